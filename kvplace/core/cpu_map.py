@@ -1,0 +1,76 @@
+"""The `cpu-map` annotation: CPU ids by socket, the view that people and foreign tools share.
+
+On a pod it lists the VM's CPUs in vCPU order, on a node the CPUs that may be given out:
+`{"socket0": ["2", "34"], "socket1": ["1"]}`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from kvplace.core.cpuset import MAX_CPU, mask_of
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.topology import Topology
+
+CPU_MAP = "cpu-map"
+_SOCKET = re.compile(r"socket(\d{1,6})", re.ASCII)
+_MAX_TEXT = 256 * 1024
+
+
+def read_cpu_map(text: str) -> dict[int, tuple[int, ...]]:
+    """Read CPU ids by socket number, ids in the order written, sockets ascending.
+
+    Raises BadAnnotation when it is no such map, names a CPU twice, or is empty.
+    """
+    if len(text) > _MAX_TEXT:
+        raise BadAnnotation(CPU_MAP, text, f"is longer than {_MAX_TEXT} characters")
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadAnnotation(CPU_MAP, text, 'is not JSON; write {"socket0": ["2", "3"]}') from None
+    if not isinstance(raw, dict):
+        raise BadAnnotation(CPU_MAP, text, 'must be an object like {"socket0": ["2", "3"]}')
+    sockets: dict[int, tuple[int, ...]] = {}
+    seen: set[int] = set()
+    for name, ids in raw.items():
+        match = _SOCKET.fullmatch(name)
+        if match is None:
+            raise BadAnnotation(CPU_MAP, text, f"key {name!r} must be socket0, socket1, ...")
+        if int(match[1]) in sockets:
+            raise BadAnnotation(CPU_MAP, text, f"names socket {int(match[1])} twice")
+        if not isinstance(ids, list):
+            raise BadAnnotation(CPU_MAP, text, f"the value of {name} must be a list of CPU ids")
+        cpus = tuple(_cpu_id(entry, name, text) for entry in ids)
+        for cpu in cpus:
+            if cpu in seen:
+                raise BadAnnotation(CPU_MAP, text, f"names CPU {cpu} twice; each CPU belongs to one place")
+            seen.add(cpu)
+        if cpus:
+            sockets[int(match[1])] = cpus
+    if not sockets:
+        raise BadAnnotation(CPU_MAP, text, "names no CPU")
+    return dict(sorted(sockets.items()))
+
+
+def read_node_cpu_map(text: str) -> dict[int, int]:
+    """Read a node's hand-written `cpu-map` as a CPU set by socket number; raises BadAnnotation."""
+    return {socket: mask_of(cpus) for socket, cpus in read_cpu_map(text).items()}
+
+
+def write_cpu_map(topology: Topology, cpus: Sequence[int]) -> str:
+    """Write the CPUs of a VM, given in vCPU order, by the number of their socket."""
+    sockets: dict[int, list[str]] = {}
+    for cpu in cpus:
+        sockets.setdefault(topology.package_of[cpu], []).append(str(cpu))
+    return json.dumps({f"socket{number}": ids for number, ids in sorted(sockets.items())}, separators=(",", ":"))
+
+
+def _cpu_id(entry: object, socket: str, text: str) -> int:
+    if isinstance(entry, bool) or not isinstance(entry, int | str):
+        raise BadAnnotation(CPU_MAP, text, f"{socket} holds {entry!r}, which is not a CPU id")
+    written = str(entry)
+    if not (written.isascii() and written.isdigit() and len(written) <= 5 and int(written) <= MAX_CPU):
+        raise BadAnnotation(CPU_MAP, text, f"{socket} holds {entry!r}, which is not a CPU id from 0 to {MAX_CPU}")
+    return int(written)

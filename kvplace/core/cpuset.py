@@ -1,0 +1,83 @@
+"""CPU sets as int bitmasks, and the Linux cpu list form of them.
+
+Bit *n* stands for the CPU (or NUMA node) that Linux numbers *n*. Plain ints are an order of
+magnitude faster than sets here, hash by value and need no wrapper in the allocator's inner loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+MAX_CPU = 16383
+"""Highest id we accept: libvirt's limit (VIR_DOMAIN_CPUMASK_LEN is 16384)."""
+
+
+def mask_of(cpus: Iterable[int]) -> int:
+    """Make a set of the given ids."""
+    mask = 0
+    for cpu in cpus:
+        mask |= 1 << cpu
+    return mask
+
+
+def cpus_of(mask: int) -> Iterator[int]:
+    """Yield the ids of a set, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def lowest(mask: int, count: int) -> int:
+    """Take the `count` lowest ids of a set; fewer when it has fewer."""
+    taken = 0
+    for _ in range(count):
+        low = mask & -mask
+        if not low:
+            break
+        taken |= low
+        mask ^= low
+    return taken
+
+
+def parse_cpu_list(text: str, *, what: str = "CPU list") -> int:
+    """Read the Linux form `0-3,8` into a set.
+
+    Blank around items and a trailing NUL or newline are tolerated (sysfs has both), and an empty
+    text is the empty set. Raises ValueError with one sentence that starts with `what`.
+    """
+    mask = 0
+    cleaned = text.replace("\0", "").strip()
+    if not cleaned:
+        return 0
+    for item in cleaned.split(","):
+        first_text, dash, last_text = item.strip().partition("-")
+        if not (first_text.isascii() and first_text.isdigit()) or (
+            dash and not (last_text.isascii() and last_text.isdigit())
+        ):
+            raise ValueError(f"{what} {_shorten(cleaned)!r}: {item.strip()!r} is neither a number nor a range like 2-5")
+        if len(first_text) > 6 or len(last_text) > 6 or int(last_text or first_text) > MAX_CPU:
+            raise ValueError(f"{what} {_shorten(cleaned)!r}: {item.strip()!r} is above the highest id {MAX_CPU}")
+        first = int(first_text)
+        last = int(last_text) if dash else first
+        if last < first:
+            raise ValueError(f"{what} {_shorten(cleaned)!r}: the range {item.strip()!r} runs backwards")
+        mask |= (1 << (last + 1)) - (1 << first)
+    return mask
+
+
+def format_cpu_list(mask: int) -> str:
+    """Write a set in the Linux form, `0-3,8`; the empty set is the empty text."""
+    parts: list[str] = []
+    while mask:
+        first = (mask & -mask).bit_length() - 1
+        run = mask >> first
+        length = (~run & (run + 1)).bit_length() - 1
+        last = first + length - 1
+        parts.append(str(first) if length == 1 else f"{first}-{last}")
+        mask = (mask >> (last + 1)) << (last + 1)
+    return ",".join(parts)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

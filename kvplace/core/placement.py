@@ -1,0 +1,231 @@
+"""The cores of one VM: what the allocator answers and what travels to the hook on the pod.
+
+`Placement` is the decision about one machine. `PodPlacement` is that decision bound to one pod and
+one node, the annotation `kvplace.io/placement`; it is written only in the Binding, and its pod UID lets
+every reader tell a placement of its own from one that was inherited, edited or left behind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+from kvplace.core.cpu_map import read_cpu_map
+from kvplace.core.cpuset import MAX_CPU, format_cpu_list, mask_of, parse_cpu_list
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.request import NumaMemory, OnFailure, Policy
+
+PLACEMENT = "kvplace.io/placement"
+VERSION = 1
+_MAX_TEXT = 256 * 1024
+
+_Word = TypeVar("_Word", bound=Enum)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The CPUs and memory that one VM gets on one machine.
+
+    `vcpus[i]` is the CPU of vCPU *i*; it is empty for policy `numa`, where every vCPU may use all of
+    `cpus`. `owned` are the CPUs that nobody else may use while the VM lives: idle siblings and
+    emulator CPUs included, nothing for the sharing policies.
+    """
+
+    policy: Policy
+    vcpus: tuple[int, ...]
+    cpus: int
+    owned: int
+    emulator_cpus: int
+    io_thread_cpus: tuple[int, ...]
+    """CPU set of each I/O thread; empty means as the emulator."""
+    numa_nodes: tuple[int, ...]
+    memory: Mapping[int, int]
+    """Bytes by NUMA node, huge pages included."""
+    huge_pages: Mapping[int, Mapping[int, int]]
+    """Pages by NUMA node, then by page size in bytes."""
+    packages: tuple[int, ...]
+    l3_groups: tuple[int, ...]
+    """Indexes into the topology's L3 groups."""
+    numa_memory: NumaMemory
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlacement:
+    """A placement as the hook and the agent read it from the pod.
+
+    `pod_uid` and `node` are empty when it was made from a bare `cpu-map` that somebody else wrote.
+    """
+
+    pod_uid: str
+    node: str
+    topology: str
+    policy: Policy
+    on_failure: OnFailure
+    vcpus: tuple[int, ...]
+    cpus: int
+    emulator_cpus: int
+    io_thread_cpus: tuple[int, ...]
+    numa_nodes: tuple[int, ...]
+    numa_memory: NumaMemory
+    memory: Mapping[int, int]
+
+    @classmethod
+    def of(
+        cls, placement: Placement, *, pod_uid: str, node: str, topology: str, on_failure: OnFailure
+    ) -> PodPlacement:
+        """Bind a decision to a pod and a node."""
+        return cls(
+            pod_uid=pod_uid,
+            node=node,
+            topology=topology,
+            policy=placement.policy,
+            on_failure=on_failure,
+            vcpus=placement.vcpus,
+            cpus=placement.cpus,
+            emulator_cpus=placement.emulator_cpus,
+            io_thread_cpus=placement.io_thread_cpus,
+            numa_nodes=placement.numa_nodes,
+            numa_memory=placement.numa_memory,
+            memory=placement.memory,
+        )
+
+    @classmethod
+    def of_cpu_map(cls, text: str, *, on_failure: OnFailure = OnFailure.WAIT) -> PodPlacement:
+        """Read a bare `cpu-map`: vCPU *i* takes the *i*-th id, everything else all of them, memory is left alone."""
+        cpus = tuple(cpu for ids in read_cpu_map(text).values() for cpu in ids)
+        return cls(
+            pod_uid="",
+            node="",
+            topology="",
+            policy=Policy.EXCLUSIVE,
+            on_failure=on_failure,
+            vcpus=cpus,
+            cpus=mask_of(cpus),
+            emulator_cpus=mask_of(cpus),
+            io_thread_cpus=(),
+            numa_nodes=(),
+            numa_memory=NumaMemory.OFF,
+            memory={},
+        )
+
+    def to_json(self) -> str:
+        """Write the annotation's one line."""
+        return json.dumps(
+            {
+                "version": VERSION,
+                "podUid": self.pod_uid,
+                "node": self.node,
+                "topology": self.topology,
+                "policy": self.policy.value,
+                "onFailure": self.on_failure.value,
+                "vcpus": list(self.vcpus),
+                "cpus": format_cpu_list(self.cpus),
+                "emulatorCpus": format_cpu_list(self.emulator_cpus),
+                "ioThreadCpus": [format_cpu_list(cpus) for cpus in self.io_thread_cpus],
+                "numaNodes": list(self.numa_nodes),
+                "numaMemory": self.numa_memory.value,
+                "memory": {str(node): count for node, count in self.memory.items()},
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> PodPlacement:
+        """Read the annotation; raises BadAnnotation that names what is wrong."""
+        reader = _Reader(text)
+        placement = cls(
+            pod_uid=reader.text("podUid"),
+            node=reader.text("node"),
+            topology=reader.text("topology", ""),
+            policy=reader.word("policy", Policy),
+            on_failure=reader.word("onFailure", OnFailure, OnFailure.WAIT),
+            vcpus=reader.ids("vcpus"),
+            cpus=reader.cpus("cpus"),
+            emulator_cpus=reader.cpus("emulatorCpus", ""),
+            io_thread_cpus=reader.cpu_sets("ioThreadCpus"),
+            numa_nodes=reader.ids("numaNodes"),
+            numa_memory=reader.word("numaMemory", NumaMemory, NumaMemory.OFF),
+            memory=reader.bytes_by_node("memory"),
+        )
+        if not placement.cpus:
+            raise reader.bad("cpus is empty; a placement names at least one CPU")
+        if len(set(placement.vcpus)) != len(placement.vcpus):
+            raise reader.bad("vcpus gives one CPU to two vCPUs")
+        if mask_of(placement.vcpus) & ~placement.cpus:
+            outside = format_cpu_list(mask_of(placement.vcpus) & ~placement.cpus)
+            raise reader.bad(f"vcpus names CPU {outside}, which cpus lacks")
+        if not placement.vcpus and placement.policy is not Policy.NUMA:
+            raise reader.bad(f"vcpus is empty, which only policy numa allows, not {placement.policy.value}")
+        return placement
+
+
+class _Reader:
+    """Reads the fields of the annotation, each with an error that names it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        if len(text) > _MAX_TEXT:
+            raise self.bad(f"is longer than {_MAX_TEXT} characters")
+        try:
+            raw = json.loads(text)
+        except (ValueError, RecursionError):
+            raise self.bad("is not JSON; only kvplace writes this annotation, remove it and let the pod be made anew") from None
+        if not isinstance(raw, dict):
+            raise self.bad("must be a JSON object")
+        self._raw: dict[str, object] = raw
+        version = raw.get("version")
+        if type(version) is not int or version != VERSION:
+            raise self.bad(f"has version {version!r}; this program reads version {VERSION}, use matching releases")
+
+    def bad(self, mend: str) -> BadAnnotation:
+        return BadAnnotation(PLACEMENT, self._text, mend)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._raw.get(key, default)
+        if not isinstance(value, str):
+            raise self.bad(f"{key} must be a text, not {value!r}")
+        return value
+
+    def word(self, key: str, kind: type[_Word], default: _Word | None = None) -> _Word:
+        value = self._raw.get(key, default.value if default is not None else None)
+        for member in kind:
+            if member.value == value:
+                return member
+        offered = ", ".join(str(member.value) for member in kind)
+        raise self.bad(f"{key} is {value!r}; it must be one of {offered}")
+
+    def cpus(self, key: str, default: str | None = None) -> int:
+        try:
+            return parse_cpu_list(self.text(key, default), what=key)
+        except ValueError as error:
+            raise self.bad(str(error)) from None
+
+    def cpu_sets(self, key: str) -> tuple[int, ...]:
+        value = self._raw.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise self.bad(f"{key} must be a list of CPU lists")
+        try:
+            return tuple(parse_cpu_list(entry, what=key) for entry in value)
+        except ValueError as error:
+            raise self.bad(str(error)) from None
+
+    def bytes_by_node(self, key: str) -> dict[int, int]:
+        value = self._raw.get(key, {})
+        if not isinstance(value, dict):
+            raise self.bad(f"{key} must be an object of bytes by NUMA node")
+        for node, count in value.items():
+            if not (node.isascii() and node.isdigit() and len(node) <= 5) or type(count) is not int or count < 0:
+                raise self.bad(f"{key} holds {node!r}: {count!r}, which is not bytes by NUMA node")
+        return {int(node): count for node, count in value.items()}
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        value = self._raw.get(key, [])
+        if not isinstance(value, list):
+            raise self.bad(f"{key} must be a list of ids")
+        for entry in value:
+            if type(entry) is not int or not 0 <= entry <= MAX_CPU:
+                raise self.bad(f"{key} holds {entry!r}, which is not an id from 0 to {MAX_CPU}")
+        return tuple(value)

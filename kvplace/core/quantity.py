@@ -1,0 +1,65 @@
+"""Kubernetes quantities of bytes and CPUs, read exactly.
+
+Follows apimachinery's resource.Quantity: binary suffixes Ki..Ei, decimal k..E, `m`, and exponents.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_SUFFIXES: dict[str, Fraction] = {
+    "": Fraction(1),
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 1000),
+    "k": Fraction(10**3),
+    "M": Fraction(10**6),
+    "G": Fraction(10**9),
+    "T": Fraction(10**12),
+    "P": Fraction(10**15),
+    "E": Fraction(10**18),
+    "Ki": Fraction(2**10),
+    "Mi": Fraction(2**20),
+    "Gi": Fraction(2**30),
+    "Ti": Fraction(2**40),
+    "Pi": Fraction(2**50),
+    "Ei": Fraction(2**60),
+}
+_FORM = re.compile(r"([+-]?)(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,2}|[numkMGTPE]i?|)", re.ASCII)
+_BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi")
+
+
+def parse_quantity(text: str | int) -> Fraction:
+    """Read a quantity such as `8Gi`, `500m`, `2` or `1e3`; raises ValueError naming the text."""
+    if isinstance(text, int):
+        return Fraction(text)
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity such as 8Gi, 512Mi, 4 or 500m")
+    sign, number, suffix = match.groups()
+    if suffix[:1] in ("e", "E") and len(suffix) > 1 and suffix != "Ei":
+        scale = Fraction(10) ** int(suffix[1:])
+    elif suffix in _SUFFIXES:
+        scale = _SUFFIXES[suffix]
+    else:
+        raise ValueError(f"{text!r} has the unknown suffix {suffix!r}; use Ki, Mi, Gi, Ti, k, M, G, T or m")
+    value = Fraction(number) * scale
+    return -value if sign == "-" else value
+
+
+def parse_bytes(text: str | int) -> int:
+    """Read a quantity as whole bytes, rounded up as Kubernetes does; raises ValueError below zero."""
+    value = parse_quantity(text)
+    if value < 0:
+        raise ValueError(f"{text!r} is negative")
+    return -(-value.numerator // value.denominator)
+
+
+def format_bytes(count: int) -> str:
+    """Write bytes with the largest binary suffix that loses nothing: 8589934592 is `8Gi`."""
+    text = str(count)
+    for power, suffix in enumerate(_BINARY, start=1):
+        if count and count % (1 << (10 * power)) == 0:
+            text = f"{count >> (10 * power)}{suffix}"
+    return text

@@ -1,0 +1,117 @@
+"""What one VM asks for, normalised: the words of the annotations as enums, the sizes as numbers.
+
+A `Request` travels from pod admission to the extender in the annotation `kvplace.io/request`, so
+that nobody after admission needs to see the VM itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+
+class Scope(Enum):
+    """Where all the CPUs of a VM must lie (`cpu-set`)."""
+
+    ONE_SOCKET = "one-socket"
+    ONE_NUMA = "one-numa"
+    ONE_L3 = "one-l3"
+    SPREAD_SOCKETS = "spread-sockets"
+    SPREAD_NUMA = "spread-numa"
+    ANY = "any"
+
+
+class Policy(Enum):
+    """What others may do with the CPUs of a VM (`kvplace.io/cpu-policy`)."""
+
+    EXCLUSIVE = "exclusive"
+    SHARE = "share"
+    NUMA = "numa"
+    IMMOVABLE = "immovable"
+    NONE = "none"
+
+
+class Smt(Enum):
+    """How vCPUs sit on cores (`kvplace.io/smt`)."""
+
+    PREFER = "prefer"
+    REQUIRE = "require"
+    ISOLATE = "isolate"
+
+
+class EmulatorThreads(Enum):
+    """Where QEMU's own threads run (`kvplace.io/emulator-threads`)."""
+
+    SHARED = "shared"
+    ISOLATE = "isolate"
+    WITH_VCPUS = "with-vcpus"
+
+
+class NumaMemory(Enum):
+    """How the VM's memory is bound to NUMA nodes (`kvplace.io/numa-memory`)."""
+
+    PREFERRED = "preferred"
+    STRICT = "strict"
+    INTERLEAVE = "interleave"
+    OFF = "off"
+
+
+class GuestNuma(Enum):
+    """Whether the guest sees the host's NUMA cells (`kvplace.io/guest-numa`)."""
+
+    OFF = "off"
+    MIRROR = "mirror"
+
+
+class OnFailure(Enum):
+    """What becomes of a VM that cannot be placed (`kvplace.io/on-failure`)."""
+
+    WAIT = "wait"
+    FLOAT = "float"
+
+
+MAX_VCPUS = 4096
+"""Most vCPUs that a request may name; QEMU's own limit is below."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One VM's wish for one placement; every field but `vcpus` has the user's default."""
+
+    vcpus: int
+    scope: Scope = Scope.ONE_SOCKET
+    policy: Policy = Policy.EXCLUSIVE
+    smt: Smt = Smt.PREFER
+    emulator_threads: EmulatorThreads = EmulatorThreads.SHARED
+    numa_memory: NumaMemory = NumaMemory.PREFERRED
+    guest_numa: GuestNuma = GuestNuma.OFF
+    on_failure: OnFailure = OnFailure.WAIT
+    memory: int = 0
+    """Bytes of guest memory; 0 when unknown."""
+    huge_pages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Pages by page size in bytes; their bytes are part of `memory`."""
+    io_threads: int = 0
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Everything that decides a placement, hashable: equal keys get equal answers."""
+        return (
+            self.vcpus,
+            self.scope,
+            self.policy,
+            self.smt,
+            self.emulator_threads,
+            self.numa_memory,
+            self.memory,
+            tuple(sorted(self.huge_pages.items())),
+        )
+
+    @property
+    def owns_cpus(self) -> bool:
+        """Whether the VM owns its CPUs alone."""
+        return self.policy is Policy.EXCLUSIVE

@@ -1,0 +1,173 @@
+"""What one machine is made of, as sets of CPUs.
+
+Packages, NUMA nodes, L3 groups and cores are each a set of CPUs; nothing is derived from id
+arithmetic, and the levels need not nest (a NUMA node may span packages, a package may span nodes).
+A level that the machine does not report collapses to the next coarser one before it gets here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.errors import BadTopology
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One socket, with the number that Linux gives it."""
+
+    id: int
+    cpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """One NUMA node; without CPUs when it is only memory, without memory when it is only CPUs."""
+
+    id: int
+    cpus: int
+    memory: int
+    """Bytes in all, huge pages included."""
+    huge_pages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Pages by page size in bytes."""
+    distances: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """SLIT distance to other nodes by their id; what the machine does not say is absent."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A machine, checked: every CPU has one package, one NUMA node, one L3 group and one core.
+
+    `reserved` CPUs are never given out exclusively; they are the floor of the shared pool.
+    """
+
+    packages: tuple[Package, ...]
+    numa_nodes: tuple[NumaNode, ...]
+    l3_groups: tuple[int, ...]
+    cores: tuple[int, ...]
+    reserved: int = 0
+    isolated: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise BadTopology, naming the level and the CPUs, when a level is no partition."""
+        if not self.cores:
+            raise BadTopology("the machine has no cores: give at least one core with its CPUs")
+        everything = self.cpus
+        for level, sets in (
+            ("cores", self.cores),
+            ("l3Groups", self.l3_groups),
+            ("numaNodes", tuple(node.cpus for node in self.numa_nodes)),
+            ("packages", tuple(package.cpus for package in self.packages)),
+        ):
+            _check_partition(level, sets, everything)
+        for name, ids in (
+            ("numaNodes", [node.id for node in self.numa_nodes]),
+            ("packages", [package.id for package in self.packages]),
+        ):
+            if len(set(ids)) != len(ids):
+                raise BadTopology(f"{name} has the same id twice: {sorted(ids)}")
+        for name, mask in (("reserved", self.reserved), ("isolated", self.isolated)):
+            if mask & ~everything:
+                raise BadTopology(
+                    f"{name} names CPUs that the machine does not have: {format_cpu_list(mask & ~everything)}"
+                )
+
+    @cached_property
+    def cpus(self) -> int:
+        """All CPUs of the machine."""
+        union = 0
+        for core in self.cores:
+            union |= core
+        return union
+
+    @cached_property
+    def allocatable(self) -> int:
+        """The CPUs that may be given out: all but the reserved ones."""
+        return self.cpus & ~self.reserved
+
+    @cached_property
+    def core_of(self) -> Mapping[int, int]:
+        """The sibling set of each CPU, by CPU id."""
+        return {cpu: core for core in self.cores for cpu in cpus_of(core)}
+
+    @cached_property
+    def package_of(self) -> Mapping[int, int]:
+        """The number of the package of each CPU, by CPU id."""
+        return {cpu: package.id for package in self.packages for cpu in cpus_of(package.cpus)}
+
+    @cached_property
+    def node_by_id(self) -> Mapping[int, NumaNode]:
+        """NUMA nodes by their id."""
+        return {node.id: node for node in self.numa_nodes}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short name of everything that matters for placing: equal machines have equal ones."""
+        canonical = json.dumps(
+            [
+                [[p.id, f"{p.cpus:x}"] for p in self.packages],
+                [
+                    [n.id, f"{n.cpus:x}", n.memory, sorted(n.huge_pages.items()), sorted(n.distances.items())]
+                    for n in self.numa_nodes
+                ],
+                [f"{mask:x}" for mask in self.l3_groups],
+                [f"{mask:x}" for mask in self.cores],
+                f"{self.reserved:x}",
+                f"{self.isolated:x}",
+            ],
+            separators=(",", ":"),
+        )
+        return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def nodes_of(self, cpus: int) -> tuple[int, ...]:
+        """The ids of the NUMA nodes that a set of CPUs touches, in the machine's order."""
+        return tuple(node.id for node in self.numa_nodes if node.cpus & cpus)
+
+    def packages_of(self, cpus: int) -> tuple[int, ...]:
+        """The numbers of the packages that a set of CPUs touches, in the machine's order."""
+        return tuple(package.id for package in self.packages if package.cpus & cpus)
+
+    def distance(self, first: int, second: int) -> int:
+        """The larger of the two directions' distances between NUMA nodes; 10 to itself, 20 when unknown."""
+        if first == second:
+            return self.node_by_id[first].distances.get(first, 10)
+        there = self.node_by_id[first].distances.get(second, 0)
+        back = self.node_by_id[second].distances.get(first, 0)
+        return max(there, back) or 20
+
+
+def _check_partition(level: str, sets: tuple[int, ...], everything: int) -> None:
+    seen = 0
+    for cpus in sets:
+        if cpus & seen:
+            raise BadTopology(f"{level} lists CPU {format_cpu_list(cpus & seen)} more than once")
+        seen |= cpus
+    if seen != everything:
+        missing, foreign = everything & ~seen, seen & ~everything
+        if missing:
+            raise BadTopology(f"{level} leaves out CPU {format_cpu_list(missing)}, which cores lists")
+        raise BadTopology(f"{level} lists CPU {format_cpu_list(foreign)}, which no core has")
+
+
+def topology_of_cpu_map(sockets: Mapping[int, int]) -> Topology:
+    """Make the topology of a node that only has a hand-written `cpu-map`.
+
+    Each socket counts as one NUMA node and one L3 group, each CPU as a core (design section 2); memory
+    is unknown and therefore not counted.
+    """
+    ordered = sorted((number, cpus) for number, cpus in sockets.items() if cpus)
+    return Topology(
+        packages=tuple(Package(number, cpus) for number, cpus in ordered),
+        numa_nodes=tuple(NumaNode(number, cpus, memory=0) for number, cpus in ordered),
+        l3_groups=tuple(cpus for _, cpus in ordered),
+        cores=tuple(1 << cpu for _, cpus in ordered for cpu in cpus_of(cpus)),
+    )
