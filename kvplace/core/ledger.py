@@ -1,0 +1,213 @@
+"""Who holds what on one node: the values of a NodeLedger and the rules for changing it.
+
+A CPU's owner may go from nobody to A and from A to nobody, never from A to B. The API server runs the
+same rule on every write (manifests/crd); here it is applied before writing, so that a mistake is found
+where it was made, and by the in-memory cluster, so that tests and the demo obey it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
+from kvplace.core.errors import Conflict, Corrupt
+from kvplace.core.quantity import format_bytes, parse_bytes
+from kvplace.core.request import Policy
+
+
+class OwnershipConflict(Conflict):
+    """A write would hand a CPU from one owner to another."""
+
+
+class ClaimState(Enum):
+    """How far a claim has come: stored, or stored and its pod seen bound with it."""
+
+    CLAIMED = "claimed"
+    BOUND = "bound"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one pod holds on the node; keyed by pod UID, never by VMI (a migration has two pods)."""
+
+    uid: str
+    namespace: str
+    pod: str
+    vmi: str
+    """Name of the VMI, empty for a plain pod."""
+    policy: Policy
+    state: ClaimState
+    cpus: int
+    """CPUs the pod's threads may use by name; shared ones included."""
+    owned: int
+    """CPUs that nobody else may use; a subset of the ledger's owners."""
+    memory: Mapping[int, int]
+    huge_pages: Mapping[int, Mapping[int, int]]
+    since: str
+    """When it was claimed, RFC 3339."""
+
+
+@dataclass(frozen=True)
+class LedgerChange:
+    """Claims to add or update and pods to release, in one write."""
+
+    claims: tuple[Claim, ...] = ()
+    releases: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.claims or self.releases)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The ledger of one node; a value, changed by `after`."""
+
+    owners: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+    claims: Mapping[str, Claim] = field(default_factory=lambda: MappingProxyType({}))
+
+    @cached_property
+    def owned(self) -> int:
+        """All CPUs that have an owner."""
+        return mask_of(self.owners)
+
+    @cached_property
+    def shared_use(self) -> Mapping[int, int]:
+        """How many sharing claims name each CPU, by CPU id; unused CPUs are absent."""
+        uses: dict[int, int] = {}
+        for claim in self.claims.values():
+            for cpu in cpus_of(claim.cpus & ~claim.owned):
+                uses[cpu] = uses.get(cpu, 0) + 1
+        return uses
+
+    @cached_property
+    def memory(self) -> Mapping[int, int]:
+        """Bytes claimed by NUMA node."""
+        total: dict[int, int] = {}
+        for claim in self.claims.values():
+            for node, count in claim.memory.items():
+                total[node] = total.get(node, 0) + count
+        return total
+
+    @cached_property
+    def huge_pages(self) -> Mapping[tuple[int, int], int]:
+        """Huge pages claimed by (NUMA node, page size in bytes)."""
+        total: dict[tuple[int, int], int] = {}
+        for claim in self.claims.values():
+            for node, pages in claim.huge_pages.items():
+                for size, count in pages.items():
+                    total[node, size] = total.get((node, size), 0) + count
+        return total
+
+    def after(self, change: LedgerChange) -> Ledger:
+        """Apply a change; raises OwnershipConflict, naming CPU and both pods, and changes nothing then.
+
+        Releases do not make room for claims of the same change: the API server compares with the
+        stored owners, so a core that changes hands needs two writes.
+        """
+        owners = dict(self.owners)
+        claims = dict(self.claims)
+        for uid in change.releases:
+            claims.pop(uid, None)
+            owners = {cpu: owner for cpu, owner in owners.items() if owner != uid}
+        for claim in change.claims:
+            for cpu in cpus_of(claim.owned):
+                before = self.owners.get(cpu, claim.uid)
+                now = owners.get(cpu, claim.uid)
+                holder = before if before != claim.uid else now
+                if holder != claim.uid:
+                    raise OwnershipConflict(
+                        f"CPU {cpu} belongs to pod {holder} and must be released before pod {claim.uid} can own it"
+                    )
+            for cpu in [cpu for cpu, owner in owners.items() if owner == claim.uid]:
+                del owners[cpu]
+            owners |= dict.fromkeys(cpus_of(claim.owned), claim.uid)
+            claims[claim.uid] = claim
+        return Ledger(owners, claims)
+
+    def check(self) -> None:
+        """Raise Corrupt, naming the CPUs, when owners and claims do not tell the same story."""
+        for uid, claim in self.claims.items():
+            held = mask_of(cpu for cpu, owner in self.owners.items() if owner == uid)
+            if held != claim.owned:
+                raise Corrupt(
+                    f"pod {uid} claims CPUs {format_cpu_list(claim.owned)!r} but owns {format_cpu_list(held)!r}"
+                )
+        strangers = {owner for owner in self.owners.values() if owner not in self.claims}
+        if strangers:
+            raise Corrupt(f"CPUs are owned by pods without a claim: {', '.join(sorted(strangers))}")
+
+
+def merge_patch(ledger: Ledger, change: LedgerChange) -> dict[str, Any]:
+    """Write a change as the JSON merge patch of a NodeLedger's spec, touching only what changes."""
+    owners: dict[str, str | None] = {}
+    claims: dict[str, dict[str, Any] | None] = {}
+    leaving = set(change.releases)
+    for cpu, owner in ledger.owners.items():
+        if owner in leaving:
+            owners[str(cpu)] = None
+    for uid in change.releases:
+        if uid in ledger.claims:
+            claims[uid] = None
+    for claim in change.claims:
+        owners |= {str(cpu): None for cpu, owner in ledger.owners.items() if owner == claim.uid}
+        owners |= {str(cpu): claim.uid for cpu in cpus_of(claim.owned)}
+        claims[claim.uid] = claim_document(claim)
+    return {"owners": owners, "claims": claims}
+
+
+def claim_document(claim: Claim) -> dict[str, Any]:
+    """Write a claim as it stands under `spec.claims` of a NodeLedger."""
+    return {
+        "namespace": claim.namespace,
+        "pod": claim.pod,
+        "vmi": claim.vmi,
+        "policy": claim.policy.value,
+        "state": claim.state.value,
+        "cpus": format_cpu_list(claim.cpus),
+        "owned": format_cpu_list(claim.owned),
+        "memory": {str(node): count for node, count in claim.memory.items()},
+        "hugePages": {
+            str(node): {format_bytes(size): count for size, count in pages.items()}
+            for node, pages in claim.huge_pages.items()
+        },
+        "since": claim.since,
+    }
+
+
+def read_ledger(spec: Mapping[str, Any]) -> Ledger:
+    """Read a NodeLedger's spec; raises Corrupt, naming the claim, on content that its schema forbids."""
+    try:
+        owners = {int(cpu): str(owner) for cpu, owner in (spec.get("owners") or {}).items()}
+        claims = {uid: _read_claim(uid, raw) for uid, raw in (spec.get("claims") or {}).items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Corrupt(f"a ledger cannot be read: {error!r}") from error
+    return Ledger(owners, claims)
+
+
+def confirmed(claim: Claim) -> Claim:
+    """The same claim, its pod seen bound with it."""
+    return replace(claim, state=ClaimState.BOUND)
+
+
+def _read_claim(uid: str, raw: Mapping[str, Any]) -> Claim:
+    return Claim(
+        uid=uid,
+        namespace=raw["namespace"],
+        pod=raw["pod"],
+        vmi=raw.get("vmi", ""),
+        policy=Policy(raw["policy"]),
+        state=ClaimState(raw["state"]),
+        cpus=parse_cpu_list(raw.get("cpus", "")),
+        owned=parse_cpu_list(raw.get("owned", "")),
+        memory={int(node): int(count) for node, count in (raw.get("memory") or {}).items()},
+        huge_pages={
+            int(node): {parse_bytes(size): int(count) for size, count in pages.items()}
+            for node, pages in (raw.get("hugePages") or {}).items()
+        },
+        since=raw.get("since", ""),
+    )
