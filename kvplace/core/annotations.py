@@ -1,0 +1,179 @@
+"""The annotations a VM asks with, in every spelling, read into one `Wish`.
+
+Precedence is kvplace.io, then the bare `cpu-set`, then topology.crane.io, then qos.gocrane.io; since two
+spellings that contradict each other are refused, it only decides in which spelling we answer.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.placement import PLACEMENT
+from kvplace.core.request import (
+    EmulatorThreads,
+    GuestNuma,
+    NumaMemory,
+    OnFailure,
+    Policy,
+    Scope,
+    Smt,
+)
+
+PREFIX = "kvplace.io/"
+CPU_SET = "cpu-set"
+KVPLACE_CPU_SET = "kvplace.io/cpu-set"
+CPU_POLICY = "kvplace.io/cpu-policy"
+SMT = "kvplace.io/smt"
+EMULATOR_THREADS = "kvplace.io/emulator-threads"
+NUMA_MEMORY = "kvplace.io/numa-memory"
+GUEST_NUMA = "kvplace.io/guest-numa"
+ON_FAILURE = "kvplace.io/on-failure"
+EXPLAIN = "kvplace.io/explain"
+CRANE_POLICY = "topology.crane.io/cpu-policy"
+CRANE_AWARENESS = "topology.crane.io/topology-awareness"
+CRANE_MANAGER = "qos.gocrane.io/cpu-manager"
+
+REQUEST = "kvplace.io/request"
+EXPLANATION = "kvplace.io/explanation"
+CRANE_RESULT = "topology.crane.io/topology-result"
+
+ASKING = (
+    KVPLACE_CPU_SET,
+    CPU_POLICY,
+    SMT,
+    EMULATOR_THREADS,
+    NUMA_MEMORY,
+    GUEST_NUMA,
+    ON_FAILURE,
+    EXPLAIN,
+    CPU_SET,
+    CRANE_POLICY,
+    CRANE_AWARENESS,
+    CRANE_MANAGER,
+)
+"""Keys by which a VM asks; one that carries none of them is not touched."""
+
+RESULTS = (CPU_MAP, PLACEMENT, REQUEST, EXPLANATION, CRANE_RESULT)
+"""Keys that only kvplace writes, and only on pods."""
+
+
+class Spelling(Enum):
+    """Whose words the user wrote, and so in whose words the result is also given."""
+
+    KVPLACE = "kvplace"
+    BARE = "bare"
+    CRANE = "crane"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the annotations say; the sizes come from the VM itself."""
+
+    scope: Scope = Scope.ONE_SOCKET
+    policy: Policy = Policy.EXCLUSIVE
+    smt: Smt = Smt.PREFER
+    emulator_threads: EmulatorThreads = EmulatorThreads.SHARED
+    numa_memory: NumaMemory = NumaMemory.PREFERRED
+    guest_numa: GuestNuma = GuestNuma.OFF
+    on_failure: OnFailure = OnFailure.WAIT
+    explain: bool = False
+    spelling: Spelling = Spelling.KVPLACE
+
+
+def read_wish(annotations: Mapping[str, str]) -> Wish | None:
+    """Read what a VM asks for; None when it asks for nothing and is not to be touched.
+
+    Raises BadAnnotation for an unknown value, an unknown `kvplace.io/` key, or two spellings that
+    contradict each other (both are named).
+    """
+    _refuse_unknown_keys(annotations)
+    if not any(key in annotations for key in ASKING):
+        return None
+    scope = _one_of_spellings(
+        annotations, {KVPLACE_CPU_SET: _words(Scope), CPU_SET: _words(Scope), CRANE_AWARENESS: _AWARENESS}
+    )
+    policy = _one_of_spellings(
+        annotations, {CPU_POLICY: _words(Policy), CRANE_POLICY: _CRANE_POLICIES, CRANE_MANAGER: _CRANE_MANAGERS}
+    )
+    only_declines = all(key == CRANE_AWARENESS for key in ASKING if key in annotations) and scope is None
+    if only_declines:
+        return None
+    return Wish(
+        scope=scope or Scope.ONE_SOCKET,
+        policy=policy or Policy.EXCLUSIVE,
+        smt=_word(annotations, SMT, Smt, Smt.PREFER),
+        emulator_threads=_word(annotations, EMULATOR_THREADS, EmulatorThreads, EmulatorThreads.SHARED),
+        numa_memory=_word(annotations, NUMA_MEMORY, NumaMemory, NumaMemory.PREFERRED),
+        guest_numa=_word(annotations, GUEST_NUMA, GuestNuma, GuestNuma.OFF),
+        on_failure=_word(annotations, ON_FAILURE, OnFailure, OnFailure.WAIT),
+        explain=_lookup(annotations, EXPLAIN, {"true": True, "false": False}) or False,
+        spelling=_spelling(annotations),
+    )
+
+
+_Word = TypeVar("_Word", bound=Enum)
+_Value = TypeVar("_Value")
+
+_AWARENESS: dict[str, Scope | None] = {"true": Scope.ONE_NUMA, "false": None}
+_CRANE_POLICIES: dict[str, Policy | None] = {
+    word: Policy(word) for word in ("none", "exclusive", "numa", "immovable")
+}
+_CRANE_MANAGERS: dict[str, Policy | None] = {word: Policy(word) for word in ("none", "exclusive", "share")}
+
+
+def _words(kind: type[_Word]) -> dict[str, _Word | None]:
+    return {member.value: member for member in kind}
+
+
+def _word(annotations: Mapping[str, str], key: str, kind: type[_Word], default: _Word) -> _Word:
+    return _lookup(annotations, key, {member.value: member for member in kind}) or default
+
+
+def _lookup(annotations: Mapping[str, str], key: str, words: Mapping[str, _Value]) -> _Value | None:
+    value = annotations.get(key)
+    if value is None:
+        return None
+    if value not in words:
+        near = difflib.get_close_matches(value, words, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise BadAnnotation(key, value, f"must be one of {', '.join(words)}{hint}")
+    return words[value]
+
+
+def _one_of_spellings(
+    annotations: Mapping[str, str], spellings: Mapping[str, Mapping[str, _Value | None]]
+) -> _Value | None:
+    chosen: tuple[str, _Value] | None = None
+    for key, words in spellings.items():
+        value = _lookup(annotations, key, words)
+        if value is None:
+            continue
+        if chosen is not None and chosen[1] != value:
+            raise BadAnnotation(
+                key,
+                annotations[key],
+                f"contradicts {chosen[0]}: {annotations[chosen[0]]!r}; keep one of the two, or make them agree",
+            )
+        chosen = chosen or (key, value)
+    return chosen[1] if chosen else None
+
+
+def _spelling(annotations: Mapping[str, str]) -> Spelling:
+    if any(key.startswith(PREFIX) for key in ASKING if key in annotations):
+        return Spelling.KVPLACE
+    return Spelling.BARE if CPU_SET in annotations else Spelling.CRANE
+
+
+def _refuse_unknown_keys(annotations: Mapping[str, str]) -> None:
+    known = {key for key in (*ASKING, *RESULTS) if key.startswith(PREFIX)}
+    for key, value in annotations.items():
+        if key.startswith(PREFIX) and key not in known:
+            near = difflib.get_close_matches(key, sorted(known), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(k for k in ASKING if k in known)}"
+            raise BadAnnotation(key, value, f"is no annotation of kvplace; {hint}")
