@@ -22,7 +22,6 @@ class Section(StrEnum):
     TESTS = "tests"
     LINT = "lint"
     AGENT = "agent"
-    GO = "go"
     DEV = "dev"
 
 
@@ -32,7 +31,6 @@ _SELECTIONS: dict[Section, tuple[str, ...]] = {
     Section.TESTS: ("--group", "tests"),
     Section.LINT: ("--group", "lint"),
     Section.AGENT: ("--extra", "agent"),
-    Section.GO: ("--group", "go"),
     Section.DEV: ("--group", "dev"),
 }
 _HEAD = """\
@@ -71,7 +69,10 @@ class Constraints:
 
 
 def write(project: Path, uv: Path, *, upgrade: bool) -> None:
-    """Resolves pyproject.toml and writes constraints.txt; without `upgrade` it keeps every pin that still fits."""
+    """Resolves pyproject.toml and writes constraints.txt.
+
+    Without `upgrade` every pin is kept that still fits; one that no longer does is an error that names it.
+    """
     target = project / "constraints.txt"
     everything = tuple(word for selection in _SELECTIONS.values() for word in selection)
     keep = () if upgrade or not target.exists() else ("--constraints", str(target))

@@ -1,0 +1,6 @@
+# Everything is done by ./make, which needs no GNU make.
+TARGETS := demo test lint bench cluster constraints clean help
+.PHONY: $(TARGETS)
+.DEFAULT_GOAL := help
+$(TARGETS):
+	@./make $@ $(ARGS)

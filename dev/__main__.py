@@ -1,0 +1,159 @@
+"""The targets of ./make: what a person types on a machine where nothing has been prepared."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from dev import requirements, system_packages
+from dev.environment import Environment
+from dev.requirements import Section
+from dev.step import StepFailed, run, say, show
+
+PROJECT = Path(__file__).resolve().parent.parent
+VENV = Environment(PROJECT)
+RUNTIME = (Section.RUNTIME, Section.BUILD)
+CHECKS = (*RUNTIME, Section.TESTS, Section.LINT)
+
+
+def demo(arguments: list[str]) -> int:
+    """Shows what kvplace does on captured machines: no root, no cluster."""
+    VENV.ensure(RUNTIME)
+    return show([VENV.bin / "kvplace", "demo", *arguments], cwd=PROJECT)
+
+
+def test(arguments: list[str]) -> int:
+    """Runs every check and test after setting up all they need; arguments go to pytest."""
+    _prepare_tests()
+    _build_servers()
+    failed = _failed_checks()
+    if failed:
+        say(f"FAILED: {', '.join(failed)} (see above); the tests run all the same")
+    tests = show([VENV.python, "-m", "pytest", *arguments], cwd=PROJECT, environment=_environment())
+    return tests or (1 if failed else 0)
+
+
+def lint(arguments: list[str]) -> int:
+    """Checks style, types and layers; `./make lint --fix` mends what can be mended."""
+    VENV.ensure(CHECKS)
+    if "--fix" in arguments:
+        show([VENV.bin / "ruff", "check", "--fix"], cwd=PROJECT)
+        show([VENV.bin / "ruff", "format"], cwd=PROJECT)
+    return 1 if _failed_checks() else 0
+
+
+def bench(arguments: list[str]) -> int:
+    """Measures what the documentation claims; a name runs one benchmark only."""
+    _prepare_tests()
+    scripts = sorted((PROJECT / "benchmarks").glob("[!_]*.py"))
+    chosen = [path for path in scripts if not arguments or path.stem in arguments]
+    if not chosen:
+        known = ", ".join(path.stem for path in scripts) or "none yet"
+        raise StepFailed(f"no such benchmark: {' '.join(arguments) or '(any)'}; known: {known}")
+    codes = [
+        show([VENV.python, "-m", f"benchmarks.{path.stem}"], cwd=PROJECT, environment=_environment())
+        for path in chosen
+    ]
+    return max(codes)
+
+
+def cluster(arguments: list[str]) -> int:
+    """Starts a real API server and scheduler on this machine, to try kvplace by hand."""
+    VENV.ensure(CHECKS)
+    _build_servers()
+    command = [str(VENV.python), "-m", "tests.control_plane.cluster", *arguments]
+    return show(command, cwd=PROJECT, environment=_environment())
+
+
+def constraints(arguments: list[str]) -> int:
+    """Writes constraints.txt anew from pyproject.toml; `--upgrade` takes the newest versions that fit."""
+    VENV.ensure((*RUNTIME, Section.DEV))
+    requirements.write(PROJECT, VENV.bin / "uv", upgrade="--upgrade" in arguments)
+    say("wrote constraints.txt")
+    return 0
+
+
+def clean(_arguments: list[str]) -> int:
+    """Removes everything that these targets made inside the project."""
+    for name in (
+        ".venv",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".import_linter_cache",
+        ".hypothesis",
+    ):
+        shutil.rmtree(PROJECT / name, ignore_errors=True)
+    for folder in [path for path in PROJECT.rglob("__pycache__") if path.is_dir()]:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+TARGETS: dict[str, Callable[[list[str]], int]] = {
+    "demo": demo,
+    "test": test,
+    "lint": lint,
+    "bench": bench,
+    "cluster": cluster,
+    "constraints": constraints,
+    "clean": clean,
+}
+
+
+def main(words: list[str]) -> int:
+    """Runs the target that the first word names."""
+    name, arguments = (words[0], words[1:]) if words else ("help", [])
+    if name in {"help", "-h", "--help"}:
+        for target, function in TARGETS.items():
+            print(f"./make {target:<12} {(function.__doc__ or '').strip().splitlines()[0]}")
+        return 0
+    if name not in TARGETS:
+        print(f"kvplace: no target {name!r}; there are: {', '.join(TARGETS)}", file=sys.stderr)
+        return 2
+    try:
+        return TARGETS[name](arguments)
+    except StepFailed as failed:
+        print(f"kvplace: {failed}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _prepare_tests() -> None:
+    real = system_packages.ensure({**system_packages.COMPILER, **system_packages.python_headers()})
+    system_packages.ensure(system_packages.REAL_MACHINES)
+    VENV.ensure((*CHECKS, Section.AGENT) if real else CHECKS)
+
+
+def _build_servers() -> None:
+    # Its own words are worth seeing: a cold build takes minutes.
+    say("building the API server, the scheduler and KubeVirt's callers (minutes when cold, then kept)")
+    code = show([VENV.python, "-m", "tests.control_plane.build"], cwd=PROJECT, environment=_environment())
+    if code != 0:
+        raise StepFailed("the servers that the tests run against could not be built; see above")
+
+
+def _failed_checks() -> list[str]:
+    steps: dict[str, list[str | Path]] = {
+        "ruff check": [VENV.bin / "ruff", "check", "--quiet"],
+        "ruff format": [VENV.bin / "ruff", "format", "--check", "--quiet"],
+        "mypy": [VENV.bin / "mypy", "--no-error-summary"],
+        "lint-imports": [VENV.bin / "lint-imports", "--no-logo"],
+    }
+    failed = []
+    for name, command in steps.items():
+        try:
+            run(name, command, cwd=PROJECT)
+        except StepFailed as reason:
+            print(reason, file=sys.stderr)
+            failed.append(name)
+    return failed
+
+
+def _environment() -> dict[str, str]:
+    return {"PATH": f"{VENV.bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

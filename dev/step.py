@@ -1,0 +1,61 @@
+"""Runs one command of a longer job: quiet when it works, everything it said when it does not."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+class StepFailed(Exception):
+    """A step of the set-up did not work; the message is for the person who typed the command."""
+
+
+def say(sentence: str) -> None:
+    """Tells the person what happens now."""
+    print(f"kvplace: {sentence}", file=sys.stderr, flush=True)
+
+
+def in_ci() -> bool:
+    """Whether nothing may be skipped, since nobody would read why."""
+    return os.environ.get("CI", "").lower() in {"1", "true", "yes"}
+
+
+def run(
+    what: str,
+    command: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Runs a command and shows its output only when it fails."""
+    say(what)
+    started = time.monotonic()
+    finished = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=None if environment is None else {**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if finished.returncode != 0:
+        shown = " ".join(str(word) for word in command)
+        raise StepFailed(f"{what}: exit code {finished.returncode} from `{shown}`\n{finished.stdout.strip()}")
+    if (seconds := time.monotonic() - started) >= 5:
+        say(f"  done in {seconds:.0f} s")
+
+
+def show(command: Sequence[str | Path], *, cwd: Path, environment: Mapping[str, str] | None = None) -> int:
+    """Runs a command whose output is what the person wants to see, and gives its exit code."""
+    sys.stdout.flush()
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=None if environment is None else {**os.environ, **environment},
+        check=False,
+    ).returncode

@@ -1,0 +1,91 @@
+"""The Debian packages that the tests need, each with its reason, installed where that is allowed.
+
+Runs apt-get as root, or through sudo when it asks no password. Where neither is there the tests say
+themselves what they skip and why; under CI that is an error instead.
+"""
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+from dev.step import StepFailed, in_ci, run, say
+
+# libvirt-python is built on the machine: without the compiler and headers there is no wheel to take.
+COMPILER = {
+    "gcc": "builds libvirt-python",
+    "libc6-dev": "the C library's headers",
+    "libvirt-dev": "libvirt's headers",
+    "pkg-config": "finds them",
+}
+REAL_MACHINES = {
+    "libvirt-daemon": "the libvirtd that the session tests start as KubeVirt does",
+    "libvirt-daemon-driver-qemu": "its driver",
+    "qemu-system-x86": "the QEMU whose threads are read back",
+    "seabios": "what a guest starts with",
+}
+FOUND_BY_COMMAND = {"gcc": "gcc", "pkg-config": "pkg-config"}
+
+
+def ensure(packages: dict[str, str]) -> bool:
+    """Installs what is missing, and says whether everything is there now."""
+    missing = [name for name in packages if not _installed(name)]
+    if not missing:
+        return True
+    if shutil.which("apt-get") is None:
+        return _without(missing, "this is not Debian: there is no apt-get")
+    prefix = _as_root()
+    if prefix is None:
+        return _without(missing, "neither root nor sudo without a password")
+    quiet = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
+    environment = [f"{key}={value}" for key, value in quiet.items()]
+    apt = [*prefix, "env", *environment, "apt-get", "-q", "-o", "DPkg::Lock::Timeout=300"]
+    run("reading Debian's package lists", [*apt, "update"])
+    # No services are wanted, only programs: policy-rc.d is not touched, the tests start their own daemons.
+    run(
+        f"installing Debian packages: {' '.join(missing)}",
+        [*apt, "install", "-y", "--no-install-recommends", *missing],
+    )
+    return True
+
+
+def python_headers() -> dict[str, str]:
+    """Names the package with Python.h when this Python is Debian's own and came without it."""
+    if (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return {}
+    return {f"python{sysconfig.get_python_version()}-dev": "Python's headers"}
+
+
+def _installed(name: str) -> bool:
+    if (command := FOUND_BY_COMMAND.get(name)) and shutil.which(command):
+        return True
+    if shutil.which("dpkg-query") is None:
+        return False
+    answer = subprocess.run(
+        ["dpkg-query", "-W", "-f=${db:Status-Status}", name],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    return answer.stdout.strip() == "installed"
+
+
+def _as_root() -> list[str] | None:
+    if os.geteuid() == 0:
+        return []
+    if (
+        shutil.which("sudo")
+        and subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
+    ):
+        return ["sudo", "-n"]
+    return None
+
+
+def _without(missing: list[str], why: str) -> bool:
+    sentence = f"missing here and not installable ({why}): {' '.join(missing)}"
+    if in_ci():
+        raise StepFailed(sentence)
+    say(f"{sentence}; the tests that need them will be skipped")
+    return False
