@@ -1,0 +1,109 @@
+"""Scripted faults for the in-memory cluster: what an API server does on a bad day, on demand.
+
+A fault names an operation and which of its coming calls it hits. It may strike before the call took
+effect or after (the answer is lost, which is what a timeout looks like), or hold the call at that point
+until the test lets it go. Nothing here sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Operation(Enum):
+    """The calls that a fault can hit."""
+
+    BIND = "bind"
+    READ_POD = "read_pod"
+    READ_VMI = "read_vmi"
+    READ_LEDGER = "read_ledger"
+    CREATE_LEDGER = "create_ledger"
+    WRITE_LEDGER = "write_ledger"
+    DELETE_LEDGER = "delete_ledger"
+    RECORD_EVENT = "record_event"
+    ANNOTATE_NODE = "annotate_node"
+
+
+class Moment(Enum):
+    """When a fault strikes: before the call took effect, or after it and before its answer."""
+
+    BEFORE = "before"
+    AFTER = "after"
+
+
+@dataclass
+class Hold:
+    """A call that waits: `reached` is set when it arrives, `release()` lets it go on."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def release(self) -> None:
+        self.released.set()
+
+
+@dataclass
+class _Fault:
+    operation: Operation
+    moment: Moment
+    countdown: int
+    error: BaseException | None
+    hold: Hold | None
+
+
+class FaultScript:
+    """The faults to come, each of which strikes once."""
+
+    def __init__(self) -> None:
+        self._faults: list[_Fault] = []
+
+    @property
+    def pending(self) -> int:
+        """How many faults have not struck yet."""
+        return len(self._faults)
+
+    def fail(
+        self,
+        operation: Operation,
+        error: BaseException,
+        *,
+        nth: int = 1,
+        moment: Moment = Moment.BEFORE,
+        times: int = 1,
+    ) -> None:
+        """Make the `nth` coming call (and the `times - 1` after it) end in an error."""
+        for offset in range(times):
+            self._faults.append(_Fault(operation, moment, nth + offset, error, None))
+
+    def hold(self, operation: Operation, *, nth: int = 1, moment: Moment = Moment.BEFORE) -> Hold:
+        """Make the `nth` coming call wait until the answered Hold is released."""
+        hold = Hold()
+        self._faults.append(_Fault(operation, moment, nth, None, hold))
+        return hold
+
+    async def before(self, operation: Operation) -> list[_Fault]:
+        """Let a call begin: strike what strikes before its effect, answer what is left for after it."""
+        due = []
+        for fault in [fault for fault in self._faults if fault.operation is operation]:
+            fault.countdown -= 1
+            if fault.countdown == 0:
+                self._faults.remove(fault)
+                due.append(fault)
+        await _strike([fault for fault in due if fault.moment is Moment.BEFORE])
+        return [fault for fault in due if fault.moment is Moment.AFTER]
+
+    async def after(self, due: list[_Fault]) -> None:
+        """Strike what `before` left, now that the call took effect."""
+        await _strike(due)
+
+
+async def _strike(faults: list[_Fault]) -> None:
+    for fault in faults:
+        if fault.hold is not None:
+            fault.hold.reached.set()
+            await fault.hold.released.wait()
+    for fault in faults:
+        if fault.error is not None:
+            raise fault.error

@@ -1,0 +1,104 @@
+"""What kvplace keeps of a Kubernetes object: small frozen values with only the fields that rooms read.
+
+A full virt-launcher pod is 18 KB of JSON and a thousand Python objects; a cache of records is what makes
+five thousand pods cheap. Texts of annotations stay texts here: who needs their meaning reads it with
+core, and gets core's errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvplace.core.ledger import Ledger
+from kvplace.core.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecord:
+    """A pod that asked for cores; keyed by UID, so a pod made anew under the same name is another one."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str = ""
+    """Name of the node it is bound to; empty while unbound."""
+    phase: str = "Pending"
+    deleting: bool = False
+    scheduler_name: str = ""
+    request: str = ""
+    """Text of the annotation kvplace.io/request."""
+    placement: str = ""
+    """Text of the annotation kvplace.io/placement."""
+    cpu_map: str = ""
+    """Text of the annotation cpu-map."""
+    vmi: str = ""
+    """Name of the owning VirtualMachineInstance; empty for a plain pod."""
+    compute_terminated: bool = False
+    """Whether the container `compute`, the one with QEMU, has ended."""
+    unschedulable: bool = False
+    """Whether the scheduler has said that it finds no node (condition PodScheduled is False)."""
+    resource_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node of the cluster."""
+
+    name: str
+    uid: str
+    unschedulable: bool = False
+    cpu_map: str = ""
+    """Text of the annotation cpu-map, written by the agent or by hand."""
+    resource_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyRecord:
+    """A NodeTopology: the machine behind a node, or why its document cannot be read."""
+
+    node: str
+    topology: Topology | None
+    problem: str = ""
+    resource_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRecord:
+    """A NodeLedger as it was at one resource version.
+
+    When `problem` is not empty the stored content cannot be read and `ledger` says nothing about the
+    node: place nothing there.
+    """
+
+    node: str
+    ledger: Ledger
+    resource_version: str
+    uid: str = ""
+    problem: str = ""
+
+
+class EventType(Enum):
+    """How an event is shown by `kubectl describe`."""
+
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """One thing worth telling the owner of an object (events.k8s.io/v1)."""
+
+    namespace: str
+    """Namespace of the object; empty for a node."""
+    kind: str
+    """Kind of the object: Pod, Node or VirtualMachineInstance."""
+    name: str
+    uid: str
+    type: EventType
+    reason: str
+    """One CamelCase word for machines."""
+    action: str
+    """What was done or tried, one CamelCase word."""
+    note: str
+    """One sentence for people; cut at 1024 characters, the API server's limit."""

@@ -1,0 +1,104 @@
+"""A synced cache of one kind: the records of a watch by key, with a call for every difference.
+
+Readers see the state of one moment: a list that replaces another one is collected aside and swapped in at
+once on InitDone, and subscribers are told the differences, the vanished included, in one go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from kvplace.kube.cluster import Apply, Cluster, Delete, Init, InitApply, InitDone, Kind, WatchEvent
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
+
+
+class Store(Generic[K, R]):
+    """The records of one kind, kept up to date by `run`."""
+
+    def __init__(self, kind: Kind[K, R]) -> None:
+        self.kind = kind
+        self._records: dict[K, R] = {}
+        self._incoming: dict[K, R] | None = None
+        self._subscribers: list[Callable[[R | None, R | None], None]] = []
+        self._synced = asyncio.Event()
+
+    @property
+    def records(self) -> Mapping[K, R]:
+        """The records of this moment, by key; a view that changes only between awaits."""
+        return MappingProxyType(self._records)
+
+    @property
+    def has_synced(self) -> bool:
+        """Whether a complete list has been seen once."""
+        return self._synced.is_set()
+
+    async def wait_until_synced(self) -> None:
+        await self._synced.wait()
+
+    def get(self, key: K) -> R | None:
+        return self._records.get(key)
+
+    def subscribe(self, callback: Callable[[R | None, R | None], None]) -> None:
+        """Call back with (old, new) for every difference, in order; what is there already comes at once.
+
+        None stands for a record that was not there before, or is not there any more. The store shows
+        the new state by then. A callback that raises is logged and does not stop the others.
+        """
+        self._subscribers.append(callback)
+        for record in list(self._records.values()):
+            self._call(callback, None, record)
+
+    async def run(self, cluster: Cluster) -> None:
+        """Follow the cluster until cancelled or until it is closed."""
+        async for event in cluster.watch(self.kind):
+            self.apply(event)
+
+    def apply(self, event: WatchEvent[R]) -> None:
+        """Take in one event of a watch."""
+        match event:
+            case Init():
+                self._incoming = {}
+            case InitApply(record):
+                if self._incoming is not None:
+                    self._incoming[self.kind.key(record)] = record
+            case InitDone():
+                self._swap()
+            case Apply(record):
+                key = self.kind.key(record)
+                old = self._records.get(key)
+                self._records[key] = record
+                self._tell(old, record)
+            case Delete(record):
+                old = self._records.pop(self.kind.key(record), None)
+                if old is not None:
+                    self._tell(old, None)
+
+    def _swap(self) -> None:
+        before, self._records = self._records, self._incoming or {}
+        self._incoming = None
+        for key, old in before.items():
+            if key not in self._records:
+                self._tell(old, None)
+        for key, record in list(self._records.items()):
+            known = before.get(key)
+            if known != record:
+                self._tell(known, record)
+        self._synced.set()
+
+    def _tell(self, old: R | None, new: R | None) -> None:
+        for callback in self._subscribers:
+            self._call(callback, old, new)
+
+    def _call(self, callback: Callable[[R | None, R | None], None], old: R | None, new: R | None) -> None:
+        try:
+            callback(old, new)
+        except Exception:
+            _log.exception("a subscriber of %s failed; its view may be stale", self.kind.name)

@@ -1,0 +1,1 @@
+"""Contracts and faults of the Kubernetes room."""
