@@ -1,0 +1,235 @@
+"""The control plane itself: what other tests take for granted about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.control_plane.cluster import (
+    STRATEGIC_MERGE_PATCH,
+    ControlPlane,
+    KubectlFailed,
+    RequestRefused,
+)
+from tests.control_plane.watching import watch_one_object
+
+
+def plain_pod(name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name},
+        "spec": {"containers": [{"name": "main", "image": "example.test/plain"}], **spec},
+    }
+
+
+@pytest.fixture
+def node(control_plane: ControlPlane) -> Iterator[str]:
+    """Create a node that nobody plays kubelet for."""
+    name = f"bare-{secrets.token_hex(4)}"
+    room = {"cpu": "8", "memory": "16Gi", "pods": "110"}
+    control_plane.request(
+        "POST",
+        "/api/v1/nodes",
+        {"metadata": {"name": name}, "status": {"capacity": room, "allocatable": room}},
+    )
+    yield name
+    control_plane.request("DELETE", f"/api/v1/nodes/{name}")
+
+
+def test_it_says_its_real_version_and_that_it_is_ready(control_plane: ControlPlane) -> None:
+    assert control_plane.request("GET", "/version")["gitVersion"] == "v1.36.3"
+    assert control_plane.fetch_text(control_plane.url, "/readyz") == "ok"
+
+
+def test_nobody_is_anonymous(control_plane: ControlPlane) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        control_plane.request("GET", "/api/v1/namespaces", token="not-a-token")
+    assert refused.value.status == 401
+
+
+def test_a_service_account_without_a_binding_is_refused_and_one_with_a_binding_is_not(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    control_plane.create_service_account(namespace, "reader")
+    token = control_plane.service_account_token(namespace, "reader")
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+
+    with pytest.raises(
+        RequestRefused, match=f"system:serviceaccount:{namespace}:reader.* cannot list"
+    ) as refused:
+        control_plane.request("GET", pods, token=token)
+    assert refused.value.status == 403
+
+    control_plane.kubectl("-n", namespace, "create", "role", "reader", "--verb=list", "--resource=pods")
+    control_plane.kubectl(
+        *("-n", namespace, "create", "rolebinding", "reader"),
+        *("--role=reader", f"--serviceaccount={namespace}:reader"),
+    )
+    assert control_plane.request("GET", pods, token=token)["items"] == []
+
+
+def test_a_service_accounts_kubeconfig_carries_its_own_rights(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    kubeconfig = control_plane.service_account_kubeconfig(namespace, "default")
+    answer = control_plane.kubectl("auth", "whoami", "-o", "json", kubeconfig=kubeconfig)
+    assert (
+        json.loads(answer)["status"]["userInfo"]["username"] == f"system:serviceaccount:{namespace}:default"
+    )
+    with pytest.raises(KubectlFailed, match="forbidden"):
+        control_plane.kubectl("get", "nodes", kubeconfig=kubeconfig)
+
+
+def test_kubectl_applies_a_kustomization(control_plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text(
+        f"namespace: {namespace}\nconfigMapGenerator:\n- name: colours\n  literals: [sky=blue]\n"
+        "generatorOptions: {disableNameSuffixHash: true}\n"
+    )
+    assert "sky: blue" in control_plane.kubectl("kustomize", str(tmp_path))
+    control_plane.kubectl("apply", "-k", str(tmp_path))
+    assert control_plane.request("GET", f"/api/v1/namespaces/{namespace}/configmaps/colours")["data"] == {
+        "sky": "blue"
+    }
+
+
+def test_a_removed_namespace_is_gone_with_all_that_was_in_it(control_plane: ControlPlane, node: str) -> None:
+    name = control_plane.create_namespace(f"gone-{secrets.token_hex(4)}")
+    pods = f"/api/v1/namespaces/{name}/pods"
+    bound = plain_pod("bound", nodeName=node)
+    bound["metadata"]["finalizers"] = ["tests.kvplace.io/never-lifted"]
+    control_plane.request("POST", pods, bound)
+    control_plane.request("POST", pods, plain_pod("pending"))
+
+    control_plane.remove_namespace(name)
+
+    with pytest.raises(RequestRefused) as refused:
+        control_plane.request("GET", f"/api/v1/namespaces/{name}")
+    assert refused.value.status == 404
+
+
+def test_a_binding_with_annotations_lands_node_and_annotations_in_one_write(
+    control_plane: ControlPlane, namespace: str, node: str
+) -> None:
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    pod = control_plane.request("POST", path, plain_pod("atomic"))
+    with watch_one_object(control_plane, path, "atomic", pod["metadata"]["resourceVersion"]) as events:
+        control_plane.request(
+            "POST",
+            f"{path}/atomic/binding",
+            {
+                "metadata": {
+                    "name": "atomic",
+                    "uid": pod["metadata"]["uid"],
+                    "annotations": {"cpu-map": '{"socket0":["2","3"]}'},
+                },
+                "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+            },
+        )
+        # The label is the end mark: whatever the binding wrote comes before it in the same stream.
+        control_plane.request(
+            "PATCH",
+            f"{path}/atomic",
+            {"metadata": {"labels": {"seen": "yes"}}},
+            content_type=STRATEGIC_MERGE_PATCH,
+        )
+        before_mark = []
+        for event in events:
+            if "seen" in event["object"]["metadata"].get("labels", {}):
+                break
+            before_mark.append(event)
+
+    (bound,) = before_mark
+    assert bound["type"] == "MODIFIED"
+    assert bound["object"]["spec"]["nodeName"] == node
+    assert bound["object"]["metadata"]["annotations"]["cpu-map"] == '{"socket0":["2","3"]}'
+
+
+def test_a_scheduler_binds_pods_of_its_name_only(
+    control_plane: ControlPlane, namespace: str, node: str
+) -> None:
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    schedulers = [
+        control_plane.add_scheduler({"profiles": [{"schedulerName": name}]}) for name in ("first", "second")
+    ]
+    for name in ("first", "second", "nobody"):
+        control_plane.request("POST", path, plain_pod(name, schedulerName=name, nodeSelector={}))
+    for name in ("first", "second"):
+        with watch_one_object(control_plane, path, name, "0") as events:
+            bound = next(event["object"] for event in events if event["object"]["spec"].get("nodeName"))
+        assert bound["spec"]["nodeName"] == node
+    assert "nodeName" not in control_plane.request("GET", f"{path}/nobody")["spec"]
+    for scheduler in schedulers:
+        assert "scheduler_schedule_attempts_total" in scheduler.metrics()
+        scheduler.stop()
+
+
+def test_an_extender_is_asked_by_the_scheduler_that_names_it(
+    control_plane: ControlPlane, namespace: str, node: str
+) -> None:
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    with socket.socket() as nobody_listens:
+        nobody_listens.bind(("127.0.0.1", 0))
+        scheduler = control_plane.add_scheduler(
+            {
+                "profiles": [{"schedulerName": "extended"}],
+                "extenders": [
+                    {
+                        "urlPrefix": f"http://127.0.0.1:{nobody_listens.getsockname()[1]}",
+                        "filterVerb": "filter",
+                        "nodeCacheCapable": True,
+                    }
+                ],
+            }
+        )
+        control_plane.request("POST", path, plain_pod("asked", schedulerName="extended"))
+        with watch_one_object(control_plane, path, "asked", "0") as events:
+            condition = next(
+                condition
+                for event in events
+                for condition in event["object"].get("status", {}).get("conditions", [])
+            )
+        scheduler.stop()
+    assert condition["reason"] == "SchedulerError"
+    assert "connection refused" in condition["message"]
+
+
+STARTER = """
+import os, sys
+from tests.control_plane.cluster import ControlPlane
+plane = ControlPlane(controller_manager=True)
+plane.add_scheduler()
+print(plane.folder, *(server.pid for server in plane.servers), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.usefixtures("control_plane")  # builds the programs, and skips where that cannot be
+def test_nothing_outlives_a_starter_that_is_killed() -> None:
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdin is not None
+    assert starter.stdout is not None
+    with starter.stdin, starter.stdout:
+        folder, *pids = starter.stdout.readline().split()
+        servers = [os.pidfd_open(int(pid)) for pid in pids]
+        assert len(servers) == 4
+        assert Path(folder).is_dir()
+        starter.send_signal(signal.SIGKILL)
+        starter.wait()
+    for server in servers:
+        # A pidfd turns readable when its process has ended.
+        ended, _, _ = select.select([server], [], [], 60)
+        os.close(server)
+        assert ended, "a server outlived its starter"
+    assert not Path(folder).exists()
