@@ -128,6 +128,26 @@ class Topology:
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 
+    @cached_property
+    def _cores_in(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
+    @cached_property
+    def _l3_in(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
+    def cores_in(self, cpus: int) -> tuple[int, ...]:
+        """The parts of cores that lie in a set of CPUs; remembered, so meant for sets of this machine's own levels."""
+        if cpus not in self._cores_in:
+            self._cores_in[cpus] = tuple(core & cpus for core in self.cores if core & cpus)
+        return self._cores_in[cpus]
+
+    def l3_in(self, cpus: int) -> tuple[int, ...]:
+        """The parts of L3 groups that lie in a set of CPUs; remembered as `cores_in` is."""
+        if cpus not in self._l3_in:
+            self._l3_in[cpus] = tuple(l3 & cpus for l3 in self.l3_groups if l3 & cpus)
+        return self._l3_in[cpus]
+
     def nodes_of(self, cpus: int) -> tuple[int, ...]:
         """The ids of the NUMA nodes that a set of CPUs touches, in the machine's order."""
         return tuple(node.id for node in self.numa_nodes if node.cpus & cpus)

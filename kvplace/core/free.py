@@ -1,0 +1,85 @@
+"""What is left on one machine: its topology less what the ledger says is claimed.
+
+`Free` is hashable and holds nothing else, so that an answer found for one (machine, free, request)
+serves every node in the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kvplace.core.cpuset import cpus_of
+from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """CPUs, memory and huge pages that a new VM may take."""
+
+    cpus: int
+    """CPUs that nobody owns and nobody names: an exclusive VM may take them."""
+    pool: int
+    """CPUs that nobody owns: a sharing VM may name them. A superset of `cpus`."""
+    uses: tuple[tuple[int, int], ...] = ()
+    """How many sharing VMs name each CPU of the pool, ascending by CPU; unnamed ones are absent."""
+    memory: tuple[tuple[int, int], ...] = ()
+    """Bytes by NUMA node; empty when the machine does not say how much it has."""
+    huge_pages: tuple[tuple[int, int, int], ...] = ()
+    """(NUMA node, page size in bytes, pages)."""
+
+    @property
+    def memory_by_node(self) -> Mapping[int, int]:
+        """Free bytes by NUMA node."""
+        return dict(self.memory)
+
+    @property
+    def pages_by_node(self) -> Mapping[tuple[int, int], int]:
+        """Free pages by (NUMA node, page size)."""
+        return {(node, size): count for node, size, count in self.huge_pages}
+
+
+def free_of(topology: Topology, ledger: Ledger, holds: Iterable[Claim] = (), *, only: int | None = None) -> Free:
+    """Say what is left on a machine after the ledger's claims and the tentative `holds`.
+
+    A hold whose pod already has a claim counts once. `only` restricts the CPUs further, for instance
+    to the node's own `cpu-map`.
+    """
+    owned = ledger.owned
+    uses = dict(ledger.shared_use)
+    memory = dict(ledger.memory)
+    pages = dict(ledger.huge_pages)
+    for hold in holds:
+        if hold.uid in ledger.claims:
+            continue
+        owned |= hold.owned
+        for cpu in cpus_of(hold.cpus & ~hold.owned):
+            uses[cpu] = uses.get(cpu, 0) + 1
+        for node, count in hold.memory.items():
+            memory[node] = memory.get(node, 0) + count
+        for node, sizes in hold.huge_pages.items():
+            for size, count in sizes.items():
+                pages[node, size] = pages.get((node, size), 0) + count
+    allocatable = topology.allocatable if only is None else topology.allocatable & only
+    pool = allocatable & ~owned
+    named = 0
+    for cpu in uses:
+        named |= 1 << cpu
+    return Free(
+        cpus=pool & ~named,
+        pool=pool,
+        uses=tuple(sorted((cpu, count) for cpu, count in uses.items() if pool >> cpu & 1)),
+        memory=tuple((node.id, node.memory - _pages_bytes(node.huge_pages) - memory.get(node.id, 0)) for node in topology.numa_nodes)
+        if any(node.memory for node in topology.numa_nodes)
+        else (),
+        huge_pages=tuple(
+            (node.id, size, count - pages.get((node.id, size), 0))
+            for node in topology.numa_nodes
+            for size, count in sorted(node.huge_pages.items())
+        ),
+    )
+
+
+def _pages_bytes(huge_pages: Mapping[int, int]) -> int:
+    return sum(size * count for size, count in huge_pages.items())

@@ -1,0 +1,36 @@
+"""Why a VM does not fit a machine, with the shortfall in numbers.
+
+All reasons stand here, one sentence each. `never` tells what no departing VM can mend from what may
+fit later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Reason(Enum):
+    """The first constraint that failed."""
+
+    NO_SOCKET_FITS = "NoSocketFits"
+    NO_NUMA_NODE_FITS = "NoNumaNodeFits"
+    NO_L3_FITS = "NoL3Fits"
+    NO_NODE_FITS = "NotEnoughCpus"
+    NOT_ENOUGH_CORES = "NotEnoughWholeCores"
+    NOT_ENOUGH_MEMORY = "NotEnoughMemory"
+    NOT_ENOUGH_HUGE_PAGES = "NotEnoughHugePages"
+    NO_TOPOLOGY = "NoTopology"
+    NOT_OFFERED = "NotOffered"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No, and why: a sentence for people, the numbers for programs."""
+
+    reason: Reason
+    message: str
+    shortfall: Mapping[str, int | str]
+    never: bool
+    """Whether it would not fit either if the machine were empty."""
