@@ -1,1 +1,1 @@
-"""Tests of kvplace; each folder holds those of one part, `control_plane` the cluster they share."""
+"""The promises of kvplace, each with a test that breaks when it is broken."""

@@ -1,0 +1,29 @@
+"""What every test shares: the fixtures of the real servers, and no skipping where nobody would see it."""
+
+import os
+from collections.abc import Generator
+
+import hypothesis
+import pytest
+
+pytest_plugins = [
+    "tests.control_plane.fixtures",
+    "tests.libvirt_session.fixtures",
+]
+
+# A slow machine is no failure: nothing here is judged by the clock.
+hypothesis.settings.register_profile("kvplace", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("kvplace")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turns a skipped test into a failed one under CI: there it means that the set-up is broken."""
+    report = yield
+    if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} must not be skipped under CI: {reason}"
+    return report
