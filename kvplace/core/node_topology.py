@@ -1,0 +1,25 @@
+"""The NodeTopology object: the machine behind a node as it stands in the cluster and on stdout.
+
+`kvplace topology -o json` prints exactly what `kubectl get nodetopology -o json` would, so that either
+can be given to every command that takes a machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplace.core.topology import Topology
+from kvplace.core.topology_document import topology_document
+
+API_VERSION = "kvplace.io/v1alpha1"
+KIND = "NodeTopology"
+
+
+def node_topology(name: str, topology: Topology) -> dict[str, Any]:
+    """Write a machine as the NodeTopology of the node of that name."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name},
+        "spec": topology_document(topology),
+    }

@@ -1,0 +1,250 @@
+"""Well-known server types as Linux reports them, each in the few numbers that decide its topology.
+
+`machines/*.json` holds the same machines written out CPU by CPU; a test keeps the two equal, and
+another one asserts facts of single CPUs that were taken from real machines and not from this code.
+
+Where the facts come from, and what is easily got wrong:
+
+* CPU numbers: firmware lists the first threads of all cores before the second ones, so the sibling of
+  CPU c is c + (number of cores of the machine). Sockets follow each other, except that Dell's default
+  ("round robin") deals cores out to the sockets in turn: all even CPUs on socket 0.
+* L3: on EPYC one per core complex: four cores on Zen 2, up to eight on Zen 3 and 4, where smaller
+  models have fewer cores per complex, not fewer complexes (9354: eight of four cores, 256 MB). On Xeon
+  one per socket, and sub-NUMA clustering does not change what sysfs says (the kernel's resctrl code
+  finds out about it by an L3 with more CPUs than a NUMA node).
+* Ampere's system level cache is in no firmware table: Linux knows no L3 there, so the NUMA node stands
+  in for it.
+* Memory is what is left of the DIMMs after Linux's page map, 64 bytes for every 4 KiB page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kvplace.core.cpuset import mask_of
+from kvplace.core.topology import NumaNode, Package, Topology
+
+GIB = 1 << 30
+
+
+class Numbering(Enum):
+    """In which order firmware lists the cores."""
+
+    SOCKET_BY_SOCKET = "socket by socket"
+    ROUND_ROBIN = "round robin"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerType:
+    """One server model with its firmware settings, in the numbers of its data sheet."""
+
+    name: str
+    title: str
+    """What an operator calls it."""
+    sockets: int
+    cores: int
+    """Cores per socket."""
+    threads: int
+    nodes: int
+    """NUMA nodes per socket."""
+    l3_cores: int
+    """Cores that share an L3."""
+    far: int
+    """Distance between NUMA nodes of different sockets."""
+    dimms: int
+    """GiB of memory per socket."""
+    near: int = 12
+    """Distance between NUMA nodes of one socket."""
+    numbering: Numbering = Numbering.SOCKET_BY_SOCKET
+    huge_pages: tuple[tuple[int, int], ...] = ()
+    """Pages set aside per NUMA node, as (page size in bytes, count)."""
+
+
+SERVER_TYPES: tuple[ServerType, ...] = (
+    ServerType(
+        "epyc-7502p",
+        "1x AMD EPYC 7502P, NPS1",
+        sockets=1,
+        cores=32,
+        threads=2,
+        nodes=1,
+        l3_cores=4,
+        far=32,
+        dimms=256,
+    ),
+    ServerType(
+        "epyc-9654p",
+        "1x AMD EPYC 9654P, NPS1",
+        sockets=1,
+        cores=96,
+        threads=2,
+        nodes=1,
+        l3_cores=8,
+        far=32,
+        dimms=768,
+    ),
+    ServerType(
+        "altra-max-m128-30",
+        "1x Ampere Altra Max M128-30, monolithic",
+        sockets=1,
+        cores=128,
+        threads=1,
+        nodes=1,
+        l3_cores=128,
+        far=20,
+        dimms=512,
+    ),
+    ServerType(
+        "2x-epyc-7763-nps4",
+        "2x AMD EPYC 7763, NPS4",
+        sockets=2,
+        cores=64,
+        threads=2,
+        nodes=4,
+        l3_cores=8,
+        far=32,
+        dimms=512,
+    ),
+    ServerType(
+        "2x-epyc-9354",
+        "2x AMD EPYC 9354, NPS1",
+        sockets=2,
+        cores=32,
+        threads=2,
+        nodes=1,
+        l3_cores=4,
+        far=32,
+        dimms=384,
+        huge_pages=((2 << 20, 32768),),
+    ),
+    ServerType(
+        "2x-epyc-9354-nps2",
+        "2x AMD EPYC 9354, NPS2",
+        sockets=2,
+        cores=32,
+        threads=2,
+        nodes=2,
+        l3_cores=4,
+        far=32,
+        dimms=384,
+    ),
+    ServerType(
+        "2x-xeon-6338",
+        "2x Intel Xeon Gold 6338 (Dell, CPUs dealt round robin)",
+        sockets=2,
+        cores=32,
+        threads=2,
+        nodes=1,
+        l3_cores=32,
+        far=20,
+        dimms=256,
+        numbering=Numbering.ROUND_ROBIN,
+        huge_pages=((GIB, 128),),
+    ),
+    ServerType(
+        "2x-xeon-8480plus",
+        "2x Intel Xeon Platinum 8480+, SNC off",
+        sockets=2,
+        cores=56,
+        threads=2,
+        nodes=1,
+        l3_cores=56,
+        far=21,
+        dimms=512,
+        huge_pages=((GIB, 192),),
+    ),
+    ServerType(
+        "2x-xeon-8480plus-snc4",
+        "2x Intel Xeon Platinum 8480+, SNC4",
+        sockets=2,
+        cores=56,
+        threads=2,
+        nodes=4,
+        l3_cores=56,
+        far=21,
+        dimms=512,
+        huge_pages=((GIB, 64),),
+    ),
+    ServerType(
+        "4x-xeon-8280",
+        "4x Intel Xeon Platinum 8280",
+        sockets=4,
+        cores=28,
+        threads=2,
+        nodes=1,
+        l3_cores=28,
+        far=21,
+        dimms=384,
+    ),
+)
+
+
+def topology_of(server: ServerType) -> Topology:
+    """Write a server type out CPU by CPU.
+
+    The first core of every NUMA node is reserved for the host, and at least two of every socket: each
+    VM finds CPUs for QEMU's own threads near its memory.
+    """
+    nodes: list[NumaNode] = []
+    packages: list[Package] = []
+    l3_groups: list[int] = []
+    cores: dict[int, int] = {}
+    reserved = 0
+    for socket in range(server.sockets):
+        own = [_siblings(server, socket, core) for core in range(server.cores)]
+        cores |= {_first_cpu(server, socket, core): siblings for core, siblings in enumerate(own)}
+        packages.append(Package(socket, _union(own)))
+        l3_groups += [_union(part) for part in _parts(own, server.l3_cores)]
+        for part in _parts(own, server.cores // server.nodes):
+            nodes.append(_numa_node(server, len(nodes), _union(part)))
+            reserved |= _union(part[: max(1, 2 // server.nodes)])
+    return Topology(
+        packages=tuple(packages),
+        numa_nodes=tuple(nodes),
+        l3_groups=tuple(l3_groups),
+        cores=tuple(cores[first] for first in sorted(cores)),
+        reserved=reserved,
+    )
+
+
+def _first_cpu(server: ServerType, socket: int, core: int) -> int:
+    match server.numbering:
+        case Numbering.SOCKET_BY_SOCKET:
+            return socket * server.cores + core
+        case Numbering.ROUND_ROBIN:
+            return core * server.sockets + socket
+
+
+def _siblings(server: ServerType, socket: int, core: int) -> int:
+    first = _first_cpu(server, socket, core)
+    return mask_of(first + thread * server.sockets * server.cores for thread in range(server.threads))
+
+
+def _numa_node(server: ServerType, number: int, cpus: int) -> NumaNode:
+    distances = {
+        other: 10
+        if other == number
+        else server.near
+        if other // server.nodes == number // server.nodes
+        else server.far
+        for other in range(server.sockets * server.nodes)
+    }
+    return NumaNode(
+        id=number,
+        cpus=cpus,
+        memory=server.dimms * GIB // server.nodes // 64 * 63,
+        huge_pages=dict(server.huge_pages),
+        distances=distances,
+    )
+
+
+def _parts(cores: list[int], size: int) -> list[list[int]]:
+    return [cores[start : start + size] for start in range(0, len(cores), size)]
+
+
+def _union(masks: list[int]) -> int:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union

@@ -1,0 +1,1 @@
+"""Machines, virtual machines and the demo that come with kvplace."""
