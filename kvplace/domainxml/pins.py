@@ -1,0 +1,77 @@
+"""`<cputune>`: which CPUs each vCPU, the emulator and each I/O thread may use.
+
+Pins are replaced, never added to, because KubeVirt hands the document back two or three times per boot.
+Shares, quotas, schedulers and cache allocations beside them belong to somebody else and stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lxml import etree
+
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.errors import BadDomainXml
+from kvplace.core.placement import PodPlacement
+from kvplace.domainxml.threads import Vcpus
+from kvplace.domainxml.whitespace import add_to_root, align, remove
+
+_PINS = ("vcpupin", "emulatorpin", "iothreadpin")
+
+
+def pin_threads(
+    root: etree._Element, placement: PodPlacement, vcpus: Vcpus, io_threads: tuple[int, ...]
+) -> None:
+    """Replace every pin; raises BadDomainXml when the placement has fewer CPUs than vCPUs are enabled."""
+    pins = [*_vcpu_pins(placement, vcpus), *_emulator_pin(placement), *_io_thread_pins(placement, io_threads)]
+    sections = root.findall("cputune")
+    if sections:
+        cputune = sections[0]
+    else:
+        cputune = etree.Element("cputune")
+        behind = root.find("vcpus")
+        add_to_root(root, cputune, after=behind if behind is not None else root.find("vcpu"))
+    old = [child for child in cputune if child.tag in _PINS]
+    place = cputune.index(old[0]) if old else len(cputune)
+    for stale in old + [child for section in sections[1:] for child in section if child.tag in _PINS]:
+        remove(stale)
+    cputune[place:place] = pins
+    align(root, cputune)
+
+
+def cpus_of_vcpu(placement: PodPlacement, vcpu: int) -> int:
+    """The CPUs that one vCPU may use: its own, or all of the VM's when none was chosen for it.
+
+    A vCPU that is plugged in later has no CPU of its own; the whole set keeps it inside the VM's cores
+    from its first instruction, since libvirt applies the pin of the definition when the thread starts.
+    """
+    return 1 << placement.vcpus[vcpu] if vcpu < len(placement.vcpus) else placement.cpus
+
+
+def _vcpu_pins(placement: PodPlacement, vcpus: Vcpus) -> Iterator[etree._Element]:
+    if placement.vcpus and vcpus.enabled[-1] >= len(placement.vcpus):
+        raise BadDomainXml(
+            f"the domain starts with {len(vcpus.enabled)} vCPUs (highest id {vcpus.enabled[-1]}) but the "
+            f"placement has CPUs for {len(placement.vcpus)}; the VM changed after it was placed: restart it"
+        )
+    for vcpu in sorted(vcpus.enabled + vcpus.pluggable):
+        yield _element("vcpupin", vcpu=str(vcpu), cpuset=format_cpu_list(cpus_of_vcpu(placement, vcpu)))
+
+
+def _emulator_pin(placement: PodPlacement) -> Iterator[etree._Element]:
+    if placement.emulator_cpus:
+        yield _element("emulatorpin", cpuset=format_cpu_list(placement.emulator_cpus))
+
+
+def _io_thread_pins(placement: PodPlacement, io_threads: tuple[int, ...]) -> Iterator[etree._Element]:
+    choices = placement.io_thread_cpus or (placement.emulator_cpus,)
+    for order, number in enumerate(io_threads):
+        if cpus := choices[order % len(choices)]:
+            yield _element("iothreadpin", iothread=str(number), cpuset=format_cpu_list(cpus))
+
+
+def _element(name: str, **attributes: str) -> etree._Element:
+    element = etree.Element(name)
+    for key, value in attributes.items():
+        element.set(key, value)
+    return element

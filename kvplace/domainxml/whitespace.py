@@ -1,0 +1,59 @@
+"""Adding and removing elements so that the document still looks as if its author had done it."""
+
+from __future__ import annotations
+
+from lxml import etree
+
+
+def indentation_of(root: etree._Element) -> str | None:
+    """The white space by which the children of the root are indented; None when there are no line breaks."""
+    before_first = root.text or ""
+    if before_first.strip() or "\n" not in before_first:
+        return None
+    return before_first.rpartition("\n")[2] or None
+
+
+def remove(element: etree._Element) -> None:
+    """Take an element out of its parent, without the text that follows it."""
+    parent = element.getparent()
+    if parent is None:
+        return
+    if element.tail and element.tail.strip():
+        before = element.getprevious()
+        if before is None:
+            parent.text = (parent.text or "") + element.tail
+        else:
+            before.tail = (before.tail or "") + element.tail
+    parent.remove(element)
+
+
+def remove_child_of_root(element: etree._Element) -> None:
+    """Take a child of the root out, together with its line."""
+    before, parent = element.getprevious(), element.getparent()
+    last = element.getnext() is None
+    tail = element.tail
+    remove(element)
+    if last and before is not None and not (before.tail or "").strip():
+        before.tail = tail
+    elif last and before is None and parent is not None and not len(parent):
+        parent.text = tail
+
+
+def add_to_root(root: etree._Element, element: etree._Element, *, after: etree._Element | None) -> None:
+    """Put an element behind `after`, or at the end, on a line of its own where the document has lines."""
+    indentation = indentation_of(root)
+    anchor = after if after is not None else (root[-1] if len(root) else None)
+    if anchor is None:
+        root.append(element)
+        return
+    tail = anchor.tail
+    anchor.addnext(element)
+    element.tail = tail
+    anchor.tail = None if indentation is None else f"\n{indentation}"
+
+
+def align(root: etree._Element, element: etree._Element) -> None:
+    """Indent the content of a child of the root as the root's own children are."""
+    indentation = indentation_of(root)
+    if indentation is not None and len(element):
+        etree.indent(element, space=indentation, level=1)

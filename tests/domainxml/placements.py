@@ -1,0 +1,57 @@
+"""Placements for tests, by hand and by hypothesis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from kvplace.core.cpuset import mask_of
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import NumaMemory, OnFailure, Policy
+
+FOUR_VCPUS = PodPlacement(
+    pod_uid="0b1e",
+    node="worker-1",
+    topology="",
+    policy=Policy.EXCLUSIVE,
+    on_failure=OnFailure.WAIT,
+    vcpus=(2, 34, 3, 35),
+    cpus=mask_of((2, 34, 3, 35)),
+    emulator_cpus=mask_of((0, 1, 32, 33)),
+    io_thread_cpus=(),
+    numa_nodes=(0,),
+    numa_memory=NumaMemory.PREFERRED,
+    memory={0: 8 << 30},
+)
+WHOLE_NODE = replace(FOUR_VCPUS, policy=Policy.NUMA, vcpus=(), cpus=mask_of(range(16)))
+MANY_VCPUS = replace(
+    FOUR_VCPUS,
+    vcpus=tuple(range(64)),
+    cpus=mask_of(range(64)),
+    io_thread_cpus=(1, 2),
+    numa_memory=NumaMemory.OFF,
+)
+
+cpu_sets = st.sets(st.integers(0, 300), min_size=1, max_size=12).map(mask_of)
+
+
+@st.composite
+def placements(draw: st.DrawFn, least_vcpus: int = 1) -> PodPlacement:
+    """Any valid placement with CPUs for at least so many vCPUs."""
+    shared = draw(st.booleans())
+    vcpus = draw(st.lists(st.integers(0, 500), min_size=least_vcpus, max_size=least_vcpus + 6, unique=True))
+    return PodPlacement(
+        pod_uid="0b1e",
+        node="worker-1",
+        topology="",
+        policy=Policy.NUMA if shared else draw(st.sampled_from([Policy.EXCLUSIVE, Policy.SHARE])),
+        on_failure=OnFailure.WAIT,
+        vcpus=() if shared else tuple(vcpus),
+        cpus=mask_of(vcpus) | draw(cpu_sets),
+        emulator_cpus=draw(cpu_sets | st.just(0)),
+        io_thread_cpus=tuple(draw(st.lists(cpu_sets, max_size=3))),
+        numa_nodes=tuple(draw(st.sets(st.integers(0, 3), min_size=1).map(sorted))),
+        numa_memory=draw(st.sampled_from(list(NumaMemory))),
+        memory=draw(st.dictionaries(st.integers(0, 3), st.integers(0, 64 << 30), max_size=4)),
+    )

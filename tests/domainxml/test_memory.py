@@ -1,0 +1,102 @@
+"""Which host NUMA nodes a domain's memory comes from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from lxml import etree
+
+from kvplace.core.errors import BadDomainXml
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import NumaMemory
+from kvplace.domainxml import rewrite
+from tests.captured import captured_folder
+from tests.domainxml.placements import FOUR_VCPUS
+from tests.domainxml.test_pins import domain
+
+TWO_NODES = replace(
+    FOUR_VCPUS,
+    vcpus=(2, 34, 18, 50),
+    numa_nodes=(0, 1),
+    numa_memory=NumaMemory.STRICT,
+    memory={0: 4 << 30, 1: 4 << 30},
+)
+NODE_OF_CPU = {cpu: (cpu % 32) // 16 for cpu in range(64)}
+TWO_CELLS = (
+    "<vcpu>4</vcpu><cpu><numa><cell id='0' cpus='0-1' memory='4' unit='GiB'/>"
+    "<cell id='1' cpus='2,3' memory='4194304'/></numa></cpu>"
+)
+
+
+def bindings(xml: bytes) -> list[dict[str, str]]:
+    found = etree.fromstring(xml).iterfind("numatune/*")
+    return [{"is": part.tag, **{str(key): str(value) for key, value in part.items()}} for part in found]
+
+
+@pytest.mark.parametrize("mode", [NumaMemory.PREFERRED, NumaMemory.STRICT, NumaMemory.INTERLEAVE])
+def test_the_memory_gets_mode_and_nodes_in_full(mode: NumaMemory) -> None:
+    answer = rewrite(domain("<vcpu>4</vcpu>"), replace(TWO_NODES, numa_memory=mode))
+    assert bindings(answer) == [{"is": "memory", "mode": mode.value, "nodeset": "0-1"}]
+
+
+def test_an_earlier_binding_is_replaced_and_unknown_parts_stay() -> None:
+    xml = domain(
+        "<vcpu>4</vcpu><numatune><memory mode='strict' placement='auto'/><later/>"
+        "<memnode cellid='0' mode='strict' nodeset='1'/></numatune>"
+    )
+    assert bindings(rewrite(xml, FOUR_VCPUS)) == [
+        {"is": "memory", "mode": "preferred", "nodeset": "0"},
+        {"is": "later"},
+    ]
+
+
+def test_memory_off_leaves_no_binding_behind() -> None:
+    xml = (captured_folder("kubevirt/domains") / "07-amd64-dedicated-numa-hugepages.domain.xml").read_bytes()
+    answer = rewrite(xml, replace(FOUR_VCPUS, vcpus=tuple(range(8)), cpus=255, numa_memory=NumaMemory.OFF))
+    assert etree.fromstring(answer).find("numatune") is None
+
+
+def test_guest_cells_get_memory_of_the_node_that_their_vcpus_run_on() -> None:
+    assert bindings(rewrite(domain(TWO_CELLS), TWO_NODES, NODE_OF_CPU)) == [
+        {"is": "memory", "mode": "strict", "nodeset": "0-1"},
+        {"is": "memnode", "cellid": "0", "mode": "strict", "nodeset": "0"},
+        {"is": "memnode", "cellid": "1", "mode": "strict", "nodeset": "1"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        replace(TWO_NODES, vcpus=(2, 18, 34, 50)),  # each cell on both nodes
+        replace(TWO_NODES, numa_memory=NumaMemory.INTERLEAVE),
+        replace(TWO_NODES, memory={0: 8 << 30}),  # accounted for on node 0 alone
+        replace(TWO_NODES, numa_nodes=(0,)),
+        replace(TWO_NODES, numa_nodes=(0, 2)),
+        FOUR_VCPUS,
+    ],
+)
+def test_guest_cells_are_bound_as_a_whole_where_one_node_each_would_be_untrue(
+    placement: PodPlacement,
+) -> None:
+    assert [part["is"] for part in bindings(rewrite(domain(TWO_CELLS), placement, NODE_OF_CPU))] == ["memory"]
+
+
+def test_guest_cells_are_bound_as_a_whole_when_the_machine_is_unknown() -> None:
+    assert [part["is"] for part in bindings(rewrite(domain(TWO_CELLS), TWO_NODES))] == ["memory"]
+
+
+def test_the_one_cell_that_kubevirt_makes_for_shared_memory_needs_no_memnode() -> None:
+    xml = (captured_folder("kubevirt/domains") / "13-amd64-hugepages-nonuma.domain.xml").read_bytes()
+    placement = replace(TWO_NODES, vcpus=tuple(range(16)))
+    assert [part["is"] for part in bindings(rewrite(xml, placement, NODE_OF_CPU))] == ["memory"]
+
+
+def test_a_binding_without_nodes_is_refused() -> None:
+    with pytest.raises(BadDomainXml, match="numa-memory preferred but names no NUMA node"):
+        rewrite(domain("<vcpu>4</vcpu>"), replace(FOUR_VCPUS, numa_nodes=()))
+
+
+def test_two_numatune_elements_are_refused_as_libvirt_would() -> None:
+    with pytest.raises(BadDomainXml, match="2 <numatune> elements"):
+        rewrite(domain("<vcpu>4</vcpu><numatune/><numatune/>"), FOUR_VCPUS)
