@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 from tests.libvirt_session import launcher
 from tests.libvirt_session.cpuset_group import NAME, CpusetGroup, NoCpusetGroup
@@ -107,7 +106,8 @@ def session_daemon(*, deny_memory_policy: bool = False) -> Iterator[LibvirtSessi
 
     program = _require()
     with ExitStack() as leave:
-        folder = Path(tempfile.mkdtemp(prefix="kvplace-libvirt-"))
+        # Short: the guest agent's socket lies deep below it and must fit into 107 characters.
+        folder = Path(tempfile.mkdtemp(prefix="kvp-", dir="/run"))
         leave.callback(shutil.rmtree, folder)
         try:
             group = CpusetGroup.make(f"{NAME}-{folder.name.rpartition('-')[2]}-{os.getpid()}")
@@ -128,21 +128,6 @@ def session_daemon(*, deny_memory_policy: bool = False) -> Iterator[LibvirtSessi
         connection = libvirt.open(uri)
         leave.callback(connection.close)
         yield LibvirtSession(folder, uri, group, connection)
-
-
-def minimal_domain(name: str, *, vcpus: int = 2, inside: str = "") -> str:
-    """Gives a domain that starts anywhere: no disk, no network, 64 MiB; `inside` goes among its elements."""
-    machine = {"x86_64": "q35", "aarch64": "virt"}[platform.machine()]
-    domain = ET.fromstring(f"""
-      <domain type='qemu'>
-        <name>{name}</name>
-        <memory unit='MiB'>64</memory>
-        <vcpu placement='static'>{vcpus}</vcpu>
-        <os><type arch='{platform.machine()}' machine='{machine}'>hvm</type></os>
-        <devices><controller type='usb' model='none'/><memballoon model='none'/></devices>
-        {inside}
-      </domain>""")  # fmt: skip
-    return ET.tostring(domain, encoding="unicode")
 
 
 def _require() -> str:
@@ -168,13 +153,13 @@ def _furnish(folder: Path) -> dict[str, str]:
     places = {
         "HOME": "home",
         "XDG_RUNTIME_DIR": "run",
-        "XDG_CONFIG_HOME": "config",
+        "XDG_CONFIG_HOME": "c",
         "XDG_CACHE_HOME": "cache",
     }
     for name in places.values():
         (folder / name).mkdir(mode=0o700)
-    (folder / "config" / "libvirt").mkdir()
-    (folder / "config" / "libvirt" / "qemu.conf").write_text(QEMU_CONF)
+    (folder / "c" / "libvirt").mkdir()
+    (folder / "c" / "libvirt" / "qemu.conf").write_text(QEMU_CONF)
     user = f"kvplace-tests:x:{UID}:{UID}::{folder}/home:/usr/sbin/nologin\n"
     (folder / "passwd").write_text(Path("/etc/passwd").read_text() + user)
     for path in [folder, *folder.rglob("*")]:

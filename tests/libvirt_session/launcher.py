@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def _become_known(passwd: str) -> None:
-    """Shows the daemon an /etc/passwd that names its user, as libvirt wants; the machine's own stays as it is."""
+    """Shows the daemon an /etc/passwd that names its user, as libvirt wants; the machine's stays."""
     _checked("unshare", _libc.unshare(CLONE_NEWNS))
     _checked("mount", _libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None))
     _checked("mount", _libc.mount(passwd.encode(), b"/etc/passwd", None, ctypes.c_ulong(MS_BIND), None))

@@ -1,0 +1,147 @@
+"""KubeVirt's own documents, rewritten for a placement, run on real QEMU where the placement says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.domainxml import rewrite
+from tests.captured import captured_files, captured_folder
+from tests.libvirt_session.daemon import LibvirtSession
+from tests.libvirt_session.documents import minimal_domain, without_its_pod
+
+pytestmark = pytest.mark.libvirt_session
+
+DOCUMENTS = [path.name for path in captured_files("kubevirt/domains", "*-amd64-*.domain.xml")]
+WITH_IO_THREADS = {
+    "09-amd64-iothreads-shared.domain.xml": 2,
+    "11-amd64-iothreads-supplementalpool.domain.xml": 4,
+}
+BINDINGS = [NumaMemory.STRICT, NumaMemory.PREFERRED, NumaMemory.INTERLEAVE]
+
+
+def placement_on(session: LibvirtSession, numa_memory: NumaMemory = NumaMemory.STRICT) -> PodPlacement:
+    """Gives each vCPU one of two CPUs in turn, the emulator the second, I/O threads both in turn."""
+    first, second = list(cpus_of(session.group.effective()))[:2]
+    return PodPlacement(
+        pod_uid="6a2d",
+        node="worker-1",
+        topology="",
+        policy=Policy.SHARE,
+        on_failure=OnFailure.WAIT,
+        vcpus=(second, first) * 8,
+        cpus=mask_of([first, second]),
+        emulator_cpus=mask_of([second]),
+        io_thread_cpus=(mask_of([first]), mask_of([second])),
+        numa_nodes=(0,),
+        numa_memory=numa_memory,
+        memory={},
+    )
+
+
+def rewritten(name: str, placement: PodPlacement, session: LibvirtSession) -> bytes:
+    document = (captured_folder("kubevirt/domains") / name).read_bytes()
+    return without_its_pod(rewrite(document, placement), session.folder / "run")
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_thread_of_a_rewritten_document_runs_where_the_placement_says(
+    name: str, libvirt_session: LibvirtSession
+) -> None:
+    placement = placement_on(libvirt_session)
+    with libvirt_session.running(rewritten(name, placement, libvirt_session)) as domain:
+        found = domain.affinities()
+    assert found.vcpus(), "QEMU shows no vCPU threads"
+    assert found.vcpus() == {vcpu: mask_of([placement.vcpus[vcpu]]) for vcpu in found.vcpus()}
+    assert len(found.io_threads()) == WITH_IO_THREADS.get(name, 0)
+    assert found.io_threads() == {
+        number: placement.io_thread_cpus[(number - 1) % 2] for number in found.io_threads()
+    }
+    assert found.emulator()
+    assert set(found.emulator().values()) == {placement.emulator_cpus}
+
+
+def test_threads_of_a_shared_pool_may_use_all_of_it_and_no_more(libvirt_session: LibvirtSession) -> None:
+    first = mask_of([next(cpus_of(libvirt_session.group.effective()))])
+    placement = replace(
+        placement_on(libvirt_session),
+        policy=Policy.NUMA,
+        vcpus=(),
+        cpus=first,
+        emulator_cpus=first,
+        io_thread_cpus=(),
+    )
+    xml = rewritten("09-amd64-iothreads-shared.domain.xml", placement, libvirt_session)
+    with libvirt_session.running(xml) as domain:
+        found = domain.affinities()
+    assert {thread.cpus for thread in found.threads} == {first}
+
+
+def test_a_rewritten_document_that_comes_back_for_another_placement_follows_it(
+    libvirt_session: LibvirtSession,
+) -> None:
+    earlier = placement_on(libvirt_session)
+    later = replace(
+        earlier,
+        vcpus=earlier.vcpus[1:],
+        emulator_cpus=earlier.cpus & ~earlier.emulator_cpus,
+        io_thread_cpus=(),
+    )
+    document = (captured_folder("kubevirt/domains") / "05-amd64-dedicated.domain.xml").read_bytes()
+    twice = without_its_pod(rewrite(rewrite(document, earlier), later), libvirt_session.folder / "run")
+    with libvirt_session.running(twice) as domain:
+        found = domain.affinities()
+    assert found.vcpus() == {vcpu: mask_of([later.vcpus[vcpu]]) for vcpu in range(4)}
+    assert set(found.emulator().values()) == {later.emulator_cpus}
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy"), [(NumaMemory.STRICT, "bind"), (NumaMemory.INTERLEAVE, "interleave")]
+)
+def test_guest_memory_is_bound_to_the_placements_numa_node(
+    mode: NumaMemory, policy: str, libvirt_session: LibvirtSession
+) -> None:
+    xml = rewrite(minimal_domain(f"bound-{policy}").encode(), placement_on(libvirt_session, mode))
+    with libvirt_session.running(xml) as domain:
+        assert policies_of_guest_memory(domain.pid, megabytes=64) == {f"{policy}:0"}
+
+
+def policies_of_guest_memory(pid: int, megabytes: int) -> set[str]:
+    """Reads the memory policy of QEMU's mappings that are as large as the guest's memory."""
+    ranges = [line.split()[0].partition("-") for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    size = megabytes << 20
+    guest = {start for start, _, end in ranges if int(end, 16) - int(start, 16) == size}
+    assert guest, f"QEMU has no mapping of {megabytes} MiB"
+    lines = [line.split() for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines()]
+    return {policy for start, policy, *_ in lines if start in guest}
+
+
+@pytest.mark.parametrize("mode", BINDINGS)
+def test_a_memory_binding_keeps_a_domain_from_starting_where_seccomp_denies_it(
+    mode: NumaMemory, libvirt_session_without_memory_policy: LibvirtSession
+) -> None:
+    import libvirt
+
+    session = libvirt_session_without_memory_policy
+    xml = rewritten("05-amd64-dedicated.domain.xml", placement_on(session, mode), session)
+    with (
+        pytest.raises(
+            libvirt.libvirtError, match="cannot bind memory to host NUMA nodes: Operation not permitted"
+        ),
+        session.running(xml),
+    ):
+        pass
+
+
+def test_pins_alone_start_where_seccomp_denies_memory_bindings(
+    libvirt_session_without_memory_policy: LibvirtSession,
+) -> None:
+    session = libvirt_session_without_memory_policy
+    placement = placement_on(session, NumaMemory.OFF)
+    with session.running(rewritten("05-amd64-dedicated.domain.xml", placement, session)) as domain:
+        found = domain.affinities()
+    assert found.vcpus() == {vcpu: mask_of([placement.vcpus[vcpu]]) for vcpu in range(4)}
+    assert set(found.emulator().values()) == {placement.emulator_cpus}
