@@ -1,0 +1,400 @@
+"""The port to a real cluster: each call of `Cluster` as requests to the API server.
+
+Every write is one request, and answers are asked for in their shortest form: on a busy cluster the API
+server's CPU is what limits binds per second.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from kvplace.core.errors import Conflict
+from kvplace.core.ledger import LedgerChange, merge_patch
+from kvplace.kube.api_errors import Missing, Rejected, error_of_status, read_status
+from kvplace.kube.cluster import (
+    LEDGERS,
+    NODES,
+    PODS,
+    TOPOLOGIES,
+    Apply,
+    Delete,
+    Kind,
+    WatchEvent,
+)
+from kvplace.kube.list_watch import Change, Page, Unreadable, follow
+from kvplace.kube.objects import (
+    CustomObject,
+    NodeObject,
+    ObjectList,
+    PodObject,
+    TopologyReader,
+    VersionOnly,
+    WatchLine,
+    ledger_record,
+    node_record,
+    pod_record,
+)
+from kvplace.kube.records import EventRecord, LedgerRecord, PodRecord
+from kvplace.kube.session import (
+    MERGE_PATCH,
+    METADATA_ONLY,
+    PAGE_LIMIT,
+    Call,
+    LineStream,
+    Session,
+    path_of,
+)
+
+K = TypeVar("K")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+GROUP = "kvplace.io"
+VERSION = "v1alpha1"
+PLACED_LABEL = "kvplace.io/placed"
+"""Label that pod admission puts on every pod it writes a request on."""
+FIELD_MANAGER = "kvplace"
+
+_PAGE_SIZE = 500
+_WATCH_S = 290
+"""The server ends a watch after so long; the next one goes to a replica that is perhaps less busy."""
+_NOTE_LIMIT = 1024
+
+
+@dataclass(frozen=True)
+class _Resource(Generic[R]):
+    """Where a kind is served and how its objects become records."""
+
+    resource: str
+    path: str
+    selector: str
+    decode_list: Callable[[bytes], ObjectList[Any]]
+    decode: Callable[[msgspec.Raw], Any]
+    record: Callable[[Any], R]
+
+
+class ApiCluster:
+    """A cluster behind an API server."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        component: str = "kvplace",
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`component` signs events as kvplace.io/COMPONENT; `now` dates them."""
+        self._session = session
+        self._controller = f"{GROUP}/{component}"
+        self._instance = (os.environ.get("POD_NAME") or socket.gethostname())[:128]
+        self._now = now
+        topologies = TopologyReader()
+        self._resources: Mapping[Kind[Any, Any], _Resource[Any]] = {
+            PODS: _Resource(
+                "pods",
+                path_of("api", "v1", "pods"),
+                f"{PLACED_LABEL}=true",
+                msgspec.json.Decoder(ObjectList[PodObject]).decode,
+                msgspec.json.Decoder(PodObject).decode,
+                pod_record,
+            ),
+            NODES: _Resource(
+                "nodes",
+                path_of("api", "v1", "nodes"),
+                "",
+                msgspec.json.Decoder(ObjectList[NodeObject]).decode,
+                msgspec.json.Decoder(NodeObject).decode,
+                node_record,
+            ),
+            TOPOLOGIES: _custom("nodetopologies", topologies.record),
+            LEDGERS: _custom("nodeledgers", ledger_record),
+        }
+
+    def watch(self, kind: Kind[K, R]) -> AsyncIterator[WatchEvent[R]]:
+        source = _ApiSource(self._session, cast(_Resource[R], self._resources[kind]))
+        return follow(source, pause=self._session.pause, closed=lambda: self._session.closed)
+
+    async def bind(
+        self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
+    ) -> None:
+        await self._session.request(
+            Call(
+                "POST",
+                "create",
+                "pods/binding",
+                path_of("api", "v1", "namespaces", namespace, "pods", pod, "binding"),
+                name=f"{namespace}/{pod}",
+                body=_encode(
+                    {
+                        "apiVersion": "v1",
+                        "kind": "Binding",
+                        "metadata": {
+                            "name": pod,
+                            "namespace": namespace,
+                            "uid": uid,
+                            "annotations": dict(annotations),
+                        },
+                        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+                    }
+                ),
+            )
+        )
+
+    async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
+        body = await self._get("pods", path_of("api", "v1", "namespaces", namespace, "pods", name), name)
+        return None if body is None else pod_record(_decoded(_POD, body, "pods"))
+
+    async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        path = path_of("apis", "kubevirt.io", "v1", "namespaces", namespace, "virtualmachineinstances", name)
+        body = await self._get("virtualmachineinstances", path, name)
+        if body is None:
+            return None
+        return cast(Mapping[str, Any], _decoded(_MAPPING, body, "virtualmachineinstances"))
+
+    async def read_ledger(self, node: str) -> LedgerRecord | None:
+        body = await self._get("nodeledgers", _ledger_path(node), node)
+        return None if body is None else ledger_record(_decoded(_CUSTOM, body, "nodeledgers"))
+
+    async def create_ledger(self, node: str) -> LedgerRecord:
+        try:
+            body = await self._session.request(
+                Call(
+                    "POST",
+                    "create",
+                    "nodeledgers",
+                    _ledger_path(),
+                    name=node,
+                    query={"fieldManager": FIELD_MANAGER},
+                    body=_encode(
+                        {
+                            "apiVersion": f"{GROUP}/{VERSION}",
+                            "kind": "NodeLedger",
+                            "metadata": {"name": node},
+                            "spec": {"owners": {}, "claims": {}},
+                        }
+                    ),
+                )
+            )
+        except Conflict:
+            there = await self.read_ledger(node)
+            if there is None:
+                raise
+            return there
+        return ledger_record(_decoded(_CUSTOM, body, "nodeledgers"))
+
+    async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
+        after = before.ledger.after(change)
+        patch = {
+            "metadata": {"resourceVersion": before.resource_version, "uid": before.uid},
+            "spec": merge_patch(before.ledger, change),
+        }
+        try:
+            body = await self._session.request(
+                Call(
+                    "PATCH",
+                    "patch",
+                    "nodeledgers",
+                    _ledger_path(before.node),
+                    name=before.node,
+                    query={"fieldManager": FIELD_MANAGER},
+                    body=_encode(patch),
+                    content_type=MERGE_PATCH,
+                    accept=METADATA_ONLY,
+                )
+            )
+        except Missing as error:
+            raise Conflict(f"the ledger of node {before.node} is gone") from error
+        stored = _decoded(_VERSION, body, "nodeledgers").metadata
+        return LedgerRecord(before.node, after, stored.resource_version, stored.uid)
+
+    async def delete_ledger(self, before: LedgerRecord) -> None:
+        preconditions = {"resourceVersion": before.resource_version, "uid": before.uid}
+        try:
+            await self._session.request(
+                Call(
+                    "DELETE",
+                    "delete",
+                    "nodeledgers",
+                    _ledger_path(before.node),
+                    name=before.node,
+                    body=_encode(
+                        {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+                    ),
+                )
+            )
+        except Missing:
+            return
+        except Rejected as error:
+            raise Conflict(
+                f"the ledger of node {before.node} still has owners: release their CPUs first"
+            ) from error
+
+    async def record_event(self, event: EventRecord) -> None:
+        namespace = event.namespace or "default"
+        await self._session.request(
+            Call(
+                "POST",
+                "create",
+                "events.events.k8s.io",
+                path_of("apis", "events.k8s.io", "v1", "namespaces", namespace, "events"),
+                name=event.name,
+                body=_encode(self._event_document(event, namespace)),
+                accept=METADATA_ONLY,
+            )
+        )
+
+    async def annotate_node(self, node: str, annotations: Mapping[str, str | None]) -> None:
+        await self._session.request(
+            Call(
+                "PATCH",
+                "patch",
+                "nodes",
+                path_of("api", "v1", "nodes", node),
+                name=node,
+                query={"fieldManager": FIELD_MANAGER},
+                body=_encode({"metadata": {"annotations": dict(annotations)}}),
+                content_type=MERGE_PATCH,
+                accept=METADATA_ONLY,
+            )
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _get(self, resource: str, path: str, name: str) -> bytes | None:
+        try:
+            return await self._session.request(Call("GET", "get", resource, path, name=name))
+        except Missing:
+            return None
+
+    def _event_document(self, event: EventRecord, namespace: str) -> dict[str, Any]:
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{event.name[:200]}.", "namespace": namespace},
+            "eventTime": self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "reportingController": self._controller,
+            "reportingInstance": self._instance,
+            "type": event.type.value,
+            "reason": event.reason,
+            "action": event.action,
+            "note": event.note.encode()[:_NOTE_LIMIT].decode(errors="ignore"),
+            "regarding": {
+                "apiVersion": "kubevirt.io/v1" if event.kind == "VirtualMachineInstance" else "v1",
+                "kind": event.kind,
+                "name": event.name,
+                "namespace": event.namespace,
+                "uid": event.uid,
+            },
+        }
+
+
+class _ApiSource(Generic[R]):
+    """One resource, as the list+watch state machine wants it."""
+
+    def __init__(self, session: Session, resource: _Resource[R]) -> None:
+        self._session = session
+        self._resource = resource
+
+    @property
+    def name(self) -> str:
+        return self._resource.resource
+
+    async def list_page(self, page: str) -> Page[R]:
+        query = {"limit": str(_PAGE_SIZE)}
+        if page:
+            query["continue"] = page
+        answer = _decoded_by(
+            self._resource.decode_list,
+            await self._session.request(
+                self._call("list", query), limit=PAGE_LIMIT, timeout_s=self._session.limits.page_s
+            ),
+            self.name,
+        )
+        return Page(
+            tuple(self._resource.record(item) for item in answer.items or ()),
+            answer.metadata.continue_,
+            answer.metadata.resource_version,
+        )
+
+    async def open_watch(self, resource_version: str) -> _ApiStream[R]:
+        query = {
+            "watch": "1",
+            "resourceVersion": resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_S),
+        }
+        return _ApiStream(await self._session.open_stream(self._call("watch", query)), self._resource)
+
+    def _call(self, verb: str, query: dict[str, str]) -> Call:
+        if self._resource.selector:
+            query["labelSelector"] = self._resource.selector
+        return Call("GET", verb, self._resource.resource, self._resource.path, query=query)
+
+
+class _ApiStream(Generic[R_co]):
+    """An open watch of one resource."""
+
+    def __init__(self, lines: LineStream, resource: _Resource[R_co]) -> None:
+        self._lines = lines
+        self._resource = resource
+
+    async def next(self) -> Change[R_co] | None:
+        line = await self._lines.next_line()
+        if line is None:
+            return None
+        resource = self._resource
+        event = _decoded(_LINE, line, resource.resource)
+        if event.type == "ERROR":
+            raise error_of_status(read_status(event.object), verb="watch", resource=resource.resource)
+        version = _decoded(_VERSION, event.object, resource.resource).metadata.resource_version
+        if event.type == "BOOKMARK":
+            return Change(None, version)
+        record = resource.record(_decoded_by(resource.decode, event.object, resource.resource))
+        return Change(Delete(record) if event.type == "DELETED" else Apply(record), version)
+
+    async def close(self) -> None:
+        await self._lines.close()
+
+
+T = TypeVar("T")
+
+_POD = msgspec.json.Decoder(PodObject)
+_CUSTOM = msgspec.json.Decoder(CustomObject)
+_VERSION = msgspec.json.Decoder(VersionOnly)
+_LINE = msgspec.json.Decoder(WatchLine)
+_MAPPING = msgspec.json.Decoder(dict[str, Any])
+_encode = msgspec.json.encode
+
+
+def _custom(resource: str, record: Callable[[CustomObject], R]) -> _Resource[R]:
+    return _Resource(
+        resource,
+        path_of("apis", GROUP, VERSION, resource),
+        "",
+        msgspec.json.Decoder(ObjectList[CustomObject]).decode,
+        _CUSTOM.decode,
+        record,
+    )
+
+
+def _ledger_path(*node: str) -> str:
+    return path_of("apis", GROUP, VERSION, "nodeledgers", *node)
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, resource: str) -> T:
+    return _decoded_by(decoder.decode, body, resource)
+
+
+def _decoded_by(decode: Callable[[Any], T], body: bytes | msgspec.Raw, resource: str) -> T:
+    try:
+        return decode(body)
+    except msgspec.MsgspecError as error:
+        raise Unreadable(f"{resource}: the API server's answer cannot be read ({error})") from error

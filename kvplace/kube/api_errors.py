@@ -1,0 +1,132 @@
+"""What the API server's refusals mean to kvplace: HTTP status and Status object in, core's errors out.
+
+409                                Conflict
+422 by the ownership rule          OwnershipConflict
+422 and 400 otherwise              Rejected (Misconfigured): our manifests and the cluster disagree
+404                                Missing (Refused)
+410                                Expired (Unavailable): the past that was asked for is forgotten
+401 after fresh credentials, 403   Forbidden
+429, 5xx, timeouts, connections    ApiUnavailable, with the pause that the server asks for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Misconfigured, Refused, Unavailable
+from kvplace.core.ledger import OwnershipConflict
+
+OWNERSHIP_RULE = "a CPU must be released before it gets another owner"
+"""Message of the rule in manifests/crd/nodeledgers.yaml; by it a refusal is known."""
+
+LONGEST_ASKED_PAUSE_S = 60.0
+"""More than this is not believed of a Retry-After."""
+
+
+class ApiUnavailable(Unavailable):
+    """The API server did not answer, or said that it cannot now.
+
+    `untouched` means that the request was certainly not carried out; otherwise nobody knows.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 0, retry_after: float | None = None, untouched: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+        """Seconds to wait as the server asks; None when it does not say."""
+        self.untouched = untouched
+
+
+class Expired(Unavailable):
+    """The resource version or page that was asked for is no longer known: list anew."""
+
+
+class TooLarge(Unavailable):
+    """An answer or an event is larger than we are ready to read."""
+
+
+class Missing(Refused):
+    """There is no such object, or the API server does not serve its kind."""
+
+
+class Rejected(Misconfigured):
+    """The API server finds the content of a write invalid."""
+
+
+class _Details(msgspec.Struct, rename="camel"):
+    retry_after_seconds: int = 0
+
+
+class Status(msgspec.Struct):
+    """The part of meta/v1 Status that tells what went wrong."""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+    details: _Details | None = None
+
+
+_STATUS = msgspec.json.Decoder(Status)
+
+
+def error_of_response(
+    code: int, headers: Mapping[str, str], body: bytes, *, verb: str, resource: str, name: str = ""
+) -> KvplaceError:
+    """Turn an answer that is not 2xx into the error that callers understand."""
+    status = read_status(body)
+    status.code = code
+    return error_of_status(status, verb=verb, resource=resource, name=name, pause=headers.get("Retry-After"))
+
+
+def error_of_status(
+    status: Status, *, verb: str, resource: str, name: str = "", pause: str | None = None
+) -> KvplaceError:
+    """Turn a Status, from an answer or from within a watch, into the error that callers understand."""
+    what = f"{verb} {resource} {name}".rstrip()
+    said = status.message or status.reason or f"HTTP {status.code}"
+    match status.code:
+        case 401:
+            return Forbidden(
+                f"{what}: the API server does not accept our credentials ({said}); renew token or kubeconfig"
+            )
+        case 403:
+            return Forbidden(
+                f"the API server denies us {verb} on {resource} ({said}); check the role in manifests/"
+            )
+        case 404:
+            return Missing(f"{what}: {said}")
+        case 409:
+            return Conflict(f"{what}: {said}")
+        case 410:
+            return Expired(f"{what}: {said}")
+        case 422 if OWNERSHIP_RULE in status.message:
+            return OwnershipConflict(f"{what}: {said}")
+        case code if code == 429 or code >= 500:
+            return ApiUnavailable(
+                f"{what}: the API server cannot now, HTTP {code} ({said})",
+                status=code,
+                retry_after=_pause(pause, status),
+                untouched=code == 429,
+            )
+        case _:
+            return Rejected(f"{what}: the API server rejects it, HTTP {status.code} ({said})")
+
+
+def read_status(body: bytes | msgspec.Raw) -> Status:
+    """Read a Status object; what is none becomes one that carries its first words."""
+    try:
+        return _STATUS.decode(body)
+    except msgspec.MsgspecError:
+        return Status(message=bytes(body)[:200].decode("utf-8", "replace").strip())
+
+
+def _pause(header: str | None, status: Status) -> float | None:
+    if header is not None and header.isascii() and header.isdigit() and len(header) < 9:
+        return min(float(header), LONGEST_ASKED_PAUSE_S)
+    if status.details is not None and status.details.retry_after_seconds > 0:
+        return min(float(status.details.retry_after_seconds), LONGEST_ASKED_PAUSE_S)
+    return None

@@ -1,0 +1,92 @@
+"""Where the API server is and how to prove who we are, read by the official client.
+
+kubeconfig files, in-cluster service accounts, exec plugins, OIDC and client certificates are all left to
+`kubernetes.aio.config`; its import takes half a second and is therefore done only when a cluster is
+really asked for. Everything is loaded anew when the API server answers 401, which covers whatever has
+been rotated; a service account's token is read again once a minute by the library's own hook.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvplace.core.errors import Misconfigured
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which configuration to use; with nothing set what kubectl would use, or the pod's service account."""
+
+    kubeconfig: str | None = None
+    context: str | None = None
+    token: str | None = None
+    """Bearer token to use instead of the user in the kubeconfig."""
+
+
+class Credentials:
+    """One loaded configuration: address, TLS and a token that stays fresh."""
+
+    def __init__(self, configuration: Any, token: str | None) -> None:
+        """Take over a `kubernetes.aio.client.Configuration`."""
+        self._configuration = configuration
+        self._token = token
+        self.server: str = configuration.host.rstrip("/")
+        self.proxy: str | None = configuration.proxy
+        self.server_hostname: str | None = configuration.tls_server_name
+        self.tls = (
+            _tls(configuration, with_certificate=token is None) if self.server.startswith("https:") else None
+        )
+
+    async def authorization(self) -> str | None:
+        """Answer the Authorization header, None when a certificate speaks for us."""
+        if self._token is not None:
+            return f"Bearer {self._token}"
+        header = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        return None if header is None else str(header)
+
+
+async def load_credentials(source: Source) -> Credentials:
+    """Load the configuration; raises Misconfigured that says what is missing and where."""
+    from kubernetes.aio import client, config
+
+    configuration = client.Configuration()
+    path = source.kubeconfig or _default_kubeconfig()
+    try:
+        if path is not None:
+            await config.load_kube_config(
+                config_file=path,
+                context=source.context,
+                client_configuration=configuration,
+                persist_config=False,
+            )
+        else:
+            config.load_incluster_config(client_configuration=configuration)
+        return Credentials(configuration, source.token)
+    except (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if path is None:
+            raise Misconfigured(
+                f"no cluster to talk to: there is no kubeconfig (KUBECONFIG or ~/.kube/config), and {error}"
+            ) from error
+        raise Misconfigured(f"kubeconfig {path} cannot be used: {error}") from error
+
+
+def _default_kubeconfig() -> str | None:
+    named = os.environ.get("KUBECONFIG")
+    if named:
+        return named
+    usual = Path("~/.kube/config").expanduser()
+    return str(usual) if usual.exists() else None
+
+
+def _tls(configuration: Any, *, with_certificate: bool) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
+    if with_certificate and configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    if not configuration.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,210 @@
+"""List, then watch, for ever: the state machine behind every cache, after kube-rs's watcher.
+
+    Empty ──first page──▶ InitPage ──last page──▶ InitListed ──watch opened──▶ Watching
+      ▲                      │ any failure            │ ▲  stream ended, broken    │
+      └──────────────────────┴────────────────────────┘ └─────────────────────────┘
+          the past is gone (410), or what came cannot be read      resumes from the last resource version
+
+`step` makes one move and knows no time; `follow` repeats it and keeps the pauses: growing ones with jitter
+after failures, none after a stream that lived. Streams that just end, answers that stop in mid-line,
+expired versions as HTTP 410 or inside the stream, and servers that ask for patience all end in a state
+that goes on from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from kvplace.core.errors import KvplaceError, Unavailable
+from kvplace.kube.api_errors import Expired, TooLarge
+from kvplace.kube.cluster import Apply, Delete, Init, InitApply, InitDone, WatchEvent
+from kvplace.kube.retry import Backoff
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+_log = logging.getLogger(__name__)
+
+LIVED_S = 30.0
+"""A stream that lasted so long has worked: what comes after its end starts with short pauses."""
+
+
+class Unreadable(Unavailable):
+    """What the server sent is not what its kind looks like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[R_co]):
+    """One page of a list; an empty `next_page` ends it."""
+
+    records: tuple[R_co, ...]
+    next_page: str
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[R_co]):
+    """One line of a watch: an event, or a bookmark, which only moves the resource version."""
+
+    event: Apply[R_co] | Delete[R_co] | None
+    resource_version: str
+
+
+class Stream(Protocol[R_co]):
+    """An open watch."""
+
+    async def next(self) -> Change[R_co] | None:
+        """Answer the next change, None when the server has ended the watch."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Source(Protocol[R_co]):
+    """What can be listed and watched."""
+
+    @property
+    def name(self) -> str:
+        """The resource, for the log."""
+        ...
+
+    async def list_page(self, page: str) -> Page[R_co]:
+        """Read the first page ('') or the one that an earlier page named."""
+        ...
+
+    async def open_watch(self, resource_version: str) -> Stream[R_co]:
+        """Watch from just after that version."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """Nothing is known; a list begins. Its failure leads back here."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitPage:
+    """A list is under way. Any failure, an expired page included, leads to Empty: the list begins anew."""
+
+    next_page: str
+
+
+@dataclass(frozen=True, slots=True)
+class InitListed:
+    """The list is complete. Failure to open the watch leads back here, to Empty when the version expired."""
+
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Watching(Generic[R]):
+    """The watch is open. Its end and its failures lead to InitListed, to Empty when the past is gone."""
+
+    resource_version: str
+    stream: Stream[R]
+
+
+State: TypeAlias = Empty | InitPage | InitListed | Watching[R]
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[R]):
+    """One move: what became known, where it leads, and what went wrong on the way."""
+
+    events: tuple[WatchEvent[R], ...]
+    state: State[R]
+    failure: KvplaceError | None = None
+
+
+class Ended(Unavailable):
+    """The server has ended a watch; usual, and no reason to hurry back."""
+
+
+async def step(source: Source[R], state: State[R]) -> Step[R]:
+    """Make one move; failures of the cluster are part of the answer, never raised."""
+    match state:
+        case Empty():
+            return await _list(source, "", (Init(),))
+        case InitPage(next_page):
+            return await _list(source, next_page, ())
+        case InitListed(version):
+            try:
+                return Step((), Watching(version, await source.open_watch(version)))
+            except KvplaceError as error:
+                return Step((), _after_failure(error, version), error)
+        case Watching(version, stream):
+            return await _watch(stream, version)
+
+
+async def follow(
+    source: Source[R],
+    *,
+    pause: Callable[[float], Awaitable[None]],
+    closed: Callable[[], bool] = lambda: False,
+    backoff: Backoff | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncIterator[WatchEvent[R]]:
+    """Yield everything that happens to a source, until it is closed."""
+    waits = backoff or Backoff()
+    state: State[R] = Empty()
+    opened = clock()
+    try:
+        while not closed():
+            was_watching = isinstance(state, Watching)
+            move = await step(source, state)
+            state = move.state
+            for event in move.events:
+                yield event
+            if isinstance(state, Watching) and not was_watching:
+                opened = clock()
+            if was_watching and (move.events or clock() - opened >= LIVED_S):
+                waits.reset()
+            if move.failure is not None and not closed():
+                seconds = waits.next_pause(move.failure)
+                _report(source.name, move.failure, seconds)
+                await pause(seconds)
+    finally:
+        if isinstance(state, Watching):
+            await state.stream.close()
+
+
+async def _list(source: Source[R], page: str, events: tuple[WatchEvent[R], ...]) -> Step[R]:
+    try:
+        answer = await source.list_page(page)
+    except KvplaceError as error:
+        return Step((), Empty(), error)
+    events += tuple(InitApply(record) for record in answer.records)
+    if answer.next_page:
+        return Step(events, InitPage(answer.next_page))
+    if not answer.resource_version:
+        return Step((), Empty(), Unreadable(f"list {source.name}: the answer has no resource version"))
+    return Step((*events, InitDone()), InitListed(answer.resource_version))
+
+
+async def _watch(stream: Stream[R], version: str) -> Step[R]:
+    try:
+        change = await stream.next()
+    except KvplaceError as error:
+        await stream.close()
+        return Step((), _after_failure(error, version), error)
+    if change is None:
+        await stream.close()
+        return Step((), InitListed(version), Ended("the API server ended the watch"))
+    events = () if change.event is None else (change.event,)
+    return Step(events, Watching(change.resource_version or version, stream))
+
+
+def _after_failure(error: KvplaceError, version: str) -> Empty | InitListed:
+    """Where a failed watch leads: what cannot be resumed is listed anew."""
+    if isinstance(error, Expired | Unreadable | TooLarge):
+        return Empty()
+    return InitListed(version)
+
+
+def _report(name: str, failure: KvplaceError, seconds: float) -> None:
+    level = logging.DEBUG if isinstance(failure, Ended) else logging.WARNING
+    _log.log(level, "watching %s: %s; going on in %.1f s", name, failure, seconds)

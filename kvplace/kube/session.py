@@ -1,0 +1,309 @@
+"""Raw HTTP to the API server: one aiohttp session, bytes in and out, every answer bounded.
+
+The official client's models cost a hundred times what a typed decoder does, so only its configuration is
+used (`credentials`). What leaves here as an error is core's (`api_errors`); what leaves as an answer is a
+body of known size or a stream of lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from yarl import URL
+
+from kvplace.core.errors import KvplaceError, Misconfigured
+from kvplace.kube.api_errors import ApiUnavailable, TooLarge, error_of_response
+from kvplace.kube.credentials import Credentials, Source, load_credentials
+from kvplace.kube.retry import persistently
+
+_log = logging.getLogger(__name__)
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+"""Accept header that asks for an object's metadata alone; spares both sides the rest."""
+
+_MEBIBYTE = 1 << 20
+ANSWER_LIMIT = 16 * _MEBIBYTE
+"""Most bytes of one object; etcd stores at most 1.5 MiB of it."""
+PAGE_LIMIT = 256 * _MEBIBYTE
+"""Most bytes of one page of a list."""
+LINE_LIMIT = 16 * _MEBIBYTE
+"""Most bytes of one event of a watch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How patient a session is."""
+
+    connect_s: float = 5.0
+    answer_s: float = 10.0
+    """For one object, from the first byte sent to the last one read."""
+    page_s: float = 60.0
+    """For one page of a list."""
+    silence_s: float = 150.0
+    """A watch that says nothing for so long is taken for dead; bookmarks come every minute."""
+    attempts: int = 4
+    """Tries of a request that the server has certainly not carried out (HTTP 429)."""
+    connections: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, in the words that rights and errors are given in."""
+
+    method: str
+    verb: str
+    """The verb of RBAC: get, list, watch, create, patch, delete."""
+    resource: str
+    """Resource with subresource, as in RBAC: `pods/binding`."""
+    path: str
+    name: str = ""
+    query: Mapping[str, str] | None = None
+    body: bytes | None = None
+    content_type: str = JSON
+    accept: str = JSON
+
+
+def path_of(*segments: str) -> str:
+    """Join path segments; each is quoted, so that no name can leave its place."""
+    return "/" + "/".join(quote(segment, safe="") for segment in segments)
+
+
+class Session:
+    """An open way to one API server."""
+
+    def __init__(self, source: Source, credentials: Credentials, limits: Limits) -> None:
+        """Needs a running loop; use `open_session`."""
+        self._source = source
+        self._credentials = credentials
+        self._limits = limits
+        self._reloading = asyncio.Lock()
+        self._closed = asyncio.Event()
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=limits.connections,
+                keepalive_timeout=75,
+                socket_factory=_socket_that_notices_a_dead_peer,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": "kvplace"},
+        )
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End everything that is under way; streams end with ApiUnavailable."""
+        self._closed.set()
+        await self._http.close()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but no longer than until the session is closed."""
+        try:
+            await asyncio.wait_for(self._closed.wait(), seconds)
+        except TimeoutError:
+            return
+
+    async def request(
+        self, call: Call, *, limit: int = ANSWER_LIMIT, timeout_s: float | None = None
+    ) -> bytes:
+        """Send one request and read its whole answer.
+
+        A request that the server turned away for load is tried again, nothing else is. Raises the errors
+        of `api_errors`.
+        """
+        policy = persistently(attempts=self._limits.attempts, retried=_certainly_not_done, sleep=self.pause)
+        async for attempt in policy:
+            with attempt:
+                return await self._request(call, limit, timeout_s or self._limits.answer_s)
+        raise AssertionError
+
+    async def open_stream(self, call: Call) -> LineStream:
+        """Open a watch, whose answer comes line by line; the caller closes it."""
+        patience = aiohttp.ClientTimeout(
+            total=None, sock_connect=self._limits.connect_s, sock_read=self._limits.silence_s
+        )
+        try:
+            response = await self._send(call, patience)
+            if response.status != 200:
+                async with response:
+                    raise await _failure(response, call)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise _error_of_transport(error, call) from error
+        return LineStream(response, call)
+
+    async def _request(self, call: Call, limit: int, timeout_s: float) -> bytes:
+        patience = aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._limits.connect_s)
+        try:
+            async with await self._send(call, patience) as response:
+                if response.status >= 300:
+                    raise await _failure(response, call)
+                body = await _read_bounded(response, limit)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise _error_of_transport(error, call) from error
+        if body is None:
+            raise TooLarge(
+                f"{call.verb} {call.resource} {call.name}: the answer is larger than {limit} bytes"
+            )
+        return body
+
+    async def _send(self, call: Call, patience: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        """Send; once more with credentials loaded anew when the server does not accept the old ones."""
+        used = self._credentials
+        response = await self._send_as(used, call, patience)
+        if response.status != 401 or self._source.token is not None:
+            return response
+        response.release()
+        await self._reload(used)
+        return await self._send_as(self._credentials, call, patience)
+
+    async def _send_as(
+        self, credentials: Credentials, call: Call, patience: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        if self.closed:
+            raise ApiUnavailable(f"{call.verb} {call.resource}: the session is closed")
+        headers = {"Accept": call.accept}
+        if call.body is not None:
+            headers["Content-Type"] = call.content_type
+        authorization = await credentials.authorization()
+        if authorization is not None:
+            headers["Authorization"] = authorization
+        query = "?" + urlencode(call.query) if call.query else ""
+        return await self._http.request(
+            call.method,
+            URL(f"{credentials.server}{call.path}{query}", encoded=True),
+            data=call.body,
+            headers=headers,
+            timeout=patience,
+            ssl=credentials.tls if credentials.tls is not None else True,
+            proxy=credentials.proxy,
+            server_hostname=credentials.server_hostname,
+            allow_redirects=False,
+        )
+
+    async def _reload(self, refused: Credentials) -> None:
+        async with self._reloading:
+            if self._credentials is refused:
+                _log.info("the API server no longer accepts our credentials; loading them anew")
+                self._credentials = await load_credentials(self._source)
+
+
+class LineStream:
+    """The lines of an answer that goes on for as long as the server likes."""
+
+    def __init__(self, response: aiohttp.ClientResponse, call: Call) -> None:
+        self._response = response
+        self._call = call
+        self._pending = bytearray()
+        self._start = 0
+
+    async def next_line(self) -> bytes | None:
+        """Answer the next complete line, None when the server has ended the stream.
+
+        An unfinished last line is dropped. Silence, a broken connection and a line over LINE_LIMIT raise
+        ApiUnavailable.
+        """
+        searched = self._start
+        while (end := self._pending.find(b"\n", searched)) < 0:
+            del self._pending[: self._start]
+            self._start = 0
+            searched = len(self._pending)
+            if searched > LINE_LIMIT:
+                raise TooLarge(
+                    f"{self._call.verb} {self._call.resource}: an event is larger than {LINE_LIMIT} bytes"
+                )
+            try:
+                chunk = await self._response.content.readany()
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                raise _error_of_transport(error, self._call) from error
+            if not chunk:
+                return None
+            self._pending += chunk
+        line = bytes(self._pending[self._start : end])
+        self._start = end + 1
+        return line
+
+    async def close(self) -> None:
+        """Hang up; what is still under way is lost."""
+        self._response.close()
+
+
+async def open_session(source: Source | None = None, limits: Limits | None = None) -> Session:
+    """Load the configuration and make a session; nothing is sent yet."""
+    source = source or Source()
+    return Session(source, await load_credentials(source), limits or Limits())
+
+
+async def _failure(response: aiohttp.ClientResponse, call: Call) -> KvplaceError:
+    body = await _read_bounded(response, _MEBIBYTE) or b""
+    return error_of_response(
+        response.status, response.headers, body, verb=call.verb, resource=call.resource, name=call.name
+    )
+
+
+async def _read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes | None:
+    """Read a whole body; None when it is larger than the limit."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > limit:
+            response.close()
+            return None
+    return bytes(body)
+
+
+def _certainly_not_done(error: KvplaceError) -> bool:
+    return isinstance(error, ApiUnavailable) and error.untouched
+
+
+def _error_of_transport(error: Exception, call: Call) -> KvplaceError:
+    what = f"{call.verb} {call.resource} {call.name}".rstrip()
+    match error:
+        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
+            return Misconfigured(
+                f"{what}: TLS with the API server fails ({error}); check the CA in the kubeconfig"
+            )
+        case aiohttp.InvalidURL():
+            return Misconfigured(
+                f"{what}: the API server's address is not one ({error}); check the kubeconfig"
+            )
+        case TimeoutError():
+            return ApiUnavailable(f"{what}: no answer from the API server in time")
+        case aiohttp.ClientConnectorError():
+            return ApiUnavailable(f"{what}: no connection to the API server ({error})", untouched=True)
+        case _:
+            return ApiUnavailable(f"{what}: the connection to the API server broke ({error!r})")
+
+
+def _socket_that_notices_a_dead_peer(address: tuple[Any, Any, int, str, Any]) -> socket.socket:
+    """Make a socket whose half-open connection is found out within about a minute."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return made
