@@ -1,0 +1,155 @@
+"""The project's own order: what a reviewer would otherwise have to look for in every change."""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import kvplace
+from dev.__main__ import TARGETS
+from dev.requirements import Constraints, Section
+
+PROJECT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+LONG_FILES: dict[str, str] = {}
+"""Files above 500 lines, each with the reason why it is one idea all the same."""
+
+
+def files_of_the_project(*suffixes: str) -> list[Path]:
+    """Lists what is, or would be, in a commit."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    try:
+        listed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this copy of the project is no git work tree: {error}")
+    paths = [PROJECT / name for name in listed.split("\0") if name]
+    return [path for path in paths if path.is_file() and (not suffixes or path.suffix in suffixes)]
+
+
+def pins() -> dict[str, Version]:
+    """Reads every pinned version, by normalised name."""
+    text = (PROJECT / "constraints.txt").read_text()
+    found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", text, re.MULTILINE)
+    return {normalised(name): Version(version) for name, version in found}
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def wanted_distributions() -> list[Requirement]:
+    """Lists every dependency that pyproject.toml names: at run time, optional, and of the groups."""
+    project = PYPROJECT["project"]
+    lists = [
+        project["dependencies"],
+        *project["optional-dependencies"].values(),
+        *PYPROJECT["dependency-groups"].values(),
+        PYPROJECT["build-system"]["requires"],
+    ]
+    return [Requirement(entry) for entries in lists for entry in entries if isinstance(entry, str)]
+
+
+def test_the_installed_version_is_the_one_in_the_source() -> None:
+    assert importlib.metadata.version("kvplace") == kvplace.__version__
+
+
+def test_every_dependency_is_pinned_to_a_version_that_its_range_allows() -> None:
+    pinned = pins()
+    for wanted in wanted_distributions():
+        assert normalised(wanted.name) in pinned, f"{wanted.name} is not pinned: run ./make constraints"
+        version = pinned[normalised(wanted.name)]
+        assert wanted.specifier.contains(version), (
+            f"{wanted} excludes its pin {version}: run ./make constraints"
+        )
+
+
+def test_every_pin_carries_hashes_and_stands_in_a_section() -> None:
+    sections = Constraints.read(PROJECT / "constraints.txt").sections
+    assert list(sections) == list(Section)
+    entries = [entry for text in sections.values() for entry in re.split(r"\n(?=\S)", text.strip())]
+    assert len(entries) == len(pins())
+    assert [entry.splitlines()[0] for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+def test_no_file_names_a_package_index_or_a_folder_of_the_machine_it_was_written_on() -> None:
+    hosts = [
+        ("pypi", "org"),
+        ("pythonhosted", "org"),
+        ("proxy", "golang", "org"),
+        ("registry", "npmjs"),
+        ("deb", "debian", "org"),
+    ]
+    pattern = "|".join(
+        [
+            *(r"\.".join(parts) for parts in hosts),
+            r"(?<![\w.$}-])/(?:work|root)/",
+            r"^--?(?:i|index-url|extra-index-url)\b",
+        ]
+    )
+    exempt = {Path(__file__).resolve()}
+    found = [
+        f"{path.relative_to(PROJECT)}:{number}: {match[0]}"
+        for path in files_of_the_project()
+        if path not in exempt
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if (match := re.search(pattern, line))
+    ]
+    assert found == []
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = []
+    for path in files_of_the_project(".py"):
+        said = ast.get_docstring(ast.parse(path.read_text()))
+        if said is None or not said.split("\n\n")[0].rstrip().endswith((".", ":", "?")):
+            silent.append(str(path.relative_to(PROJECT)))
+    assert silent == []
+
+
+def test_a_file_above_500_lines_has_a_reason() -> None:
+    long = {
+        str(path.relative_to(PROJECT)): lines
+        for path in files_of_the_project(".py", ".go")
+        if (lines := path.read_text().count("\n")) > 500
+    }
+    assert {name: lines for name, lines in long.items() if name not in LONG_FILES} == {}
+    assert set(LONG_FILES) <= set(long), "a file listed here is no longer that long"
+
+
+def test_core_needs_nothing_but_the_standard_library() -> None:
+    modules = [
+        ".".join(path.relative_to(PROJECT).with_suffix("").parts)
+        for path in files_of_the_project(".py")
+        if path.is_relative_to(PROJECT / "kvplace" / "core") and path.name != "__init__.py"
+    ]
+    assert modules
+    program = (
+        "import importlib, sys\n"
+        "before = set(sys.modules)\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "tops = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(*sorted(tops - set(sys.stdlib_module_names) - {'kvplace'}))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.split() == []
+
+
+def test_make_and_the_script_for_machines_without_it_know_the_same_targets() -> None:
+    makefile = (PROJECT / "Makefile").read_text()
+    listed = re.search(r"^TARGETS := (.*)$", makefile, re.MULTILINE)
+    assert listed is not None
+    assert set(listed[1].split()) == {*TARGETS, "help"}
+
+
+def test_continuous_integration_runs_what_a_person_runs() -> None:
+    lines = [line for line in (PROJECT / ".ci" / "run").read_text().splitlines() if not line.startswith("#")]
+    assert lines == ['exec "$(dirname -- "$0")/../make" test']
