@@ -207,8 +207,7 @@ def _shares(capacities: Sequence[int], need: int) -> list[int]:
     shares = [1] * len(capacities)
     rest = need - len(capacities)
     if rest < 0:
-        shares = [1 if index < need else 0 for index in range(len(capacities))]
-        return shares
+        return [1 if index < need else 0 for index in range(len(capacities))]
     for index in sorted(range(len(capacities)), key=lambda i: (-capacities[i], i)):
         more = min(rest, capacities[index] - 1)
         shares[index] += more
@@ -350,7 +349,12 @@ def _refuse(supply: _Supply) -> Refusal:
         return Refusal(
             reason,
             f"no {noun} with {supply.need} {kind}, best {best_capacity} on {best.name}",
-            {"needed": supply.need, "best": best_capacity, "missing": supply.need - best_capacity, "where": best.name},
+            {
+                "needed": supply.need,
+                "best": best_capacity,
+                "missing": supply.need - best_capacity,
+                "where": best.name,
+            },
             never,
         )
     for size, count in sorted(request.huge_pages.items()):
@@ -366,9 +370,13 @@ def _refuse(supply: _Supply) -> Refusal:
     room = [_memory_in(supply, domain) for domain in domains]
     return Refusal(
         Reason.NOT_ENOUGH_MEMORY,
-        f"no {noun} with {supply.need} {kind} and {format_bytes(supply.small_memory)} of free memory, most memory "
-        f"{format_bytes(max(room))} on {domains[room.index(max(room))].name}",
-        {"needed": supply.small_memory, "best": max(room), "missing": max(0, supply.small_memory - max(room))},
+        f"no {noun} with {supply.need} {kind} and {format_bytes(supply.small_memory)} of free memory, "
+        f"most memory {format_bytes(max(room))} on {domains[room.index(max(room))].name}",
+        {
+            "needed": supply.small_memory,
+            "best": max(room),
+            "missing": max(0, supply.small_memory - max(room)),
+        },
         never,
     )
 
@@ -387,12 +395,18 @@ def _unit_name(request: Request, need: int) -> str:
 
 
 def _memory_in(supply: _Supply, domain: _Domain) -> int:
-    return sum(max(0, supply.memory.get(node.id, 0)) for node in supply.topology.numa_nodes if node.cpus & domain.cpus)
+    return sum(
+        max(0, supply.memory.get(node.id, 0))
+        for node in supply.topology.numa_nodes
+        if node.cpus & domain.cpus
+    )
 
 
 def _pages_in(supply: _Supply, domain: _Domain, size: int) -> int:
     return sum(
-        max(0, supply.pages.get((node.id, size), 0)) for node in supply.topology.numa_nodes if node.cpus & domain.cpus
+        max(0, supply.pages.get((node.id, size), 0))
+        for node in supply.topology.numa_nodes
+        if node.cpus & domain.cpus
     )
 
 

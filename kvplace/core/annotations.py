@@ -99,7 +99,8 @@ def read_wish(annotations: Mapping[str, str]) -> Wish | None:
         annotations, {KVPLACE_CPU_SET: _words(Scope), CPU_SET: _words(Scope), CRANE_AWARENESS: _AWARENESS}
     )
     policy = _one_of_spellings(
-        annotations, {CPU_POLICY: _words(Policy), CRANE_POLICY: _CRANE_POLICIES, CRANE_MANAGER: _CRANE_MANAGERS}
+        annotations,
+        {CPU_POLICY: _words(Policy), CRANE_POLICY: _CRANE_POLICIES, CRANE_MANAGER: _CRANE_MANAGERS},
     )
     only_declines = all(key == CRANE_AWARENESS for key in ASKING if key in annotations) and scope is None
     if only_declines:
@@ -158,7 +159,7 @@ def _one_of_spellings(
             raise BadAnnotation(
                 key,
                 annotations[key],
-                f"contradicts {chosen[0]}: {annotations[chosen[0]]!r}; keep one of the two, or make them agree",
+                f"contradicts {chosen[0]}: {annotations[chosen[0]]!r}; keep one, or make them agree",
             )
         chosen = chosen or (key, value)
     return chosen[1] if chosen else None
@@ -175,5 +176,9 @@ def _refuse_unknown_keys(annotations: Mapping[str, str]) -> None:
     for key, value in annotations.items():
         if key.startswith(PREFIX) and key not in known:
             near = difflib.get_close_matches(key, sorted(known), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(k for k in ASKING if k in known)}"
+            hint = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"known are {', '.join(k for k in ASKING if k in known)}"
+            )
             raise BadAnnotation(key, value, f"is no annotation of kvplace; {hint}")

@@ -64,7 +64,9 @@ def write_cpu_map(topology: Topology, cpus: Sequence[int]) -> str:
     sockets: dict[int, list[str]] = {}
     for cpu in cpus:
         sockets.setdefault(topology.package_of[cpu], []).append(str(cpu))
-    return json.dumps({f"socket{number}": ids for number, ids in sorted(sockets.items())}, separators=(",", ":"))
+    return json.dumps(
+        {f"socket{number}": ids for number, ids in sorted(sockets.items())}, separators=(",", ":")
+    )
 
 
 def _cpu_id(entry: object, socket: str, text: str) -> int:
@@ -72,5 +74,7 @@ def _cpu_id(entry: object, socket: str, text: str) -> int:
         raise BadAnnotation(CPU_MAP, text, f"{socket} holds {entry!r}, which is not a CPU id")
     written = str(entry)
     if not (written.isascii() and written.isdigit() and len(written) <= 5 and int(written) <= MAX_CPU):
-        raise BadAnnotation(CPU_MAP, text, f"{socket} holds {entry!r}, which is not a CPU id from 0 to {MAX_CPU}")
+        raise BadAnnotation(
+            CPU_MAP, text, f"{socket} holds {entry!r}, which is not a CPU id from 0 to {MAX_CPU}"
+        )
     return int(written)

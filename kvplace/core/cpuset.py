@@ -55,9 +55,13 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> int:
         if not (first_text.isascii() and first_text.isdigit()) or (
             dash and not (last_text.isascii() and last_text.isdigit())
         ):
-            raise ValueError(f"{what} {_shorten(cleaned)!r}: {item.strip()!r} is neither a number nor a range like 2-5")
+            raise ValueError(
+                f"{what} {_shorten(cleaned)!r}: {item.strip()!r} is neither a number nor a range like 2-5"
+            )
         if len(first_text) > 6 or len(last_text) > 6 or int(last_text or first_text) > MAX_CPU:
-            raise ValueError(f"{what} {_shorten(cleaned)!r}: {item.strip()!r} is above the highest id {MAX_CPU}")
+            raise ValueError(
+                f"{what} {_shorten(cleaned)!r}: {item.strip()!r} is above the highest id {MAX_CPU}"
+            )
         first = int(first_text)
         last = int(last_text) if dash else first
         if last < first:

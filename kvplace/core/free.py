@@ -40,7 +40,9 @@ class Free:
         return {(node, size): count for node, size, count in self.huge_pages}
 
 
-def free_of(topology: Topology, ledger: Ledger, holds: Iterable[Claim] = (), *, only: int | None = None) -> Free:
+def free_of(
+    topology: Topology, ledger: Ledger, holds: Iterable[Claim] = (), *, only: int | None = None
+) -> Free:
     """Say what is left on a machine after the ledger's claims and the tentative `holds`.
 
     A hold whose pod already has a claim counts once. `only` restricts the CPUs further, for instance
@@ -70,7 +72,10 @@ def free_of(topology: Topology, ledger: Ledger, holds: Iterable[Claim] = (), *, 
         cpus=pool & ~named,
         pool=pool,
         uses=tuple(sorted((cpu, count) for cpu, count in uses.items() if pool >> cpu & 1)),
-        memory=tuple((node.id, node.memory - _pages_bytes(node.huge_pages) - memory.get(node.id, 0)) for node in topology.numa_nodes)
+        memory=tuple(
+            (node.id, node.memory - _pages_bytes(node.huge_pages) - memory.get(node.id, 0))
+            for node in topology.numa_nodes
+        )
         if any(node.memory for node in topology.numa_nodes)
         else (),
         huge_pages=tuple(

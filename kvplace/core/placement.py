@@ -93,8 +93,31 @@ class PodPlacement:
         )
 
     @classmethod
+    def floating(cls, *, pod_uid: str, node: str) -> PodPlacement:
+        """Say that a pod runs unpinned because nothing fitted and its user asked to `float` then."""
+        return cls(
+            pod_uid=pod_uid,
+            node=node,
+            topology="",
+            policy=Policy.NONE,
+            on_failure=OnFailure.FLOAT,
+            vcpus=(),
+            cpus=0,
+            emulator_cpus=0,
+            io_thread_cpus=(),
+            numa_nodes=(),
+            numa_memory=NumaMemory.OFF,
+            memory={},
+        )
+
+    @property
+    def floats(self) -> bool:
+        """Whether the VM runs unpinned: the hook then leaves its XML as it is."""
+        return self.policy is Policy.NONE
+
+    @classmethod
     def of_cpu_map(cls, text: str, *, on_failure: OnFailure = OnFailure.WAIT) -> PodPlacement:
-        """Read a bare `cpu-map`: vCPU *i* takes the *i*-th id, everything else all of them, memory is left alone."""
+        """Read a bare `cpu-map`: vCPU *i* takes the *i*-th id, other threads all ids, memory stays as it is."""
         cpus = tuple(cpu for ids in read_cpu_map(text).values() for cpu in ids)
         return cls(
             pod_uid="",
@@ -150,15 +173,15 @@ class PodPlacement:
             numa_memory=reader.word("numaMemory", NumaMemory, NumaMemory.OFF),
             memory=reader.bytes_by_node("memory"),
         )
-        if not placement.cpus:
+        if not placement.cpus and not placement.floats:
             raise reader.bad("cpus is empty; a placement names at least one CPU")
         if len(set(placement.vcpus)) != len(placement.vcpus):
             raise reader.bad("vcpus gives one CPU to two vCPUs")
         if mask_of(placement.vcpus) & ~placement.cpus:
             outside = format_cpu_list(mask_of(placement.vcpus) & ~placement.cpus)
             raise reader.bad(f"vcpus names CPU {outside}, which cpus lacks")
-        if not placement.vcpus and placement.policy is not Policy.NUMA:
-            raise reader.bad(f"vcpus is empty, which only policy numa allows, not {placement.policy.value}")
+        if not placement.vcpus and placement.policy not in (Policy.NUMA, Policy.NONE):
+            raise reader.bad(f"vcpus is empty, which policy {placement.policy.value} does not allow")
         return placement
 
 
@@ -172,13 +195,17 @@ class _Reader:
         try:
             raw = json.loads(text)
         except (ValueError, RecursionError):
-            raise self.bad("is not JSON; only kvplace writes this annotation, remove it and let the pod be made anew") from None
+            raise self.bad(
+                "is not JSON; only kvplace writes this annotation, remove it and let the pod be made anew"
+            ) from None
         if not isinstance(raw, dict):
             raise self.bad("must be a JSON object")
         self._raw: dict[str, object] = raw
         version = raw.get("version")
         if type(version) is not int or version != VERSION:
-            raise self.bad(f"has version {version!r}; this program reads version {VERSION}, use matching releases")
+            raise self.bad(
+                f"has version {version!r}; this program reads version {VERSION}, use matching releases"
+            )
 
     def bad(self, mend: str) -> BadAnnotation:
         return BadAnnotation(PLACEMENT, self._text, mend)
@@ -217,7 +244,11 @@ class _Reader:
         if not isinstance(value, dict):
             raise self.bad(f"{key} must be an object of bytes by NUMA node")
         for node, count in value.items():
-            if not (node.isascii() and node.isdigit() and len(node) <= 5) or type(count) is not int or count < 0:
+            if (
+                not (node.isascii() and node.isdigit() and len(node) <= 5)
+                or type(count) is not int
+                or count < 0
+            ):
                 raise self.bad(f"{key} holds {node!r}: {count!r}, which is not bytes by NUMA node")
         return {int(node): count for node, count in value.items()}
 

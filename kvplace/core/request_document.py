@@ -73,14 +73,20 @@ def read_request(text: str) -> PodRequest:
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError):
-        raise BadAnnotation(REQUEST, text, "is not JSON; only pod admission writes it, delete the pod") from None
+        raise BadAnnotation(
+            REQUEST, text, "is not JSON; only pod admission writes it, delete the pod"
+        ) from None
     if not isinstance(raw, dict) or type(raw.get("version")) is not int or raw["version"] != VERSION:
-        raise BadAnnotation(REQUEST, text, f"must be an object of version {VERSION}; only pod admission writes it")
+        raise BadAnnotation(
+            REQUEST, text, f"must be an object of version {VERSION}; only pod admission writes it"
+        )
     pages = raw.get("hugepages", {})
     if not isinstance(pages, dict):
         raise BadAnnotation(REQUEST, text, "hugepages must be an object of counts by page size")
     try:
-        huge_pages = {parse_bytes(size): _number(text, "hugepages", count, 1 << 40) for size, count in pages.items()}
+        huge_pages = {
+            parse_bytes(size): _number(text, "hugepages", count, 1 << 40) for size, count in pages.items()
+        }
     except ValueError as error:
         raise BadAnnotation(REQUEST, text, f"hugepages: {error}") from None
     vmi = raw.get("vmi", "")

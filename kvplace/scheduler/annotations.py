@@ -1,0 +1,62 @@
+"""What a binding writes on the pod: the placement, its `cpu-map`, and Crane's result if Crane's words asked."""
+
+from __future__ import annotations
+
+import json
+
+from kvplace.core.annotations import CRANE_RESULT, EXPLANATION, Spelling
+from kvplace.core.cpu_map import CPU_MAP, write_cpu_map
+from kvplace.core.cpuset import cpus_of
+from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.request_document import PodRequest
+from kvplace.core.topology import Topology
+
+
+def binding_annotations(
+    topology: Topology,
+    placement: Placement,
+    wanted: PodRequest,
+    *,
+    pod_uid: str,
+    node: str,
+    explanation: str = "",
+) -> dict[str, str]:
+    """Write a decision as annotations of its pod."""
+    bound = PodPlacement.of(
+        placement,
+        pod_uid=pod_uid,
+        node=node,
+        topology=topology.fingerprint,
+        on_failure=wanted.request.on_failure,
+    )
+    annotations = {
+        PLACEMENT: bound.to_json(),
+        CPU_MAP: write_cpu_map(topology, placement.vcpus or tuple(cpus_of(placement.cpus))),
+    }
+    if wanted.spelling is Spelling.CRANE:
+        annotations[CRANE_RESULT] = _crane_result(topology, placement)
+    if wanted.explain and explanation:
+        annotations[EXPLANATION] = explanation
+    return annotations
+
+
+def floating_annotations(*, pod_uid: str, node: str) -> dict[str, str]:
+    """Write that a pod runs unpinned."""
+    return {PLACEMENT: PodPlacement.floating(pod_uid=pod_uid, node=node).to_json()}
+
+
+def _crane_result(topology: Topology, placement: Placement) -> str:
+    """CPUs by NUMA node in the form of Crane's `topology-result` (gocrane/api topology v1alpha1 ZoneList)."""
+    return json.dumps(
+        [
+            {
+                "name": f"node{node}",
+                "type": "Node",
+                "resources": {
+                    "capacity": {"cpu": str((topology.node_by_id[node].cpus & placement.cpus).bit_count())}
+                },
+            }
+            for node in placement.numa_nodes
+        ],
+        separators=(",", ":"),
+    )
