@@ -8,6 +8,7 @@ import pytest
 
 pytest_plugins = [
     "tests.control_plane.fixtures",
+    "tests.control_plane.kubevirt_fixtures",
     "tests.libvirt_session.fixtures",
 ]
 

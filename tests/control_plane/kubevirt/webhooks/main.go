@@ -1,6 +1,6 @@
 // webhooks serves KubeVirt's own admission handlers over TLS on loopback, as virt-api would.
 //
-// Once it serves, it prints one line of JSON on standard output: the webhook configurations to
+// Once it serves, the file named by -announce appears: a JSON list of the webhook configurations to
 // create, with its URL and its CA in them. It ends when its standard input does.
 package main
 
@@ -34,15 +34,16 @@ func main() {
 	kubeconfig := flag.String("kubeconfig", "", "cluster and identity to use (required)")
 	namespace := flag.String("namespace", "kubevirt", "where KubeVirt is installed")
 	port := flag.Int("port", 0, "port on 127.0.0.1; 0: any free one")
+	announcement := flag.String("announce", "", "file to write the configurations to (required)")
 	flag.Parse()
 	lifeline.Tie(func() { os.Exit(0) })
-	if err := run(*kubeconfig, *namespace, *port); err != nil {
+	if err := run(*kubeconfig, *namespace, *port, *announcement); err != nil {
 		fmt.Fprintf(os.Stderr, "webhooks: %v\n", err)
 		os.Exit(1)
 	}
 }
 
-func run(kubeconfig, namespace string, port int) error {
+func run(kubeconfig, namespace string, port int, announcement string) error {
 	mux, err := handlers(kubeconfig, namespace)
 	if err != nil {
 		return err
@@ -69,7 +70,7 @@ func run(kubeconfig, namespace string, port int) error {
 		}
 	}
 	// The listener already takes connections, which wait for Serve below.
-	if err := json.NewEncoder(os.Stdout).Encode([]any{mutating, validating}); err != nil {
+	if err := announce(announcement, []any{mutating, validating}); err != nil {
 		return err
 	}
 	server := &http.Server{
@@ -78,6 +79,19 @@ func run(kubeconfig, namespace string, port int) error {
 		TLSConfig:         &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12},
 	}
 	return server.ServeTLS(listener, "", "")
+}
+
+// announce lets a file appear with its content complete.
+func announce(path string, configurations []any) error {
+	text, err := json.Marshal(configurations)
+	if err != nil {
+		return err
+	}
+	unfinished := path + ".unfinished"
+	if err := os.WriteFile(unfinished, text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(unfinished, path)
 }
 
 // handlers waits until the informers that the handlers look into have what the cluster has.

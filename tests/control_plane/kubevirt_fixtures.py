@@ -1,0 +1,33 @@
+"""pytest fixtures of KubeVirt's parts: its launcher side alone, or all of it in the shared control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.control_plane.build import KUBEVIRT
+from tests.control_plane.cluster import ControlPlane
+from tests.control_plane.fixtures import programs
+from tests.control_plane.kubevirt_parts import KubeVirt
+from tests.control_plane.launcher_side import LauncherSide
+
+
+@pytest.fixture(scope="session")
+def kubevirt_programs() -> Path:
+    """Name the folder with KubeVirt's programs."""
+    return programs(KUBEVIRT)
+
+
+@pytest.fixture(scope="session")
+def launcher_side(kubevirt_programs: Path) -> LauncherSide:
+    """Answer as KubeVirt between a VMI and its hook; needs no cluster."""
+    return LauncherSide(kubevirt_programs)
+
+
+@pytest.fixture(scope="session")
+def kubevirt(control_plane: ControlPlane, kubevirt_programs: Path) -> Iterator[KubeVirt]:
+    """Share one KubeVirt, with its admission and its virt-controller, among all tests of the run."""
+    with KubeVirt(control_plane, kubevirt_programs) as running:
+        yield running

@@ -1,0 +1,290 @@
+"""KubeVirt in the tests' cluster: its CRDs, roles and CR, its admission and its virt-controller.
+
+All of it is KubeVirt's own code and KubeVirt's own objects, and its two processes have the rights of the
+service accounts that KubeVirt gives them. There is no virt-operator (the tests install), no virt-handler
+(a VMI stays Scheduled) and no subresource API (`virtctl start` does not work: write `spec.runStrategy`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from http.client import HTTPSConnection
+from pathlib import Path
+from typing import Any, Self
+
+from tests.control_plane.cluster import MERGE_PATCH, SERVER_SIDE_APPLY, ControlPlane, RequestRefused
+from tests.control_plane.server_process import ServerProcess
+
+Json = dict[str, Any]
+
+NAMESPACE = "kubevirt"
+FEATURE_GATES = ("Sidecar", "CPUManager", "NUMA")
+
+NODE_LABELS = {
+    "kubernetes.io/arch": "amd64",
+    "kubernetes.io/os": "linux",
+    "kubevirt.io/schedulable": "true",
+    "kubevirt.io/cpumanager": "true",
+    "machine-type.node.kubevirt.io/q35": "true",
+}
+"""What virt-handler writes on a node that can run VMs; without them no virt-launcher pod fits a node."""
+
+NODE_DEVICES = {
+    "devices.kubevirt.io/kvm": "1k",
+    "devices.kubevirt.io/tun": "1k",
+    "devices.kubevirt.io/vhost-net": "1k",
+}
+"""What virt-handler's device plugins offer on it."""
+
+_PLUGINS_CRD = "plugins.plugin.kubevirt.io"
+_ONE_DAY_S = 86_400
+_PATIENCE_S = 60
+
+
+class KubeVirt:
+    """KubeVirt installed and running in one control plane; use it as a context manager, or call `stop`."""
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        programs: Path,
+        *,
+        feature_gates: Sequence[str] = FEATURE_GATES,
+        configuration: Json | None = None,
+        admission: bool = True,
+        plugins_crd: bool = False,
+    ) -> None:
+        """Install KubeVirt, start it, and wait until it answers for VMs.
+
+        Args:
+            plane: where to.
+            programs: the folder with the built programs.
+            feature_gates: `developerConfiguration.featureGates` of the KubeVirt CR.
+            configuration: more of the CR's `spec.configuration`.
+            admission: whether KubeVirt's webhooks are there; without them objects stay as they are sent,
+                and a VMI lacks its defaults.
+            plugins_crd: install the CRD of KubeVirt's Plugins, the successor of hook sidecars, too.
+        """
+        self.plane = plane
+        self._programs = programs
+        self._configuration_paths: list[str] = []
+        self._servers: list[ServerProcess] = []
+        try:
+            installed = self._installation()
+            plane.create_namespace(NAMESPACE)
+            for rule in installed["rbac"]:
+                self._create(rule)
+            crds = [
+                crd for crd in installed["crds"] if crd["metadata"]["name"] != _PLUGINS_CRD or plugins_crd
+            ]
+            # It initialises for seconds, in which the CRDs that it waits for come into being.
+            announcement = self._start_admission() if admission else None
+            for crd in crds:
+                self._create({key: value for key, value in crd.items() if key != "status"})
+            for crd in crds:
+                self._wait_until_served(crd)
+            self.configure(feature_gates, configuration or {})
+            self.virt_controller = self._start_virt_controller()
+            if announcement is not None:
+                self._register_admission(announcement)
+            self.virt_controller.wait_until(self._leads, "lease")
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End KubeVirt's processes and unregister its admission; its objects stay. May be called twice."""
+        while self._configuration_paths:
+            with contextlib.suppress(RequestRefused, OSError):
+                self.plane.request("DELETE", self._configuration_paths[-1])
+            self._configuration_paths.pop()
+        for server in self._servers:
+            server.close_input()
+        for server in self._servers:
+            server.stop()
+
+    def create(self, kind: str, namespace: str, manifest: Json) -> Json:
+        """Create a VM, VMI or migration by its plural (`virtualmachines`) and return what was stored."""
+        path = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{kind}"
+        return self.plane.request("POST", path, {"apiVersion": "kubevirt.io/v1", **manifest})
+
+    def launcher_pod(self, namespace: str, vmi: str) -> Json:
+        """Wait for the virt-launcher pod of a VMI; raises `TimeoutError` when there is none after 60 s."""
+        pods = f"/api/v1/namespaces/{namespace}/pods?labelSelector=vm.kubevirt.io/name={vmi}"
+        return self._first(pods, lambda _: True)
+
+    def vmi_in_phase(self, namespace: str, name: str, phase: str) -> Json:
+        """Wait until a VMI is in a phase; raises `TimeoutError` when it is not after 60 s."""
+        vmis = f"/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances"
+        return self._first(
+            f"{vmis}?fieldSelector=metadata.name={name}",
+            lambda vmi: bool(vmi.get("status", {}).get("phase") == phase),
+        )
+
+    def gone(self, kind: str, namespace: str, name: str) -> None:
+        """Wait until an object is gone for good; raises `ServerDied` when it is still there after 90 s."""
+
+        def is_gone() -> bool:
+            try:
+                self.plane.request("GET", f"/apis/kubevirt.io/v1/namespaces/{namespace}/{kind}/{name}")
+            except RequestRefused as refused:
+                if refused.status != 404:
+                    raise
+                return True
+            return False
+
+        self.virt_controller.wait_until(is_gone, f"end of {kind} {namespace}/{name}")
+
+    def _first(self, path: str, is_wanted: Callable[[Json], bool]) -> Json:
+        connection = HTTPSConnection(
+            self.plane.url.removeprefix("https://"), context=self.plane.tls, timeout=_PATIENCE_S
+        )
+        headers = {"Authorization": f"Bearer {self.plane.admin.token}"}
+        watch = f"{path}&watch=true&resourceVersion=0&timeoutSeconds={_PATIENCE_S}"
+        last: Json = {}
+        with contextlib.closing(connection):
+            connection.request("GET", watch, headers=headers)
+            answer = connection.getresponse()
+            for line in iter(answer.readline, b""):
+                event = json.loads(line)
+                last = event.get("object", event)
+                if event.get("type") in {"ADDED", "MODIFIED"} and is_wanted(last):
+                    return last
+        raise TimeoutError(
+            f"waited {_PATIENCE_S} s on {path}; last seen: {json.dumps(last.get('status', last))}\n"
+            f"virt-controller said:\n{self.virt_controller.log_tail()}"
+        )
+
+    def configure(
+        self, feature_gates: Sequence[str] = FEATURE_GATES, configuration: Json | None = None
+    ) -> None:
+        """Write the KubeVirt CR; running processes take a change up within moments, without a signal."""
+        given = configuration or {}
+        development = {**given.get("developerConfiguration", {}), "featureGates": list(feature_gates)}
+        path = f"/apis/kubevirt.io/v1/namespaces/{NAMESPACE}/kubevirts/kubevirt"
+        self.plane.request(
+            "PATCH",
+            f"{path}?fieldManager=virt-operator&force=true",
+            {
+                "apiVersion": "kubevirt.io/v1",
+                "kind": "KubeVirt",
+                "metadata": {"name": "kubevirt"},
+                "spec": {"configuration": {**given, "developerConfiguration": development}},
+            },
+            content_type=SERVER_SIDE_APPLY,
+        )
+        # virt-operator's word that KubeVirt is there; its processes do not believe in it before.
+        status = {"phase": "Deployed", "defaultArchitecture": "amd64"}
+        self.plane.request("PATCH", f"{path}/status", {"status": status}, content_type=MERGE_PATCH)
+
+    # Installing
+
+    def _installation(self) -> Json:
+        printed = subprocess.run(
+            [self._programs / "installation", "-namespace", NAMESPACE],
+            check=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+        )
+        installed: Json = json.loads(printed.stdout)
+        return installed
+
+    def _create(self, manifest: Json) -> None:
+        path = _collection(manifest)
+        try:
+            self.plane.request("POST", path, manifest)
+        except RequestRefused as refused:
+            # KubeVirt may have been here before, with the same objects.
+            if refused.status != 409:
+                raise
+
+    def _wait_until_served(self, crd: Json) -> None:
+        spec = crd["spec"]
+        wanted = spec["names"]["plural"]
+        versions = (version["name"] for version in spec["versions"] if version["served"])
+        paths = [f"/apis/{spec['group']}/{version}" for version in versions]
+
+        def is_served() -> bool:
+            try:
+                return all(
+                    wanted in (resource["name"] for resource in self.plane.request("GET", path)["resources"])
+                    for path in paths
+                )
+            except RequestRefused as refused:
+                if refused.status != 404:
+                    raise
+                return False
+
+        api_server = next(server for server in self.plane.servers if server.name == "kube-apiserver")
+        api_server.wait_until(is_served, crd["metadata"]["name"])
+
+    # Starting
+
+    def _start(self, name: str, program: str, *flags: str, **environment: str) -> ServerProcess:
+        server = ServerProcess(
+            name, [self._programs / program, *flags], self.plane.logs / f"{name}.log", environment
+        )
+        self._servers.append(server)
+        return server
+
+    def _kubeconfig(self, account: str) -> Path:
+        token = self.plane.service_account_token(NAMESPACE, account, lifetime_s=_ONE_DAY_S)
+        return self.plane.kubeconfig_for(token, name=account)
+
+    def _start_virt_controller(self) -> ServerProcess:
+        return self._start(
+            "virt-controller",
+            "virt-controller",
+            f"--kubeconfig={self._kubeconfig('kubevirt-controller')}",
+            "--launcher-image=kubevirt.test/virt-launcher",
+            "--exporter-image=kubevirt.test/virt-exportserver",
+            # Its metrics want certificates that are not here, so nobody asks for them.
+            "--listen=127.0.0.1",
+            "--port=0",
+            SIDECAR_SHIM_IMAGE="kubevirt.test/sidecar-shim",
+        )
+
+    def _leads(self) -> bool:
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/virt-controller"
+        try:
+            return bool(self.plane.request("GET", path)["spec"].get("holderIdentity"))
+        except RequestRefused as refused:
+            if refused.status != 404:
+                raise
+            return False
+
+    def _start_admission(self) -> Path:
+        announcement = self.plane.folder / "kubevirt-admission.json"
+        announcement.unlink(missing_ok=True)
+        self.admission = self._start(
+            "kubevirt-admission",
+            "webhooks",
+            f"-kubeconfig={self._kubeconfig('kubevirt-apiserver')}",
+            f"-namespace={NAMESPACE}",
+            f"-announce={announcement}",
+        )
+        return announcement
+
+    def _register_admission(self, announcement: Path) -> None:
+        self.admission.wait_until(announcement.exists, "handlers")
+        for configuration in json.loads(announcement.read_text()):
+            path = f"{_collection(configuration)}/{configuration['metadata']['name']}"
+            self._configuration_paths.append(path)
+            self._create(configuration)
+
+
+def _collection(manifest: Json) -> str:
+    group = manifest["apiVersion"]
+    start = f"/apis/{group}" if "/" in group else f"/api/{group}"
+    namespace = manifest["metadata"].get("namespace")
+    plural = f"{manifest['kind'].lower()}s"
+    return f"{start}/namespaces/{namespace}/{plural}" if namespace else f"{start}/{plural}"
