@@ -44,8 +44,10 @@ class Environment:
             wanted = {section: constraints.fingerprint(section) for section in sections}
             done = self._installed()
             missing = [section for section, name in wanted.items() if done.get(section) != name]
-            # Building from source finds its tools in the environment itself: they are pinned there too.
-            for part in ([Section.BUILD] if Section.BUILD in missing else [], missing):
+            # What is built from source finds its tools in the environment itself, since they are pinned there.
+            tools = [section for section in missing if section is Section.BUILD]
+            others = [section for section in missing if section is not Section.BUILD]
+            for part in (tools, others):
                 if part:
                     self._install(part, constraints)
             done |= {section: wanted[section] for section in missing}
