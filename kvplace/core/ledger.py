@@ -121,7 +121,7 @@ class Ledger:
                 holder = before if before != claim.uid else now
                 if holder != claim.uid:
                     raise OwnershipConflict(
-                        f"CPU {cpu} belongs to pod {holder} and must be released before pod {claim.uid} owns it"
+                        f"CPU {cpu} belongs to pod {holder} and must be released before {claim.uid} owns it"
                     )
             for cpu in [cpu for cpu, owner in owners.items() if owner == claim.uid]:
                 del owners[cpu]
@@ -135,7 +135,7 @@ class Ledger:
             held = mask_of(cpu for cpu, owner in self.owners.items() if owner == uid)
             if held != claim.owned:
                 raise Corrupt(
-                    f"pod {uid} claims CPU {format_cpu_list(claim.owned)!r} but owns {format_cpu_list(held)!r}"
+                    f"{uid} claims CPU {format_cpu_list(claim.owned)!r} but owns {format_cpu_list(held)!r}"
                 )
         strangers = {owner for owner in self.owners.values() if owner not in self.claims}
         if strangers:

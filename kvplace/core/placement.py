@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import TypeVar
 
 from kvplace.core.cpu_map import read_cpu_map
 from kvplace.core.cpuset import MAX_CPU, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import BadAnnotation
+from kvplace.core.quantity import format_bytes, parse_bytes
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 
 PLACEMENT = "kvplace.io/placement"
@@ -71,6 +73,9 @@ class PodPlacement:
     numa_nodes: tuple[int, ...]
     numa_memory: NumaMemory
     memory: Mapping[int, int]
+    owned: int = 0
+    """CPUs that nobody else may use; with `huge_pages` what a lost ledger is rebuilt from."""
+    huge_pages: Mapping[int, Mapping[int, int]] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
     def of(
@@ -90,6 +95,8 @@ class PodPlacement:
             numa_nodes=placement.numa_nodes,
             numa_memory=placement.numa_memory,
             memory=placement.memory,
+            owned=placement.owned,
+            huge_pages=placement.huge_pages,
         )
 
     @classmethod
@@ -117,7 +124,7 @@ class PodPlacement:
 
     @classmethod
     def of_cpu_map(cls, text: str, *, on_failure: OnFailure = OnFailure.WAIT) -> PodPlacement:
-        """Read a bare `cpu-map`: vCPU *i* takes the *i*-th id, other threads all ids, memory stays as it is."""
+        """Read a bare `cpu-map`: vCPU *i* takes the *i*-th id, other threads all ids, memory floats."""
         cpus = tuple(cpu for ids in read_cpu_map(text).values() for cpu in ids)
         return cls(
             pod_uid="",
@@ -151,6 +158,11 @@ class PodPlacement:
                 "numaNodes": list(self.numa_nodes),
                 "numaMemory": self.numa_memory.value,
                 "memory": {str(node): count for node, count in self.memory.items()},
+                "owned": format_cpu_list(self.owned),
+                "hugePages": {
+                    str(node): {format_bytes(size): count for size, count in pages.items()}
+                    for node, pages in self.huge_pages.items()
+                },
             },
             separators=(",", ":"),
         )
@@ -172,6 +184,8 @@ class PodPlacement:
             numa_nodes=reader.ids("numaNodes"),
             numa_memory=reader.word("numaMemory", NumaMemory, NumaMemory.OFF),
             memory=reader.bytes_by_node("memory"),
+            owned=reader.cpus("owned", ""),
+            huge_pages=reader.pages_by_node("hugePages"),
         )
         if not placement.cpus and not placement.floats:
             raise reader.bad("cpus is empty; a placement names at least one CPU")
@@ -251,6 +265,18 @@ class _Reader:
             ):
                 raise self.bad(f"{key} holds {node!r}: {count!r}, which is not bytes by NUMA node")
         return {int(node): count for node, count in value.items()}
+
+    def pages_by_node(self, key: str) -> dict[int, dict[int, int]]:
+        value = self._raw.get(key, {})
+        if not isinstance(value, dict):
+            raise self.bad(f"{key} must be an object of page counts by NUMA node and page size")
+        try:
+            return {
+                int(node): {parse_bytes(size): int(count) for size, count in pages.items()}
+                for node, pages in value.items()
+            }
+        except (AttributeError, TypeError, ValueError):
+            raise self.bad(f"{key} must be an object of page counts by NUMA node and page size") from None
 
     def ids(self, key: str) -> tuple[int, ...]:
         value = self._raw.get(key, [])

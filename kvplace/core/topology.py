@@ -137,7 +137,7 @@ class Topology:
         return {}
 
     def cores_in(self, cpus: int) -> tuple[int, ...]:
-        """The parts of cores that lie in a set of CPUs; remembered, so ask for the machine's own levels only."""
+        """The parts of cores that lie in a set of CPUs; remembered, so only for the machine's own levels."""
         if cpus not in self._cores_in:
             self._cores_in[cpus] = tuple(core & cpus for core in self.cores if core & cpus)
         return self._cores_in[cpus]

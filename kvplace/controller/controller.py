@@ -1,0 +1,257 @@
+"""The loop that keeps ledgers true: releases, confirmations, lost claims, ledgers of vanished nodes.
+
+Events only mark a node as due; the work looks at the whole node. So a missed or doubled event costs time,
+never truth, and a round over all nodes runs now and then besides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from zlib import crc32
+
+from kvplace.controller.metrics import OVERLAPS, RELEASES, WAKES
+from kvplace.controller.upkeep import Lost, Verdict, judge, judge_live, lost_claim
+from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.errors import Conflict, KvplaceError
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict, confirmed
+from kvplace.kube.cluster import Cluster
+from kvplace.kube.ledgers import Ledgers
+from kvplace.kube.records import EventRecord, EventType, NodeRecord, PodRecord
+from kvplace.kube.store import Store
+
+RELEASED_AT = "kvplace.io/released-at"
+"""Node annotation whose change makes kube-scheduler try waiting pods again."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """How often and how patiently the controller works."""
+
+    patience_s: float = 60.0
+    """How long a claim may wait for its binding before its pod is read live; far above a bind's limit."""
+    round_s: float = 30.0
+    """Time between two looks at every node."""
+    wake_pause_s: float = 0.25
+    """Least time between two wake-ups, so that many releases at once wake once."""
+    standby_s: float = 2.0
+    """How much later this replica does what falls to the other ones."""
+    share: tuple[int, int] = (0, 1)
+    """This replica's number and how many there are."""
+
+
+class Controller:
+    """Watches pods, nodes and ledgers through the given caches and mends what differs."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        pods: Store[str, PodRecord],
+        nodes: Store[str, NodeRecord],
+        ledgers: Ledgers,
+        settings: ControllerSettings | None = None,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._cluster = cluster
+        self._pods = pods
+        self._nodes = nodes
+        self._ledgers = ledgers
+        self._settings = settings or ControllerSettings()
+        self._now = now
+        self._bound_to: dict[str, set[str]] = {}
+        self._due: dict[str, float] = {}
+        self._due_changed = asyncio.Event()
+        self._freed: str = ""
+        self._freed_changed = asyncio.Event()
+        pods.subscribe(self._pod_seen)
+        nodes.subscribe(self._node_seen)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._work())
+            group.create_task(self._rounds())
+            group.create_task(self._wake())
+
+    async def mend(self, node: str) -> None:
+        """Bring one node's ledger in step with its pods; raises what a write raises."""
+        record = self._ledgers.current(node)
+        claims: Mapping[str, Claim] = record.ledger.claims if record is not None else {}
+        for claim in list(claims.values()):
+            await self._mend_claim(node, claim)
+        for lost in self._lost_on(node, claims):
+            await self._claim_back(lost)
+        await self._drop_ledger_of_vanished_node(node)
+
+    # One thing each.
+
+    async def _mend_claim(self, node: str, claim: Claim) -> None:
+        verdict = judge(
+            claim, node, self._pods.get(claim.uid), now=self._now(), patience_s=self._settings.patience_s
+        )
+        if verdict is Verdict.LOOK:
+            pod = await self._cluster.read_pod(claim.namespace, claim.pod)
+            verdict = judge_live(claim, node, pod)
+            if verdict is Verdict.RELEASE and pod is not None and pod.uid == claim.uid and not pod.node:
+                log.warning(
+                    "claim of a pod that was never bound is given back",
+                    extra={"node": node, "uid": claim.uid},
+                )
+        match verdict:
+            case Verdict.RELEASE:
+                await self._release(node, claim)
+            case Verdict.CONFIRM:
+                self._ledgers.change_later(node, lambda ledger: (_confirmation(ledger, claim.uid), None))
+            case Verdict.KEEP | Verdict.LOOK:
+                pass
+
+    async def _release(self, node: str, claim: Claim) -> None:
+        uid = claim.uid
+        released = await self._ledgers.change(
+            node,
+            lambda ledger: (
+                LedgerChange(releases=(uid,) if uid in ledger.claims else ()),
+                uid in ledger.claims,
+            ),
+        )
+        if released:
+            RELEASES.inc()
+            log.info(
+                "released CPUs %s",
+                format_cpu_list(claim.cpus),
+                extra={"node": node, "uid": uid, "vm": claim.vmi},
+            )
+            self._freed = node
+            self._freed_changed.set()
+
+    def _lost_on(self, node: str, known: Mapping[str, Claim]) -> list[Lost]:
+        running = (self._pods.get(uid) for uid in self._bound_to.get(node, ()) if uid not in known)
+        found = (lost_claim(pod) for pod in running if pod is not None)
+        return [lost for lost in found if lost is not None]
+
+    async def _claim_back(self, lost: Lost) -> None:
+        """Claim again for a pod that runs; when its cores have another owner, say so loudly and leave both."""
+        claim = lost.claim
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
+            if claim.uid in ledger.claims:
+                return LedgerChange(), None
+            taken = mask_of(cpu for cpu, owner in ledger.owners.items() if claim.owned >> cpu & 1)
+            if taken:
+                owners = sorted({ledger.owners[cpu] for cpu in ledger.owners if claim.owned >> cpu & 1})
+                raise OwnershipConflict(
+                    f"pod {claim.namespace}/{claim.pod} runs on CPUs {format_cpu_list(taken)} of {lost.node}, "
+                    f"which the ledger gives to {', '.join(owners)}"
+                )
+            return LedgerChange(claims=(claim,)), None
+
+        try:
+            await self._ledgers.change(lost.node, decide)
+        except OwnershipConflict as error:
+            OVERLAPS.inc()
+            log.error("%s", error, extra={"node": lost.node, "uid": claim.uid})
+            await self._cluster.record_event(
+                EventRecord(
+                    claim.namespace,
+                    "Pod",
+                    claim.pod,
+                    claim.uid,
+                    EventType.WARNING,
+                    "CoresOverlap",
+                    "Reclaiming",
+                    str(error),
+                )
+            )
+
+    async def _drop_ledger_of_vanished_node(self, node: str) -> None:
+        record = self._ledgers.current(node)
+        if record is None or node in self._nodes.records or record.ledger.claims or record.ledger.owners:
+            return
+        try:
+            await self._cluster.delete_ledger(record)
+        except Conflict:
+            self._mark(node, self._settings.round_s)
+
+    # When.
+
+    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        if before is not None:
+            self._bound_to.get(before.node, set()).discard(before.uid)
+        if after is not None:
+            self._bound_to.setdefault(after.node, set()).add(after.uid)
+        for pod in (before, after):
+            if pod is not None:
+                for node in {pod.node, *self._ledgers.nodes_claimed_by(pod.uid)} - {""}:
+                    self._mark(node)
+
+    def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
+        if after is None and before is not None:
+            self._mark(before.name)
+
+    def _mark(self, node: str, after_s: float = 0.0) -> None:
+        """Make a node due; a little later where another replica is meant to do it first."""
+        number, replicas = self._settings.share
+        if crc32(node.encode()) % max(1, replicas) != number:
+            after_s += self._settings.standby_s
+        when = asyncio.get_running_loop().time() + after_s
+        self._due[node] = min(when, self._due.get(node, when))
+        self._due_changed.set()
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._due_changed.clear()
+            ready = [node for node, when in self._due.items() if when <= loop.time()]
+            for node in ready:
+                del self._due[node]
+            if ready:
+                await asyncio.gather(*(self._mend_or_try_later(node) for node in ready))
+                continue
+            wait = min(self._due.values(), default=None)
+            try:
+                async with asyncio.timeout_at(wait):
+                    await self._due_changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _mend_or_try_later(self, node: str) -> None:
+        try:
+            await self.mend(node)
+        except KvplaceError as error:
+            log.warning("node %s is mended later: %s", node, error, extra={"node": node})
+            self._mark(node, 1.0)
+
+    async def _rounds(self) -> None:
+        while True:
+            for record in self._ledgers.all():
+                self._mark(record.node)
+            for node in self._bound_to.keys() - {""}:
+                self._mark(node)
+            await asyncio.sleep(self._settings.round_s)
+
+    async def _wake(self) -> None:
+        """Make kube-scheduler try waiting pods again after a release: it does so when a node changes."""
+        while True:
+            await self._freed_changed.wait()
+            self._freed_changed.clear()
+            node = self._freed
+            if node in self._nodes.records and self._bound_to.get(""):
+                try:
+                    await self._cluster.annotate_node(node, {RELEASED_AT: self._now().isoformat()})
+                    WAKES.inc()
+                except KvplaceError as error:
+                    log.warning("waiting pods were not woken: %s", error, extra={"node": node})
+            await asyncio.sleep(self._settings.wake_pause_s)
+
+
+def _confirmation(ledger: Ledger, uid: str) -> LedgerChange:
+    claim = ledger.claims.get(uid)
+    if claim is None or confirmed(claim) == claim:
+        return LedgerChange()
+    return LedgerChange(claims=(confirmed(claim),))
