@@ -143,7 +143,8 @@ class LauncherSide:
         `cpuset` are the CPUs of the compute container and `topology` the host's (`host_topology`); both are
         needed with dedicatedCpuPlacement. With `emulation` and without `kvm` the domain is one for TCG.
         """
-        return self._ask("define-domain", _host_flags(cpuset, topology, emulation, kvm), vmi)
+        printed = self._ask("define-domain", _host_flags(cpuset, topology, emulation, kvm), vmi)
+        return printed.removesuffix("\n")
 
     def call_hook(self, vmi: Json | str, sockets: Path, **options: Any) -> HookReport:
         """Do with the sidecars of one VM what virt-launcher does; the options are those of `hook_flags`.
