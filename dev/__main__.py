@@ -121,9 +121,9 @@ def main(words: list[str]) -> int:
 
 
 def _prepare_tests() -> None:
-    real = system_packages.ensure({**system_packages.COMPILER, **system_packages.python_headers()})
-    system_packages.ensure(system_packages.REAL_MACHINES)
-    VENV.ensure((*CHECKS, Section.AGENT) if real else CHECKS)
+    headers = system_packages.python_headers()
+    system_packages.ensure({**system_packages.COMPILER, **headers, **system_packages.REAL_MACHINES})
+    VENV.ensure((*CHECKS, Section.AGENT) if system_packages.can_compile() else CHECKS)
 
 
 def _build_servers() -> None:

@@ -44,11 +44,9 @@ class Environment:
             wanted = {section: constraints.fingerprint(section) for section in sections}
             done = self._installed()
             missing = [section for section, name in wanted.items() if done.get(section) != name]
-            # What is built from source finds its tools in the environment itself, since they are pinned there.
-            tools = [section for section in missing if section is Section.BUILD]
-            others = [section for section in missing if section is not Section.BUILD]
-            for part in (tools, others):
-                if part:
+            # What is built from source finds its tools in the environment itself: they are pinned, too.
+            for is_tool in (True, False):
+                if part := [section for section in missing if (section is Section.BUILD) == is_tool]:
                     self._install(part, constraints)
             done |= {section: wanted[section] for section in missing}
             itself = self._fingerprint_of_kvplace()

@@ -28,16 +28,18 @@ REAL_MACHINES = {
 FOUND_BY_COMMAND = {"gcc": "gcc", "pkg-config": "pkg-config"}
 
 
-def ensure(packages: dict[str, str]) -> bool:
-    """Installs what is missing, and says whether everything is there now."""
+def ensure(packages: dict[str, str]) -> None:
+    """Installs what is missing, or says why it cannot."""
     missing = [name for name in packages if not _installed(name)]
     if not missing:
-        return True
+        return
     if shutil.which("apt-get") is None:
-        return _without(missing, "this is not Debian: there is no apt-get")
+        _without(missing, "this is not Debian: there is no apt-get")
+        return
     prefix = _as_root()
     if prefix is None:
-        return _without(missing, "neither root nor sudo without a password")
+        _without(missing, "neither root nor sudo without a password")
+        return
     quiet = {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1"}
     environment = [f"{key}={value}" for key, value in quiet.items()]
     apt = [*prefix, "env", *environment, "apt-get", "-q", "-o", "DPkg::Lock::Timeout=300"]
@@ -47,7 +49,11 @@ def ensure(packages: dict[str, str]) -> bool:
         f"installing Debian packages: {' '.join(missing)}",
         [*apt, "install", "-y", "--no-install-recommends", *missing],
     )
-    return True
+
+
+def can_compile() -> bool:
+    """Whether libvirt-python can be built here."""
+    return all(_installed(name) for name in (*COMPILER, *python_headers()))
 
 
 def python_headers() -> dict[str, str]:
@@ -83,9 +89,8 @@ def _as_root() -> list[str] | None:
     return None
 
 
-def _without(missing: list[str], why: str) -> bool:
+def _without(missing: list[str], why: str) -> None:
     sentence = f"missing here and not installable ({why}): {' '.join(missing)}"
     if in_ci():
         raise StepFailed(sentence)
     say(f"{sentence}; the tests that need them will be skipped")
-    return False
