@@ -1,0 +1,224 @@
+"""The few fields of pods, VMs and VMIs that admission decides on, typed.
+
+VMIs come before the API server has checked them against their schema, so every shape is possible. What is
+read here has the shape that it says; edits are made on copies of the raw objects, where everything that
+is not read stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import msgspec
+
+from kvplace.core.errors import BadBody
+
+Quantity: TypeAlias = str | int
+Quantities: TypeAlias = dict[str, Quantity]
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+
+
+class _View(msgspec.Struct, frozen=True, rename="camel"):
+    """Fields as Kubernetes spells them; `null` and a missing field are the same."""
+
+
+class Owner(_View, frozen=True):
+    """An entry of `metadata.ownerReferences`."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
+class Metadata(_View, frozen=True):
+    """An object's `metadata`."""
+
+    name: str | None = None
+    generate_name: str | None = None
+    namespace: str | None = None
+    uid: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: list[Owner] | None = None
+    deletion_timestamp: str | None = None
+
+
+class Resources(_View, frozen=True):
+    """Requests and limits of a container or of a VMI's domain."""
+
+    requests: Quantities | None = None
+    limits: Quantities | None = None
+
+    @property
+    def requested(self) -> Quantities:
+        return self.requests or {}
+
+    @property
+    def limited(self) -> Quantities:
+        return self.limits or {}
+
+
+class Container(_View, frozen=True):
+    """A container of a pod."""
+
+    name: str
+    command: list[str] | None = None
+    resources: Resources | None = None
+
+    @property
+    def requested(self) -> Quantities:
+        return self.resources.requested if self.resources else {}
+
+    @property
+    def limited(self) -> Quantities:
+        return self.resources.limited if self.resources else {}
+
+
+class FieldRef(_View, frozen=True):
+    """A field of the pod itself."""
+
+    field_path: str = ""
+
+
+class DownwardItem(_View, frozen=True):
+    """One file of a downward API volume."""
+
+    path: str = ""
+    field_ref: FieldRef | None = None
+
+
+class DownwardVolume(_View, frozen=True):
+    """A volume filled from the pod's own fields."""
+
+    items: list[DownwardItem] | None = None
+
+
+class Volume(_View, frozen=True):
+    """A volume of a pod."""
+
+    name: str
+    downward: DownwardVolume | None = msgspec.field(default=None, name="downwardAPI")
+
+
+class PodSpec(_View, frozen=True):
+    """A pod's `spec`."""
+
+    containers: list[Container]
+    volumes: list[Volume] | None = None
+    scheduler_name: str | None = None
+    node_name: str | None = None
+
+
+class Pod(_View, frozen=True):
+    """A pod."""
+
+    spec: PodSpec
+    metadata: Metadata = Metadata()
+
+
+class Cpu(_View, frozen=True):
+    """A VMI's `spec.domain.cpu`."""
+
+    sockets: _Count | None = None
+    cores: _Count | None = None
+    threads: _Count | None = None
+    dedicated_cpu_placement: bool | None = None
+    isolate_emulator_thread: bool | None = None
+
+
+class HugePages(_View, frozen=True):
+    """A VMI's `spec.domain.memory.hugepages`."""
+
+    page_size: str | None = None
+
+
+class Memory(_View, frozen=True):
+    """A VMI's `spec.domain.memory`."""
+
+    guest: Quantity | None = None
+    hugepages: HugePages | None = None
+
+
+class IoThreads(_View, frozen=True):
+    """A VMI's `spec.domain.ioThreads`."""
+
+    supplemental_pool_thread_count: _Count | None = None
+
+
+class Disk(_View, frozen=True):
+    """A disk of a VMI."""
+
+    dedicated_io_thread: bool | None = msgspec.field(default=None, name="dedicatedIOThread")
+
+
+class Devices(_View, frozen=True):
+    """A VMI's `spec.domain.devices`."""
+
+    disks: list[Disk] | None = None
+
+
+class Domain(_View, frozen=True):
+    """A VMI's `spec.domain`."""
+
+    cpu: Cpu | None = None
+    memory: Memory | None = None
+    resources: Resources | None = None
+    devices: Devices | None = None
+    io_threads_policy: str | None = None
+    io_threads: IoThreads | None = None
+
+
+class VmiSpec(_View, frozen=True):
+    """A VMI's `spec`."""
+
+    domain: Domain = Domain()
+
+
+class Vmi(_View, frozen=True):
+    """A VirtualMachineInstance."""
+
+    spec: VmiSpec = VmiSpec()
+    metadata: Metadata = Metadata()
+
+
+class VmiTemplate(_View, frozen=True):
+    """A VM's `spec.template`; its metadata may be left out altogether."""
+
+    spec: VmiSpec = VmiSpec()
+    metadata: Metadata | None = None
+
+
+class VmSpec(_View, frozen=True):
+    """A VM's `spec`."""
+
+    template: VmiTemplate = VmiTemplate()
+
+
+class Vm(_View, frozen=True):
+    """A VirtualMachine."""
+
+    spec: VmSpec = VmSpec()
+    metadata: Metadata = Metadata()
+
+
+_Object = TypeVar("_Object", Pod, Vm, Vmi)
+_KINDS: dict[type[Any], str] = {Pod: "Pod", Vm: "VirtualMachine", Vmi: "VirtualMachineInstance"}
+
+
+def view(raw: Mapping[str, Any], kind: type[_Object]) -> _Object:
+    """Read the fields of an object; raises BadBody that names the object and the field."""
+    try:
+        return msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        metadata = raw.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        who = f"{_KINDS[kind]} {name}" if isinstance(name, str) and name else f"{_KINDS[kind]} without a name"
+        raise BadBody(f"{who}: {error}; correct that field") from None
+
+
+def title(kind: type[Pod | Vm | Vmi], metadata: Metadata, namespace: str) -> str:
+    """Name an object in a sentence, `Pod default/db-…` while the API server has not made the name."""
+    name = metadata.name or f"{metadata.generate_name or ''}…"
+    return f"{_KINDS[kind]} {namespace or metadata.namespace or 'default'}/{name}"

@@ -1,0 +1,84 @@
+"""How large a plain pod is: the CPU limits of its containers, which must be whole numbers.
+
+Nothing is demanded of memory, and containers without a CPU limit do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from kvplace.admission.objects import Container, Quantity
+from kvplace.core.errors import Misconfigured
+from kvplace.core.quantity import parse_bytes, parse_quantity
+from kvplace.core.request import MAX_VCPUS
+
+_HUGE_PAGES = "hugepages-"
+
+
+@dataclass(frozen=True, slots=True)
+class PodSize:
+    """What a plain pod takes of a machine."""
+
+    cpus_of: Mapping[str, int]
+    """Whole CPUs by the name of the container that is limited to them."""
+    memory: int
+    """Bytes, huge pages included."""
+    huge_pages: Mapping[int, int]
+
+    @property
+    def cpus(self) -> int:
+        return sum(self.cpus_of.values())
+
+
+def size_of_pod(containers: Sequence[Container], what: str) -> PodSize:
+    """Read a plain pod's size; raises Misconfigured, led by `what`, when a CPU limit is not whole."""
+    cpus_of = {
+        container.name: _whole_cpus(container, what) for container in containers if "cpu" in container.limited
+    }
+    if not sum(cpus_of.values()):
+        raise Misconfigured(
+            f"{what} asks for CPUs of its own, but no container has a CPU limit; set "
+            "spec.containers[].resources.limits.cpu to the number of CPUs"
+        )
+    if sum(cpus_of.values()) > MAX_VCPUS:
+        raise Misconfigured(
+            f"{what} is limited to {sum(cpus_of.values())} CPUs; kvplace gives at most {MAX_VCPUS}"
+        )
+    memory = 0
+    huge_pages: dict[int, int] = {}
+    for container in containers:
+        given = {**container.requested, **container.limited}
+        memory += _bytes(given.get("memory", 0), what, container, "memory")
+        for name, value in given.items():
+            if name.startswith(_HUGE_PAGES):
+                size = _bytes(name.removeprefix(_HUGE_PAGES), what, container, name) or 1
+                count = _bytes(value, what, container, name)
+                huge_pages[size] = huge_pages.get(size, 0) + -(-count // size)
+                memory += count
+    return PodSize(
+        MappingProxyType(cpus_of), memory, {size: count for size, count in huge_pages.items() if count}
+    )
+
+
+def _whole_cpus(container: Container, what: str) -> int:
+    value = container.limited["cpu"]
+    place = f"{what}: container {container.name}: CPU limit {value!r}"
+    try:
+        cpus = parse_quantity(value)
+    except ValueError as error:
+        raise Misconfigured(f"{place}: {error}") from None
+    if cpus.denominator != 1 or cpus < 0:
+        raise Misconfigured(
+            f"{place} is no whole number, and a pod that asks for CPUs of its own gets whole ones; "
+            f"write {max(1, -(-cpus.numerator // cpus.denominator))}, or leave the limit out"
+        )
+    return int(cpus)
+
+
+def _bytes(value: Quantity, what: str, container: Container, resource: str) -> int:
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise Misconfigured(f"{what}: container {container.name}: {resource}: {error}") from None

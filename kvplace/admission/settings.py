@@ -1,0 +1,17 @@
+"""What an operator decides for admission."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    """The names that admission writes into objects."""
+
+    sidecar_image: str
+    """Image of the hook sidecar; its program is `kvplace-hook`."""
+    scheduler_name: str = "kvplace-scheduler"
+    """Scheduler of pods that name none."""
+    other_schedulers: tuple[str, ...] = ()
+    """Further schedulers whose configuration holds our extender; pods may name them."""

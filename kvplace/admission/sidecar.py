@@ -1,0 +1,152 @@
+"""The hook sidecar: its entry on the VMI, and what its container in the pod needs beside what KubeVirt gives.
+
+KubeVirt makes the container from the entry, with no way to ask for volumes, probes or resources
+(annotation `hooks.kubevirt.io/hookSidecars`). Pod admission adds those: the results on the pod as files,
+the node's name, and the gate that holds the VM until its cores are known.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from kvplace.admission.objects import Pod
+from kvplace.core.annotations import REQUEST
+from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.errors import BadAnnotation, Misconfigured
+from kvplace.core.placement import PLACEMENT
+
+HOOK_SIDECARS = "hooks.kubevirt.io/hookSidecars"
+COMMAND = ["kvplace-hook"]
+READY = ["kvplace-hook", "ready"]
+VOLUME = "kvplace-pod"
+FOLDER = "/etc/kvplace-pod"
+NODE_NAME = "NODE_NAME"
+
+FILES = {
+    "placement": f"metadata.annotations['{PLACEMENT}']",
+    "cpu-map": f"metadata.annotations['{CPU_MAP}']",
+    "request": f"metadata.annotations['{REQUEST}']",
+    "uid": "metadata.uid",
+    "name": "metadata.name",
+    "namespace": "metadata.namespace",
+}
+"""Files of the volume, and the field of the pod that each one holds."""
+
+_PROBES: dict[str, dict[str, Any]] = {
+    # Placement and bind are one write, so the first try normally passes. Until it does the container is
+    # not Ready and KubeVirt does not start the VM; it must never be killed for waiting.
+    "startupProbe": {"periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 2**31 - 1},
+    # The kubelet runs it at once when the start-up probe has passed. From then on the answer can hardly
+    # change, and a probe that is late on a busy node must not take a running VM out of its services.
+    "readinessProbe": {"periodSeconds": 60, "timeoutSeconds": 10, "failureThreshold": 10},
+}
+_RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "200m", "memory": "64Mi"}}
+_SECURITY = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
+
+
+def with_hook_sidecar(entries: str | None, image: str) -> str | None:
+    """Append our entry to the text of a VMI's `hookSidecars`; None when it is there already.
+
+    Other entries stay as they are written. Raises BadAnnotation when the text is no list of objects.
+    """
+    ours = json.dumps(
+        {"image": image, "imagePullPolicy": "IfNotPresent", "command": COMMAND, "args": ["serve"]},
+        separators=(",", ":"),
+    )
+    if entries is None:
+        return f"[{ours}]"
+    try:
+        written = msgspec.json.decode(entries, type=list[msgspec.Raw] | None) or []
+        read = [msgspec.json.decode(entry, type=dict[str, Any]) for entry in written]
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        mend = 'must be a JSON list of objects such as [{"image": "..."}]; correct it or remove it'
+        raise BadAnnotation(HOOK_SIDECARS, entries, mend) from None
+    if any(entry.get("command") == COMMAND for entry in read):
+        return None
+    return f"[{','.join([*(bytes(entry).decode() for entry in written), ours])}]"
+
+
+def sidecars_of(pod: Pod) -> list[int]:
+    """List the positions of kvplace's hook sidecars among the containers of a pod."""
+    return [index for index, container in enumerate(pod.spec.containers) if container.command == COMMAND]
+
+
+def wire(pod: Pod, spec: dict[str, Any], what: str) -> None:
+    """Give every hook sidecar in `spec`, a copy of the pod's own, what it needs; twice is the same as once.
+
+    Raises Misconfigured when the name of our volume is taken.
+    """
+    _add_volume(pod, spec, what)
+    for index in sidecars_of(pod):
+        _wire_container(spec["containers"][index])
+
+
+def _add_volume(pod: Pod, spec: dict[str, Any], what: str) -> None:
+    present = next((volume for volume in pod.spec.volumes or [] if volume.name == VOLUME), None)
+    if present is None:
+        items = [{"path": path, "fieldRef": {"fieldPath": field}} for path, field in FILES.items()]
+        entries_of(spec, "volumes").append({"name": VOLUME, "downwardAPI": {"items": items}})
+        return
+    given = present.downward.items if present.downward is not None else None
+    files = {item.path: item.field_ref.field_path for item in given or [] if item.field_ref is not None}
+    if files != FILES:
+        raise Misconfigured(f"{what}: the volume name {VOLUME} belongs to kvplace; name yours differently")
+
+
+def _wire_container(container: dict[str, Any]) -> None:
+    _put(container, "volumeMounts", {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}, "mountPath")
+    env = {"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    _put(container, "env", env, "name")
+    for probe, timing in _PROBES.items():
+        # A probe of ours that came through the API server's defaulting has more fields, and stays.
+        present = container.get(probe)
+        if not isinstance(present, dict) or present.get("exec") != {"command": READY}:
+            container[probe] = {"exec": {"command": list(READY)}, **timing}
+    # KubeVirt sets equal requests and limits where the pod is to be Guaranteed, and what its operator
+    # configured for sidecars; both are better founded than ours.
+    resources = fields_of(container, "resources")
+    if not resources.get("requests") and not resources.get("limits"):
+        resources |= {kind: dict(amounts) for kind, amounts in _RESOURCES.items()}
+    security = fields_of(container, "securityContext")
+    for field, value in _SECURITY.items():
+        if security.get(field) is None:
+            security[field] = value
+
+
+def _put(container: dict[str, Any], field: str, entry: dict[str, Any], key: str) -> None:
+    """Let a list of the container hold this entry; one with the same key and other content is replaced."""
+    entries = entries_of(container, field)
+    for index, present in enumerate(entries):
+        if isinstance(present, dict) and present.get(key) == entry[key]:
+            if not _holds(present, entry):
+                entries[index] = entry
+            return
+    entries.append(entry)
+
+
+def _holds(present: Any, wanted: Any) -> bool:
+    """Tell whether an entry says all that is wanted; the API server may have added defaults to it."""
+    if isinstance(wanted, dict):
+        return isinstance(present, dict) and all(
+            key in present and _holds(present[key], value) for key, value in wanted.items()
+        )
+    return bool(present == wanted)
+
+
+def fields_of(parent: dict[str, Any], field: str) -> dict[str, Any]:
+    """Return the object at a field of a copied document, made when it is missing or null."""
+    if parent.get(field) is None:
+        parent[field] = {}
+    found: dict[str, Any] = parent[field]
+    return found
+
+
+def entries_of(parent: dict[str, Any], field: str) -> list[Any]:
+    """Return the list at a field of a copied document, made when it is missing or null."""
+    if parent.get(field) is None:
+        parent[field] = []
+    found: list[Any] = parent[field]
+    return found

@@ -1,0 +1,137 @@
+"""How large a VM is, read from its VMI exactly as KubeVirt reads it.
+
+The pod cannot tell: KubeVirt requests a tenth of a CPU per vCPU, and memory with QEMU's overhead. Sources in
+KubeVirt: GetCPUTopology and GetVirtualMemory (converter/vcpu), GetIOThreadsCountType (converter/iothreads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from kvplace.admission.objects import Domain, Quantity
+from kvplace.core.errors import Misconfigured
+from kvplace.core.quantity import parse_bytes, parse_quantity
+from kvplace.core.request import MAX_VCPUS
+
+_AUTO = "auto"
+_SUPPLEMENTAL_POOL = "supplementalPool"
+_MOST_IO_THREADS = 65535
+_MOST_BYTES = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class VmSize:
+    """What a VM takes of a machine."""
+
+    vcpus: int
+    memory: int
+    """Bytes that the guest sees, huge pages included; 0 when nothing says."""
+    huge_pages: Mapping[int, int]
+    """Pages by page size in bytes."""
+    io_threads: int
+
+
+def size_of_vm(domain: Domain, what: str) -> VmSize:
+    """Read a VM's size; `what` leads the sentence of a Misconfigured, for instance `VMI default/db: spec`."""
+    at = f"{what}.domain"
+    memory = _memory(domain, at)
+    vcpus = _vcpus(domain, at)
+    if not 1 <= vcpus <= MAX_VCPUS:
+        raise Misconfigured(f"{at} makes {vcpus} vCPUs; kvplace places VMs of 1 to {MAX_VCPUS}")
+    io_threads = _io_threads(domain, at)
+    if io_threads > _MOST_IO_THREADS:
+        raise Misconfigured(f"{at} makes {io_threads} I/O threads; at most {_MOST_IO_THREADS} are possible")
+    return VmSize(vcpus, memory, _huge_pages(domain, memory, at), io_threads)
+
+
+def _vcpus(domain: Domain, at: str) -> int:
+    """Multiply the topology, unset counting as 1; without any of it ask the limit, then the request."""
+    cpu = domain.cpu
+    if cpu is not None and (cpu.sockets or cpu.cores or cpu.threads):
+        return (cpu.sockets or 1) * (cpu.cores or 1) * (cpu.threads or 1)
+    # A limit of 0 would be a VM without vCPUs, which KubeVirt does not start.
+    return max(1, _cpus(domain, at, ("limits", "requests")) or 1)
+
+
+def _cpus(domain: Domain, at: str, order: tuple[str, str]) -> int | None:
+    """Read the CPUs of the first of requests and limits that names them, rounded up as Kubernetes does."""
+    if domain.resources is None:
+        return None
+    sources = {"limits": domain.resources.limited, "requests": domain.resources.requested}
+    for source in order:
+        if "cpu" in sources[source]:
+            place = f"{at}.resources.{source}.cpu"
+            value = sources[source]["cpu"]
+            try:
+                cpus = ceil(parse_quantity(value))
+            except ValueError as error:
+                raise Misconfigured(f"{place}: {error}") from None
+            if cpus < 0:
+                raise Misconfigured(f"{place}: {value!r} is negative; write the number of CPUs")
+            return cpus
+    return None
+
+
+def _memory(domain: Domain, at: str) -> int:
+    """Take what the guest is given, else what is requested, else the limit, else one huge page."""
+    if domain.memory is not None and domain.memory.guest is not None:
+        return _bytes(domain.memory.guest, f"{at}.memory.guest")
+    if domain.resources is not None:
+        for source, quantities in (
+            ("requests", domain.resources.requested),
+            ("limits", domain.resources.limited),
+        ):
+            if "memory" in quantities:
+                return _bytes(quantities["memory"], f"{at}.resources.{source}.memory")
+    return _page_size(domain, at) or 0
+
+
+def _huge_pages(domain: Domain, memory: int, at: str) -> dict[int, int]:
+    size = _page_size(domain, at)
+    return {size: -(-memory // size)} if size and memory else {}
+
+
+def _page_size(domain: Domain, at: str) -> int | None:
+    hugepages = domain.memory.hugepages if domain.memory is not None else None
+    if hugepages is None or not hugepages.page_size:
+        return None
+    size = _bytes(hugepages.page_size, f"{at}.memory.hugepages.pageSize")
+    if size == 0:
+        raise Misconfigured(f"{at}.memory.hugepages.pageSize is 0; write 2Mi or 1Gi")
+    return size
+
+
+def _bytes(value: Quantity, place: str) -> int:
+    try:
+        count = parse_bytes(value)
+    except ValueError as error:
+        raise Misconfigured(f"{place}: {error}") from None
+    if count > _MOST_BYTES:
+        raise Misconfigured(f"{place}: {value!r} is more than 1Ei; write what the VM needs")
+    return count
+
+
+def _io_threads(domain: Domain, at: str) -> int:
+    """Count QEMU's I/O threads: one per disk that wants its own, the others share what the policy allows."""
+    policy = domain.io_threads_policy
+    disks = (domain.devices.disks if domain.devices else None) or []
+    dedicated = sum(1 for disk in disks if disk.dedicated_io_thread)
+    if policy is None and not dedicated:
+        return 0
+    if policy == _SUPPLEMENTAL_POOL:
+        pool = domain.io_threads.supplemental_pool_thread_count if domain.io_threads else None
+        return pool or 0
+    limit = 1
+    if policy == _AUTO:
+        isolated = domain.cpu is not None and (
+            bool(domain.cpu.dedicated_cpu_placement) and bool(domain.cpu.isolate_emulator_thread)
+        )
+        requested = _cpus(domain, at, ("requests", "limits"))
+        limit = 1 if isolated else 2 * (1 if requested is None else requested)
+    shared = len(disks) - dedicated
+    if len(disks) > limit:
+        # Disks without a thread of their own need at least one between them.
+        shared = max(1, limit - dedicated)
+    return shared + dedicated

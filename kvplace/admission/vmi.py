@@ -1,0 +1,118 @@
+"""What happens to a VirtualMachineInstance at creation: its wish is checked and it gets the hook sidecar.
+
+One that asks for nothing, or for policy `none`, leaves as it came.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvplace.admission.objects import Domain, Vmi, title, view
+from kvplace.admission.settings import AdmissionSettings
+from kvplace.admission.sidecar import HOOK_SIDECARS, fields_of, with_hook_sidecar
+from kvplace.admission.verdict import Admitted
+from kvplace.admission.vm_size import size_of_vm
+from kvplace.core.annotations import ASKING, CPU_POLICY, EMULATOR_THREADS, RESULTS, Wish, read_wish
+from kvplace.core.errors import Misconfigured
+from kvplace.core.offered import check_offered
+from kvplace.core.quantity import parse_quantity
+from kvplace.core.request import EmulatorThreads, Policy
+
+
+def admit_vmi(
+    vmi: Mapping[str, Any],
+    *,
+    namespace: str,
+    settings: AdmissionSettings,
+    largest_node: int | None = None,
+) -> Admitted:
+    """Check a new VMI's wish and add the hook sidecar; raises Misconfigured when it cannot be had.
+
+    `largest_node` is the number of CPUs that the largest known machine may give out.
+    """
+    seen = view(vmi, Vmi)
+    annotations = seen.metadata.annotations or {}
+    what = f"{title(Vmi, seen.metadata, namespace)}: spec"
+    asked = check_vm(annotations, seen.spec.domain, what, largest_node)
+    if asked is None:
+        return Admitted(vmi)
+    after = copy.deepcopy(dict(vmi))
+    stored = fields_of(fields_of(after, "metadata"), "annotations")
+    # KubeVirt copies every annotation to the pods of this VM and to its migration targets.
+    for key in RESULTS:
+        stored.pop(key, None)
+    entries = with_hook_sidecar(annotations.get(HOOK_SIDECARS), settings.sidecar_image)
+    if entries is not None:
+        stored[HOOK_SIDECARS] = entries
+    return Admitted(after, asked.warnings)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedWish:
+    """A wish that can be had, as far as the VM alone can tell."""
+
+    wish: Wish
+    warnings: tuple[str, ...]
+
+
+def check_vm(
+    annotations: Mapping[str, str], domain: Domain, what: str, largest_node: int | None
+) -> CheckedWish | None:
+    """Check what a VM asks for against the VM itself; None when it asks for nothing.
+
+    Raises Misconfigured; `what` leads its sentence and ends with the path of the VMI's spec.
+    """
+    wish = read_wish(annotations)
+    if wish is None or wish.policy is Policy.NONE:
+        return None
+    check_offered(wish, annotations)
+    conflict = dedicated_conflict(annotations, domain, what)
+    if conflict is not None:
+        raise Misconfigured(conflict)
+    size = size_of_vm(domain, what)
+    warnings = []
+    if largest_node is not None and size.vcpus > largest_node:
+        warnings.append(
+            f"{size.vcpus} vCPUs are more vCPUs than any machine known now has (largest: {largest_node})"
+        )
+    if wish.emulator_threads is EmulatorThreads.ISOLATE and wish.policy is not Policy.EXCLUSIVE:
+        warnings.append(
+            f"{EMULATOR_THREADS}: isolate has no effect: {CPU_POLICY}: {wish.policy.value} owns no CPUs"
+        )
+    limit = domain.resources.limited.get("cpu") if domain.resources else None
+    owned = owned_cpus(wish, size.vcpus)
+    if limit is not None and _exceeds(owned, limit):
+        warnings.append(f"the CPU limit {limit} throttles the {owned} CPUs that the VM will own")
+    return CheckedWish(wish, tuple(warnings))
+
+
+def dedicated_conflict(annotations: Mapping[str, str], domain: Domain, what: str) -> str | None:
+    """Say what to do when KubeVirt is to pin a VM that asks us; None when it is not."""
+    if domain.cpu is None or not domain.cpu.dedicated_cpu_placement:
+        return None
+    key = next(key for key in ASKING if key in annotations)
+    return (
+        f"{what}.domain.cpu.dedicatedCpuPlacement and annotation {key}: {annotations[key]!r} exclude each "
+        "other, because the kubelet and KubeVirt would overwrite the cores that kvplace gives; remove one of "
+        "the two"
+    )
+
+
+def owned_cpus(wish: Wish, vcpus: int) -> int:
+    """Count the CPUs that a VM will own at least; 0 for policies that own none.
+
+    What whole cores cost on top (`kvplace.io/smt`) depends on the node, which nobody knows yet.
+    """
+    if wish.policy is not Policy.EXCLUSIVE:
+        return 0
+    return vcpus + (wish.emulator_threads is EmulatorThreads.ISOLATE)
+
+
+def _exceeds(owned: int, limit: str | int) -> bool:
+    try:
+        return owned > parse_quantity(limit)
+    except ValueError:
+        return False
