@@ -26,7 +26,7 @@ _SUFFIXES: dict[str, Fraction] = {
     "Pi": Fraction(2**50),
     "Ei": Fraction(2**60),
 }
-_FORM = re.compile(r"([+-]?)(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,2}|[numkMGTPE]i?|)", re.ASCII)
+_FORM = re.compile(r"([+-]?)(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,2}|[numkKMGTPE]i?|)", re.ASCII)
 _BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi")
 
 
