@@ -65,6 +65,7 @@ class Controller:
         self._settings = settings or ControllerSettings()
         self._now = now
         self._bound_to: dict[str, set[str]] = {}
+        self._vanished: set[str] = set()
         self._due: dict[str, float] = {}
         self._due_changed = asyncio.Event()
         self._freed: str = ""
@@ -93,7 +94,12 @@ class Controller:
 
     async def _mend_claim(self, node: str, claim: Claim) -> None:
         verdict = judge(
-            claim, node, self._pods.get(claim.uid), now=self._now(), patience_s=self._settings.patience_s
+            claim,
+            node,
+            self._pods.get(claim.uid),
+            vanished=claim.uid in self._vanished,
+            now=self._now(),
+            patience_s=self._settings.patience_s,
         )
         if verdict is Verdict.LOOK:
             pod = await self._cluster.read_pod(claim.namespace, claim.pod)
@@ -120,6 +126,8 @@ class Controller:
                 uid in ledger.claims,
             ),
         )
+        if not self._ledgers.nodes_claimed_by(uid):
+            self._vanished.discard(uid)
         if released:
             RELEASES.inc()
             log.info(
@@ -183,6 +191,8 @@ class Controller:
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         if before is not None:
             self._bound_to.get(before.node, set()).discard(before.uid)
+            if after is None and self._ledgers.nodes_claimed_by(before.uid):
+                self._vanished.add(before.uid)
         if after is not None:
             self._bound_to.setdefault(after.node, set()).add(after.uid)
         for pod in (before, after):

@@ -27,13 +27,16 @@ class Verdict(Enum):
     """Read the pod live, then judge again: memory alone cannot tell."""
 
 
-def judge(claim: Claim, node: str, pod: PodRecord | None, *, now: datetime, patience_s: float) -> Verdict:
+def judge(
+    claim: Claim, node: str, pod: PodRecord | None, *, vanished: bool, now: datetime, patience_s: float
+) -> Verdict:
     """Say what is to be done about a claim, given what the cache has of its pod.
 
+    `vanished` tells that the cache had the pod and has it no more, which is worth a look at once.
     `patience_s` is how long a claim may wait for its binding before somebody looks.
     """
     if pod is None:
-        return Verdict.LOOK if _age_s(claim, now) > _SETTLE_S else Verdict.KEEP
+        return Verdict.LOOK if vanished or _age_s(claim, now) > _SETTLE_S else Verdict.KEEP
     if has_ended(pod):
         return Verdict.RELEASE
     if pod.node == node:
