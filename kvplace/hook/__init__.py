@@ -1,0 +1,6 @@
+"""The sidecar that KubeVirt asks before it defines a domain.
+
+One small process per VM, so its size counts hundreds of times over: the server keeps an HTTP/2 library and
+little else, and answers each `OnDefineDomain` in a short-lived forked process that reads the placement,
+loads the XML library and is gone with all its memory once the answer is sent.
+"""

@@ -1,0 +1,92 @@
+"""The answer to OnDefineDomain: the domain pinned as this pod's placement says, or a clear no.
+
+When the domain cannot be pinned, its owner decides: `on-failure: wait` makes it an error, which virt-handler
+shows on the VMI and tries again; `on-failure: float` gives the domain back unchanged, and says so in the log.
+No answer is ever empty, because KubeVirt takes that for a broken document.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.errors import BadDomainXml, Corrupt, KvplaceError
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import OnFailure
+from kvplace.hook.bounds import allowed_memory_nodes, check_cpus, node_of_cpus
+from kvplace.hook.logs import log
+from kvplace.hook.memory_policy import Trial, settle_memory, try_to_bind
+from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
+from kvplace.hook.surroundings import Surroundings
+from kvplace.hook.wire import MAX_MESSAGE_BYTES
+
+_FIELD_BYTES = 16
+"""What a message adds around the document."""
+
+
+def define_domain(xml: bytes, vmi: bytes, around: Surroundings, trial: Trial = try_to_bind) -> bytes:
+    """Pin the domain; raises KvplaceError when its owner wants to wait.
+
+    `trial` changes this process's memory policy for a moment (see `memory_policy`).
+    """
+    about = about_vmi(vmi, around)
+    on_failure = on_failure_of_pod(around)
+    try:
+        placement = placement_of_pod(around)
+        check_cpus(placement, around)
+        placement, obstacle = settle_memory(placement, allowed_memory_nodes(around), on_failure, trial)
+        if obstacle is not None:
+            log("warning", f"memory is left unbound: {obstacle}", about)
+        answer = _rewritten(xml, placement, around)
+    except KvplaceError as error:
+        if on_failure is OnFailure.FLOAT and xml:
+            log("warning", f"the VM starts unpinned, as its on-failure: float allows: {error}", about)
+            return xml
+        log("error", f"the VM waits: {error}", about)
+        raise
+    except Exception as error:
+        log("error", f"the hook failed in a way nobody foresaw: {error!r}", about)
+        if on_failure is OnFailure.FLOAT and xml:
+            return xml
+        raise Corrupt(f"kvplace's hook failed: {error!r}; please report it with the domain XML") from error
+    log("info", _pinned(placement), about)
+    return answer
+
+
+def about_vmi(vmi: bytes, around: Surroundings) -> dict[str, str]:
+    """What log lines about this VM carry; says less where the VMI cannot be read."""
+    about = {"vm": "", "node": around.node, "uid": ""}
+    try:
+        said = json.loads(vmi)
+        metadata = said["metadata"]
+        about["vm"] = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
+        about["uid"] = str(metadata.get("uid", ""))
+        if _is_migration_target(said):
+            about["note"] = "migration target: KubeVirt discards this answer and keeps the source's pins"
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        about["note"] = "the VMI is not readable"
+    return about
+
+
+def _is_migration_target(vmi: Mapping[str, Mapping[str, Mapping[str, object]]]) -> bool:
+    state = (vmi.get("status") or {}).get("migrationState") or {}
+    return bool(state.get("targetPod")) and not state.get("completed")
+
+
+def _rewritten(xml: bytes, placement: PodPlacement, around: Surroundings) -> bytes:
+    from kvplace.domainxml import rewrite
+
+    answer = rewrite(xml, placement, node_of_cpus(around))
+    if len(answer) > MAX_MESSAGE_BYTES - _FIELD_BYTES:
+        raise BadDomainXml(f"the pinned domain has {len(answer)} bytes, more than virt-launcher accepts")
+    return answer
+
+
+def _pinned(placement: PodPlacement) -> str:
+    what = f"{len(placement.vcpus)} vCPUs to" if placement.vcpus else "all vCPUs within"
+    return (
+        f"pinned {what} CPUs {format_cpu_list(placement.cpus)}, emulator to "
+        f"{format_cpu_list(placement.emulator_cpus) or 'any'}, memory {placement.numa_memory.value} "
+        f"on NUMA nodes {','.join(map(str, placement.numa_nodes)) or 'unknown'}"
+    )

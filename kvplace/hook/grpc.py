@@ -1,0 +1,223 @@
+"""Unary gRPC over one HTTP/2 connection, without any socket: bytes in, calls out, and back.
+
+HTTP/2 itself (frames, HPACK, settings, flow control) is h2's. Ours is what gRPC puts on top
+(github.com/grpc/grpc, doc/PROTOCOL-HTTP2.md): one message of five bytes and a body each way, the status
+in the trailers. Compression is refused, so nobody can send a small message that becomes a huge one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+)
+from h2.exceptions import ProtocolError, StreamClosedError
+from h2.settings import SettingCodes
+
+from kvplace.core.errors import GrpcStatus
+from kvplace.hook.wire import MAX_MESSAGE_BYTES
+
+MAX_STREAMS = 8
+_PREFIX_BYTES = 5
+_MAX_SENTENCE_BYTES = 2000
+_STATUS_OK = (":status", "200")
+_CONTENT_TYPE = ("content-type", "application/grpc")
+_ACCEPT_ENCODING = ("grpc-accept-encoding", "identity")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A whole unary request."""
+
+    stream: int
+    path: str
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The caller no longer waits for an answer on this stream."""
+
+    stream: int
+
+
+@dataclass(slots=True)
+class _Request:
+    path: str
+    body: bytearray = field(default_factory=bytearray)
+
+
+class GrpcConnection:
+    """The server's end of one connection."""
+
+    def __init__(self) -> None:
+        self._http = H2Connection(H2Configuration(client_side=False, header_encoding=None))
+        self._http.local_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = MAX_STREAMS
+        self._http.initiate_connection()
+        self._requests: dict[int, _Request] = {}
+        self._answers: dict[int, memoryview] = {}
+        self.closed = False
+        """Nothing more can come or go; send what `output` still gives and close."""
+
+    @property
+    def drained(self) -> bool:
+        """Whether every answer given so far has left for `output`."""
+        return not self._answers
+
+    def receive(self, data: bytes) -> list[Call | Cancelled]:
+        """Take bytes from the peer; a peer that breaks HTTP/2 is told so and the connection is closed."""
+        if self.closed:
+            return []
+        try:
+            events = self._http.receive_data(data)
+            found = [said for event in events for said in self._heed(event)]
+            self._send_answers()
+        except ProtocolError:
+            self.closed = True
+            return []
+        return found
+
+    def output(self) -> bytes:
+        """Take what must be sent to the peer."""
+        return self._http.data_to_send()
+
+    def reply(self, stream: int, message: bytes) -> None:
+        """Answer a call, as fast as the peer's flow control lets it go."""
+        if self.closed:
+            return
+        try:
+            self._http.send_headers(stream, [_STATUS_OK, _CONTENT_TYPE, _ACCEPT_ENCODING])
+        except StreamClosedError:
+            return  # the caller has gone in the meantime
+        self._answers[stream] = memoryview(b"\0" + len(message).to_bytes(4, "big") + message)
+        self._send_answers()
+
+    def fail(self, stream: int, status: GrpcStatus, sentence: str) -> None:
+        """Answer a call with an error."""
+        if self.closed:
+            return
+        headers = [_STATUS_OK, _CONTENT_TYPE, _ACCEPT_ENCODING, *_status(status, sentence)]
+        self._end(stream, headers)
+
+    def _heed(self, event: Event) -> list[Call | Cancelled]:
+        match event:
+            case RequestReceived():
+                self._begin(event)
+            case DataReceived():
+                self._collect(event)
+            case StreamEnded() if event.stream_id in self._requests:
+                return self._complete(event.stream_id, self._requests.pop(event.stream_id))
+            case StreamReset():
+                self._requests.pop(event.stream_id, None)
+                self._answers.pop(event.stream_id, None)
+                return [Cancelled(event.stream_id)]
+            case ConnectionTerminated():
+                self.closed = True
+            case _:
+                pass
+        return []
+
+    def _begin(self, event: RequestReceived) -> None:
+        headers = dict(event.headers)
+        stream = event.stream_id
+        if headers.get(b":method") != b"POST":
+            self._end(stream, [(":status", "405"), ("allow", "POST")])
+        elif not headers.get(b"content-type", b"").startswith(b"application/grpc"):
+            self._end(stream, [(":status", "415")])
+        elif headers.get(b"grpc-encoding", b"identity") != b"identity":
+            shown = headers[b"grpc-encoding"][:40].decode("ascii", "replace")
+            self.fail(
+                stream,
+                GrpcStatus.UNIMPLEMENTED,
+                f"messages compressed with {shown!r} are not read; use identity",
+            )
+        else:
+            self._requests[stream] = _Request(path=headers.get(b":path", b"").decode("ascii", "replace"))
+
+    def _collect(self, event: DataReceived) -> None:
+        stream = event.stream_id
+        self._http.acknowledge_received_data(event.flow_controlled_length, stream)
+        request = self._requests.get(stream)
+        if request is None:
+            return
+        request.body += event.data
+        if len(request.body) < _PREFIX_BYTES:
+            return
+        length = int.from_bytes(request.body[1:_PREFIX_BYTES], "big")
+        if request.body[0] != 0:
+            self._refuse(
+                stream, GrpcStatus.UNIMPLEMENTED, "compressed messages are not read; send them as they are"
+            )
+        elif length > MAX_MESSAGE_BYTES:
+            self._refuse(
+                stream,
+                GrpcStatus.RESOURCE_EXHAUSTED,
+                f"the message of {length} bytes is above the limit of {MAX_MESSAGE_BYTES}",
+            )
+        elif len(request.body) > _PREFIX_BYTES + length:
+            self._refuse(
+                stream, GrpcStatus.UNIMPLEMENTED, "the call has more than the one message of a unary method"
+            )
+
+    def _complete(self, stream: int, request: _Request) -> list[Call | Cancelled]:
+        body = bytes(request.body)
+        if len(body) < _PREFIX_BYTES or len(body) != _PREFIX_BYTES + int.from_bytes(
+            body[1:_PREFIX_BYTES], "big"
+        ):
+            self.fail(stream, GrpcStatus.INTERNAL, "the call ended before its one message was whole")
+            return []
+        return [Call(stream, request.path, body[_PREFIX_BYTES:])]
+
+    def _refuse(self, stream: int, status: GrpcStatus, sentence: str) -> None:
+        del self._requests[stream]
+        self.fail(stream, status, sentence)
+
+    def _end(self, stream: int, headers: list[tuple[str, str]]) -> None:
+        """Answer with headers alone, and tell a peer that is still sending to stop."""
+        try:
+            self._http.send_headers(stream, headers, end_stream=True)
+            self._http.reset_stream(stream, ErrorCodes.NO_ERROR)
+        except StreamClosedError:
+            pass  # it had ended by itself, or the caller has gone
+        except ProtocolError:
+            self.closed = True
+
+    def _send_answers(self) -> None:
+        """Send of each answer what the peer has room for; the rest waits for its WINDOW_UPDATE."""
+        for stream in list(self._answers):
+            try:
+                self._answers[stream] = rest = self._send_some(stream, self._answers[stream])
+                if not rest:
+                    del self._answers[stream]
+                    self._http.send_headers(stream, _status(GrpcStatus.OK, ""), end_stream=True)
+            except StreamClosedError:
+                self._answers.pop(stream, None)  # the caller has gone in the meantime
+
+    def _send_some(self, stream: int, rest: memoryview) -> memoryview:
+        while rest:
+            room = min(self._http.local_flow_control_window(stream), self._http.max_outbound_frame_size)
+            if room <= 0:
+                break
+            self._http.send_data(stream, bytes(rest[:room]))
+            rest = rest[room:]
+        return rest
+
+
+def _status(status: GrpcStatus, sentence: str) -> list[tuple[str, str]]:
+    trailers = [("grpc-status", str(int(status)))]
+    if sentence:
+        raw = sentence.encode()[:_MAX_SENTENCE_BYTES]
+        written = "".join(
+            chr(byte) if 0x20 <= byte < 0x7F and byte != 0x25 else f"%{byte:02X}" for byte in raw
+        )
+        trailers.append(("grpc-message", written))
+    return trailers

@@ -1,0 +1,40 @@
+"""The hook as an executable for KubeVirt's own sidecar-shim: `onDefineDomain --vmi JSON --domain XML`.
+
+The shim takes stdout for the new domain, stderr for log lines and a non-zero exit for a failed call. It
+passes both documents as arguments, so a domain or VMI of 128 KiB or more cannot go this way; the gRPC server
+has no such limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from kvplace.core.errors import ExitCode, KvplaceError
+from kvplace.hook.define_domain import define_domain
+from kvplace.hook.surroundings import Surroundings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Pin the domain of one call and give the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="onDefineDomain", description="Pin a libvirt domain as the placement of this pod says."
+    )
+    parser.add_argument("--vmi", required=True, metavar="JSON", help="the VirtualMachineInstance")
+    parser.add_argument("--domain", required=True, metavar="XML", help="the domain as KubeVirt made it")
+    parser.add_argument("--version", metavar="VERSION", help="hook version of the shim; makes no difference")
+    given = parser.parse_args(argv)
+    try:
+        answer = define_domain(_raw(given.domain), _raw(given.vmi), Surroundings.of())
+    except KvplaceError as error:
+        sys.stderr.write(f"onDefineDomain: {error}\n")
+        return ExitCode.FAILED
+    sys.stdout.buffer.write(answer)
+    sys.stdout.buffer.flush()
+    return ExitCode.DONE
+
+
+def _raw(argument: str) -> bytes:
+    """The bytes of an argument as the shim passed them, whatever the locale."""
+    return argument.encode("utf-8", "surrogateescape")

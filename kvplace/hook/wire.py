@@ -1,0 +1,73 @@
+"""The little of protocol buffers that hook messages need: bytes, strings, numbers and messages in messages.
+
+Fields we do not know are skipped, as the format promises; of a field that comes twice the last one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""Longest message either way; grpc-go's client accepts no longer answer unless told to."""
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MAX_VARINT_BYTES = 10
+
+
+class BadMessage(ValueError):
+    """Bytes that are no protocol buffer message."""
+
+
+def bytes_field(number: int, value: bytes | str) -> bytes:
+    """Write one length-delimited field: bytes, a string, or a message already written."""
+    raw = value.encode() if isinstance(value, str) else value
+    return _varint(number << 3 | _BYTES) + _varint(len(raw)) + raw
+
+
+def bytes_fields(number: int, values: Iterable[bytes | str]) -> bytes:
+    """Write a repeated length-delimited field."""
+    return b"".join(bytes_field(number, value) for value in values)
+
+
+def read_bytes_fields(message: bytes) -> dict[int, bytes]:
+    """Read the length-delimited fields of a message by number; raises BadMessage."""
+    fields: dict[int, bytes] = {}
+    position = 0
+    while position < len(message):
+        key, position = _read_varint(message, position)
+        number, kind = key >> 3, key & 7
+        if number == 0:
+            raise BadMessage("the message has a field with number 0")
+        if kind == _VARINT:
+            _, position = _read_varint(message, position)
+            continue
+        if kind == _BYTES:
+            length, position = _read_varint(message, position)
+        elif kind in (_FIXED64, _FIXED32):
+            length = 8 if kind == _FIXED64 else 4
+        else:
+            raise BadMessage(f"field {number} of the message has the unknown wire type {kind}")
+        if length > len(message) - position:
+            raise BadMessage(f"field {number} of the message is cut off")
+        if kind == _BYTES:
+            fields[number] = message[position : position + length]
+        position += length
+    return fields
+
+
+def _varint(value: int) -> bytes:
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
+
+
+def _read_varint(message: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for count, byte in enumerate(message[position : position + _MAX_VARINT_BYTES]):
+        value |= (byte & 0x7F) << (7 * count)
+        if byte < 0x80:
+            return value, position + count + 1
+    raise BadMessage("a number in the message is cut off or too long")
