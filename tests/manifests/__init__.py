@@ -1,0 +1,1 @@
+"""What operators apply: accepted by a real API server, no right too many, no right too few."""

@@ -1,0 +1,62 @@
+"""A cluster of its own on which kvplace has been installed as docs/install.md says.
+
+Not the shared one: the webhooks and policies of an installation concern every pod of the cluster they are in.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.control_plane.build import KUBERNETES
+from tests.control_plane.cluster import ControlPlane
+from tests.control_plane.fixtures import programs
+
+MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
+Render = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the manifests and make certificates beside them, as an operator does."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("operator") / "manifests"
+    shutil.copytree(MANIFESTS, folder, ignore=shutil.ignore_patterns("certificates"))
+    subprocess.run([folder / "own-certificates" / "make-certificates"], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def fresh_cluster() -> Iterator[ControlPlane]:
+    """Start a control plane on which nothing has been installed yet.
+
+    Its controllers make pods of Deployments and aggregate roles, as everywhere.
+    """
+    programs(KUBERNETES)
+    with ControlPlane(controller_manager=True, service_account_admission=True) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="session")
+def render(fresh_cluster: ControlPlane, manifests: Path) -> Render:
+    """Give what `kubectl kustomize` makes of a folder of the manifests."""
+
+    def rendered(folder: str) -> list[dict[str, Any]]:
+        text = fresh_cluster.kubectl("kustomize", str(manifests / folder))
+        return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+
+    return rendered
+
+
+@pytest.fixture(scope="session")
+def cluster(fresh_cluster: ControlPlane, manifests: Path) -> ControlPlane:
+    """Install kvplace with certificates of one's own."""
+    fresh_cluster.kubectl("apply", "--server-side", "-k", str(manifests / "own-certificates"))
+    return fresh_cluster

@@ -1,0 +1,28 @@
+"""Wait for an admission policy that has just been applied.
+
+The API server takes policies into use some moments after it has stored them, and says so nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from tests.control_plane.cluster import Json, RequestRefused
+
+
+class NotInForce(Exception):
+    """A request went through that a policy is to refuse."""
+
+
+@retry(
+    retry=retry_if_exception_type(NotInForce), wait=wait_fixed(0.1), stop=stop_after_delay(60), reraise=True
+)
+def refused(request: Callable[[], Json]) -> RequestRefused:
+    """Return how a harmless request (a dry run) is refused, once the policy that does so is in force."""
+    try:
+        request()
+    except RequestRefused as error:
+        return error
+    raise NotInForce

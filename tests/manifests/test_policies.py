@@ -1,0 +1,209 @@
+"""What the API server refuses to kvplace's own service account, and to everybody else on kvplace's behalf."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from tests.control_plane.cluster import MERGE_PATCH, ControlPlane, Json, RequestRefused
+from tests.manifests.policies import refused
+
+RELEASED_AT = "kvplace.io/released-at"
+ONLY_THE_ANNOTATION = "kvplace-serve may change nothing of a node but the annotation kvplace.io/released-at"
+
+
+@pytest.fixture(scope="module")
+def serve(cluster: ControlPlane) -> str:
+    """Give the token of kvplace serve's own service account."""
+    return cluster.service_account_token("kvplace-system", "kvplace-serve")
+
+
+@pytest.fixture
+def node(cluster: ControlPlane) -> Iterator[str]:
+    name = f"worker-{secrets.token_hex(4)}"
+    cluster.request(
+        "POST",
+        "/api/v1/nodes",
+        {"metadata": {"name": name, "labels": {"rack": "a"}, "annotations": {"cpu-map": "{}"}}},
+    )
+    yield f"/api/v1/nodes/{name}"
+    cluster.request("DELETE", f"/api/v1/nodes/{name}")
+
+
+@pytest.fixture
+def guarded_node(cluster: ControlPlane, serve: str, node: str) -> str:
+    """Give a node once the policy that guards nodes is in force."""
+    change = {"metadata": {"labels": {"rack": "b"}}}
+    refused(
+        lambda: cluster.request("PATCH", f"{node}?dryRun=All", change, content_type=MERGE_PATCH, token=serve)
+    )
+    return node
+
+
+def test_serve_may_say_on_a_node_when_cores_came_free(
+    cluster: ControlPlane, serve: str, guarded_node: str
+) -> None:
+    for time in ("2026-11-21T10:00:00Z", "2026-11-21T10:00:01.5+00:00", None):
+        change = {"metadata": {"annotations": {RELEASED_AT: time}}}
+        after = cluster.request("PATCH", guarded_node, change, content_type=MERGE_PATCH, token=serve)
+        assert after["metadata"]["annotations"].get(RELEASED_AT) == time
+        assert after["metadata"]["annotations"]["cpu-map"] == "{}"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metadata": {"labels": {"rack": "b"}}},
+        {"metadata": {"labels": {"rack": None}}},
+        {"metadata": {"labels": {"new": "yes"}}},
+        {"metadata": {"annotations": {"cpu-map": "[]"}}},
+        {"metadata": {"annotations": {"cpu-map": None}}},
+        {"metadata": {"annotations": {"new": "yes"}}},
+        {"metadata": {"annotations": {RELEASED_AT: "now", "new": "yes"}}},
+        {"metadata": {"annotations": None}},
+        {"metadata": {"finalizers": ["example.test/stay"]}},
+        {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "b"}]}},
+        {"spec": {"unschedulable": True}},
+        {"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}},
+        {"spec": {"podCIDR": "10.1.0.0/24"}},
+    ],
+    ids=str,
+)
+def test_serve_may_change_nothing_else_of_a_node(
+    cluster: ControlPlane, serve: str, guarded_node: str, change: Json
+) -> None:
+    before = cluster.request("GET", guarded_node)
+    with pytest.raises(RequestRefused, match=ONLY_THE_ANNOTATION) as refusal:
+        cluster.request("PATCH", guarded_node, change, content_type=MERGE_PATCH, token=serve)
+    assert refusal.value.status == 403
+    assert cluster.request("GET", guarded_node) == before
+
+
+def test_the_annotation_is_no_place_to_store_things(
+    cluster: ControlPlane, serve: str, guarded_node: str
+) -> None:
+    change = {"metadata": {"annotations": {RELEASED_AT: "x" * 65}}}
+    with pytest.raises(RequestRefused, match="at most 64 characters"):
+        cluster.request("PATCH", guarded_node, change, content_type=MERGE_PATCH, token=serve)
+
+
+def test_other_peoples_changes_of_a_node_are_none_of_the_policys_business(
+    cluster: ControlPlane, guarded_node: str
+) -> None:
+    change = {"metadata": {"labels": {"rack": "b"}}, "spec": {"unschedulable": True}}
+    after = cluster.request("PATCH", guarded_node, change, content_type=MERGE_PATCH)
+    assert after["spec"]["unschedulable"] is True
+
+
+@pytest.fixture(scope="module")
+def pod(cluster: ControlPlane) -> tuple[str, str]:
+    """Give the path and UID of a pod, unbound, once the policy that guards bindings is in force."""
+    namespace = cluster.create_namespace(f"test-{secrets.token_hex(4)}")
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    made = cluster.request(
+        "POST",
+        path,
+        {"metadata": {"name": "vm"}, "spec": {"containers": [{"name": "a", "image": "example.test/a"}]}},
+    )
+    uid = made["metadata"]["uid"]
+    forged = {"kvplace.io/placement": "{}"}
+    refused(lambda: _bind(cluster, f"{path}/vm", forged, uid=uid, token=None, dry_run=True))
+    return f"{path}/vm", uid
+
+
+def test_nobody_else_can_bring_a_placement_into_a_pod(cluster: ControlPlane, pod: tuple[str, str]) -> None:
+    path, uid = pod
+    scheduler = cluster.service_account_token("kvplace-system", "kvplace-scheduler")
+    for token in (None, scheduler):
+        with pytest.raises(RequestRefused, match="only kvplace-serve may write annotations of kvplace.io"):
+            _bind(cluster, path, {"kvplace.io/placement": uid}, uid=uid, token=token, dry_run=True)
+
+
+def test_another_scheduler_may_still_bind_and_bring_a_cpu_map(
+    cluster: ControlPlane, pod: tuple[str, str]
+) -> None:
+    path, uid = pod
+    _bind(cluster, path, {"cpu-map": '{"socket0":["1"]}'}, uid=uid, token=None, dry_run=True)
+    _bind(cluster, path, {}, uid=uid, token=None, dry_run=True)
+
+
+@pytest.mark.parametrize("annotations", [{}, {"kvplace.io/placement": '{"podUid":"another"}'}], ids=str)
+def test_serve_binds_no_pod_without_a_placement_made_out_to_it(
+    cluster: ControlPlane, serve: str, pod: tuple[str, str], annotations: dict[str, str]
+) -> None:
+    path, uid = pod
+    with pytest.raises(RequestRefused, match="with a kvplace.io/placement made out to it"):
+        _bind(cluster, path, annotations, uid=uid, token=serve, dry_run=True)
+
+
+def test_serve_binds_no_pod_by_its_name_alone(
+    cluster: ControlPlane, serve: str, pod: tuple[str, str]
+) -> None:
+    path, uid = pod
+    with pytest.raises(RequestRefused, match="only by its UID"):
+        _bind(cluster, path, {"kvplace.io/placement": uid}, uid=None, token=serve, dry_run=True)
+
+
+def test_serve_binds_a_pod_with_its_placement(
+    cluster: ControlPlane, serve: str, pod: tuple[str, str]
+) -> None:
+    path, uid = pod
+    placement = f'{{"version":1,"podUid":"{uid}"}}'
+    _bind(cluster, path, {"kvplace.io/placement": placement, "cpu-map": "{}"}, uid=uid, token=serve)
+    bound = cluster.request("GET", path)
+    assert bound["spec"]["nodeName"] == "worker"
+    assert bound["metadata"]["annotations"]["kvplace.io/placement"] == placement
+
+
+def _bind(
+    cluster: ControlPlane,
+    path: str,
+    annotations: dict[str, str],
+    *,
+    uid: str | None,
+    token: str | None,
+    dry_run: bool = False,
+) -> Json:
+    metadata: Json = {"name": "vm", "annotations": annotations}
+    if uid is not None:
+        metadata["uid"] = uid
+    return cluster.request(
+        "POST",
+        f"{path}/binding{'?dryRun=All' if dry_run else ''}",
+        {"metadata": metadata, "target": {"apiVersion": "v1", "kind": "Node", "name": "worker"}},
+        token=token,
+    )
+
+
+def test_a_ledger_with_owners_cannot_be_deleted_by_anybody(cluster: ControlPlane, serve: str) -> None:
+    ledgers = "/apis/kvplace.io/v1alpha1/nodeledgers"
+    claim = {
+        "namespace": "a",
+        "pod": "b",
+        "policy": "exclusive",
+        "state": "bound",
+        "cpus": "1",
+        "owned": "1",
+    }
+    cluster.request(
+        "POST",
+        ledgers,
+        {
+            "apiVersion": "kvplace.io/v1alpha1",
+            "kind": "NodeLedger",
+            "metadata": {"name": "worker"},
+            "spec": {"owners": {"1": "uid"}, "claims": {"uid": claim}},
+        },
+        token=serve,
+    )
+    path = f"{ledgers}/worker"
+    refusal = refused(lambda: cluster.request("DELETE", f"{path}?dryRun=All", token=serve))
+    assert "the ledger still has owners" in str(refusal)
+    with pytest.raises(RequestRefused, match="the ledger still has owners"):
+        cluster.request("DELETE", path)
+
+    released = {"spec": {"owners": {"1": None}, "claims": {"uid": None}}}
+    cluster.request("PATCH", path, released, content_type=MERGE_PATCH, token=serve)
+    cluster.request("DELETE", path, token=serve)

@@ -1,0 +1,168 @@
+"""Every right of kvplace's service accounts, listed here a second time: one more fails, one less fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.control_plane.cluster import ControlPlane, Json
+from tests.control_plane.watching import watch_one_object
+
+Right = tuple[str, str, str, str]
+"""API group, resource, the one object it is limited to or "", verb."""
+
+
+def rights(group: str, resource: str, verbs: str, *, name: str = "") -> set[Right]:
+    return {(group, resource, name, verb) for verb in verbs.split()}
+
+
+SERVE = (
+    rights("", "pods", "get list watch")
+    | rights("", "pods/binding", "create")
+    | rights("", "nodes", "list watch patch")
+    | rights("kvplace.io", "nodetopologies", "list watch")
+    | rights("kvplace.io", "nodeledgers", "get list watch create patch delete")
+    | rights("kubevirt.io", "virtualmachineinstances", "get")
+    | rights("events.k8s.io", "events", "create")
+)
+VIEW = {
+    right
+    for resource in ("nodetopologies", "nodetopologies/status", "nodeledgers")
+    for right in rights("kvplace.io", resource, "get list watch")
+}
+
+
+def granted(cluster: ControlPlane, namespace: str, token: str) -> set[Right]:
+    """List what the API server itself says that the holder of a token may do in a namespace."""
+    answer = cluster.request(
+        "POST",
+        "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
+        {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectRulesReview",
+            "spec": {"namespace": namespace},
+        },
+        token=token,
+    )
+    assert answer["status"]["incomplete"] is False
+    return {right for rule in answer["status"]["resourceRules"] for right in _rights_of(rule)}
+
+
+def _rights_of(rule: Json) -> set[Right]:
+    return {
+        (group, resource, name, verb)
+        for group in rule.get("apiGroups", [""])
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", [""])
+        for verb in rule["verbs"]
+    }
+
+
+def _all_rights(role: Json) -> set[Right]:
+    return {right for rule in role["rules"] or [] for right in _rights_of(rule)}
+
+
+@pytest.fixture(scope="module")
+def everybodys(cluster: ControlPlane) -> set[Right]:
+    """Give the rights of a service account that nobody gave any."""
+    namespace = cluster.create_namespace("without-rights")
+    return granted(cluster, namespace, cluster.service_account_token(namespace, "default"))
+
+
+@pytest.mark.parametrize("namespace", ["kvplace-system", "kube-system", "default"])
+def test_serve_has_exactly_the_rights_it_uses(
+    cluster: ControlPlane, everybodys: set[Right], namespace: str
+) -> None:
+    token = cluster.service_account_token("kvplace-system", "kvplace-serve")
+    assert granted(cluster, namespace, token) - everybodys == SERVE
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource"),
+    [
+        ("get", "secrets"),
+        ("list", "secrets"),
+        ("get", "configmaps"),
+        ("create", "pods"),
+        ("update", "pods"),
+        ("patch", "pods"),
+        ("delete", "pods"),
+        ("create", "pods/exec"),
+        ("patch", "pods/status"),
+        ("create", "pods/eviction"),
+        ("get", "nodes"),
+        ("update", "nodes"),
+        ("delete", "nodes"),
+        ("patch", "nodes/status"),
+        ("create", "nodes/proxy"),
+        ("update", "nodeledgers.kvplace.io"),
+        ("deletecollection", "nodeledgers.kvplace.io"),
+        ("patch", "nodetopologies.kvplace.io"),
+        ("list", "virtualmachineinstances.kubevirt.io"),
+        ("patch", "virtualmachineinstances.kubevirt.io"),
+        ("create", "serviceaccounts/token"),
+        ("impersonate", "users"),
+        ("escalate", "clusterroles.rbac.authorization.k8s.io"),
+        ("create", "leases.coordination.k8s.io"),
+        ("patch", "mutatingwebhookconfigurations.admissionregistration.k8s.io"),
+    ],
+)
+def test_serve_may_not(cluster: ControlPlane, verb: str, resource: str) -> None:
+    kind, _, subresource = resource.partition("/")
+    name, _, group = kind.partition(".")
+    answer = cluster.request(
+        "POST",
+        "/apis/authorization.k8s.io/v1/subjectaccessreviews",
+        {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": "system:serviceaccount:kvplace-system:kvplace-serve",
+                "groups": ["system:serviceaccounts", "system:serviceaccounts:kvplace-system"],
+                "resourceAttributes": {
+                    "group": group,
+                    "resource": name,
+                    "subresource": subresource,
+                    "verb": verb,
+                    "namespace": "kvplace-system",
+                },
+            },
+        },
+    )
+    assert answer["status"]["allowed"] is False
+
+
+def test_the_scheduler_has_the_rights_of_the_main_one_and_its_own_lease(
+    cluster: ControlPlane, everybodys: set[Right]
+) -> None:
+    token = cluster.service_account_token("kvplace-system", "kvplace-scheduler")
+    shipped: set[Right] = set()
+    for role in ("system:kube-scheduler", "system:volume-scheduler"):
+        found = cluster.request("GET", f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{role}")
+        shipped |= _all_rights(found)
+    lease = rights("coordination.k8s.io", "leases", "get update", name="kvplace-scheduler")
+
+    assert granted(cluster, "kvplace-system", token) - everybodys - shipped == lease
+    assert lease.isdisjoint(granted(cluster, "default", token))
+    kube_system = granted(cluster, "kube-system", token) - everybodys - shipped
+    assert kube_system == rights(
+        "", "configmaps", "get list watch", name="extension-apiserver-authentication"
+    )
+
+
+@pytest.mark.parametrize("role", ["view", "edit", "admin"])
+def test_whoever_may_see_the_cluster_sees_ledgers_and_topologies_and_edits_neither(
+    cluster: ControlPlane, role: str
+) -> None:
+    roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+    with watch_one_object(cluster, roles, role, "0") as events:
+        # Another controller puts the aggregated rules there, some moments after the installation.
+        assert any(_all_rights(event["object"]) >= VIEW for event in events)
+
+    cluster.create_service_account("default", f"person-who-may-{role}")
+    cluster.kubectl(
+        *("create", "clusterrolebinding", f"person-who-may-{role}"),
+        *(f"--clusterrole={role}", f"--serviceaccount=default:person-who-may-{role}"),
+    )
+    token = cluster.service_account_token("default", f"person-who-may-{role}")
+    ours = {right for right in granted(cluster, "default", token) if right[0] == "kvplace.io"}
+    assert ours == VIEW
