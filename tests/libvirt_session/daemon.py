@@ -19,7 +19,7 @@ from tests.libvirt_session import launcher
 from tests.libvirt_session.cpuset_group import NAME, CpusetGroup, NoCpusetGroup
 from tests.libvirt_session.threads import Affinities
 
-# A user that no system gives to anybody; only the daemon's own view of /etc/passwd knows it.
+# A user that no system gives to anybody; only the daemon's own view of /etc knows it.
 UID = 1_640_107
 # With the name of the socket each one serves.
 DAEMONS = {"virtqemud": "virtqemud-sock", "libvirtd": "libvirt-sock"}
@@ -162,6 +162,7 @@ def _furnish(folder: Path) -> dict[str, str]:
     (folder / "c" / "libvirt" / "qemu.conf").write_text(QEMU_CONF)
     user = f"kvplace-tests:x:{UID}:{UID}::{folder}/home:/usr/sbin/nologin\n"
     (folder / "passwd").write_text(Path("/etc/passwd").read_text() + user)
+    (folder / "group").write_text(Path("/etc/group").read_text() + f"kvplace-tests:x:{UID}:\n")
     for path in [folder, *folder.rglob("*")]:
         os.chown(path, UID, UID)
     environment = {variable: str(folder / name) for variable, name in places.items()}
@@ -183,7 +184,7 @@ def _launched(
     deny_memory_policy: bool,
 ) -> Iterator["subprocess.Popen[bytes]"]:
     plan = {
-        "passwd": str(folder / "passwd"),
+        "known_by": {f"/etc/{name}": str(folder / name) for name in ("passwd", "group")},
         "group": str(group.path),
         "uid": UID,
         "parent": os.getpid(),

@@ -50,7 +50,7 @@ def main() -> int:
     plan = json.loads(sys.argv[1])
     group = Path(plan["group"]) / "cgroup.procs"
     group.write_text(str(os.getpid()))
-    _become_known(plan["passwd"])
+    _become_known(plan["known_by"])
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     for capability in range(LAST_CAPABILITY + 1):
         if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
@@ -69,11 +69,12 @@ def main() -> int:
     return _supervise(plan["command"], plan["environment"], group)
 
 
-def _become_known(passwd: str) -> None:
-    """Shows the daemon an /etc/passwd that names its user, as libvirt wants; the machine's stays."""
+def _become_known(files: dict[str, str]) -> None:
+    """Shows the daemon files that name its user and group, as libvirt wants; the machine's own stay."""
     _checked("unshare", _libc.unshare(CLONE_NEWNS))
     _checked("mount", _libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None))
-    _checked("mount", _libc.mount(passwd.encode(), b"/etc/passwd", None, ctypes.c_ulong(MS_BIND), None))
+    for over, file in files.items():
+        _checked("mount", _libc.mount(file.encode(), over.encode(), None, ctypes.c_ulong(MS_BIND), None))
 
 
 def _supervise(command: list[str], environment: dict[str, str], group: Path) -> int:
