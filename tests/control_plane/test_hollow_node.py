@@ -1,0 +1,363 @@
+"""Hollow nodes: what a kubelet would do for the pods of the other tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.control_plane.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ControlPlane, RequestRefused
+from tests.control_plane.container_life import Timing
+from tests.control_plane.containers import SEARCH_PATH, Image, ProcessRunner
+from tests.control_plane.hollow_node import HollowNodes, NodeShape, NodesInBackground, nodes_in_background
+from tests.control_plane.watching import condition, is_ready, wait_for, wait_until_gone
+
+SHELL = "tests.kvplace.io/shell"
+QUICK = Timing(probe_period_s=0.05, restart_backoff_s=0)
+
+
+@pytest.fixture
+def node_name() -> str:
+    return f"hollow-{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def nodes(control_plane: ControlPlane, node_name: str) -> Iterator[NodesInBackground]:
+    """One hollow node that runs shell containers as real processes and leaves all others hollow."""
+    runner = ProcessRunner({SHELL: Image(("sh", "-c"), environment={"PATH": SEARCH_PATH})})
+    with nodes_in_background(control_plane, [NodeShape(node_name)], runner=runner, timing=QUICK) as running:
+        yield running
+
+
+class Pods:
+    """The pods of one namespace, created straight onto one node."""
+
+    def __init__(self, plane: ControlPlane, namespace: str, node: str) -> None:
+        self.plane, self.node = plane, node
+        self.namespace = namespace
+        self.path = f"/api/v1/namespaces/{namespace}/pods"
+
+    def create(self, name: str, *containers: dict[str, Any], annotations: Any = None, **spec: Any) -> Any:
+        containers = containers or ({"name": "main", "image": "example.test/plain"},)
+        metadata = {"name": name, "annotations": annotations or {}}
+        return self.plane.request(
+            "POST",
+            self.path,
+            {"metadata": metadata, "spec": {"nodeName": self.node, "containers": list(containers), **spec}},
+        )
+
+    def shell(self, script: str, **container: Any) -> dict[str, Any]:
+        return {"name": "main", "image": SHELL, "args": [script], **container}
+
+    def wait(self, name: str, holds: Any) -> Any:
+        return wait_for(self.plane, self.path, name, holds)
+
+    def annotate(self, name: str, key: str, value: str | None) -> Any:
+        body = {"metadata": {"annotations": {key: value}}}
+        return self.plane.request("PATCH", f"{self.path}/{name}", body, content_type=MERGE_PATCH)
+
+
+@pytest.fixture
+def pods(control_plane: ControlPlane, namespace: str, node_name: str, nodes: NodesInBackground) -> Pods:
+    return Pods(control_plane, namespace, node_name)
+
+
+def podinfo(key: str) -> dict[str, Any]:
+    return {
+        "name": "podinfo",
+        "downwardAPI": {
+            "items": [
+                {"path": "cpu-map", "fieldRef": {"fieldPath": f"metadata.annotations['{key}']"}},
+                {"path": "pod/uid", "fieldRef": {"fieldPath": "metadata.uid"}},
+                {"path": "pod/name", "fieldRef": {"fieldPath": "metadata.name"}},
+            ]
+        },
+    }
+
+
+PODINFO_MOUNT = {"name": "podinfo", "mountPath": "/etc/podinfo"}
+
+
+def test_a_plain_pod_becomes_ready_with_an_address_of_its_own(pods: Pods) -> None:
+    pods.create("one")
+    pods.create("two")
+    one, two = pods.wait("one", is_ready), pods.wait("two", is_ready)
+    assert one["status"]["phase"] == "Running"
+    assert one["status"]["containerStatuses"][0]["state"].keys() == {"running"}
+    assert one["status"]["podIP"] != two["status"]["podIP"]
+    assert one["status"]["hostIP"] == two["status"]["hostIP"]
+    assert {kind for kind in ("PodScheduled", "Initialized", "ContainersReady") if condition(one, kind)} == {
+        "PodScheduled",
+        "Initialized",
+        "ContainersReady",
+    }
+
+
+def test_a_pod_is_held_unready_while_its_probe_fails_and_turns_unready_again(
+    pods: Pods, nodes: NodesInBackground
+) -> None:
+    probe = {"exec": {"command": ["test", "-e", "/switch/on"]}, "failureThreshold": 1}
+    pods.create(
+        "probed",
+        pods.shell(
+            "exec sleep infinity",
+            readinessProbe=probe,
+            volumeMounts=[{"name": "switch", "mountPath": "/switch"}],
+        ),
+        volumes=[{"name": "switch", "emptyDir": {}}],
+    )
+    held = pods.wait(
+        "probed", lambda pod: any(s["started"] for s in pod["status"].get("containerStatuses", []))
+    )
+    assert held["status"]["phase"] == "Running"
+    assert condition(held, "Ready") == "False"
+    assert held["status"]["containerStatuses"][0]["ready"] is False
+
+    switch = nodes.nodes.find(pods.namespace, "probed").volumes.folder / "switch" / "on"
+    switch.touch()
+    pods.wait("probed", is_ready)
+    switch.unlink()
+    pods.wait("probed", lambda pod: condition(pod, "Ready") == "False")
+
+
+def test_readiness_waits_for_the_startup_probe_which_ends_a_container_that_never_starts(pods: Pods) -> None:
+    pods.create(
+        "never-started",
+        pods.shell(
+            "exec sleep infinity",
+            startupProbe={"exec": {"command": ["false"]}, "failureThreshold": 2},
+            readinessProbe={"exec": {"command": ["true"]}},
+        ),
+        restartPolicy="Never",
+        terminationGracePeriodSeconds=1,
+    )
+    failed = pods.wait("never-started", lambda pod: pod["status"].get("phase") == "Failed")
+    (status,) = failed["status"]["containerStatuses"]
+    assert status["started"] is False
+    assert status["state"]["terminated"]["exitCode"] == 128 + 15
+
+
+def test_a_container_sees_its_pod_through_files_and_environment(pods: Pods, nodes: NodesInBackground) -> None:
+    created = pods.create(
+        "seeing",
+        pods.shell(
+            'cd /etc/podinfo; cat cpu-map pod/uid pod/name; echo " $NODE $GREETING"; id -u; '
+            "exec sleep infinity",
+            env=[
+                {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                {"name": "GREETING", "value": "on-$(NODE)"},
+            ],
+            volumeMounts=[PODINFO_MOUNT],
+            readinessProbe={"exec": {"command": ["test", "-r", "/etc/podinfo/cpu-map"]}},
+            securityContext={"runAsUser": 107},
+        ),
+        annotations={"cpu-map": '{"socket0":["2"]}'},
+        volumes=[podinfo("cpu-map")],
+    )
+    pods.wait("seeing", is_ready)
+    said = (nodes.nodes.folder / "seeing-main.log").read_text()
+    uid = created["metadata"]["uid"]
+    assert said.splitlines() == [f'{{"socket0":["2"]}}{uid}seeing {pods.node} on-{pods.node}', "107"]
+    assert not Path("/etc/podinfo").exists(), "the container's mounts must be its own"
+
+
+def test_a_downward_api_file_follows_the_annotation(pods: Pods, nodes: NodesInBackground) -> None:
+    """The container is Ready while the annotation says "yes": so the probe reads the file that changes."""
+    pods.create(
+        "following",
+        pods.shell(
+            "exec sleep infinity",
+            volumeMounts=[PODINFO_MOUNT],
+            readinessProbe={
+                "exec": {"command": ["sh", "-c", 'test "$(cat /etc/podinfo/cpu-map)" = yes']},
+                "failureThreshold": 1,
+            },
+        ),
+        volumes=[podinfo("answer")],
+    )
+    pods.wait("following", lambda pod: condition(pod, "Ready") == "False")
+    file = nodes.nodes.find(pods.namespace, "following").volumes.folder / "podinfo" / "cpu-map"
+    assert file.read_text() == "", "a missing annotation is an empty file"
+    pods.annotate("following", "answer", "yes")
+    pods.wait("following", is_ready)
+    pods.annotate("following", "answer", None)
+    pods.wait("following", lambda pod: condition(pod, "Ready") == "False")
+
+
+def test_two_containers_meet_in_a_shared_volume_of_which_one_sees_a_part(pods: Pods) -> None:
+    pods.create(
+        "sharing",
+        {
+            **pods.shell("echo hello >/var/run/hooks/socket; exec sleep infinity"),
+            "name": "sidecar",
+            "volumeMounts": [{"name": "hooks", "mountPath": "/var/run/hooks", "subPath": "sidecar-0"}],
+            "securityContext": {"runAsUser": 107},
+        },
+        {
+            **pods.shell("exec sleep infinity"),
+            "name": "launcher",
+            "volumeMounts": [{"name": "hooks", "mountPath": "/var/run/hooks"}],
+            "readinessProbe": {"exec": {"command": ["test", "-s", "/var/run/hooks/sidecar-0/socket"]}},
+        },
+        volumes=[{"name": "hooks", "emptyDir": {}}],
+    )
+    pods.wait("sharing", is_ready)
+
+
+def test_an_exited_container_is_started_again_where_the_pod_says_so(pods: Pods) -> None:
+    pods.create("again", pods.shell("exit 3"), restartPolicy="OnFailure")
+    again = pods.wait("again", lambda pod: pod["status"]["containerStatuses"][0]["restartCount"] >= 2)
+    assert again["status"]["phase"] == "Running"
+    assert again["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 3
+
+
+def test_a_readiness_gate_is_left_to_others_and_waited_for(pods: Pods, control_plane: ControlPlane) -> None:
+    pods.create("gated", readinessGates=[{"conditionType": "kvplace.io/Pinned"}])
+    waiting = pods.wait("gated", lambda pod: condition(pod, "ContainersReady") == "True")
+    assert condition(waiting, "Ready") == "False"
+    assert condition(waiting, "kvplace.io/Pinned") == ""
+    control_plane.request(
+        "PATCH",
+        f"{pods.path}/gated/status",
+        {"status": {"conditions": [{"type": "kvplace.io/Pinned", "status": "True"}]}},
+        content_type=STRATEGIC_MERGE_PATCH,
+    )
+    ready = pods.wait("gated", is_ready)
+    assert condition(ready, "kvplace.io/Pinned") == "True", "a kubelet keeps conditions of others"
+
+
+def test_init_containers_and_sidecars_come_first(pods: Pods) -> None:
+    pods.create(
+        "ordered",
+        {
+            **pods.shell("test -e /work/made; exec sleep infinity"),
+            "volumeMounts": [{"name": "work", "mountPath": "/work"}],
+        },
+        initContainers=[
+            {"name": "hollow-init", "image": "example.test/plain"},
+            {"name": "log", "image": "example.test/plain", "restartPolicy": "Always"},
+            {
+                **pods.shell("touch /work/made"),
+                "name": "maker",
+                "volumeMounts": [{"name": "work", "mountPath": "/work"}],
+            },
+        ],
+        volumes=[{"name": "work", "emptyDir": {}}],
+    )
+    ready = pods.wait("ordered", is_ready)
+    states = {entry["name"]: entry["state"] for entry in ready["status"]["initContainerStatuses"]}
+    assert states["hollow-init"]["terminated"]["exitCode"] == 0
+    assert states["maker"]["terminated"]["exitCode"] == 0
+    assert "running" in states["log"]
+
+
+def test_a_deleted_pod_is_gone_only_after_its_containers_have_ended(
+    pods: Pods, nodes: NodesInBackground, control_plane: ControlPlane
+) -> None:
+    pods.create("going", restartPolicy="Never")
+    pods.wait("going", is_ready)
+    nodes.do(nodes.nodes.hold_termination(pods.namespace, "going"))
+    control_plane.request("DELETE", f"{pods.path}/going")
+    going = pods.wait("going", lambda pod: "deletionTimestamp" in pod["metadata"])
+    assert "running" in going["status"]["containerStatuses"][0]["state"]
+
+    nodes.do(nodes.nodes.end_container(pods.namespace, "going", "main", 0))
+    ended = pods.wait("going", lambda pod: pod["status"]["phase"] == "Succeeded")
+    assert ended["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 0
+
+    nodes.do(nodes.nodes.allow_termination(pods.namespace, "going"))
+    wait_until_gone(control_plane, pods.path, "going", ended["metadata"]["resourceVersion"])
+
+
+def test_a_process_gets_its_grace_period_and_its_end_is_told(pods: Pods, control_plane: ControlPlane) -> None:
+    pods.create(
+        "polite",
+        pods.shell(
+            'trap "exit 7" TERM; touch /tmp/up; while :; do sleep 0.05; done',
+            readinessProbe={"exec": {"command": ["test", "-e", "/tmp/up"]}},
+        ),
+        restartPolicy="Never",
+    )
+    ready = pods.wait("polite", is_ready)
+    control_plane.request("DELETE", f"{pods.path}/polite")
+    ended = pods.wait("polite", lambda pod: pod["status"]["phase"] == "Failed")
+    assert ended["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 7
+    wait_until_gone(control_plane, pods.path, "polite", ready["metadata"]["resourceVersion"])
+
+
+def test_a_pod_that_wants_what_a_hollow_node_cannot_give_says_so(pods: Pods) -> None:
+    pods.create(
+        "wanting",
+        pods.shell(
+            "true", env=[{"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
+        ),
+    )
+
+    def is_refused(pod: Any) -> bool:
+        statuses = pod["status"].get("containerStatuses") or [{"state": {}}]
+        return "secretKeyRef" in statuses[0]["state"].get("waiting", {}).get("message", "")
+
+    assert pods.wait("wanting", is_refused)["status"]["phase"] == "Pending"
+
+
+def test_nodes_come_with_what_kubevirt_and_the_scheduler_look_for(
+    control_plane: ControlPlane, nodes: NodesInBackground
+) -> None:
+    name = f"big-{secrets.token_hex(4)}"
+    shape = NodeShape(name, cpus=64, reserved_cpus=2, hugepages={"1Gi": "16Gi"}, labels={"zone": "a"})
+    nodes.do(nodes.nodes.add(shape))
+    node = control_plane.request("GET", f"/api/v1/nodes/{name}")
+    assert node["status"]["allocatable"] == {
+        "cpu": "62",
+        "memory": "64Gi",
+        "pods": "250",
+        "ephemeral-storage": "500Gi",
+        "hugepages-1Gi": "16Gi",
+        "devices.kubevirt.io/kvm": "1k",
+        "devices.kubevirt.io/tun": "1k",
+        "devices.kubevirt.io/vhost-net": "1k",
+    }
+    assert node["metadata"]["labels"].items() >= {"kubevirt.io/schedulable": "true", "zone": "a"}.items()
+    assert "taints" not in node["spec"]
+
+    nodes.do(nodes.nodes.remove(name))
+    with pytest.raises(RequestRefused) as refused:
+        control_plane.request("GET", f"/api/v1/nodes/{name}")
+    assert refused.value.status == 404
+
+
+async def test_hundreds_of_pods_on_hundreds_of_nodes_become_ready_through_one_watch(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    prefix = f"bulk-{secrets.token_hex(3)}"
+    shapes = [NodeShape(f"{prefix}-{index}") for index in range(400)]
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    async with HollowNodes(control_plane, shapes) as nodes:
+        at_once = asyncio.Semaphore(16)
+
+        async def create(index: int) -> None:
+            spec = {
+                "nodeName": f"{prefix}-{index * 2}",
+                "containers": [{"name": "main", "image": "example.test/plain"}],
+            }
+            async with at_once:
+                await nodes.client.request("POST", path, {"metadata": {"name": f"p{index}"}, "spec": spec})
+
+        ready = set()
+        async with asyncio.TaskGroup() as creating:
+            for index in range(200):
+                creating.create_task(create(index))
+            async with contextlib.aclosing(nodes.client.list_and_watch(path, "status.phase=Running")) as seen:
+                async for _, pod in seen:
+                    if is_ready(pod):
+                        ready.add(pod["metadata"]["name"])
+                    if len(ready) == 200:
+                        break
+        assert len(nodes.pods) == 200
+    left = await asyncio.to_thread(control_plane.request, "GET", path)
+    assert left["items"] == []
