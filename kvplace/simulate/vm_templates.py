@@ -1,0 +1,41 @@
+"""The VM templates of `vm-templates/`, as the documents that a user would apply.
+
+They lie at the top of the project for people to read and copy; an installed kvplace carries a copy
+inside the package.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from kvplace.core.errors import Misconfigured
+
+_FOLDER = "vm-templates"
+
+
+def read_templates() -> dict[str, dict[str, Any]]:
+    """Read every template by its name, in the order of the names.
+
+    Raises Misconfigured when this installation has none.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return {
+        entry.name.removesuffix(".yaml"): yaml.load(entry.read_text(encoding="utf-8"), Loader=loader)
+        for entry in sorted(_folder().iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".yaml")
+    }
+
+
+def _folder() -> Traversable:
+    inside = files("kvplace.simulate") / _FOLDER
+    if inside.is_dir():
+        return inside
+    beside = Path(__file__).resolve().parents[2] / _FOLDER
+    if beside.is_dir():
+        return beside
+    raise Misconfigured(f"this installation of kvplace has no {_FOLDER}; install it anew")
