@@ -162,8 +162,6 @@ def _build(module: GoModule, go: Path, place: Path, say: Callable[[str], None]) 
                 f"`{' '.join(command)}` in {module.folder} ended with {build.returncode}:\n"
                 f"{_tail(build.stderr)}"
             )
-        if not any(folder.iterdir()):
-            raise BuildFailed(f"{module.folder} has no main package, so nothing was built")
         folder.rename(place)
     say(f"built {module.contents} in {time.monotonic() - started:.0f} s")
 

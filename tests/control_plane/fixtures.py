@@ -18,7 +18,7 @@ from tests.control_plane.cluster import ControlPlane
 
 # Whoever writes a fixture that runs programs of a module names it here: they are then built before the
 # first test starts, outside any test's time limit and with the message on the terminal.
-NEEDS = {"control_plane": KUBERNETES, "kubevirt_programs": KUBEVIRT}
+NEEDS = {"kubernetes_programs": KUBERNETES, "kubevirt_programs": KUBEVIRT}
 
 
 def programs(module: GoModule) -> Path:
@@ -52,9 +52,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def control_plane() -> Iterator[ControlPlane]:
+def kubernetes_programs() -> Path:
+    """Name the folder with Kubernetes' programs."""
+    return programs(KUBERNETES)
+
+
+@pytest.fixture(scope="session")
+def control_plane(kubernetes_programs: Path) -> Iterator[ControlPlane]:
     """Share one API server among all tests of the run; each adds its own schedulers and namespaces."""
-    programs(KUBERNETES)
+    assert kubernetes_programs.is_dir()
     logs = os.environ.get("KVPLACE_CONTROL_PLANE_LOGS")
     with ControlPlane(logs=Path(logs) if logs else None) as plane:
         yield plane

@@ -213,7 +213,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.usefixtures("control_plane")  # builds the programs, and skips where that cannot be
+@pytest.mark.usefixtures("kubernetes_programs")  # builds the programs, and skips where that cannot be
 def test_nothing_outlives_a_starter_that_is_killed() -> None:
     starter = subprocess.Popen(
         [sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -67,6 +67,12 @@ def pods(control_plane: ControlPlane, namespace: str, node_name: str, nodes: Nod
     return Pods(control_plane, namespace, node_name)
 
 
+def main(pod: dict[str, Any]) -> dict[str, Any]:
+    """The status of the pod's first container, empty before the hollow node has said anything."""
+    statuses: list[dict[str, Any]] = pod["status"].get("containerStatuses") or [{}]
+    return statuses[0]
+
+
 def podinfo(key: str) -> dict[str, Any]:
     return {
         "name": "podinfo",
@@ -88,7 +94,7 @@ def test_a_plain_pod_becomes_ready_with_an_address_of_its_own(pods: Pods) -> Non
     pods.create("two")
     one, two = pods.wait("one", is_ready), pods.wait("two", is_ready)
     assert one["status"]["phase"] == "Running"
-    assert one["status"]["containerStatuses"][0]["state"].keys() == {"running"}
+    assert main(one)["state"].keys() == {"running"}
     assert one["status"]["podIP"] != two["status"]["podIP"]
     assert one["status"]["hostIP"] == two["status"]["hostIP"]
     assert {kind for kind in ("PodScheduled", "Initialized", "ContainersReady") if condition(one, kind)} == {
@@ -111,12 +117,10 @@ def test_a_pod_is_held_unready_while_its_probe_fails_and_turns_unready_again(
         ),
         volumes=[{"name": "switch", "emptyDir": {}}],
     )
-    held = pods.wait(
-        "probed", lambda pod: any(s["started"] for s in pod["status"].get("containerStatuses", []))
-    )
+    held = pods.wait("probed", lambda pod: main(pod).get("started", False))
     assert held["status"]["phase"] == "Running"
     assert condition(held, "Ready") == "False"
-    assert held["status"]["containerStatuses"][0]["ready"] is False
+    assert main(held)["ready"] is False
 
     switch = nodes.nodes.find(pods.namespace, "probed").volumes.folder / "switch" / "on"
     switch.touch()
@@ -137,9 +141,8 @@ def test_readiness_waits_for_the_startup_probe_which_ends_a_container_that_never
         terminationGracePeriodSeconds=1,
     )
     failed = pods.wait("never-started", lambda pod: pod["status"].get("phase") == "Failed")
-    (status,) = failed["status"]["containerStatuses"]
-    assert status["started"] is False
-    assert status["state"]["terminated"]["exitCode"] == 128 + 15
+    assert main(failed)["started"] is False
+    assert main(failed)["state"]["terminated"]["exitCode"] == 128 + 15
 
 
 def test_a_container_sees_its_pod_through_files_and_environment(pods: Pods, nodes: NodesInBackground) -> None:
@@ -211,9 +214,9 @@ def test_two_containers_meet_in_a_shared_volume_of_which_one_sees_a_part(pods: P
 
 def test_an_exited_container_is_started_again_where_the_pod_says_so(pods: Pods) -> None:
     pods.create("again", pods.shell("exit 3"), restartPolicy="OnFailure")
-    again = pods.wait("again", lambda pod: pod["status"]["containerStatuses"][0]["restartCount"] >= 2)
+    again = pods.wait("again", lambda pod: main(pod).get("restartCount", 0) >= 2)
     assert again["status"]["phase"] == "Running"
-    assert again["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 3
+    assert main(again)["lastState"]["terminated"]["exitCode"] == 3
 
 
 def test_a_readiness_gate_is_left_to_others_and_waited_for(pods: Pods, control_plane: ControlPlane) -> None:
@@ -264,11 +267,11 @@ def test_a_deleted_pod_is_gone_only_after_its_containers_have_ended(
     nodes.do(nodes.nodes.hold_termination(pods.namespace, "going"))
     control_plane.request("DELETE", f"{pods.path}/going")
     going = pods.wait("going", lambda pod: "deletionTimestamp" in pod["metadata"])
-    assert "running" in going["status"]["containerStatuses"][0]["state"]
+    assert "running" in main(going)["state"]
 
     nodes.do(nodes.nodes.end_container(pods.namespace, "going", "main", 0))
     ended = pods.wait("going", lambda pod: pod["status"]["phase"] == "Succeeded")
-    assert ended["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 0
+    assert main(ended)["state"]["terminated"]["exitCode"] == 0
 
     nodes.do(nodes.nodes.allow_termination(pods.namespace, "going"))
     wait_until_gone(control_plane, pods.path, "going", ended["metadata"]["resourceVersion"])
@@ -286,7 +289,7 @@ def test_a_process_gets_its_grace_period_and_its_end_is_told(pods: Pods, control
     ready = pods.wait("polite", is_ready)
     control_plane.request("DELETE", f"{pods.path}/polite")
     ended = pods.wait("polite", lambda pod: pod["status"]["phase"] == "Failed")
-    assert ended["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 7
+    assert main(ended)["state"]["terminated"]["exitCode"] == 7
     wait_until_gone(control_plane, pods.path, "polite", ready["metadata"]["resourceVersion"])
 
 
@@ -299,8 +302,8 @@ def test_a_pod_that_wants_what_a_hollow_node_cannot_give_says_so(pods: Pods) -> 
     )
 
     def is_refused(pod: Any) -> bool:
-        statuses = pod["status"].get("containerStatuses") or [{"state": {}}]
-        return "secretKeyRef" in statuses[0]["state"].get("waiting", {}).get("message", "")
+        state = main(pod).get("state", {})
+        return "secretKeyRef" in state.get("waiting", {}).get("message", "")
 
     assert pods.wait("wanting", is_refused)["status"]["phase"] == "Pending"
 
