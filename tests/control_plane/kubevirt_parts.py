@@ -23,22 +23,6 @@ Json = dict[str, Any]
 NAMESPACE = "kubevirt"
 FEATURE_GATES = ("Sidecar", "CPUManager", "NUMA")
 
-NODE_LABELS = {
-    "kubernetes.io/arch": "amd64",
-    "kubernetes.io/os": "linux",
-    "kubevirt.io/schedulable": "true",
-    "kubevirt.io/cpumanager": "true",
-    "machine-type.node.kubevirt.io/q35": "true",
-}
-"""What virt-handler writes on a node that can run VMs; without them no virt-launcher pod fits a node."""
-
-NODE_DEVICES = {
-    "devices.kubevirt.io/kvm": "1k",
-    "devices.kubevirt.io/tun": "1k",
-    "devices.kubevirt.io/vhost-net": "1k",
-}
-"""What virt-handler's device plugins offer on it."""
-
 _PLUGINS_CRD = "plugins.plugin.kubevirt.io"
 _ONE_DAY_S = 86_400
 _PATIENCE_S = 60

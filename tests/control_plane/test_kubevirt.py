@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.control_plane.cluster import MERGE_PATCH, ControlPlane, RequestRefused
-from tests.control_plane.kubevirt_parts import NAMESPACE, NODE_DEVICES, NODE_LABELS, KubeVirt
+from tests.control_plane.cluster import ControlPlane, RequestRefused
+from tests.control_plane.hollow_node import NodeShape, nodes_in_background
+from tests.control_plane.kubevirt_parts import NAMESPACE, KubeVirt
 
 VMIS = "virtualmachineinstances"
 VMS = "virtualmachines"
@@ -37,19 +38,10 @@ def small_vm(name: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def node(control_plane: ControlPlane) -> Iterator[str]:
-    """Create a node that virt-controller takes for one with a virt-handler; nobody plays kubelet on it."""
+    """Run a hollow node, on which pods are Ready at once; nobody schedules to it by himself."""
     name = f"kubevirt-{secrets.token_hex(4)}"
-    room = {"cpu": "8", "memory": "16Gi", "pods": "110", "ephemeral-storage": "100Gi", **NODE_DEVICES}
-    control_plane.request(
-        "POST",
-        "/api/v1/nodes",
-        {
-            "metadata": {"name": name, "labels": {**NODE_LABELS, "kubernetes.io/hostname": name}},
-            "status": {"capacity": room, "allocatable": room},
-        },
-    )
-    yield name
-    control_plane.request("DELETE", f"/api/v1/nodes/{name}")
+    with nodes_in_background(control_plane, [NodeShape(name)]):
+        yield name
 
 
 def bind(plane: ControlPlane, pod: dict[str, Any], node: str) -> None:
@@ -61,33 +53,6 @@ def bind(plane: ControlPlane, pod: dict[str, Any], node: str) -> None:
     )
 
 
-def report_ready(plane: ControlPlane, pod: dict[str, Any]) -> None:
-    """Say what a kubelet says once all containers run and are ready."""
-    meta = pod["metadata"]
-    status = {
-        "phase": "Running",
-        "podIP": "10.0.0.1",
-        "podIPs": [{"ip": "10.0.0.1"}],
-        "conditions": [
-            {"type": kind, "status": "True"}
-            for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
-        ],
-        "containerStatuses": [
-            {
-                "name": container["name"],
-                "image": container["image"],
-                "imageID": "",
-                "ready": True,
-                "restartCount": 0,
-                "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
-            }
-            for container in pod["spec"]["containers"]
-        ],
-    }
-    path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status"
-    plane.request("PATCH", path, {"status": status}, content_type=MERGE_PATCH)
-
-
 def test_a_vmi_gets_a_pod_and_is_scheduled_once_the_pod_is_ready(
     control_plane: ControlPlane, kubevirt: KubeVirt, namespace: str, node: str
 ) -> None:
@@ -96,7 +61,6 @@ def test_a_vmi_gets_a_pod_and_is_scheduled_once_the_pod_is_ready(
     kubevirt.vmi_in_phase(namespace, "one", "Scheduling")
 
     bind(control_plane, pod, node)
-    report_ready(control_plane, pod)
 
     vmi = kubevirt.vmi_in_phase(namespace, "one", "Scheduled")
     assert vmi["status"]["nodeName"] == node
@@ -110,16 +74,9 @@ def test_a_vm_becomes_a_vmi_and_a_pod_and_goes_when_it_is_deleted(
     kubevirt.create(VMS, namespace, small_vm("one"))
     pod = kubevirt.launcher_pod(namespace, "one")
     bind(control_plane, pod, node)
-    report_ready(control_plane, pod)
     kubevirt.vmi_in_phase(namespace, "one", "Scheduled")
 
     control_plane.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMS}/one")
-    # A bound pod waits for a kubelet, and the VM for its pod.
-    control_plane.request(
-        "DELETE",
-        f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}",
-        {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0},
-    )
     kubevirt.gone(VMIS, namespace, "one")
     kubevirt.gone(VMS, namespace, "one")
 
