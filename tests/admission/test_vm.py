@@ -1,0 +1,94 @@
+"""VirtualMachines when they are created and changed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from kvplace.admission.vm import review_vm
+from kvplace.core.errors import Misconfigured
+from tests.admission.makers import ASKS, Json, vm
+
+DEDICATED: Json = {"cpu": {"cores": 4, "dedicatedCpuPlacement": True}}
+CONFLICT = (
+    "VirtualMachine default/db: spec.template.spec.domain.cpu.dedicatedCpuPlacement and annotation cpu-set: "
+    "'one-numa' exclude each other, because the kubelet and KubeVirt would overwrite the cores that kvplace "
+    "gives; remove one of the two"
+)
+
+
+def warnings(raw: Json, **given: Any) -> tuple[str, ...]:
+    before = copy.deepcopy(raw)
+    admitted = review_vm(raw, namespace="default", **given)
+    assert admitted.object == before
+    return admitted.warnings
+
+
+def refusal(raw: Json, **given: Any) -> str:
+    with pytest.raises(Misconfigured) as refused:
+        review_vm(raw, namespace="default", **given)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("annotations", [None, {}, {"other.io/key": "x"}, {"kvplace.io/cpu-policy": "none"}])
+def test_a_vm_that_asks_for_nothing_passes(annotations: dict[str, str] | None) -> None:
+    assert warnings(vm(annotations, **DEDICATED), largest_node=1) == ()
+
+
+def test_a_template_without_metadata_passes() -> None:
+    raw = vm(None)
+    del raw["spec"]["template"]["metadata"]
+    assert warnings(raw) == ()
+
+
+def test_the_checks_of_the_vmi_are_made_when_the_vm_is_applied() -> None:
+    assert warnings(vm()) == ()
+    assert refusal(vm(**DEDICATED)) == CONFLICT
+    assert refusal(vm({"cpu-set": "near"})).startswith(
+        "annotation cpu-set: 'near': must be one of one-socket, "
+    )
+    assert refusal(vm(memory={"guest": "x"})) == (
+        "VirtualMachine default/db: spec.template.spec.domain.memory.guest: 'x' is not a quantity such as "
+        "8Gi, 512Mi, 4 or 500m"
+    )
+    assert warnings(vm(), largest_node=2) == (
+        "4 vCPUs are more vCPUs than any machine known now has (largest: 2)",
+    )
+
+
+def test_annotations_on_the_vm_itself_are_told_where_they_belong() -> None:
+    raw = vm(None)
+    raw["metadata"]["annotations"] = {"cpu-set": "one-numa", "kvplace.io/smt": "require", "other.io/key": "x"}
+    assert warnings(raw) == (
+        (
+            "annotation kvplace.io/smt has no effect here; put it into spec.template.metadata.annotations of "
+            "the VM"
+        ),
+        "annotation cpu-set has no effect here; put it into spec.template.metadata.annotations of the VM",
+    )
+
+
+def test_a_vm_that_was_wrong_before_can_still_be_changed_with_a_warning() -> None:
+    old, new = vm(**DEDICATED), vm(**DEDICATED)
+    new["spec"]["runStrategy"] = "Halted"
+    assert warnings(new, old=old) == (CONFLICT,)
+
+
+def test_a_vm_that_becomes_wrong_is_refused() -> None:
+    assert refusal(vm(**DEDICATED), old=vm()) == CONFLICT
+    assert refusal(vm(**DEDICATED), old=vm({"cpu-set": "near"}, **DEDICATED)) == CONFLICT
+
+
+def test_a_vm_that_is_being_deleted_is_never_held_back() -> None:
+    raw = vm(**DEDICATED)
+    raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert warnings(raw, old=vm(ASKS)) == ()
+
+
+def test_a_vm_of_the_wrong_shape_is_refused_with_the_place() -> None:
+    assert refusal(vm(cpu=[])) == (
+        "VirtualMachine db: Expected `object | null`, got `array` - at `$.spec.template.spec.domain.cpu`; "
+        "correct that field"
+    )

@@ -1,0 +1,226 @@
+"""VirtualMachineInstances at creation."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.admission.json_patch import difference
+from kvplace.admission.vmi import admit_vmi
+from kvplace.core.annotations import ASKING, RESULTS
+from kvplace.core.errors import KvplaceError, Misconfigured
+from tests.admission.makers import ASKS, OUR_ENTRY, SETTINGS, Json, vmi
+from tests.captured import captured_files, captured_folder
+
+HOOKS = "hooks.kubevirt.io/hookSidecars"
+each_vmi = pytest.mark.parametrize(
+    "path", captured_files("kubevirt/domains", "*.vmi.json"), ids=lambda path: path.stem
+)
+
+
+def admit(raw: Json, largest_node: int | None = None) -> tuple[Json, tuple[str, ...]]:
+    admitted = admit_vmi(raw, namespace="default", settings=SETTINGS, largest_node=largest_node)
+    return dict(admitted.object), admitted.warnings
+
+
+def refusal(raw: Json) -> str:
+    with pytest.raises(Misconfigured) as refused:
+        admit(raw)
+    return str(refused.value)
+
+
+@each_vmi
+def test_a_captured_vmi_that_asks_for_nothing_leaves_as_it_came(path: Path) -> None:
+    captured_folder("kubevirt/domains")
+    raw = json.loads(path.read_text())
+    before = copy.deepcopy(raw)
+    after, warnings = admit(raw, largest_node=1)
+    assert after == before == raw
+    assert warnings == ()
+
+
+@each_vmi
+def test_a_captured_vmi_that_asks_gets_the_hook_sidecar_and_nothing_else(path: Path) -> None:
+    captured_folder("kubevirt/domains")
+    raw = json.loads(path.read_text())
+    raw["metadata"]["annotations"] = dict(ASKS)
+    if raw["spec"]["domain"].get("cpu", {}).get("dedicatedCpuPlacement"):
+        assert "dedicatedCpuPlacement and annotation cpu-set: 'one-numa' exclude each other" in refusal(raw)
+        return
+    after, warnings = admit(raw)
+    (operation,) = difference(raw, after)
+    assert (operation["op"], operation["path"]) == (
+        "add",
+        "/metadata/annotations/hooks.kubevirt.io~1hookSidecars",
+    )
+    assert json.loads(operation["value"]) == [OUR_ENTRY]
+    assert warnings == ()
+    assert admit(after) == (after, ())
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        None,
+        {},
+        {"other.io/key": "value"},
+        {"cpu-map": '{"socket0":["1"]}'},
+        {"topology.crane.io/topology-awareness": "false"},
+        {"kvplace.io/cpu-policy": "none"},
+        {"cpu-set": "spread-numa", "qos.gocrane.io/cpu-manager": "none"},
+    ],
+)
+def test_a_vmi_that_asks_for_nothing_leaves_as_it_came(annotations: dict[str, str] | None) -> None:
+    raw = vmi(annotations, cpu={"cores": 4, "dedicatedCpuPlacement": True})
+    assert difference(raw, admit(raw)[0]) == []
+
+
+def test_entries_of_the_user_stay_as_they_are_written() -> None:
+    theirs = '[ {"image": "a",  "args": ["--version","v1alpha3"], "weight": 1.50} ,{"image":"b"}]'
+    after, _ = admit(vmi({**ASKS, HOOKS: theirs}))
+    text = after["metadata"]["annotations"][HOOKS]
+    assert text.startswith(
+        '[{"image": "a",  "args": ["--version","v1alpha3"], "weight": 1.50},{"image":"b"},'
+    )
+    assert json.loads(text)[2:] == [OUR_ENTRY]
+
+
+@pytest.mark.parametrize("theirs", ["null", "[]", " [ ] "])
+def test_an_empty_list_of_sidecars_is_filled(theirs: str) -> None:
+    after, _ = admit(vmi({**ASKS, HOOKS: theirs}))
+    assert json.loads(after["metadata"]["annotations"][HOOKS]) == [OUR_ENTRY]
+
+
+def test_a_sidecar_of_ours_with_an_image_of_the_users_choice_stays() -> None:
+    theirs = '[{"image":"mirror.test/kvplace-hook:2","command":["kvplace-hook"],"args":["serve"]}]'
+    raw = vmi({**ASKS, HOOKS: theirs})
+    assert difference(raw, admit(raw)[0]) == []
+
+
+@pytest.mark.parametrize("theirs", ["", "[", "{}", "5", '["a"]', "[[]]", "[" * 5000, '[{"image": "\ud800"}]'])
+def test_a_malformed_list_of_sidecars_is_refused(theirs: str) -> None:
+    sentence = refusal(vmi({**ASKS, HOOKS: theirs}))
+    assert sentence.startswith(f"annotation {HOOKS}: ")
+    assert sentence.endswith(
+        'must be a JSON list of objects such as [{"image": "..."}]; correct it or remove it'
+    )
+
+
+def test_results_are_stripped_because_they_would_leak_into_every_pod_of_the_vm() -> None:
+    inherited = dict.fromkeys(RESULTS, "x")
+    after, _ = admit(vmi({**ASKS, **inherited, "other.io/key": "stays"}))
+    annotations = after["metadata"]["annotations"]
+    assert annotations.keys() == {"cpu-set", HOOKS, "other.io/key"}
+
+
+def test_kubevirts_own_pinning_is_refused_with_what_to_do() -> None:
+    raw = vmi({"kvplace.io/smt": "isolate"}, cpu={"cores": 4, "dedicatedCpuPlacement": True})
+    assert refusal(raw) == (
+        "VirtualMachineInstance default/db: spec.domain.cpu.dedicatedCpuPlacement and annotation "
+        "kvplace.io/smt: 'isolate' exclude each other, because the kubelet and KubeVirt would overwrite the "
+        "cores that kvplace gives; remove one of the two"
+    )
+
+
+@pytest.mark.parametrize(
+    ("annotations", "sentence"),
+    [
+        (
+            {"cpu-set": "one-nuna"},
+            (
+                "annotation cpu-set: 'one-nuna': must be one of one-socket, one-numa, one-l3, "
+                "spread-sockets, spread-numa, any; did you mean 'one-numa'?"
+            ),
+        ),
+        (
+            {"kvplace.io/cpuset": "any"},
+            (
+                "annotation kvplace.io/cpuset: 'any': is no annotation of kvplace; did you mean "
+                "kvplace.io/cpu-set?"
+            ),
+        ),
+        (
+            {"cpu-set": "one-socket", "topology.crane.io/topology-awareness": "true"},
+            (
+                "annotation topology.crane.io/topology-awareness: 'true': contradicts cpu-set: 'one-socket'; "
+                "keep one, or make them agree"
+            ),
+        ),
+        (
+            {"kvplace.io/guest-numa": "mirror"},
+            "annotation kvplace.io/guest-numa: 'mirror': is not offered by this version; offered are off",
+        ),
+    ],
+)
+def test_a_wish_that_cannot_be_had_is_refused_with_the_mend(
+    annotations: dict[str, str], sentence: str
+) -> None:
+    assert refusal(vmi(annotations)) == sentence
+
+
+def test_a_vmi_larger_than_every_known_machine_is_warned_about() -> None:
+    raw = vmi(cpu={"sockets": 2, "cores": 40})
+    assert admit(raw, largest_node=80)[1] == ()
+    assert admit(raw, largest_node=64)[1] == (
+        "80 vCPUs are more vCPUs than any machine known now has (largest: 64)",
+    )
+    assert admit(raw, largest_node=None)[1] == ()
+
+
+def test_a_cpu_limit_below_what_the_vm_will_own_is_warned_about() -> None:
+    limited = {"limits": {"cpu": "4"}}
+    isolates = {**ASKS, "kvplace.io/emulator-threads": "isolate"}
+    assert admit(vmi(ASKS, resources=limited))[1] == ()
+    assert admit(vmi(isolates, resources=limited))[1] == (
+        "the CPU limit 4 throttles the 5 CPUs that the VM will own",
+    )
+
+
+def test_emulator_cpus_where_no_cpu_is_owned_are_warned_about() -> None:
+    shares = {"kvplace.io/cpu-policy": "share", "kvplace.io/emulator-threads": "isolate"}
+    assert admit(vmi(shares))[1] == (
+        "kvplace.io/emulator-threads: isolate has no effect: kvplace.io/cpu-policy: share owns no CPUs",
+    )
+
+
+@pytest.mark.parametrize("size", [{"cpu": None, "memory": None}, {"cpu": {}, "memory": {}}])
+def test_a_vmi_that_says_nothing_of_its_size_is_no_error(size: dict[str, Any]) -> None:
+    assert HOOKS in admit(vmi(**size))[0]["metadata"]["annotations"]
+
+
+def test_a_vmi_whose_name_the_server_makes_is_named_by_its_beginning() -> None:
+    raw = vmi({**ASKS}, cpu={"dedicatedCpuPlacement": True})
+    raw["metadata"] = {"generateName": "ci-", "annotations": dict(ASKS)}
+    assert re.match(r"VirtualMachineInstance default/ci-…: spec", refusal(raw))
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+fields = ("cpu", "memory", "resources", "devices", "ioThreadsPolicy", "ioThreads")
+domains = st.fixed_dictionaries({}, optional=dict.fromkeys(fields, anything))
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys((*ASKING, *RESULTS, HOOKS), st.text())), domains)
+def test_whatever_it_says_it_is_admitted_or_refused_and_never_touched_itself(
+    annotations: dict[str, str], domain: dict[str, Any]
+) -> None:
+    raw = vmi(annotations, **domain)
+    before = copy.deepcopy(raw)
+    try:
+        after, _ = admit(raw)
+    except KvplaceError:
+        return
+    finally:
+        assert raw == before
+    assert {**after, "metadata": None} == {**before, "metadata": None}
+    assert admit(after)[0] == after
