@@ -25,7 +25,7 @@ class Free:
     uses: tuple[tuple[int, int], ...] = ()
     """How many sharing VMs name each CPU of the pool, ascending by CPU; unnamed ones are absent."""
     memory: tuple[tuple[int, int], ...] = ()
-    """Bytes by NUMA node; empty when the machine does not say how much it has."""
+    """Bytes outside huge pages by NUMA node; empty when the machine does not say how much it has."""
     huge_pages: tuple[tuple[int, int, int], ...] = ()
     """(NUMA node, page size in bytes, pages)."""
 
@@ -50,7 +50,7 @@ def free_of(
     """
     owned = ledger.owned
     uses = dict(ledger.shared_use)
-    memory = dict(ledger.memory)
+    memory = dict(ledger.plain_memory)
     pages = dict(ledger.huge_pages)
     for hold in holds:
         if hold.uid in ledger.claims:
@@ -58,7 +58,7 @@ def free_of(
         owned |= hold.owned
         for cpu in cpus_of(hold.cpus & ~hold.owned):
             uses[cpu] = uses.get(cpu, 0) + 1
-        for node, count in hold.memory.items():
+        for node, count in hold.plain_memory.items():
             memory[node] = memory.get(node, 0) + count
         for node, sizes in hold.huge_pages.items():
             for size, count in sizes.items():

@@ -51,6 +51,14 @@ class Claim:
     since: str
     """When it was claimed, RFC 3339."""
 
+    @property
+    def plain_memory(self) -> dict[int, int]:
+        """Bytes outside huge pages by NUMA node; `memory` holds both."""
+        return {
+            node: max(0, count - sum(size * number for size, number in self.huge_pages.get(node, {}).items()))
+            for node, count in self.memory.items()
+        }
+
 
 @dataclass(frozen=True)
 class LedgerChange:
@@ -85,11 +93,11 @@ class Ledger:
         return uses
 
     @cached_property
-    def memory(self) -> Mapping[int, int]:
-        """Bytes claimed by NUMA node."""
+    def plain_memory(self) -> Mapping[int, int]:
+        """Bytes claimed outside huge pages by NUMA node."""
         total: dict[int, int] = {}
         for claim in self.claims.values():
-            for node, count in claim.memory.items():
+            for node, count in claim.plain_memory.items():
                 total[node] = total.get(node, 0) + count
         return total
 

@@ -1,0 +1,1 @@
+"""Values and decisions, without any input or output."""
