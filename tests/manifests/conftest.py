@@ -19,6 +19,7 @@ from tests.control_plane.cluster import ControlPlane
 from tests.control_plane.fixtures import programs
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
+STRICTLY = ("--server-side", "--validate=strict", "--warnings-as-errors")
 Render = Callable[[str], list[dict[str, Any]]]
 
 
@@ -58,5 +59,5 @@ def render(fresh_cluster: ControlPlane, manifests: Path) -> Render:
 @pytest.fixture(scope="session")
 def cluster(fresh_cluster: ControlPlane, manifests: Path) -> ControlPlane:
     """Install kvplace with certificates of one's own."""
-    fresh_cluster.kubectl("apply", "--server-side", "-k", str(manifests / "own-certificates"))
+    fresh_cluster.kubectl("apply", *STRICTLY, "-k", str(manifests / "own-certificates"))
     return fresh_cluster

@@ -1,0 +1,204 @@
+"""Every object is accepted by the API server, and the objects agree with each other and with the code."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvplace import __version__
+from kvplace.core.node_choice import Strategy
+from kvplace.scheduler.extender import Mode
+from tests.control_plane.cluster import ControlPlane
+from tests.control_plane.watching import watch_one_object
+from tests.manifests.conftest import STRICTLY, Render
+
+FOLDERS = ("own-certificates", "cert-manager")
+CERT_MANAGER = "cert-manager.io/v1"
+NAMESPACE = "kvplace-system"
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(params=FOLDERS)
+def objects(request: pytest.FixtureRequest, render: Render) -> list[Json]:
+    """Give what each of the folders that an operator applies is made of."""
+    return render(request.param)
+
+
+def of_kind(objects: list[Json], kind: str) -> dict[str, Json]:
+    return {entry["metadata"]["name"]: entry for entry in objects if entry["kind"] == kind}
+
+
+def templates(objects: list[Json]) -> dict[str, Json]:
+    return {name: found["spec"]["template"] for name, found in of_kind(objects, "Deployment").items()}
+
+
+def test_the_api_server_accepts_every_object_without_a_warning(
+    cluster: ControlPlane, objects: list[Json]
+) -> None:
+    text = "\n---\n".join(json.dumps(entry) for entry in objects if entry["apiVersion"] != CERT_MANAGER)
+    answer = cluster.kubectl(
+        "apply", *STRICTLY, "--dry-run=server", "--force-conflicts", "-f", "-", stdin=text
+    )
+    assert answer.count("(server dry run)") == text.count("\n---\n") + 1
+
+
+def test_every_object_says_that_it_is_part_of_kvplace(objects: list[Json]) -> None:
+    unlabelled = [
+        f"{entry['kind']} {entry['metadata']['name']}"
+        for entry in objects
+        if entry["metadata"].get("labels", {}).get("app.kubernetes.io/part-of") != "kvplace"
+        and entry["apiVersion"] != CERT_MANAGER
+        and entry["kind"] != "Secret"
+    ]
+    assert unlabelled == []
+
+
+@pytest.mark.parametrize("deployment", ["kvplace-serve", "kvplace-scheduler"])
+def test_a_restricted_namespace_lets_both_replicas_in(cluster: ControlPlane, deployment: str) -> None:
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+    with watch_one_object(cluster, path, deployment, "0") as events:
+        statuses = (event["object"].get("status", {}) for event in events)
+        # `replicas` counts pods that exist; they stay unscheduled here.
+        status = next(
+            status
+            for status in statuses
+            if status.get("replicas") == 2
+            or any(condition["type"] == "ReplicaFailure" for condition in status.get("conditions", []))
+        )
+    assert status.get("replicas") == 2, status
+
+
+def test_services_lead_to_ports_that_pods_have(objects: list[Json]) -> None:
+    for service in of_kind(objects, "Service").values():
+        selected = [
+            template
+            for template in templates(objects).values()
+            if service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+        ]
+        assert len(selected) == 1
+        ports = {port["name"] for port in selected[0]["spec"]["containers"][0]["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+
+
+def test_network_policies_open_ports_that_pods_have_and_nothing_is_open_besides(objects: list[Json]) -> None:
+    policies = of_kind(objects, "NetworkPolicy")
+    assert policies.pop("default-deny")["spec"] == {
+        "podSelector": {},
+        "policyTypes": ["Ingress", "Egress"],
+    }
+    known = {
+        port["name"]
+        for template in templates(objects).values()
+        for port in template["spec"]["containers"][0]["ports"]
+    }
+    opened = {
+        port["port"]
+        for policy in policies.values()
+        for rule in policy["spec"].get("ingress", [])
+        for port in rule["ports"]
+    }
+    assert opened == known
+
+
+def test_everything_that_pods_mount_is_made(objects: list[Json]) -> None:
+    made = {("configMap", name) for name in of_kind(objects, "ConfigMap")}
+    made |= {("secret", name) for name in of_kind(objects, "Secret")}
+    made |= {
+        ("secret", certificate["spec"]["secretName"])
+        for certificate in of_kind(objects, "Certificate").values()
+    }
+    for template in templates(objects).values():
+        wanted = set()
+        for volume in template["spec"]["volumes"]:
+            if "secret" in volume:
+                wanted.add(("secret", volume["secret"]["secretName"]))
+            else:
+                wanted.add(("configMap", volume["configMap"]["name"]))
+        for source in template["spec"]["containers"][0].get("envFrom", []):
+            wanted.add(("configMap", source["configMapRef"]["name"]))
+        assert wanted <= made
+
+
+def test_certificates_are_made_out_to_the_names_that_clients_use(render: Render) -> None:
+    objects = render("cert-manager")
+    services = {f"{name}.{NAMESPACE}.svc" for name in of_kind(objects, "Service")}
+    assert set(of_kind(objects, "Certificate")["kvplace-serve"]["spec"]["dnsNames"]) == services
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        for configuration in of_kind(objects, kind).values():
+            injected = configuration["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
+            assert injected == f"{NAMESPACE}/kvplace-serve"
+
+
+def test_the_api_server_trusts_the_webhooks_by_the_operators_own_ca(
+    cluster: ControlPlane, manifests: Path
+) -> None:
+    authority = (manifests / "own-certificates" / "certificates" / "ca.crt").read_bytes()
+    for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
+        stored = cluster.request("GET", f"/apis/admissionregistration.k8s.io/v1/{kind}/kvplace")
+        for webhook in stored["webhooks"]:
+            assert base64.b64decode(webhook["clientConfig"]["caBundle"]) == authority
+
+
+def test_webhooks_go_to_our_service_and_never_stand_in_the_way_of_our_own_pods(objects: list[Json]) -> None:
+    services = of_kind(objects, "Service")
+    webhooks = [
+        webhook
+        for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+        for configuration in of_kind(objects, kind).values()
+        for webhook in configuration["webhooks"]
+    ]
+    assert {webhook["clientConfig"]["service"]["path"] for webhook in webhooks} == {
+        "/admit/vmi",
+        "/admit/vm",
+        "/admit/pod",
+    }
+    for webhook in webhooks:
+        service = webhook["clientConfig"]["service"]
+        assert service["namespace"] == NAMESPACE
+        assert service["port"] in {port["port"] for port in services[service["name"]]["spec"]["ports"]}
+        (excluded,) = webhook["namespaceSelector"]["matchExpressions"]
+        assert excluded["operator"] == "NotIn"
+        assert {NAMESPACE, "kube-system"} <= set(excluded["values"])
+
+
+def test_settings_are_words_that_serve_knows_and_every_argument_is_filled(objects: list[Json]) -> None:
+    (settings,) = (
+        entry["data"] for name, entry in of_kind(objects, "ConfigMap").items() if "settings" in name
+    )
+    assert settings["STRATEGY"] in {word.value for word in Strategy}
+    assert settings["MODE"] in {word.value for word in Mode}
+    arguments = templates(objects)["kvplace-serve"]["spec"]["containers"][0]["args"]
+    used = {argument.partition("$(")[2].rstrip(")") for argument in arguments if "$(" in argument}
+    assert used == set(settings)
+
+
+def test_images_are_those_of_this_release(objects: list[Json]) -> None:
+    (settings,) = (
+        entry["data"] for name, entry in of_kind(objects, "ConfigMap").items() if "settings" in name
+    )
+    assert settings["SIDECAR_IMAGE"] == f"kvplace/hook:{__version__}"
+    container = templates(objects)["kvplace-serve"]["spec"]["containers"][0]
+    assert container["image"] == f"kvplace/serve:{__version__}"
+
+
+def test_with_the_clusters_main_scheduler_pods_keep_its_name(
+    fresh_cluster: ControlPlane, manifests: Path
+) -> None:
+    overlay = manifests / "with-main-scheduler"
+    overlay.mkdir(exist_ok=True)
+    (overlay / "kustomization.yaml").write_text(
+        yaml.safe_dump({"resources": ["../base"], "components": ["../main-scheduler"]})
+    )
+    text = fresh_cluster.kubectl("kustomize", str(overlay))
+    objects = list(yaml.load_all(text, yaml.CSafeLoader))
+    (settings,) = of_kind(objects, "ConfigMap").values()
+    assert settings["data"]["SCHEDULER_NAME"] == "default-scheduler"
+    assert settings["data"]["STRATEGY"] == "pack"
+    assert set(of_kind(objects, "Deployment")) == {"kvplace-serve"}
+    assert settings["metadata"]["name"] in text.partition("kind: Deployment")[2]
