@@ -15,14 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.libvirt_session import launcher
 from tests.libvirt_session.cpuset_group import NAME, CpusetGroup, NoCpusetGroup
+from tests.libvirt_session.pod import MEMORY_POLICY_CALLS, Pod
 from tests.libvirt_session.threads import Affinities
 
 # A user that no system gives to anybody; only the daemon's own view of /etc knows it.
 UID = 1_640_107
 # With the name of the socket each one serves.
 DAEMONS = {"virtqemud": "virtqemud-sock", "libvirtd": "libvirt-sock"}
+PROJECT = Path(__file__).resolve().parent.parent.parent
 QEMU_CONF = """\
 # As KubeVirt's cmd/virt-launcher/qemu.conf has it, less what needs its image.
 stdio_handler = "file"
@@ -62,6 +63,7 @@ class LibvirtSession:
     folder: Path
     uri: str
     group: CpusetGroup
+    pod: Pod
     connection: Any
     """libvirt.virConnect, opened as root on the unprivileged daemon's socket, as a node agent does it."""
 
@@ -115,25 +117,29 @@ def session_daemon(*, deny_memory_policy: bool = False) -> Iterator[LibvirtSessi
             raise NoLibvirtHere(str(reason)) from reason
         leave.callback(group.remove)
         environment = _furnish(folder)
+        pod = Pod(
+            group=str(group.path),
+            uid=UID,
+            known_by={f"/etc/{name}": str(folder / name) for name in ("passwd", "group")},
+            deny_memory_policy=deny_memory_policy,
+        )
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications:
             notifications.bind(str(folder / "notify"))
             os.chown(folder / "notify", UID, UID)
-            process = leave.enter_context(
-                _launched(folder, group, [program], environment, deny_memory_policy=deny_memory_policy)
-            )
+            process = leave.enter_context(_launched(folder, pod, program, environment))
             _await_ready(process, notifications, folder)
         path = folder / "run" / "libvirt" / DAEMONS[Path(program).name]
         uri = f"qemu+unix:///session?socket={path}"
         libvirt.registerErrorHandler(lambda *_: None, None)
         connection = libvirt.open(uri)
         leave.callback(connection.close)
-        yield LibvirtSession(folder, uri, group, connection)
+        yield LibvirtSession(folder, uri, group, pod, connection)
 
 
 def _require() -> str:
     if os.geteuid() != 0:
         raise NoLibvirtHere("starting a daemon as another user in a cpuset of its own needs root")
-    if platform.machine() not in launcher.MEMORY_POLICY_CALLS:
+    if platform.machine() not in MEMORY_POLICY_CALLS:
         raise NoLibvirtHere(f"no system call numbers are known here for {platform.machine()}")
     for name in DAEMONS:
         if program := shutil.which(name, path="/usr/sbin:/usr/local/sbin:/usr/bin"):
@@ -176,25 +182,13 @@ def _furnish(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def _launched(
-    folder: Path,
-    group: CpusetGroup,
-    command: list[str],
-    environment: dict[str, str],
-    *,
-    deny_memory_policy: bool,
+    folder: Path, pod: Pod, program: str, environment: dict[str, str]
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    plan = {
-        "known_by": {f"/etc/{name}": str(folder / name) for name in ("passwd", "group")},
-        "group": str(group.path),
-        "uid": UID,
-        "parent": os.getpid(),
-        "command": command,
-        "environment": environment,
-        "deny_memory_policy": deny_memory_policy,
-    }
+    plan = {"parent": os.getpid(), "command": [program], "environment": environment}
     with (folder / "daemon.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", launcher.__file__, json.dumps(plan)],
+            [sys.executable, "-m", "tests.libvirt_session.launcher", pod.to_json(), json.dumps(plan)],
+            cwd=PROJECT,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

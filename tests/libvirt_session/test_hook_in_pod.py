@@ -1,0 +1,182 @@
+"""From the pod's annotation to QEMU's threads: the hook's answer, given in the pod, started by libvirt."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.domainxml import rewrite
+from tests.captured import captured_folder
+from tests.libvirt_session.daemon import PROJECT, LibvirtSession
+from tests.libvirt_session.documents import minimal_domain, without_its_pod
+
+libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
+pytestmark = pytest.mark.libvirt_session
+
+POD_UID = "0f6d8a54-3a0e-4f5b-9d0c-6a5d2c8c1a77"
+VMI = json.dumps({"metadata": {"namespace": "games", "name": "arena-7", "uid": "v-7"}})
+
+
+def two_cpus(session: LibvirtSession) -> tuple[int, int]:
+    first, second = list(cpus_of(session.group.effective()))[:2]
+    return first, second
+
+
+def placement_of_two_vcpus(session: LibvirtSession, on_failure: OnFailure = OnFailure.WAIT) -> PodPlacement:
+    """Crosses the vCPUs over, so that no default could give the same."""
+    first, second = two_cpus(session)
+    return PodPlacement(
+        pod_uid=POD_UID,
+        node="worker-1",
+        topology="f00d",
+        policy=Policy.EXCLUSIVE,
+        on_failure=on_failure,
+        vcpus=(second, first),
+        cpus=mask_of([first, second]),
+        emulator_cpus=mask_of([first]),
+        io_thread_cpus=(mask_of([second]),),
+        numa_nodes=(0,),
+        numa_memory=NumaMemory.STRICT,
+        memory={0: 64 << 20},
+    )
+
+
+class Sidecar:
+    """The hook's container: what the kubelet mounts into it, and its answers."""
+
+    def __init__(self, session: LibvirtSession, folder: Path) -> None:
+        self._session = session
+        self._folder = folder
+        (folder / "uid").write_text(POD_UID)
+
+    def answer(self, domain: str, placement: PodPlacement) -> subprocess.CompletedProcess[str]:
+        """Asks for a domain, with this placement on the pod."""
+        (self._folder / "placement").write_text(placement.to_json())
+        (self._folder / "domain.xml").write_text(domain)
+        command = [sys.executable, "-m", "tests.libvirt_session.hook_in_pod"]
+        return subprocess.run(
+            [*command, self._session.pod.to_json(), VMI, str(self._folder / "domain.xml")],
+            cwd=PROJECT,
+            env={"KVPLACE_POD_FOLDER": str(self._folder), "NODE_NAME": "worker-1", "LC_ALL": "C.UTF-8"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def pod_folder(libvirt_session: LibvirtSession, request: pytest.FixtureRequest) -> Path:
+    """A folder that the pod's user can read, gone with the daemon."""
+    folder = libvirt_session.folder / f"pod-{abs(hash(request.node.nodeid))}"
+    folder.mkdir()
+    return folder
+
+
+def test_the_hooks_answer_starts_with_every_thread_where_the_annotation_says(
+    libvirt_session: LibvirtSession, pod_folder: Path
+) -> None:
+    placement = placement_of_two_vcpus(libvirt_session)
+    domain = minimal_domain("answered", inside="<iothreads>2</iothreads>")
+    answer = Sidecar(libvirt_session, pod_folder).answer(domain, placement)
+    assert answer.returncode == 0, answer.stderr
+    with libvirt_session.running(answer.stdout) as running:
+        found = running.affinities()
+    assert found.vcpus() == {vcpu: mask_of([cpu]) for vcpu, cpu in enumerate(placement.vcpus)}
+    assert set(found.emulator().values()) == {placement.emulator_cpus}
+    assert found.io_threads() == {1: placement.io_thread_cpus[0], 2: placement.io_thread_cpus[0]}
+
+
+def test_kubevirts_own_document_goes_through_the_hook_and_starts(
+    libvirt_session: LibvirtSession, pod_folder: Path
+) -> None:
+    first, _ = two_cpus(libvirt_session)
+    pool = replace(
+        placement_of_two_vcpus(libvirt_session),
+        policy=Policy.NUMA,
+        vcpus=(),
+        cpus=mask_of([first]),
+        emulator_cpus=mask_of([first]),
+        io_thread_cpus=(),
+    )
+    document = (captured_folder("kubevirt/domains") / "05-amd64-dedicated.domain.xml").read_text()
+    answer = Sidecar(libvirt_session, pod_folder).answer(document, pool)
+    assert answer.returncode == 0, answer.stderr
+    xml = without_its_pod(answer.stdout.encode(), libvirt_session.folder / "run")
+    with libvirt_session.running(xml) as running:
+        found = running.affinities()
+    assert len(found.vcpus()) == 4
+    assert {thread.cpus for thread in found.threads} == {mask_of([first])}
+
+
+def test_a_cpu_outside_the_pods_cpuset_is_named_by_the_hook_before_libvirt_stumbles_over_it(
+    libvirt_session: LibvirtSession, pod_folder: Path
+) -> None:
+    first, second = two_cpus(libvirt_session)
+    placement = placement_of_two_vcpus(libvirt_session)
+    domain = minimal_domain("outside-the-cpuset")
+    with libvirt_session.confined_to(mask_of([first])):
+        answer = Sidecar(libvirt_session, pod_folder).answer(domain, placement)
+        with (
+            pytest.raises(
+                libvirt.libvirtError, match=r"cannot set CPU affinity on process .* Invalid argument"
+            ),
+            libvirt_session.running(rewrite(domain.encode(), placement)),
+        ):
+            pass
+    assert answer.returncode == 1
+    assert answer.stdout == ""
+    outside = (
+        f"CPU {second} of the placement is outside this pod's cpuset {format_cpu_list(mask_of([first]))}"
+    )
+    assert outside in answer.stderr
+
+
+def test_a_vm_that_may_float_starts_unpinned_where_its_cpus_are_out_of_reach(
+    libvirt_session: LibvirtSession, pod_folder: Path
+) -> None:
+    first, _ = two_cpus(libvirt_session)
+    placement = placement_of_two_vcpus(libvirt_session, OnFailure.FLOAT)
+    domain = minimal_domain("floating")
+    with libvirt_session.confined_to(mask_of([first])):
+        answer = Sidecar(libvirt_session, pod_folder).answer(domain, placement)
+        assert answer.stdout == domain
+        with libvirt_session.running(answer.stdout) as running:
+            assert {thread.cpus for thread in running.affinities().threads} == {mask_of([first])}
+    assert "the VM starts unpinned" in answer.stderr
+
+
+def test_strict_memory_that_seccomp_forbids_is_refused_by_name_when_the_vm_wants_to_wait(
+    libvirt_session_without_memory_policy: LibvirtSession, pod_folder: Path
+) -> None:
+    session = libvirt_session_without_memory_policy
+    answer = Sidecar(session, pod_folder).answer(minimal_domain("waiting"), placement_of_two_vcpus(session))
+    assert answer.returncode == 1
+    assert (
+        "numa-memory strict cannot be kept: the pod's seccomp profile forbids set_mempolicy" in answer.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("memory", "on_failure"),
+    [(NumaMemory.STRICT, OnFailure.FLOAT), (NumaMemory.PREFERRED, OnFailure.WAIT)],
+)
+def test_a_weakened_memory_binding_starts_pinned_where_seccomp_forbids_it(
+    memory: NumaMemory,
+    on_failure: OnFailure,
+    libvirt_session_without_memory_policy: LibvirtSession,
+    pod_folder: Path,
+) -> None:
+    session = libvirt_session_without_memory_policy
+    placement = replace(placement_of_two_vcpus(session, on_failure), numa_memory=memory)
+    answer = Sidecar(session, pod_folder).answer(minimal_domain("weakened"), placement)
+    assert answer.returncode == 0, answer.stderr
+    assert "memory is left unbound: the pod's seccomp profile forbids set_mempolicy" in answer.stderr
+    with session.running(answer.stdout) as running:
+        found = running.affinities()
+    assert found.vcpus() == {vcpu: mask_of([cpu]) for vcpu, cpu in enumerate(placement.vcpus)}
