@@ -151,26 +151,49 @@ class Ledger:
 
 
 def merge_patch(ledger: Ledger, change: LedgerChange) -> dict[str, Any]:
-    """Write a change as the JSON merge patch of a NodeLedger's spec, touching only what changes."""
+    """Write a change as the JSON merge patch of a NodeLedger's spec, touching only what changes.
+
+    A merge patch keeps what it does not name: whatever a claim no longer says is taken out by name.
+    """
     owners: dict[str, str | None] = {}
-    claims: dict[str, dict[str, Any] | None] = {}
-    leaving = set(change.releases)
-    for cpu, owner in ledger.owners.items():
-        if owner in leaving:
-            owners[str(cpu)] = None
+    claims: dict[str, Any] = {}
     for uid in change.releases:
+        owners |= {str(cpu): None for cpu, owner in ledger.owners.items() if owner == uid}
         if uid in ledger.claims:
             claims[uid] = None
     for claim in change.claims:
-        owners |= {str(cpu): None for cpu, owner in ledger.owners.items() if owner == claim.uid}
-        owners |= {str(cpu): claim.uid for cpu in cpus_of(claim.owned)}
-        claims[claim.uid] = claim_document(claim)
+        held = {str(cpu): owner for cpu, owner in ledger.owners.items() if owner == claim.uid}
+        wanted = dict.fromkeys(map(str, cpus_of(claim.owned)), claim.uid)
+        owners = {cpu: owner for cpu, owner in owners.items() if cpu not in held and owner != claim.uid}
+        owners |= _difference(held, wanted)
+        claims.pop(claim.uid, None)
+        known = ledger.claims.get(claim.uid)
+        if known is None:
+            claims[claim.uid] = claim_document(claim)
+        elif known != claim:
+            claims[claim.uid] = _difference(claim_document(known), claim_document(claim))
     return {"owners": owners, "claims": claims}
 
 
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON merge patch that makes `after` of `before`."""
+    patch: dict[str, Any] = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        known = before.get(key)
+        if isinstance(known, Mapping) and isinstance(value, Mapping):
+            if inner := _difference(known, value):
+                patch[key] = inner
+        elif known != value:
+            patch[key] = value
+    return patch
+
+
 def claim_document(claim: Claim) -> dict[str, Any]:
-    """Write a claim as it stands under `spec.claims` of a NodeLedger."""
-    return {
+    """Write a claim as it stands under `spec.claims` of a NodeLedger.
+
+    What is empty is left out: the API server's work for each write grows with the whole ledger.
+    """
+    document: dict[str, Any] = {
         "namespace": claim.namespace,
         "pod": claim.pod,
         "vmi": claim.vmi,
@@ -185,6 +208,7 @@ def claim_document(claim: Claim) -> dict[str, Any]:
         },
         "since": claim.since,
     }
+    return {key: value for key, value in document.items() if value not in ("", {})}
 
 
 def read_ledger(spec: Mapping[str, Any]) -> Ledger:

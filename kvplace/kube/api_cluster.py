@@ -191,10 +191,7 @@ class ApiCluster:
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
         after = before.ledger.after(change)
-        patch = {
-            "metadata": {"resourceVersion": before.resource_version, "uid": before.uid},
-            "spec": merge_patch(before.ledger, change),
-        }
+        patch = {"metadata": _preconditions(before), "spec": merge_patch(before.ledger, change)}
         try:
             body = await self._session.request(
                 Call(
@@ -215,7 +212,6 @@ class ApiCluster:
         return LedgerRecord(before.node, after, stored.resource_version, stored.uid)
 
     async def delete_ledger(self, before: LedgerRecord) -> None:
-        preconditions = {"resourceVersion": before.resource_version, "uid": before.uid}
         try:
             await self._session.request(
                 Call(
@@ -225,7 +221,11 @@ class ApiCluster:
                     _ledger_path(before.node),
                     name=before.node,
                     body=_encode(
-                        {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
+                        {
+                            "apiVersion": "v1",
+                            "kind": "DeleteOptions",
+                            "preconditions": _preconditions(before),
+                        }
                     ),
                 )
             )
@@ -387,6 +387,12 @@ def _custom(resource: str, record: Callable[[CustomObject], R]) -> _Resource[R]:
 
 def _ledger_path(*node: str) -> str:
     return path_of("apis", GROUP, VERSION, "nodeledgers", *node)
+
+
+def _preconditions(before: LedgerRecord) -> dict[str, str]:
+    """What must still hold of a ledger when it is changed: its version, and that it is the same object."""
+    known = {"resourceVersion": before.resource_version, "uid": before.uid}
+    return {key: value for key, value in known.items() if value}
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, resource: str) -> T:

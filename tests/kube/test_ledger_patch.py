@@ -1,0 +1,68 @@
+"""A change as a merge patch does to the stored JSON what `Ledger.after` does to the value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import assume, example, given
+
+from kvplace.core.ledger import (
+    Claim,
+    ClaimState,
+    Ledger,
+    LedgerChange,
+    OwnershipConflict,
+    claim_document,
+    confirmed,
+    merge_patch,
+    read_ledger,
+)
+from kvplace.core.request import Policy
+from tests.kube.ledger_strategies import changes, claims, ledgers, merged
+
+
+def document(ledger: Ledger) -> dict[str, Any]:
+    return {
+        "owners": {str(cpu): owner for cpu, owner in ledger.owners.items()},
+        "claims": {uid: claim_document(claim) for uid, claim in ledger.claims.items()},
+    }
+
+
+def claim_on(memory: dict[int, int], huge_pages: dict[int, dict[int, int]]) -> Claim:
+    return Claim(
+        "pod-a", "default", "a", "vm", Policy.EXCLUSIVE, ClaimState.CLAIMED, 3, 3, memory, huge_pages, ""
+    )
+
+
+@given(ledgers(), changes)
+@example(Ledger({}, {"pod-a": claim_on({0: 5}, {0: {1 << 30: 1}})}), LedgerChange((claim_on({1: 5}, {}),)))
+def test_a_merge_patch_stores_what_the_change_says(ledger: Ledger, change: LedgerChange) -> None:
+    try:
+        after = ledger.after(change)
+    except OwnershipConflict:
+        assume(False)
+    assert read_ledger(merged(document(ledger), merge_patch(ledger, change))) == after
+
+
+@given(ledgers(), changes)
+def test_a_merge_patch_names_only_what_differs(ledger: Ledger, change: LedgerChange) -> None:
+    before = document(ledger)
+    patch = merge_patch(ledger, change)
+    for part in ("owners", "claims"):
+        for key, value in patch[part].items():
+            assert merged(before[part].get(key), value) != before[part].get(key) or value is None
+            assert value is not None or key in before[part]
+
+
+@given(ledgers(), claims())
+def test_a_claim_survives_being_written_and_read(ledger: Ledger, claim: Claim) -> None:
+    assert read_ledger(document(Ledger(ledger.owners, {claim.uid: claim}))).claims == {claim.uid: claim}
+
+
+def test_a_confirmed_claim_travels_as_its_state_alone() -> None:
+    claim = claim_on({0: 1 << 33}, {})
+    ledger = Ledger().after(LedgerChange((claim,)))
+    assert merge_patch(ledger, LedgerChange((confirmed(claim),))) == {
+        "owners": {},
+        "claims": {"pod-a": {"state": "bound"}},
+    }
