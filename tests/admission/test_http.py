@@ -1,0 +1,337 @@
+"""The webhook addresses as the API server calls them: questions, answers, and bodies that are neither."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.admission.http import admission_routes
+from kvplace.admission.review import MAX_BODY_BYTES
+from kvplace.core.annotations import ASKING, RESULTS
+from kvplace.core.errors import Unavailable
+from tests.admission.makers import (
+    ASKS,
+    SETTINGS,
+    Json,
+    apply_patch,
+    captured_pod,
+    plain_pod,
+    vm,
+    vmi,
+    vmi_of,
+    written_request,
+)
+from tests.captured import captured_folder
+
+PATHS = {
+    "VirtualMachineInstance": "/admit/vmi",
+    "VirtualMachine": "/admit/vm",
+    "Pod": "/admit/pod",
+}
+Ask = Callable[[str, Any, Mapping[str, str]], tuple[int, bytes]]
+
+
+class Vmis:
+    """The VMIs of a cluster, which may be away."""
+
+    def __init__(self) -> None:
+        self.stored: dict[tuple[str, str], Json] = {}
+        self.away = False
+
+    async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        if self.away:
+            raise Unavailable("the API server does not answer: connection refused")
+        return self.stored.get((namespace, name))
+
+
+class Webhooks:
+    """The routes on a real server, asked without await."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self.vmis = Vmis()
+        self.largest: int | None = None
+        application = web.Application()
+        application.add_routes(admission_routes(self.vmis, SETTINGS, lambda: self.largest))
+        self._runner = runner
+        self._client = runner.run(self._connected(application))
+
+    async def _connected(self, application: web.Application) -> TestClient[web.Request, web.Application]:
+        client = TestClient(TestServer(application))
+        await client.start_server()
+        return client
+
+    def post(self, path: str, body: bytes, **headers: str) -> tuple[int, bytes]:
+        async def posted() -> tuple[int, bytes]:
+            async with self._client.post(path, data=io.BytesIO(body), headers=headers) as answer:
+                return answer.status, await answer.read()
+
+        return self._runner.run(posted())
+
+    def ask(self, raw: Json, operation: str = "CREATE", old: Json | None = None, **more: Any) -> Json:
+        """Ask about an object and return the answer's `response`."""
+        status, body = self.post(PATHS[raw["kind"]], question(raw, operation, old, **more))
+        assert status == 200, body
+        answer = json.loads(body)
+        assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+        response: Json = answer["response"]
+        assert response["uid"] == "705ab4f5-6393-11e8-b7cc-42010a800002"
+        return response
+
+    def close(self) -> None:
+        self._runner.run(self._client.close())
+
+
+def question(raw: Any, operation: str = "CREATE", old: Json | None = None, **more: Any) -> bytes:
+    """Write an AdmissionReview as the API server does, with all that it says and we do not read."""
+    kind = raw.get("kind", "Pod") if isinstance(raw, dict) else "Pod"
+    request = {
+        "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
+        "kind": {"group": "", "version": "v1", "kind": kind},
+        "resource": {"group": "", "version": "v1", "resource": f"{kind.lower()}s"},
+        "requestKind": {"group": "", "version": "v1", "kind": kind},
+        "namespace": "default",
+        "operation": operation,
+        "userInfo": {"username": "admin", "groups": ["system:masters"]},
+        "object": raw,
+        "oldObject": old,
+        "dryRun": False,
+        "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
+        **more,
+    }
+    review = {"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": request}
+    return json.dumps(review).encode()
+
+
+def patch_of(response: Json) -> list[Json]:
+    assert response["patchType"] == "JSONPatch"
+    operations: list[Json] = json.loads(base64.b64decode(response["patch"], validate=True))
+    return operations
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Webhooks]:
+    with asyncio.Runner() as runner:
+        webhooks = Webhooks(runner)
+        yield webhooks
+        webhooks.close()
+
+
+@pytest.fixture
+def webhooks(running: Webhooks) -> Webhooks:
+    running.vmis.stored.clear()
+    running.vmis.away = False
+    running.largest = None
+    return running
+
+
+# Answers
+
+
+@pytest.mark.parametrize("raw", [vmi(None), vm(None), plain_pod(None)], ids=lambda raw: raw["kind"])
+def test_an_object_that_asks_for_nothing_is_allowed_without_a_patch(webhooks: Webhooks, raw: Json) -> None:
+    assert webhooks.ask(raw) == {"uid": "705ab4f5-6393-11e8-b7cc-42010a800002", "allowed": True}
+
+
+def test_a_vmi_that_asks_is_allowed_with_one_operation(webhooks: Webhooks) -> None:
+    webhooks.largest = 2
+    response = webhooks.ask(vmi())
+    (operation,) = patch_of(response)
+    assert operation["path"] == "/metadata/annotations/hooks.kubevirt.io~1hookSidecars"
+    assert response["allowed"] is True
+    assert response["warnings"] == [
+        "4 vCPUs are more vCPUs than any machine known now has (largest: 2)",
+    ]
+
+
+def test_a_launcher_pod_gets_the_size_of_the_vmi_as_it_is_now(webhooks: Webhooks) -> None:
+    raw = captured_pod(captured_folder("kubevirt/pods") / "virt-launcher-plain-hook-nonroot.pod.json")
+    owner = raw["metadata"]["ownerReferences"][0]["name"]
+    webhooks.vmis.stored["default", owner] = vmi_of(raw, cpu={"sockets": 3, "cores": 2})
+    placed = apply_patch(raw, patch_of(webhooks.ask(raw)))
+    assert written_request(placed).request.vcpus == 6
+
+
+def test_a_plain_pod_needs_nobody_else(webhooks: Webhooks) -> None:
+    webhooks.vmis.away = True
+    placed = apply_patch(plain_pod(), patch_of(webhooks.ask(plain_pod())))
+    assert written_request(placed).request.vcpus == 4
+
+
+def test_a_refusal_is_a_no_with_one_sentence_and_the_code_of_a_users_mistake(webhooks: Webhooks) -> None:
+    response = webhooks.ask(vm({"cpu-set": "near"}))
+    assert response["allowed"] is False
+    assert "patch" not in response
+    assert response["status"].pop("message").startswith("annotation cpu-set: 'near': must be one of")
+    assert response["status"] == {"status": "Failure", "code": 422, "reason": "Invalid"}
+
+
+def test_an_update_is_compared_with_the_object_before(webhooks: Webhooks) -> None:
+    wrong = vm({"cpu-set": "near"})
+    assert webhooks.ask(wrong, "UPDATE", vm())["allowed"] is False
+    response = webhooks.ask(wrong, "UPDATE", wrong)
+    assert response["allowed"] is True
+    assert response["warnings"][0].startswith("annotation cpu-set: 'near'")
+
+
+def test_a_vmi_that_is_gone_is_a_conflict_and_an_api_server_that_is_away_is_worth_another_try(
+    webhooks: Webhooks,
+) -> None:
+    raw = captured_pod(captured_folder("kubevirt/pods") / "virt-launcher-plain-hook-nonroot.pod.json")
+    status = webhooks.ask(raw)["status"]
+    assert (status["code"], status["reason"]) == (409, "Conflict")
+    webhooks.vmis.away = True
+    status = webhooks.ask(raw)["status"]
+    assert (status["code"], status["reason"]) == (503, "ServiceUnavailable")
+    assert status["message"] == "the API server does not answer: connection refused"
+
+
+# Bodies
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"", "the body is no AdmissionReview of admission.k8s.io/v1: Input data was truncated"),
+        (b"junk", "the body is no AdmissionReview of admission.k8s.io/v1: JSON is malformed"),
+        (b"null", "the body is no AdmissionReview of admission.k8s.io/v1: Expected `object`, got `null`"),
+        (b"\xff\xfe", "the body is no AdmissionReview of admission.k8s.io/v1: "),
+        (b"[" * 100_000, "the body is no AdmissionReview of admission.k8s.io/v1: "),
+        (
+            b'{"apiVersion":"admission.k8s.io/v1beta1","kind":"AdmissionReview","request":{}}',
+            (
+                "the body is no AdmissionReview of admission.k8s.io/v1: Invalid enum value "
+                "'admission.k8s.io/v1beta1'"
+            ),
+        ),
+        (
+            b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}',
+            "the body is no AdmissionReview of admission.k8s.io/v1: Object missing required field `request`",
+        ),
+        (
+            question(plain_pod(), uid=5),
+            (
+                "the body is no AdmissionReview of admission.k8s.io/v1: Expected `str`, got `int` - at "
+                "`$.request.uid`"
+            ),
+        ),
+        (question(vm()), "/admit/pod answers for CREATE of Pod, not for CREATE of VirtualMachine"),
+        (
+            question(plain_pod(), "DELETE"),
+            "/admit/pod answers for CREATE of Pod, not for DELETE of Pod",
+        ),
+        (
+            question(plain_pod(), subResource="binding"),
+            "/admit/pod answers for CREATE of Pod, not for CREATE of Pod binding",
+        ),
+    ],
+    ids=str,
+)
+def test_a_body_that_is_no_question_gets_400_and_one_sentence(
+    webhooks: Webhooks, body: bytes, sentence: str
+) -> None:
+    status, text = webhooks.post("/admit/pod", body)
+    assert status == 400
+    assert text.decode().startswith(sentence)
+    assert text.decode().count("\n") == 1
+
+
+@pytest.mark.parametrize("raw", [None, [], 5, "pod"])
+def test_an_object_that_is_none_is_refused(webhooks: Webhooks, raw: Any) -> None:
+    status, body = webhooks.post("/admit/pod", question(raw))
+    response = json.loads(body)["response"]
+    assert (status, response["allowed"], response["status"]["code"]) == (200, False, 400)
+    assert response["status"]["message"].startswith("request.object is no JSON object")
+
+
+def test_a_body_of_more_than_10_mb_is_cut_short(webhooks: Webhooks) -> None:
+    assert MAX_BODY_BYTES == 10 * 1024 * 1024
+    fits = question(plain_pod(None)).ljust(MAX_BODY_BYTES)
+    assert webhooks.post("/admit/pod", fits)[0] == 200
+    status, text = webhooks.post("/admit/pod", fits + b" ")
+    assert status == 400
+    assert text.decode() == f"the body is longer than {MAX_BODY_BYTES} bytes, which no AdmissionReview is\n"
+
+
+def test_a_body_that_unpacks_to_more_than_10_mb_is_cut_short(webhooks: Webhooks) -> None:
+    packed = zlib.compress(b" " * (50 * 1024 * 1024))
+    assert len(packed) < 100_000
+    status, text = webhooks.post("/admit/pod", packed, **{"Content-Encoding": "deflate"})
+    assert status == 400
+    assert text.decode().startswith("the body is longer than")
+
+
+def test_a_deeply_nested_object_is_refused(webhooks: Webhooks) -> None:
+    nested: Any = "x"
+    for _ in range(400):
+        nested = [nested]
+    for raw in (plain_pod(ASKS, extra=nested), plain_pod(None, extra=nested)):
+        status, body = webhooks.post("/admit/pod", question(raw))
+        assert status == 200
+        assert "allowed" in json.loads(body)["response"]
+    deep = question(plain_pod()).replace(b'"solver"', b"[" * 5000 + b"]" * 5000, 1)
+    status, body = webhooks.post("/admit/pod", deep)
+    assert status == 400 or json.loads(body)["response"]["allowed"] is False
+
+
+anything: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=12,
+)
+wishes = st.dictionaries(
+    st.sampled_from((*ASKING, *RESULTS)), st.sampled_from(["one-numa", "none", "true", "share"]) | anything
+)
+objects: st.SearchStrategy[Json] = st.fixed_dictionaries(
+    {"kind": st.sampled_from(list(PATHS))},
+    optional={
+        "metadata": anything | st.fixed_dictionaries({"annotations": wishes}, optional={"name": anything}),
+        "spec": anything
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "containers": anything | st.lists(anything, max_size=2),
+                "volumes": anything,
+                "domain": anything | st.fixed_dictionaries({}, optional={"cpu": anything}),
+                "template": st.fixed_dictionaries(
+                    {}, optional={"metadata": st.fixed_dictionaries({"annotations": wishes})}
+                ),
+            },
+        ),
+    },
+)
+
+
+@given(objects, st.sampled_from(["CREATE", "UPDATE"]), anything)
+def test_whatever_the_object_is_the_answer_is_a_yes_or_a_reasoned_no(
+    running: Webhooks, raw: Json, operation: str, old: Any
+) -> None:
+    status, body = running.post(PATHS[raw["kind"]], question(raw, operation, old))
+    if status == 400:
+        # Python writes NaN and infinity, which JSON does not know.
+        refused = body.decode()
+        assert refused.startswith(("the body is no AdmissionReview", "/admit/")), refused
+        return
+    assert status == 200, body
+    response = json.loads(body)["response"]
+    if response["allowed"]:
+        if "patch" in response:
+            apply_patch(raw, patch_of(response))
+    else:
+        assert response["status"]["message"]
+        assert response["status"]["code"] in {400, 409, 422, 503}
+
+
+@given(st.sampled_from(list(PATHS.values())), st.binary(max_size=200))
+def test_whatever_bytes_arrive_the_server_answers(running: Webhooks, path: str, body: bytes) -> None:
+    assert running.post(path, body)[0] == 400

@@ -1,0 +1,77 @@
+"""The words in the manifests are the words in the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvplace.admission.http import admission_routes
+from kvplace.admission.pod import FORGEABLE, PLACED
+from kvplace.admission.pod_resources import MARKER
+from kvplace.core.annotations import ASKING, PREFIX
+from kvplace.core.cpu_map import CPU_MAP
+from tests.admission.makers import SETTINGS, Json
+from tests.admission.test_http import Vmis
+
+MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
+QUOTED = re.compile(r"'([^']*)'")
+
+
+def documents(path: str) -> list[Json]:
+    return list(yaml.safe_load_all((MANIFESTS / path).read_text()))
+
+
+def webhooks() -> dict[str, Json]:
+    (mutating,) = documents("admission/mutating-webhooks.yaml")
+    (validating,) = documents("admission/validating-webhooks.yaml")
+    return {entry["name"]: entry for entry in mutating["webhooks"] + validating["webhooks"]}
+
+
+def condition(webhook: str) -> str:
+    (asks,) = [entry for entry in webhooks()[webhook]["matchConditions"] if entry["name"] == "asks"]
+    expression: str = asks["expression"]
+    return expression
+
+
+@pytest.mark.parametrize(
+    ("webhook", "times"), [("vmi.kvplace.io", 1), ("pod.kvplace.io", 1), ("vm.kvplace.io", 2)]
+)
+def test_an_object_is_sent_here_for_every_key_by_which_one_can_ask(webhook: str, times: int) -> None:
+    named = QUOTED.findall(condition(webhook))
+    expected = [PREFIX, *(key for key in ASKING if not key.startswith(PREFIX))]
+    assert sorted(named) == sorted(expected * times)
+    assert all(key.startswith(PREFIX) for key in FORGEABLE)
+
+
+def test_the_webhooks_go_to_the_addresses_that_are_served() -> None:
+    served = {route.path for route in admission_routes(Vmis(), SETTINGS)}
+    assert {entry["clientConfig"]["service"]["path"] for entry in webhooks().values()} == served
+
+
+def test_a_webhook_that_does_not_answer_stops_those_who_ask_and_nobody_else() -> None:
+    for entry in webhooks().values():
+        assert entry["failurePolicy"] == "Fail"
+        assert any(condition["name"] == "asks" for condition in entry["matchConditions"])
+        assert entry["sideEffects"] == "None"
+        assert 0 < entry["timeoutSeconds"] <= 10
+
+
+def test_the_policy_freezes_exactly_the_results_and_the_label() -> None:
+    policy = next(
+        entry
+        for entry in documents("policy/pod-results.yaml")
+        if entry["kind"] == "ValidatingAdmissionPolicy"
+    )
+    text = " ".join(
+        entry["expression"] for entry in policy["spec"]["variables"] + policy["spec"]["validations"]
+    )
+    assert set(QUOTED.findall(text)) == {*FORGEABLE, CPU_MAP, PLACED, "CREATE"}
+
+
+def test_the_scheduler_calls_the_extender_for_the_marker_that_pods_get() -> None:
+    (configuration,) = documents("scheduler/configuration.yaml")
+    (extender,) = configuration["extenders"]
+    assert extender["managedResources"] == [{"name": MARKER, "ignoredByScheduler": True}]
