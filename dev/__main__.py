@@ -62,7 +62,7 @@ def cluster(arguments: list[str]) -> int:
     """Starts a real API server and scheduler on this machine, to try kvplace by hand."""
     VENV.ensure(CHECKS)
     _build_servers()
-    command = [str(VENV.python), "-m", "tests.control_plane.cluster", *arguments]
+    command = [str(VENV.python), "-m", "tests.control_plane", *arguments]
     return show(command, cwd=PROJECT, environment=_environment())
 
 

@@ -1,10 +1,11 @@
 """What every test shares: the fixtures of the real servers, and no skipping where nobody would see it."""
 
-import os
 from collections.abc import Generator
 
 import hypothesis
 import pytest
+
+from dev.step import in_ci
 
 pytest_plugins = [
     "tests.control_plane.fixtures",
@@ -23,7 +24,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turns a skipped test into a failed one under CI: there it means that the set-up is broken."""
     report = yield
-    if report.skipped and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
+    if report.skipped and in_ci() and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} must not be skipped under CI: {reason}"

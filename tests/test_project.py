@@ -89,7 +89,7 @@ def test_no_file_names_a_package_index_or_a_folder_of_the_machine_it_was_written
     pattern = "|".join(
         [
             *(r"\.".join(parts) for parts in hosts),
-            r"(?<![\w.$}-])/(?:work|root)/",
+            r"(?<![\w.$}-])/(?:work/(?:main|shared)|root)\b",
             r"^--?(?:i|index-url|extra-index-url)\b",
         ]
     )
