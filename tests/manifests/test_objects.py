@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ import pytest
 import yaml
 
 from kvplace import __version__
-from kvplace.core.node_choice import Strategy
-from kvplace.scheduler.extender import Mode
+from kvplace.cli.serve_command import command as serve_command
 from tests.control_plane.cluster import ControlPlane
 from tests.control_plane.watching import watch_one_object
 from tests.manifests.conftest import STRICTLY, Render
@@ -133,6 +133,7 @@ def test_certificates_are_made_out_to_the_names_that_clients_use(render: Render)
         for configuration in of_kind(objects, kind).values():
             injected = configuration["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
             assert injected == f"{NAMESPACE}/kvplace-serve"
+            assert not any("caBundle" in webhook["clientConfig"] for webhook in configuration["webhooks"])
 
 
 def test_the_api_server_trusts_the_webhooks_by_the_operators_own_ca(
@@ -167,22 +168,49 @@ def test_webhooks_go_to_our_service_and_never_stand_in_the_way_of_our_own_pods(o
         assert {NAMESPACE, "kube-system"} <= set(excluded["values"])
 
 
-def test_settings_are_words_that_serve_knows_and_every_argument_is_filled(objects: list[Json]) -> None:
-    (settings,) = (
-        entry["data"] for name, entry in of_kind(objects, "ConfigMap").items() if "settings" in name
-    )
-    assert settings["STRATEGY"] in {word.value for word in Strategy}
-    assert settings["MODE"] in {word.value for word in Mode}
-    arguments = templates(objects)["kvplace-serve"]["spec"]["containers"][0]["args"]
-    used = {argument.partition("$(")[2].rstrip(")") for argument in arguments if "$(" in argument}
-    assert used == set(settings)
+def settings_of(objects: list[Json]) -> dict[str, str]:
+    (found,) = (entry for name, entry in of_kind(objects, "ConfigMap").items() if "kvplace-settings" in name)
+    data: dict[str, str] = found["data"]
+    return data
+
+
+def test_serve_understands_the_arguments_and_listens_where_the_ports_say(objects: list[Json]) -> None:
+    settings = settings_of(objects)
+    container = templates(objects)["kvplace-serve"]["spec"]["containers"][0]
+    name, *arguments = (re.sub(r"\$\((\w+)\)", lambda m: settings[m[1]], word) for word in container["args"])
+    assert name == "serve"
+    with serve_command.make_context("serve", arguments) as context:
+        options = context.params
+    assert options["sidecar_image"] == settings["SIDECAR_IMAGE"]
+    assert options["scheduler_name"] == settings["SCHEDULER_NAME"]
+    assert (options["strategy"], options["mode"]) == (settings["STRATEGY"], settings["MODE"])
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    listens = {
+        name: int(options[f"{name}_address"].rpartition(":")[2])
+        for name in ("extender", "admission", "health")
+    }
+    assert ports == listens
+
+
+def test_every_setting_is_used(objects: list[Json]) -> None:
+    arguments = " ".join(templates(objects)["kvplace-serve"]["spec"]["containers"][0]["args"])
+    assert set(re.findall(r"\$\((\w+)\)", arguments)) == set(settings_of(objects))
+
+
+def test_files_that_serve_is_told_of_are_mounted(objects: list[Json]) -> None:
+    template = templates(objects)["kvplace-serve"]["spec"]
+    container = template["containers"][0]
+    volumes = {volume["name"]: volume["secret"]["items"] for volume in template["volumes"]}
+    mounted = {
+        f"{mount['mountPath']}/{item['path']}"
+        for mount in container["volumeMounts"]
+        for item in volumes[mount["name"]]
+    }
+    assert {word.partition("=")[2] for word in container["args"] if "=/" in word} == mounted
 
 
 def test_images_are_those_of_this_release(objects: list[Json]) -> None:
-    (settings,) = (
-        entry["data"] for name, entry in of_kind(objects, "ConfigMap").items() if "settings" in name
-    )
-    assert settings["SIDECAR_IMAGE"] == f"kvplace/hook:{__version__}"
+    assert settings_of(objects)["SIDECAR_IMAGE"] == f"kvplace/hook:{__version__}"
     container = templates(objects)["kvplace-serve"]["spec"]["containers"][0]
     assert container["image"] == f"kvplace/serve:{__version__}"
 
@@ -197,8 +225,9 @@ def test_with_the_clusters_main_scheduler_pods_keep_its_name(
     )
     text = fresh_cluster.kubectl("kustomize", str(overlay))
     objects = list(yaml.load_all(text, yaml.CSafeLoader))
-    (settings,) = of_kind(objects, "ConfigMap").values()
-    assert settings["data"]["SCHEDULER_NAME"] == "default-scheduler"
-    assert settings["data"]["STRATEGY"] == "pack"
+    settings = settings_of(objects)
+    assert (settings["SCHEDULER_NAME"], settings["STRATEGY"]) == ("default-scheduler", "pack")
     assert set(of_kind(objects, "Deployment")) == {"kvplace-serve"}
-    assert settings["metadata"]["name"] in text.partition("kind: Deployment")[2]
+    (generated,) = of_kind(objects, "ConfigMap")
+    source = templates(objects)["kvplace-serve"]["spec"]["containers"][0]["envFrom"][0]
+    assert source["configMapRef"]["name"] == generated
