@@ -144,7 +144,7 @@ class Controller:
         return [lost for lost in found if lost is not None]
 
     async def _claim_back(self, lost: Lost) -> None:
-        """Claim again for a pod that runs; when its cores have another owner, say so loudly and leave both."""
+        """Claim again for a pod that runs; when its cores have another owner, say so and change nothing."""
         claim = lost.claim
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:

@@ -30,6 +30,8 @@ class Surroundings:
             hook_folder=Path(environ.get("KVPLACE_HOOK_FOLDER") or "/var/run/kubevirt-hooks"),
             container=environ.get("CONTAINER_NAME") or "hook-sidecar",
             node=environ.get("NODE_NAME", ""),
+            proc=Path(environ.get("KVPLACE_PROC_FOLDER") or "/proc"),
+            sys=Path(environ.get("KVPLACE_SYS_FOLDER") or "/sys"),
         )
 
     @property

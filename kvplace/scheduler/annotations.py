@@ -1,4 +1,4 @@
-"""What a binding writes on the pod: the placement, its `cpu-map`, and Crane's result if Crane's words asked."""
+"""What a binding writes on the pod: the placement, its `cpu-map`, and Crane's result if asked in Crane's."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Run a pod's container as a process of this machine that sees what the container would see.
 
 The process gets a mount namespace whose root is a throw-away overlay of this machine's root, with the pod's
-volumes mounted where the pod says. So a program under test finds its files and sockets at their real paths,
-may write anywhere, and changes nothing outside its volumes. It runs as the user the pod asks for, without
-capabilities, and dies with the process that started it.
+volumes mounted where the pod says; that takes root. So a program under test finds its files and sockets at
+their real paths, may write anywhere, and changes nothing outside its volumes. It runs as the user the pod
+asks for, without capabilities, and dies with the process that started it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.control_plane.pod_files import Json, Mount
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KERNELS_OWN = ("/proc", "/sys", "/dev")
+_OF_ITS_OWN = {"/run": "755", "/tmp": "1777"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +144,15 @@ class ProcessContainer:
 
 async def start_process(request: ContainerRequest, image: Image) -> ProcessContainer:
     """Start a container's process and wait until it is inside its own root, so that probes may follow."""
+    if os.geteuid() != 0:
+        raise PermissionError("containers of hollow nodes need root, for a root file system of their own")
     entrypoint = request.command or image.entrypoint
     arguments = request.args or (() if request.command else image.command)
     environment = {"PATH": SEARCH_PATH, "HOME": "/", **image.environment, **request.environment}
-    identity = ["setpriv", "--pdeathsig=KILL", "--no-new-privs", "--bounding-set=-all"]
-    if os.geteuid() == 0:
-        identity += [f"--reuid={request.user}", f"--regid={request.group}", "--clear-groups"]
+    identity = [
+        *("setpriv", "--pdeathsig=KILL", "--no-new-privs", "--bounding-set=-all"),
+        *(f"--reuid={request.user}", f"--regid={request.group}", "--clear-groups"),
+    ]
     enter = ["env", "-i", *(f"{name}={value}" for name, value in environment.items()), *identity]
 
     inside, outside = os.pipe()
@@ -156,7 +160,6 @@ async def start_process(request: ContainerRequest, image: Image) -> ProcessConta
         with request.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--propagation=private"),
-                *(() if os.geteuid() == 0 else ("--map-root-user",)),
                 *("sh", "-c", _prepare_root(request, entrypoint[0])),
                 *("chroot", str(request.scratch / "root")),
                 *enter,
@@ -190,21 +193,26 @@ def _prepare_root(request: ContainerRequest, program: str) -> str:
     """
     scratch, root = shlex.quote(str(request.scratch)), shlex.quote(str(request.scratch / "root"))
     overlay = f"lowerdir=/,upperdir={request.scratch}/upper,workdir={request.scratch}/work"
-    if os.geteuid() != 0:
-        overlay += ",userxattr"
     lines = [
         "set -e",
         f"mount -t tmpfs -o mode=755 container {scratch}",
         f"cd {scratch}; mkdir upper work root",
         f"mount -t overlay -o {shlex.quote(overlay)} container root",
     ]
+    shared = []
     for point in _top_level_mounts():
-        if point == "/run":
-            lines.append("mount -t tmpfs -o mode=755 container root/run")
+        if point in _OF_ITS_OWN:
+            lines.append(f"mount -t tmpfs -o mode={_OF_ITS_OWN[point]} container root{point}")
         elif not str(request.scratch).startswith(f"{point}/") or point in _KERNELS_OWN:
+            shared.append(Path(point))
             lines.append(f"mount --rbind {shlex.quote(point)} root{shlex.quote(point)}")
-    # An image is readable for all; an interpreter that lives in somebody's home is made so in the overlay.
-    lines += [f"chmod a+rx root{shlex.quote(str(folder))}" for folder in _ancestors(program)]
+    # An image is readable for all; an interpreter that lives in somebody's home is made so in the overlay,
+    # and only there: what is not in the overlay is this machine's own.
+    lines += [
+        f"chmod a+rx root{shlex.quote(str(folder))}"
+        for folder in _ancestors(program)
+        if not any(folder.is_relative_to(point) for point in shared)
+    ]
     for mount in request.mounts:
         source, target = shlex.quote(str(mount.source)), shlex.quote(mount.target)
         if mount.source.is_dir():
@@ -233,8 +241,8 @@ def _top_level_mounts() -> list[str]:
 
 
 def _ancestors(program: str) -> list[Path]:
-    """List the folders that a user must be able to enter to run a program and this repository's code."""
-    paths = {Path.cwd()}
+    """List the folders that a user must be able to enter to run a program, Python and this repository."""
+    paths = {Path.cwd(), Path(sys.executable), Path(sys.executable).resolve()}
     if os.path.isabs(program):  # noqa: PTH117 - a word, maybe not a path at all
         paths |= {Path(program), Path(program).resolve()}
     return sorted({parent for path in paths for parent in path.parents} - {Path("/")})

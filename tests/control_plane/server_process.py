@@ -87,6 +87,11 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
 
+    def terminate(self) -> None:
+        """End a server that knows SIGTERM instead of the end of its input, and wait until it is gone."""
+        self._process.terminate()
+        self.stop()
+
     def kill(self) -> None:
         """End the server at once, as a crash would, and wait until it is gone."""
         self._process.kill()

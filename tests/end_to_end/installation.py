@@ -1,0 +1,196 @@
+"""kvplace in a test cluster: the objects of the manifests, and its processes with the manifests' rights.
+
+What a cluster would run as pods runs as processes here, so Services become loopback addresses and
+certificates come from the cluster's CA; everything else is applied as an operator applies it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from kvplace.core.topology import Topology
+from tests.control_plane.cluster import ControlPlane, RequestRefused, Scheduler
+from tests.control_plane.server_process import ServerProcess, reserve_port
+from tests.end_to_end.machines import node_topology
+
+MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
+NAMESPACE = "kvplace-system"
+SIDECAR_IMAGE = "kvplace.test/hook"
+
+SERVE = (sys.executable, "-m", "kvplace", "serve")
+
+_RUN_AS_PODS = {"Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap"}
+_WEBHOOKS = {"MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}
+
+Json = dict[str, Any]
+
+
+class Replica:
+    """One `kvplace serve` process."""
+
+    def __init__(self, plane: ControlPlane, number: int, certificate: tuple[Path, Path]) -> None:
+        """Start it; `wait_until_ready` tells when it serves."""
+        self._plane = plane
+        self._reservations = contextlib.ExitStack()
+        ports = []
+        for _ in range(3):
+            reservation, port = reserve_port()
+            self._reservations.enter_context(reservation)
+            ports.append(port)
+        self.extender_url, self.admission_url = (f"https://127.0.0.1:{port}" for port in ports[:2])
+        self.health_url = f"http://127.0.0.1:{ports[2]}"
+        self._reservations.close()
+        self.process = ServerProcess(
+            f"kvplace-serve-{number}",
+            [
+                *("setpriv", "--pdeathsig=KILL", "--"),
+                *SERVE,
+                f"--kubeconfig={plane.service_account_kubeconfig(NAMESPACE, 'kvplace-serve')}",
+                f"--extender-address=127.0.0.1:{ports[0]}",
+                f"--admission-address=127.0.0.1:{ports[1]}",
+                f"--health-address=127.0.0.1:{ports[2]}",
+                f"--tls-cert={certificate[0]}",
+                f"--tls-key={certificate[1]}",
+                f"--client-ca={plane.ca_file}",
+                f"--sidecar-image={SIDECAR_IMAGE}",
+            ],
+            plane.logs / f"kvplace-serve-{number}.log",
+        )
+
+    def wait_until_ready(self) -> None:
+        """Wait until it answers /readyz with yes."""
+        self.process.wait_until(self._is_ready, "readyz")
+
+    def metrics(self) -> str:
+        """Read its metrics."""
+        return _get(self.health_url, "/metrics")[1]
+
+    def stop(self) -> None:
+        """End it as a rollout does."""
+        self.process.terminate()
+
+    def _is_ready(self) -> bool:
+        try:
+            return _get(self.health_url, "/readyz")[0] == 200
+        except OSError:
+            return False
+
+
+class Installation:
+    """kvplace installed and running in one control plane."""
+
+    def __init__(self, plane: ControlPlane, *, replicas: int = 1) -> None:
+        """Apply the manifests and start the replicas; the webhooks point to the first."""
+        self.plane = plane
+        self.replicas: list[Replica] = []
+        self._objects = self._rendered()
+        for manifest in self._objects:
+            if manifest["kind"] not in _RUN_AS_PODS | _WEBHOOKS:
+                self._apply(manifest)
+        certificate = plane.issue_certificate("kvplace-serve")
+        try:
+            for number in range(replicas):
+                self.replicas.append(Replica(plane, number, certificate))
+            for replica in self.replicas:
+                replica.wait_until_ready()
+            for manifest in self._objects:
+                if manifest["kind"] in _WEBHOOKS:
+                    self._apply(self._on_loopback(manifest))
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Unregister the webhooks and end the replicas; the other objects stay."""
+        for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
+            with contextlib.suppress(RequestRefused, OSError):
+                self.plane.request("DELETE", f"/apis/admissionregistration.k8s.io/v1/{kind}/kvplace")
+        for replica in self.replicas:
+            replica.stop()
+
+    def add_scheduler(self, replica: Replica) -> Scheduler:
+        """Start a kube-scheduler with the manifests' configuration and rights, asking one replica."""
+        configuration = yaml.safe_load((MANIFESTS / "scheduler" / "configuration.yaml").read_text())
+        del configuration["leaderElection"], configuration["clientConnection"]
+        certificate, key = self.plane.issue_certificate("kvplace-scheduler")
+        for extender in configuration["extenders"]:
+            extender["urlPrefix"] = f"{replica.extender_url}/v1"
+            extender["tlsConfig"] = {
+                "caFile": str(self.plane.ca_file),
+                "certFile": str(certificate),
+                "keyFile": str(key),
+            }
+        account = self.plane.service_account_kubeconfig(NAMESPACE, "kvplace-scheduler")
+        return self.plane.add_scheduler(configuration, kubeconfig=account)
+
+    def describe(self, node: str, topology: Topology) -> None:
+        """Publish a node's machine, as its agent would."""
+        self._apply(node_topology(node, topology))
+
+    def ledger(self, node: str) -> Json:
+        """Read the spec of a node's ledger; empty when it has none yet."""
+        try:
+            stored = self.plane.request("GET", f"/apis/kvplace.io/v1alpha1/nodeledgers/{node}")
+        except RequestRefused as refused:
+            if refused.status != 404:
+                raise
+            return {"owners": {}, "claims": {}}
+        spec: Json = stored["spec"]
+        return spec
+
+    def _rendered(self) -> list[Json]:
+        text = self.plane.kubectl("kustomize", str(MANIFESTS / "base"))
+        text += "\n---\n" + self.plane.kubectl("kustomize", str(MANIFESTS / "scheduler"))
+        return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+
+    def _apply(self, manifest: Json) -> None:
+        self.plane.kubectl(
+            "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(manifest)
+        )
+
+    def _on_loopback(self, manifest: Json) -> Json:
+        authority = base64.b64encode(self.plane.ca_file.read_bytes()).decode()
+        for webhook in manifest["webhooks"]:
+            path = webhook["clientConfig"]["service"]["path"]
+            webhook["clientConfig"] = {
+                "url": f"{self.replicas[0].admission_url}{path}",
+                "caBundle": authority,
+            }
+        return manifest
+
+
+@contextlib.contextmanager
+def described_nodes(installation: Installation, machines: dict[str, Topology]) -> Iterator[None]:
+    """Publish machines while the block runs."""
+    for name, topology in machines.items():
+        installation.describe(name, topology)
+    try:
+        yield
+    finally:
+        for name in machines:
+            with contextlib.suppress(RequestRefused):
+                installation.plane.request("DELETE", f"/apis/kvplace.io/v1alpha1/nodetopologies/{name}")
+
+
+def _get(url: str, path: str) -> tuple[int, str]:
+    from http.client import HTTPConnection
+
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()

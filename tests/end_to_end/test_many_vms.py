@@ -1,0 +1,135 @@
+"""Many VMs at once, two replicas of kvplace, two kube-schedulers that race each other for every pod."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPSConnection
+from typing import Any
+
+import pytest
+
+from kvplace.core.cpuset import cpus_of, format_cpu_list, parse_cpu_list
+from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.topology import Topology
+from tests.control_plane.cluster import ControlPlane
+from tests.control_plane.hollow_node import nodes_in_background
+from tests.control_plane.kubevirt_parts import KubeVirt
+from tests.control_plane.watching import wait_for
+from tests.end_to_end.installation import Installation, described_nodes
+from tests.end_to_end.machines import node_shape, two_socket_machine
+from tests.end_to_end.vms import VMIS, vmi_manifest
+
+COUNT = 50
+LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"
+
+
+@pytest.fixture
+def machines() -> dict[str, Topology]:
+    """Name four machines of 30 CPUs to give out: enough for fifty VMs of two, with little to spare."""
+    return {f"many-{number}": two_socket_machine() for number in range(4)}
+
+
+def test_fifty_vms_at_once_never_share_a_core_and_give_all_of_them_back(
+    cluster: ControlPlane,
+    virt: KubeVirt,
+    kvplace: Installation,
+    machines: dict[str, Topology],
+    vm_namespace: str,
+    record_property: pytest.RecordProperty,
+) -> None:
+    shapes = [node_shape(name, machine) for name, machine in machines.items()]
+    with nodes_in_background(cluster, shapes), described_nodes(kvplace, machines):
+        started = time.monotonic()
+        _create_all(virt, vm_namespace, [f"vm-{number}" for number in range(COUNT)])
+        pods = _all_bound(cluster, vm_namespace)
+        record_property("seconds_from_first_vmi_to_last_bound", round(time.monotonic() - started, 2))
+
+        _assert_no_core_has_two_owners(kvplace, pods, machines)
+        for number in range(COUNT):
+            virt.vmi_in_phase(vm_namespace, f"vm-{number}", "Scheduled")
+
+        cluster.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{vm_namespace}/{VMIS}")
+        for name in machines:
+            wait_for(cluster, LEDGERS, name, lambda ledger: not ledger["spec"]["claims"])
+            assert kvplace.ledger(name) == {"owners": {}, "claims": {}}
+
+
+def test_a_vm_that_waits_for_cores_gets_them_when_another_one_ends(
+    cluster: ControlPlane, virt: KubeVirt, kvplace: Installation, vm_namespace: str
+) -> None:
+    machine = two_socket_machine(cores_per_socket=2)
+    with (
+        nodes_in_background(cluster, [node_shape("full", machine)]),
+        described_nodes(kvplace, {"full": machine}),
+    ):
+        virt.create(VMIS, vm_namespace, vmi_manifest("first", cores=4))
+        _bound(cluster, virt, vm_namespace, "first")
+        virt.create(VMIS, vm_namespace, vmi_manifest("second", cores=4))
+        waiting = virt.launcher_pod(vm_namespace, "second")["metadata"]["name"]
+        pods = f"/api/v1/namespaces/{vm_namespace}/pods"
+        told = wait_for(cluster, pods, waiting, lambda pod: bool(_why_not(pod)))
+        assert "no socket with 4 free CPUs, best 2 on full socket 0" in _why_not(told)
+
+        cluster.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{vm_namespace}/{VMIS}/first")
+
+        _bound(cluster, virt, vm_namespace, "second")
+
+
+def _create_all(virt: KubeVirt, namespace: str, names: list[str]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: virt.create(VMIS, namespace, vmi_manifest(name, cores=2)), names))
+
+
+def _bound(cluster: ControlPlane, virt: KubeVirt, namespace: str, vmi: str) -> dict[str, Any]:
+    name = virt.launcher_pod(namespace, vmi)["metadata"]["name"]
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    return wait_for(cluster, pods, name, lambda pod: bool(pod["spec"].get("nodeName")))
+
+
+def _all_bound(cluster: ControlPlane, namespace: str) -> list[dict[str, Any]]:
+    """Follow the namespace's pods until all are bound."""
+    import json
+
+    path = f"/api/v1/namespaces/{namespace}/pods?watch=true&resourceVersion=0&timeoutSeconds=120"
+    connection = HTTPSConnection(cluster.url.removeprefix("https://"), context=cluster.tls, timeout=120)
+    bound: dict[str, dict[str, Any]] = {}
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Bearer {cluster.admin.token}"})
+        for line in iter(connection.getresponse().readline, b""):
+            pod = json.loads(line)["object"]
+            if pod["spec"].get("nodeName"):
+                bound[pod["metadata"]["uid"]] = pod
+            if len(bound) == COUNT:
+                return list(bound.values())
+    finally:
+        connection.close()
+    raise AssertionError(f"only {len(bound)} of {COUNT} pods were bound")
+
+
+def _assert_no_core_has_two_owners(
+    kvplace: Installation, pods: list[dict[str, Any]], machines: dict[str, Topology]
+) -> None:
+    taken: dict[tuple[str, int], str] = {}
+    for pod in pods:
+        uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
+        placement = PodPlacement.from_json(pod["metadata"]["annotations"][PLACEMENT])
+        assert (placement.pod_uid, placement.node) == (uid, node)
+        assert len(machines[node].packages_of(placement.cpus)) == 1
+        for cpu in cpus_of(placement.cpus):
+            assert taken.setdefault((node, cpu), uid) == uid, f"CPU {cpu} of {node} was given away twice"
+    for name in machines:
+        ledger = kvplace.ledger(name)
+        assert ledger["owners"] == {str(cpu): uid for (node, cpu), uid in taken.items() if node == name}
+        for uid, claim in ledger["claims"].items():
+            owned = {cpu for (node, cpu), owner in taken.items() if owner == uid and node == name}
+            assert parse_cpu_list(claim["owned"]) == sum(1 << cpu for cpu in owned), format_cpu_list(
+                sum(1 << cpu for cpu in owned)
+            )
+
+
+def _why_not(pod: dict[str, Any]) -> str:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return next(
+        (str(entry.get("message", "")) for entry in conditions if entry.get("reason") == "Unschedulable"), ""
+    )
