@@ -99,8 +99,8 @@ class PodObject(_Wire):
     """A pod."""
 
     metadata: Metadata
-    spec: PodSpec = PodSpec()
-    status: PodStatus = PodStatus()
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
 
 
 class NodeSpec(_Wire):
@@ -113,7 +113,7 @@ class NodeObject(_Wire):
     """A node."""
 
     metadata: Metadata
-    spec: NodeSpec = NodeSpec()
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
 
 
 class CustomObject(_Wire):
