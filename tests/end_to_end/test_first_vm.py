@@ -68,7 +68,7 @@ def test_a_vm_made_from_a_template_that_asks_for_one_socket_starts_pinned_to_one
         report = launcher.call_hook(vmi, sockets, calls=3, shutdown=False)
         assert report.errors == ()
         domain = etree.fromstring(report.defined)
-        pins = {int(pin.get("vcpu")): pin.get("cpuset") for pin in domain.iterfind("cputune/vcpupin")}
+        pins = {int(pin.get("vcpu", "-1")): pin.get("cpuset") for pin in domain.iterfind("cputune/vcpupin")}
         assert [pins[vcpu] for vcpu in range(vcpus)] == [str(cpu) for cpu in placement.vcpus]
         (emulator,) = domain.iterfind("cputune/emulatorpin")
         assert emulator.get("cpuset") == format_cpu_list(placement.emulator_cpus)

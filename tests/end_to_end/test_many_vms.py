@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.client import HTTPSConnection
 from typing import Any
 
@@ -36,7 +39,7 @@ def test_fifty_vms_at_once_never_share_a_core_and_give_all_of_them_back(
     kvplace: Installation,
     machines: dict[str, Topology],
     vm_namespace: str,
-    record_property: pytest.RecordProperty,
+    record_property: Callable[[str, object], None],
 ) -> None:
     shapes = [node_shape(name, machine) for name, machine in machines.items()]
     with nodes_in_background(cluster, shapes), described_nodes(kvplace, machines):
@@ -59,17 +62,19 @@ def test_a_vm_that_waits_for_cores_gets_them_when_another_one_ends(
     cluster: ControlPlane, virt: KubeVirt, kvplace: Installation, vm_namespace: str
 ) -> None:
     machine = two_socket_machine(cores_per_socket=2)
+    # kube-scheduler must see room enough, so that it is kvplace that says no.
+    roomy = replace(node_shape("full", machine), reserved_cpus=0)
     with (
-        nodes_in_background(cluster, [node_shape("full", machine)]),
+        nodes_in_background(cluster, [roomy]),
         described_nodes(kvplace, {"full": machine}),
     ):
-        virt.create(VMIS, vm_namespace, vmi_manifest("first", cores=4))
+        virt.create(VMIS, vm_namespace, vmi_manifest("first", cores=3))
         _bound(cluster, virt, vm_namespace, "first")
-        virt.create(VMIS, vm_namespace, vmi_manifest("second", cores=4))
+        virt.create(VMIS, vm_namespace, vmi_manifest("second", cores=3))
         waiting = virt.launcher_pod(vm_namespace, "second")["metadata"]["name"]
         pods = f"/api/v1/namespaces/{vm_namespace}/pods"
         told = wait_for(cluster, pods, waiting, lambda pod: bool(_why_not(pod)))
-        assert "no socket with 4 free CPUs, best 2 on full socket 0" in _why_not(told)
+        assert "no socket with 3 free CPUs, best 2 on full socket 0" in _why_not(told)
 
         cluster.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{vm_namespace}/{VMIS}/first")
 
@@ -89,8 +94,6 @@ def _bound(cluster: ControlPlane, virt: KubeVirt, namespace: str, vmi: str) -> d
 
 def _all_bound(cluster: ControlPlane, namespace: str) -> list[dict[str, Any]]:
     """Follow the namespace's pods until all are bound."""
-    import json
-
     path = f"/api/v1/namespaces/{namespace}/pods?watch=true&resourceVersion=0&timeoutSeconds=120"
     connection = HTTPSConnection(cluster.url.removeprefix("https://"), context=cluster.tls, timeout=120)
     bound: dict[str, dict[str, Any]] = {}
