@@ -32,16 +32,21 @@ class VmiReader(Protocol):
         ...
 
 
+Observe = Callable[[AdmissionRequest, bool], None]
+"""Hears of every answer: the question, and whether it was a yes."""
 _Decide = Callable[[AdmissionRequest], Awaitable[Admitted]]
 
 
 def admission_routes(
-    vmis: VmiReader, settings: AdmissionSettings, largest_node: Callable[[], int | None] = lambda: None
+    vmis: VmiReader,
+    settings: AdmissionSettings,
+    largest_node: Callable[[], int | None] = lambda: None,
+    observe: Observe = lambda request, allowed: None,
 ) -> list[web.RouteDef]:
     """Make the routes POST /admit/vmi, /admit/vm and /admit/pod.
 
     `largest_node` answers the number of CPUs that the largest known machine may give out, None while no
-    machine is known.
+    machine is known. `observe` is for metrics.
     """
 
     async def of_vmi(request: AdmissionRequest) -> Admitted:
@@ -68,13 +73,13 @@ def admission_routes(
         return admit_pod(pod, namespace=request.namespace, settings=settings, vmi=vmi)
 
     return [
-        _route("/admit/vmi", "VirtualMachineInstance", {"CREATE"}, of_vmi),
-        _route("/admit/vm", "VirtualMachine", {"CREATE", "UPDATE"}, of_vm),
-        _route("/admit/pod", "Pod", {"CREATE"}, of_pod),
+        _route("/admit/vmi", "VirtualMachineInstance", {"CREATE"}, of_vmi, observe),
+        _route("/admit/vm", "VirtualMachine", {"CREATE", "UPDATE"}, of_vm, observe),
+        _route("/admit/pod", "Pod", {"CREATE"}, of_pod, observe),
     ]
 
 
-def _route(path: str, kind: str, operations: set[str], decide: _Decide) -> web.RouteDef:
+def _route(path: str, kind: str, operations: set[str], decide: _Decide, observe: Observe) -> web.RouteDef:
     async def handle(request: web.Request) -> web.Response:
         try:
             review = read_review(await _body(request))
@@ -85,21 +90,24 @@ def _route(path: str, kind: str, operations: set[str], decide: _Decide) -> web.R
                 )
         except BadBody as error:
             return web.Response(status=400, text=f"{error}\n")
-        return web.json_response(body=await _answer(review, decide))
+        return web.json_response(body=await _answer(review, decide, observe))
 
     return web.post(path, handle)
 
 
-async def _answer(review: AdmissionRequest, decide: _Decide) -> bytes:
+async def _answer(review: AdmissionRequest, decide: _Decide, observe: Observe) -> bytes:
     try:
         admitted = await decide(review)
         patch = difference(read_object(review.object, "object"), admitted.object)
-        return allow(review.uid, patch, admitted.warnings)
+        answer = allow(review.uid, patch, admitted.warnings)
+        observe(review, True)
+        return answer
     except RecursionError:
         error: KvplaceError = BadBody("the object is nested too deeply")
     except KvplaceError as refusal:
         error = refusal
     _log.info("refused %s of a %s: %s", review.operation, review.kind.kind, error)
+    observe(review, False)
     return deny(review.uid, error)
 
 

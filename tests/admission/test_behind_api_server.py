@@ -1,0 +1,385 @@
+"""Admission where it works: behind an API server that evaluates conditions and policies itself."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from kvplace.core.annotations import ASKING
+from tests.admission.makers import ASKS, OUR_ENTRY, Json, container, plain_pod, written_request
+from tests.admission.registered import Server, registered
+from tests.control_plane.cluster import MERGE_PATCH, ControlPlane, KubectlFailed, RequestRefused
+from tests.control_plane.kubevirt_parts import KubeVirt
+from tests.manifests.policies import refused
+
+PODS = "/api/v1/namespaces/{}/pods"
+VMS = "virtualmachines"
+VMIS = "virtualmachineinstances"
+HOOKS = "hooks.kubevirt.io/hookSidecars"
+Admission = tuple[Server, str]
+
+
+@pytest.fixture(scope="module")
+def admission(control_plane: ControlPlane) -> Iterator[Admission]:
+    """Serve admission for one namespace, and for kube-system, which the manifests exclude."""
+    name = f"admission-{secrets.token_hex(4)}"
+    control_plane.create_namespace(name)
+    server = Server(control_plane)
+    try:
+        with (
+            registered(
+                control_plane,
+                "admission/mutating-webhooks.yaml",
+                [name, "kube-system"],
+                name=name,
+                url=server.url,
+            ),
+            registered(
+                control_plane,
+                "admission/validating-webhooks.yaml",
+                [name, "kube-system"],
+                name=name,
+                url=server.url,
+            ),
+        ):
+            refused(lambda: create(control_plane, name, plain_pod({"cpu-set": "?"}), dry_run=True))
+            yield server, name
+    finally:
+        server.stop()
+        control_plane.remove_namespace(name)
+
+
+@pytest.fixture(scope="module")
+def frozen(control_plane: ControlPlane) -> Iterator[str]:
+    """Put the policy in force in one namespace, without webhooks."""
+    name = f"frozen-{secrets.token_hex(4)}"
+    control_plane.create_namespace(name)
+    with registered(control_plane, "policy/pod-results.yaml", [name], name=name):
+        refused(lambda: create(control_plane, name, plain_pod({"kvplace.io/placement": "{}"}), dry_run=True))
+        yield name
+    control_plane.remove_namespace(name)
+
+
+def create(plane: ControlPlane, namespace: str, pod: Json, *, dry_run: bool = False) -> Json:
+    query = "?dryRun=All" if dry_run else ""
+    return plane.request("POST", PODS.format(namespace) + query, pod)
+
+
+def named(pod: Json) -> Json:
+    pod["metadata"]["name"] = f"pod-{secrets.token_hex(4)}"
+    return pod
+
+
+def message(refusal: RequestRefused) -> str:
+    return str(refusal.answer["message"])
+
+
+# Which objects arrive
+
+
+@pytest.mark.parametrize("key", ASKING)
+def test_a_pod_that_asks_by_any_key_arrives(
+    control_plane: ControlPlane, admission: Admission, key: str
+) -> None:
+    server, namespace = admission
+    pod = named(plain_pod({key: "?"}))
+    with pytest.raises(RequestRefused) as refusal:
+        create(control_plane, namespace, pod)
+    assert refusal.value.status == 422
+    assert message(refusal.value).startswith(
+        f"admission webhook \"pod.kvplace.io\" denied the request: annotation {key}: '?': must be one of "
+    )
+    assert server.names("Pod")[-1] == pod["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    "annotations", [None, {}, {"other.io/key": "cpu-set"}, {"cpu-map": "{}", "topology.crane.io/other": "x"}]
+)
+def test_a_pod_that_asks_for_nothing_never_arrives(
+    control_plane: ControlPlane, admission: Admission, annotations: dict[str, str] | None
+) -> None:
+    server, namespace = admission
+    pod = named(plain_pod(annotations))
+    stored = create(control_plane, namespace, pod)
+    assert pod["metadata"]["name"] not in server.names("Pod")
+    assert stored["metadata"].get("annotations") == (annotations or None)
+    assert "labels" not in stored["metadata"]
+    assert stored["spec"]["schedulerName"] == "default-scheduler"
+
+
+def test_a_pod_of_the_system_never_arrives(control_plane: ControlPlane, admission: Admission) -> None:
+    server, _ = admission
+    pod = named(plain_pod())
+    stored = create(control_plane, "kube-system", pod, dry_run=True)
+    assert pod["metadata"]["name"] not in server.names("Pod")
+    assert "labels" not in stored["metadata"]
+
+
+def test_only_creation_arrives(control_plane: ControlPlane, admission: Admission) -> None:
+    server, namespace = admission
+    stored = create(control_plane, namespace, named(plain_pod()))
+    before = len(server.asked)
+    path = f"{PODS.format(namespace)}/{stored['metadata']['name']}"
+    change = {"metadata": {"annotations": {"kvplace.io/smt": "require"}}}
+    control_plane.request("PATCH", path, change, content_type=MERGE_PATCH)
+    control_plane.request("DELETE", f"{path}?gracePeriodSeconds=0")
+    assert len(server.asked) == before
+
+
+def test_while_nobody_answers_those_who_ask_are_refused_and_all_others_are_not(
+    control_plane: ControlPlane, namespace: str
+) -> None:
+    nobody = "https://127.0.0.1:1"
+    with registered(
+        control_plane, "admission/mutating-webhooks.yaml", [namespace], name=namespace, url=nobody
+    ):
+        refusal = refused(lambda: create(control_plane, namespace, plain_pod(), dry_run=True))
+        assert 'failed calling webhook "pod.kvplace.io"' in message(refusal)
+        create(control_plane, namespace, plain_pod(None))
+
+
+# What is stored
+
+
+def test_a_plain_pod_that_asks_is_stored_ready_to_be_placed(
+    control_plane: ControlPlane, admission: Admission
+) -> None:
+    _, namespace = admission
+    pod = plain_pod(ASKS, {"limits": {"cpu": "4"}, "requests": {"cpu": "1"}})
+    stored = create(control_plane, namespace, named(pod))
+    assert stored["metadata"]["labels"] == {"kvplace.io/placed": "true"}
+    assert written_request(stored).request.vcpus == 4
+    assert stored["spec"]["schedulerName"] == "kvplace-scheduler"
+    assert container(stored, "c0")["resources"] == {
+        "limits": {"cpu": "4", "kvplace.io/vm": "1"},
+        "requests": {"cpu": "4", "kvplace.io/vm": "1"},
+    }
+
+
+def test_forged_results_are_not_stored(control_plane: ControlPlane, admission: Admission) -> None:
+    _, namespace = admission
+    forged = {"kvplace.io/placement": "{}", "kvplace.io/request": "{}", "other.io/key": "x"}
+    stored = create(control_plane, namespace, named(plain_pod(forged)))
+    assert stored["metadata"]["annotations"] == {"other.io/key": "x"}
+
+
+# VMs and VMIs, through KubeVirt's own admission and virt-controller
+
+
+def vmi_spec(**cpu: Any) -> Json:
+    return {
+        "domain": {"cpu": {"cores": 2, **cpu}, "memory": {"guest": "128Mi"}, "devices": {}},
+        "terminationGracePeriodSeconds": 0,
+    }
+
+
+def vm_manifest(name: str, annotations: dict[str, str], **cpu: Any) -> Json:
+    return {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": name},
+        "spec": {
+            "runStrategy": "Always",
+            "template": {"metadata": {"annotations": annotations}, "spec": vmi_spec(**cpu)},
+        },
+    }
+
+
+def test_a_vm_that_asks_becomes_a_pod_that_is_ready_to_be_placed(
+    control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt
+) -> None:
+    _, namespace = admission
+    annotations = {**ASKS, "kvplace.io/placement": "left by somebody"}
+    kubevirt.create(VMS, namespace, vm_manifest("asks", annotations))
+    pod = kubevirt.launcher_pod(namespace, "asks")
+    path = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMIS}/asks"
+    vmi = control_plane.request("GET", path)
+
+    assert json.loads(vmi["metadata"]["annotations"][HOOKS]) == [OUR_ENTRY]
+    assert "kvplace.io/placement" not in vmi["metadata"]["annotations"] | pod["metadata"]["annotations"]
+    written = written_request(pod)
+    assert (written.vmi, written.request.vcpus) == (f"{namespace}/asks", 2)
+    assert pod["spec"]["schedulerName"] == "kvplace-scheduler"
+    assert container(pod, "compute")["resources"]["requests"]["cpu"] == "2"
+    sidecar = container(pod, "hook-sidecar-0")
+    assert sidecar["command"] == ["kvplace-hook"]
+    assert sidecar["startupProbe"]["exec"] == sidecar["readinessProbe"]["exec"]
+    assert sidecar["securityContext"]["readOnlyRootFilesystem"] is True
+    assert {"name": "kvplace-pod", "mountPath": "/etc/kvplace-pod", "readOnly": True} in sidecar[
+        "volumeMounts"
+    ]
+    control_plane.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMS}/asks")
+
+
+def test_a_vm_that_asks_for_nothing_and_all_that_is_made_of_it_never_arrive(
+    control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt
+) -> None:
+    server, namespace = admission
+    before = len(server.asked)
+    kubevirt.create(VMS, namespace, vm_manifest("silent", {"other.io/key": "x"}, dedicatedCpuPlacement=False))
+    pod = kubevirt.launcher_pod(namespace, "silent")
+    assert "kvplace" not in json.dumps(pod)
+    assert len(server.asked) == before
+    control_plane.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMS}/silent")
+
+
+def test_a_vm_that_cannot_work_is_refused_when_it_is_applied(
+    admission: Admission, kubevirt: KubeVirt
+) -> None:
+    _, namespace = admission
+    with pytest.raises(RequestRefused) as refusal:
+        kubevirt.create(VMS, namespace, vm_manifest("pinned", ASKS, dedicatedCpuPlacement=True))
+    assert refusal.value.status == 422
+    assert message(refusal.value) == (
+        'admission webhook "vm.kvplace.io" denied the request: '
+        f"VirtualMachine {namespace}/pinned: spec.template.spec.domain.cpu.dedicatedCpuPlacement and "
+        "annotation cpu-set: 'one-numa' exclude each other, because the kubelet and KubeVirt would overwrite "
+        "the cores that kvplace gives; remove one of the two"
+    )
+
+
+def test_a_vmi_of_the_wrong_shape_is_refused_with_the_place(admission: Admission, kubevirt: KubeVirt) -> None:
+    _, namespace = admission
+    manifest: Json = {
+        "kind": "VirtualMachineInstance",
+        "metadata": {"name": "odd", "annotations": ASKS},
+        "spec": vmi_spec(cores="two"),
+    }
+    with pytest.raises(RequestRefused, match=r"spec\.domain\.cpu\.cores"):
+        kubevirt.create(VMIS, namespace, manifest)
+
+
+def test_the_user_at_the_terminal_reads_the_warnings(
+    control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt
+) -> None:
+    server, namespace = admission
+    manifest = vm_manifest("warned", ASKS)
+    manifest["metadata"]["annotations"] = {"cpu-set": "one-numa"}
+    server.largest = 1
+    try:
+        with pytest.raises(KubectlFailed) as said:
+            control_plane.kubectl(
+                *("-n", namespace, "create", "-f", "-", "--dry-run=server", "--warnings-as-errors"),
+                stdin=json.dumps(manifest),
+            )
+    finally:
+        server.largest = None
+    assert "put it into spec.template.metadata.annotations of the VM" in str(said.value)
+    assert "2 vCPUs are more vCPUs than any machine known now has (largest: 1)" in str(said.value)
+
+
+def test_a_vm_that_was_wrong_before_kvplace_came_can_still_be_stopped_and_deleted(
+    control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt
+) -> None:
+    server, namespace = admission
+    path = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMS}/older"
+    manifest = vm_manifest("older", {"other.io/key": "x"}, dedicatedCpuPlacement=False)
+    manifest["spec"]["runStrategy"] = "Halted"
+    manifest["metadata"]["finalizers"] = ["kvplace.test/held"]
+    kubevirt.create(VMS, namespace, manifest)
+
+    def change(body: Json) -> Json:
+        return control_plane.request("PATCH", path, body, content_type=MERGE_PATCH)
+
+    with pytest.raises(RequestRefused, match="must be one of one-socket"):
+        change({"spec": {"template": {"metadata": {"annotations": {"cpu-set": "near"}}}}})
+    control_plane.request("DELETE", path)
+    before = len(server.asked)
+    change({"metadata": {"finalizers": []}})
+    assert len(server.asked) == before
+
+
+# The policy on results
+
+
+@pytest.fixture
+def placed(control_plane: ControlPlane, frozen: str) -> Iterator[str]:
+    """Create a pod that asked and bind it, with results in the Binding; answers its path."""
+    pod = named(plain_pod({"kvplace.io/request": "{}", "other.io/key": "x"}))
+    pod["metadata"]["labels"] = {"kvplace.io/placed": "true"}
+    stored = create(control_plane, frozen, pod)
+    name = stored["metadata"]["name"]
+    path = f"{PODS.format(frozen)}/{name}"
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name, "annotations": {"kvplace.io/placement": "{}", "cpu-map": "{}"}},
+        "target": {"kind": "Node", "name": "some-node"},
+    }
+    control_plane.request("POST", f"{path}/binding", binding)
+    yield path
+    control_plane.request("DELETE", f"{path}?gracePeriodSeconds=0")
+
+
+def patching(plane: ControlPlane, path: str, **metadata: Any) -> Callable[[], Json]:
+    return lambda: plane.request("PATCH", path, {"metadata": metadata}, content_type=MERGE_PATCH)
+
+
+def test_the_binding_may_bring_results(control_plane: ControlPlane, placed: str) -> None:
+    annotations = control_plane.request("GET", placed)["metadata"]["annotations"]
+    assert annotations == {
+        "kvplace.io/request": "{}",
+        "kvplace.io/placement": "{}",
+        "cpu-map": "{}",
+        "other.io/key": "x",
+    }
+
+
+@pytest.mark.parametrize("subresource", ["", "/status"])
+@pytest.mark.parametrize("value", ["changed", None])
+@pytest.mark.parametrize("key", ["kvplace.io/placement", "kvplace.io/request", "cpu-map"])
+def test_nobody_changes_or_removes_a_result(
+    control_plane: ControlPlane, placed: str, key: str, value: str | None, subresource: str
+) -> None:
+    with pytest.raises(RequestRefused) as refusal:
+        patching(control_plane, placed + subresource, annotations={key: value})()
+    assert refusal.value.status == 422
+    assert key in message(refusal.value)
+    assert message(refusal.value).endswith("delete the pod to have it placed anew")
+
+
+@pytest.mark.parametrize("value", ["false", None])
+def test_nobody_hides_a_placed_pod_from_kvplace(
+    control_plane: ControlPlane, placed: str, value: str | None
+) -> None:
+    with pytest.raises(
+        RequestRefused, match=r"label kvplace\.io/placed belongs to kvplace and stays as it is"
+    ):
+        patching(control_plane, placed, labels={"kvplace.io/placed": value})()
+
+
+def test_everything_else_of_a_placed_pod_may_change(control_plane: ControlPlane, placed: str) -> None:
+    patching(control_plane, placed, annotations={"other.io/key": None}, labels={"app": "x"})()
+    status = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    control_plane.request("PATCH", f"{placed}/status", status, content_type=MERGE_PATCH)
+    stored = control_plane.request("GET", placed)
+    assert stored["metadata"]["labels"] == {"app": "x", "kvplace.io/placed": "true"}
+    assert stored["status"]["conditions"][0]["status"] == "True"
+
+
+def test_a_pod_that_is_none_of_ours_cannot_become_one_but_may_get_a_cpu_map(
+    control_plane: ControlPlane, frozen: str
+) -> None:
+    stored = create(control_plane, frozen, named(plain_pod(None)))
+    path = f"{PODS.format(frozen)}/{stored['metadata']['name']}"
+    for key in ("kvplace.io/placement", "kvplace.io/request"):
+        with pytest.raises(RequestRefused, match="stay as they are"):
+            patching(control_plane, path, annotations={key: ""})()
+    with pytest.raises(RequestRefused, match="belongs to kvplace"):
+        patching(control_plane, path, labels={"kvplace.io/placed": "true"})()
+    patching(control_plane, path, annotations={"cpu-map": "{}"})()
+    patching(control_plane, path, annotations={"cpu-map": '{"socket0":["1"]}'})()
+    patching(control_plane, path, annotations={"cpu-map": None})()
+
+
+def test_no_pod_is_made_with_a_placement(control_plane: ControlPlane, frozen: str) -> None:
+    with pytest.raises(RequestRefused) as refusal:
+        create(control_plane, frozen, named(plain_pod({"kvplace.io/placement": "{}"})))
+    assert message(refusal.value).endswith(
+        "annotation kvplace.io/placement is written by kvplace when it binds the pod; create the pod without "
+        "it"
+    )
