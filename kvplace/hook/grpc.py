@@ -20,8 +20,8 @@ from h2.events import (
     StreamEnded,
     StreamReset,
 )
-from h2.exceptions import ProtocolError, StreamClosedError
-from h2.settings import SettingCodes
+from h2.exceptions import ProtocolError, StreamClosedError, StreamIDTooLowError
+from h2.settings import SettingCodes, Settings
 
 from kvplace.core.errors import GrpcStatus
 from kvplace.hook.wire import MAX_MESSAGE_BYTES
@@ -32,6 +32,8 @@ _MAX_SENTENCE_BYTES = 2000
 _STATUS_OK = (":status", "200")
 _CONTENT_TYPE = ("content-type", "application/grpc")
 _ACCEPT_ENCODING = ("grpc-accept-encoding", "identity")
+_GONE = (StreamClosedError, StreamIDTooLowError)
+"""What h2 raises for a stream that has ended by itself or whose caller has left, now and later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +63,18 @@ class GrpcConnection:
 
     def __init__(self) -> None:
         self._http = H2Connection(H2Configuration(client_side=False, header_encoding=None))
-        self._http.local_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = MAX_STREAMS
+        self._http.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+                SettingCodes.MAX_HEADER_LIST_SIZE: H2Connection.DEFAULT_MAX_HEADER_LIST_SIZE,
+            },
+        )
         self._http.initiate_connection()
         self._requests: dict[int, _Request] = {}
         self._answers: dict[int, memoryview] = {}
         self.closed = False
         """Nothing more can come or go; send what `output` still gives and close."""
-
-    @property
-    def drained(self) -> bool:
-        """Whether every answer given so far has left for `output`."""
-        return not self._answers
 
     def receive(self, data: bytes) -> list[Call | Cancelled]:
         """Take bytes from the peer; a peer that breaks HTTP/2 is told so and the connection is closed."""
@@ -96,8 +99,8 @@ class GrpcConnection:
             return
         try:
             self._http.send_headers(stream, [_STATUS_OK, _CONTENT_TYPE, _ACCEPT_ENCODING])
-        except StreamClosedError:
-            return  # the caller has gone in the meantime
+        except _GONE:
+            return
         self._answers[stream] = memoryview(b"\0" + len(message).to_bytes(4, "big") + message)
         self._send_answers()
 
@@ -186,8 +189,8 @@ class GrpcConnection:
         try:
             self._http.send_headers(stream, headers, end_stream=True)
             self._http.reset_stream(stream, ErrorCodes.NO_ERROR)
-        except StreamClosedError:
-            pass  # it had ended by itself, or the caller has gone
+        except _GONE:
+            pass
         except ProtocolError:
             self.closed = True
 
@@ -199,8 +202,8 @@ class GrpcConnection:
                 if not rest:
                     del self._answers[stream]
                     self._http.send_headers(stream, _status(GrpcStatus.OK, ""), end_stream=True)
-            except StreamClosedError:
-                self._answers.pop(stream, None)  # the caller has gone in the meantime
+            except _GONE:
+                self._answers.pop(stream, None)
 
     def _send_some(self, stream: int, rest: memoryview) -> memoryview:
         while rest:

@@ -26,10 +26,13 @@ from kvplace.hook.surroundings import Surroundings
 
 MAX_PEERS = 16
 MAX_ERRANDS = 4
+_BACKLOG = 128
 _READ_BYTES = 1 << 16
 _MAX_UNSENT_BYTES = 1 << 18
 """A peer that does not read what we send is not read from either."""
-_FAREWELL_S = 2.0
+_FAREWELL_S = 1.0
+"""How long whoever said Shutdown has to take the answer and hang up, which KubeVirt does at once."""
+
 _LONGEST_SOCKET_PATH = 107  # sun_path of unix(7), less the closing NUL
 
 
@@ -51,6 +54,7 @@ class _Peer:
     unsent: bytearray = field(default_factory=bytearray)
     errands: dict[int, tuple[Errand, DefineDomain]] = field(default_factory=dict)
     """Errands by the stream that waits for them."""
+    reads: bool = True
 
 
 class Server:
@@ -81,11 +85,9 @@ class Server:
             self._selector.close()
 
     def _may_leave(self) -> bool:
-        peer = self._leaving
-        if peer is None:
+        if self._leaving is None:
             return False
-        sent = peer not in self._peers or (peer.grpc.drained and not peer.unsent)
-        return sent or time.monotonic() >= self._leave_by
+        return self._leaving not in self._peers or time.monotonic() >= self._leave_by
 
     def _patience(self) -> float | None:
         deadlines = [errand.deadline for peer in self._peers for errand, _ in peer.errands.values()]
@@ -200,15 +202,19 @@ class Server:
             peer.grpc.fail(stream, outcome.status, outcome.said.decode())
 
     def _flush(self, peer: _Peer) -> None:
-        peer.unsent += peer.grpc.output()
+        output = peer.grpc.output()
+        if peer.reads:
+            peer.unsent += output
         try:
             while peer.unsent:
                 del peer.unsent[: peer.socket.send(peer.unsent)]
         except BlockingIOError:
             pass
         except OSError:
-            self._drop(peer)
-            return
+            # Nobody reads our answers any more. What was said before may still lie in the socket, a
+            # Shutdown above all, so go on to the end of it.
+            peer.unsent.clear()
+            peer.reads = False
         if peer.grpc.closed and not peer.unsent:
             self._drop(peer)
             return
@@ -255,7 +261,7 @@ def _listen(around: Surroundings) -> socket.socket:
         staged.parent.mkdir(parents=True, exist_ok=True)
         staged.unlink(missing_ok=True)
         listener.bind(str(staged))
-        listener.listen(MAX_PEERS)
+        listener.listen(_BACKLOG)
         staged.rename(around.socket)
     except OSError as error:
         listener.close()

@@ -1,0 +1,93 @@
+"""The pod that the hook of each test is in, and the hook itself as a process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kvplace.hook.surroundings import Surroundings
+from tests.hook.machine import NODE, PodFolder, surroundings, two_socket_machine
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    two_socket_machine(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def around(machine: Path) -> Surroundings:
+    return surroundings(machine)
+
+
+@pytest.fixture
+def pod(around: Surroundings) -> PodFolder:
+    return PodFolder(around.pod_folder)
+
+
+@dataclass
+class HookProcess:
+    """`kvplace-hook serve` in a pod on this machine."""
+
+    root: Path
+    pod: PodFolder
+    environ: dict[str, str]
+    process: subprocess.Popen[str] | None = field(default=None, repr=False)
+
+    @property
+    def socket(self) -> Path:
+        return self.root / "hooks/kvplace-hook-sidecar-0.sock"
+
+    def start(self) -> None:
+        """Start it and wait until it says that it serves."""
+        command = [sys.executable, "-m", "kvplace.hook", "serve"]
+        self.process = subprocess.Popen(command, env=self.environ, stderr=subprocess.PIPE, text=True)
+        assert "serving on" in self.next_log_line()
+
+    def next_log_line(self) -> str:
+        assert self.process is not None
+        assert self.process.stderr is not None
+        return self.process.stderr.readline()
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run another `kvplace-hook` command beside it, as a probe does."""
+        command = [sys.executable, "-m", "kvplace.hook", *words]
+        return subprocess.run(
+            command, env=self.environ, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def wait(self) -> int:
+        assert self.process is not None
+        return self.process.wait(timeout=60)
+
+
+@pytest.fixture
+def hook() -> Iterator[HookProcess]:
+    """A hook that is not started yet; its folder is short, because socket paths must be."""
+    root = Path(tempfile.mkdtemp(prefix="hook"))
+    environ = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(PROJECT),
+        "KVPLACE_POD_FOLDER": str(root / "pod"),
+        "KVPLACE_HOOK_FOLDER": str(root / "hooks"),
+        "CONTAINER_NAME": "hook-sidecar-0",
+        "NODE_NAME": NODE,
+    }
+    hook = HookProcess(root, PodFolder(root / "pod"), environ)
+    yield hook
+    if hook.process is not None:
+        hook.process.kill()
+        hook.process.wait()
+        if hook.process.stderr is not None:
+            hook.process.stderr.close()
+    shutil.rmtree(root)
