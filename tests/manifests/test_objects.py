@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from kvplace import __version__
 from kvplace.cli.serve_command import command as serve_command
@@ -213,21 +212,3 @@ def test_images_are_those_of_this_release(objects: list[Json]) -> None:
     assert settings_of(objects)["SIDECAR_IMAGE"] == f"kvplace/hook:{__version__}"
     container = templates(objects)["kvplace-serve"]["spec"]["containers"][0]
     assert container["image"] == f"kvplace/serve:{__version__}"
-
-
-def test_with_the_clusters_main_scheduler_pods_keep_its_name(
-    fresh_cluster: ControlPlane, manifests: Path
-) -> None:
-    overlay = manifests / "with-main-scheduler"
-    overlay.mkdir(exist_ok=True)
-    (overlay / "kustomization.yaml").write_text(
-        yaml.safe_dump({"resources": ["../base"], "components": ["../main-scheduler"]})
-    )
-    text = fresh_cluster.kubectl("kustomize", str(overlay))
-    objects = list(yaml.load_all(text, yaml.CSafeLoader))
-    settings = settings_of(objects)
-    assert (settings["SCHEDULER_NAME"], settings["STRATEGY"]) == ("default-scheduler", "pack")
-    assert set(of_kind(objects, "Deployment")) == {"kvplace-serve"}
-    (generated,) = of_kind(objects, "ConfigMap")
-    source = templates(objects)["kvplace-serve"]["spec"]["containers"][0]["envFrom"][0]
-    assert source["configMapRef"]["name"] == generated

@@ -1,0 +1,60 @@
+"""The folders that docs/install.md tells operators to write do what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.control_plane.cluster import ControlPlane
+from tests.manifests.conftest import MANIFESTS
+from tests.manifests.test_objects import NAMESPACE, Json, of_kind, settings_of, templates
+
+INSTALL = (MANIFESTS.parent / "docs" / "install.md").read_text()
+FOLDERS = [
+    block for block in re.findall(r"```yaml\n(.*?)```", INSTALL, re.DOTALL) if "kind: Kustomization" in block
+]
+
+
+def rendered(cluster: ControlPlane, folder: Path, kustomization: str) -> list[Json]:
+    folder.mkdir(exist_ok=True)
+    (folder / "kustomization.yaml").write_text(kustomization)
+    return list(yaml.load_all(cluster.kubectl("kustomize", str(folder)), yaml.CSafeLoader))
+
+
+@pytest.fixture
+def folder(manifests: Path) -> Path:
+    """Name a folder beside the manifests."""
+    return manifests.parent / "my-cluster"
+
+
+def test_images_and_settings_of_ones_own_take_the_place_of_ours(
+    fresh_cluster: ControlPlane, folder: Path
+) -> None:
+    objects = rendered(fresh_cluster, folder, FOLDERS[0])
+    images = {
+        name: template["spec"]["containers"][0]["image"] for name, template in templates(objects).items()
+    }
+    assert images["kvplace-serve"].startswith("registry.example/kvplace/serve:")
+    assert images["kvplace-scheduler"].startswith("registry.k8s.io/kube-scheduler:v1.")
+    settings = settings_of(objects)
+    assert settings["SIDECAR_IMAGE"].startswith("registry.example/kvplace/hook:")
+    assert settings["SCHEDULER_NAME"] == "kvplace-scheduler"
+    (generated,) = (name for name in of_kind(objects, "ConfigMap") if "settings" in name)
+    source = templates(objects)["kvplace-serve"]["spec"]["containers"][0]["envFrom"][0]
+    assert source["configMapRef"]["name"] == generated
+
+
+def test_with_the_clusters_main_scheduler_ours_is_left_out_and_pods_keep_its_name(
+    fresh_cluster: ControlPlane, folder: Path
+) -> None:
+    objects = rendered(fresh_cluster, folder, FOLDERS[1])
+    assert settings_of(objects)["SCHEDULER_NAME"] == "default-scheduler"
+    assert set(of_kind(objects, "Deployment")) == {"kvplace-serve"}
+    left = {f"{entry['kind']} {entry['metadata']['name']}" for entry in objects}
+    # The client certificate is what the main scheduler will show.
+    assert {name for name in left if "scheduler" in name} == {"Certificate kvplace-scheduler"}
+    opened = of_kind(objects, "NetworkPolicy")["kvplace-extender-from-anywhere"]
+    assert opened["metadata"]["namespace"] == NAMESPACE

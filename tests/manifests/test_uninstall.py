@@ -1,0 +1,61 @@
+"""Uninstalling as docs/install.md says leaves nothing behind, whatever the ledgers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.control_plane.build import KUBERNETES
+from tests.control_plane.cluster import ControlPlane
+from tests.control_plane.fixtures import programs
+from tests.manifests.conftest import STRICTLY
+from tests.manifests.policies import refused
+
+KINDS = (
+    "customresourcedefinitions",
+    "clusterroles",
+    "clusterrolebindings",
+    "namespaces",
+    "mutatingwebhookconfigurations",
+    "validatingwebhookconfigurations",
+    "validatingadmissionpolicies",
+    "validatingadmissionpolicybindings",
+)
+LEDGER = """
+apiVersion: kvplace.io/v1alpha1
+kind: NodeLedger
+metadata: {name: worker}
+spec:
+  owners: {"1": uid}
+  claims: {uid: {namespace: a, pod: b, policy: exclusive, state: bound, cpus: "1", owned: "1"}}
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[ControlPlane]:
+    """Start a control plane for this test alone; its controllers empty namespaces."""
+    programs(KUBERNETES)
+    with ControlPlane(controller_manager=True) as plane:
+        yield plane
+
+
+def everything(cluster: ControlPlane) -> set[str]:
+    names = cluster.kubectl("get", ",".join(KINDS), "-o", "name").split()
+    roles = cluster.kubectl("get", "rolebindings,roles", "-n", "kube-system", "-o", "name").split()
+    return {*names, *roles}
+
+
+def test_nothing_is_left_although_a_ledger_still_has_owners(cluster: ControlPlane, manifests: Path) -> None:
+    before = everything(cluster)
+    folder = str(manifests / "own-certificates")
+    cluster.kubectl("apply", *STRICTLY, "-k", folder)
+    cluster.kubectl("wait", "--for=condition=Established", "crd", "--all")
+    cluster.kubectl("apply", "-f", "-", stdin=LEDGER)
+    refused(lambda: cluster.request("DELETE", "/apis/kvplace.io/v1alpha1/nodeledgers/worker?dryRun=All"))
+    assert everything(cluster) - before
+
+    cluster.kubectl("delete", "--timeout=120s", "-k", folder)
+
+    assert everything(cluster) == before
