@@ -376,6 +376,25 @@ def test_a_pod_that_is_none_of_ours_cannot_become_one_but_may_get_a_cpu_map(
     patching(control_plane, path, annotations={"cpu-map": None})()
 
 
+def test_another_scheduler_that_bound_a_pod_which_asks_may_say_its_cores_once(
+    control_plane: ControlPlane, frozen: str
+) -> None:
+    pod = named(plain_pod({"kvplace.io/request": "{}"}, nodeName="some-node"))
+    pod["metadata"]["labels"] = {"kvplace.io/placed": "true"}
+    path = f"{PODS.format(frozen)}/{create(control_plane, frozen, pod)['metadata']['name']}"
+    patching(control_plane, path, annotations={"cpu-map": "{}"})()
+    with pytest.raises(RequestRefused, match="annotation cpu-map is a result"):
+        patching(control_plane, path, annotations={"cpu-map": '{"socket0":["1"]}'})()
+
+
+def test_a_pod_that_asks_gets_no_cpu_map_before_it_is_bound(control_plane: ControlPlane, frozen: str) -> None:
+    pod = named(plain_pod({"kvplace.io/request": "{}"}))
+    pod["metadata"]["labels"] = {"kvplace.io/placed": "true"}
+    path = f"{PODS.format(frozen)}/{create(control_plane, frozen, pod)['metadata']['name']}"
+    with pytest.raises(RequestRefused, match="annotation cpu-map is a result"):
+        patching(control_plane, path, annotations={"cpu-map": "{}"})()
+
+
 def test_no_pod_is_made_with_a_placement(control_plane: ControlPlane, frozen: str) -> None:
     with pytest.raises(RequestRefused) as refusal:
         create(control_plane, frozen, named(plain_pod({"kvplace.io/placement": "{}"})))
