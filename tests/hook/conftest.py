@@ -42,6 +42,7 @@ class HookProcess:
     root: Path
     pod: PodFolder
     environ: dict[str, str]
+    program: list[str] = field(default_factory=lambda: [sys.executable, "-m", "kvplace.hook"])
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
     @property
@@ -50,7 +51,7 @@ class HookProcess:
 
     def start(self) -> None:
         """Start it and wait until it says that it serves."""
-        command = [sys.executable, "-m", "kvplace.hook", "serve"]
+        command = [*self.program, "serve"]
         self.process = subprocess.Popen(command, env=self.environ, stderr=subprocess.PIPE, text=True)
         assert "serving on" in self.next_log_line()
 
@@ -61,7 +62,7 @@ class HookProcess:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run another `kvplace-hook` command beside it, as a probe does."""
-        command = [sys.executable, "-m", "kvplace.hook", *words]
+        command = [*self.program, *words]
         return subprocess.run(
             command, env=self.environ, capture_output=True, text=True, timeout=60, check=False
         )
