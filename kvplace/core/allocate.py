@@ -359,23 +359,26 @@ def _refuse(supply: _Supply) -> Refusal:
         )
     for size, count in sorted(request.huge_pages.items()):
         free_pages = [_pages_in(supply, domain, size) for domain in domains]
-        if max(free_pages) < count:
+        most = max(free_pages)
+        where = domains[free_pages.index(most)].name
+        if most < count:
             return Refusal(
                 Reason.NOT_ENOUGH_HUGE_PAGES,
-                f"no {noun} with {count} free huge pages of {format_bytes(size)}, best {max(free_pages)} on "
-                f"{domains[free_pages.index(max(free_pages))].name}",
-                {"needed": count, "best": max(free_pages), "missing": count - max(free_pages)},
+                f"no {noun} with {count} free huge pages of {format_bytes(size)}, best {most} on {where}",
+                {"needed": count, "best": most, "missing": count - most, "where": where},
                 never,
             )
     room = [_memory_in(supply, domain) for domain in domains]
+    where = domains[room.index(max(room))].name
     return Refusal(
         Reason.NOT_ENOUGH_MEMORY,
         f"no {noun} with {supply.need} {kind} and {format_bytes(supply.small_memory)} of free memory, "
-        f"most memory {format_bytes(max(room))} on {domains[room.index(max(room))].name}",
+        f"most memory {format_bytes(max(room))} on {where}",
         {
             "needed": supply.small_memory,
             "best": max(room),
             "missing": max(0, supply.small_memory - max(room)),
+            "where": where,
         },
         never,
     )

@@ -105,6 +105,7 @@ SERVER_TYPES: tuple[ServerType, ...] = (
         l3_cores=8,
         far=32,
         dimms=512,
+        huge_pages=((GIB, 48),),
     ),
     ServerType(
         "2x-epyc-9354",
@@ -116,7 +117,7 @@ SERVER_TYPES: tuple[ServerType, ...] = (
         l3_cores=4,
         far=32,
         dimms=384,
-        huge_pages=((2 << 20, 32768),),
+        huge_pages=((2 << 20, 32768), (GIB, 128)),
     ),
     ServerType(
         "2x-epyc-9354-nps2",

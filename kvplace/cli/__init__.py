@@ -1,0 +1,1 @@
+"""The command line: the argument tree, what is printed, and exit codes. Decisions are made elsewhere."""

@@ -1,0 +1,150 @@
+"""`kvplace demo`: what kvplace does with hundreds of VMs, without a cluster and without root."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from kvplace.cli.output import Output, console, output_option, print_json, say
+from kvplace.core.errors import ExitCode
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvplace.simulate.report import DemoReport, RefusalGroup
+
+
+@click.command("demo")
+@click.option("--vms", type=click.IntRange(1, 20_000), default=500, show_default=True, help="VMs to order.")
+@click.option(
+    "--nodes", type=click.IntRange(1, 5_000), default=24, show_default=True, help="Nodes of the cluster."
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Another number orders other VMs.")
+@output_option
+def command(vms: int, nodes: int, seed: int, output: Output) -> int:
+    """Order VMs from vm-templates/ on a made-up cluster of well-known servers.
+
+    Each goes the way that it goes in a cluster, through the same code: VMI admission, its virt-launcher
+    pod, pod admission, the extender's filter, prioritize and bind, the node's ledger, and the hook that
+    rewrites its libvirt domain.
+    """
+    import asyncio
+
+    from kvplace.simulate.demo import run_demo
+    from kvplace.simulate.report import DemoSettings, report_document
+
+    with _progress(vms) as progress:
+        report = asyncio.run(run_demo(DemoSettings(vms, nodes, seed), progress))
+    if output is Output.JSON:
+        print_json(report_document(report))
+    else:
+        _print(report, console())
+    return ExitCode.FAILED if report.cpus_owned_twice else ExitCode.DONE
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[DemoReport], None]]:
+    """Show how far it is on stderr: a bar on a terminal, else a line a second."""
+    if not sys.stderr.isatty():
+        yield _line_a_second(total)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("placing VMs", total=total)
+        yield lambda report: bar.update(task, completed=_done(report))
+
+
+def _line_a_second(total: int) -> Callable[[DemoReport], None]:
+    last = time.monotonic()
+
+    def tell(report: DemoReport) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= 1.0:
+            last = now
+            say(f"{_done(report)} of {total} VMs")
+
+    return tell
+
+
+def _done(report: DemoReport) -> int:
+    return len(report.placed) + len(report.refused)
+
+
+def _print(report: DemoReport, out: Console) -> None:
+    from rich.rule import Rule
+
+    from kvplace.cli.terminal_map import print_map
+    from kvplace.simulate.report import refusal_groups
+
+    drawing = report.core_map()
+    out.print(Rule("the cores of one machine", align="left", style="dim"))
+    print_map(out, drawing, compact=True)
+    example = report.example(drawing.name)
+    if example is not None:
+        from kvplace.simulate.report import domain_diff
+
+        out.print()
+        out.print(Rule("what the hook changes in a libvirt domain", align="left", style="dim"))
+        _print_diff(domain_diff(example), out)
+    out.print()
+    out.print(Rule("summary", align="left", style="dim"))
+    _print_summary(report, refusal_groups(report), out)
+
+
+def _print_diff(lines: list[str], out: Console) -> None:
+    from rich.text import Text
+
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    for line in lines:
+        out.print(Text(line.expandtabs(2), style=styles.get(line[:1], "")), soft_wrap=True)
+
+
+def _print_summary(report: DemoReport, refusals: list[RefusalGroup], out: Console) -> None:
+    from kvplace.simulate.report import Latency
+
+    ordered = report.settings.vms
+    servers = len({topology.fingerprint for topology in report.machines.values()})
+    floating = len(report.placed) - len(report.pinned)
+    out.print(
+        f"placed    {len(report.placed)} of {ordered} VMs on {len(report.machines)} nodes "
+        f"of {servers} server types in {report.seconds:.1f} s"
+        + (f" ({floating} of them unpinned, as they asked)" if floating else "")
+    )
+    out.print(f"refused   {len(report.refused)}")
+    for group in refusals:
+        more = f" and {len(group.vms) - 1} more" if len(group.vms) > 1 else ""
+        out.print(f"          {group.vms[0]}{more}, by {group.by}: {group.reason}", soft_wrap=True)
+    for title, seconds in (
+        ("per VM", [vm.seconds for vm in report.placed]),
+        ("placing", [vm.placing_seconds for vm in report.placed]),
+    ):
+        latency = Latency.of(seconds)
+        meaning = "order to rewritten domain" if title == "per VM" else "filter, prioritize and bind of it"
+        out.print(
+            f"{title:<9} p50 {latency.p50 * 1e3:.1f} ms, p95 {latency.p95 * 1e3:.1f} ms, "
+            f"max {latency.most * 1e3:.1f} ms ({meaning})"
+        )
+    out.print(f"NUMA      {_spread(report.numa_splits, 'NUMA node')}")
+    out.print(f"sockets   {_spread(report.socket_splits, 'socket')}")
+    share = report.owned_cpus / report.allocatable_cpus
+    out.print(
+        f"CPUs      {report.owned_cpus} of {report.allocatable_cpus} owned by one VM each ({share:.0%}), "
+        f"{report.cpus_owned_twice} by two"
+    )
+
+
+def _spread(splits: Mapping[int, int], noun: str) -> str:
+    return ", ".join(f"{_count(vms, 'VM')} on {_count(number, noun)}" for number, vms in splits.items())
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

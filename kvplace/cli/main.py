@@ -1,0 +1,95 @@
+"""The command `kvplace`, also called as `kubectl kvplace`.
+
+What a command finds out goes to stdout, what it has to say about that to stderr. An error of the user's is
+one sentence; which exit code it has says `core.errors`. Each command lives in a module of its own that is
+imported when it is called for, and imports what it needs when it runs: help and completion stay quick, and
+nothing that works without a cluster ever loads a Kubernetes client.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from kvplace import __version__
+from kvplace.core.errors import ExitCode, KvplaceError, exit_code_of
+
+COMMANDS = ("demo", "map", "place", "rewrite", "serve", "topology")
+"""Each is the function `command` of the module of that name."""
+
+EXIT_CODES = """\b
+Exit codes:
+  0  done            3  does not fit (a true answer)   130  interrupted
+  1  failed          4  partly done
+  2  wrong usage     5  timed out
+"""
+
+
+class _Commands(click.Group):
+    """Commands that are imported when somebody asks for them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"kvplace.cli.{cmd_name}_command")
+        command: click.Command = module.command
+        return command
+
+
+@click.group(
+    cls=_Commands,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, "--version", message="kvplace %(version)s")
+def cli() -> None:
+    """Give KubeVirt VMs the right physical cores, and see which they are."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command line and leave the process with its exit code."""
+    try:
+        code = _run(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; the interpreter must not complain about it on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = ExitCode.FAILED
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        answer: Any = cli.main(arguments, prog_name=_program(), standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return ExitCode.USAGE
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx is not None else _program()
+        return _failed(f"{error.format_message()} (see `{where} --help`)", ExitCode.USAGE)
+    except click.ClickException as error:
+        return _failed(error.format_message(), ExitCode.FAILED)
+    except (click.Abort, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    except KvplaceError as error:
+        return _failed(str(error), exit_code_of(error))
+    return int(answer) if isinstance(answer, int) else ExitCode.DONE
+
+
+def _failed(sentence: str, code: ExitCode) -> int:
+    click.echo(f"kvplace: {sentence}", err=True)
+    return code
+
+
+def _program() -> str:
+    """Give the words by which the user called us."""
+    return "kubectl kvplace" if Path(sys.argv[0]).name.startswith("kubectl-") else "kvplace"

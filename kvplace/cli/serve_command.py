@@ -1,0 +1,95 @@
+"""`kvplace serve`: the extender, admission and the controller in a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command("serve")
+@click.option("--kubeconfig", type=_FILE, help="Default: the pod's service account, else the user's own.")
+@click.option(
+    "--tls-cert",
+    type=_FILE,
+    required=True,
+    help="Certificate of both TLS listeners; re-read when it changes.",
+)
+@click.option("--tls-key", type=_FILE, required=True, help="Its key.")
+@click.option(
+    "--client-ca", type=_FILE, required=True, help="CA of the schedulers that may call the extender."
+)
+@click.option(
+    "--sidecar-image", required=True, metavar="IMAGE", help="Image of the hook sidecar of every VM."
+)
+@click.option(
+    "--scheduler-name",
+    default="kvplace-scheduler",
+    show_default=True,
+    help="Scheduler of VMs that name none.",
+)
+@click.option(
+    "--other-scheduler",
+    "other_schedulers",
+    multiple=True,
+    metavar="NAME",
+    help="A further scheduler that calls this extender; may be given several times.",
+)
+@click.option("--strategy", type=click.Choice(["pack", "spread"]), default="pack", show_default=True)
+@click.option(
+    "--mode",
+    type=click.Choice(["decide", "advise"]),
+    default="decide",
+    show_default=True,
+    help="Whether filter answers with the one best node or with all that fit.",
+)
+@click.option("--extender-address", default="0.0.0.0:8443", show_default=True, metavar="HOST:PORT")
+@click.option("--admission-address", default="0.0.0.0:9443", show_default=True, metavar="HOST:PORT")
+@click.option("--health-address", default="0.0.0.0:8081", show_default=True, metavar="HOST:PORT")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+def command(
+    kubeconfig: Path | None,
+    tls_cert: Path,
+    tls_key: Path,
+    client_ca: Path,
+    sidecar_image: str,
+    scheduler_name: str,
+    other_schedulers: tuple[str, ...],
+    strategy: str,
+    mode: str,
+    extender_address: str,
+    admission_address: str,
+    health_address: str,
+    log_level: str,
+) -> None:
+    """Serve kube-scheduler's extender calls and admission webhooks, and keep the ledgers true.
+
+    Runs until SIGTERM. Any number of replicas may run side by side.
+    """
+    from kvplace.admission.settings import AdmissionSettings
+    from kvplace.core.node_choice import Strategy
+    from kvplace.scheduler.extender import ExtenderSettings, Mode
+    from kvplace.serve.process import run
+    from kvplace.serve.settings import Address, ServeSettings, TlsFiles
+
+    run(
+        ServeSettings(
+            tls=TlsFiles(tls_cert, tls_key, client_ca),
+            admission=AdmissionSettings(
+                sidecar_image=sidecar_image, scheduler_name=scheduler_name, other_schedulers=other_schedulers
+            ),
+            kubeconfig=kubeconfig,
+            extender=ExtenderSettings(strategy=Strategy(strategy), mode=Mode(mode)),
+            extender_address=Address.parse(extender_address),
+            admission_address=Address.parse(admission_address),
+            health_address=Address.parse(health_address),
+            log_level=log_level,
+        )
+    )

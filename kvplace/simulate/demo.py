@@ -1,0 +1,198 @@
+"""The whole way of many VMs through kvplace, with the code that runs in a cluster and without one.
+
+The user, KubeVirt, kube-scheduler and the kubelet are played here, each in a few lines; between them stand
+kvplace's own admission, extender, ledgers and hook, on a cluster in memory that obeys the API server's
+rules. What the report says about owners is counted from what the pods were given, not from the ledgers.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvplace.admission.pod import admit_pod, needed_vmi
+from kvplace.admission.settings import AdmissionSettings
+from kvplace.admission.vm import review_vm
+from kvplace.admission.vmi import admit_vmi
+from kvplace.core.annotations import REQUEST
+from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.errors import KvplaceError
+from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.topology import Topology
+from kvplace.domainxml import rewrite
+from kvplace.hook.pod import placement_of_pod
+from kvplace.hook.surroundings import Surroundings
+from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.scheduler.extender import Extender
+from kvplace.scheduler.node_book import NodeBook, running_book
+from kvplace.scheduler.wire import FilterResult, read_binding_args, read_extender_args
+from kvplace.simulate.machine_files import read_machine
+from kvplace.simulate.orders import orders
+from kvplace.simulate.report import DemoReport, DemoSettings, PlacedVm, RefusedVm
+from kvplace.simulate.server_types import SERVER_TYPES
+from kvplace.simulate.virt_launcher import domain_xml, launcher_pod, vmi_of
+from kvplace.simulate.vm_templates import read_templates
+
+NAMESPACE = "default"
+_UIDS = uuid.UUID("6b766c61-6365-5000-8000-000000000000")
+
+
+async def run_demo(
+    settings: DemoSettings, progress: Callable[[DemoReport], None] = lambda report: None
+) -> DemoReport:
+    """Order the VMs one after the other; `progress` is told after each of them."""
+    started = time.perf_counter()
+    cluster = MemoryCluster()
+    machines = _machines(settings.nodes)
+    for name, topology in machines.items():
+        cluster.create_node(name, topology=topology)
+    report = DemoReport(settings, machines)
+    try:
+        async with running_book(cluster) as book:
+            with tempfile.TemporaryDirectory(prefix="kvplace-demo-") as folder:
+                way = _Way(cluster, book, report, Path(folder))
+                for vm in orders(read_templates(), settings.vms, settings.seed):
+                    await way.go(vm)
+                    progress(report)
+                await way.extender.finish_talking()
+            report.ledgers = {name: book.ledger_of(name) for name in machines}
+    finally:
+        await cluster.close()
+    for ledger in report.ledgers.values():
+        ledger.check()
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _machines(count: int) -> dict[str, Topology]:
+    """Name the nodes of a cluster with every server type in turn."""
+    types = [read_machine(server.name) for server in SERVER_TYPES]
+    width = max(2, len(str(count)))
+    return {f"worker-{number + 1:0{width}d}": types[number % len(types)] for number in range(count)}
+
+
+class _Way:
+    """The way of one VM after the other."""
+
+    def __init__(self, cluster: MemoryCluster, book: NodeBook, report: DemoReport, folder: Path) -> None:
+        self.extender = Extender(cluster, book)
+        self._cluster = cluster
+        self._book = book
+        self._report = report
+        self._folder = folder
+        self._admission = AdmissionSettings(sidecar_image="kvplace-hook")
+
+    async def go(self, vm: Mapping[str, Any]) -> None:
+        """Take one VM from its user's order to its domain, or to the sentence that refuses it."""
+        name = vm["metadata"]["name"]
+        started = time.perf_counter()
+        try:
+            vmi, pod = self._admitted(vm)
+        except KvplaceError as error:
+            self._refused(name, "admission", str(error))
+            return
+        uid = pod["metadata"]["uid"]
+        self._cluster.create_pod(
+            pod["metadata"]["name"],
+            namespace=NAMESPACE,
+            uid=uid,
+            request=pod["metadata"]["annotations"][REQUEST],
+            vmi=name,
+            scheduler_name=pod["spec"]["schedulerName"],
+            annotations=pod["metadata"]["annotations"],
+        )
+        before = time.perf_counter()
+        node = await self._scheduled(name, pod)
+        placing = time.perf_counter() - before
+        if node is None:
+            return
+        placement = self._seen_by_hook(pod["metadata"]["name"], uid, node)
+        domain = domain_xml(vmi)
+        after = domain if placement.floats else rewrite(domain, placement)
+        seconds = time.perf_counter() - started
+        self._report.placed.append(PlacedVm(name, node, placement, seconds, placing, domain, after))
+
+    def _admitted(self, vm: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+        """Play KubeVirt's controllers and the API server up to the stored pod."""
+        largest = self._book.largest_node
+        review_vm(vm, namespace=NAMESPACE, largest_node=largest)
+        made = vmi_of(vm, namespace=NAMESPACE)
+        admitted = admit_vmi(made, namespace=NAMESPACE, settings=self._admission, largest_node=largest)
+        vmi = _stored(admitted.object, f"vmi/{made['metadata']['name']}")
+        self._cluster.put_vmi(NAMESPACE, vmi["metadata"]["name"], vmi)
+        pod = launcher_pod(vmi)
+        owner = vmi if needed_vmi(pod) is not None else None
+        admitted = admit_pod(pod, namespace=NAMESPACE, settings=self._admission, vmi=owner)
+        stored = _stored(admitted.object, f"pod/{vmi['metadata']['name']}")
+        stored["metadata"]["name"] = (
+            f"virt-launcher-{vmi['metadata']['name']}-{stored['metadata']['uid'][-5:]}"
+        )
+        return vmi, stored
+
+    async def _scheduled(self, name: str, pod: Mapping[str, Any]) -> str | None:
+        """Play kube-scheduler: filter, the best score of what is left, bind."""
+        body = msgspec.json.encode({"Pod": pod, "NodeNames": list(self._report.machines)})
+        filtered = await self.extender.filter(read_extender_args(body))
+        if filtered.error or not filtered.names:
+            self._refused(name, "filter", filtered.error or _as_kube_scheduler_says(filtered))
+            return None
+        body = msgspec.json.encode({"Pod": pod, "NodeNames": filtered.names})
+        scores = await self.extender.prioritize(read_extender_args(body))
+        node = max(scores, key=lambda score: score.score).host
+        metadata = pod["metadata"]
+        call = {
+            "PodName": metadata["name"],
+            "PodNamespace": metadata["namespace"],
+            "PodUID": metadata["uid"],
+            "Node": node,
+        }
+        bound = await self.extender.bind(read_binding_args(msgspec.json.encode(call)))
+        if bound.error:
+            self._refused(name, "bind", bound.error)
+            return None
+        return node
+
+    def _seen_by_hook(self, pod: str, uid: str, node: str) -> PodPlacement:
+        """Play the kubelet: lay the pod's fields out as files, from which the hook reads its placement."""
+        annotations = self._cluster.pod_annotations(NAMESPACE, pod)
+        files = {
+            "placement": annotations.get(PLACEMENT, ""),
+            "cpu-map": annotations.get(CPU_MAP, ""),
+            "request": annotations.get(REQUEST, ""),
+            "uid": uid,
+            "name": pod,
+            "namespace": NAMESPACE,
+        }
+        for name, text in files.items():
+            (self._folder / name).write_text(text, encoding="utf-8")
+        around = Surroundings(
+            pod_folder=self._folder, hook_folder=self._folder, container="hook-sidecar-0", node=node
+        )
+        return placement_of_pod(around)
+
+    def _refused(self, name: str, by: str, reason: str) -> None:
+        self._report.refused.append(RefusedVm(name, by, reason))
+
+
+def _stored(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What the API server makes of an object: JSON, with a UID."""
+    stored: dict[str, Any] = json.loads(json.dumps(document))
+    stored["metadata"]["uid"] = str(uuid.uuid5(_UIDS, name))
+    return stored
+
+
+def _as_kube_scheduler_says(filtered: FilterResult) -> str:
+    """The sentence that kube-scheduler writes into the pod's condition and event."""
+    counts = Counter([*filtered.failed.values(), *filtered.unresolvable.values()])
+    told = ", ".join(
+        f"{count} {text}" for text, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    )
+    return f"0/{sum(counts.values())} nodes are available: {told}."

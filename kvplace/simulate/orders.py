@@ -1,0 +1,77 @@
+"""What the users of a made-up cluster order: many VMs from the templates, in mixed sizes.
+
+Equal seeds order equal VMs. Among many orders a few are mistakes that real users make; those must be
+refused, and told why.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Json = dict[str, Any]
+
+_SHARES = {
+    "web-server": 28,
+    "ci-runner": 16,
+    "game-server": 16,
+    "batch-worker": 12,
+    "database": 9,
+    "network-function": 9,
+    "trading-engine": 7,
+    "analytics": 3,
+}
+"""How often each template is ordered, in percent."""
+
+_CORES = {"web-server": (2, 4, 4, 8), "database": (8, 16, 24), "analytics": (32, 48, 64)}
+"""Sizes that are ordered; a template that is not here is ordered as it stands."""
+
+_LEAST_FOR_MISTAKES = 20
+
+
+def orders(templates: Mapping[str, Json], count: int, seed: int) -> list[Json]:
+    """Write as many VMs as were ordered, named after their template and numbered."""
+    chance = random.Random(seed)
+    names = [name for name in _SHARES if name in templates]
+    chosen = chance.choices(names, weights=[_SHARES[name] for name in names], k=count)
+    vms = [_order(templates[name], f"{name}-{number:03d}", chance) for number, name in enumerate(chosen, 1)]
+    if count >= _LEAST_FOR_MISTAKES:
+        for (name, mistake), number in zip(_MISTAKES, (count // 4, count // 2, count * 3 // 4), strict=True):
+            if name in templates:
+                vms[number] = _order(templates[name], f"{name}-{number + 1:03d}", chance)
+                mistake(vms[number]["spec"]["template"])
+    return vms
+
+
+def _order(template: Json, name: str, chance: random.Random) -> Json:
+    vm = copy.deepcopy(template)
+    vm["metadata"]["name"] = name
+    domain = vm["spec"]["template"]["spec"]["domain"]
+    kind = template["metadata"]["name"]
+    if kind in _CORES:
+        before = domain["cpu"]["cores"]
+        domain["cpu"]["cores"] = chance.choice(_CORES[kind])
+        memory = int(domain["memory"]["guest"].removesuffix("Gi")) * domain["cpu"]["cores"] // before
+        domain["memory"]["guest"] = f"{memory}Gi"
+    return vm
+
+
+def _misspelt(template: Json) -> None:
+    template["metadata"]["annotations"]["cpu-set"] = "one-soket"
+
+
+def _wider_than_any_numa_node(template: Json) -> None:
+    template["spec"]["domain"]["cpu"]["cores"] = 250
+
+
+def _more_huge_pages_than_any_numa_node(template: Json) -> None:
+    template["spec"]["domain"]["memory"]["guest"] = "256Gi"
+
+
+_MISTAKES: tuple[tuple[str, Callable[[Json], None]], ...] = (
+    ("network-function", _more_huge_pages_than_any_numa_node),
+    ("trading-engine", _wider_than_any_numa_node),
+    ("web-server", _misspelt),
+)

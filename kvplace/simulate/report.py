@@ -1,0 +1,235 @@
+"""What became of the VMs of a demo: the figures, and the form in which other programs read them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvplace.core.drawing import CoreMap, core_map_document, draw
+from kvplace.core.ledger import Ledger
+from kvplace.core.node_topology import API_VERSION
+from kvplace.core.placement import PodPlacement
+from kvplace.core.topology import Topology
+from kvplace.domainxml.document import parse
+
+KIND = "DemoReport"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """How large the demo is; equal settings give equal placements."""
+
+    vms: int = 500
+    nodes: int = 24
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedVm:
+    """A VM that runs on its cores, or that floats because it asked to rather than wait."""
+
+    name: str
+    node: str
+    placement: PodPlacement
+    seconds: float
+    """From the user's order to the rewritten domain."""
+    placing_seconds: float
+    """Of these, filter, prioritize and bind."""
+    domain_before: bytes
+    domain_after: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedVm:
+    """A VM that was refused: by whom, and the sentence that its user reads."""
+
+    name: str
+    by: str
+    reason: str
+
+
+@dataclass
+class DemoReport:
+    """What became of the VMs."""
+
+    settings: DemoSettings
+    machines: Mapping[str, Topology]
+    """By the name of the node."""
+    placed: list[PlacedVm] = field(default_factory=list)
+    refused: list[RefusedVm] = field(default_factory=list)
+    ledgers: Mapping[str, Ledger] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def pinned(self) -> list[PlacedVm]:
+        """The placed VMs that do not float."""
+        return [vm for vm in self.placed if not vm.placement.floats]
+
+    @property
+    def numa_splits(self) -> Mapping[int, int]:
+        """How many pinned VMs have their CPUs on one, two and more NUMA nodes."""
+        return self._spread(lambda topology, cpus: len(topology.nodes_of(cpus)))
+
+    @property
+    def socket_splits(self) -> Mapping[int, int]:
+        """How many pinned VMs have their CPUs on one, two and more sockets."""
+        return self._spread(lambda topology, cpus: len(topology.packages_of(cpus)))
+
+    @property
+    def owned_cpus(self) -> int:
+        """CPUs that have an owner, counted from the pods' placements."""
+        return sum(vm.placement.owned.bit_count() for vm in self.placed)
+
+    @property
+    def cpus_owned_twice(self) -> int:
+        """CPUs that two pods were given alone, or that are the host's; anything but 0 is a bug."""
+        together: dict[str, int] = {node: topology.reserved for node, topology in self.machines.items()}
+        twice = 0
+        for vm in self.placed:
+            twice += (together[vm.node] & vm.placement.owned).bit_count()
+            together[vm.node] |= vm.placement.owned
+        return twice
+
+    @property
+    def allocatable_cpus(self) -> int:
+        """CPUs of all machines that may be given out."""
+        return sum(topology.allocatable.bit_count() for topology in self.machines.values())
+
+    def core_map(self, node: str | None = None) -> CoreMap:
+        """Draw one machine; unless named, the one with several NUMA nodes that has most owners."""
+        if node is None:
+            node = max(
+                self.machines,
+                key=lambda name: (
+                    len(self.machines[name].numa_nodes) > 1,
+                    len(set(self.ledgers[name].owners.values())),
+                    name,
+                ),
+            )
+        return draw(node, self.machines[node], self.ledgers[node])
+
+    def example(self, node: str) -> PlacedVm | None:
+        """Pick a VM whose domain shows much: one with CPUs of its own, of that node where there is one."""
+        return max(
+            self.pinned,
+            key=lambda vm: (vm.name.startswith("network-function"), vm.node == node, vm.placement.owned != 0),
+            default=None,
+        )
+
+    def _spread(self, count: Callable[[Topology, int], int]) -> Mapping[int, int]:
+        spread = Counter(count(self.machines[vm.node], vm.placement.cpus) for vm in self.pinned)
+        return dict(sorted(spread.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long something took for each VM, in seconds."""
+
+    p50: float
+    p95: float
+    most: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Latency:
+        """Take the quantiles of what was measured; all 0 when nothing was."""
+        ordered = sorted(seconds)
+        if not ordered:
+            return cls(0.0, 0.0, 0.0)
+        return cls(ordered[len(ordered) // 2], ordered[len(ordered) * 95 // 100], ordered[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalGroup:
+    """VMs that were refused alike."""
+
+    by: str
+    reason: str
+    """The sentence that the first of them got."""
+    vms: tuple[str, ...]
+
+
+def refusal_groups(report: DemoReport) -> list[RefusalGroup]:
+    """Bring refusals together that differ in their numbers only; the largest group first."""
+    groups: dict[tuple[str, str], list[RefusedVm]] = {}
+    for vm in report.refused:
+        first = vm.reason.replace(vm.name, "").partition(", best ")[0]
+        groups.setdefault((vm.by, re.sub(r"\d+", "0", first)), []).append(vm)
+    ordered = sorted(groups.values(), key=lambda vms: (-len(vms), vms[0].name))
+    return [RefusalGroup(vms[0].by, vms[0].reason, tuple(vm.name for vm in vms)) for vms in ordered]
+
+
+def domain_diff(vm: PlacedVm, *, context: int = 2) -> list[str]:
+    """Show what kvplace changed in a domain, as a unified diff without newlines.
+
+    Empty elements can be written in two ways; that alone is no change.
+    """
+    return list(
+        difflib.unified_diff(
+            parse(vm.domain_before).to_bytes().decode().splitlines(),
+            vm.domain_after.decode().splitlines(),
+            "domain from virt-launcher",
+            f"domain of {vm.name} on {vm.node}",
+            n=context,
+            lineterm="",
+        )
+    )
+
+
+def report_document(report: DemoReport) -> dict[str, Any]:
+    """Write a report as JSON; everything but the seconds is the same for equal settings."""
+    drawing = report.core_map()
+    example = report.example(drawing.name)
+    whole = Latency.of([vm.seconds for vm in report.placed])
+    placing = Latency.of([vm.placing_seconds for vm in report.placed])
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "settings": {
+            "vms": report.settings.vms,
+            "nodes": report.settings.nodes,
+            "seed": report.settings.seed,
+        },
+        "placed": len(report.placed),
+        "pinned": len(report.pinned),
+        "refused": [
+            {"by": group.by, "count": len(group.vms), "reason": group.reason, "vms": list(group.vms)}
+            for group in refusal_groups(report)
+        ],
+        "vmsByNumaNodes": {str(nodes): count for nodes, count in report.numa_splits.items()},
+        "vmsBySockets": {str(sockets): count for sockets, count in report.socket_splits.items()},
+        "cpus": {
+            "allocatable": report.allocatable_cpus,
+            "owned": report.owned_cpus,
+            "ownedTwice": report.cpus_owned_twice,
+        },
+        "seconds": {
+            "all": report.seconds,
+            "perVm": {"p50": whole.p50, "p95": whole.p95, "max": whole.most},
+            "filterToBind": {"p50": placing.p50, "p95": placing.p95, "max": placing.most},
+        },
+        "map": core_map_document(drawing),
+        "domain": None if example is None else _domain_document(example),
+        "vms": [_vm_document(report, vm) for vm in report.placed],
+    }
+
+
+def _vm_document(report: DemoReport, vm: PlacedVm) -> dict[str, Any]:
+    return {
+        "name": vm.name,
+        "node": vm.node,
+        "vcpus": list(vm.placement.vcpus),
+        "numaNodes": list(report.machines[vm.node].nodes_of(vm.placement.cpus)),
+    }
+
+
+def _domain_document(vm: PlacedVm) -> dict[str, Any]:
+    return {
+        "vm": vm.name,
+        "node": vm.node,
+        "before": vm.domain_before.decode(),
+        "after": vm.domain_after.decode(),
+    }

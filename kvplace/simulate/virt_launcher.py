@@ -1,0 +1,171 @@
+"""KubeVirt's part of a VM's way, as far as kvplace meets it: the VMI, its virt-launcher pod, its domain.
+
+Shapes as virt-controller and virt-launcher make them, without what kvplace neither reads nor changes. The
+sizes come from the same reading of the VMI that admission does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+from kvplace.admission.objects import Vmi, view
+from kvplace.admission.sidecar import HOOK_SIDECARS
+from kvplace.admission.vm_size import VmSize, size_of_vm
+from kvplace.core.quantity import format_bytes
+
+Json = dict[str, Any]
+
+_LAUNCHER_IMAGE = "quay.io/kubevirt/virt-launcher:v1.9.0"
+_OVERHEAD = 312 << 20
+"""What KubeVirt asks for QEMU and itself beside the guest's memory, about."""
+
+
+def vmi_of(vm: Mapping[str, Any], *, namespace: str) -> Json:
+    """Make the VMI that the VM controller creates for a VM."""
+    template = vm["spec"]["template"]
+    metadata = template.get("metadata") or {}
+    return {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": vm["metadata"]["name"],
+            "namespace": namespace,
+            "annotations": dict(metadata.get("annotations") or {}),
+            "labels": dict(metadata.get("labels") or {}),
+        },
+        "spec": template["spec"],
+    }
+
+
+def size_of(vmi: Mapping[str, Any]) -> VmSize:
+    """Read how large a VMI is."""
+    return size_of_vm(view(vmi, Vmi).spec.domain, f"VirtualMachineInstance {vmi['metadata']['name']}: spec")
+
+
+def launcher_pod(vmi: Mapping[str, Any]) -> Json:
+    """Make the virt-launcher pod of a VMI that the API server has stored (it has a UID)."""
+    metadata, size = vmi["metadata"], size_of(vmi)
+    name, namespace = metadata["name"], metadata["namespace"]
+    sidecars = json.loads(metadata["annotations"].get(HOOK_SIDECARS) or "[]")
+    in_pages = sum(page * count for page, count in size.huge_pages.items())
+    requests = {
+        "cpu": f"{size.vcpus * 100}m",
+        "memory": format_bytes(size.memory - in_pages + _OVERHEAD),
+        **{f"hugepages-{format_bytes(page)}": format_bytes(page * n) for page, n in size.huge_pages.items()},
+    }
+    limits = {key: value for key, value in requests.items() if key.startswith("hugepages-")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": f"virt-launcher-{name}-",
+            "namespace": namespace,
+            "annotations": {**metadata["annotations"], "kubevirt.io/domain": name},
+            "labels": {
+                **metadata["labels"],
+                "kubevirt.io": "virt-launcher",
+                "kubevirt.io/created-by": metadata["uid"],
+                "vmi.kubevirt.io/id": name,
+            },
+            "ownerReferences": [
+                {
+                    "apiVersion": "kubevirt.io/v1",
+                    "kind": "VirtualMachineInstance",
+                    "name": name,
+                    "uid": metadata["uid"],
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+        "spec": {
+            "containers": [
+                {
+                    "name": "compute",
+                    "image": _LAUNCHER_IMAGE,
+                    "command": ["/usr/bin/virt-launcher-monitor"],
+                    "args": ["--name", name, "--namespace", namespace, "--hook-sidecars", str(len(sidecars))],
+                    "resources": {"requests": requests, "limits": {**limits, "devices.kubevirt.io/kvm": "1"}},
+                },
+                *(_sidecar(number, entry) for number, entry in enumerate(sidecars)),
+            ],
+            "nodeSelector": {"kubevirt.io/schedulable": "true"},
+            "restartPolicy": "Never",
+            "volumes": [{"name": "hook-sidecar-sockets", "emptyDir": {}}],
+        },
+    }
+
+
+def domain_xml(vmi: Mapping[str, Any]) -> bytes:
+    """Write the domain that virt-launcher hands to its hooks."""
+    metadata, size = vmi["metadata"], size_of(vmi)
+    cpu = vmi["spec"]["domain"].get("cpu") or {}
+    cores, threads = cpu.get("cores", 1), cpu.get("threads", 1)
+    sockets = size.vcpus // (cores * threads)
+    lines = [
+        '<domain type="kvm" xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0">',
+        f"\t<name>{escape(metadata['namespace'])}_{escape(metadata['name'])}</name>",
+        f'\t<memory unit="b">{size.memory}</memory>',
+        "\t<os>",
+        '\t\t<type arch="x86_64" machine="q35">hvm</type>',
+        '\t\t<smbios mode="sysinfo"></smbios>',
+        "\t</os>",
+        *_memory_backing(size),
+        "\t<devices>",
+        '\t\t<controller type="virtio-serial" index="0" model="virtio-non-transitional"></controller>',
+        *_disks(vmi["spec"].get("volumes", ())),
+        '\t\t<memballoon model="none"></memballoon>',
+        "\t</devices>",
+        "\t<metadata>",
+        '\t\t<kubevirt xmlns="http://kubevirt.io">',
+        f"\t\t\t<uid>{escape(metadata['uid'])}</uid>",
+        "\t\t</kubevirt>",
+        "\t</metadata>",
+        "\t<features>",
+        "\t\t<acpi></acpi>",
+        "\t</features>",
+        '\t<cpu mode="host-model">',
+        f'\t\t<topology sockets="{sockets}" cores="{cores}" threads="{threads}"></topology>',
+        "\t</cpu>",
+        f'\t<vcpu placement="static">{size.vcpus}</vcpu>',
+        *([f"\t<iothreads>{size.io_threads}</iothreads>"] if size.io_threads else []),
+        "</domain>",
+    ]
+    return "\n".join(lines).encode()
+
+
+def _sidecar(number: int, entry: Mapping[str, Any]) -> Json:
+    name = f"hook-sidecar-{number}"
+    container: Json = {
+        "name": name,
+        "image": entry.get("image", ""),
+        "imagePullPolicy": entry.get("imagePullPolicy", "IfNotPresent"),
+        "env": [{"name": "CONTAINER_NAME", "value": name}],
+        "resources": {},
+        "volumeMounts": [
+            {"name": "hook-sidecar-sockets", "mountPath": "/var/run/kubevirt-hooks", "subPath": name}
+        ],
+    }
+    return container | {key: entry[key] for key in ("command", "args") if key in entry}
+
+
+def _memory_backing(size: VmSize) -> Iterator[str]:
+    for page in size.huge_pages:
+        yield "\t<memoryBacking>"
+        yield "\t\t<hugepages>"
+        yield f'\t\t\t<page size="{page}" unit="b"></page>'
+        yield "\t\t</hugepages>"
+        yield '\t\t<source type="memfd"></source>'
+        yield "\t</memoryBacking>"
+
+
+def _disks(volumes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for number, volume in enumerate(volumes):
+        path = f"/var/run/kubevirt-ephemeral-disks/disk-data/{volume['name']}/disk.qcow2"
+        yield '\t\t<disk device="disk" type="file" model="virtio-non-transitional">'
+        yield f"\t\t\t<source file={quoteattr(path)}></source>"
+        yield f'\t\t\t<target bus="virtio" dev="vd{chr(ord("a") + number % 26)}"></target>'
+        yield "\t\t</disk>"
