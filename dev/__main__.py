@@ -59,10 +59,10 @@ def bench(arguments: list[str]) -> int:
 
 
 def cluster(arguments: list[str]) -> int:
-    """Starts a real API server and scheduler on this machine, to try kvplace by hand."""
+    """Starts a real API server, scheduler, KubeVirt and kvplace on this machine, to try by hand."""
     VENV.ensure(CHECKS)
     _build_servers()
-    command = [str(VENV.python), "-m", "tests.control_plane", *arguments]
+    command = [str(VENV.python), "-m", "tests.end_to_end", *arguments]
     return show(command, cwd=PROJECT, environment=_environment())
 
 

@@ -278,7 +278,7 @@ class ApiCluster:
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{event.name[:200]}.", "namespace": namespace},
+            "metadata": {"generateName": f"{event.name[:200]}-", "namespace": namespace},
             "eventTime": self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": self._controller,
             "reportingInstance": self._instance,

@@ -43,12 +43,12 @@ async def _run(options: argparse.Namespace) -> None:
         ]
         await cluster.enter_async_context(HollowNodes(plane, shapes))
         print(f"export KUBECONFIG={shlex.quote(str(plane.kubeconfig))}")
-        print(f"export PATH={shlex.quote(str(_kubectl_folder(plane)))}:$PATH", flush=True)
+        print(f"export PATH={shlex.quote(str(kubectl_folder(plane)))}:$PATH", flush=True)
         print(f"{len(shapes)} hollow nodes at {plane.url}; Ctrl-C ends everything", file=sys.stderr)
         await ended.wait()
 
 
-def _kubectl_folder(plane: ControlPlane) -> Path:
+def kubectl_folder(plane: ControlPlane) -> Path:
     """Make a folder in which the program is called kubectl, which is all it needs to be kubectl."""
     folder = plane.folder / "bin"
     folder.mkdir()

@@ -1,0 +1,101 @@
+"""`python -m tests.end_to_end`: a cluster with KubeVirt and kvplace to try by hand, until Ctrl-C.
+
+The same pieces as in the tests of the whole way: `kubectl apply -f vm-templates/web-server.yaml` makes a
+VM that is admitted, placed, bound and Scheduled; only QEMU is missing. Leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from kvplace.core.topology import Topology
+from kvplace.core.topology_document import read_topology
+from tests.control_plane.__main__ import kubectl_folder
+from tests.control_plane.build import KUBERNETES, KUBEVIRT, BuildFailed, built
+from tests.control_plane.cluster import ControlPlane, RequestRefused
+from tests.control_plane.containers import Image, ProcessRunner, python_image
+from tests.control_plane.hollow_node import HollowNodes
+from tests.control_plane.kubevirt_parts import KubeVirt
+from tests.end_to_end.installation import SIDECAR_IMAGE, Installation
+from tests.end_to_end.machines import node_shape, write_machine
+
+MACHINES = Path(__file__).resolve().parents[2] / "kvplace" / "simulate" / "machines"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the cluster until a signal ends it; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        topology = read_topology(json.loads((MACHINES / f"{options.machine}.json").read_text()))
+        built(KUBERNETES)
+        asyncio.run(_run(options, topology, built(KUBEVIRT)))
+    except (BuildFailed, FileNotFoundError) as failed:
+        print(failed, file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _run(options: argparse.Namespace, topology: Topology, kubevirt: Path) -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with contextlib.AsyncExitStack() as cluster:
+        plane = cluster.enter_context(ControlPlane())
+        with contextlib.suppress(RequestRefused):  # Some API servers make it themselves.
+            plane.create_service_account("default", "default")
+        plane.add_scheduler()
+        cluster.enter_context(KubeVirt(plane, kubevirt))
+        installation = cluster.enter_context(Installation(plane, replicas=options.replicas))
+        installation.add_scheduler(installation.replicas[0])
+        folder = Path(cluster.enter_context(tempfile.TemporaryDirectory()))
+        os.chmod(folder, 0o755)  # noqa: PTH101 - not worth a thread
+
+        image = python_image("kvplace.hook")
+        seen = write_machine(folder, topology)
+        runner = ProcessRunner(
+            {SIDECAR_IMAGE: Image(image.entrypoint, image.command, {**image.environment, **seen})}
+        )
+        names = [f"node-{number}" for number in range(options.nodes)]
+        await cluster.enter_async_context(
+            HollowNodes(plane, [node_shape(name, topology) for name in names], runner=runner)
+        )
+        for name in names:
+            installation.describe(name, topology)
+        print(f"export KUBECONFIG={shlex.quote(str(plane.kubeconfig))}")
+        print(f"export PATH={shlex.quote(str(kubectl_folder(plane)))}:$PATH", flush=True)
+        print(
+            f"{len(names)} hollow nodes ({options.machine}), KubeVirt and kvplace at {plane.url}\n"
+            "try: kubectl apply -f vm-templates/web-server.yaml; kubectl get vmi,nodeledgers -o wide\n"
+            "Ctrl-C ends everything",
+            file=sys.stderr,
+        )
+        await ended.wait()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="./make cluster",
+        description="Run a cluster with KubeVirt, kvplace and hollow nodes on loopback until Ctrl-C.",
+    )
+    parser.add_argument("--nodes", type=int, default=3, help="hollow nodes (default: 3)")
+    parser.add_argument("--replicas", type=int, default=2, help="replicas of kvplace serve (default: 2)")
+    parser.add_argument(
+        "--machine",
+        default="2x-epyc-7763-nps4",
+        choices=sorted(path.stem for path in MACHINES.glob("*.json")),
+        help="what every node is made of",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
