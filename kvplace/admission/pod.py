@@ -36,13 +36,12 @@ from kvplace.admission.vm_size import VmSize, size_of_vm
 from kvplace.admission.vmi import dedicated_conflict
 from kvplace.core.annotations import ASKING, EMULATOR_THREADS, ON_FAILURE, REQUEST, RESULTS, Wish, read_wish
 from kvplace.core.errors import Conflict, Misconfigured
+from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.offered import check_offered
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import EmulatorThreads, OnFailure, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
 
-PLACED = "kvplace.io/placed"
-"""Label of every pod that carries a request."""
 FORGEABLE = (PLACEMENT, REQUEST)
 """Results that a pod which asks for nothing must not carry either. Its `cpu-map` is left alone: another
 scheduler may work with it."""
@@ -207,7 +206,7 @@ def _write(after: dict[str, Any], request: PodRequest) -> None:
     for key in RESULTS:
         annotations.pop(key, None)
     annotations[REQUEST] = write_request(request)
-    fields_of(metadata, "labels")[PLACED] = "true"
+    fields_of(metadata, "labels")[PLACED_LABEL] = "true"
 
 
 def _name_scheduler(spec: dict[str, Any], pod: Pod, settings: AdmissionSettings) -> tuple[str, ...]:

@@ -12,11 +12,9 @@ from kvplace.admission.vm_size import VmSize
 from kvplace.admission.vmi import owned_cpus
 from kvplace.core.annotations import Wish
 from kvplace.core.errors import Misconfigured
+from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.request import Policy
-
-MARKER = "kvplace.io/vm"
-"""Extended resource that no node offers; `managedResources` of the extender's configuration names it."""
 
 _COMPUTE = "compute"
 
@@ -25,7 +23,7 @@ def mark(spec: dict[str, Any]) -> None:
     """Ask for the marker resource in the first container of a copied pod spec."""
     resources = fields_of(spec["containers"][0], "resources")
     for kind in ("requests", "limits"):
-        fields_of(resources, kind)[MARKER] = "1"
+        fields_of(resources, kind)[MARKER_RESOURCE] = "1"
 
 
 def raise_cpu_requests(

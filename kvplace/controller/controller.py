@@ -18,13 +18,11 @@ from kvplace.controller.upkeep import Lost, Verdict, judge, judge_live, lost_cla
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict, confirmed
+from kvplace.core.marks import RELEASED_AT
 from kvplace.kube.cluster import Cluster
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.records import EventRecord, EventType, NodeRecord, PodRecord
 from kvplace.kube.store import Store
-
-RELEASED_AT = "kvplace.io/released-at"
-"""Node annotation whose change makes kube-scheduler try waiting pods again."""
 
 log = logging.getLogger(__name__)
 
@@ -154,8 +152,8 @@ class Controller:
             if taken:
                 owners = sorted({ledger.owners[cpu] for cpu in ledger.owners if claim.owned >> cpu & 1})
                 raise OwnershipConflict(
-                    f"pod {claim.namespace}/{claim.pod} runs on CPUs {format_cpu_list(taken)} of {lost.node}, "
-                    f"which the ledger gives to {', '.join(owners)}"
+                    f"pod {claim.namespace}/{claim.pod} runs on CPUs {format_cpu_list(taken)} of {lost.node},"
+                    f" which the ledger gives to {', '.join(owners)}"
                 )
             return LedgerChange(claims=(claim,)), None
 

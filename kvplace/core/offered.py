@@ -15,12 +15,14 @@ from kvplace.core.annotations import (
     CRANE_AWARENESS,
     CRANE_MANAGER,
     CRANE_POLICY,
+    EMULATOR_THREADS,
     GUEST_NUMA,
     KVPLACE_CPU_SET,
+    SMT,
     Wish,
 )
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.request import GuestNuma, Policy, Scope
+from kvplace.core.request import EmulatorThreads, GuestNuma, Policy, Scope, Smt
 
 SCOPES = (Scope.ONE_SOCKET, Scope.ONE_NUMA, Scope.ONE_L3, Scope.ANY)
 POLICIES = (Policy.EXCLUSIVE, Policy.SHARE, Policy.IMMOVABLE, Policy.NONE)
@@ -37,13 +39,24 @@ def check_offered(wish: Wish, annotations: Mapping[str, str] | None = None) -> N
     _check(wish.scope, SCOPES, (KVPLACE_CPU_SET, CPU_SET, CRANE_AWARENESS), written)
     _check(wish.policy, POLICIES, (CPU_POLICY, CRANE_POLICY, CRANE_MANAGER), written)
     _check(wish.guest_numa, GUEST_NUMAS, (GUEST_NUMA,), written)
+    if wish.policy in (Policy.SHARE, Policy.IMMOVABLE):
+        _check(wish.smt, (Smt.PREFER,), (SMT,), written, f" together with cpu-policy {wish.policy.value}")
+        _check(
+            wish.emulator_threads,
+            (EmulatorThreads.SHARED, EmulatorThreads.WITH_VCPUS),
+            (EMULATOR_THREADS,),
+            written,
+            f" together with cpu-policy {wish.policy.value}",
+        )
 
 
-def _check(value: Enum, offered: Sequence[Enum], keys: Sequence[str], written: Mapping[str, str]) -> None:
+def _check(
+    value: Enum, offered: Sequence[Enum], keys: Sequence[str], written: Mapping[str, str], when: str = ""
+) -> None:
     if value in offered:
         return
     key = next((key for key in keys if key in written), keys[0])
     words = ", ".join(str(word.value) for word in offered)
     raise BadAnnotation(
-        key, written.get(key, str(value.value)), f"is not offered by this version; offered are {words}"
+        key, written.get(key, str(value.value)), f"is not offered by this version{when}; offered are {words}"
     )

@@ -17,6 +17,7 @@ import msgspec
 
 from kvplace.core.errors import Conflict
 from kvplace.core.ledger import LedgerChange, merge_patch
+from kvplace.core.marks import PLACED_LABEL
 from kvplace.kube.api_errors import Missing, Rejected, error_of_status, read_status
 from kvplace.kube.cluster import (
     LEDGERS,
@@ -58,8 +59,6 @@ R_co = TypeVar("R_co", covariant=True)
 
 GROUP = "kvplace.io"
 VERSION = "v1alpha1"
-PLACED_LABEL = "kvplace.io/placed"
-"""Label that pod admission puts on every pod it writes a request on."""
 FIELD_MANAGER = "kvplace"
 
 _PAGE_SIZE = 500

@@ -24,7 +24,7 @@ PLACEMENT = "kvplace.io/placement"
 COMPUTE = "compute"
 
 
-class _Wire(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+class _Wire(msgspec.Struct, gc=False, rename="camel"):
     """Base of everything here: camelCase on the wire, and out of the garbage collector's sight."""
 
 

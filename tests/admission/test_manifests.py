@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from kvplace.admission.http import admission_routes
-from kvplace.admission.pod import FORGEABLE, PLACED
-from kvplace.admission.pod_resources import MARKER
+from kvplace.admission.pod import FORGEABLE
 from kvplace.core.annotations import ASKING, PREFIX
 from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.marks import MARKER_RESOURCE, PLACED_LABEL
 from tests.admission.makers import SETTINGS, Json
 from tests.admission.test_http import Vmis
 
@@ -68,10 +68,10 @@ def test_the_policy_freezes_exactly_the_results_and_the_label() -> None:
     text = " ".join(
         entry["expression"] for entry in policy["spec"]["variables"] + policy["spec"]["validations"]
     )
-    assert set(QUOTED.findall(text)) - {""} == {*FORGEABLE, CPU_MAP, PLACED, "CREATE"}
+    assert set(QUOTED.findall(text)) - {""} == {*FORGEABLE, CPU_MAP, PLACED_LABEL, "CREATE"}
 
 
 def test_the_scheduler_calls_the_extender_for_the_marker_that_pods_get() -> None:
     (configuration,) = documents("scheduler/configuration.yaml")
     (extender,) = configuration["extenders"]
-    assert extender["managedResources"] == [{"name": MARKER, "ignoredByScheduler": True}]
+    assert extender["managedResources"] == [{"name": MARKER_RESOURCE, "ignoredByScheduler": True}]

@@ -59,6 +59,19 @@ def test_without_the_annotations_the_error_names_the_key_of_kvplace() -> None:
 @pytest.mark.parametrize("scope", ["one-socket", "one-numa", "one-l3", "any"])
 @pytest.mark.parametrize("policy", ["exclusive", "share", "immovable", "none"])
 def test_everything_else_passes(scope: str, policy: str) -> None:
-    wish = read_wish({"cpu-set": scope, "kvplace.io/cpu-policy": policy, "kvplace.io/smt": "isolate"})
+    wish = read_wish({"cpu-set": scope, "kvplace.io/cpu-policy": policy})
     assert wish is not None
     check_offered(wish)
+
+
+@pytest.mark.parametrize("policy", ["share", "immovable"])
+@pytest.mark.parametrize(
+    ("key", "value"), [("kvplace.io/smt", "isolate"), ("kvplace.io/emulator-threads", "isolate")]
+)
+def test_owning_idle_siblings_or_emulator_cpus_takes_an_exclusive_vm(
+    policy: str, key: str, value: str
+) -> None:
+    wish = read_wish({"kvplace.io/cpu-policy": policy, key: value})
+    assert wish is not None
+    with pytest.raises(BadAnnotation, match=f"together with cpu-policy {policy}; offered are"):
+        check_offered(wish)

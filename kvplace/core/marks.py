@@ -1,0 +1,10 @@
+"""Names other than annotations of a request or result by which kvplace's objects are told apart."""
+
+from __future__ import annotations
+
+PLACED_LABEL = "kvplace.io/placed"
+"""Label, value `true`, of every pod that pod admission wrote a request on; watches select by it."""
+MARKER_RESOURCE = "kvplace.io/vm"
+"""Extended resource that no node offers; `managedResources` of the extender's configuration names it."""
+RELEASED_AT = "kvplace.io/released-at"
+"""Node annotation whose change makes kube-scheduler try waiting pods again."""
