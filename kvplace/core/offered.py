@@ -15,14 +15,13 @@ from kvplace.core.annotations import (
     CRANE_AWARENESS,
     CRANE_MANAGER,
     CRANE_POLICY,
-    EMULATOR_THREADS,
     GUEST_NUMA,
     KVPLACE_CPU_SET,
     SMT,
     Wish,
 )
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.request import EmulatorThreads, GuestNuma, Policy, Scope, Smt
+from kvplace.core.request import GuestNuma, Policy, Scope, Smt
 
 SCOPES = (Scope.ONE_SOCKET, Scope.ONE_NUMA, Scope.ONE_L3, Scope.ANY)
 POLICIES = (Policy.EXCLUSIVE, Policy.SHARE, Policy.IMMOVABLE, Policy.NONE)
@@ -41,13 +40,6 @@ def check_offered(wish: Wish, annotations: Mapping[str, str] | None = None) -> N
     _check(wish.guest_numa, GUEST_NUMAS, (GUEST_NUMA,), written)
     if wish.policy in (Policy.SHARE, Policy.IMMOVABLE):
         _check(wish.smt, (Smt.PREFER,), (SMT,), written, f" together with cpu-policy {wish.policy.value}")
-        _check(
-            wish.emulator_threads,
-            (EmulatorThreads.SHARED, EmulatorThreads.WITH_VCPUS),
-            (EMULATOR_THREADS,),
-            written,
-            f" together with cpu-policy {wish.policy.value}",
-        )
 
 
 def _check(

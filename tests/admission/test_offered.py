@@ -65,13 +65,8 @@ def test_everything_else_passes(scope: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["share", "immovable"])
-@pytest.mark.parametrize(
-    ("key", "value"), [("kvplace.io/smt", "isolate"), ("kvplace.io/emulator-threads", "isolate")]
-)
-def test_owning_idle_siblings_or_emulator_cpus_takes_an_exclusive_vm(
-    policy: str, key: str, value: str
-) -> None:
-    wish = read_wish({"kvplace.io/cpu-policy": policy, key: value})
+def test_idle_siblings_are_for_exclusive_vms(policy: str) -> None:
+    wish = read_wish({"kvplace.io/cpu-policy": policy, "kvplace.io/smt": "isolate"})
     assert wish is not None
-    with pytest.raises(BadAnnotation, match=f"together with cpu-policy {policy}; offered are"):
+    with pytest.raises(BadAnnotation, match=f"together with cpu-policy {policy}; offered are prefer"):
         check_offered(wish)
