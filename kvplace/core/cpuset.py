@@ -43,29 +43,26 @@ def lowest(mask: int, count: int) -> int:
 def parse_cpu_list(text: str, *, what: str = "CPU list") -> int:
     """Read the Linux form `0-3,8` into a set.
 
-    Blank around items and a trailing NUL or newline are tolerated (sysfs has both), and an empty
+    Blanks around items and a NUL or newline at the end are tolerated (sysfs has both), and an empty
     text is the empty set. Raises ValueError with one sentence that starts with `what`.
     """
     mask = 0
-    cleaned = text.replace("\0", "").strip()
+    cleaned = text.strip("\0 \t\r\n")
     if not cleaned:
         return 0
-    for item in cleaned.split(","):
-        first_text, dash, last_text = item.strip().partition("-")
+    where = f"{what} {_shorten(cleaned)!r}"
+    for item in map(str.strip, cleaned.split(",")):
+        first_text, dash, last_text = item.partition("-")
         if not (first_text.isascii() and first_text.isdigit()) or (
             dash and not (last_text.isascii() and last_text.isdigit())
         ):
-            raise ValueError(
-                f"{what} {_shorten(cleaned)!r}: {item.strip()!r} is neither a number nor a range like 2-5"
-            )
+            raise ValueError(f"{where}: {_shorten(item)!r} is neither a number nor a range like 2-5")
         if len(first_text) > 6 or len(last_text) > 6 or int(last_text or first_text) > MAX_CPU:
-            raise ValueError(
-                f"{what} {_shorten(cleaned)!r}: {item.strip()!r} is above the highest id {MAX_CPU}"
-            )
+            raise ValueError(f"{where}: {_shorten(item)!r} is above the highest id {MAX_CPU}")
         first = int(first_text)
         last = int(last_text) if dash else first
         if last < first:
-            raise ValueError(f"{what} {_shorten(cleaned)!r}: the range {item.strip()!r} runs backwards")
+            raise ValueError(f"{where}: the range {_shorten(item)!r} runs backwards")
         mask |= (1 << (last + 1)) - (1 << first)
     return mask
 

@@ -1,0 +1,78 @@
+"""Kubernetes quantities are read exactly as the API server reads them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.quantity import format_bytes, parse_bytes, parse_quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("4", 4),
+        ("+4", 4),
+        ("-2", -2),
+        ("500m", Fraction(1, 2)),
+        ("1.5", Fraction(3, 2)),
+        (".5", Fraction(1, 2)),
+        ("2.", 2),
+        ("8Gi", 8 << 30),
+        ("1.5Gi", 3 << 29),
+        ("129e6", 129_000_000),
+        ("1E", 10**18),
+        ("1Ei", 1 << 60),
+        ("1e3", 1000),
+        ("1E3", 1000),
+        ("5e-1", Fraction(1, 2)),
+        ("12k", 12_000),
+        ("7n", Fraction(7, 10**9)),
+        (" 8Gi ", 8 << 30),
+    ],
+)
+def test_every_form_of_a_quantity_has_its_value(text: str, value: Fraction | int) -> None:
+    assert parse_quantity(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Gi", "8gi", "8 Gi", "8GB", "1K", "1e", "0x10", "1_000", "--1", "1e1000", "٣", "NaN", "8Gii"]
+)
+def test_what_is_no_quantity_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_quantity(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "count"), [("1m", 1), ("1.5", 2), ("1023.0001Ki", 1_047_553), ("2", 2)])
+def test_bytes_are_rounded_up_as_kubernetes_does(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+def test_memory_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="'-1Gi' is negative"):
+        parse_bytes("-1Gi")
+
+
+@given(st.integers(0, 1 << 62))
+def test_bytes_written_and_read_are_the_same_bytes(count: int) -> None:
+    assert parse_bytes(format_bytes(count)) == count
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_either_a_quantity_or_one_sentence(text: str) -> None:
+    try:
+        parse_quantity(text)
+    except ValueError as error:
+        assert repr(text) in str(error)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0"), (1, "1"), (1 << 33, "8Gi"), (1536, "1536"), (3 << 19, "1536Ki")]
+)
+def test_the_largest_suffix_that_loses_nothing_is_written(count: int, text: str) -> None:
+    assert format_bytes(count) == text
