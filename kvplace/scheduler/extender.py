@@ -40,6 +40,7 @@ from kvplace.scheduler.wire import (
     ExtenderArgs,
     FilterResult,
     HostPriority,
+    OwnerReference,
     WirePod,
 )
 
@@ -67,6 +68,14 @@ class ExtenderSettings:
     """Pause before a binding of unknown outcome is looked at again; doubles each time."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a pod asked for, and for which VMI; forgotten when it is bound or gone."""
+
+    wanted: PodRequest
+    vmi: OwnerReference | None
+
+
 class Extender:
     """Answers kube-scheduler from the node book; writes through the cluster port."""
 
@@ -82,9 +91,8 @@ class Extender:
         self._book = book
         self._settings = settings or ExtenderSettings()
         self._now = now
-        self._requests: dict[str, PodRequest] = {}
+        self._asked: dict[str, _Asked] = {}
         self._explanations: dict[str, str] = {}
-        self._vmis: dict[str, tuple[str, str]] = {}
         self._binding: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._talking: set[asyncio.Task[None]] = set()
         self._news = News()
@@ -197,7 +205,8 @@ class Extender:
         known = self._book.pods.get(args.uid)
         if known is not None and known.node == args.node and known.placement:
             return
-        wanted = await self._wanted_by(args)
+        asked = await self._asked_by(args)
+        wanted, explanation = asked.wanted, self._explanations.get(args.uid, "")
         await self._leave_other_nodes(args)
         topology = self._book.topology_of(args.node)
         try:
@@ -210,6 +219,7 @@ class Extender:
             await self._bind_pod(args, None, floating_annotations(pod_uid=args.uid, node=args.node))
             self._tell_bound(
                 args,
+                asked.vmi,
                 EventType.WARNING,
                 "Floating",
                 "nothing fitted, so the VM runs unpinned, as on-failure: float asks",
@@ -225,11 +235,12 @@ class Extender:
             wanted,
             pod_uid=args.uid,
             node=args.node,
-            explanation=self._explanations.get(args.uid, ""),
+            explanation=explanation,
         )
         await self._bind_pod(args, claim, annotations)
         self._tell_bound(
             args,
+            asked.vmi,
             EventType.NORMAL,
             "Placed",
             f"CPUs {format_cpu_list(placement.cpus)} of {args.node}: socket {_listed(placement.packages)}, "
@@ -311,16 +322,13 @@ class Extender:
         if not pod.request:
             return None
         uid = pod.metadata.uid
-        wanted = self._requests.get(uid)
-        if wanted is None:
-            wanted = self._requests[uid] = read_request(pod.request)
-        owner = pod.vmi
-        if owner is not None:
-            self._vmis[uid] = (owner.name, owner.uid)
-        return wanted
+        asked = self._asked.get(uid)
+        if asked is None:
+            asked = self._asked[uid] = _Asked(read_request(pod.request), pod.vmi)
+        return asked.wanted
 
-    async def _wanted_by(self, args: BindingArgs) -> PodRequest:
-        known = self._requests.get(args.uid)
+    async def _asked_by(self, args: BindingArgs) -> _Asked:
+        known = self._asked.get(args.uid)
         if known is not None:
             return known
         pod = self._book.pods.get(args.uid) or await self._cluster.read_pod(args.namespace, args.name)
@@ -328,13 +336,13 @@ class Extender:
             raise Refused(f"pod {args.namespace}/{args.name} with UID {args.uid} is gone")
         if not pod.request:
             raise Refused(f"pod {args.namespace}/{args.name} carries no kvplace.io/request")
-        return read_request(pod.request)
+        return _Asked(read_request(pod.request), None)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
-        uid = before.uid if before is not None else ""
-        if (after is None or after.node) and uid:
-            for known in (self._requests, self._explanations, self._vmis):
-                known.pop(uid, None)
+        pod = after or before
+        if pod is not None and (after is None or after.node):
+            self._asked.pop(pod.uid, None)
+            self._explanations.pop(pod.uid, None)
 
     def _claim(self, placement: Placement, pod: WirePod, wanted: PodRequest) -> Claim:
         return self._claim_for(
@@ -358,11 +366,14 @@ class Extender:
 
     # Telling people.
 
-    def _tell_bound(self, args: BindingArgs, kind: EventType, reason: str, note: str) -> None:
-        owner = self._vmis.get(args.uid)
+    def _tell_bound(
+        self, args: BindingArgs, vmi: OwnerReference | None, kind: EventType, reason: str, note: str
+    ) -> None:
         self._record(args.namespace, "Pod", args.name, args.uid, kind, reason, "Binding", note)
-        if owner is not None:
-            self._record(args.namespace, "VirtualMachineInstance", *owner, kind, reason, "Binding", note)
+        if vmi is not None:
+            self._record(
+                args.namespace, "VirtualMachineInstance", vmi.name, vmi.uid, kind, reason, "Binding", note
+            )
 
     def _tell(self, pod: WirePod, kind: EventType, reason: str, action: str, note: str) -> None:
         """Tell the owner of a VM; kube-scheduler itself tells the pod's (FailedScheduling)."""
@@ -390,7 +401,7 @@ class Extender:
         action: str,
         note: str,
     ) -> None:
-        if not self._news.is_new((uid, reason, note)):
+        if not self._news.is_new((uid, reason)):
             return
         task = asyncio.get_running_loop().create_task(
             self._record_event(EventRecord(namespace, kind, name, uid, type_, reason, action, note))
