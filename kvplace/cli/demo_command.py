@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvplace.simulate.report import DemoReport, RefusalGroup
 
 
-@click.command("demo")
+@click.command("demo", short_help="See 500 VMs placed on a made-up cluster.")
 @click.option("--vms", type=click.IntRange(1, 20_000), default=500, show_default=True, help="VMs to order.")
 @click.option(
     "--nodes", type=click.IntRange(1, 5_000), default=24, show_default=True, help="Nodes of the cluster."

@@ -18,7 +18,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 _MOST_BYTES = 16 * 1024 * 1024
 
 
-@click.command("map")
+@click.command("map", short_help="Draw the cores of a machine, and whose they are.")
 @click.argument("machine", metavar="FILE")
 @click.option(
     "--ledger",

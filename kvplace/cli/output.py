@@ -31,9 +31,10 @@ def output_option(function: _Function) -> _Function:
     option = click.option(
         "-o",
         "--output",
-        type=click.Choice(Output, case_sensitive=False),
-        default=Output.TABLE,
-        show_default="table",
+        type=click.Choice([output.value for output in Output]),
+        default=Output.TABLE.value,
+        show_default=True,
+        callback=lambda _context, _option, value: Output(value),
         help="How to print the answer.",
     )
     return option(function)

@@ -15,7 +15,7 @@ from kvplace.core.errors import BadBody, ExitCode
 _MOST_BYTES = 1024 * 1024
 
 
-@click.command("place")
+@click.command("place", short_help="Answer requests on stdin with CPUs of one machine.")
 @click.option(
     "--topology",
     "machine",
@@ -29,13 +29,15 @@ _MOST_BYTES = 1024 * 1024
 def command(machine: str, free: str | None, keep: bool, output: Output) -> int:
     """Answer requests, one JSON object per line on stdin, with the CPUs that each VM would get.
 
-    A request is {"id": "db", "vcpus": 8, "cpuSet": "one-numa", "policy": "exclusive", "smt": "prefer",
-    "memory": "8Gi", "hugepages": {"1Gi": 8}, "free": "0-15"}; all but vcpus may be left out.
-    {"release": "db"} gives back what --keep has kept. Each line is answered at once, before the next one is
-    read.
+    \b
+    {"id": "db", "vcpus": 8, "cpuSet": "one-numa", "policy": "exclusive", "smt": "prefer",
+     "memory": "8Gi", "hugepages": {"1Gi": 8}, "free": "0-15"}      all but vcpus may be left out
+    {"release": "db"}                                               gives back what --keep has kept
+
+    Each line is answered at once, before the next one is read.
 
     Leaves with 3 when nothing at all fitted, and with 2 when a line was wrong.
-    """
+    """  # noqa: D301 - click wants the character itself
     from kvplace.cli.machine import find_machine
     from kvplace.cli.placing import Outcome, Placing, free_cpus
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 
 
-@click.command("rewrite")
+@click.command("rewrite", short_help="Pin a libvirt domain as a placement says.")
 @click.option("--domain", type=_FILE, required=True, help="The domain XML; - is stdin.")
 @click.option(
     "--placement",

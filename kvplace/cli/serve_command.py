@@ -9,7 +9,7 @@ import click
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command("serve")
+@click.command("serve", short_help="Run the extender, admission and controller.")
 @click.option("--kubeconfig", type=_FILE, help="Default: the pod's service account, else the user's own.")
 @click.option(
     "--tls-cert",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvplace.cli.machine import Machine
 
 
-@click.command("topology")
+@click.command("topology", short_help="Show what a machine is made of.")
 @click.argument("file", required=False)
 @click.option("--reserved", metavar="CPUS", help="CPUs to keep for the host, for instance 0-1,64-65.")
 @output_option

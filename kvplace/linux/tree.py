@@ -49,7 +49,9 @@ def open_tree(path: Path) -> Tree:
         with tarfile.open(path, "r:*") as archive:
             return ArchiveTree(str(path), archive)
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise BadTopology(f"{path} is no folder and cannot be read as a tar archive: {error}") from None
+        # With no compression known to it, tarfile lists what it tried, a line for each.
+        why = str(error).partition("\n")[0].rstrip(":")
+        raise BadTopology(f"{path} is no folder and cannot be read as a tar archive: {why}") from None
 
 
 class FolderTree:

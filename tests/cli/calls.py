@@ -1,0 +1,48 @@
+"""Calling `kvplace` as a person does, in this process or in one of its own."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from kvplace.cli.main import main
+
+COMMAND = [sys.executable, "-m", "kvplace"]
+
+
+@dataclass(frozen=True)
+class Called:
+    """What came of a call."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Caller:
+    """Runs command lines in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, *arguments: str, stdin: str | bytes = "") -> Called:
+        content = stdin.encode() if isinstance(stdin, str) else stdin
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        read = self._capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return Called(left.value.code, read.out, read.err)
+
+
+def call_process(*arguments: str, stdin: str = "", environment: dict[str, str] | None = None) -> Called:
+    """Run a command line in a process of its own, without a terminal."""
+    done = subprocess.run(
+        [*COMMAND, *arguments], input=stdin, capture_output=True, text=True, check=False, env=environment
+    )
+    return Called(done.returncode, done.stdout, done.stderr)

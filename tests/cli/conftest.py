@@ -1,0 +1,13 @@
+"""Fixtures of the command line's tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.calls import Caller
+
+
+@pytest.fixture
+def kvplace(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Caller:
+    """Calls `kvplace` in this process."""
+    return Caller(capsys, monkeypatch)

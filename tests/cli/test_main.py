@@ -1,0 +1,177 @@
+"""What holds for every command: streams, exit codes, errors of one sentence, quick help."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvplace import __version__
+from kvplace.cli.main import COMMANDS
+from tests.cli.calls import COMMAND, Caller, call_process
+
+NOT_FOR_OFFLINE_WORK = ("kubernetes", "aiohttp", "pydantic", "h2", "libvirt")
+
+
+def test_help_names_every_command_and_every_exit_code(kvplace: Caller) -> None:
+    called = kvplace("--help")
+    assert called.code == 0
+    assert all(f"\n  {command} " in called.out for command in COMMANDS)
+    assert all(code in called.out for code in ("3  does not fit", "4  partly done", "130  interrupted"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_that_says_what_it_does(kvplace: Caller, command: str) -> None:
+    called = kvplace(command, "--help")
+    assert called.code == 0
+    assert called.out.startswith(f"Usage: kvplace {command}")
+
+
+def test_the_version_is_said(kvplace: Caller) -> None:
+    assert kvplace("--version").out == f"kvplace {__version__}\n"
+
+
+def test_without_a_command_the_help_goes_to_stderr_as_wrong_usage(kvplace: Caller) -> None:
+    called = kvplace()
+    assert (called.code, called.out) == (2, "")
+    assert "Commands:" in called.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["mapp"], "No such command 'mapp'"),
+        (["map"], "Missing argument 'FILE'"),
+        (["map", "epyc-7502p", "--leger", "x"], "No such option"),
+        (["topology", "vax"], "no machine 'vax' comes with kvplace"),
+        (["topology", "./none.json"], "./none.json does not exist"),
+        (["topology", "epyc-7502p", "--reserved", "0-"], "--reserved '0-'"),
+        (
+            ["topology", "epyc-7502p", "--reserved", "640"],
+            "reserved names CPUs that the machine does not have: 640",
+        ),
+        (["place", "--topology", "epyc-7502p", "--free", "60-70"], "--free: the machine has no CPU 64-70"),
+        (["demo", "--vms", "0"], "0 is not in the range"),
+        (["serve"], "Missing option"),
+        (["topology", "-o", "yaml", "epyc-7502p"], "'yaml' is not one of 'table', 'json'"),
+        (["rewrite", "--domain", "-"], "give --placement or --cpu-map"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence_on_stderr_and_exit_code_2(
+    kvplace: Caller, arguments: list[str], words: str
+) -> None:
+    called = kvplace(*arguments)
+    assert (called.code, called.out) == (2, "")
+    assert called.err.startswith("kvplace: ")
+    assert called.err.count("\n") == 1
+    assert words in called.err
+
+
+def test_serve_says_in_a_sentence_what_an_address_looks_like(kvplace: Caller, tmp_path: Path) -> None:
+    files = [f"--{name}={tmp_path / name}" for name in ("tls-cert", "tls-key", "client-ca")]
+    called = kvplace("serve", *files, "--sidecar-image=hook:1", "--extender-address=8443")
+    assert called.code == 2
+    assert "'8443' is no address; write HOST:PORT" in called.err
+
+
+def test_nothing_that_needs_no_cluster_loads_a_client_of_one() -> None:
+    program = (
+        "import sys; from kvplace.cli.main import main\n"
+        "def run(*words):\n"
+        "    try: main(words)\n"
+        "    except SystemExit as left: assert left.code == 0, (words, left.code)\n"
+        "run('--help'); run('topology'); run('map', 'epyc-7502p'); run('place', '--topology', 'epyc-7502p')\n"
+        "run('demo', '--vms', '3', '--nodes', '2')\n"
+        f"print([name for name in {NOT_FOR_OFFLINE_WORK!r} if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input="", capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_help_loads_no_drawing_and_no_room() -> None:
+    program = (
+        "import sys; from kvplace.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "rooms = [name for name in sys.modules if name.startswith('kvplace.')]\n"
+        "strangers = [name for name in rooms if not name.startswith(('kvplace.cli', 'kvplace.core'))]\n"
+        "print(strangers, 'rich' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] False"
+
+
+def test_as_a_plugin_of_kubectl_it_speaks_of_itself_as_one(tmp_path: Path) -> None:
+    plugin = tmp_path / "kubectl-kvplace"
+    plugin.write_text(f"#!{sys.executable}\nfrom kvplace.cli.main import main\nmain()\n", encoding="utf-8")
+    plugin.chmod(0o755)
+    done = subprocess.run([plugin, "map"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "(see `kubectl kvplace map --help`)" in done.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error_worth_words() -> None:
+    with subprocess.Popen(
+        [*COMMAND, "topology", "2x-epyc-7763-nps4", "-o", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 1
+
+
+def test_interrupting_ends_with_130_and_without_a_traceback() -> None:
+    with subprocess.Popen(
+        [*COMMAND, "place", "--topology", "epyc-7502p", "-o", "json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(b'{"vcpus": 1}\n')
+        process.stdin.flush()
+        assert b"placement" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130
+        assert b"Traceback" not in process.stderr.read()
+
+
+def _on_a_terminal(*arguments: str, **environment: str) -> str:
+    """What a terminal gets to see."""
+    outer, inner = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=inner,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TERM": "xterm", **environment},
+    ) as process:
+        os.close(inner)
+        seen = b""
+        try:
+            while chunk := os.read(outer, 65536):
+                seen += chunk
+        except OSError:
+            pass  # how Linux tells that the other side of a terminal is closed
+        assert process.wait() == 0
+    os.close(outer)
+    return seen.decode()
+
+
+def test_colours_are_for_terminals_that_want_them() -> None:
+    coloured = _on_a_terminal("map", "epyc-7502p")
+    assert "\x1b[2m" in coloured
+    plain = call_process("map", "epyc-7502p").out
+    assert "\x1b" not in plain
+    assert "\x1b[3" not in _on_a_terminal("demo", "--vms", "3", "--nodes", "1", NO_COLOR="1")

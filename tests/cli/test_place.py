@@ -1,0 +1,234 @@
+"""`kvplace place` answers requests line by line, as documented for other programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.cli.placing import Outcome, Placing
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.placement import PodPlacement
+from kvplace.simulate.machine_files import machine_names, read_machine
+from tests.cli.calls import COMMAND, Caller
+
+MACHINE = read_machine("2x-epyc-9354")
+
+
+def _ask(placing: Placing, **wish: Any) -> dict[str, Any]:
+    return placing.answer(json.dumps(wish)).document
+
+
+def _placing(**settings: Any) -> Placing:
+    return Placing("node", MACHINE, **settings)
+
+
+def test_a_placement_says_where_every_vcpu_is_and_what_that_is_part_of(kvplace: Caller) -> None:
+    called = kvplace(
+        "place", "--topology", "2x-epyc-9354", "-o", "json", stdin='{"vcpus": 8, "memory": "8Gi"}\n'
+    )
+    assert called.code == 0
+    placement = json.loads(called.out)["placement"]
+    assert placement["vcpus"] == [4, 68, 5, 69, 6, 70, 7, 71]
+    assert placement["cpus"] == placement["owned"] == "4-7,68-71"
+    assert (placement["sockets"], placement["numaNodes"], placement["l3"]) == ([0], [0], [1])
+    assert placement["cpuMap"] == {"socket0": ["4", "68", "5", "69", "6", "70", "7", "71"]}
+    assert placement["memory"] == {"0": 8 << 30}
+
+
+def test_a_placement_is_also_the_annotation_that_the_hook_reads() -> None:
+    document = _ask(_placing(), id="db", vcpus=4, smt="require")["placement"]
+    read = PodPlacement.from_json(json.dumps(document))
+    assert (read.pod_uid, read.node, read.topology) == ("db", "node", MACHINE.fingerprint)
+    assert list(read.vcpus) == document["vcpus"]
+
+
+def test_a_refusal_names_the_reason_and_the_numbers(kvplace: Caller) -> None:
+    called = kvplace(
+        "place", "--topology", "2x-epyc-9354", "-o", "json", stdin='{"vcpus":61,"cpuSet":"one-numa"}'
+    )
+    assert called.code == 3
+    assert json.loads(called.out) == {
+        "refusal": {
+            "reason": "NoNumaNodeFits",
+            "message": "no NUMA node with 61 free CPUs, best 60 on numa 0",
+            "shortfall": {"needed": 61, "best": 60, "missing": 1, "where": "numa 0"},
+            "never": True,
+        }
+    }
+
+
+def test_for_people_there_is_one_sentence_for_each_request(kvplace: Caller) -> None:
+    called = kvplace("place", "--topology", "epyc-7502p", stdin='{"id":"a","vcpus":2}\n\n{"vcpus":99}\n')
+    assert called.out == (
+        "a: CPUs 2,34 (socket 0, NUMA node 0, L3 0)\n"
+        "request-2: no socket with 99 free CPUs, best 60 on socket 0\n"
+    )
+    assert called.code == 0
+
+
+def test_each_answer_comes_before_the_next_request_is_written() -> None:
+    with subprocess.Popen(
+        [*COMMAND, "place", "--topology", "epyc-7502p", "--keep", "-o", "json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        given: list[dict[str, Any]] = []
+        for wish in (
+            '{"id":"a","vcpus":60}',
+            '{"id":"b","vcpus":1}',
+            '{"release":"a"}',
+            '{"id":"b","vcpus":1}',
+        ):
+            process.stdin.write(wish + "\n")
+            process.stdin.flush()
+            given.append(json.loads(process.stdout.readline()))
+        process.stdin.close()
+        assert process.wait() == 0
+    assert [next(key for key in answer if key != "id") for answer in given] == [
+        "placement",
+        "refusal",
+        "released",
+        "placement",
+    ]
+    assert given[2] == {"released": "a", "cpus": given[0]["placement"]["owned"]}
+
+
+def test_without_keep_every_request_finds_the_machine_as_it_was() -> None:
+    placing = _placing()
+    assert _ask(placing, vcpus=60) == _ask(placing, vcpus=60)
+    assert "nothing is kept" in _ask(placing, release="a")["error"]
+
+
+def test_free_is_what_the_line_says_else_what_the_option_says_less_what_is_kept() -> None:
+    placing = _placing(free=parse_cpu_list("8-11,72-75"), keep=True)
+    assert _ask(placing, id="a", vcpus=4)["placement"]["cpus"] == "8-9,72-73"
+    assert _ask(placing, id="b", vcpus=4)["placement"]["cpus"] == "10-11,74-75"
+    assert _ask(placing, id="c", vcpus=1)["refusal"]["reason"] == "NoSocketFits"
+    assert _ask(placing, id="d", vcpus=2, free="11-12,75-76")["placement"]["cpus"] == "12,76"
+    assert "no CPU 128" in _ask(placing, vcpus=1, free="127-128")["error"]
+
+
+def test_huge_pages_are_counted_by_numa_node() -> None:
+    placing = _placing(keep=True)
+    wish = {"vcpus": 2, "cpuSet": "one-numa", "memory": "100Gi", "hugepages": {"1Gi": 100}}
+    first, second = (_ask(placing, id=name, **wish)["placement"]["numaNodes"] for name in "ab")
+    assert sorted(first + second) == [0, 1]
+    assert _ask(placing, id="c", **wish)["refusal"]["reason"] == "NotEnoughHugePages"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "the line is no JSON"),
+        ("[1]", "must be a JSON object"),
+        ("null", "must be a JSON object"),
+        ("{}", "vcpus is missing or 0"),
+        ('{"vcpus": true}', "vcpus is True; it must be a whole number"),
+        ('{"vcpus": 5000}', "it must be a whole number up to 4096"),
+        ('{"vcpus": 1.5}', "vcpus is 1.5"),
+        ('{"vcpus": 1, "cpuset": "any"}', "'cpuset' is not known; did you mean 'cpuSet'?"),
+        ('{"vcpus": 1, "cpuSet": "one-sock"}', "'one-sock' is not known; it must be one of one-socket"),
+        ('{"vcpus": 1, "cpuSet": "spread-numa"}', "'spread-numa' is not offered by this version"),
+        ('{"vcpus": 1, "policy": "none"}', "'none' is not offered"),
+        ('{"vcpus": 1, "smt": ["prefer"]}', "smt: ['prefer'] is not known"),
+        ('{"vcpus": 1, "memory": "8 gigs"}', "memory: '8 gigs' is not a quantity"),
+        ('{"vcpus": 1, "memory": -1}', "memory: -1 is negative"),
+        ('{"vcpus": 1, "memory": "9000000Ti"}', "is more than 1Ei"),
+        ('{"vcpus": 1, "hugepages": 8}', "hugepages must be an object"),
+        ('{"vcpus": 1, "hugepages": {"0": 8}}', "is no page size"),
+        ('{"vcpus": 1, "hugepages": {"1Gi": "8"}}', "1Gi is '8'"),
+        ('{"vcpus": 1, "free": 3}', "free is 3"),
+        ('{"vcpus": 1, "free": "3-1"}', "runs backwards"),
+        ('{"vcpus": 1, "id": ""}', "id must be a text"),
+        ('{"release": "nobody"}', "id 'nobody' holds nothing"),
+        ('{"release": "a", "vcpus": 3}', "'vcpus' is not known"),
+        ("[" * 100_000, "the line is no JSON"),
+    ],
+)
+def test_a_wrong_line_gets_a_sentence_and_the_next_one_is_answered(
+    kvplace: Caller, line: str, words: str
+) -> None:
+    called = kvplace(
+        "place", "--topology", "epyc-7502p", "--keep", "-o", "json", stdin=f'{line}\n{{"vcpus": 1}}\n'
+    )
+    wrong, right = (json.loads(answer) for answer in called.out.splitlines())
+    assert words in wrong["error"]
+    assert "placement" in right
+    assert called.code == 2
+
+
+def test_bytes_that_are_no_text_and_lines_without_end_are_refused(kvplace: Caller) -> None:
+    called = kvplace("place", "--topology", "epyc-7502p", "-o", "json", stdin=b"\xff\xfe{}\n")
+    assert "the line is no JSON" in json.loads(called.out)["error"]
+    called = kvplace("place", "--topology", "epyc-7502p", stdin=b'{"id": "' + b"x" * 2_000_000)
+    assert called.code == 2
+    assert "longer than 1048576 bytes" in called.err
+
+
+def test_an_id_that_holds_cpus_cannot_ask_again() -> None:
+    placing = _placing(keep=True)
+    _ask(placing, id="a", vcpus=1)
+    assert _ask(placing, id="a", vcpus=1) == {
+        "id": "a",
+        "error": "id 'a' holds CPUs already; release it first, or use another id",
+    }
+
+
+_wishes = st.fixed_dictionaries(
+    {"vcpus": st.integers(1, 24)},
+    optional={
+        "cpuSet": st.sampled_from(["one-socket", "one-numa", "one-l3", "any"]),
+        "smt": st.sampled_from(["prefer", "require", "isolate"]),
+        "emulatorThreads": st.sampled_from(["shared", "isolate", "with-vcpus"]),
+        "memory": st.sampled_from(["1Gi", "64Gi", 1 << 33]),
+    },
+)
+
+
+@given(st.sampled_from(machine_names()), st.lists(st.tuples(_wishes, st.booleans()), max_size=14))
+def test_kept_cpus_have_one_owner_and_released_ones_come_back(
+    name: str, wishes: list[tuple[dict[str, Any], bool]]
+) -> None:
+    machine = read_machine(name)
+    placing = Placing(name, machine, keep=True)
+    held: dict[str, int] = {}
+    for number, (wish, leaves) in enumerate(wishes):
+        answer = placing.answer(json.dumps({**wish, "id": str(number)}))
+        if answer.outcome is Outcome.PLACED:
+            owned = parse_cpu_list(answer.document["placement"]["owned"])
+            assert not any(owned & others for others in held.values())
+            assert not owned & machine.reserved
+            held[str(number)] = owned
+        if leaves and held:
+            oldest = next(iter(held))
+            assert placing.answer(json.dumps({"release": oldest})).outcome is Outcome.RELEASED
+            del held[oldest]
+    for name in held:
+        placing.answer(json.dumps({"release": name}))
+    everything = placing.answer(json.dumps({"vcpus": machine.allocatable.bit_count(), "cpuSet": "any"}))
+    assert everything.outcome is Outcome.PLACED
+
+
+_keys = st.sampled_from(
+    ["id", "vcpus", "cpuSet", "policy", "smt", "memory", "hugepages", "free", "release", "x"]
+)
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("any"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.text() | st.dictionaries(_keys, _values).map(json.dumps))
+def test_whatever_the_line_there_is_an_answer_and_it_is_json(line: str) -> None:
+    answer = _placing(keep=True).answer(line)
+    assert json.loads(json.dumps(answer.document)) == answer.document
+    assert answer.sentence

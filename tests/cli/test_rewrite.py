@@ -1,0 +1,99 @@
+"""`kvplace rewrite` does what the hook does, from files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from lxml import etree
+
+from kvplace.cli.placing import Placing
+from kvplace.core.placement import PodPlacement
+from kvplace.domainxml import rewrite
+from kvplace.domainxml.threads import vcpus_of
+from kvplace.simulate.machine_files import read_machine
+from tests.captured import captured_folder
+from tests.cli.calls import Caller
+
+DOMAIN = "<domain type='kvm'>\n  <name>vm</name>\n  <vcpu>2</vcpu>\n</domain>\n"
+
+
+@pytest.fixture
+def domain(tmp_path: Path) -> Path:
+    path = tmp_path / "domain.xml"
+    path.write_text(DOMAIN, encoding="utf-8")
+    return path
+
+
+def test_an_answer_of_place_pins_a_domain_of_kubevirts(kvplace: Caller, tmp_path: Path) -> None:
+    xml = captured_folder("kubevirt/domains") / "09-amd64-iothreads-shared.domain.xml"
+    vcpus = len(vcpus_of(etree.fromstring(xml.read_bytes())).enabled)
+    answer = Placing("node", read_machine("epyc-7502p")).answer(json.dumps({"vcpus": vcpus, "memory": "1Gi"}))
+    placed = tmp_path / "placed.json"
+    placed.write_text(json.dumps(answer.document), encoding="utf-8")
+    called = kvplace("rewrite", "--domain", str(xml), "--placement", str(placed))
+    assert called.code == 0
+    placement = PodPlacement.from_json(json.dumps(answer.document["placement"]))
+    assert called.out.encode() == rewrite(xml.read_bytes(), placement)
+    pins = etree.fromstring(called.out.encode()).findall("cputune/vcpupin")
+    assert [int(pin.get("cpuset", "")) for pin in pins[:vcpus]] == answer.document["placement"]["vcpus"]
+
+
+def test_a_bare_cpu_map_and_the_text_of_an_annotation_are_enough(
+    kvplace: Caller, domain: Path, tmp_path: Path
+) -> None:
+    called = kvplace("rewrite", "--domain", str(domain), "--cpu-map", '{"socket0": ["2", "34"]}')
+    assert '<vcpupin vcpu="1" cpuset="34"/>' in called.out
+    annotation = tmp_path / "placement"
+    placement = PodPlacement.of_cpu_map('{"socket0": ["2", "34"]}')
+    annotation.write_text(placement.to_json(), encoding="utf-8")
+    assert kvplace("rewrite", "--domain", str(domain), "--placement", str(annotation)).out == called.out
+    again = kvplace("rewrite", "--domain", "-", "--placement", str(annotation), stdin=called.out)
+    assert again.out == called.out
+
+
+@pytest.mark.parametrize(
+    ("placement", "words"),
+    [
+        ("{", "--placement is no JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"refusal": {}}', "holds a refusal"),
+        ('{"version": 9}', "has version 9"),
+        (PodPlacement.floating(pod_uid="u", node="n").to_json(), "runs unpinned"),
+    ],
+)
+def test_a_placement_that_pins_nothing_is_refused(
+    kvplace: Caller, domain: Path, tmp_path: Path, placement: str, words: str
+) -> None:
+    path = tmp_path / "placement.json"
+    path.write_text(placement, encoding="utf-8")
+    called = kvplace("rewrite", "--domain", str(domain), "--placement", str(path))
+    assert (called.code, called.out) == (2, "")
+    assert words in called.err
+
+
+@pytest.mark.parametrize(
+    ("xml", "words"),
+    [
+        ("", "is empty"),
+        ("<domain>", "not well-formed"),
+        ("<network/>", "not <domain>"),
+        ('<!DOCTYPE d [<!ENTITY a "b">]><domain>&a;</domain>', "DOCTYPE"),
+        ("<domain><vcpu>3</vcpu></domain>", "3 vCPUs"),
+    ],
+)
+def test_a_domain_that_cannot_be_pinned_is_refused(kvplace: Caller, xml: str, words: str) -> None:
+    called = kvplace("rewrite", "--domain", "-", "--cpu-map", '{"socket0": ["2", "3"]}', stdin=xml)
+    assert (called.code, called.out) == (2, "")
+    assert words in called.err
+    assert called.err.count("\n") == 1
+
+
+def test_a_missing_file_and_a_wrong_cpu_map_are_named(kvplace: Caller, domain: Path, tmp_path: Path) -> None:
+    called = kvplace("rewrite", "--domain", str(tmp_path / "none.xml"), "--cpu-map", "{}")
+    assert called.code == 2
+    assert "none.xml cannot be read: No such file or directory" in called.err
+    assert "annotation cpu-map" in kvplace("rewrite", "--domain", str(domain), "--cpu-map", "{}").err
+    both = kvplace("rewrite", "--domain", "-", "--placement", "-")
+    assert "cannot both be stdin" in both.err
