@@ -87,8 +87,11 @@ class Replica:
 class Installation:
     """kvplace installed and running in one control plane."""
 
-    def __init__(self, plane: ControlPlane, *, replicas: int = 1) -> None:
-        """Apply the manifests and start the replicas; the webhooks point to the first."""
+    def __init__(self, plane: ControlPlane, *, replicas: int = 1, webhooks: bool = True) -> None:
+        """Apply the manifests and start the replicas; the webhooks point to the first.
+
+        Without `webhooks` pods stay as they are created, and so does everything else.
+        """
         self.plane = plane
         self.replicas: list[Replica] = []
         self._objects = self._rendered()
@@ -102,7 +105,7 @@ class Installation:
             for replica in self.replicas:
                 replica.wait_until_ready()
             for manifest in self._objects:
-                if manifest["kind"] in _WEBHOOKS:
+                if webhooks and manifest["kind"] in _WEBHOOKS:
                     self._apply(self._on_loopback(manifest))
         except BaseException:
             self.stop()
