@@ -48,22 +48,24 @@ class Replica:
         self.extender_url, self.admission_url = (f"https://127.0.0.1:{port}" for port in ports[:2])
         self.health_url = f"http://127.0.0.1:{ports[2]}"
         self._reservations.close()
-        self.process = ServerProcess(
-            f"kvplace-serve-{number}",
-            [
-                *("setpriv", "--pdeathsig=KILL", "--"),
-                *SERVE,
-                f"--kubeconfig={plane.service_account_kubeconfig(NAMESPACE, 'kvplace-serve')}",
-                f"--extender-address=127.0.0.1:{ports[0]}",
-                f"--admission-address=127.0.0.1:{ports[1]}",
-                f"--health-address=127.0.0.1:{ports[2]}",
-                f"--tls-cert={certificate[0]}",
-                f"--tls-key={certificate[1]}",
-                f"--client-ca={plane.ca_file}",
-                f"--sidecar-image={SIDECAR_IMAGE}",
-            ],
-            plane.logs / f"kvplace-serve-{number}.log",
-        )
+        self._name = f"kvplace-serve-{number}"
+        self._command = [
+            *("setpriv", "--pdeathsig=KILL", "--"),
+            *SERVE,
+            f"--kubeconfig={plane.service_account_kubeconfig(NAMESPACE, 'kvplace-serve')}",
+            f"--extender-address=127.0.0.1:{ports[0]}",
+            f"--admission-address=127.0.0.1:{ports[1]}",
+            f"--health-address=127.0.0.1:{ports[2]}",
+            f"--tls-cert={certificate[0]}",
+            f"--tls-key={certificate[1]}",
+            f"--client-ca={plane.ca_file}",
+            f"--sidecar-image={SIDECAR_IMAGE}",
+        ]
+        self.start()
+
+    def start(self) -> None:
+        """Start it (again, after `process.kill()`), at the same addresses."""
+        self.process = ServerProcess(self._name, self._command, self._plane.logs / f"{self._name}.log")
 
     def wait_until_ready(self) -> None:
         """Wait until it answers /readyz with yes."""

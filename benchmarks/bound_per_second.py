@@ -1,0 +1,300 @@
+"""Pods bound per second by kube-scheduler with kvplace, beside the same kube-scheduler without it.
+
+    python -m benchmarks.bound_per_second [--nodes 50 1000] [--pods 500] [--rounds 5]
+
+A real etcd, kube-apiserver and kube-scheduler on one machine, nodes that are Node objects, all pods created
+before the scheduler starts. The pods ask for 2 to 16 CPUs inside one NUMA node and are what pod admission makes
+of them, but without a round trip to it; nodes are of four server types. A rate is pods after the first by seconds
+from the first binding to the last, as one watch sees them. Rounds of the schedulers take turns and the table
+has medians. The bare scheduler is given the same pods without the resource that calls kvplace, in a cluster
+of its own in which nothing of kvplace is installed; `unbatched` is with the feature gate OpportunisticBatching
+off, as kube-scheduler itself has it for every profile with an extender. kvplace is installed from its
+manifests (one replica, TLS both ways, rights and policies enforced) with its own scheduler's
+configuration.
+
+CPU seconds per 1,000 pods are counted from the first binding to four seconds after the last, so that events
+and confirmations in the ledgers are part of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks._bindings import Bindings
+from benchmarks._processes import cpu_of_all, used_since
+from benchmarks._tables import table
+from kvplace.admission.pod import admit_pod
+from kvplace.admission.settings import AdmissionSettings
+from kvplace.core.marks import MARKER_RESOURCE
+from kvplace.core.topology import Topology
+from kvplace.core.topology_document import read_topology
+from tests.control_plane.cluster import ControlPlane, Scheduler
+from tests.control_plane.kube_stream import ApiRefused, KubeClient
+from tests.end_to_end.installation import Installation
+from tests.end_to_end.machines import node_shape, node_topology
+
+MACHINES = Path(__file__).resolve().parents[1] / "kvplace" / "simulate" / "machines"
+SERVER_TYPES = ("2x-epyc-9354-nps2", "2x-xeon-6338", "epyc-9654p", "2x-xeon-8480plus-snc4")
+VCPUS = (2, 2, 2, 4, 4, 4, 8, 8, 16)
+AFTERWARDS_S = 4.0
+UNBATCHED = ("--feature-gates=OpportunisticBatching=false",)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round of one scheduler came to."""
+
+    pods_per_second: float
+    cpu: dict[str, float]
+    """CPU seconds per 1,000 pods by process."""
+    requests: dict[str, float]
+    """Requests that the API server answered per pod: resource and verb."""
+    pods_per_ledger_write: float = 0.0
+
+
+class Side:
+    """One cluster with its nodes, and the ways to start a scheduler in it."""
+
+    def __init__(self, plane: ControlPlane, installation: Installation | None) -> None:
+        self.plane = plane
+        self.installation = installation
+        self._rounds = 0
+
+    def add_nodes(self, machines: dict[str, Topology]) -> None:
+        """Create Node objects, and what kvplace's agent would publish about them."""
+        calls: list[tuple[str, str, Json | None]] = []
+        for number, (name, machine) in enumerate(machines.items()):
+            manifest = node_shape(name, machine).manifest(f"172.16.{number // 250}.{number % 250 + 1}")
+            calls.append(("POST", "/api/v1/nodes", manifest))
+            if self.installation is not None:
+                described = node_topology(name, machine)
+                calls.append(("POST", "/apis/kvplace.io/v1alpha1/nodetopologies", described))
+        self._ask_all(calls)
+
+    def measure(self, start: Callable[[], Scheduler], pods: Sequence[Json]) -> Round:
+        """Create the pods, start a scheduler, and follow it until all are bound."""
+        self._rounds += 1
+        namespace = self.plane.create_namespace(f"round-{self._rounds}")
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        self._ask_all([("POST", path, pod) for pod in pods])
+        before = self._requests()
+        at_first: dict[str, float] = {}
+        with Bindings(
+            self.plane, namespace, len(pods), on_first=lambda: at_first.update(self._cpu())
+        ) as bindings:
+            scheduler = start()
+            times = bindings.wait()
+        while_binding = self._requests()
+        time.sleep(AFTERWARDS_S)
+        used = used_since(at_first, self._cpu())
+        after = self._requests()
+        scheduler.stop()
+        self._ask_all([("DELETE", f"{path}/{pod['metadata']['name']}", {"gracePeriodSeconds": 0}) for pod in pods])
+        self._until_released()
+        claims = _since(before, while_binding).get("patch nodeledgers", 0.0)
+        return Round(
+            (len(times) - 1) / (times[-1] - times[0]),
+            {name: seconds * 1000 / len(pods) for name, seconds in used.items()},
+            {name: count / len(pods) for name, count in _since(before, after).items()},
+            len(pods) / claims if claims else 0.0,
+        )
+
+    def _cpu(self) -> dict[str, float]:
+        running = [server for server in self.plane.servers if server.is_running]
+        pids = {"kube-scheduler" if "scheduler" in server.name else server.name: server.pid for server in running}
+        if self.installation is not None:
+            pids["kvplace"] = self.installation.replicas[0].process.pid
+        return cpu_of_all(pids)
+
+    def _until_released(self) -> None:
+        if self.installation is None:
+            return
+        path = "/apis/kvplace.io/v1alpha1/nodeledgers"
+        while any(ledger["spec"]["claims"] for ledger in self.plane.request("GET", path)["items"]):
+            time.sleep(0.2)
+
+    def _requests(self) -> dict[str, float]:
+        return _counted_requests(self.plane.fetch_text(self.plane.url, "/metrics"))
+
+    def _ask_all(self, calls: Iterable[tuple[str, str, Json | None]]) -> None:
+        asyncio.run(_ask_all(self.plane, calls))
+
+
+async def _ask_all(plane: ControlPlane, calls: Iterable[tuple[str, str, Json | None]]) -> None:
+    at_once = asyncio.Semaphore(16)
+    async with KubeClient(plane.url, plane.ca_file, plane.admin.token) as client:
+
+        async def ask(method: str, path: str, body: Json | None) -> None:
+            async with at_once:
+                try:
+                    await client.request(method, path, body)
+                except ApiRefused as refused:
+                    if method != "DELETE" or refused.status != 404:
+                        raise
+
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(ask(*call))
+
+
+_COUNTED = re.compile(r'apiserver_request_total\{([^}]*)\} (\S+)')
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_INTERESTING = {("nodeledgers", ""), ("events", ""), ("pods", "binding"), ("pods", "status"), ("pods", "")}
+_WRITES = {"POST": "create", "PATCH": "patch", "APPLY": "patch", "PUT": "update"}
+
+
+def _counted_requests(metrics: str) -> dict[str, float]:
+    """Answer how many writes of each kind an API server has answered since it began."""
+    counted: dict[str, float] = {}
+    for labels, value in _COUNTED.findall(metrics):
+        named = dict(_LABEL.findall(labels))
+        what = (named["resource"], named["subresource"])
+        if what in _INTERESTING and named["verb"] in _WRITES and named["code"].startswith("2"):
+            name = f"{_WRITES[named['verb']]} {'/'.join(part for part in what if part)}"
+            counted[name] = counted.get(name, 0.0) + float(value)
+    return counted
+
+
+def _since(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {name: count - before.get(name, 0.0) for name, count in after.items() if count > before.get(name, 0.0)}
+
+
+def machines(count: int) -> dict[str, Topology]:
+    """Name nodes of the four server types in turn."""
+    types = [read_topology(json.loads((MACHINES / f"{name}.json").read_text())) for name in SERVER_TYPES]
+    return {f"node-{number:04}": types[number % len(types)] for number in range(count)}
+
+
+def pods(count: int) -> list[Json]:
+    """Make pods as pod admission makes them; always the same ones."""
+    chance = random.Random(1)
+    return [_pod(f"pod-{number:04}", chance.choice(VCPUS)) for number in range(count)]
+
+
+def _pod(name: str, vcpus: int) -> Json:
+    size = {"cpu": str(vcpus), "memory": f"{vcpus}Gi"}
+    asked = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": {"cpu-set": "one-numa"}},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "containers": [
+                {"name": "main", "image": "example.test/vm", "resources": {"requests": size, "limits": size}}
+            ],
+        },
+    }
+    admitted = admit_pod(asked, namespace="bench", settings=AdmissionSettings(sidecar_image="example.test/hook"))
+    made = dict(admitted.object)
+    del made["metadata"]["annotations"]["cpu-set"]
+    return made
+
+
+def without_kvplace(pod: Json) -> Json:
+    """Make the same pod one for a kube-scheduler that knows nothing of kvplace."""
+    copy: Json = json.loads(json.dumps(pod))
+    copy["spec"]["schedulerName"] = "default-scheduler"
+    for kind in ("requests", "limits"):
+        del copy["spec"]["containers"][0]["resources"][kind][MARKER_RESOURCE]
+    return copy
+
+
+@contextlib.contextmanager
+def running_sides() -> Iterator[tuple[Side, Side]]:
+    """Start a cluster without and one with kvplace."""
+    with ControlPlane() as bare, ControlPlane() as plane, Installation(plane, webhooks=False) as installation:
+        yield Side(bare, None), Side(plane, installation)
+
+
+def measure(nodes: int, sides: tuple[Side, Side], count: int, rounds: int) -> dict[str, list[Round]]:
+    """Let the schedulers take turns on clusters that have these nodes already."""
+    bare, side = sides
+    asking = pods(count)
+    plain = [without_kvplace(pod) for pod in asking]
+    installation = side.installation
+    assert installation is not None
+    found: dict[str, list[Round]] = {"bare": [], "unbatched": [], "kvplace": []}
+    for number in range(rounds):
+        turns: list[tuple[str, Callable[[], Round]]] = [
+            ("bare", lambda: bare.measure(bare.plane.add_scheduler, plain)),
+            ("unbatched", lambda: bare.measure(lambda: bare.plane.add_scheduler(flags=UNBATCHED), plain)),
+            ("kvplace", lambda: side.measure(lambda: installation.add_scheduler(installation.replicas[0]), asking)),
+        ]
+        for name, turn in turns[number % 3 :] + turns[: number % 3]:
+            found[name].append(turn())
+            print(
+                f"{nodes} nodes, round {number + 1}, {name}: {found[name][-1].pods_per_second:.0f} pods/s",
+                file=sys.stderr,
+                flush=True,
+            )
+    return found
+
+
+def report(results: dict[int, dict[str, list[Round]]], count: int) -> None:
+    """Print the tables."""
+    for nodes, found in results.items():
+        rates = {name: statistics.median(r.pods_per_second for r in rounds) for name, rounds in found.items()}
+        cpu = {name: _medians([r.cpu for r in rounds]) for name, rounds in found.items()}
+        print(f"{nodes} nodes, {count} pods, medians of {len(found['kvplace'])} rounds\n")
+        rows = [
+            [
+                {"bare": "kube-scheduler", "unbatched": "kube-scheduler, unbatched", "kvplace": "with kvplace"}[name],
+                f"{rates[name]:.0f}",
+                f"{min(r.pods_per_second for r in rounds):.0f}-{max(r.pods_per_second for r in rounds):.0f}",
+                f"{rates[name] / rates['unbatched']:.2f}",
+                *(f"{cpu[name].get(process, 0.0):.1f}" for process in ("kube-apiserver", "kube-scheduler", "kvplace", "etcd")),
+                f"{sum(cpu[name].values()):.1f}",
+            ]
+            for name, rounds in found.items()
+        ]
+        heads = ["", "pods/s", "lowest-highest", "ratio", "API server", "scheduler", "kvplace", "etcd", "CPU-s per 1,000"]
+        print(table(heads, rows))
+        print()
+        writes = {name: _medians([r.requests for r in rounds]) for name, rounds in found.items()}
+        kinds = sorted({kind for counted in writes.values() for kind in counted})
+        rows = [[kind, *(f"{writes[name].get(kind, 0.0):.2f}" for name in found)] for kind in kinds]
+        print(table(["writes per pod", "kube-scheduler", "unbatched", "with kvplace"], rows))
+        claims = statistics.median(r.pods_per_ledger_write for r in found["kvplace"])
+        print(f"\npods claimed by one write to a ledger: {claims:.1f}\n")
+
+
+def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
+    names = {name for row in rows for name in row}
+    return {name: statistics.median(row.get(name, 0.0) for row in rows) for name in names}
+
+
+def main() -> None:
+    """Measure and print tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[50, 1000], help="sizes of the cluster, ascending")
+    parser.add_argument("--pods", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    results: dict[int, dict[str, list[Round]]] = {}
+    with running_sides() as sides:
+        present = 0
+        for nodes in sorted(given.nodes):
+            added = dict(list(machines(nodes).items())[present:])
+            for side in sides:
+                side.add_nodes(added)
+            present = nodes
+            results[nodes] = measure(nodes, sides, given.pods, given.rounds)
+    report(results, given.pods)
+
+
+if __name__ == "__main__":
+    main()
