@@ -21,7 +21,7 @@ def check_cpus(placement: PodPlacement, around: Surroundings) -> None:
     for cpus in placement.io_thread_cpus:
         named |= cpus
     node = around.node or "this node"
-    online = _read_list(around.sys / "devices/system/cpu/online")
+    online = _read_list(Path(around.sys, "devices/system/cpu/online"))
     if online is not None and named & ~online:
         raise Misconfigured(
             f"CPU {format_cpu_list(named & ~online)} of the placement is not online on {node} (online: "
@@ -53,7 +53,7 @@ def node_of_cpus(around: Surroundings) -> dict[int, int]:
     """The host's NUMA node of each CPU."""
     return {
         cpu: int(folder.name[4:])
-        for folder in (around.sys / "devices/system/node").glob("node[0-9]*")
+        for folder in Path(around.sys, "devices/system/node").glob("node[0-9]*")
         for cpu in cpus_of(_read_list(folder / "cpulist") or 0)
     }
 
@@ -65,10 +65,10 @@ def _cpuset_files(around: Surroundings) -> Iterator[Path]:
     mount shows our own cgroup at its root.
     """
     try:
-        lines = (around.proc / "self/cgroup").read_text().splitlines()
+        lines = Path(around.proc, "self/cgroup").read_text().splitlines()
     except OSError:
         return
-    root = around.sys / "fs/cgroup"
+    root = Path(around.sys, "fs/cgroup")
     for line in lines:
         hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -82,7 +82,7 @@ def _cpuset_files(around: Surroundings) -> Iterator[Path]:
 
 def _status_list(around: Surroundings, key: str) -> int | None:
     try:
-        for line in (around.proc / "self/status").read_text().splitlines():
+        for line in Path(around.proc, "self/status").read_text().splitlines():
             name, _, value = line.partition(":")
             if name == key:
                 return parse_cpu_list(value)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from kvplace.core.errors import GrpcStatus, KvplaceError, grpc_status_of
 
@@ -102,4 +101,6 @@ def _answer_and_exit(question: Callable[[], bytes], pipe: int) -> None:
 def _be_the_first_to_go() -> None:
     """Where memory runs out, lose this process and not the server."""
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        adjustment = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(adjustment, b"1000")
+        os.close(adjustment)

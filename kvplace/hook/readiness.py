@@ -16,7 +16,7 @@ def check_ready(around: Surroundings) -> None:
     """Raise Misconfigured unless the hook answers and this pod's placement is there and valid."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         try:
-            client.connect(str(around.socket))
+            client.connect(around.socket)
         except OSError as error:
             raise Misconfigured(f"the hook does not answer on {around.socket} yet: {error}") from None
     placement_of_pod(around)

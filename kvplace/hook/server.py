@@ -44,7 +44,7 @@ def serve(around: Surroundings) -> None:
             Server(listener, around).run()
         finally:
             with suppress(OSError):
-                around.socket.unlink()
+                os.unlink(around.socket)  # noqa: PTH108 - see surroundings
 
 
 @dataclass(slots=True, eq=False)
@@ -250,7 +250,7 @@ def _may_float(around: Surroundings) -> bool:
 
 def _listen(around: Surroundings) -> socket.socket:
     """Open the socket where nobody looks and move it into place once it takes connections."""
-    staged = around.staged_socket
+    staged = f"{around.staging_folder}/{os.path.basename(around.socket)}"  # noqa: PTH119 - see surroundings
     if len(os.fsencode(staged)) > _LONGEST_SOCKET_PATH:
         raise Misconfigured(
             f"the socket's path {staged} is longer than {_LONGEST_SOCKET_PATH} bytes; "
@@ -258,11 +258,12 @@ def _listen(around: Surroundings) -> socket.socket:
         )
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        staged.parent.mkdir(parents=True, exist_ok=True)
-        staged.unlink(missing_ok=True)
-        listener.bind(str(staged))
+        os.makedirs(around.staging_folder, exist_ok=True)  # noqa: PTH103
+        with suppress(FileNotFoundError):
+            os.unlink(staged)  # noqa: PTH108
+        listener.bind(staged)
         listener.listen(_BACKLOG)
-        staged.rename(around.socket)
+        os.rename(staged, around.socket)  # noqa: PTH104
     except OSError as error:
         listener.close()
         raise Misconfigured(

@@ -32,7 +32,7 @@ def around(machine: Path) -> Surroundings:
 
 @pytest.fixture
 def pod(around: Surroundings) -> PodFolder:
-    return PodFolder(around.pod_folder)
+    return PodFolder(Path(around.pod_folder))
 
 
 @dataclass

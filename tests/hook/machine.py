@@ -63,10 +63,10 @@ def two_socket_machine(root: Path, *, online: str = "0-63", cpuset: str = "0-63"
 
 def surroundings(root: Path) -> Surroundings:
     return Surroundings(
-        pod_folder=root / "pod",
-        hook_folder=root / "hooks",
+        pod_folder=str(root / "pod"),
+        hook_folder=str(root / "hooks"),
         container="hook-sidecar-0",
         node=NODE,
-        proc=root / "proc",
-        sys=root / "sys",
+        proc=str(root / "proc"),
+        sys=str(root / "sys"),
     )

@@ -94,7 +94,7 @@ def test_memory_nodes_and_the_node_of_each_cpu_are_read(around: Surroundings) ->
 
 
 def test_this_very_machine_allows_at_least_the_cpus_that_this_process_may_use(tmp_path: Path) -> None:
-    here = replace(surroundings(tmp_path), proc=Path("/proc"), sys=Path("/sys"))
+    here = replace(surroundings(tmp_path), proc="/proc", sys="/sys")
     allowed = allowed_cpus(here)
     assert allowed is not None
     assert mask_of(os.sched_getaffinity(0)) & ~allowed == 0
