@@ -141,7 +141,7 @@ def _lookup(annotations: Mapping[str, str], key: str, words: Mapping[str, _Value
     if value is None:
         return None
     if value not in words:
-        near = difflib.get_close_matches(value, words, n=1)
+        near = difflib.get_close_matches(value.lower(), words, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise BadAnnotation(key, value, f"must be one of {', '.join(words)}{hint}")
     return words[value]
@@ -172,13 +172,14 @@ def _spelling(annotations: Mapping[str, str]) -> Spelling:
 
 
 def _refuse_unknown_keys(annotations: Mapping[str, str]) -> None:
-    known = {key for key in (*ASKING, *RESULTS) if key.startswith(PREFIX)}
     for key, value in annotations.items():
-        if key.startswith(PREFIX) and key not in known:
-            near = difflib.get_close_matches(key, sorted(known), n=1)
-            hint = (
-                f"did you mean {near[0]}?"
-                if near
-                else f"known are {', '.join(k for k in ASKING if k in known)}"
-            )
-            raise BadAnnotation(key, value, f"is no annotation of kvplace; {hint}")
+        if not key.startswith(PREFIX) or key in ASKING or key in RESULTS:
+            continue
+        asking = [known.removeprefix(PREFIX) for known in ASKING if known.startswith(PREFIX)]
+        near = difflib.get_close_matches(key.removeprefix(PREFIX).lower(), asking, n=1)
+        hint = (
+            f"did you mean {PREFIX}{near[0]}?"
+            if near
+            else f"known are {', '.join(PREFIX + known for known in asking)}"
+        )
+        raise BadAnnotation(key, value, f"is no annotation of kvplace; {hint}")

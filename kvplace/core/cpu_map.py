@@ -27,14 +27,14 @@ def read_cpu_map(text: str) -> dict[int, tuple[int, ...]]:
     if len(text) > _MAX_TEXT:
         raise BadAnnotation(CPU_MAP, text, f"is longer than {_MAX_TEXT} characters")
     try:
-        raw = json.loads(text)
+        raw = json.loads(text, object_pairs_hook=tuple)  # pairs: a dict would hide a key written twice
     except (ValueError, RecursionError):
         raise BadAnnotation(CPU_MAP, text, 'is not JSON; write {"socket0": ["2", "3"]}') from None
-    if not isinstance(raw, dict):
+    if not isinstance(raw, tuple):
         raise BadAnnotation(CPU_MAP, text, 'must be an object like {"socket0": ["2", "3"]}')
     sockets: dict[int, tuple[int, ...]] = {}
     seen: set[int] = set()
-    for name, ids in raw.items():
+    for name, ids in raw:
         match = _SOCKET.fullmatch(name)
         if match is None:
             raise BadAnnotation(CPU_MAP, text, f"key {name!r} must be socket0, socket1, ...")

@@ -1,0 +1,147 @@
+"""What a VM asks for, in every spelling; contradictions and typos are answered with their mend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.annotations import ASKING, RESULTS, Spelling, Wish, read_wish
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, OnFailure, Policy, Scope, Smt
+from tests.core.junk import answer_or_sentence
+
+EVERY_WORD = [
+    *(("cpu-set", scope.value, {"scope": scope, "spelling": Spelling.BARE}) for scope in Scope),
+    *(("kvplace.io/cpu-set", scope.value, {"scope": scope}) for scope in Scope),
+    *(("kvplace.io/cpu-policy", policy.value, {"policy": policy}) for policy in Policy),
+    *(("kvplace.io/smt", smt.value, {"smt": smt}) for smt in Smt),
+    *(("kvplace.io/emulator-threads", word.value, {"emulator_threads": word}) for word in EmulatorThreads),
+    *(("kvplace.io/numa-memory", word.value, {"numa_memory": word}) for word in NumaMemory),
+    *(("kvplace.io/guest-numa", word.value, {"guest_numa": word}) for word in GuestNuma),
+    *(("kvplace.io/on-failure", word.value, {"on_failure": word}) for word in OnFailure),
+    ("kvplace.io/explain", "true", {"explain": True}),
+    ("kvplace.io/explain", "false", {"explain": False}),
+    *(
+        ("topology.crane.io/cpu-policy", word, {"policy": Policy(word), "spelling": Spelling.CRANE})
+        for word in ("none", "exclusive", "numa", "immovable")
+    ),
+    (
+        "topology.crane.io/topology-awareness",
+        "true",
+        {"scope": Scope.ONE_NUMA, "spelling": Spelling.CRANE},
+    ),
+    *(
+        ("qos.gocrane.io/cpu-manager", word, {"policy": Policy(word), "spelling": Spelling.CRANE})
+        for word in ("none", "exclusive", "share")
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "says"), EVERY_WORD, ids=lambda part: str(part)[:60])
+def test_every_word_of_every_spelling_is_understood(key: str, value: str, says: dict[str, object]) -> None:
+    assert read_wish({key: value}) == Wish(**says)  # type: ignore[arg-type]
+
+
+def test_a_vm_that_carries_none_of_our_keys_asks_for_nothing() -> None:
+    assert read_wish({}) is None
+    assert read_wish({"kubevirt.io/domain": "x", "cpu-set-note": "y", "cpuset": "0-3"}) is None
+
+
+def test_results_that_were_inherited_ask_for_nothing() -> None:
+    assert read_wish(dict.fromkeys(RESULTS, "anything")) is None
+
+
+def test_a_vm_that_only_declines_awareness_is_not_touched() -> None:
+    assert read_wish({"topology.crane.io/topology-awareness": "false"}) is None
+    declined = {"topology.crane.io/topology-awareness": "false", "topology.crane.io/cpu-policy": "exclusive"}
+    assert read_wish(declined) == Wish(spelling=Spelling.CRANE)
+
+
+def test_spellings_that_agree_are_one_wish_in_the_words_of_the_first() -> None:
+    wish = read_wish(
+        {
+            "cpu-set": "one-numa",
+            "kvplace.io/cpu-set": "one-numa",
+            "topology.crane.io/topology-awareness": "true",
+            "qos.gocrane.io/cpu-manager": "share",
+            "topology.crane.io/cpu-policy": "none",
+        }
+        | {"topology.crane.io/cpu-policy": "exclusive", "qos.gocrane.io/cpu-manager": "exclusive"}
+    )
+    assert wish == Wish(scope=Scope.ONE_NUMA, policy=Policy.EXCLUSIVE, spelling=Spelling.KVPLACE)
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"cpu-set": "one-numa", "kvplace.io/cpu-set": "one-l3"},
+        {"cpu-set": "any", "topology.crane.io/topology-awareness": "true"},
+        {"kvplace.io/cpu-set": "one-socket", "topology.crane.io/topology-awareness": "true"},
+        {"kvplace.io/cpu-policy": "share", "topology.crane.io/cpu-policy": "exclusive"},
+        {"kvplace.io/cpu-policy": "none", "qos.gocrane.io/cpu-manager": "exclusive"},
+        {"topology.crane.io/cpu-policy": "none", "qos.gocrane.io/cpu-manager": "share"},
+    ],
+    ids=" and ".join,
+)
+def test_spellings_that_contradict_each_other_are_refused_with_both_named(
+    annotations: Mapping[str, str],
+) -> None:
+    with pytest.raises(BadAnnotation) as caught:
+        read_wish(annotations)
+    for key, value in annotations.items():
+        assert key in str(caught.value)
+        assert repr(value) in str(caught.value)
+    assert "keep one, or make them agree" in str(caught.value)
+
+
+def test_a_typo_in_a_value_is_answered_with_the_word_that_was_meant() -> None:
+    with pytest.raises(BadAnnotation) as caught:
+        read_wish({"cpu-set": "one-sokcet"})
+    assert str(caught.value) == (
+        "annotation cpu-set: 'one-sokcet': must be one of one-socket, one-numa, one-l3, spread-sockets, "
+        "spread-numa, any; did you mean 'one-socket'?"
+    )
+
+
+def test_a_value_near_no_word_is_answered_with_all_of_them() -> None:
+    with pytest.raises(BadAnnotation) as caught:
+        read_wish({"kvplace.io/smt": "42"})
+    assert str(caught.value) == ("annotation kvplace.io/smt: '42': must be one of prefer, require, isolate")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("kvplace.io/cpuset", "kvplace.io/cpu-set"),
+        ("kvplace.io/cpu-polcy", "kvplace.io/cpu-policy"),
+        ("kvplace.io/emulator-thread", "kvplace.io/emulator-threads"),
+        ("kvplace.io/explains", "kvplace.io/explain"),
+        ("kvplace.io/SMT", "kvplace.io/smt"),
+    ],
+)
+def test_a_typo_in_a_key_is_answered_with_the_key_that_was_meant(key: str, meant: str) -> None:
+    with pytest.raises(BadAnnotation) as caught:
+        read_wish({key: "any"})
+    assert str(caught.value) == f"annotation {key}: 'any': is no annotation of kvplace; did you mean {meant}?"
+
+
+@pytest.mark.parametrize("key", ["kvplace.io/colour", "kvplace.io/", "kvplace.io/requests"])
+def test_a_key_near_none_is_answered_with_those_that_users_may_write(key: str) -> None:
+    with pytest.raises(BadAnnotation) as caught:
+        read_wish({key: "blue"})
+    assert str(caught.value) == (
+        f"annotation {key}: 'blue': is no annotation of kvplace; known are kvplace.io/cpu-set, "
+        "kvplace.io/cpu-policy, kvplace.io/smt, kvplace.io/emulator-threads, kvplace.io/numa-memory, "
+        "kvplace.io/guest-numa, kvplace.io/on-failure, kvplace.io/explain"
+    )
+
+
+@given(st.dictionaries(st.sampled_from([*ASKING, "kvplace.io/x", "other"]), st.text(max_size=12)))
+def test_any_annotations_are_a_wish_nothing_or_one_sentence(annotations: dict[str, str]) -> None:
+    wish, sentence = answer_or_sentence(read_wish, annotations, BadAnnotation)
+    if sentence:
+        assert any(sentence.startswith(f"annotation {key}: ") for key in annotations)
+    assert wish is None or isinstance(wish, Wish)
