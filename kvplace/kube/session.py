@@ -22,7 +22,7 @@ from yarl import URL
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.kube.api_errors import ApiUnavailable, TooLarge, error_of_response
 from kvplace.kube.credentials import Credentials, Source, load_credentials
-from kvplace.kube.retry import persistently
+from kvplace.kube.retry import Backoff, persistently
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +89,7 @@ class Session:
         self._limits = limits
         self._reloading = asyncio.Lock()
         self._closed = asyncio.Event()
+        self._streams: set[LineStream] = set()
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=limits.connections,
@@ -116,8 +117,11 @@ class Session:
         await self.close()
 
     async def close(self) -> None:
-        """End everything that is under way; streams end with ApiUnavailable."""
+        """End all streams, with ApiUnavailable, and close all connections."""
         self._closed.set()
+        # Closing the connections alone would leave who reads from one waiting until the limit of silence.
+        for stream in list(self._streams):
+            await stream.close()
         await self._http.close()
 
     async def pause(self, seconds: float) -> None:
@@ -135,11 +139,21 @@ class Session:
         A request that the server turned away for load is tried again, nothing else is. Raises the errors
         of `api_errors`.
         """
-        policy = persistently(attempts=self._limits.attempts, retried=_certainly_not_done, sleep=self.pause)
+        patience = timeout_s or self._limits.answer_s
+        try:
+            return await self._request(call, limit, patience)
+        except ApiUnavailable as error:
+            if not error.untouched or self._limits.attempts == 1:
+                raise
+            await self.pause(Backoff().next_pause(error))
+        # The policy costs more than sending does, so it is made only when it is needed.
+        policy = persistently(
+            attempts=self._limits.attempts - 1, retried=_certainly_not_done, sleep=self.pause
+        )
         async for attempt in policy:
             with attempt:
-                return await self._request(call, limit, timeout_s or self._limits.answer_s)
-        raise AssertionError
+                return await self._request(call, limit, patience)
+        raise AssertionError("a policy ends in an answer or an error")
 
     async def open_stream(self, call: Call) -> LineStream:
         """Open a watch, whose answer comes line by line; the caller closes it."""
@@ -153,7 +167,9 @@ class Session:
                     raise await _failure(response, call)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise _error_of_transport(error, call) from error
-        return LineStream(response, call)
+        stream = LineStream(response, call, self._streams)
+        self._streams.add(stream)
+        return stream
 
     async def _request(self, call: Call, limit: int, timeout_s: float) -> bytes:
         patience = aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._limits.connect_s)
@@ -214,8 +230,12 @@ class Session:
 class LineStream:
     """The lines of an answer that goes on for as long as the server likes."""
 
-    def __init__(self, response: aiohttp.ClientResponse, call: Call) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, call: Call, siblings: set[LineStream] | None = None
+    ) -> None:
+        """`siblings` are the streams of the same session; this one leaves them when it is closed."""
         self._response = response
+        self._siblings = siblings
         self._call = call
         self._pending = bytearray()
         self._start = 0
@@ -248,6 +268,8 @@ class LineStream:
 
     async def close(self) -> None:
         """Hang up; what is still under way is lost."""
+        if self._siblings is not None:
+            self._siblings.discard(self)
         self._response.close()
 
 
