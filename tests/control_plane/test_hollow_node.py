@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import secrets
+import select
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.captured import captured_folder
 from tests.control_plane.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ControlPlane, RequestRefused
 from tests.control_plane.container_life import Timing
 from tests.control_plane.containers import SEARCH_PATH, Image, ProcessRunner
@@ -150,13 +156,13 @@ def test_a_container_sees_its_pod_through_files_and_environment(pods: Pods, node
         "seeing",
         pods.shell(
             'cd /etc/podinfo; cat cpu-map pod/uid pod/name; echo " $NODE $GREETING"; id -u; '
-            "exec sleep infinity",
+            "touch /tmp/said; exec sleep infinity",
             env=[
                 {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
                 {"name": "GREETING", "value": "on-$(NODE)"},
             ],
             volumeMounts=[PODINFO_MOUNT],
-            readinessProbe={"exec": {"command": ["test", "-r", "/etc/podinfo/cpu-map"]}},
+            readinessProbe={"exec": {"command": ["test", "-e", "/tmp/said"]}},
             securityContext={"runAsUser": 107},
         ),
         annotations={"cpu-map": '{"socket0":["2"]}'},
@@ -364,3 +370,53 @@ async def test_hundreds_of_pods_on_hundreds_of_nodes_become_ready_through_one_wa
         assert len(nodes.pods) == 200
     left = await asyncio.to_thread(control_plane.request, "GET", path)
     assert left["items"] == []
+
+
+def test_every_kind_of_virt_launcher_pod_gets_its_containers_ready_and_waits_for_kubevirts_gate(
+    pods: Pods, control_plane: ControlPlane
+) -> None:
+    names = []
+    for file in sorted(captured_folder("kubevirt/pods").glob("*.pod.json")):
+        pod = json.loads(file.read_text())
+        pod["metadata"].pop("ownerReferences")
+        pod["spec"]["nodeName"] = pods.node
+        names.append(control_plane.request("POST", pods.path, pod)["metadata"]["name"])
+    assert len(names) > 10
+    for name in names:
+        ready = pods.wait(name, lambda pod: condition(pod, "ContainersReady") == "True")
+        assert ready["status"]["phase"] == "Running"
+        gates = [gate["conditionType"] for gate in ready["spec"].get("readinessGates", [])]
+        assert gates == ["kubevirt.io/virtual-machine-unpaused"]
+        assert condition(ready, "Ready") == "False"
+
+
+STARTER = """
+import sys
+from tests.control_plane.cluster import ControlPlane
+from tests.control_plane.containers import Image, ProcessRunner
+from tests.control_plane.hollow_node import NodeShape, nodes_in_background
+from tests.control_plane.watching import is_ready, wait_for
+
+runner = ProcessRunner({"shell": Image(("sleep", "infinity"))})
+with ControlPlane() as plane, nodes_in_background(plane, [NodeShape("n")], runner=runner) as nodes:
+    spec = {"nodeName": "n", "containers": [{"name": "main", "image": "shell"}]}
+    path = "/api/v1/namespaces/default/pods"
+    plane.request("POST", path, {"metadata": {"name": "p"}, "spec": spec})
+    wait_for(plane, path, "p", is_ready)
+    print(nodes.nodes.find("default", "p").containers.named("main").running.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.usefixtures("kubernetes_programs")
+def test_a_container_dies_with_the_process_that_started_it() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        container = os.pidfd_open(int(starter.stdout.readline()))
+        starter.kill()
+    # A pidfd turns readable when its process has ended.
+    ended, _, _ = select.select([container], [], [], 60)
+    os.close(container)
+    assert ended
