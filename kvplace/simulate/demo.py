@@ -23,7 +23,6 @@ from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.vm import review_vm
 from kvplace.admission.vmi import admit_vmi
 from kvplace.core.annotations import REQUEST
-from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import KvplaceError
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.topology import Topology
@@ -161,21 +160,11 @@ class _Way:
         return node
 
     def _seen_by_hook(self, pod: str, uid: str, node: str) -> PodPlacement:
-        """Play the kubelet: lay the pod's fields out as files, from which the hook reads its placement."""
+        """Play the kubelet: lay out as files what tells the hook its placement, and that it is its own."""
         annotations = self._cluster.pod_annotations(NAMESPACE, pod)
-        files = {
-            "placement": annotations.get(PLACEMENT, ""),
-            "cpu-map": annotations.get(CPU_MAP, ""),
-            "request": annotations.get(REQUEST, ""),
-            "uid": uid,
-            "name": pod,
-            "namespace": NAMESPACE,
-        }
-        for name, text in files.items():
-            (self._folder / name).write_text(text, encoding="utf-8")
-        around = Surroundings(
-            pod_folder=self._folder, hook_folder=self._folder, container="hook-sidecar-0", node=node
-        )
+        (self._folder / "placement").write_text(annotations.get(PLACEMENT, ""), encoding="utf-8")
+        (self._folder / "uid").write_text(uid, encoding="utf-8")
+        around = Surroundings.of({"KVPLACE_POD_FOLDER": str(self._folder), "NODE_NAME": node})
         return placement_of_pod(around)
 
     def _refused(self, name: str, by: str, reason: str) -> None:
