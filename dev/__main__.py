@@ -9,7 +9,7 @@ from pathlib import Path
 from dev import requirements, system_packages
 from dev.environment import Environment
 from dev.requirements import Section
-from dev.step import StepFailed, run, say, show
+from dev.step import StepFailed, become, run, say, show
 
 PROJECT = Path(__file__).resolve().parent.parent
 VENV = Environment(PROJECT)
@@ -20,7 +20,7 @@ CHECKS = (*RUNTIME, Section.TESTS, Section.LINT)
 def demo(arguments: list[str]) -> int:
     """Shows what kvplace does on captured machines: no root, no cluster."""
     VENV.ensure(RUNTIME)
-    return show([VENV.bin / "kvplace", "demo", *arguments], cwd=PROJECT)
+    become([VENV.bin / "kvplace", "demo", *arguments], cwd=PROJECT)
 
 
 def test(arguments: list[str]) -> int:

@@ -1,11 +1,13 @@
 """Runs one command of a longer job: quiet when it works, everything it said when it does not."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 
 class StepFailed(Exception):
@@ -51,11 +53,31 @@ def run(
 
 
 def show(command: Sequence[str | Path], *, cwd: Path, environment: Mapping[str, str] | None = None) -> int:
-    """Runs a command whose output is what the person wants to see, and gives its exit code."""
+    """Runs a command whose output is what the person wants to see, and gives its exit code.
+
+    It may take its time to clean up after Ctrl-C, which the terminal sends to both; SIGTERM is passed on.
+    """
     sys.stdout.flush()
-    return subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env=None if environment is None else {**os.environ, **environment},
-        check=False,
-    ).returncode
+    merged = None if environment is None else {**os.environ, **environment}
+    process = subprocess.Popen([str(word) for word in command], cwd=cwd, env=merged)
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
+    }
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def become(
+    command: Sequence[str | Path], *, cwd: Path, environment: Mapping[str, str] | None = None
+) -> NoReturn:
+    """Ends this program by turning it into another one, which then gets every signal itself."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.chdir(cwd)
+    words = [str(word) for word in command]
+    os.execve(words[0], words, {**os.environ, **(environment or {})})
