@@ -1,0 +1,223 @@
+"""The pages agree with the code: what there is stands there, and nothing else does."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from kvplace import __version__
+from kvplace.admission.settings import AdmissionSettings
+from kvplace.cli.main import COMMANDS
+from kvplace.cli.serve_command import command as serve_command
+from kvplace.core import annotations as keys
+from kvplace.core.errors import ExitCode
+from kvplace.core.offered import GUEST_NUMAS, POLICIES, SCOPES
+from kvplace.core.refusal import Reason
+from kvplace.core.request import GuestNuma, Policy, Scope
+
+PROJECT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*(PROJECT / "docs").glob("*.md"), PROJECT / "README.md", PROJECT / "CHANGELOG.md"])
+SOURCES = sorted((PROJECT / "kvplace").rglob("*.py"))
+
+
+def page(name: str) -> str:
+    return (PROJECT / "docs" / name).read_text()
+
+
+def section(text: str, heading: str) -> str:
+    """Cut out what stands below the one heading that holds these words, down to the next of its rank."""
+    (start,) = (match for match in re.finditer(r"^(#+) (.*)$", text, re.MULTILINE) if heading in match[2])
+    following = re.compile(rf"^#{{1,{len(start[1])}}} ", re.MULTILINE).search(text, start.end())
+    return text[start.end() : following.start() if following else len(text)]
+
+
+def in_code_marks(text: str) -> set[str]:
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+def first_cells(text: str) -> set[str]:
+    """Collect what stands in code marks in the first column of the tables."""
+    return {
+        word
+        for line in text.splitlines()
+        if line.startswith("| `")
+        for word in in_code_marks(line.split("|")[1])
+    }
+
+
+@pytest.mark.parametrize("key", [*keys.ASKING, *keys.RESULTS])
+def test_every_annotation_is_explained(key: str) -> None:
+    assert key in in_code_marks(page("annotations.md"))
+
+
+WORDS = {
+    keys.KVPLACE_CPU_SET: "scope",
+    keys.CPU_POLICY: "policy",
+    keys.SMT: "smt",
+    keys.EMULATOR_THREADS: "emulator_threads",
+    keys.NUMA_MEMORY: "numa_memory",
+    keys.GUEST_NUMA: "guest_numa",
+    keys.ON_FAILURE: "on_failure",
+}
+"""Field of a wish by the key that sets it."""
+
+
+@pytest.mark.parametrize("key", WORDS)
+def test_every_value_is_explained_and_the_first_is_what_one_gets_without_the_key(key: str) -> None:
+    default = getattr(keys.Wish(), WORDS[key])
+    below = section(section(page("annotations.md"), "What you can ask for"), f"`{key}`")
+    assert first_cells(below) == {member.value for member in type(default)}
+    first = re.search(r"^\| `([^`]+)`", below, re.MULTILINE)
+    assert first is not None
+    assert first[1] == default.value
+
+
+def test_what_is_not_offered_is_said_where_it_is_explained_and_in_a_list() -> None:
+    text = page("annotations.md")
+    refused = {
+        f"{key}: {member.value}"
+        for key, kind, offered in (
+            (keys.CPU_SET, Scope, SCOPES),
+            (keys.CPU_POLICY, Policy, POLICIES),
+            (keys.GUEST_NUMA, GuestNuma, GUEST_NUMAS),
+        )
+        for member in kind
+        if member not in offered
+    }
+    listed = section(text, "Words that this version refuses").partition(";")[0]
+    assert in_code_marks(listed) == refused
+    told = [line for line in text.splitlines() if "**not offered by this version**" in line]
+    assert sum(len(in_code_marks(line.split("|")[1])) for line in told) == len(refused)
+
+
+def test_every_reason_of_a_refusal_is_explained() -> None:
+    reasons = {reason.value for reason in Reason}
+    assert first_cells(section(page("troubleshoot.md"), "The reasons, one by one")) == reasons
+    assert in_code_marks(section(page("reference.md"), "Reasons of a refusal")) == reasons
+
+
+def test_every_exit_code_is_explained() -> None:
+    rows = re.findall(r"^\| (\d+) \| ([a-z ]+) \|", section(page("reference.md"), "Exit codes"), re.MULTILINE)
+    assert {int(code): name for code, name in rows} == {
+        code.value: code.name.lower().replace("_", " ") for code in ExitCode
+    }
+
+
+def test_every_command_is_listed() -> None:
+    listed = first_cells(section(page("reference.md"), "Commands without a cluster"))
+    assert {f"kvplace {name}" for name in COMMANDS if name != "serve"} == listed
+
+
+def test_every_flag_of_serve_is_listed_with_its_default() -> None:
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:3]]
+        for line in section(page("reference.md"), "`kvplace serve`").splitlines()
+        if line.startswith("| `--")
+    ]
+    listed = {flag: default for flags, default in rows for flag in in_code_marks(flags)}
+    for option in serve_command.params:
+        (flag,) = (name for name in option.opts if name.startswith("--"))
+        default = listed.pop(flag)
+        if getattr(option, "required", False):
+            assert default == "required"
+        elif isinstance(option.default, str):
+            assert default == f"`{option.default}`"
+    assert listed == {}
+    assert AdmissionSettings("").scheduler_name in page("reference.md")
+
+
+def constants_in_calls(*names: str) -> set[str]:
+    """Collect the CamelCase texts that the code passes to calls of these names."""
+    found = set()
+    for source in SOURCES:
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.Call):
+                called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+                if called in names:
+                    found |= {text for text in texts if isinstance(text, str)}
+    return {text for text in found if re.fullmatch(r"[A-Z][A-Za-z]+", text)}
+
+
+def test_every_event_is_listed() -> None:
+    listed = section(page("reference.md"), "Events")
+    said = constants_in_calls("EventRecord", "_tell", "_tell_bound", "_record")
+    said -= {"Pod", "VirtualMachineInstance"}
+    told = {word for line in listed.splitlines() if line.startswith("| `") for word in in_code_marks(line)}
+    assert said == told
+
+
+def test_every_metric_is_listed() -> None:
+    named = {name for source in SOURCES for name in re.findall(r'"(kvplace_[a-z_]+)"', source.read_text())}
+    assert first_cells(section(page("reference.md"), "Metrics")) == named
+
+
+def test_every_variable_is_listed() -> None:
+    named = {
+        name
+        for source in SOURCES
+        for name in re.findall(r"environ(?:\.get\(|\[)\"(KVPLACE_[A-Z_]+)\"", source.read_text())
+    }
+    assert named
+    assert named <= in_code_marks(section(page("reference.md"), "`kvplace-hook`"))
+
+
+def test_the_folders_that_are_drawn_are_those_that_exist() -> None:
+    drawn = section(page("architecture.md"), "Folders")
+    rooms = {path.name for path in (PROJECT / "kvplace").iterdir() if (path / "__init__.py").exists()}
+    assert {name for name in rooms if f"{name}/" not in drawn} == set()
+    named = {
+        name
+        for line in drawn.splitlines()
+        if line.startswith("  ")
+        for name in re.findall(r"(?:^|\s)([a-z]+)/ ", line)
+    }
+    assert named <= rooms
+
+
+def test_folders_of_the_manifests_are_all_explained() -> None:
+    folders = {path.name for path in (PROJECT / "manifests").iterdir() if path.is_dir()}
+    assert first_cells(section(page("reference.md"), "The folders of `manifests/`")) == folders
+
+
+def test_tests_that_guard_promises_exist() -> None:
+    named = re.findall(r"`(tests/[a-z_/]+\.py)(?:::(test_\w+))?`", page("architecture.md"))
+    assert named
+    for file, test in named:
+        source = PROJECT / file
+        assert source.exists(), file
+        if test:
+            assert re.search(rf"def {test}\(", source.read_text()), f"{file} has no {test}"
+
+
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for path in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+            if "://" in target:
+                continue
+            file, _, anchor = target.partition("#")
+            linked = (path.parent / file).resolve() if file else path
+            if not linked.exists() or (anchor and anchor not in _anchors(linked)):
+                broken.append(f"{path.name}: {target}")
+    assert broken == []
+
+
+def _anchors(path: Path) -> set[str]:
+    """Make the anchors that GitHub makes of headings."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_images_are_named_with_the_version_of_this_release() -> None:
+    for path in PAGES:
+        tagged = re.findall(r"kvplace/(?:serve|hook):([0-9.]+)", path.read_text())
+        assert set(tagged) <= {__version__}, path.name
+
+
+def test_pages_are_about_kvplace_alone() -> None:
+    for path in PAGES:
+        assert not re.search(r"/work/|\.\./shared|issue 3\b|\bagents? who\b", path.read_text()), path.name
