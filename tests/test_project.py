@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,20 @@ def test_core_needs_nothing_but_the_standard_library() -> None:
         [sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=True
     )
     assert answer.stdout.split() == []
+
+
+def test_a_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=PROJECT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+    package = PROJECT / "kvplace"
+    wanted = {
+        str(path.relative_to(PROJECT)) for path in files_of_the_project() if path.is_relative_to(package)
+    }
+    assert "kvplace/py.typed" in wanted
+    assert wanted - packed == set()
 
 
 def test_make_and_the_script_for_machines_without_it_know_the_same_targets() -> None:
