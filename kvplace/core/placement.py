@@ -8,7 +8,7 @@ every reader tell a placement of its own from one that was inherited, edited or 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from typing import TypeVar
 from kvplace.core.cpu_map import read_cpu_map
 from kvplace.core.cpuset import MAX_CPU, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.quantity import format_bytes, parse_bytes
+from kvplace.core.quantity import format_bytes, parse_page_counts
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 
 PLACEMENT = "kvplace.io/placement"
@@ -254,29 +254,30 @@ class _Reader:
             raise self.bad(str(error)) from None
 
     def bytes_by_node(self, key: str) -> dict[int, int]:
-        value = self._raw.get(key, {})
-        if not isinstance(value, dict):
-            raise self.bad(f"{key} must be an object of bytes by NUMA node")
-        for node, count in value.items():
-            if (
-                not (node.isascii() and node.isdigit() and len(node) <= 5)
-                or type(count) is not int
-                or count < 0
-            ):
-                raise self.bad(f"{key} holds {node!r}: {count!r}, which is not bytes by NUMA node")
-        return {int(node): count for node, count in value.items()}
+        counts: dict[int, int] = {}
+        for node, count in self._by_node(key, "bytes by NUMA node"):
+            if type(count) is not int or count < 0:
+                raise self.bad(f"{key} holds {str(node)!r}: {count!r}, which is not bytes by NUMA node")
+            counts[node] = count
+        return counts
 
     def pages_by_node(self, key: str) -> dict[int, dict[int, int]]:
+        counts: dict[int, dict[int, int]] = {}
+        for node, pages in self._by_node(key, "page counts by NUMA node and page size"):
+            try:
+                counts[node] = parse_page_counts(pages)
+            except ValueError as error:
+                raise self.bad(f"{key} of node {node}: {error}") from None
+        return counts
+
+    def _by_node(self, key: str, what: str) -> Iterator[tuple[int, object]]:
         value = self._raw.get(key, {})
         if not isinstance(value, dict):
-            raise self.bad(f"{key} must be an object of page counts by NUMA node and page size")
-        try:
-            return {
-                int(node): {parse_bytes(size): int(count) for size, count in pages.items()}
-                for node, pages in value.items()
-            }
-        except (AttributeError, TypeError, ValueError):
-            raise self.bad(f"{key} must be an object of page counts by NUMA node and page size") from None
+            raise self.bad(f"{key} must be an object of {what}")
+        for node, entry in value.items():
+            if not (node.isascii() and node.isdigit() and len(node) <= 5):
+                raise self.bad(f"{key} holds {node!r}, which is not a NUMA node")
+            yield int(node), entry
 
     def ids(self, key: str) -> tuple[int, ...]:
         value = self._raw.get(key, [])

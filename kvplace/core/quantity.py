@@ -6,6 +6,7 @@ Follows apimachinery's resource.Quantity: binary suffixes Ki..Ei, decimal k..E, 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 
 _SUFFIXES: dict[str, Fraction] = {
@@ -28,6 +29,8 @@ _SUFFIXES: dict[str, Fraction] = {
 }
 _FORM = re.compile(r"([+-]?)(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,2}|[numkKMGTPE]i?|)", re.ASCII)
 _BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi")
+_MOST = (1 << 63) - 1
+_MOST_PAGES = 1 << 40
 
 
 def parse_quantity(text: str | int) -> Fraction:
@@ -49,11 +52,34 @@ def parse_quantity(text: str | int) -> Fraction:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Read a quantity as whole bytes, rounded up as Kubernetes does; raises ValueError below zero."""
+    """Read a quantity as whole bytes, rounded up as Kubernetes does.
+
+    Raises ValueError below zero and for what no 63 bits hold.
+    """
     value = parse_quantity(text)
     if value < 0:
         raise ValueError(f"{text!r} is negative")
-    return -(-value.numerator // value.denominator)
+    count = -(-value.numerator // value.denominator)
+    if count > _MOST:
+        raise ValueError(f"{text!r} is more than Kubernetes can count in bytes, {_MOST}")
+    return count
+
+
+def parse_page_counts(pages: object) -> dict[int, int]:
+    """Read counts by page size, `{"1Gi": 8}`; raises ValueError, also when one size is named twice."""
+    if not isinstance(pages, Mapping):
+        raise ValueError("must be an object of counts by page size")
+    counts: dict[int, int] = {}
+    for text, count in pages.items():
+        size = parse_bytes(text)
+        if not size:
+            raise ValueError(f"a page of {text} bytes is none")
+        if size in counts:
+            raise ValueError(f"names pages of {format_bytes(size)} twice")
+        if type(count) is not int or not 0 <= count <= _MOST_PAGES:
+            raise ValueError(f"{count!r} pages of {text}; it must be a whole number from 0 to {_MOST_PAGES}")
+        counts[size] = count
+    return counts
 
 
 def format_bytes(count: int) -> str:

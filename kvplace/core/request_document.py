@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from kvplace.core.annotations import REQUEST, Spelling
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.quantity import format_bytes, parse_bytes
+from kvplace.core.quantity import format_bytes, parse_page_counts
 from kvplace.core.request import (
     MAX_VCPUS,
     EmulatorThreads,
@@ -80,13 +80,8 @@ def read_request(text: str) -> PodRequest:
         raise BadAnnotation(
             REQUEST, text, f"must be an object of version {VERSION}; only pod admission writes it"
         )
-    pages = raw.get("hugepages", {})
-    if not isinstance(pages, dict):
-        raise BadAnnotation(REQUEST, text, "hugepages must be an object of counts by page size")
     try:
-        huge_pages = {
-            parse_bytes(size): _number(text, "hugepages", count, 1 << 40) for size, count in pages.items()
-        }
+        huge_pages = parse_page_counts(raw.get("hugepages", {}))
     except ValueError as error:
         raise BadAnnotation(REQUEST, text, f"hugepages: {error}") from None
     vmi = raw.get("vmi", "")

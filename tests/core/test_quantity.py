@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.quantity import format_bytes, parse_bytes, parse_quantity
+from kvplace.core.quantity import format_bytes, parse_bytes, parse_page_counts, parse_quantity
 from tests.core.junk import answer_or_sentence
 
 
@@ -57,6 +57,35 @@ def test_bytes_are_rounded_up_as_kubernetes_does(text: str, count: int) -> None:
 def test_memory_below_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="'-1Gi' is negative"):
         parse_bytes("-1Gi")
+
+
+def test_memory_that_no_63_bits_hold_is_refused() -> None:
+    assert parse_bytes("9223372036854775807") == (1 << 63) - 1
+    with pytest.raises(ValueError, match="'8Ei' is more than Kubernetes can count in bytes"):
+        parse_bytes("8Ei")
+
+
+@given(st.dictionaries(st.sampled_from([4096, 1 << 21, 1 << 30, 3 << 10]), st.integers(0, 1 << 40)))
+def test_page_counts_are_read_by_size_in_bytes(counts: dict[int, int]) -> None:
+    assert parse_page_counts({format_bytes(size): count for size, count in counts.items()}) == counts
+
+
+@pytest.mark.parametrize(
+    ("pages", "sentence"),
+    [
+        ([], "must be an object of counts by page size"),
+        ({"1Gb": 1}, "'1Gb' is not a quantity such as 8Gi, 512Mi, 4 or 500m"),
+        ({"0": 1}, "a page of 0 bytes is none"),
+        ({"2Mi": 1, "2048Ki": 1}, "names pages of 2Mi twice"),
+        ({"2Mi": "7"}, "'7' pages of 2Mi; it must be a whole number from 0 to 1099511627776"),
+        ({"2Mi": True}, "True pages of 2Mi; it must be a whole number from 0 to 1099511627776"),
+    ],
+    ids=str,
+)
+def test_page_counts_that_cannot_be_meant_are_refused(pages: object, sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_page_counts(pages)
+    assert str(caught.value) == sentence
 
 
 @given(st.integers(0, 1 << 62))

@@ -1,0 +1,172 @@
+"""The annotation `kvplace.io/placement`: what the extender writes, hook and agent read, junk is told apart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import NumaMemory, OnFailure, Policy
+from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
+
+GIB = 1 << 30
+cpu_sets = st.integers(0, (1 << 40) - 1)
+
+
+@st.composite
+def pod_placements(draw: st.DrawFn) -> PodPlacement:
+    policy = draw(st.sampled_from(Policy))
+    cpus = draw(st.integers(1, (1 << 40) - 1))
+    order = draw(st.permutations(list(cpus_of(cpus))))
+    vcpus = tuple(order[: draw(st.integers(1, len(order)))])
+    return PodPlacement(
+        pod_uid=draw(st.uuids().map(str)),
+        node=draw(st.sampled_from(["worker-1", "n"])),
+        topology="sha256:0123456789abcdef",
+        policy=policy,
+        on_failure=draw(st.sampled_from(OnFailure)),
+        vcpus=() if policy is Policy.NUMA else vcpus,
+        cpus=cpus,
+        emulator_cpus=draw(cpu_sets),
+        io_thread_cpus=tuple(draw(st.lists(cpu_sets, max_size=3))),
+        numa_nodes=tuple(draw(st.lists(st.integers(0, 7), max_size=3))),
+        numa_memory=draw(st.sampled_from(NumaMemory)),
+        memory=draw(st.dictionaries(st.integers(0, 7), st.integers(0, 1 << 50), max_size=3)),
+        owned=draw(cpu_sets),
+        huge_pages=draw(
+            st.dictionaries(
+                st.integers(0, 7),
+                st.dictionaries(st.sampled_from([1 << 21, GIB]), st.integers(0, 1 << 20), max_size=2),
+                max_size=3,
+            )
+        ),
+    )
+
+
+PLACED = PodPlacement(
+    pod_uid="0b0e1c9e-3f4a-4a57-9b0e-000000000001",
+    node="worker-1",
+    topology="sha256:0123456789abcdef",
+    policy=Policy.EXCLUSIVE,
+    on_failure=OnFailure.WAIT,
+    vcpus=(2, 34, 3, 35),
+    cpus=mask_of([2, 3, 34, 35]),
+    emulator_cpus=mask_of([0, 1, 32, 33]),
+    io_thread_cpus=(mask_of([0, 1]),),
+    numa_nodes=(0,),
+    numa_memory=NumaMemory.PREFERRED,
+    memory={0: 8 * GIB},
+    owned=mask_of([2, 3, 34, 35]),
+    huge_pages={0: {GIB: 8}},
+)
+DOCUMENT: dict[str, Any] = json.loads(PLACED.to_json())
+
+
+@given(pod_placements())
+def test_a_placement_written_and_read_is_the_same_placement(placement: PodPlacement) -> None:
+    text = placement.to_json()
+    assert "\n" not in text
+    assert PodPlacement.from_json(text) == placement
+
+
+def test_the_placement_is_written_in_the_words_of_its_contract() -> None:
+    assert DOCUMENT == {
+        "version": 1,
+        "podUid": "0b0e1c9e-3f4a-4a57-9b0e-000000000001",
+        "node": "worker-1",
+        "topology": "sha256:0123456789abcdef",
+        "policy": "exclusive",
+        "onFailure": "wait",
+        "vcpus": [2, 34, 3, 35],
+        "cpus": "2-3,34-35",
+        "emulatorCpus": "0-1,32-33",
+        "ioThreadCpus": ["0-1"],
+        "numaNodes": [0],
+        "numaMemory": "preferred",
+        "memory": {"0": 8589934592},
+        "owned": "2-3,34-35",
+        "hugePages": {"0": {"1Gi": 8}},
+    }
+
+
+def test_a_placement_of_only_what_the_hook_needs_is_enough() -> None:
+    needed = ("version", "podUid", "node", "policy", "vcpus", "cpus")
+    placement = PodPlacement.from_json(json.dumps({key: DOCUMENT[key] for key in needed} | {"later": [1]}))
+    assert (placement.vcpus, placement.emulator_cpus, placement.numa_memory) == (
+        (2, 34, 3, 35),
+        0,
+        NumaMemory.OFF,
+    )
+
+
+def test_a_vm_that_floats_has_no_cpus_and_says_so_when_read_again() -> None:
+    floating = PodPlacement.floating(pod_uid="u", node="n")
+    again = PodPlacement.from_json(floating.to_json())
+    assert again == floating
+    assert again.floats
+    assert not PodPlacement.from_json(json.dumps(DOCUMENT)).floats
+
+
+def test_a_bare_cpu_map_gives_each_vcpu_its_cpu_in_order_and_leaves_memory_alone() -> None:
+    placement = PodPlacement.of_cpu_map('{"socket1": ["1", "33"], "socket0": ["4"]}')
+    assert placement.vcpus == (4, 1, 33)
+    assert placement.cpus == placement.emulator_cpus == mask_of([1, 4, 33])
+    assert (placement.pod_uid, placement.node, placement.numa_nodes) == ("", "", ())
+    assert placement.numa_memory is NumaMemory.OFF
+
+
+@pytest.mark.parametrize(
+    ("change", "mend"),
+    [
+        ({"version": 2}, "has version 2; this program reads version 1, use matching releases"),
+        ({"version": None}, "has version None; this program reads version 1, use matching releases"),
+        ({"podUid": 7}, "podUid must be a text, not 7"),
+        ({"policy": "mine"}, "policy is 'mine'; it must be one of exclusive, share, numa, immovable, none"),
+        ({"vcpus": [2, 2, 3, 35]}, "vcpus gives one CPU to two vCPUs"),
+        ({"vcpus": [2, 34, 3, 99]}, "vcpus names CPU 99, which cpus lacks"),
+        ({"vcpus": []}, "vcpus is empty, which policy exclusive does not allow"),
+        ({"vcpus": [2.0]}, "vcpus holds 2.0, which is not an id from 0 to 16383"),
+        ({"vcpus": "2,34"}, "vcpus must be a list of ids"),
+        ({"cpus": ""}, "cpus is empty; a placement names at least one CPU"),
+        ({"cpus": "2-"}, "cpus '2-': '2-' is neither a number nor a range like 2-5"),
+        ({"ioThreadCpus": "0-1"}, "ioThreadCpus must be a list of CPU lists"),
+        ({"ioThreadCpus": ["x"]}, "ioThreadCpus 'x': 'x' is neither a number nor a range like 2-5"),
+        ({"memory": {"x": 5}}, "memory holds 'x', which is not a NUMA node"),
+        ({"memory": {"0": -5}}, "memory holds '0': -5, which is not bytes by NUMA node"),
+        ({"hugePages": {"-1": {"1Gi": 8}}}, "hugePages holds '-1', which is not a NUMA node"),
+        ({"hugePages": {"1_0": {"1Gi": 8}}}, "hugePages holds '1_0', which is not a NUMA node"),
+        ({"hugePages": {"0": {"1Gi": 1.5}}}, "hugePages of node 0: 1.5 pages of 1Gi; it must be a whole "),
+        ({"hugePages": {"0": {"1Gi": -8}}}, "hugePages of node 0: -8 pages of 1Gi; it must be a whole "),
+        ({"hugePages": {"0": 8}}, "hugePages of node 0: must be an object of counts by page size"),
+        ({"hugePages": [8]}, "hugePages must be an object of page counts by NUMA node and page size"),
+    ],
+    ids=str,
+)
+def test_a_field_that_cannot_be_meant_is_named(change: dict[str, Any], mend: str) -> None:
+    with pytest.raises(BadAnnotation) as caught:
+        PodPlacement.from_json(json.dumps(DOCUMENT | change))
+    assert caught.value.mend.startswith(mend)
+    assert str(caught.value).startswith("annotation kvplace.io/placement: ")
+
+
+@given(texts | disturbed(DOCUMENT).map(json.dumps))
+def test_any_text_is_either_a_placement_or_one_sentence(text: str) -> None:
+    placement, sentence = answer_or_sentence(PodPlacement.from_json, text, BadAnnotation)
+    assert placement is not None or sentence.startswith("annotation kvplace.io/placement: ")
+    if placement is not None:
+        assert PodPlacement.from_json(placement.to_json()) == placement
+
+
+INFINITE = '{"version":1,"podUid":"u","node":"n","policy":"none","cpus":"","hugePages":{"0":{"1Gi":1e999}}}'
+
+
+@pytest.mark.parametrize("text", [*DEEP_OR_LONG, INFINITE], ids=lambda text: text[:12] + text[-12:])
+def test_text_that_is_deep_long_or_infinite_is_no_crash(text: str) -> None:
+    with pytest.raises(BadAnnotation):
+        PodPlacement.from_json(text)

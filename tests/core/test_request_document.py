@@ -1,0 +1,133 @@
+"""The annotation `kvplace.io/request`: what admission writes, the extender reads, and junk is told apart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.annotations import Spelling
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.request import GuestNuma, OnFailure, Policy, Request, Scope, Smt
+from kvplace.core.request_document import PodRequest, read_request, write_request
+from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
+from tests.core.machines import requests
+
+GIB = 1 << 30
+
+pod_requests = st.builds(
+    PodRequest,
+    requests().flatmap(
+        lambda request: st.builds(
+            Request,
+            vcpus=st.just(request.vcpus),
+            scope=st.sampled_from(Scope),
+            policy=st.sampled_from(Policy),
+            smt=st.just(request.smt),
+            emulator_threads=st.just(request.emulator_threads),
+            numa_memory=st.just(request.numa_memory),
+            guest_numa=st.sampled_from(GuestNuma),
+            on_failure=st.sampled_from(OnFailure),
+            memory=st.just(request.memory),
+            huge_pages=st.dictionaries(st.sampled_from([1 << 21, GIB]), st.integers(1, 1 << 40)),
+            io_threads=st.integers(0, 65535),
+        )
+    ),
+    vmi=st.sampled_from(["", "default/db", "ns/a-b-c"]),
+    explain=st.booleans(),
+    spelling=st.sampled_from(Spelling),
+)
+
+DOCUMENT: dict[str, Any] = json.loads(
+    write_request(PodRequest(Request(8, memory=8 * GIB, huge_pages={GIB: 8}, io_threads=1), vmi="ns/name"))
+)
+
+
+@given(pod_requests)
+def test_a_request_written_and_read_is_the_same_request(pod: PodRequest) -> None:
+    text = write_request(pod)
+    assert "\n" not in text
+    assert read_request(text) == pod
+
+
+def test_the_request_is_written_in_the_words_of_its_contract() -> None:
+    assert DOCUMENT == {
+        "version": 1,
+        "vcpus": 8,
+        "cpuSet": "one-socket",
+        "policy": "exclusive",
+        "smt": "prefer",
+        "emulatorThreads": "shared",
+        "numaMemory": "preferred",
+        "guestNuma": "off",
+        "onFailure": "wait",
+        "memory": 8 * GIB,
+        "hugepages": {"1Gi": 8},
+        "ioThreads": 1,
+        "vmi": "ns/name",
+        "explain": False,
+        "spelling": "kvplace",
+    }
+
+
+def test_keys_of_later_versions_are_ignored() -> None:
+    assert read_request(json.dumps(DOCUMENT | {"later": {"a": 1}})) == read_request(json.dumps(DOCUMENT))
+
+
+@pytest.mark.parametrize(
+    ("change", "mend"),
+    [
+        ({"version": 2}, "must be an object of version 1; only pod admission writes it"),
+        ({"version": True}, "must be an object of version 1; only pod admission writes it"),
+        ({"vcpus": 0}, "vcpus must be at least 1"),
+        ({"vcpus": 4097}, "vcpus is 4097; it must be a whole number from 0 to 4096"),
+        ({"vcpus": 8.0}, "vcpus is 8.0; it must be a whole number from 0 to 4096"),
+        ({"vcpus": True}, "vcpus is True; it must be a whole number from 0 to 4096"),
+        ({"cpuSet": "one"}, "cpuSet is 'one'; it must be one of one-socket, one-numa, one-l3, "),
+        ({"cpuSet": ["any"]}, "cpuSet is ['any']; it must be one of "),
+        ({"spelling": None}, "spelling is None; it must be one of kvplace, bare, crane"),
+        ({"memory": -1}, "memory is -1; it must be a whole number from 0 to "),
+        ({"memory": "8Gi"}, "memory is '8Gi'; it must be a whole number from 0 to "),
+        ({"hugepages": [8]}, "hugepages: must be an object of counts by page size"),
+        ({"hugepages": {"1Gb": 8}}, "hugepages: '1Gb' is not a quantity such as 8Gi, 512Mi, 4 or 500m"),
+        ({"hugepages": {"1Gi": -8}}, "hugepages: -8 pages of 1Gi; it must be a whole number from 0 to "),
+        ({"hugepages": {"0": 8}}, "hugepages: a page of 0 bytes is none"),
+        ({"hugepages": {"1Gi": 8, "1024Mi": 4}}, "hugepages: names pages of 1Gi twice"),
+        ({"vmi": 7}, "vmi must be a text"),
+    ],
+    ids=str,
+)
+def test_a_field_that_cannot_be_meant_is_named(change: dict[str, Any], mend: str) -> None:
+    with pytest.raises(BadAnnotation) as caught:
+        read_request(json.dumps(DOCUMENT | change))
+    assert caught.value.mend.startswith(mend)
+    assert str(caught.value).startswith("annotation kvplace.io/request: ")
+
+
+@given(texts | disturbed(DOCUMENT).map(json.dumps))
+def test_any_text_is_either_a_request_or_one_sentence(text: str) -> None:
+    pod, sentence = answer_or_sentence(read_request, text, BadAnnotation)
+    assert pod is not None or sentence.startswith("annotation kvplace.io/request: ")
+    if pod is not None:
+        assert read_request(write_request(pod)) == pod
+
+
+@pytest.mark.parametrize("text", [*DEEP_OR_LONG, " " * 20_000], ids=lambda text: text[:12])
+def test_text_that_is_deep_or_long_is_no_crash(text: str) -> None:
+    with pytest.raises(BadAnnotation):
+        read_request(text)
+
+
+def test_equal_keys_mean_equal_placements_and_leave_out_what_does_not_decide() -> None:
+    plain = Request(4)
+    assert plain.key == Request(4, on_failure=OnFailure.FLOAT, guest_numa=GuestNuma.MIRROR).key
+    for other in (
+        Request(5),
+        Request(4, smt=Smt.ISOLATE),
+        Request(4, memory=1),
+        Request(4, huge_pages={GIB: 1}),
+    ):
+        assert other.key != plain.key
