@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.control_plane.build import KUBERNETES
 from tests.control_plane.cluster import ControlPlane
-from tests.control_plane.fixtures import programs
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 STRICTLY = ("--server-side", "--validate=strict", "--warnings-as-errors")
@@ -35,12 +33,12 @@ def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def fresh_cluster() -> Iterator[ControlPlane]:
+def fresh_cluster(kubernetes_programs: Path) -> Iterator[ControlPlane]:
     """Start a control plane on which nothing has been installed yet.
 
     Its controllers make pods of Deployments and aggregate roles, as everywhere.
     """
-    programs(KUBERNETES)
+    assert kubernetes_programs.is_dir()
     with ControlPlane(controller_manager=True, service_account_admission=True) as plane:
         yield plane
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control_plane.build import KUBERNETES
 from tests.control_plane.cluster import ControlPlane
-from tests.control_plane.fixtures import programs
 from tests.manifests.conftest import STRICTLY
 from tests.manifests.policies import refused
 
@@ -34,9 +32,9 @@ spec:
 
 
 @pytest.fixture
-def cluster() -> Iterator[ControlPlane]:
+def cluster(kubernetes_programs: Path) -> Iterator[ControlPlane]:
     """Start a control plane for this test alone; its controllers empty namespaces."""
-    programs(KUBERNETES)
+    assert kubernetes_programs.is_dir()
     with ControlPlane(controller_manager=True) as plane:
         yield plane
 
