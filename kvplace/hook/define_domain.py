@@ -34,6 +34,9 @@ def define_domain(xml: bytes, vmi: bytes, around: Surroundings, trial: Trial = t
     on_failure = on_failure_of_pod(around)
     try:
         placement = placement_of_pod(around)
+        if placement.floats and xml:
+            log("warning", "the VM starts unpinned: no node had room, and its on-failure is float", about)
+            return xml
         check_cpus(placement, around)
         placement, obstacle = settle_memory(placement, allowed_memory_nodes(around), on_failure, trial)
         if obstacle is not None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvplace.core.errors import GrpcStatus, KvplaceError, grpc_status_of
 
@@ -22,8 +23,7 @@ TIME_LIMIT_S = 8.0
 _CHUNK_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What came back: the answer when the status is OK, else one sentence."""
 
     status: GrpcStatus

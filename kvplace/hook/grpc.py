@@ -7,7 +7,7 @@ in the trailers. Compression is refused, so nobody can send a small message that
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -36,8 +36,7 @@ _GONE = (StreamClosedError, StreamIDTooLowError)
 """What h2 raises for a stream that has ended by itself or whose caller has left, now and later."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A whole unary request."""
 
     stream: int
@@ -45,17 +44,15 @@ class Call:
     message: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(NamedTuple):
     """The caller no longer waits for an answer on this stream."""
 
     stream: int
 
 
-@dataclass(slots=True)
-class _Request:
+class _Request(NamedTuple):
     path: str
-    body: bytearray = field(default_factory=bytearray)
+    body: bytearray
 
 
 class GrpcConnection:
@@ -144,7 +141,9 @@ class GrpcConnection:
                 f"messages compressed with {shown!r} are not read; use identity",
             )
         else:
-            self._requests[stream] = _Request(path=headers.get(b":path", b"").decode("ascii", "replace"))
+            self._requests[stream] = _Request(
+                headers.get(b":path", b"").decode("ascii", "replace"), bytearray()
+            )
 
     def _collect(self, event: DataReceived) -> None:
         stream = event.stream_id
@@ -152,7 +151,7 @@ class GrpcConnection:
         request = self._requests.get(stream)
         if request is None:
             return
-        request.body += event.data
+        request.body.extend(event.data)
         if len(request.body) < _PREFIX_BYTES:
             return
         length = int.from_bytes(request.body[1:_PREFIX_BYTES], "big")

@@ -6,6 +6,7 @@ peer to send or to read, and a domain is pinned in a process of its own.
 
 from __future__ import annotations
 
+import gc
 import os
 import selectors
 import signal
@@ -70,6 +71,8 @@ class Server:
 
     def run(self) -> None:
         """Serve until Shutdown has been answered."""
+        gc.freeze()  # what there is now stays for good, also in the children that share it
+        gc.enable()
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._welcome)
         log("info", f"serving on {self._around.socket}", {"node": self._around.node})

@@ -14,7 +14,7 @@ sidecar that answers it; who asks all the same gets the input back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvplace.core.errors import GrpcStatus
 from kvplace.hook.wire import BadMessage, bytes_field, bytes_fields, read_bytes_fields
@@ -24,8 +24,7 @@ VERSIONS = ("v1alpha1", "v1alpha2", "v1alpha3")
 HOOK_POINTS = ("OnDefineDomain", "Shutdown")
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """An answer that is known at once."""
 
     message: bytes
@@ -33,8 +32,7 @@ class Reply:
     """Whether the process has nothing left to do once this is sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class DefineDomain:
+class DefineDomain(NamedTuple):
     """A domain to be pinned."""
 
     domain_xml: bytes

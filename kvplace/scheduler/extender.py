@@ -130,11 +130,11 @@ class Extender:
             return self._none_fits(args, wanted, refusals)
         if wanted.explain:
             self._explanations[args.pod.metadata.uid] = _explain(best, candidates, refusals)
-        told = grouped(refusals)
+        # Why the others do not fit is of no use to a pod that has a node, and dear to say at every pod.
         if self._settings.mode is Mode.ADVISE:
-            return _answer(args, [c.node for c in candidates], told.failed, told.unresolvable)
+            return _answer(args, [c.node for c in candidates])
         self._book.holds.hold(best.node, self._claim(best.placement, args.pod, wanted))
-        return _answer(args, [best.node], told.failed, told.unresolvable)
+        return _answer(args, [best.node])
 
     def _none_fits(
         self, args: ExtenderArgs, wanted: PodRequest, refusals: dict[str, Refusal]
@@ -369,7 +369,9 @@ class Extender:
     def _tell_bound(
         self, args: BindingArgs, vmi: OwnerReference | None, kind: EventType, reason: str, note: str
     ) -> None:
-        self._record(args.namespace, "Pod", args.name, args.uid, kind, reason, "Binding", note)
+        """Tell the owner of a VM; of a good end a pod hears from kube-scheduler, and it carries its cores."""
+        if kind is EventType.WARNING:
+            self._record(args.namespace, "Pod", args.name, args.uid, kind, reason, "Binding", note)
         if vmi is not None:
             self._record(
                 args.namespace, "VirtualMachineInstance", vmi.name, vmi.uid, kind, reason, "Binding", note

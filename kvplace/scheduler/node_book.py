@@ -43,6 +43,7 @@ class NodeBook:
         self.holds = Holds(seconds=hold_seconds, clock=clock, changed=self._changed)
         self.fits = FitTable(self.state_of)
         self._machines: dict[str, tuple[Topology | None, int | None, str]] = {}
+        self._largest: int | None = None
         self.nodes.subscribe(self._node_seen)
         self.topologies.subscribe(self._topology_seen)
         self.ledgers.subscribe(self._changed)
@@ -65,10 +66,9 @@ class NodeBook:
     @property
     def largest_node(self) -> int | None:
         """Most allocatable CPUs of any known machine; None when none is known."""
-        sizes = [
-            free.cpus.bit_count() for node in self.nodes.records if (free := self._empty(node)) is not None
-        ]
-        return max(sizes, default=None)
+        if self._largest is None:
+            self._largest = max((self._allocatable(node) for node in self.nodes.records), default=0)
+        return self._largest or None
 
     def topology_of(self, node: str) -> Topology | None:
         """The machine of a node; None when nothing (readable) describes it."""
@@ -97,9 +97,11 @@ class NodeBook:
             return NodeState(None, None, f"its ledger cannot be read: {record.problem}")
         return NodeState(topology, self.free_on(node, self.ledger_of(node)), problem)
 
-    def _empty(self, node: str) -> Free | None:
+    def _allocatable(self, node: str) -> int:
         topology, only, _ = self._machine(node)
-        return None if topology is None else free_of(topology, Ledger(), only=only)
+        if topology is None:
+            return 0
+        return (topology.allocatable if only is None else topology.allocatable & only).bit_count()
 
     def _machine(self, node: str) -> tuple[Topology | None, int | None, str]:
         if node not in self._machines:
@@ -136,12 +138,14 @@ class NodeBook:
         either = after or before
         if either is not None and (before is None or after is None or before.cpu_map != after.cpu_map):
             self._machines.pop(either.name, None)
+            self._largest = None
             self._changed(either.name)
 
     def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
         either = after or before
         if either is not None:
             self._machines.pop(either.node, None)
+            self._largest = None
             self._changed(either.node)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvplace.core.topology import Topology
-from tests.control_plane.build import KUBERNETES, KUBEVIRT
 from tests.control_plane.cluster import ControlPlane
 from tests.control_plane.containers import Image, ProcessRunner, python_image
-from tests.control_plane.fixtures import programs
 from tests.control_plane.hollow_node import NodesInBackground, nodes_in_background
 from tests.control_plane.kubevirt_parts import KubeVirt
 from tests.end_to_end.installation import SIDECAR_IMAGE, Installation
@@ -21,17 +19,16 @@ from tests.end_to_end.machines import two_socket_machine, write_machine
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[ControlPlane]:
+def cluster(kubernetes_programs: Path) -> Iterator[ControlPlane]:
     """Start a control plane of its own: kvplace's webhooks concern every pod of the cluster they are in."""
-    programs(KUBERNETES)
     with ControlPlane() as plane:
         yield plane
 
 
 @pytest.fixture(scope="session")
-def virt(cluster: ControlPlane) -> Iterator[KubeVirt]:
+def virt(cluster: ControlPlane, kubevirt_programs: Path) -> Iterator[KubeVirt]:
     """Run KubeVirt with its own admission in it."""
-    with KubeVirt(cluster, programs(KUBEVIRT)) as running:
+    with KubeVirt(cluster, kubevirt_programs) as running:
         yield running
 
 

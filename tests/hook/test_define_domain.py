@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.errors import BadDomainXml, Corrupt, KvplaceError, Misconfigured
+from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure
 from kvplace.domainxml import MAX_DOMAIN_BYTES, rewrite
 from kvplace.hook.define_domain import define_domain
@@ -132,6 +133,17 @@ def test_a_document_that_is_no_domain_floats_through_unchanged_but_never_empty(
     assert define_domain(b"<network/>", VMI, around, works) == b"<network/>"
     with pytest.raises(BadDomainXml, match="is empty"):
         define_domain(b"", VMI, around, works)
+
+
+def test_a_vm_that_found_no_room_and_floats_keeps_its_domain(
+    around: Surroundings, pod: PodFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    floating = PodPlacement.floating(pod_uid=PLACEMENT.pod_uid, node=NODE)
+    pod.write("uid", PLACEMENT.pod_uid)
+    pod.write("placement", floating.to_json())
+    assert define_domain(DOMAIN, VMI, around, works) == DOMAIN
+    (line,) = logged(capfd)
+    assert "starts unpinned: no node had room" in line["msg"]
 
 
 def test_waiting_is_what_happens_when_nobody_said(around: Surroundings, pod: PodFolder) -> None:
