@@ -42,7 +42,7 @@ from kvplace.kube.objects import (
     node_record,
     pod_record,
 )
-from kvplace.kube.records import EventRecord, LedgerRecord, PodRecord
+from kvplace.kube.records import EventRecord, LedgerRecord, PodRecord, is_newer_version
 from kvplace.kube.session import (
     MERGE_PATCH,
     METADATA_ONLY,
@@ -113,8 +113,9 @@ class ApiCluster:
                 node_record,
             ),
             TOPOLOGIES: _custom("nodetopologies", topologies.record),
-            LEDGERS: _custom("nodeledgers", ledger_record),
+            LEDGERS: _custom("nodeledgers", self._ledger_record),
         }
+        self._written: dict[str, LedgerRecord] = {}
 
     def watch(self, kind: Kind[K, R]) -> AsyncIterator[WatchEvent[R]]:
         source = _ApiSource(self._session, cast(_Resource[R], self._resources[kind]))
@@ -190,7 +191,11 @@ class ApiCluster:
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
         after = before.ledger.after(change)
-        patch = {"metadata": _preconditions(before), "spec": merge_patch(before.ledger, change)}
+        # Versions are never used twice, so the version alone also tells a ledger that was made anew.
+        patch = {
+            "metadata": {"resourceVersion": before.resource_version},
+            "spec": merge_patch(before.ledger, change),
+        }
         try:
             body = await self._session.request(
                 Call(
@@ -208,7 +213,9 @@ class ApiCluster:
         except Missing as error:
             raise Conflict(f"the ledger of node {before.node} is gone") from error
         stored = _decoded(_VERSION, body, "nodeledgers").metadata
-        return LedgerRecord(before.node, after, stored.resource_version, stored.uid)
+        written = LedgerRecord(before.node, after, stored.resource_version, stored.uid)
+        self._written[before.node] = written
+        return written
 
     async def delete_ledger(self, before: LedgerRecord) -> None:
         try:
@@ -223,7 +230,10 @@ class ApiCluster:
                         {
                             "apiVersion": "v1",
                             "kind": "DeleteOptions",
-                            "preconditions": _preconditions(before),
+                            "preconditions": {
+                                "resourceVersion": before.resource_version,
+                                "uid": before.uid,
+                            },
                         }
                     ),
                 )
@@ -266,6 +276,20 @@ class ApiCluster:
 
     async def close(self) -> None:
         await self._session.close()
+
+    def _ledger_record(self, document: CustomObject) -> LedgerRecord:
+        """Read a watched ledger, unless it is what we wrote ourselves or older: then that tells all.
+
+        Most ledgers that a watch brings are the echo of our own writes, and reading one takes longer than
+        everything else that a bind does.
+        """
+        metadata = document.metadata
+        written = self._written.get(metadata.name)
+        if written is not None and written.uid == metadata.uid:
+            if not is_newer_version(metadata.resource_version, written.resource_version):
+                return written
+            del self._written[metadata.name]
+        return ledger_record(document)
 
     async def _get(self, resource: str, path: str, name: str) -> bytes | None:
         try:
@@ -386,12 +410,6 @@ def _custom(resource: str, record: Callable[[CustomObject], R]) -> _Resource[R]:
 
 def _ledger_path(*node: str) -> str:
     return path_of("apis", GROUP, VERSION, "nodeledgers", *node)
-
-
-def _preconditions(before: LedgerRecord) -> dict[str, str]:
-    """What must still hold of a ledger when it is changed: its version, and that it is the same object."""
-    known = {"resourceVersion": before.resource_version, "uid": before.uid}
-    return {key: value for key, value in known.items() if value}
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, resource: str) -> T:

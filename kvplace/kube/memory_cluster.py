@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from kvplace.core.annotations import REQUEST
+from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import BadTopology, Conflict, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.placement import PLACEMENT
@@ -28,8 +30,6 @@ from kvplace.kube.shelf import Shelf
 
 K = TypeVar("K")
 R = TypeVar("R")
-
-CPU_MAP = "cpu-map"
 
 
 class MemoryCluster:
@@ -182,14 +182,14 @@ class MemoryCluster:
         """Create a pod as it is after admission; raises Conflict when the name is taken."""
         if (namespace, name) in self._pods.records:
             raise Conflict(f"pod {namespace}/{name} exists already")
-        held = dict(annotations or {})
+        held = {**({REQUEST: request} if request else {}), **(annotations or {})}
         record = PodRecord(
             namespace=namespace,
             name=name,
             uid=uid or self._next_uid("pod"),
             node=node,
             scheduler_name=scheduler_name,
-            request=request,
+            request=held.get(REQUEST, ""),
             placement=held.get(PLACEMENT, ""),
             cpu_map=held.get(CPU_MAP, ""),
             vmi=vmi,

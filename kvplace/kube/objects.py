@@ -10,17 +10,17 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from kvplace.core.annotations import REQUEST
+from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import BadTopology, Corrupt
 from kvplace.core.ledger import Ledger, read_ledger
+from kvplace.core.placement import PLACEMENT
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 
 O = TypeVar("O")  # noqa: E741
 
-CPU_MAP = "cpu-map"
-REQUEST = "kvplace.io/request"
-PLACEMENT = "kvplace.io/placement"
 COMPUTE = "compute"
 
 

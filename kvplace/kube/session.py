@@ -270,7 +270,13 @@ class LineStream:
         """Hang up; what is still under way is lost."""
         if self._siblings is not None:
             self._siblings.discard(self)
+        connection = self._response.connection
+        if connection is not None and connection.transport is not None:
+            # No TLS farewell: the server may be gone, and nothing that it still says matters.
+            connection.transport.abort()
         self._response.close()
+        # The socket is closed in the loop's next round; after that nothing of the stream is left.
+        await asyncio.sleep(0)
 
 
 async def open_session(source: Source | None = None, limits: Limits | None = None) -> Session:

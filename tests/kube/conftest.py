@@ -1,0 +1,78 @@
+"""The real API server with kvplace's own kinds, and a world on it for each test."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.control_plane.cluster import ControlPlane, RequestRefused
+from tests.kube.worlds import LEDGERS_PATH, ApiWorld, MemoryWorld
+
+MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
+UID = "00000000-0000-0000-0000-000000000001"
+
+
+@pytest.fixture(scope="session")
+def ledger_server(control_plane: ControlPlane) -> ControlPlane:
+    """Serve NodeLedger and NodeTopology, and guard ledgers from deletion."""
+    for file in ("crd/nodeledgers.yaml", "crd/nodetopologies.yaml", "policy/ledger-deletion.yaml"):
+        control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(MANIFESTS / file))
+    control_plane.kubectl("wait", "--for=condition=Established", "crd/nodeledgers.kvplace.io")
+    control_plane.kubectl("wait", "--for=condition=Established", "crd/nodetopologies.kvplace.io")
+    wait_until_guarded(control_plane)
+    return control_plane
+
+
+def wait_until_guarded(plane: ControlPlane) -> None:
+    """Try until the API server, which learns of policies in its own time, refuses a deletion."""
+    name = "guarded"
+    spec = {"owners": {"0": UID}, "claims": {UID: claim_json()}}
+    plane.request("POST", LEDGERS_PATH, ledger_json(name, spec))
+    try:
+        for _ in range(300):
+            try:
+                plane.request("DELETE", f"{LEDGERS_PATH}/{name}?dryRun=All")
+            except RequestRefused as refusal:
+                if refusal.status != 422:
+                    raise
+                return
+            time.sleep(0.1)  # Nothing tells when a policy is in force.
+        raise AssertionError("the policy ledger-deletion.kvplace.io never came into force")
+    finally:
+        plane.request(
+            "PATCH",
+            f"{LEDGERS_PATH}/{name}",
+            {"spec": {"owners": {"0": None}, "claims": {UID: None}}},
+            content_type="application/merge-patch+json",
+        )
+        plane.request("DELETE", f"{LEDGERS_PATH}/{name}")
+
+
+def ledger_json(name: str, spec: object) -> dict[str, object]:
+    return {
+        "apiVersion": "kvplace.io/v1alpha1",
+        "kind": "NodeLedger",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def claim_json() -> dict[str, object]:
+    return {"namespace": "default", "pod": "p", "policy": "exclusive", "state": "claimed", "cpus": "0"}
+
+
+@pytest.fixture
+async def memory_world() -> AsyncIterator[MemoryWorld]:
+    world = MemoryWorld()
+    yield world
+    await world.close()
+
+
+@pytest.fixture
+async def api_world(ledger_server: ControlPlane, namespace: str) -> AsyncIterator[ApiWorld]:
+    world = await ApiWorld.open(ledger_server, namespace)
+    yield world
+    await world.close()

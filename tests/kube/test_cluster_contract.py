@@ -1,0 +1,363 @@
+"""The contract of the cluster port, asked of the in-memory cluster and of a real API server alike."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvplace.core.cpuset import mask_of
+from kvplace.core.errors import Conflict, Refused
+from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, OwnershipConflict
+from kvplace.core.request import Policy
+from kvplace.kube.cluster import LEDGERS, NODES, PODS, TOPOLOGIES, Apply, Cluster, Delete, InitApply, InitDone
+from kvplace.kube.records import EventRecord, EventType
+from tests.kube.worlds import REQUEST, ApiWorld, MemoryWorld, World, watching
+
+PLACEMENT = '{"version":1}'
+RESULTS = {"kvplace.io/placement": PLACEMENT, "cpu-map": '{"socket0":["2"]}'}
+MACHINE = {
+    "packages": [{"id": 0, "cpus": "0-3"}],
+    "numaNodes": [
+        {"id": 0, "cpus": "0-3", "memory": "16Gi", "hugePages": {"1Gi": 4}, "distances": {"0": 10}}
+    ],
+    "l3Groups": ["0-3"],
+    "cores": ["0,2", "1,3"],
+    "reserved": "0",
+    "isolated": "",
+    "fingerprint": "sha256:0",
+}
+
+
+def claim(uid: str, *cpus: int, **other: Any) -> Claim:
+    return replace(
+        Claim(
+            uid=uid,
+            namespace="default",
+            pod=f"pod-{uid}",
+            vmi="",
+            policy=Policy.EXCLUSIVE,
+            state=ClaimState.CLAIMED,
+            cpus=mask_of(cpus),
+            owned=mask_of(cpus),
+            memory={0: 1 << 30},
+            huge_pages={},
+            since="2026-01-02T03:04:05Z",
+        ),
+        **other,
+    )
+
+
+def taking(*claims: Claim) -> LedgerChange:
+    return LedgerChange(claims=claims)
+
+
+class Contract:
+    """What holds on either side; the subclasses choose the side."""
+
+    # Binding
+
+    async def test_a_bind_stores_node_and_annotations_in_one_write(self, world: World) -> None:
+        uid = world.create_pod("vm")
+        async with watching(world.cluster, PODS) as seen:
+            await world.cluster.bind(world.namespace, "vm", uid, "worker", RESULTS)
+            await seen.until(lambda event: event.record.uid == uid and event.record.node)
+            told = [
+                event.record for event in seen.events if isinstance(event, Apply) and event.record.uid == uid
+            ]
+        assert [(pod.node, pod.placement, pod.cpu_map) for pod in told] == [
+            ("worker", PLACEMENT, RESULTS["cpu-map"])
+        ]
+        assert world.pod_annotations("vm") == {"kvplace.io/request": REQUEST, **RESULTS}
+
+    async def test_a_pod_is_bound_once(self, world: World) -> None:
+        uid = world.create_pod("vm")
+        await world.cluster.bind(world.namespace, "vm", uid, "first", RESULTS)
+        with pytest.raises(Conflict, match="already assigned"):
+            await world.cluster.bind(world.namespace, "vm", uid, "second", {"cpu-map": "other"})
+        pod = await world.cluster.read_pod(world.namespace, "vm")
+        assert pod is not None
+        assert (pod.node, pod.cpu_map) == ("first", RESULTS["cpu-map"])
+
+    async def test_of_many_racing_binds_one_wins(self, world: World) -> None:
+        uid = world.create_pod("vm")
+        clients = [world.cluster, await world.another_client()]
+        outcomes = await asyncio.gather(
+            *(
+                clients[number % 2].bind(
+                    world.namespace, "vm", uid, f"node-{number}", {"cpu-map": str(number)}
+                )
+                for number in range(8)
+            ),
+            return_exceptions=True,
+        )
+        winners = [number for number, outcome in enumerate(outcomes) if outcome is None]
+        assert len(winners) == 1
+        assert all(isinstance(outcome, Conflict) for outcome in outcomes if outcome is not None)
+        pod = await world.cluster.read_pod(world.namespace, "vm")
+        assert pod is not None
+        assert (pod.node, pod.cpu_map) == (f"node-{winners[0]}", str(winners[0]))
+
+    async def test_a_pod_made_anew_under_the_same_name_is_not_bound(self, world: World) -> None:
+        old = world.create_pod("vm")
+        world.delete_pod("vm", force=True)
+        world.create_pod("vm")
+        with pytest.raises(Conflict):
+            await world.cluster.bind(world.namespace, "vm", old, "worker", {})
+        pod = await world.cluster.read_pod(world.namespace, "vm")
+        assert pod is not None
+        assert not pod.node
+
+    async def test_a_gated_pod_is_not_bound(self, world: World) -> None:
+        uid = world.create_pod("vm", gated=True)
+        with pytest.raises(Conflict, match="schedulingGates"):
+            await world.cluster.bind(world.namespace, "vm", uid, "worker", {})
+
+    async def test_a_pod_that_is_gone_is_refused(self, world: World) -> None:
+        with pytest.raises(Refused):
+            await world.cluster.bind(world.namespace, "nobody", "some-uid", "worker", {})
+        assert await world.cluster.read_pod(world.namespace, "nobody") is None
+
+    async def test_a_pod_that_is_being_deleted_keeps_its_node(self, world: World) -> None:
+        uid = world.create_pod("vm")
+        await world.cluster.bind(world.namespace, "vm", uid, "worker", {})
+        world.delete_pod("vm")
+        pod = await world.cluster.read_pod(world.namespace, "vm")
+        assert pod is not None
+        assert (pod.deleting, pod.node) == (True, "worker")
+        with pytest.raises(Conflict):
+            await world.cluster.bind(world.namespace, "vm", uid, "other", {})
+
+    # What a pod looks like
+
+    async def test_a_pod_becomes_the_record_that_rooms_decide_on(self, world: World) -> None:
+        uid = world.create_pod("vm", vmi="the-vm")
+        world.set_pod_status("vm", phase="Pending", unschedulable=True)
+        waiting = await world.cluster.read_pod(world.namespace, "vm")
+        assert waiting is not None
+        assert (waiting.uid, waiting.request, waiting.vmi) == (uid, REQUEST, "the-vm")
+        assert (waiting.scheduler_name, waiting.unschedulable, waiting.node) == ("kvplace", True, "")
+        await world.cluster.bind(world.namespace, "vm", uid, "worker", {})
+        bound = await world.cluster.read_pod(world.namespace, "vm")
+        assert bound is not None
+        assert not bound.unschedulable
+        world.set_pod_status("vm", phase="Running", compute_terminated=True)
+        ended = await world.cluster.read_pod(world.namespace, "vm")
+        assert ended is not None
+        assert (ended.phase, ended.compute_terminated) == ("Running", True)
+
+    async def test_only_pods_that_ask_are_watched(self, world: World) -> None:
+        world.create_pod("bystander", asks=False)
+        early = world.create_pod("early")
+        async with watching(world.cluster, PODS) as seen:
+            world.create_pod("another-bystander", asks=False)
+            late = world.create_pod("late")
+            await seen.until(lambda event: event.record.uid == late)
+        mine = [
+            event.record.name
+            for event in seen.events
+            if isinstance(event, InitApply | Apply) and event.record.namespace == world.namespace
+        ]
+        assert mine == ["early", "late"]
+        assert early != late
+
+    # Watching
+
+    async def test_two_watchers_are_told_the_same_in_the_same_order(self, world: World) -> None:
+        node = world.named("worker")
+        async with (
+            watching(world.cluster, LEDGERS) as first,
+            watching(await world.another_client(), LEDGERS) as second,
+        ):
+            record = await world.cluster.create_ledger(node)
+            for number in range(5):
+                record = await world.cluster.write_ledger(record, taking(claim(f"pod-{number}", number)))
+            record = await world.cluster.write_ledger(
+                record, LedgerChange(releases=tuple(f"pod-{number}" for number in range(5)))
+            )
+            await world.cluster.delete_ledger(record)
+            for watcher in (first, second):
+                await watcher.until(lambda event: isinstance(event, Delete) and event.record.node == node)
+        assert [type(event) for event in first.records(node)] == [Apply] * 7 + [Delete]
+        assert [len(event.record.ledger.owners) for event in first.records(node)[:7]] == [0, 1, 2, 3, 4, 5, 0]
+        assert [strip(event) for event in first.records(node)] == [
+            strip(event) for event in second.records(node)
+        ]
+
+    async def test_a_watch_begins_with_all_there_is(self, world: World) -> None:
+        names = [world.named(f"worker-{number}") for number in range(7)]
+        for name in names:
+            world.create_node(name)
+        async with watching(world.cluster, NODES) as seen:
+            listed = {event.record.name for event in seen.events if isinstance(event, InitApply)}
+            assert set(names) <= listed
+            assert isinstance(seen.events[-1], InitDone)
+
+    async def test_a_machine_is_told_with_its_problem_when_it_makes_no_sense(self, world: World) -> None:
+        node = world.named("worker")
+        async with watching(world.cluster, TOPOLOGIES) as seen:
+            world.put_topology(node, MACHINE)
+            good = (await seen.until(lambda event: event.record.node == node)).record
+            world.put_topology(node, {**MACHINE, "cores": ["0,2", "1,2,3"]})
+            bad = (await seen.until(lambda event: event.record.node == node and event.record.problem)).record
+            world.delete_topology(node)
+            await seen.until(lambda event: isinstance(event, Delete) and event.record.node == node)
+        assert good.topology is not None
+        assert (good.problem, good.topology.cpus, good.topology.reserved) == ("", 0b1111, 0b1)
+        assert bad.topology is None
+        assert "cores" in bad.problem
+
+    # The ledger
+
+    async def test_making_a_ledger_twice_answers_the_same(self, world: World) -> None:
+        node = world.named("worker")
+        assert await world.cluster.read_ledger(node) is None
+        made = await world.cluster.create_ledger(node)
+        assert (made.node, made.ledger, made.problem) == (node, Ledger(), "")
+        assert await world.cluster.create_ledger(node) == made
+        assert await world.cluster.read_ledger(node) == made
+
+    async def test_a_write_answers_what_is_stored(self, world: World) -> None:
+        record = await world.cluster.create_ledger(world.named("worker"))
+        full = claim(
+            "pod-a", 1, 3, vmi="vm", memory={0: 5, 1: 7}, huge_pages={1: {1 << 30: 2}}, state=ClaimState.BOUND
+        )
+        sharing = claim("pod-b", 2, policy=Policy.SHARE, owned=0)
+        written = await world.cluster.write_ledger(record, taking(full, sharing))
+        assert written.ledger.claims == {"pod-a": full, "pod-b": sharing}
+        assert written.ledger.owners == {1: "pod-a", 3: "pod-a"}
+        assert await world.cluster.read_ledger(record.node) == written
+
+    async def test_a_claim_on_other_memory_leaves_nothing_of_the_old_one(self, world: World) -> None:
+        record = await world.cluster.create_ledger(world.named("worker"))
+        record = await world.cluster.write_ledger(
+            record, taking(claim("pod-a", 1, 2, memory={0: 5}, huge_pages={0: {1 << 30: 1}}))
+        )
+        moved = claim("pod-a", 2, 3, memory={1: 5})
+        await world.cluster.write_ledger(record, taking(moved))
+        stored = await world.cluster.read_ledger(record.node)
+        assert stored is not None
+        assert stored.ledger == Ledger({2: "pod-a", 3: "pod-a"}, {"pod-a": moved})
+
+    async def test_who_decided_on_an_old_ledger_must_decide_again(self, world: World) -> None:
+        record = await world.cluster.create_ledger(world.named("worker"))
+        await world.cluster.write_ledger(record, taking(claim("pod-a", 1)))
+        with pytest.raises(Conflict) as failure:
+            await world.cluster.write_ledger(record, taking(claim("pod-b", 2)))
+        assert not isinstance(failure.value, OwnershipConflict)
+
+    async def test_a_cpu_never_goes_from_one_pod_to_another_in_one_write(self, world: World) -> None:
+        record = await world.cluster.create_ledger(world.named("worker"))
+        held = await world.cluster.write_ledger(record, taking(claim("pod-a", 1, 2)))
+        with pytest.raises(OwnershipConflict):
+            await world.cluster.write_ledger(held, taking(claim("pod-b", 2, 3)))
+        with pytest.raises(OwnershipConflict):
+            await world.cluster.write_ledger(
+                held, LedgerChange(claims=(claim("pod-b", 2),), releases=("pod-a",))
+            )
+        assert await world.cluster.read_ledger(record.node) == held
+        free = await world.cluster.write_ledger(held, LedgerChange(releases=("pod-a",)))
+        taken = await world.cluster.write_ledger(free, taking(claim("pod-b", 2)))
+        assert taken.ledger.owners == {2: "pod-b"}
+
+    async def test_a_writer_who_believes_that_nobody_owns_anything_is_stopped(self, world: World) -> None:
+        record = await world.cluster.create_ledger(world.named("worker"))
+        held = await world.cluster.write_ledger(record, taking(claim("pod-a", 1, 2)))
+        with pytest.raises(OwnershipConflict):
+            await world.cluster.write_ledger(replace(held, ledger=Ledger()), taking(claim("pod-b", 2, 3)))
+
+    async def test_a_ledger_that_is_gone_cannot_be_written(self, world: World) -> None:
+        record = await world.cluster.create_ledger(world.named("worker"))
+        await world.cluster.delete_ledger(record)
+        with pytest.raises(Conflict):
+            await world.cluster.write_ledger(record, taking(claim("pod-a", 1)))
+        await world.cluster.delete_ledger(record)
+
+    async def test_a_ledger_made_anew_is_another_one(self, world: World) -> None:
+        old = await world.cluster.create_ledger(world.named("worker"))
+        await world.cluster.delete_ledger(old)
+        new = await world.cluster.create_ledger(old.node)
+        with pytest.raises(Conflict):
+            await world.cluster.write_ledger(old, taking(claim("pod-a", 1)))
+        with pytest.raises(Conflict):
+            await world.cluster.delete_ledger(replace(old, resource_version=new.resource_version))
+
+    async def test_a_ledger_with_owners_cannot_be_deleted(self, world: World) -> None:
+        record = await world.cluster.create_ledger(world.named("worker"))
+        held = await world.cluster.write_ledger(record, taking(claim("pod-a", 1)))
+        with pytest.raises(Conflict):
+            await world.cluster.delete_ledger(record)
+        with pytest.raises(Conflict, match="owners"):
+            await world.cluster.delete_ledger(held)
+        empty = await world.cluster.write_ledger(held, LedgerChange(releases=("pod-a",)))
+        await world.cluster.delete_ledger(empty)
+        assert await world.cluster.read_ledger(record.node) is None
+
+    async def test_racing_writers_share_the_cpus_out_without_a_double(self, world: World) -> None:
+        node = world.named("worker")
+        await world.cluster.create_ledger(node)
+        clients = [world.cluster, await world.another_client()]
+        won = await asyncio.gather(
+            *(take_two_cpus(clients[number % 2], node, f"pod-{number}") for number in range(8))
+        )
+        stored = await world.cluster.read_ledger(node)
+        assert stored is not None
+        stored.ledger.check()
+        assert len(stored.ledger.owners) == 16
+        assert {
+            cpu: f"pod-{number}" for number, cpus in enumerate(won) for cpu in cpus
+        } == stored.ledger.owners
+
+    # Telling people
+
+    async def test_an_event_reaches_the_owner_of_the_object(self, world: World) -> None:
+        uid = world.create_pod("vm")
+        event = EventRecord(
+            world.namespace, "Pod", "vm", uid, EventType.WARNING, "NoRoom", "Placing", "no NUMA node has room"
+        )
+        await world.cluster.record_event(event)
+        (told,) = world.events("NoRoom")
+        assert (told.kind, told.name, told.uid, told.note) == ("Pod", "vm", uid, "no NUMA node has room")
+
+    async def test_annotations_of_a_node_are_set_and_taken_away_one_by_one(self, world: World) -> None:
+        node = world.named("worker")
+        world.create_node(node)
+        await world.cluster.annotate_node(node, {"cpu-map": "{}", "kvplace.io/note": "one"})
+        await world.cluster.annotate_node(node, {"kvplace.io/note": None})
+        assert world.node_annotations(node) == {"cpu-map": "{}"}
+        with pytest.raises(Refused):
+            await world.cluster.annotate_node(world.named("nobody"), {"cpu-map": "{}"})
+
+    async def test_there_is_no_vmi_where_there_is_none(self, world: World) -> None:
+        assert await world.cluster.read_vmi(world.namespace, "nobody") is None
+
+
+class TestMemoryCluster(Contract):
+    @pytest.fixture
+    def world(self, memory_world: MemoryWorld) -> World:
+        return memory_world
+
+
+class TestApiCluster(Contract):
+    @pytest.fixture
+    def world(self, api_world: ApiWorld) -> World:
+        return api_world
+
+
+def strip(event: Any) -> tuple[type, Any]:
+    return type(event), event.record
+
+
+async def take_two_cpus(cluster: Cluster, node: str, uid: str) -> list[int]:
+    """Claim the two lowest free CPUs as a replica does: read, decide, write; all again after Conflict."""
+    while True:
+        record = await cluster.read_ledger(node)
+        assert record is not None
+        free = [cpu for cpu in range(16) if cpu not in record.ledger.owners][:2]
+        try:
+            await cluster.write_ledger(record, taking(claim(uid, *free)))
+        except Conflict:
+            continue
+        return free

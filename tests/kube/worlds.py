@@ -1,0 +1,290 @@
+"""Both sides of the cluster port with the same doors, so that one contract is asked of both.
+
+A door plays who is not kvplace: users, virt-controller, the kubelet, the node's agent. Cluster-scoped names
+carry the world's own tag, because the real API server is shared by all tests of a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeAlias, cast
+
+from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.cluster import Apply, Cluster, Delete, InitApply, InitDone, Kind, WatchEvent
+from kvplace.kube.credentials import Source
+from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.records import EventRecord, EventType
+from kvplace.kube.session import Limits, open_session
+from tests.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane
+
+Json = dict[str, Any]
+TOPOLOGIES_PATH = "/apis/kvplace.io/v1alpha1/nodetopologies"
+LEDGERS_PATH = "/apis/kvplace.io/v1alpha1/nodeledgers"
+REQUEST = '{"version":1,"vcpus":2}'
+
+
+class World(ABC):
+    """One cluster, seen through the port, with the doors of everybody else."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self._tag = secrets.token_hex(3)
+
+    def named(self, name: str) -> str:
+        """Make a cluster-scoped name of this world."""
+        return f"{name}-{self._tag}"
+
+    @abstractmethod
+    async def another_client(self) -> Cluster:
+        """Open the port once more, as another replica does."""
+
+    @abstractmethod
+    def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> str:
+        """Create a pod as it is after admission; answers its UID."""
+
+    @abstractmethod
+    def delete_pod(self, name: str, *, force: bool = False) -> None: ...
+
+    @abstractmethod
+    def set_pod_status(
+        self, name: str, *, phase: str, compute_terminated: bool = False, unschedulable: bool = False
+    ) -> None: ...
+
+    @abstractmethod
+    def create_node(self, name: str) -> None: ...
+
+    @abstractmethod
+    def node_annotations(self, name: str) -> Mapping[str, str]: ...
+
+    @abstractmethod
+    def pod_annotations(self, name: str) -> Mapping[str, str]: ...
+
+    @abstractmethod
+    def put_topology(self, name: str, spec: Json) -> None: ...
+
+    @abstractmethod
+    def delete_topology(self, name: str) -> None: ...
+
+    @abstractmethod
+    def events(self, reason: str) -> list[EventRecord]: ...
+
+    async def close(self) -> None:
+        await self.cluster.close()
+
+
+class MemoryWorld(World):
+    """The in-memory cluster."""
+
+    def __init__(self) -> None:
+        self._memory = MemoryCluster()
+        super().__init__(self._memory, "default")
+
+    async def another_client(self) -> Cluster:
+        return self._memory
+
+    def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> str:
+        request = REQUEST if asks else ""
+        return self._memory.create_pod(name, request=request, gated=gated, vmi=vmi).uid
+
+    def delete_pod(self, name: str, *, force: bool = False) -> None:
+        self._memory.delete_pod(self.namespace, name, force=force)
+
+    def set_pod_status(
+        self, name: str, *, phase: str, compute_terminated: bool = False, unschedulable: bool = False
+    ) -> None:
+        self._memory.change_pod(
+            self.namespace,
+            name,
+            phase=phase,
+            compute_terminated=compute_terminated,
+            unschedulable=unschedulable,
+        )
+
+    def create_node(self, name: str) -> None:
+        self._memory.create_node(name)
+
+    def node_annotations(self, name: str) -> Mapping[str, str]:
+        return self._memory.node_annotations(name)
+
+    def pod_annotations(self, name: str) -> Mapping[str, str]:
+        return self._memory.pod_annotations(self.namespace, name)
+
+    def put_topology(self, name: str, spec: Json) -> None:
+        self._memory.put_topology_document(name, spec)
+
+    def delete_topology(self, name: str) -> None:
+        self._memory.delete_topology(name)
+
+    def events(self, reason: str) -> list[EventRecord]:
+        return [event for event in self._memory.events if event.reason == reason]
+
+
+class ApiWorld(World):
+    """The real API server."""
+
+    def __init__(self, cluster: Cluster, plane: ControlPlane, namespace: str) -> None:
+        super().__init__(cluster, namespace)
+        self.plane = plane
+        self._clients: list[Cluster] = []
+
+    @classmethod
+    async def open(cls, plane: ControlPlane, namespace: str) -> ApiWorld:
+        return cls(await api_cluster(plane), plane, namespace)
+
+    async def another_client(self) -> Cluster:
+        self._clients.append(await api_cluster(self.plane))
+        return self._clients[-1]
+
+    async def close(self) -> None:
+        for client in [self.cluster, *self._clients]:
+            await client.close()
+
+    def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> str:
+        metadata: Json = {"name": name}
+        if asks:
+            metadata["labels"] = {"kvplace.io/placed": "true"}
+            metadata["annotations"] = {"kvplace.io/request": REQUEST}
+        if vmi:
+            owner = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": vmi}
+            metadata["ownerReferences"] = [{**owner, "uid": "7f3e", "controller": True}]
+        spec: Json = {
+            "schedulerName": "kvplace",
+            "containers": [{"name": "compute", "image": "none"}],
+            "terminationGracePeriodSeconds": 30,
+        }
+        if gated:
+            spec["schedulingGates"] = [{"name": "kvplace.io/test"}]
+        answer = self.plane.request("POST", self._pods(), {"metadata": metadata, "spec": spec})
+        return str(answer["metadata"]["uid"])
+
+    def delete_pod(self, name: str, *, force: bool = False) -> None:
+        self.plane.request("DELETE", self._pods(name) + ("?gracePeriodSeconds=0" if force else ""))
+
+    def set_pod_status(
+        self, name: str, *, phase: str, compute_terminated: bool = False, unschedulable: bool = False
+    ) -> None:
+        status: Json = {"phase": phase}
+        if compute_terminated:
+            state = {"terminated": {"exitCode": 0}}
+            compute = {"name": "compute", "image": "none", "imageID": "", "ready": False, "restartCount": 0}
+            status["containerStatuses"] = [{**compute, "state": state}]
+        if unschedulable:
+            status["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+        path = self._pods(name) + "/status"
+        self.plane.request("PATCH", path, {"status": status}, content_type=STRATEGIC_MERGE_PATCH)
+
+    def create_node(self, name: str) -> None:
+        self.plane.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+
+    def node_annotations(self, name: str) -> Mapping[str, str]:
+        node = self.plane.request("GET", f"/api/v1/nodes/{name}")
+        return cast(dict[str, str], node["metadata"].get("annotations", {}))
+
+    def pod_annotations(self, name: str) -> Mapping[str, str]:
+        pod = self.plane.request("GET", self._pods(name))
+        return cast(dict[str, str], pod["metadata"].get("annotations", {}))
+
+    def put_topology(self, name: str, spec: Json) -> None:
+        document = {
+            "apiVersion": "kvplace.io/v1alpha1",
+            "kind": "NodeTopology",
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+        path = f"{TOPOLOGIES_PATH}/{name}?fieldManager=agent&force=true"
+        self.plane.request("PATCH", path, document, content_type="application/apply-patch+yaml")
+
+    def delete_topology(self, name: str) -> None:
+        self.plane.request("DELETE", f"{TOPOLOGIES_PATH}/{name}")
+
+    def events(self, reason: str) -> list[EventRecord]:
+        path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
+        return [
+            EventRecord(
+                namespace=item["regarding"].get("namespace", ""),
+                kind=item["regarding"]["kind"],
+                name=item["regarding"]["name"],
+                uid=item["regarding"]["uid"],
+                type=EventType(item["type"]),
+                reason=item["reason"],
+                action=item["action"],
+                note=item["note"],
+            )
+            for item in self.plane.request("GET", path)["items"]
+            if item["reason"] == reason
+        ]
+
+    def _pods(self, name: str = "") -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods" + (f"/{name}" if name else "")
+
+
+async def api_cluster(plane: ControlPlane, limits: Limits | None = None, **options: Any) -> ApiCluster:
+    """Open the port to the control plane as its administrator."""
+    return ApiCluster(await open_session(Source(kubeconfig=str(plane.kubeconfig)), limits), **options)
+
+
+Told: TypeAlias = InitApply[Any] | Apply[Any] | Delete[Any]
+
+
+class Watcher:
+    """What one watch has told, in order, about records that a test is interested in."""
+
+    def __init__(self) -> None:
+        self.events: list[WatchEvent[Any]] = []
+        self.synced = asyncio.Event()
+        self._told = asyncio.Event()
+
+    def tell(self, event: WatchEvent[Any]) -> None:
+        self.events.append(event)
+        if isinstance(event, InitDone):
+            self.synced.set()
+        self._told.set()
+        self._told = asyncio.Event()
+
+    async def until(self, condition: Callable[[Told], Any]) -> Told:
+        """Wait for the first event that is Apply or Delete and satisfies the condition; answers it."""
+        while True:
+            told = self._told
+            for event in self.events:
+                if isinstance(event, InitApply | Apply | Delete) and condition(event):
+                    return event
+            await told.wait()
+
+    def records(self, key: str) -> list[Told]:
+        """Every event about the records of that name, in order."""
+        return [
+            event
+            for event in self.events
+            if isinstance(event, InitApply | Apply | Delete) and _name(event.record) == key
+        ]
+
+
+def _name(record: Any) -> str:
+    return str(
+        getattr(record, "node" if hasattr(record, "ledger") or hasattr(record, "topology") else "name")
+    )
+
+
+@asynccontextmanager
+async def watching(cluster: Cluster, kind: Kind[Any, Any]) -> AsyncIterator[Watcher]:
+    """Watch a kind for as long as the block runs; the block starts when the first list is complete."""
+    watcher = Watcher()
+
+    async def listen() -> None:
+        events = cluster.watch(kind)
+        async with aclosing(cast(Any, events)):
+            async for event in events:
+                watcher.tell(event)
+
+    task = asyncio.create_task(listen())
+    try:
+        await watcher.synced.wait()
+        yield watcher
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
