@@ -19,7 +19,7 @@ from kvplace.core.refusal import Reason
 from kvplace.core.request import GuestNuma, Policy, Scope
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*(PROJECT / "docs").glob("*.md"), PROJECT / "README.md", PROJECT / "CHANGELOG.md"])
+PAGES = sorted([*(PROJECT / "docs").glob("*.md"), *PROJECT.glob("*.md"), PROJECT / "manifests" / "README.md"])
 SOURCES = sorted((PROJECT / "kvplace").rglob("*.py"))
 
 
@@ -191,6 +191,49 @@ def test_tests_that_guard_promises_exist() -> None:
         assert source.exists(), file
         if test:
             assert re.search(rf"def {test}\(", source.read_text()), f"{file} has no {test}"
+
+
+FOREIGN = ("failed ", "cannot set CPU affinity", "sidecar feature gate", "VMI ")
+"""How the messages begin that others write: kube-scheduler, the API server, libvirt, KubeVirt."""
+
+
+def texts_in_code() -> list[str]:
+    """Collect all texts of the program and the manifests, a gap where a value is filled in."""
+    texts = [path.read_text() for path in (PROJECT / "manifests").rglob("*.yaml")]
+    for source in SOURCES:
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                texts.append(
+                    "".join(
+                        str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
+                    )
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return texts
+
+
+def test_messages_that_people_look_up_are_those_that_they_are_given() -> None:
+    quoted = {
+        message
+        for line in page("troubleshoot.md").splitlines()
+        if line.startswith("|") or "the API server itself" in line
+        for message in in_code_marks(line)
+        if message.count(" ") >= 2 and not message.startswith((*FOREIGN, "kubectl"))
+    }
+    assert len(quoted) > 15
+    texts = texts_in_code()
+    unknown = [
+        message
+        for message in quoted
+        if not any(all(part in text for part in _fixed_parts(message)) for text in texts)
+    ]
+    assert unknown == []
+
+
+def _fixed_parts(message: str) -> list[str]:
+    """Take out what the program fills in: our own names, and what the page leaves open."""
+    return [part.strip() for part in re.split(r"\.\.\.|kvplace\.io/\w+|cpu-map|\w+/kvplace\w*", message)]
 
 
 def test_links_lead_somewhere() -> None:
