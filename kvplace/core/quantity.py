@@ -68,7 +68,7 @@ def parse_bytes(text: str | int) -> int:
 def parse_page_counts(pages: object) -> dict[int, int]:
     """Read counts by page size, `{"1Gi": 8}`; raises ValueError, also when one size is named twice."""
     if not isinstance(pages, Mapping):
-        raise ValueError("must be an object of counts by page size")
+        raise ValueError("must be an object of counts by page size")  # noqa: TRY004
     counts: dict[int, int] = {}
     for text, count in pages.items():
         size = parse_bytes(text)

@@ -56,7 +56,7 @@ class Topology:
 
     def __post_init__(self) -> None:
         """Raise BadTopology, naming the level and the CPUs, when a level is no partition."""
-        if not self.cores:
+        if not self.cpus:
             raise BadTopology("the machine has no cores: give at least one core with its CPUs")
         everything = self.cpus
         for level, sets in (

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadTopology
-from kvplace.core.quantity import format_bytes, parse_bytes
+from kvplace.core.quantity import format_bytes, parse_bytes, parse_page_counts
 from kvplace.core.topology import NumaNode, Package, Topology
 
 _MAX_ENTRIES = 16384
@@ -62,10 +62,7 @@ def read_topology(document: object) -> Topology:
             id=_number(entry, "id", where),
             cpus=_cpus(entry, "cpus", where),
             memory=_bytes(entry.get("memory", 0), f"{where}.memory"),
-            huge_pages={
-                _bytes(size, f"{where}.hugePages"): _count(count, f"{where}.hugePages.{size}")
-                for size, count in _object(entry.get("hugePages") or {}, f"{where}.hugePages").items()
-            },
+            huge_pages=_page_counts(entry.get("hugePages") or {}, f"{where}.hugePages"),
             distances={
                 _count(other, f"{where}.distances"): _count(value, f"{where}.distances.{other}")
                 for other, value in _object(entry.get("distances") or {}, f"{where}.distances").items()
@@ -137,6 +134,13 @@ def _count(value: object, where: str) -> int:
     if type(value) is not int or value < 0:
         raise BadTopology(f"{where} must be a whole number from 0 up, not {value!r}")
     return value
+
+
+def _page_counts(value: object, where: str) -> dict[int, int]:
+    try:
+        return parse_page_counts(value)
+    except ValueError as error:
+        raise BadTopology(f"{where}: {error}") from None
 
 
 def _bytes(value: object, where: str) -> int:

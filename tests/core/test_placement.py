@@ -1,4 +1,4 @@
-"""The annotation `kvplace.io/placement`: what the extender writes, hook and agent read, junk is told apart."""
+"""The annotation `kvplace.io/placement`: what the extender writes the hook reads, and junk is told apart."""
 
 from __future__ import annotations
 

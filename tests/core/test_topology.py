@@ -1,0 +1,178 @@
+"""A machine is a checked value, and its JSON form gives back the same machine or one sentence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.cpuset import cpus_of
+from kvplace.core.errors import BadTopology
+from kvplace.core.node_topology import node_topology
+from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.topology_document import read_topology, topology_document
+from tests.core.junk import answer_or_sentence, disturbed, json_values
+from tests.core.machines import topologies
+
+GIB = 1 << 30
+MACHINE = Topology(
+    packages=(Package(0, 0b1111),),
+    numa_nodes=(
+        NumaNode(0, 0b0101, 16 * GIB, {GIB: 4}, {0: 10, 1: 21}),
+        NumaNode(1, 0b1010, 8 * GIB, {}, {0: 21, 1: 10}),
+    ),
+    l3_groups=(0b1111,),
+    cores=(0b0101, 0b1010),
+    reserved=0b0001,
+    isolated=0b1000,
+)
+DOCUMENT: dict[str, Any] = topology_document(MACHINE)
+
+
+@given(topologies())
+def test_a_machine_written_and_read_is_the_same_machine(machine: Topology) -> None:
+    again = read_topology(json.loads(json.dumps(topology_document(machine))))
+    assert again == machine
+    assert again.fingerprint == machine.fingerprint
+    assert read_topology(node_topology("worker", machine)) == machine
+
+
+def test_the_machine_is_written_in_the_words_of_its_contract() -> None:
+    assert {key: value for key, value in DOCUMENT.items() if key != "fingerprint"} == {
+        "packages": [{"id": 0, "cpus": "0-3"}],
+        "numaNodes": [
+            {
+                "id": 0,
+                "cpus": "0,2",
+                "memory": "16Gi",
+                "hugePages": {"1Gi": 4},
+                "distances": {"0": 10, "1": 21},
+            },
+            {"id": 1, "cpus": "1,3", "memory": "8Gi", "hugePages": {}, "distances": {"0": 21, "1": 10}},
+        ],
+        "l3Groups": ["0-3"],
+        "cores": ["0,2", "1,3"],
+        "reserved": "0",
+        "isolated": "3",
+    }
+
+
+@given(topologies())
+def test_every_cpu_has_one_place_on_each_level(machine: Topology) -> None:
+    for cpu in cpus_of(machine.cpus):
+        assert machine.core_of[cpu] >> cpu & 1
+        assert len(machine.nodes_of(1 << cpu)) == len(machine.packages_of(1 << cpu)) == 1
+        assert machine.packages_of(1 << cpu) == (machine.package_of[cpu],)
+    assert machine.allocatable | machine.reserved == machine.cpus
+    assert machine.allocatable & machine.reserved == 0
+
+
+def test_a_fingerprint_in_a_document_is_not_believed() -> None:
+    assert read_topology(DOCUMENT | {"fingerprint": "sha256:lie"}).fingerprint == MACHINE.fingerprint
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(MACHINE, reserved=0),
+        replace(MACHINE, isolated=0),
+        replace(MACHINE, cores=(1, 2, 4, 8)),
+        replace(MACHINE, l3_groups=(0b0101, 0b1010)),
+        replace(MACHINE, packages=(Package(1, 0b1111),)),
+        replace(MACHINE, numa_nodes=(NumaNode(0, 0b1111, 24 * GIB),)),
+    ],
+    ids=["reserved", "isolated", "cores", "l3", "packages", "nodes"],
+)
+def test_whatever_matters_for_placing_changes_the_fingerprint(other: Topology) -> None:
+    assert other.fingerprint != MACHINE.fingerprint
+
+
+def test_the_farther_direction_counts_and_what_is_unknown_is_a_neighbour() -> None:
+    lopsided = replace(
+        MACHINE,
+        numa_nodes=(NumaNode(0, 0b0101, 0, {}, {1: 12}), NumaNode(1, 0b1010, 0, {}, {0: 32})),
+    )
+    assert lopsided.distance(0, 1) == lopsided.distance(1, 0) == 32
+    assert lopsided.distance(0, 0) == 10
+    silent = replace(MACHINE, numa_nodes=(NumaNode(0, 0b0101, 0), NumaNode(1, 0b1010, 0)))
+    assert silent.distance(0, 1) == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"cores": []}, "the machine has no cores: give at least one core with its CPUs"),
+        ({"cores": ["0,2", "1"]}, "l3Groups lists CPU 3, which no core has"),
+        ({"cores": ["0,2", "1,3", "3"]}, "cores lists CPU 3 more than once"),
+        ({"cores": ["0-3", ""]}, "cores[1] names no CPU"),
+        ({"l3Groups": ["0-2"]}, "l3Groups leaves out CPU 3, which cores lists"),
+        ({"packages": []}, "packages leaves out CPU 0-3, which cores lists"),
+        (
+            {"packages": [{"id": 0, "cpus": "0-1"}, {"id": 0, "cpus": "2-3"}]},
+            "packages has the same id twice: [0, 0]",
+        ),
+        ({"packages": [{"cpus": "0-3"}]}, "packages[0].id must be a whole number from 0 up, not None"),
+        ({"packages": [{"id": 0}]}, "packages[0].cpus must be a CPU list such as '0-3,8', not None"),
+        ({"packages": ["0-3"]}, "packages[0] must be a JSON object, not str"),
+        (
+            {"numaNodes": {"0": "0-3"}},
+            "numaNodes must be a list; see `kvplace topology -o json` for the form",
+        ),
+        (
+            {"numaNodes": [{"id": 0, "cpus": "0-3", "memory": "16GB"}]},
+            "numaNodes[0].memory: '16GB' is not a quantity such as 8Gi, 512Mi, 4 or 500m",
+        ),
+        (
+            {"numaNodes": [{"id": 0, "cpus": "0-3", "memory": 1.5}]},
+            "numaNodes[0].memory must be a quantity such as 16Gi, not 1.5",
+        ),
+        (
+            {"numaNodes": [{"id": 0, "cpus": "0-3", "hugePages": {"1Gi": 1, "1024Mi": 2}}]},
+            "numaNodes[0].hugePages: names pages of 1Gi twice",
+        ),
+        (
+            {"numaNodes": [{"id": 0, "cpus": "0-3", "hugePages": [4]}]},
+            "numaNodes[0].hugePages: must be an object of counts by page size",
+        ),
+        (
+            {"numaNodes": [{"id": 0, "cpus": "0-3", "distances": {"x": 10}}]},
+            "numaNodes[0].distances must be a whole number from 0 up, not 'x'",
+        ),
+        ({"reserved": "7"}, "reserved names CPUs that the machine does not have: 7"),
+        ({"isolated": None}, "isolated must be a CPU list such as '0-3,8', not None"),
+        ({"reserved": "0-"}, "reserved '0-': '0-' is neither a number nor a range like 2-5"),
+    ],
+    ids=lambda part: str(part)[:50],
+)
+def test_a_machine_that_contradicts_itself_is_refused_with_the_field(
+    change: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(BadTopology) as caught:
+        read_topology(DOCUMENT | change)
+    assert str(caught.value) == sentence
+
+
+def test_a_list_of_tens_of_thousands_is_not_read() -> None:
+    with pytest.raises(BadTopology, match="cores has 16385 entries, more than 16384"):
+        read_topology(DOCUMENT | {"cores": ["0"] * 16385})
+
+
+def test_cores_without_cpus_make_no_machine() -> None:
+    with pytest.raises(BadTopology, match="the machine has no cores"):
+        Topology(packages=(), numa_nodes=(), l3_groups=(), cores=(0,))
+
+
+@given(
+    json_values
+    | disturbed(DOCUMENT)
+    | st.fixed_dictionaries({"spec": disturbed(DOCUMENT) | json_values, "kind": st.just("NodeTopology")})
+    | disturbed(DOCUMENT["numaNodes"][0]).map(lambda node: DOCUMENT | {"numaNodes": [node]})
+)
+def test_any_document_is_either_a_machine_or_one_sentence(document: object) -> None:
+    machine, _ = answer_or_sentence(read_topology, document, BadTopology)
+    if machine is not None:
+        assert read_topology(topology_document(machine)) == machine
