@@ -52,6 +52,7 @@ class Credentials:
 async def load_credentials(source: Source) -> Credentials:
     """Load the configuration; raises Misconfigured that says what is missing and where."""
     from kubernetes.aio import client, config
+    from yaml import YAMLError
 
     configuration = client.Configuration()
     path = source.kubeconfig or _default_kubeconfig()
@@ -66,7 +67,15 @@ async def load_credentials(source: Source) -> Credentials:
         else:
             config.load_incluster_config(client_configuration=configuration)
         return Credentials(configuration, source.token)
-    except (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        config.ConfigException,
+        YAMLError,
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ) as error:
         if path is None:
             raise Misconfigured(
                 f"no cluster to talk to: there is no kubeconfig (KUBECONFIG or ~/.kube/config), and {error}"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Conflict, Refused
-from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, OwnershipConflict
+from kvplace.core.ledger import ClaimState, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.request import Policy
 from kvplace.kube.cluster import LEDGERS, NODES, PODS, TOPOLOGIES, Apply, Cluster, Delete, InitApply, InitDone
 from kvplace.kube.records import EventRecord, EventType
+from tests.kube.claims import claim, taking
 from tests.kube.worlds import REQUEST, ApiWorld, MemoryWorld, World, watching
 
 PLACEMENT = '{"version":1}'
@@ -29,29 +29,6 @@ MACHINE = {
     "isolated": "",
     "fingerprint": "sha256:0",
 }
-
-
-def claim(uid: str, *cpus: int, **other: Any) -> Claim:
-    return replace(
-        Claim(
-            uid=uid,
-            namespace="default",
-            pod=f"pod-{uid}",
-            vmi="",
-            policy=Policy.EXCLUSIVE,
-            state=ClaimState.CLAIMED,
-            cpus=mask_of(cpus),
-            owned=mask_of(cpus),
-            memory={0: 1 << 30},
-            huge_pages={},
-            since="2026-01-02T03:04:05Z",
-        ),
-        **other,
-    )
-
-
-def taking(*claims: Claim) -> LedgerChange:
-    return LedgerChange(claims=claims)
 
 
 class Contract:

@@ -1,0 +1,413 @@
+"""The list+watch state machine: every move on its own, then every fault over real connections."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.errors import KvplaceError
+from kvplace.kube import session as session_module
+from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.api_errors import ApiUnavailable, Expired, TooLarge
+from kvplace.kube.cluster import LEDGERS, PODS, Apply, Delete, Init, InitApply, InitDone, WatchEvent
+from kvplace.kube.list_watch import (
+    Change,
+    Empty,
+    InitListed,
+    InitPage,
+    Page,
+    Unreadable,
+    Watching,
+    follow,
+    step,
+)
+from kvplace.kube.retry import Backoff
+from kvplace.kube.session import Limits, open_session
+from tests.kube.api_stub import ApiStub, api_stub, broken, lines, status
+from tests.kube.api_stub import answer as json_answer
+
+# The machine alone, over a scripted source
+
+
+class Script:
+    """A source that answers what it is told to, in order; a failure among the answers is raised."""
+
+    name = "things"
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, str]] = []
+        self.closed = 0
+
+    def take(self, question: str, argument: str = "") -> Any:
+        self.asked.append((question, argument))
+        if not self.answers:
+            raise StopTest
+        given = self.answers.pop(0)
+        if isinstance(given, BaseException):
+            raise given
+        return given
+
+    async def list_page(self, page: str) -> Page[str]:
+        return cast(Page[str], self.take("list", page))
+
+    async def open_watch(self, resource_version: str) -> Script:
+        self.take("watch", resource_version)
+        return self
+
+    async def next(self) -> Change[str] | None:
+        return cast("Change[str] | None", self.take("next"))
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class StopTest(Exception):
+    """The script is at its end."""
+
+
+def unavailable(retry_after: float | None = None) -> ApiUnavailable:
+    return ApiUnavailable("the server is away", retry_after=retry_after)
+
+
+async def test_a_list_of_one_page_is_complete_at_once() -> None:
+    move = await step(Script(Page(("a", "b"), "", "7")), Empty())
+    assert move.events == (Init(), InitApply("a"), InitApply("b"), InitDone())
+    assert move.state == InitListed("7")
+    assert move.failure is None
+
+
+async def test_a_list_of_several_pages_is_complete_with_the_last() -> None:
+    source = Script(Page(("a",), "more", "7"), Page(("b",), "", "7"))
+    first = await step(source, Empty())
+    assert (first.events, first.state) == ((Init(), InitApply("a")), InitPage("more"))
+    second = await step(source, first.state)
+    assert (second.events, second.state) == ((InitApply("b"), InitDone()), InitListed("7"))
+    assert source.asked == [("list", ""), ("list", "more")]
+
+
+@pytest.mark.parametrize("failure", [Expired("410"), unavailable(), Unreadable("what?"), TooLarge("huge")])
+async def test_a_list_that_fails_on_any_page_begins_anew(failure: KvplaceError) -> None:
+    for state in (Empty(), InitPage("more")):
+        move = await step(Script(failure), state)
+        assert (move.events, move.state, move.failure) == ((), Empty(), failure)
+
+
+async def test_a_list_without_a_version_is_not_believed() -> None:
+    move = await step(Script(Page(("a",), "", "")), Empty())
+    assert (move.events, move.state) == ((), Empty())
+    assert isinstance(move.failure, Unreadable)
+
+
+async def test_a_watch_resumes_where_it_was_unless_the_past_is_gone() -> None:
+    stream = Script(unavailable(), Expired("410"), Unreadable("what?"), TooLarge("huge"), None)
+    after = [(await step(stream, Watching("9", stream))).state for _ in range(5)]
+    assert after == [InitListed("9"), Empty(), Empty(), Empty(), InitListed("9")]
+    assert stream.closed == 5
+
+
+async def test_a_watch_that_cannot_be_opened_is_tried_again_unless_the_past_is_gone() -> None:
+    source = Script(unavailable(), Expired("410"))
+    assert (await step(source, InitListed("9"))).state == InitListed("9")
+    assert (await step(source, InitListed("9"))).state == Empty()
+
+
+async def test_bookmarks_move_the_version_and_nothing_else() -> None:
+    stream = Script(Change(None, "12"))
+    move = await step(stream, Watching("9", stream))
+    assert (move.events, move.state) == ((), Watching("12", stream))
+
+
+class Pauses:
+    """Keeps the pauses that were asked for, without waiting."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+async def run_out(source: Script, pauses: Pauses, clock: Any = lambda: 0.0) -> list[WatchEvent[str]]:
+    told: list[WatchEvent[str]] = []
+    backoff = Backoff(first_s=1, longest_s=16, chance=lambda: 1.0)
+    events = follow(source, pause=pauses, backoff=backoff, clock=clock)
+    while True:
+        try:
+            told.append(await anext(events))
+        except StopTest:
+            return told
+
+
+async def test_pauses_grow_while_nothing_works_and_respect_what_the_server_asks() -> None:
+    pauses = Pauses()
+    failures = [unavailable() for _ in range(6)]
+    await run_out(Script(*failures, unavailable(retry_after=7)), pauses)
+    assert pauses.seconds == [1, 2, 4, 8, 16, 16, 23]
+
+
+async def test_a_server_that_lists_but_forgets_at_once_is_not_hammered() -> None:
+    pauses = Pauses()
+    turn = [Page(("a",), "", "7"), Expired("410")]
+    await run_out(Script(*turn, *turn, *turn, *turn), pauses)
+    assert pauses.seconds == [1, 2, 4, 8]
+
+
+async def test_streams_that_end_without_a_word_are_not_reopened_in_a_hurry() -> None:
+    pauses = Pauses()
+    source = Script(Page((), "", "7"), *([None, None] * 4))
+    await run_out(source, pauses)
+    assert pauses.seconds == [1, 2, 4, 8]
+    assert source.asked.count(("watch", "7")) == 5
+
+
+async def test_an_event_makes_pauses_short_again() -> None:
+    pauses = Pauses()
+    source = Script(
+        Page((), "", "7"),
+        None,
+        unavailable(),
+        None,
+        Change(Apply("a"), "8"),
+        unavailable(),
+        None,
+        unavailable(),
+    )
+    told = await run_out(source, pauses)
+    assert told[2:] == [Apply("a")]
+    assert pauses.seconds == [1, 1, 2]
+
+
+async def test_a_quiet_stream_that_lived_is_reopened_soon() -> None:
+    pauses = Pauses()
+    source = Script(Page((), "", "7"), *([None, Change(None, "9"), None] * 3))
+    ticks = iter(range(0, 10_000, 20))
+    await run_out(source, pauses, clock=lambda: float(next(ticks)))
+    assert pauses.seconds == [1, 1, 1]
+
+
+@given(st.floats(0, 0.999), st.integers(0, 60))
+def test_a_pause_is_never_longer_than_agreed(chance: float, failures: int) -> None:
+    backoff = Backoff(first_s=0.2, longest_s=30, chance=lambda: chance)
+    assert 0 <= backoff.pause_after(failures) <= 30
+    assert backoff.pause_after(failures, unavailable(retry_after=5)) >= 5
+
+
+# Over real connections
+
+
+def pod(name: str, version: int, **other: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": f"uid-{name}",
+            "resourceVersion": str(version),
+            "labels": {"a": "b"},
+        },
+        **other,
+    }
+
+
+def page(*items: Any, version: int, more: str = "") -> Any:
+    metadata = {"resourceVersion": str(version), "continue": more}
+    return json_answer({"kind": "PodList", "metadata": metadata, "items": list(items)})
+
+
+def line(kind: str, body: Any) -> bytes:
+    return json.dumps({"type": kind, "object": body}).encode() + b"\n"
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ApiStub]:
+    async with api_stub() as running:
+        yield running
+
+
+async def told(
+    stub: ApiStub, folder: Path, count: int, kind: Any = PODS, limits: Limits | None = None
+) -> list[Any]:
+    """The first `count` events of a watch, shortened to (what, name or node)."""
+    session = await open_session(stub.kubeconfig(folder, token="t"), limits or Limits())
+    session.pause = Pauses()  # type: ignore[method-assign]
+    seen = []
+    async with session, aclosing(cast(Any, ApiCluster(session).watch(kind))) as events:
+        async for event in events:
+            record = getattr(event, "record", None)
+            name = getattr(record, "name", None) or getattr(record, "node", "")
+            seen.append((type(event), name))
+            if len(seen) == count:
+                break
+    return seen
+
+
+def queries(stub: ApiStub) -> list[dict[str, str]]:
+    return [dict(request.query) for request in stub.asked]
+
+
+async def test_a_list_is_read_page_by_page_and_watched_from_its_version(
+    stub: ApiStub, tmp_path: Path
+) -> None:
+    stub.script = [
+        page(pod("a", 1), version=5, more="token+/="),
+        page(pod("b", 2), version=5),
+        stub.forever(line("ADDED", pod("c", 6)), line("DELETED", pod("a", 7))),
+    ]
+    assert await told(stub, tmp_path, 6) == [
+        (Init, ""),
+        (InitApply, "a"),
+        (InitApply, "b"),
+        (InitDone, ""),
+        (Apply, "c"),
+        (Delete, "a"),
+    ]
+    selector = {"labelSelector": "kvplace.io/placed=true"}
+    assert queries(stub) == [
+        {"limit": "500", **selector},
+        {"limit": "500", "continue": "token+/=", **selector},
+        {
+            "watch": "1",
+            "resourceVersion": "5",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": "290",
+            **selector,
+        },
+    ]
+    await stub.gone.wait()
+
+
+async def test_an_expired_page_begins_the_list_anew(stub: ApiStub, tmp_path: Path) -> None:
+    stub.script = [
+        page(pod("a", 1), version=5, more="token"),
+        status(410, "The provided continue parameter is too old"),
+        page(pod("b", 2), version=9),
+        stub.forever(),
+    ]
+    assert await told(stub, tmp_path, 5) == [
+        (Init, ""),
+        (InitApply, "a"),
+        (Init, ""),
+        (InitApply, "b"),
+        (InitDone, ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    "expired",
+    [
+        status(410, "too old resource version"),
+        lines(line("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})),
+    ],
+    ids=["as HTTP status", "inside the stream"],
+)
+async def test_an_expired_version_leads_to_a_new_list(stub: ApiStub, tmp_path: Path, expired: Any) -> None:
+    stub.script = [page(version=5), expired, page(pod("a", 8), version=9), stub.forever()]
+    assert await told(stub, tmp_path, 5) == [
+        (Init, ""),
+        (InitDone, ""),
+        (Init, ""),
+        (InitApply, "a"),
+        (InitDone, ""),
+    ]
+
+
+async def test_another_error_inside_the_stream_is_resumed_from(stub: ApiStub, tmp_path: Path) -> None:
+    stub.script = [
+        page(version=5),
+        lines(line("ADDED", pod("a", 6)), line("ERROR", {"kind": "Status", "code": 500, "message": "etcd"})),
+        stub.forever(line("ADDED", pod("b", 7))),
+    ]
+    assert (await told(stub, tmp_path, 4))[2:] == [(Apply, "a"), (Apply, "b")]
+    assert queries(stub)[2]["resourceVersion"] == "6"
+
+
+async def test_a_stream_that_just_ends_is_resumed_after_its_last_bookmark(
+    stub: ApiStub, tmp_path: Path
+) -> None:
+    stub.script = [
+        page(version=5),
+        lines(
+            line("ADDED", pod("a", 6)),
+            line("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": "42"}}),
+        ),
+        stub.forever(line("MODIFIED", pod("a", 43))),
+    ]
+    assert (await told(stub, tmp_path, 4))[2:] == [(Apply, "a"), (Apply, "a")]
+    assert queries(stub)[2]["resourceVersion"] == "42"
+
+
+@pytest.mark.parametrize("end", [lines, broken])
+async def test_a_line_cut_off_in_the_middle_is_asked_for_again(
+    stub: ApiStub, tmp_path: Path, end: Any
+) -> None:
+    whole = line("ADDED", pod("b", 7))
+    stub.script = [page(version=5), end(line("ADDED", pod("a", 6)), whole[:40]), stub.forever(whole)]
+    assert (await told(stub, tmp_path, 4))[2:] == [(Apply, "a"), (Apply, "b")]
+    assert queries(stub)[2]["resourceVersion"] == "6"
+
+
+async def test_lines_come_whole_however_the_network_cuts_them(stub: ApiStub, tmp_path: Path) -> None:
+    text = b"".join(line("ADDED", pod(name, number)) for number, name in enumerate("abcde", 6))
+    pieces = [text[start : start + 97] for start in range(0, len(text), 97)]
+    stub.script = [page(version=5), stub.forever(*pieces)]
+    assert [name for _, name in (await told(stub, tmp_path, 7))[2:]] == list("abcde")
+
+
+async def test_a_line_that_is_no_event_leads_to_a_new_list(stub: ApiStub, tmp_path: Path) -> None:
+    stub.script = [page(version=5), lines(b'{"type":"ADDED","obj\n'), page(version=9), stub.forever()]
+    assert [kind for kind, _ in await told(stub, tmp_path, 4)] == [Init, InitDone, Init, InitDone]
+
+
+async def test_an_event_without_measure_leads_to_a_new_list(
+    stub: ApiStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "LINE_LIMIT", 1 << 16)
+    stub.script = [page(version=5), stub.forever(b"x" * (1 << 20)), page(version=9), stub.forever()]
+    assert [kind for kind, _ in await told(stub, tmp_path, 4)] == [Init, InitDone, Init, InitDone]
+
+
+async def test_a_silent_stream_is_taken_for_dead(stub: ApiStub, tmp_path: Path) -> None:
+    stub.script = [page(version=5), stub.forever(), stub.forever(line("ADDED", pod("a", 6)))]
+    assert (await told(stub, tmp_path, 3, limits=Limits(silence_s=0.2)))[2:] == [(Apply, "a")]
+
+
+async def test_a_busy_server_is_given_the_time_it_asks_for(stub: ApiStub, tmp_path: Path) -> None:
+    stub.script = [status(429, "slow down", retry_after=3), page(version=5), stub.forever()]
+    session = await open_session(stub.kubeconfig(tmp_path, token="t"))
+    pauses = Pauses()
+    session.pause = pauses  # type: ignore[method-assign]
+    async with session, aclosing(cast(Any, ApiCluster(session).watch(PODS))) as events:
+        assert isinstance(await anext(events), Init)
+    assert len(pauses.seconds) == 1
+    assert pauses.seconds[0] >= 3
+
+
+async def test_a_ledger_that_cannot_be_read_is_told_with_its_problem(stub: ApiStub, tmp_path: Path) -> None:
+    metadata = {"name": "worker", "uid": "u", "resourceVersion": "3"}
+    bad = {"metadata": metadata, "spec": {"owners": {"1": "a"}, "claims": {"a": {"policy": "mine"}}}}
+    stub.script = [page(bad, version=5), stub.forever()]
+    session = await open_session(stub.kubeconfig(tmp_path, token="t"))
+    async with session, aclosing(cast(Any, ApiCluster(session).watch(LEDGERS))) as events:
+        await anext(events)
+        told = await anext(events)
+    assert told.record.node == "worker"
+    assert told.record.problem
+    assert not told.record.ledger.owners
+
+
+async def test_closing_the_session_ends_a_watch_that_waits(stub: ApiStub, tmp_path: Path) -> None:
+    stub.script = [page(version=5), stub.forever()]
+    session = await open_session(stub.kubeconfig(tmp_path, token="t"))
+    seen = []
+    async for event in ApiCluster(session).watch(PODS):
+        seen.append(event)
+        if isinstance(event, InitDone):
+            await session.close()
+    assert seen == [Init(), InitDone()]
