@@ -1,0 +1,137 @@
+"""KubeVirt's own hook client and converter, linked from its modules, against the real process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lxml import etree
+
+from kvplace.core.request import OnFailure
+from tests.captured import captured_folder
+from tests.control_plane.launcher_side import HookReport, LauncherSide
+from tests.hook.conftest import HookProcess
+from tests.hook.test_process import ON_THIS_MACHINE
+
+pytestmark = pytest.mark.control_plane
+
+DOMAINS = "kubevirt/domains"
+
+
+def vmi(name: str) -> str:
+    return (captured_folder(DOMAINS) / f"{name}.vmi.json").read_text()
+
+
+@pytest.fixture
+def sockets(hook: HookProcess) -> Path:
+    """virt-launcher's view: one folder per sidecar."""
+    folder = hook.root / "launcher"
+    (folder / "hook-sidecar-0").mkdir(parents=True)
+    hook.environ["KVPLACE_HOOK_FOLDER"] = str(folder / "hook-sidecar-0")
+    return folder
+
+
+def pins(xml: str) -> dict[str, list[str]]:
+    root = etree.fromstring(xml)
+    return {
+        name: [pin.get("cpuset", "") for pin in root.iterfind(f"cputune/{name}")]
+        for name in ("vcpupin", "emulatorpin", "iothreadpin")
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "vcpus", "io_threads"),
+    [
+        ("01-amd64-plain-4vcpu", 16, 0),
+        ("09-amd64-iothreads-shared", 4, 2),
+        ("11-amd64-iothreads-supplementalpool", 4, 4),
+    ],
+)
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_every_call_of_a_boot_comes_back_pinned_and_shutdown_ends_the_sidecar(
+    hook: HookProcess,
+    sockets: Path,
+    launcher_side: LauncherSide,
+    name: str,
+    vcpus: int,
+    io_threads: int,
+    calls: int,
+) -> None:
+    hook.pod.bind(ON_THIS_MACHINE)
+    hook.start()
+    report = launcher_side.call_hook(vmi(name), sockets, calls=calls)
+    assert report.errors == ()
+    assert len(report.calls) == calls
+    for call in report.calls:
+        found = pins(call.returned)
+        assert (len(found["vcpupin"]), len(found["emulatorpin"]), len(found["iothreadpin"])) == (
+            vcpus,
+            1,
+            io_threads,
+        )
+    assert hook.wait() == 0
+
+
+def test_answers_fed_back_whole_stay_as_they_are(
+    hook: HookProcess, sockets: Path, launcher_side: LauncherSide
+) -> None:
+    hook.pod.bind(ON_THIS_MACHINE)
+    hook.start()
+    report = launcher_side.call_hook(vmi("09-amd64-iothreads-shared"), sockets, calls=5, chained=True)
+    assert report.errors == ()
+    first, *later = (call.returned for call in report.calls)
+    assert len(set(later)) == 1  # KubeVirt's own reading drops an unused namespace after the first
+    assert first.replace(' xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0"', "") == later[0]
+    assert report.calls[0].sent != first
+
+
+def asked_without_placement(hook: HookProcess, sockets: Path, launcher_side: LauncherSide) -> HookReport:
+    hook.pod.bind(replace(ON_THIS_MACHINE, pod_uid="inherited"))
+    hook.start()
+    return launcher_side.call_hook(vmi("03-amd64-requests-only"), sockets, calls=1)
+
+
+def test_a_vm_that_must_wait_shows_kubevirt_the_reason(
+    hook: HookProcess, sockets: Path, launcher_side: LauncherSide
+) -> None:
+    report = asked_without_placement(hook, sockets, launcher_side)
+    (error,) = report.errors
+    assert "FailedPrecondition" in error
+    assert "it was made for the pod with UID 'inherited'" in error
+
+
+def test_a_vm_that_may_float_is_defined_as_it_was(
+    hook: HookProcess, sockets: Path, launcher_side: LauncherSide
+) -> None:
+    hook.pod.ask_for(OnFailure.FLOAT)
+    report = asked_without_placement(hook, sockets, launcher_side)
+    assert report.errors == ()
+    assert report.defined == report.calls[0].sent
+
+
+def test_cloud_init_is_not_asked_of_us(hook: HookProcess, sockets: Path, launcher_side: LauncherSide) -> None:
+    hook.pod.bind(ON_THIS_MACHINE)
+    hook.start()
+    report = launcher_side.call_hook(vmi("03-amd64-requests-only"), sockets, calls=1, cloud_init=True)
+    assert report.errors == ()
+
+
+def test_two_sidecars_of_ours_beside_each_other_are_both_found(
+    hook: HookProcess, sockets: Path, launcher_side: LauncherSide
+) -> None:
+    hook.pod.bind(ON_THIS_MACHINE)
+    hook.start()
+    (sockets / "hook-sidecar-1").mkdir()
+    environ = hook.environ | {
+        "CONTAINER_NAME": "hook-sidecar-1",
+        "KVPLACE_HOOK_FOLDER": str(sockets / "hook-sidecar-1"),
+    }
+    second = HookProcess(hook.root, hook.pod, environ)
+    second.start()
+    report = launcher_side.call_hook(vmi("03-amd64-requests-only"), sockets, sidecars=2, calls=3)
+    assert report.errors == ()
+    assert (hook.wait(), second.wait()) == (0, 0)
+    assert second.process is not None
+    assert second.process.stderr is not None
+    second.process.stderr.close()
