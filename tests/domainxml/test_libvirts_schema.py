@@ -1,0 +1,64 @@
+"""What libvirt's own schema accepts before, it accepts after."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lxml import etree
+
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import NumaMemory
+from kvplace.domainxml import rewrite
+from tests.captured import captured_files, captured_folder
+from tests.domainxml.placements import MANY_VCPUS, placements
+
+TWO_NODES = replace(MANY_VCPUS, numa_nodes=(0, 1), numa_memory=NumaMemory.STRICT)
+SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
+CORPUS = captured_files("libvirt/domains", "*.xml") + captured_files("kubevirt/domains", "*.domain.xml")
+
+
+@cache
+def schema() -> etree.RelaxNG:
+    if not SCHEMA.exists():
+        pytest.skip(f"{SCHEMA} is missing; install libvirt0")
+    return etree.RelaxNG(file=str(SCHEMA))
+
+
+def is_valid(xml: bytes) -> bool:
+    return bool(schema().validate(etree.fromstring(xml)))
+
+
+@cache
+def valid_documents() -> list[Path]:
+    captured_folder("libvirt/domains")
+    return [path for path in CORPUS if is_valid(path.read_bytes())]
+
+
+def test_most_of_the_corpus_is_valid_to_begin_with() -> None:
+    assert len(valid_documents()) >= 60
+
+
+@given(data=st.data(), placement=placements(least_vcpus=40))
+def test_a_valid_document_stays_valid_whatever_the_placement(
+    data: st.DataObject, placement: PodPlacement
+) -> None:
+    path = data.draw(st.sampled_from(valid_documents()))
+    answer = rewrite(path.read_bytes(), placement)
+    assert is_valid(answer), f"{path.name}: {schema().error_log.last_error}\n{answer.decode()}"
+
+
+@pytest.mark.parametrize("placement", [MANY_VCPUS, TWO_NODES])
+def test_kubevirts_documents_are_valid_but_for_what_it_leaves_empty(placement: PodPlacement) -> None:
+    for path in captured_files("kubevirt/domains", "*.domain.xml"):
+        root = etree.fromstring(path.read_bytes())
+        for name in ("sysinfo", "devices"):  # the schema refuses their empty parts, before and after
+            for element in root.findall(name):
+                root.remove(element)
+        xml = etree.tostring(root)
+        assert is_valid(xml), path.name
+        assert is_valid(rewrite(xml, placement)), path.name
