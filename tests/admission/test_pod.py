@@ -1,4 +1,4 @@
-"""Pods at creation: launcher pods of VMs, captured from KubeVirt, and plain pods."""
+"""Launcher pods of VMs at creation, as captured from KubeVirt; plain pods stand in test_plain_pod.py."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvplace.admission.json_patch import difference
-from kvplace.admission.pod import admit_pod, needed_vmi
-from kvplace.core.annotations import ASKING, RESULTS, Spelling
-from kvplace.core.errors import Conflict, KvplaceError, Misconfigured
-from kvplace.core.quantity import parse_quantity
-from kvplace.core.request import EmulatorThreads, OnFailure, Policy, Request, Scope, Smt
+from kvplace.admission.pod import needed_vmi
+from kvplace.core.annotations import RESULTS, Spelling
+from kvplace.core.errors import Conflict, Misconfigured
+from kvplace.core.request import EmulatorThreads, OnFailure, Request, Scope, Smt
 from tests.admission.makers import (
     ASKS,
-    SETTINGS,
     Json,
     as_defaulted,
     captured_pod,
@@ -29,6 +24,7 @@ from tests.admission.makers import (
     vmi_of,
     written_request,
 )
+from tests.admission.pod_admission import admit, cpu, is_guaranteed, launcher, refusal
 from tests.captured import captured_files, captured_folder
 
 PODS = captured_files("kubevirt/pods", "*.pod.json")
@@ -40,35 +36,6 @@ with_hook = pytest.mark.parametrize(
 )
 FLOATS = {**ASKS, "kvplace.io/on-failure": "float"}
 ISOLATES = {**ASKS, "kvplace.io/emulator-threads": "isolate"}
-
-
-def admit(pod: Json, vmi: Mapping[str, Any] | None = None) -> tuple[Json, tuple[str, ...]]:
-    admitted = admit_pod(pod, namespace="default", settings=SETTINGS, vmi=vmi)
-    return dict(admitted.object), admitted.warnings
-
-
-def refusal(pod: Json, vmi: Mapping[str, Any] | None = None, kind: type[KvplaceError] = Misconfigured) -> str:
-    with pytest.raises(kind) as refused:
-        admit(pod, vmi)
-    return str(refused.value)
-
-
-def launcher(name: str = "virt-launcher-plain-hook-nonroot", annotations: Mapping[str, str] = ASKS) -> Json:
-    return captured_pod(captured_folder("kubevirt/pods") / f"{name}.pod.json", annotations)
-
-
-def cpu(pod: Json, name: str) -> Any:
-    return container(pod, name)["resources"]["requests"]["cpu"]
-
-
-def is_guaranteed(pod: Json) -> bool:
-    """Say whether the kubelet would give this pod the QoS class Guaranteed."""
-    return all(
-        parse_quantity(amounts["limits"].get(kind, -1)) == parse_quantity(amounts["requests"].get(kind, -2))
-        for entry in pod["spec"]["containers"]
-        for amounts in [{"limits": {}, "requests": {}} | entry.get("resources", {})]
-        for kind in ("cpu", "memory")
-    )
 
 
 # Pods that ask for nothing
@@ -407,141 +374,3 @@ def test_a_volume_with_our_name_and_other_files_is_refused() -> None:
 def test_a_value_that_is_not_offered_is_refused_on_the_pod_too() -> None:
     raw = launcher(annotations={"cpu-set": "spread-numa"})
     assert refusal(raw, vmi_of(raw)).startswith("annotation cpu-set: 'spread-numa': is not offered")
-
-
-# Plain pods
-
-
-def test_a_plain_pod_is_as_large_as_the_limits_of_its_containers() -> None:
-    raw = plain_pod(
-        ISOLATES,
-        {"limits": {"cpu": "4", "memory": "8Gi"}, "requests": {"cpu": "1"}},
-        {"requests": {"cpu": "100m", "memory": "1Gi"}},
-        {"limits": {"cpu": 2, "hugepages-1Gi": "2Gi"}, "requests": {"cpu": "2"}},
-    )
-    after, warnings = admit(raw)
-    written = written_request(after)
-    assert written.request == Request(vcpus=6, scope=Scope.ONE_NUMA, memory=11 << 30, huge_pages={1 << 30: 2})
-    assert written.vmi == ""
-    assert [cpu(after, f"c{index}") for index in range(3)] == ["4", "100m", "2"]
-    assert warnings == ("annotation kvplace.io/emulator-threads has no effect on a pod without a VM",)
-    assert "volumes" not in after["spec"]
-
-
-def test_a_plain_pod_with_only_limits_needs_no_change_of_its_requests() -> None:
-    paths = [entry["path"] for entry in difference(plain_pod(), admit(plain_pod())[0])]
-    assert paths == [
-        "/metadata/annotations/kvplace.io~1request",
-        "/metadata/labels",
-        "/spec/containers/0/resources/limits/kvplace.io~1vm",
-        "/spec/containers/0/resources/requests",
-        "/spec/schedulerName",
-    ]
-    assert container(admit(plain_pod())[0], "c0")["resources"]["requests"] == {"kvplace.io/vm": "1"}
-
-
-@pytest.mark.parametrize(
-    ("resources", "sentence"),
-    [
-        (
-            [{"limits": {"cpu": "1500m"}}],
-            (
-                "Pod default/solver: container c0: CPU limit '1500m' is no whole number, and a pod that asks "
-                "for CPUs of its own gets whole ones; write 2, or leave the limit out"
-            ),
-        ),
-        (
-            [{"limits": {"cpu": "2"}}, {"limits": {"cpu": "200m"}}],
-            (
-                "Pod default/solver: container c1: CPU limit '200m' is no whole number, and a pod that asks "
-                "for CPUs of its own gets whole ones; write 1, or leave the limit out"
-            ),
-        ),
-        (
-            [{"requests": {"cpu": "2"}}],
-            (
-                "Pod default/solver asks for CPUs of its own, but no container has a CPU limit; set "
-                "spec.containers[].resources.limits.cpu to the number of CPUs"
-            ),
-        ),
-        (
-            [{"limits": {"cpu": "5000"}}],
-            "Pod default/solver is limited to 5000 CPUs; kvplace gives at most 4096",
-        ),
-        (
-            [{"limits": {"cpu": "lots"}}],
-            (
-                "Pod default/solver: container c0: CPU limit 'lots': 'lots' is not a quantity such as 8Gi, "
-                "512Mi, 4 or 500m"
-            ),
-        ),
-        (
-            [{"limits": {"cpu": "1", "memory": "-1"}}],
-            "Pod default/solver: container c0: memory: '-1' is negative",
-        ),
-    ],
-)
-def test_a_plain_pod_whose_cpus_cannot_be_counted_is_refused(resources: list[Json], sentence: str) -> None:
-    assert refusal(plain_pod(ASKS, *resources)) == sentence
-
-
-def test_a_floating_plain_pod_with_a_bad_limit_is_refused_all_the_same() -> None:
-    assert "is no whole number" in refusal(plain_pod(FLOATS, {"limits": {"cpu": "1500m"}}))
-
-
-def test_a_pod_without_containers_is_refused() -> None:
-    raw = plain_pod()
-    raw["spec"]["containers"] = []
-    assert refusal(raw) == "Pod default/solver asks for CPUs but has no container; add one"
-
-
-@pytest.mark.parametrize("policy", ["share", "immovable"])
-def test_policies_that_own_nothing_leave_the_requests_of_a_plain_pod_alone(policy: str) -> None:
-    raw = plain_pod({"kvplace.io/cpu-policy": policy}, {"limits": {"cpu": "4"}, "requests": {"cpu": "1"}})
-    after, _ = admit(raw)
-    assert cpu(after, "c0") == "1"
-    assert written_request(after).request.policy is Policy(policy)
-
-
-# Anything
-
-amounts = st.sampled_from(["0", "1", "2", "500m", "8", "1Gi", "x", "-1", "1e3", 3])
-quantities = st.none() | st.dictionaries(
-    st.sampled_from(["cpu", "memory", "hugepages-2Mi", "hugepages-", "kvplace.io/vm"]), amounts, max_size=3
-)
-resources = st.fixed_dictionaries({}, optional={"requests": quantities, "limits": quantities})
-words = st.sampled_from(
-    ["one-numa", "exclusive", "share", "none", "true", "float", "isolate", "spread-numa", "?"]
-)
-wishes = st.dictionaries(st.sampled_from((*ASKING, *RESULTS)), words, max_size=4)
-
-
-@given(wishes, st.lists(resources, max_size=3), st.none() | st.sampled_from(["", "volcano"]))
-def test_whatever_a_plain_pod_says_the_answer_is_sound(
-    annotations: dict[str, str], given_resources: list[Json], scheduler: str | None
-) -> None:
-    raw = plain_pod(annotations, *given_resources, schedulerName=scheduler)
-    before = copy.deepcopy(raw)
-    try:
-        after, _ = admit(raw)
-    except KvplaceError:
-        return
-    finally:
-        assert raw == before
-    again = as_defaulted(after)
-    assert difference(again, admit(again)[0]) == []
-    asks = "kvplace.io/placed" in after["metadata"].get("labels", {})
-    assert asks is ("kvplace.io/request" in after["metadata"].get("annotations", {}))
-    assert "kvplace.io/placement" not in after["metadata"].get("annotations", {})
-    if not asks:
-        assert after["spec"] == before["spec"]
-    for old, new in zip(as_defaulted(before)["spec"]["containers"], again["spec"]["containers"], strict=True):
-        _assert_not_lowered(old["resources"], new["resources"])
-
-
-def _assert_not_lowered(old: Json, new: Json) -> None:
-    before, after = ((entry.get("requests") or {}).get("cpu", "0") for entry in (old, new))
-    # What the API server would refuse later stays as it is.
-    assert before == after or parse_quantity(after) > parse_quantity(before)
-    old_limits, new_limits = old.get("limits") or {}, new.get("limits") or {}
-    assert {**new_limits, "kvplace.io/vm": "1"} == {**old_limits, "kvplace.io/vm": "1"}

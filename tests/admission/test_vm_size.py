@@ -141,8 +141,8 @@ AT = "VirtualMachineInstance default/db: spec.domain"
             f"{AT}.memory.hugepages.pageSize is 0; write 2Mi or 1Gi",
         ),
         (
-            {"memory": {"guest": "100Ei"}},
-            f"{AT}.memory.guest: '100Ei' is more than 1Ei; write what the VM needs",
+            {"memory": {"guest": "2Ei"}},
+            f"{AT}.memory.guest: '2Ei' is more than 1Ei; write what the VM needs",
         ),
         (
             {"ioThreadsPolicy": "supplementalPool", "ioThreads": {"supplementalPoolThreadCount": 70000}},
