@@ -14,9 +14,9 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
+from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import Conflict, Corrupt
-from kvplace.core.quantity import format_bytes, parse_bytes
+from kvplace.core.quantity import format_bytes, parse_page_counts
 from kvplace.core.request import Policy
 
 
@@ -212,12 +212,21 @@ def claim_document(claim: Claim) -> dict[str, Any]:
 
 
 def read_ledger(spec: Mapping[str, Any]) -> Ledger:
-    """Read a NodeLedger's spec; raises Corrupt, naming the claim, on content that its schema forbids."""
+    """Read a NodeLedger's spec; raises Corrupt, naming CPU or claim, on content that its schema forbids."""
     try:
-        owners = {int(cpu): str(owner) for cpu, owner in (spec.get("owners") or {}).items()}
-        claims = {uid: _read_claim(uid, raw) for uid, raw in (spec.get("claims") or {}).items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Corrupt(f"a ledger cannot be read: {error!r}") from error
+        owners = {
+            _number(cpu, MAX_CPU): _text({"owner": owner}, "owner")
+            for cpu, owner in (spec.get("owners") or {}).items()
+        }
+        documents = dict((spec.get("claims") or {}).items())
+    except _UNREADABLE as error:
+        raise Corrupt(f"owners or claims of a ledger cannot be read: {error}") from error
+    claims = {}
+    for uid, raw in documents.items():
+        try:
+            claims[uid] = _read_claim(uid, raw)
+        except _UNREADABLE as error:
+            raise Corrupt(f"the claim of pod {uid} cannot be read: {error}") from error
     return Ledger(owners, claims)
 
 
@@ -226,20 +235,42 @@ def confirmed(claim: Claim) -> Claim:
     return replace(claim, state=ClaimState.BOUND)
 
 
+_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
+_MOST_BYTES = (1 << 63) - 1
+
+
 def _read_claim(uid: str, raw: Mapping[str, Any]) -> Claim:
     return Claim(
         uid=uid,
-        namespace=raw["namespace"],
-        pod=raw["pod"],
-        vmi=raw.get("vmi", ""),
+        namespace=_text(raw, "namespace"),
+        pod=_text(raw, "pod"),
+        vmi=_text(raw, "vmi", ""),
         policy=Policy(raw["policy"]),
         state=ClaimState(raw["state"]),
-        cpus=parse_cpu_list(raw.get("cpus", "")),
-        owned=parse_cpu_list(raw.get("owned", "")),
-        memory={int(node): int(count) for node, count in (raw.get("memory") or {}).items()},
+        cpus=parse_cpu_list(_text(raw, "cpus", ""), what="cpus"),
+        owned=parse_cpu_list(_text(raw, "owned", ""), what="owned"),
+        memory={
+            _number(node, MAX_CPU): _number(count, _MOST_BYTES)
+            for node, count in (raw.get("memory") or {}).items()
+        },
         huge_pages={
-            int(node): {parse_bytes(size): int(count) for size, count in pages.items()}
+            _number(node, MAX_CPU): parse_page_counts(pages)
             for node, pages in (raw.get("hugePages") or {}).items()
         },
-        since=raw.get("since", ""),
+        since=_text(raw, "since", ""),
     )
+
+
+def _text(raw: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    value = raw.get(key, default)
+    if not isinstance(value, str):
+        raise TypeError(f"{key} is {value!r}, which is no text")
+    return value
+
+
+def _number(value: object, most: int) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 5:
+        value = int(value)
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{value!r} is no whole number from 0 to {most}")
+    return value
