@@ -43,7 +43,12 @@ class Bindings:
     """
 
     def __init__(
-        self, plane: ControlPlane, namespace: str, expected: int, *, on_first: Callable[[], None] = lambda: None
+        self,
+        plane: ControlPlane,
+        namespace: str,
+        expected: int,
+        *,
+        on_first: Callable[[], None] = lambda: None,
     ) -> None:
         """Wait for `expected` bindings; `on_first` is called at the first one."""
         self.seen: dict[str, float] = {}

@@ -103,7 +103,9 @@ class Side:
         used = used_since(at_first, self._cpu())
         after = self._requests()
         scheduler.stop()
-        self._ask_all([("DELETE", f"{path}/{pod['metadata']['name']}", {"gracePeriodSeconds": 0}) for pod in pods])
+        self._ask_all(
+            [("DELETE", f"{path}/{pod['metadata']['name']}", {"gracePeriodSeconds": 0}) for pod in pods]
+        )
         self._until_released()
         claims = _since(before, while_binding).get("patch nodeledgers", 0.0)
         return Round(
@@ -115,7 +117,9 @@ class Side:
 
     def _cpu(self) -> dict[str, float]:
         running = [server for server in self.plane.servers if server.is_running]
-        pids = {"kube-scheduler" if "scheduler" in server.name else server.name: server.pid for server in running}
+        pids = {
+            "kube-scheduler" if "scheduler" in server.name else server.name: server.pid for server in running
+        }
         if self.installation is not None:
             pids["kvplace"] = self.installation.replicas[0].process.pid
         return cpu_of_all(pids)
@@ -151,7 +155,7 @@ async def _ask_all(plane: ControlPlane, calls: Iterable[tuple[str, str, Json | N
                 group.create_task(ask(*call))
 
 
-_COUNTED = re.compile(r'apiserver_request_total\{([^}]*)\} (\S+)')
+_COUNTED = re.compile(r"apiserver_request_total\{([^}]*)\} (\S+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _INTERESTING = {("nodeledgers", ""), ("events", ""), ("pods", "binding"), ("pods", "status"), ("pods", "")}
 _WRITES = {"POST": "create", "PATCH": "patch", "APPLY": "patch", "PUT": "update"}
@@ -170,7 +174,9 @@ def _counted_requests(metrics: str) -> dict[str, float]:
 
 
 def _since(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    return {name: count - before.get(name, 0.0) for name, count in after.items() if count > before.get(name, 0.0)}
+    return {
+        name: count - before.get(name, 0.0) for name, count in after.items() if count > before.get(name, 0.0)
+    }
 
 
 def machines(count: int) -> dict[str, Topology]:
@@ -198,7 +204,9 @@ def _pod(name: str, vcpus: int) -> Json:
             ],
         },
     }
-    admitted = admit_pod(asked, namespace="bench", settings=AdmissionSettings(sidecar_image="example.test/hook"))
+    admitted = admit_pod(
+        asked, namespace="bench", settings=AdmissionSettings(sidecar_image="example.test/hook")
+    )
     made = dict(admitted.object)
     del made["metadata"]["annotations"]["cpu-set"]
     return made
@@ -232,7 +240,10 @@ def measure(nodes: int, sides: tuple[Side, Side], count: int, rounds: int) -> di
         turns: list[tuple[str, Callable[[], Round]]] = [
             ("bare", lambda: bare.measure(bare.plane.add_scheduler, plain)),
             ("unbatched", lambda: bare.measure(lambda: bare.plane.add_scheduler(flags=UNBATCHED), plain)),
-            ("kvplace", lambda: side.measure(lambda: installation.add_scheduler(installation.replicas[0]), asking)),
+            (
+                "kvplace",
+                lambda: side.measure(lambda: installation.add_scheduler(installation.replicas[0]), asking),
+            ),
         ]
         for name, turn in turns[number % 3 :] + turns[: number % 3]:
             found[name].append(turn())
@@ -252,16 +263,33 @@ def report(results: dict[int, dict[str, list[Round]]], count: int) -> None:
         print(f"{nodes} nodes, {count} pods, medians of {len(found['kvplace'])} rounds\n")
         rows = [
             [
-                {"bare": "kube-scheduler", "unbatched": "kube-scheduler, unbatched", "kvplace": "with kvplace"}[name],
+                {
+                    "bare": "kube-scheduler",
+                    "unbatched": "kube-scheduler, unbatched",
+                    "kvplace": "with kvplace",
+                }[name],
                 f"{rates[name]:.0f}",
                 f"{min(r.pods_per_second for r in rounds):.0f}-{max(r.pods_per_second for r in rounds):.0f}",
                 f"{rates[name] / rates['unbatched']:.2f}",
-                *(f"{cpu[name].get(process, 0.0):.1f}" for process in ("kube-apiserver", "kube-scheduler", "kvplace", "etcd")),
+                *(
+                    f"{cpu[name].get(process, 0.0):.1f}"
+                    for process in ("kube-apiserver", "kube-scheduler", "kvplace", "etcd")
+                ),
                 f"{sum(cpu[name].values()):.1f}",
             ]
             for name, rounds in found.items()
         ]
-        heads = ["", "pods/s", "lowest-highest", "ratio", "API server", "scheduler", "kvplace", "etcd", "CPU-s per 1,000"]
+        heads = [
+            "",
+            "pods/s",
+            "lowest-highest",
+            "ratio",
+            "API server",
+            "scheduler",
+            "kvplace",
+            "etcd",
+            "CPU-s per 1,000",
+        ]
         print(table(heads, rows))
         print()
         writes = {name: _medians([r.requests for r in rounds]) for name, rounds in found.items()}
@@ -280,7 +308,9 @@ def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
 def main() -> None:
     """Measure and print tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--nodes", type=int, nargs="+", default=[50, 1000], help="sizes of the cluster, ascending")
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", default=[50, 1000], help="sizes of the cluster, ascending"
+    )
     parser.add_argument("--pods", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from zlib import crc32
 
 from kvplace.controller.metrics import OVERLAPS, RELEASES, WAKES
-from kvplace.controller.upkeep import Lost, Verdict, judge, judge_live, lost_claim
+from kvplace.controller.upkeep import Lost, Verdict, has_ended, judge, judge_live, lost_claim
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict, confirmed
@@ -37,6 +37,8 @@ class ControllerSettings:
     """Time between two looks at every node."""
     wake_pause_s: float = 0.25
     """Least time between two wake-ups, so that many releases at once wake once."""
+    confirm_s: float = 2.0
+    """How much later a claim is confirmed whose pod has been bound as claimed; nobody waits for that."""
     standby_s: float = 2.0
     """How much later this replica does what falls to the other ones."""
     share: tuple[int, int] = (0, 1)
@@ -195,8 +197,10 @@ class Controller:
             self._bound_to.setdefault(after.node, set()).add(after.uid)
         for pod in (before, after):
             if pod is not None:
-                for node in {pod.node, *self._ledgers.nodes_claimed_by(pod.uid)} - {""}:
-                    self._mark(node)
+                claimed_on = self._ledgers.nodes_claimed_by(pod.uid)
+                is_in_order = after is not None and not has_ended(after) and claimed_on == {after.node}
+                for node in {pod.node, *claimed_on} - {""}:
+                    self._mark(node, self._settings.confirm_s if is_in_order else 0.0)
 
     def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
         if after is None and before is not None:

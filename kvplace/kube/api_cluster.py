@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,7 +43,7 @@ from kvplace.kube.objects import (
     node_record,
     pod_record,
 )
-from kvplace.kube.records import EventRecord, LedgerRecord, PodRecord, is_newer_version
+from kvplace.kube.records import EventRecord, LedgerRecord, PodRecord
 from kvplace.kube.session import (
     MERGE_PATCH,
     METADATA_ONLY,
@@ -65,6 +66,8 @@ _PAGE_SIZE = 500
 _WATCH_S = 290
 """The server ends a watch after so long; the next one goes to a replica that is perhaps less busy."""
 _NOTE_LIMIT = 1024
+_ECHOES = 256
+"""Writes to ledgers that are remembered until the watch brings them back."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class ApiCluster:
             TOPOLOGIES: _custom("nodetopologies", topologies.record),
             LEDGERS: _custom("nodeledgers", self._ledger_record),
         }
-        self._written: dict[str, LedgerRecord] = {}
+        self._written: OrderedDict[tuple[str, str], LedgerRecord] = OrderedDict()
 
     def watch(self, kind: Kind[K, R]) -> AsyncIterator[WatchEvent[R]]:
         source = _ApiSource(self._session, cast(_Resource[R], self._resources[kind]))
@@ -214,7 +217,9 @@ class ApiCluster:
             raise Conflict(f"the ledger of node {before.node} is gone") from error
         stored = _decoded(_VERSION, body, "nodeledgers").metadata
         written = LedgerRecord(before.node, after, stored.resource_version, stored.uid)
-        self._written[before.node] = written
+        self._written[written.uid, written.resource_version] = written
+        if len(self._written) > _ECHOES:
+            self._written.popitem(last=False)
         return written
 
     async def delete_ledger(self, before: LedgerRecord) -> None:
@@ -278,18 +283,13 @@ class ApiCluster:
         await self._session.close()
 
     def _ledger_record(self, document: CustomObject) -> LedgerRecord:
-        """Read a watched ledger, unless it is what we wrote ourselves or older: then that tells all.
+        """Read a watched ledger, unless it is the echo of a write of ours, as most are.
 
-        Most ledgers that a watch brings are the echo of our own writes, and reading one takes longer than
-        everything else that a bind does.
+        Reading one takes longer than deciding on it.
         """
         metadata = document.metadata
-        written = self._written.get(metadata.name)
-        if written is not None and written.uid == metadata.uid:
-            if not is_newer_version(metadata.resource_version, written.resource_version):
-                return written
-            del self._written[metadata.name]
-        return ledger_record(document)
+        written = self._written.pop((metadata.uid, metadata.resource_version), None)
+        return written or ledger_record(document)
 
     async def _get(self, resource: str, path: str, name: str) -> bytes | None:
         try:
