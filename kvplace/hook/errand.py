@@ -84,6 +84,7 @@ class Errand:
 def _answer_and_exit(question: Callable[[], bytes], pipe: int) -> None:
     code = 1
     try:
+        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _be_the_first_to_go()
         try:

@@ -39,10 +39,13 @@ _LONGEST_SOCKET_PATH = 107  # sun_path of unix(7), less the closing NUL
 
 def serve(around: Surroundings) -> None:
     """Answer until KubeVirt says Shutdown or SIGTERM comes; raises Misconfigured for want of a socket."""
-    signal.signal(signal.SIGTERM, _leave)
+    told_to_leave, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell)
+    signal.signal(signal.SIGTERM, _noted)
     with _listen(around) as listener:
         try:
-            Server(listener, around).run()
+            Server(listener, around, told_to_leave).run()
         finally:
             with suppress(OSError):
                 os.unlink(around.socket)  # noqa: PTH108 - see surroundings
@@ -59,10 +62,11 @@ class _Peer:
 
 
 class Server:
-    """Answers on a listening socket."""
+    """Answers on a listening socket, until it is asked to leave or `told_to_leave` becomes readable."""
 
-    def __init__(self, listener: socket.socket, around: Surroundings) -> None:
+    def __init__(self, listener: socket.socket, around: Surroundings, told_to_leave: int) -> None:
         self._listener = listener
+        self._told_to_leave = told_to_leave
         self._around = around
         self._selector = selectors.DefaultSelector()
         self._peers: list[_Peer] = []
@@ -70,11 +74,12 @@ class Server:
         self._leave_by = float("inf")
 
     def run(self) -> None:
-        """Serve until Shutdown has been answered."""
+        """Serve until Shutdown has been answered, or we are told to leave."""
         gc.freeze()  # what there is now stays for good, also in the children that share it
         gc.enable()
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._welcome)
+        self._selector.register(self._told_to_leave, selectors.EVENT_READ, self._leave_at_once)
         log("info", f"serving on {self._around.socket}", {"node": self._around.node})
         try:
             while not self._may_leave():
@@ -88,9 +93,11 @@ class Server:
             self._selector.close()
 
     def _may_leave(self) -> bool:
-        if self._leaving is None:
-            return False
-        return self._leaving not in self._peers or time.monotonic() >= self._leave_by
+        hung_up = self._leaving is not None and self._leaving not in self._peers
+        return hung_up or time.monotonic() >= self._leave_by
+
+    def _leave_at_once(self, _: int) -> None:
+        self._leave_by = 0.0
 
     def _patience(self) -> float | None:
         deadlines = [errand.deadline for peer in self._peers for errand, _ in peer.errands.values()]
@@ -275,5 +282,5 @@ def _listen(around: Surroundings) -> socket.socket:
     return listener
 
 
-def _leave(_: int, __: FrameType | None) -> None:
-    raise SystemExit(0)
+def _noted(_: int, __: FrameType | None) -> None:
+    """Do nothing with a signal here: it has been written to the pipe that the selector watches."""

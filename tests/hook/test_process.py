@@ -175,16 +175,11 @@ def test_connections_do_not_hold_each_other_up(serving: HookProcess) -> None:
         assert domain_of(caller.ask(DEFINE, define()).message) == rewrite(DOMAIN, ON_THIS_MACHINE)
 
 
-def test_four_domains_at_once_are_pinned_and_a_fifth_is_told_to_come_again(serving: HookProcess) -> None:
+def test_four_domains_at_once_are_pinned(serving: HookProcess) -> None:
     xml = b"<domain><vcpu>1</vcpu>" + b"<x a='1'/>" * 100_000 + b"</domain>"
     with SocketCaller(serving.socket) as caller:
-        streams = [caller.call(DEFINE, define(xml)) for _ in range(5)]
-        answers = [caller.wait(stream) for stream in streams]
-    refused = [answer for answer in answers if answer.status == GrpcStatus.UNAVAILABLE]
-    assert len(refused) <= 1
-    assert all("being pinned already; ask again" in answer.sentence for answer in refused)
-    wanted = rewrite(xml, ON_THIS_MACHINE)
-    assert {domain_of(answer.message) for answer in answers if answer not in refused} == {wanted}
+        answers = [caller.wait(stream) for stream in [caller.call(DEFINE, define(xml)) for _ in range(4)]]
+    assert {domain_of(answer.message) for answer in answers} == {rewrite(xml, ON_THIS_MACHINE)}
 
 
 def test_callers_that_vanish_leave_nothing_behind(serving: HookProcess) -> None:
@@ -219,18 +214,91 @@ def test_more_connections_than_there_is_room_for_close_the_oldest_idle_one(servi
             caller.socket.close()
 
 
-def test_a_caller_that_cancels_ends_the_work_for_it(serving: HookProcess) -> None:
-    assert serving.process is not None
-    xml = b"<domain><vcpu>1</vcpu>" + b"<x a='1'/>" * 100_000 + b"</domain>"
-    with SocketCaller(serving.socket) as caller:
-        stream = caller.call(DEFINE, define(xml))
-        while stream in caller._unsent:
+@pytest.fixture
+def stuck(hook: HookProcess) -> HookProcess:
+    """A hook whose children hang: they wait for a placement that nobody writes into the pipe."""
+    placement = hook.pod.path / "placement"
+    placement.unlink()
+    os.mkfifo(placement)
+    hook.pod.ask_for(OnFailure.WAIT)
+    hook.start()
+    return hook
+
+
+def children_of(hook: HookProcess) -> list[int]:
+    assert hook.process is not None
+    text = Path(f"/proc/{hook.process.pid}/task/{hook.process.pid}/children").read_text()
+    return [int(pid) for pid in text.split()]
+
+
+@pytest.mark.parametrize("on_failure", list(OnFailure))
+def test_a_child_that_dies_is_an_error_or_an_unchanged_domain_as_the_owner_wants(
+    stuck: HookProcess, on_failure: OnFailure
+) -> None:
+    stuck.pod.ask_for(on_failure)
+    with SocketCaller(stuck.socket) as caller, SocketCaller(stuck.socket) as other:
+        stream = caller.call(DEFINE, define())
+        caller.flush()
+        while not children_of(stuck):
+            assert other.ask(INFO).status == GrpcStatus.OK
+        os.kill(children_of(stuck)[0], signal.SIGKILL)
+        answer = caller.wait(stream)
+    if on_failure is OnFailure.FLOAT:
+        assert domain_of(answer.message) == DOMAIN
+        assert "starts unpinned" in stuck.next_log_line()
+    else:
+        assert answer.status == GrpcStatus.UNAVAILABLE
+        assert "the process that pins ended with -9" in answer.sentence
+    assert children_of(stuck) == []
+
+
+def test_a_child_that_hangs_is_given_up_before_kubevirt_gives_up(stuck: HookProcess) -> None:
+    with SocketCaller(stuck.socket) as caller, SocketCaller(stuck.socket) as other:
+        stream = caller.call(DEFINE, define())
+        caller.flush()
+        assert other.ask(INFO).status == GrpcStatus.OK
+        answer = caller.wait(stream)
+    assert answer.status == GrpcStatus.UNAVAILABLE
+    assert "longer than 8 seconds" in answer.sentence
+    assert children_of(stuck) == []
+
+
+def test_a_fifth_domain_while_four_are_being_pinned_is_told_to_come_again(stuck: HookProcess) -> None:
+    with SocketCaller(stuck.socket) as caller:
+        for _ in range(4):
+            caller.call(DEFINE, define())
+        fifth = caller.ask(DEFINE, define())
+        assert fifth.status == GrpcStatus.UNAVAILABLE
+        assert "being pinned already; ask again" in fifth.sentence
+        assert len(children_of(stuck)) == 4
+
+
+@pytest.mark.parametrize("how", ["hang up", "cancel"])
+def test_nobody_works_for_a_caller_who_has_left(stuck: HookProcess, how: str) -> None:
+    with SocketCaller(stuck.socket) as other:
+        with SocketCaller(stuck.socket) as caller:
+            stream = caller.call(DEFINE, define())
             caller.flush()
-            caller.receive(caller.socket.recv(1 << 16))
-        caller.http.reset_stream(stream, 8)
-        assert caller.ask(INFO).status == GrpcStatus.OK
-    children = Path(f"/proc/{serving.process.pid}/task/{serving.process.pid}/children").read_text()
-    assert children == ""
+            while not children_of(stuck):
+                assert other.ask(INFO).status == GrpcStatus.OK
+            if how == "cancel":
+                caller.http.reset_stream(stream, 8)
+                assert caller.ask(INFO).status == GrpcStatus.OK
+                assert children_of(stuck) == []
+        while children_of(stuck):
+            assert other.ask(INFO).status == GrpcStatus.OK
+
+
+def test_sigterm_takes_hanging_children_along(stuck: HookProcess) -> None:
+    assert stuck.process is not None
+    with SocketCaller(stuck.socket) as caller, SocketCaller(stuck.socket) as other:
+        caller.call(DEFINE, define())
+        caller.flush()
+        while not (children := children_of(stuck)):
+            assert other.ask(INFO).status == GrpcStatus.OK
+        stuck.process.send_signal(signal.SIGTERM)
+        assert stuck.wait() == 0
+    assert not Path(f"/proc/{children[0]}").exists()
 
 
 def test_bytes_that_are_not_http2_end_only_their_own_connection(serving: HookProcess) -> None:
