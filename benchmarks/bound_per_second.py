@@ -2,15 +2,15 @@
 
     python -m benchmarks.bound_per_second [--nodes 50 1000] [--pods 500] [--rounds 5]
 
-A real etcd, kube-apiserver and kube-scheduler on one machine, nodes that are Node objects, all pods created
-before the scheduler starts. The pods ask for 2 to 16 CPUs inside one NUMA node and are what pod admission makes
-of them, but without a round trip to it; nodes are of four server types. A rate is pods after the first by seconds
-from the first binding to the last, as one watch sees them. Rounds of the schedulers take turns and the table
-has medians. The bare scheduler is given the same pods without the resource that calls kvplace, in a cluster
-of its own in which nothing of kvplace is installed; `unbatched` is with the feature gate OpportunisticBatching
-off, as kube-scheduler itself has it for every profile with an extender. kvplace is installed from its
-manifests (one replica, TLS both ways, rights and policies enforced) with its own scheduler's
-configuration.
+A real etcd, kube-apiserver and kube-scheduler on one machine, nodes that are Node objects, all pods
+created before the scheduler starts. The pods ask for 2 to 16 CPUs inside one NUMA node and are what pod
+admission makes of them, but without a round trip to it; nodes are of four server types. A rate is the pods
+after the first by the seconds from the first binding to the last, as one watch sees them. The schedulers
+take turns and the tables have medians. The bare scheduler gets the same pods without the resource that
+calls kvplace, in a cluster of its own in which nothing of kvplace is installed; `unbatched` is with the
+feature gate OpportunisticBatching off, as kube-scheduler has it by itself for every profile with an
+extender, and ratios are to it. kvplace is installed from its manifests (one replica, TLS both ways, rights
+and policies in force) with its own scheduler's configuration.
 
 CPU seconds per 1,000 pods are counted from the first binding to four seconds after the last, so that events
 and confirmations in the ledgers are part of them.

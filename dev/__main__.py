@@ -44,18 +44,10 @@ def lint(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """Measures what the documentation claims; a name runs one benchmark only."""
+    """Measures what kvplace costs and writes docs/benchmarks.md; names run only those benchmarks."""
     _prepare_tests()
-    scripts = sorted((PROJECT / "benchmarks").glob("[!_]*.py"))
-    chosen = [path for path in scripts if not arguments or path.stem in arguments]
-    if not chosen:
-        known = ", ".join(path.stem for path in scripts) or "none yet"
-        raise StepFailed(f"no such benchmark: {' '.join(arguments) or '(any)'}; known: {known}")
-    codes = [
-        show([VENV.python, "-m", f"benchmarks.{path.stem}"], cwd=PROJECT, environment=_environment())
-        for path in chosen
-    ]
-    return max(codes)
+    _build_servers()
+    return show([VENV.python, "-m", "benchmarks", *arguments], cwd=PROJECT, environment=_environment())
 
 
 def cluster(arguments: list[str]) -> int:
