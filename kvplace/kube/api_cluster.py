@@ -19,7 +19,7 @@ import msgspec
 from kvplace.core.errors import Conflict
 from kvplace.core.ledger import LedgerChange, merge_patch
 from kvplace.core.marks import PLACED_LABEL
-from kvplace.kube.api_errors import Missing, Rejected, error_of_status, read_status
+from kvplace.kube.api_errors import NOT_JSON, Missing, Rejected, error_of_status, read_status
 from kvplace.kube.cluster import (
     LEDGERS,
     NODES,
@@ -30,7 +30,7 @@ from kvplace.kube.cluster import (
     Kind,
     WatchEvent,
 )
-from kvplace.kube.list_watch import Change, Page, Unreadable, follow
+from kvplace.kube.list_watch import Change, Page, Source, Unreadable, follow
 from kvplace.kube.objects import (
     CustomObject,
     NodeObject,
@@ -62,7 +62,6 @@ GROUP = "kvplace.io"
 VERSION = "v1alpha1"
 FIELD_MANAGER = "kvplace"
 
-_PAGE_SIZE = 500
 _WATCH_S = 290
 """The server ends a watch after so long; the next one goes to a replica that is perhaps less busy."""
 _NOTE_LIMIT = 1024
@@ -90,10 +89,15 @@ class ApiCluster:
         session: Session,
         *,
         component: str = "kvplace",
+        page_size: int = 500,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`component` signs events as kvplace.io/COMPONENT; `now` dates them."""
+        """`component` signs events as kvplace.io/COMPONENT; `now` dates them.
+
+        Lists are read in pages of `page_size` objects.
+        """
         self._session = session
+        self._page_size = page_size
         self._controller = f"{GROUP}/{component}"
         self._instance = (os.environ.get("POD_NAME") or socket.gethostname())[:128]
         self._now = now
@@ -121,8 +125,12 @@ class ApiCluster:
         self._written: OrderedDict[tuple[str, str], LedgerRecord] = OrderedDict()
 
     def watch(self, kind: Kind[K, R]) -> AsyncIterator[WatchEvent[R]]:
-        source = _ApiSource(self._session, cast(_Resource[R], self._resources[kind]))
-        return follow(source, pause=self._session.pause, closed=lambda: self._session.closed)
+        session = self._session
+        return follow(self.source(kind), pause=session.pause, closed=lambda: session.closed)
+
+    def source(self, kind: Kind[K, R]) -> Source[R]:
+        """Answer the kind as something to list and watch by one's own hand."""
+        return _ApiSource(self._session, cast(_Resource[R], self._resources[kind]), self._page_size)
 
     async def bind(
         self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
@@ -301,7 +309,7 @@ class ApiCluster:
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{event.name[:200]}-", "namespace": namespace},
+            "metadata": {"generateName": event.name[:200].rstrip(".-") + "-", "namespace": namespace},
             "eventTime": self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": self._controller,
             "reportingInstance": self._instance,
@@ -322,8 +330,9 @@ class ApiCluster:
 class _ApiSource(Generic[R]):
     """One resource, as the list+watch state machine wants it."""
 
-    def __init__(self, session: Session, resource: _Resource[R]) -> None:
+    def __init__(self, session: Session, resource: _Resource[R], page_size: int) -> None:
         self._session = session
+        self._page_size = page_size
         self._resource = resource
 
     @property
@@ -331,7 +340,7 @@ class _ApiSource(Generic[R]):
         return self._resource.resource
 
     async def list_page(self, page: str) -> Page[R]:
-        query = {"limit": str(_PAGE_SIZE)}
+        query = {"limit": str(self._page_size)}
         if page:
             query["continue"] = page
         answer = _decoded_by(
@@ -419,5 +428,5 @@ def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, resour
 def _decoded_by(decode: Callable[[Any], T], body: bytes | msgspec.Raw, resource: str) -> T:
     try:
         return decode(body)
-    except msgspec.MsgspecError as error:
+    except NOT_JSON as error:
         raise Unreadable(f"{resource}: the API server's answer cannot be read ({error})") from error

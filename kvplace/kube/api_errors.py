@@ -25,6 +25,10 @@ LONGEST_ASKED_PAUSE_S = 60.0
 """More than this is not believed of a Retry-After."""
 
 
+NOT_JSON = (msgspec.MsgspecError, RecursionError)
+"""What a decoder raises about bytes that are no JSON, or not of the right form, or nested without end."""
+
+
 class ApiUnavailable(Unavailable):
     """The API server did not answer, or said that it cannot now.
 
@@ -120,7 +124,7 @@ def read_status(body: bytes | msgspec.Raw) -> Status:
     """Read a Status object; what is none becomes one that carries its first words."""
     try:
         return _STATUS.decode(body)
-    except msgspec.MsgspecError:
+    except NOT_JSON:
         return Status(message=bytes(body)[:200].decode("utf-8", "replace").strip())
 
 

@@ -17,6 +17,7 @@ from kvplace.core.ledger import Ledger, read_ledger
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
+from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 
 O = TypeVar("O")  # noqa: E741
@@ -227,7 +228,7 @@ def ledger_record(document: CustomObject) -> LedgerRecord:
     ledger, problem = Ledger(), ""
     try:
         ledger = read_ledger(_JSON.decode(document.spec))
-    except (Corrupt, msgspec.MsgspecError) as error:
+    except (Corrupt, *NOT_JSON) as error:
         problem = str(error)
     return LedgerRecord(metadata.name, ledger, metadata.resource_version, metadata.uid, problem)
 
@@ -235,7 +236,7 @@ def ledger_record(document: CustomObject) -> LedgerRecord:
 def _machine(spec: msgspec.Raw) -> tuple[Topology | None, str]:
     try:
         return read_topology(_JSON.decode(spec)), ""
-    except (BadTopology, msgspec.MsgspecError) as error:
+    except (BadTopology, *NOT_JSON) as error:
         return None, str(error)
 
 

@@ -19,10 +19,14 @@ R = TypeVar("R")
 class Shelf(Generic[R]):
     """Current records by key, and what happened to them."""
 
-    def __init__(self, visible: Callable[[R], bool] = lambda _: True) -> None:
-        """`visible` is the selector of watches: records it denies are stored but not shown."""
+    def __init__(self, visible: Callable[[R], bool] = lambda _: True, *, log_limit: int = 100_000) -> None:
+        """`visible` is the selector of watches: records it denies are stored but not shown.
+
+        Of a log longer than `log_limit` the older half is forgotten.
+        """
         self.records: dict[Hashable, R] = {}
         self._visible = visible
+        self._log_limit = log_limit
         self._log: list[Apply[R] | Delete[R]] = []
         self._forgotten = 0
         self._changed = asyncio.Event()
@@ -96,8 +100,8 @@ class Shelf(Generic[R]):
 
     def _append(self, event: Apply[R] | Delete[R]) -> None:
         self._log.append(event)
-        if len(self._log) > _LOG_LIMIT:
-            keep = _LOG_LIMIT // 2
+        if len(self._log) > self._log_limit:
+            keep = self._log_limit // 2
             self._forgotten += len(self._log) - keep
             del self._log[: len(self._log) - keep]
         self._wake()
@@ -105,6 +109,3 @@ class Shelf(Generic[R]):
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-_LOG_LIMIT = 100_000

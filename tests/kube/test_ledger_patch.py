@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import assume, example, given
 
 from kvplace.core.ledger import (
@@ -12,20 +10,12 @@ from kvplace.core.ledger import (
     Ledger,
     LedgerChange,
     OwnershipConflict,
-    claim_document,
     confirmed,
     merge_patch,
     read_ledger,
 )
 from kvplace.core.request import Policy
-from tests.kube.ledger_strategies import changes, claims, ledgers, merged
-
-
-def document(ledger: Ledger) -> dict[str, Any]:
-    return {
-        "owners": {str(cpu): owner for cpu, owner in ledger.owners.items()},
-        "claims": {uid: claim_document(claim) for uid, claim in ledger.claims.items()},
-    }
+from tests.kube.ledger_strategies import changes, claims, document, ledgers, merged
 
 
 def claim_on(memory: dict[int, int], huge_pages: dict[int, dict[int, int]]) -> Claim:

@@ -1,0 +1,244 @@
+"""What only the real side of the port has: pages, forgotten versions, schemas, the form of requests."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+from hypothesis import HealthCheck, given, settings
+
+from kvplace.core.ledger import Claim, claim_document
+from kvplace.core.topology import Topology
+from kvplace.core.topology_document import topology_document
+from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.api_errors import Expired
+from kvplace.kube.cluster import LEDGERS, NODES, Init, InitApply, InitDone
+from kvplace.kube.list_watch import Empty, InitListed, Unreadable, step
+from kvplace.kube.records import EventRecord, EventType
+from kvplace.kube.session import open_session
+from tests.control_plane.cluster import MERGE_PATCH, ControlPlane, RequestRefused
+from tests.core.machines import topologies
+from tests.kube.api_stub import ApiStub, answer, api_stub
+from tests.kube.conftest import ledger_json
+from tests.kube.ledger_strategies import claims
+from tests.kube.test_cluster_contract import MACHINE
+from tests.kube.worlds import LEDGERS_PATH, TOPOLOGIES_PATH, ApiWorld, api_cluster
+
+Json = dict[str, Any]
+AT_THE_SERVER = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[ApiStub]:
+    async with api_stub() as running:
+        yield running
+
+
+# On the real API server
+
+
+async def test_a_list_of_many_pages_comes_whole(api_world: ApiWorld) -> None:
+    names = {api_world.named(f"worker-{number}") for number in range(7)}
+    for name in names:
+        api_world.create_node(name)
+    cluster = await api_cluster(api_world.plane, page_size=2)
+    listed = []
+    async with aclosing(cast(Any, cluster.watch(NODES))) as events:
+        async for event in events:
+            listed.append(event)
+            if isinstance(event, InitDone):
+                break
+    await cluster.close()
+    assert isinstance(listed[0], Init)
+    assert len([event for event in listed if isinstance(event, Init)]) == 1
+    seen = [event.record.name for event in listed if isinstance(event, InitApply)]
+    assert names <= set(seen)
+    assert len(seen) == len(set(seen))
+
+
+async def test_a_version_that_the_server_has_forgotten_is_known_as_such(api_world: ApiWorld) -> None:
+    cluster = cast(ApiCluster, api_world.cluster)
+    # The server began to serve ledgers long after version 1, so it knows nothing of that time.
+    opened = await step(cluster.source(LEDGERS), InitListed("1"))
+    told = opened if opened.failure is not None else await step(cluster.source(LEDGERS), opened.state)
+    assert isinstance(told.failure, Expired)
+    assert told.state == Empty()
+
+
+async def test_a_long_note_is_cut_to_what_the_server_takes(api_world: ApiWorld) -> None:
+    uid = api_world.create_pod("vm")
+    event = EventRecord(
+        api_world.namespace,
+        "Pod",
+        "vm",
+        uid,
+        EventType.NORMAL,
+        "Wordy",
+        "Placing",
+        "kein Platz für " + "ü" * 2000,
+    )
+    await api_world.cluster.record_event(event)
+    (told,) = api_world.events("Wordy")
+    assert 1020 <= len(told.note.encode()) <= 1024
+    assert set(told.note[15:]) == {"ü"}
+
+
+async def test_events_of_long_names_and_of_nodes_are_taken(api_world: ApiWorld) -> None:
+    name = "a" * 199 + ".b" + "c" * 40
+    await api_world.cluster.record_event(
+        EventRecord(api_world.namespace, "Pod", name, "u", EventType.NORMAL, "Long", "Placing", "long")
+    )
+    assert [event.name for event in api_world.events("Long")] == [name]
+    node = api_world.named("worker")
+    await api_world.cluster.record_event(
+        EventRecord(
+            "", "Node", node, node, EventType.WARNING, "Drift", "Checking", "a thread has left its CPU"
+        )
+    )
+    everywhere = api_world.plane.request("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+    assert [item["note"] for item in everywhere if item["regarding"]["name"] == node] == [
+        "a thread has left its CPU"
+    ]
+
+
+@AT_THE_SERVER
+@given(topology=topologies())
+def test_the_schema_takes_every_machine(ledger_server: ControlPlane, topology: Topology) -> None:
+    document = {
+        "apiVersion": "kvplace.io/v1alpha1",
+        "kind": "NodeTopology",
+        "metadata": {"name": "machine"},
+        "spec": topology_document(topology),
+    }
+    path = f"{TOPOLOGIES_PATH}?dryRun=All&fieldValidation=Strict"
+    stored = ledger_server.request("POST", path, document)
+    assert stored["spec"] == document["spec"]
+
+
+@AT_THE_SERVER
+@given(claim=claims())
+def test_the_schema_takes_every_claim(ledger_server: ControlPlane, claim: Claim) -> None:
+    document = ledger_json("any", {"owners": {}, "claims": {claim.uid: claim_document(claim)}})
+    stored = ledger_server.request("POST", f"{LEDGERS_PATH}?dryRun=All&fieldValidation=Strict", document)
+    assert stored["spec"] == document["spec"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("cores", []),
+        ("cores", [""]),
+        ("cores", ["0-"]),
+        ("packages", [{"id": -1, "cpus": "0"}]),
+        ("packages", [{"cpus": "0"}]),
+        ("numaNodes", [{"id": 0, "cpus": "0", "memory": "much"}]),
+        ("numaNodes", [{"id": 0, "cpus": "0", "distances": {"0": "far"}}]),
+        ("reserved", "all"),
+    ],
+)
+def test_the_schema_takes_no_machine_that_makes_no_sense(
+    ledger_server: ControlPlane, field: str, value: object
+) -> None:
+    document = {
+        "apiVersion": "kvplace.io/v1alpha1",
+        "kind": "NodeTopology",
+        "metadata": {"name": "machine"},
+        "spec": {**MACHINE, field: value},
+    }
+    with pytest.raises(RequestRefused) as refused:
+        ledger_server.request("POST", f"{TOPOLOGIES_PATH}?dryRun=All", document)
+    assert refused.value.status == 422
+
+
+def test_what_an_agent_sees_is_kept_apart_from_what_the_machine_is(ledger_server: ControlPlane) -> None:
+    name = f"worker-{secrets.token_hex(4)}"
+    status = {
+        "kubeletCpus": "2-3",
+        "pods": [{"uid": "u", "pod": "p", "pinned": False, "cpus": "1", "drift": "CPU 2 instead of 1"}],
+    }
+    document = {
+        "apiVersion": "kvplace.io/v1alpha1",
+        "kind": "NodeTopology",
+        "metadata": {"name": name},
+        "spec": MACHINE,
+        "status": status,
+    }
+    made = ledger_server.request("POST", TOPOLOGIES_PATH, document)
+    assert "status" not in made
+    path = f"{TOPOLOGIES_PATH}/{name}"
+    seen = ledger_server.request("PATCH", f"{path}/status", {"status": status}, content_type=MERGE_PATCH)
+    assert (seen["status"], seen["metadata"]["generation"]) == (status, made["metadata"]["generation"])
+    shown = ledger_server.kubectl("get", "nodetopology", name, "-o", "wide")
+    assert "sha256:0" in shown
+    assert "2-3" in shown
+    ledger_server.request("DELETE", path)
+
+
+# Over the wire
+
+
+async def test_a_bind_is_one_request_with_everything_in_it(stub: ApiStub, tmp_path: Path) -> None:
+    stub.script = [answer({"kind": "Status", "status": "Success"})]
+    async with await open_session(stub.kubeconfig(tmp_path, token="t")) as session:
+        await ApiCluster(session).bind("space", "vm", "uid-1", "worker", {"cpu-map": "{}"})
+    assert len(stub.asked) == 1
+    assert (stub.asked[0].method, stub.asked[0].path) == ("POST", "/api/v1/namespaces/space/pods/vm/binding")
+    assert json.loads(stub.bodies[0]) == {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "vm", "namespace": "space", "uid": "uid-1", "annotations": {"cpu-map": "{}"}},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "worker"},
+    }
+
+
+async def test_a_vmi_is_given_as_it_is(stub: ApiStub, tmp_path: Path) -> None:
+    vmi = {"metadata": {"name": "vm"}, "spec": {"domain": {"cpu": {"cores": 4}}, "unknown": [1, None, "x"]}}
+    stub.script = [answer(vmi)]
+    async with await open_session(stub.kubeconfig(tmp_path, token="t")) as session:
+        assert await ApiCluster(session).read_vmi("space", "vm") == vmi
+    path = "/apis/kubevirt.io/v1/namespaces/space/virtualmachineinstances/vm"
+    assert stub.asked[0].path == path
+
+
+@pytest.mark.parametrize("junk", [[], 7, "text", {"metadata": 3}, {"metadata": {"name": 1}}])
+async def test_an_answer_of_another_form_is_unavailable_not_a_traceback(
+    stub: ApiStub, tmp_path: Path, junk: object
+) -> None:
+    stub.script = [answer(junk)]
+    async with await open_session(stub.kubeconfig(tmp_path, token="t")) as session:
+        with pytest.raises(Unreadable, match="nodeledgers"):
+            await ApiCluster(session).read_ledger("worker")
+
+
+async def test_an_answer_nested_without_end_is_unavailable_too(stub: ApiStub, tmp_path: Path) -> None:
+    async def nested(_: web.Request) -> web.StreamResponse:
+        return web.Response(body=b'{"spec":' + b"[" * 50_000 + b"]" * 50_000 + b"}")
+
+    stub.script = [nested]
+    async with await open_session(stub.kubeconfig(tmp_path, token="t")) as session:
+        with pytest.raises(Unreadable):
+            await ApiCluster(session).read_vmi("space", "vm")
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("kvplace.kube.memory_cluster", ["kubernetes", "aiohttp", "msgspec", "tenacity"]),
+        ("kvplace.kube.store", ["kubernetes", "aiohttp", "msgspec", "tenacity"]),
+        ("kvplace.kube.api_cluster", ["kubernetes"]),
+    ],
+)
+def test_nobody_loads_a_client_he_does_not_use(module: str, absent: list[str]) -> None:
+    program = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,167 @@
+"""Records of real pods equal what a slow reader of the whole JSON finds; junk never stops a watch."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.topology import Topology
+from kvplace.core.topology_document import topology_document
+from kvplace.kube.objects import (
+    CustomObject,
+    NodeObject,
+    ObjectList,
+    PodObject,
+    TopologyReader,
+    ledger_record,
+    node_record,
+    pod_record,
+)
+from kvplace.kube.records import NodeRecord, PodRecord
+from tests.captured import captured_files, captured_folder
+from tests.core.machines import topologies
+
+PODS = captured_files("kubevirt/pods", "*.json")
+
+
+def read_slowly(pod: dict[str, Any]) -> PodRecord:
+    """The record as one reads it from the documentation of pods, from the whole object."""
+    metadata, spec, state = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    annotations = metadata.get("annotations") or {}
+    owners = [
+        o["name"] for o in metadata.get("ownerReferences") or [] if o["kind"] == "VirtualMachineInstance"
+    ]
+    compute = [c for c in state.get("containerStatuses") or [] if c["name"] == "compute"]
+    conditions = {c["type"]: c["status"] for c in state.get("conditions") or []}
+    return PodRecord(
+        namespace=metadata.get("namespace", ""),
+        name=metadata.get("name", ""),
+        uid=metadata.get("uid", ""),
+        node=spec.get("nodeName", ""),
+        phase=state.get("phase", ""),
+        deleting="deletionTimestamp" in metadata,
+        scheduler_name=spec.get("schedulerName", ""),
+        request=annotations.get("kvplace.io/request", ""),
+        placement=annotations.get("kvplace.io/placement", ""),
+        cpu_map=annotations.get("cpu-map", ""),
+        vmi=owners[0] if owners else "",
+        compute_terminated=any("terminated" in (c.get("state") or {}) for c in compute),
+        unschedulable=conditions.get("PodScheduled") == "False",
+        resource_version=metadata.get("resourceVersion", ""),
+    )
+
+
+def read(pod: Any) -> PodRecord:
+    return pod_record(msgspec.json.decode(json.dumps(pod), type=PodObject))
+
+
+def test_there_are_real_pods_to_read() -> None:
+    assert list(captured_folder("kubevirt/pods").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", PODS, ids=lambda path: path.stem)
+def test_a_real_launcher_pod_is_read_as_it_is(path: Path) -> None:
+    pod = json.loads(path.read_text())
+    assert read(pod) == read_slowly(pod)
+    assert read(pod).vmi
+
+
+@pytest.mark.parametrize("path", PODS[:2], ids=lambda path: path.stem)
+def test_a_pod_is_followed_through_its_life(path: Path) -> None:
+    pod = json.loads(path.read_text())
+    pod["metadata"]["annotations"] |= {
+        "kvplace.io/placement": "{}",
+        "cpu-map": "{}",
+        "kvplace.io/request": "{}",
+    }
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    pod["spec"]["nodeName"] = "worker"
+    pod["status"] = {
+        "phase": "Failed",
+        "conditions": [{"type": "PodScheduled", "status": "False"}],
+        "containerStatuses": [
+            {"name": "hook-sidecar-0", "state": {"terminated": {"exitCode": 0}}},
+            {"name": "compute", "state": {"terminated": {"exitCode": 137}}},
+        ],
+    }
+    ended = read(pod)
+    assert ended == read_slowly(pod)
+    assert (ended.deleting, ended.compute_terminated, ended.unschedulable) == (True, True, True)
+    running = copy.deepcopy(pod)
+    running["status"]["containerStatuses"][1]["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    assert not read(running).compute_terminated
+
+
+def test_null_stands_for_nothing_wherever_go_writes_it() -> None:
+    bare = {
+        "metadata": {"name": "a", "annotations": None, "ownerReferences": None},
+        "status": {"conditions": None, "containerStatuses": [{"name": "compute", "state": None}]},
+    }
+    assert read(bare) == read_slowly(bare)
+    assert msgspec.json.decode(b'{"metadata":{},"items":null}', type=ObjectList[PodObject]).items is None
+
+
+def test_a_node_is_its_name_its_cordon_and_its_map() -> None:
+    node = {
+        "metadata": {
+            "name": "a",
+            "uid": "u",
+            "resourceVersion": "7",
+            "annotations": {"cpu-map": "{}", "x": "y"},
+        },
+        "spec": {"unschedulable": True},
+        "status": {"images": [{"names": ["a"]}]},
+    }
+    read_node = node_record(msgspec.json.decode(json.dumps(node), type=NodeObject))
+    assert read_node == NodeRecord("a", "u", unschedulable=True, cpu_map="{}", resource_version="7")
+
+
+def custom(spec: Any, generation: int = 1, version: int = 1, uid: str = "u") -> CustomObject:
+    metadata = {"name": "worker", "uid": uid, "generation": generation, "resourceVersion": str(version)}
+    return msgspec.json.decode(json.dumps({"metadata": metadata, "spec": spec}), type=CustomObject)
+
+
+@given(topologies())
+def test_every_machine_arrives_as_it_was_published(topology: Topology) -> None:
+    record = TopologyReader().record(custom(topology_document(topology)))
+    assert (record.topology, record.problem) == (topology, "")
+
+
+@given(topologies(most_cpus=8), topologies(most_cpus=8))
+def test_a_machine_is_read_again_only_when_its_spec_changes(first: Topology, second: Topology) -> None:
+    reader = TopologyReader()
+    before = reader.record(custom(topology_document(first), generation=1, version=1))
+    status_only = reader.record(custom(topology_document(first), generation=1, version=2))
+    assert status_only.topology is before.topology
+    assert status_only.resource_version == "2"
+    assert reader.record(custom(topology_document(second), generation=2, version=3)).topology == second
+    assert (
+        reader.record(custom(topology_document(first), generation=2, version=4, uid="new")).topology == first
+    )
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["owners", "claims", "cores", "1", "policy", "a"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(junk)
+def test_a_spec_that_makes_no_sense_becomes_a_problem_never_an_error(spec: Any) -> None:
+    topology = TopologyReader().record(custom(spec))
+    assert (topology.topology is None) == bool(topology.problem)
+    ledger = ledger_record(custom(spec))
+    assert not ledger.problem or not ledger.ledger.owners

@@ -1,0 +1,104 @@
+"""The synced cache: lists replace each other at once, and every difference is told in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from kvplace.kube.cluster import NODES, Apply, Delete, Init, InitApply, InitDone
+from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.records import NodeRecord
+from kvplace.kube.store import Store
+
+A, B, C = (NodeRecord(name, f"uid-{name}") for name in "abc")
+A2 = NodeRecord("a", "uid-a", unschedulable=True)
+
+
+class Told:
+    """What a subscriber was told, as (old, new)."""
+
+    def __init__(self) -> None:
+        self.differences: list[tuple[NodeRecord | None, NodeRecord | None]] = []
+
+    def __call__(self, old: NodeRecord | None, new: NodeRecord | None) -> None:
+        self.differences.append((old, new))
+
+
+@pytest.fixture
+def store() -> Store[str, NodeRecord]:
+    return Store(NODES)
+
+
+def test_nothing_is_shown_before_the_first_list_is_complete(store: Store[str, NodeRecord]) -> None:
+    told = Told()
+    store.subscribe(told)
+    store.apply(Init())
+    store.apply(InitApply(A))
+    assert (dict(store.records), store.has_synced, told.differences) == ({}, False, [])
+    store.apply(InitDone())
+    assert (dict(store.records), store.has_synced, told.differences) == ({"a": A}, True, [(None, A)])
+
+
+def test_a_new_list_swaps_in_at_once_and_tells_the_vanished_first(store: Store[str, NodeRecord]) -> None:
+    for event in (Init(), InitApply(A), InitApply(B), InitDone()):
+        store.apply(event)
+    told = Told()
+    store.subscribe(told)
+    told.differences.clear()
+    for event in (Init(), InitApply(A2), InitApply(C)):
+        store.apply(event)
+    assert dict(store.records) == {"a": A, "b": B}
+    store.apply(InitDone())
+    assert dict(store.records) == {"a": A2, "c": C}
+    assert told.differences == [(B, None), (A, A2), (None, C)]
+
+
+def test_a_list_that_begins_anew_forgets_the_unfinished_one(store: Store[str, NodeRecord]) -> None:
+    for event in (Init(), InitApply(A), Init(), InitApply(B), InitDone()):
+        store.apply(event)
+    assert dict(store.records) == {"b": B}
+
+
+def test_changes_are_told_with_what_was_before(store: Store[str, NodeRecord]) -> None:
+    told = Told()
+    store.subscribe(told)
+    for event in (Init(), InitDone(), Apply(A), Apply(A2), Delete(A2), Delete(C)):
+        store.apply(event)
+    assert told.differences == [(None, A), (A, A2), (A2, None)]
+    assert store.get("a") is None
+
+
+def test_who_comes_late_is_told_what_is_there(store: Store[str, NodeRecord]) -> None:
+    for event in (Init(), InitApply(A), InitApply(B), InitDone()):
+        store.apply(event)
+    told = Told()
+    store.subscribe(told)
+    assert told.differences == [(None, A), (None, B)]
+
+
+def test_a_failing_subscriber_is_logged_and_stops_nobody(
+    store: Store[str, NodeRecord], caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(old: NodeRecord | None, new: NodeRecord | None) -> None:
+        raise ValueError("a mistake")
+
+    told = Told()
+    store.subscribe(failing)
+    store.subscribe(told)
+    with caplog.at_level(logging.ERROR):
+        for event in (Init(), InitApply(A), InitDone()):
+            store.apply(event)
+    assert told.differences == [(None, A)]
+    assert "nodes" in caplog.text
+
+
+async def test_it_follows_a_cluster_until_that_is_closed(store: Store[str, NodeRecord]) -> None:
+    cluster = MemoryCluster()
+    cluster.create_node("a")
+    follower = asyncio.create_task(store.run(cluster))
+    await store.wait_until_synced()
+    assert list(store.records) == ["a"]
+    await cluster.close()
+    await follower
