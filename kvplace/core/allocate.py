@@ -112,9 +112,12 @@ class _Supply:
 
 
 def mask_of_whole_cores(topology: Topology, cpus: int) -> int:
-    """Keep the CPUs of those cores that lie in the set with all their threads."""
+    """Keep the CPUs of those cores that lie in the set with all their threads.
+
+    A core that lies in two NUMA nodes or caches is in none of them with all its threads.
+    """
     mask = 0
-    for core in topology.cores:
+    for core in topology.undivided_cores:
         if core & ~cpus == 0:
             mask |= core
     return mask
@@ -357,31 +360,38 @@ def _refuse(supply: _Supply) -> Refusal:
             },
             never,
         )
+    able = [domain for domain in domains if supply.capacity(domain.cpus) >= supply.need]
     for size, count in sorted(request.huge_pages.items()):
-        free_pages = [_pages_in(supply, domain, size) for domain in domains]
-        most = max(free_pages)
-        where = domains[free_pages.index(most)].name
+        everywhere = max(_pages_in(supply, domain, size) for domain in domains)
+        most, where = _most([(_pages_in(supply, domain, size), domain.name) for domain in able])
         if most < count:
+            also = f"{supply.need} {kind} and " if everywhere >= count else ""
             return Refusal(
                 Reason.NOT_ENOUGH_HUGE_PAGES,
-                f"no {noun} with {count} free huge pages of {format_bytes(size)}, best {most} on {where}",
+                f"no {noun} with {also}{count} free huge pages of {format_bytes(size)}, "
+                f"best {most} on {where}",
                 {"needed": count, "best": most, "missing": count - most, "where": where},
                 never,
             )
-    room = [_memory_in(supply, domain) for domain in domains]
-    where = domains[room.index(max(room))].name
+        able = [domain for domain in able if _pages_in(supply, domain, size) >= count]
+    most, where = _most([(_memory_in(supply, domain), domain.name) for domain in able])
     return Refusal(
         Reason.NOT_ENOUGH_MEMORY,
         f"no {noun} with {supply.need} {kind} and {format_bytes(supply.small_memory)} of free memory, "
-        f"most memory {format_bytes(max(room))} on {where}",
+        f"most memory {format_bytes(most)} on {where}",
         {
             "needed": supply.small_memory,
-            "best": max(room),
-            "missing": max(0, supply.small_memory - max(room)),
+            "best": most,
+            "missing": supply.small_memory - most,
             "where": where,
         },
         never,
     )
+
+
+def _most(amounts: Sequence[tuple[int, str]]) -> tuple[int, str]:
+    """The largest amount and where it is; the first of equal ones."""
+    return max(amounts, key=lambda pair: pair[0])
 
 
 def _unit_name(request: Request, need: int) -> str:
@@ -398,19 +408,18 @@ def _unit_name(request: Request, need: int) -> str:
 
 
 def _memory_in(supply: _Supply, domain: _Domain) -> int:
-    return sum(
-        max(0, supply.memory.get(node.id, 0))
-        for node in supply.topology.numa_nodes
-        if node.cpus & domain.cpus
-    )
+    return sum(max(0, supply.memory.get(node.id, 0)) for node in _nodes_with_room(supply, domain))
 
 
 def _pages_in(supply: _Supply, domain: _Domain, size: int) -> int:
-    return sum(
-        max(0, supply.pages.get((node.id, size), 0))
-        for node in supply.topology.numa_nodes
-        if node.cpus & domain.cpus
-    )
+    return sum(max(0, supply.pages.get((node.id, size), 0)) for node in _nodes_with_room(supply, domain))
+
+
+def _nodes_with_room(supply: _Supply, domain: _Domain) -> Iterator[NumaNode]:
+    """The NUMA nodes whose memory counts: those that have a CPU for the VM."""
+    for node in supply.topology.numa_nodes:
+        if supply.capacity(node.cpus & domain.cpus):
+            yield node
 
 
 @lru_cache(maxsize=4096)

@@ -97,6 +97,16 @@ class Topology:
         return {cpu: core for core in self.cores for cpu in cpus_of(core)}
 
     @cached_property
+    def undivided_cores(self) -> tuple[int, ...]:
+        """The cores that lie in one package, one NUMA node and one L3 group, as all cores should."""
+        domains = [
+            *self.l3_groups,
+            *(node.cpus for node in self.numa_nodes),
+            *(package.cpus for package in self.packages),
+        ]
+        return tuple(core for core in self.cores if all(core & cpus in (0, core) for cpus in domains))
+
+    @cached_property
     def package_of(self) -> Mapping[int, int]:
         """The number of the package of each CPU, by CPU id."""
         return {cpu: package.id for package in self.packages for cpu in cpus_of(package.cpus)}

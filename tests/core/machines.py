@@ -7,7 +7,9 @@ without memory or without CPUs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 from hypothesis import strategies as st
 
@@ -18,7 +20,6 @@ from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, S
 from kvplace.core.topology import NumaNode, Package, Topology
 
 GIB = 1 << 30
-MIB = 1 << 20
 OFFERED_SCOPES = (Scope.ONE_SOCKET, Scope.ONE_NUMA, Scope.ONE_L3, Scope.ANY)
 PINNING = (Policy.EXCLUSIVE, Policy.SHARE, Policy.IMMOVABLE)
 
@@ -26,16 +27,19 @@ PINNING = (Policy.EXCLUSIVE, Policy.SHARE, Policy.IMMOVABLE)
 @st.composite
 def topologies(draw: st.DrawFn, *, most_cpus: int = 32, memory: bool | None = None) -> Topology:
     """Any machine of at most so many CPUs; `memory` says whether it knows its memory, None leaves it open."""
-    widths = [
-        draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
-        for _ in range(draw(st.integers(1, 8)))  # one L3 group each
-    ]
-    while sum(map(sum, widths)) > most_cpus:
-        widths[-1].pop()
-        widths = [group for group in widths if group]
-    total = sum(map(sum, widths))
-    ids = iter(draw(st.permutations(range(total))))
-    groups = [[mask_of(next(ids) for _ in range(width)) for width in group] for group in widths]
+    threads = draw(st.integers(1, 4))
+    groups_of_widths = draw(
+        st.lists(
+            st.lists(st.integers(1, 4) | st.just(threads), min_size=1, max_size=6), min_size=1, max_size=8
+        )
+    )
+    while sum(map(sum, groups_of_widths)) > most_cpus:
+        groups_of_widths[-1].pop()
+        groups_of_widths = [group for group in groups_of_widths if group]
+    chance = _chance(draw)
+    total = sum(map(sum, groups_of_widths))
+    ids = iter(chance.sample(range(total), total))
+    groups = [[mask_of(next(ids) for _ in range(width)) for width in group] for group in groups_of_widths]
     l3_groups = [mask_of(cpu for core in group for cpu in cpus_of(core)) for group in groups]
     nodes = _grouped(l3_groups, draw(st.integers(1, len(l3_groups))))
     packages = _grouped(nodes, draw(st.integers(1, len(nodes))))
@@ -43,7 +47,7 @@ def topologies(draw: st.DrawFn, *, most_cpus: int = 32, memory: bool | None = No
         l3_groups = list(packages)  # sub-NUMA clusters: one cache above several nodes
     with_memory = draw(st.booleans()) if memory is None else memory
     records = [
-        _numa_node(draw, number, cpus, len(nodes), with_memory=with_memory)
+        _numa_node(chance, number, cpus, len(nodes)) if with_memory else NumaNode(number, cpus, memory=0)
         for number, cpus in enumerate(nodes)
     ]
     if with_memory and draw(st.integers(0, 4)) == 0:
@@ -53,46 +57,67 @@ def topologies(draw: st.DrawFn, *, most_cpus: int = 32, memory: bool | None = No
         numa_nodes=tuple(records),
         l3_groups=tuple(l3_groups),
         cores=tuple(core for group in groups for core in group),
-        reserved=draw(cpu_subsets(mask_of(range(total)))) if draw(st.booleans()) else 0,
+        reserved=mask_of(chance.sample(range(total), min(total, draw(st.integers(0, 2))))),
     )
-
-
-def cpu_subsets(cpus: int) -> st.SearchStrategy[int]:
-    """Any part of a set of CPUs."""
-    return st.integers(0, cpus).map(lambda mask: mask & cpus)
 
 
 @st.composite
 def frees(draw: st.DrawFn, topology: Topology) -> Free:
     """What may be left on a machine: holes in the CPUs, some of them named by sharing VMs, less memory."""
     empty = free_of(topology, Ledger())
-    pool = draw(cpu_subsets(empty.pool)) if draw(st.booleans()) else empty.pool
-    named = draw(cpu_subsets(pool)) if draw(st.booleans()) else 0
+    chance = _chance(draw)
+    pool, named = empty.pool, 0
+    memory, pages = empty.memory, empty.huge_pages
+    if draw(st.booleans()):
+        taken = chance.randrange(len(list(cpus_of(pool))) + 1)
+        pool &= ~mask_of(chance.sample(list(cpus_of(pool)), taken))
+    if draw(st.integers(0, 2)) == 0:
+        named = pool & chance.getrandbits(64) & chance.getrandbits(64)
+    if draw(st.integers(0, 2)) == 0:
+        memory = tuple((node, chance.randint(-GIB, count)) for node, count in memory)
+        pages = tuple((node, size, chance.randint(0, count)) for node, size, count in pages)
     return replace(
         empty,
         cpus=pool & ~named,
         pool=pool,
-        uses=tuple((cpu, draw(st.integers(1, 3))) for cpu in cpus_of(named)),
-        memory=tuple((node, draw(st.integers(-GIB, count))) for node, count in empty.memory),
-        huge_pages=tuple((node, size, draw(st.integers(0, count))) for node, size, count in empty.huge_pages),
+        uses=tuple((cpu, chance.randint(1, 3)) for cpu in cpus_of(named)),
+        memory=memory,
+        huge_pages=pages,
     )
 
 
 @st.composite
-def requests(draw: st.DrawFn, *, most_vcpus: int = 12) -> Request:
-    """Any request that this version offers."""
-    paged = draw(st.booleans())
+def requests(
+    draw: st.DrawFn,
+    *,
+    most_vcpus: int = 12,
+    scopes: Sequence[Scope] = OFFERED_SCOPES,
+    policies: Sequence[Policy] = PINNING,
+    smts: Sequence[Smt] = tuple(Smt),
+) -> Request:
+    """Any request that this version offers; small ones are likelier, since they fit."""
+    paged = draw(st.integers(0, 3)) == 0
     pages = draw(st.integers(1, 6)) if paged else 0
     return Request(
-        vcpus=draw(st.integers(1, most_vcpus)),
-        scope=draw(st.sampled_from(OFFERED_SCOPES)),
-        policy=draw(st.sampled_from(PINNING)),
-        smt=draw(st.sampled_from(Smt)),
+        vcpus=draw(st.integers(1, 3) | st.integers(1, most_vcpus)),
+        scope=draw(st.sampled_from(scopes)),
+        policy=draw(st.sampled_from(policies)),
+        smt=draw(st.sampled_from(smts)),
         emulator_threads=draw(st.sampled_from(EmulatorThreads)),
         numa_memory=draw(st.sampled_from(NumaMemory)),
-        memory=pages * GIB + draw(st.sampled_from([0, GIB, 3 * GIB, 12 * GIB])),
+        memory=pages * GIB + draw(st.sampled_from([0, 0, GIB, 3 * GIB, 12 * GIB])),
         huge_pages={GIB: pages} if paged else {},
     )
+
+
+def subsets(cpus: int) -> st.SearchStrategy[int]:
+    """Any part of a set of CPUs."""
+    return st.integers(0, cpus).map(lambda mask: mask & cpus)
+
+
+def _chance(draw: st.DrawFn) -> Random:
+    """Details that need no shrinking come from one number: a draw for each would take ten times as long."""
+    return Random(draw(st.integers(0, 1 << 32)))
 
 
 def _grouped(sets: list[int], count: int) -> list[int]:
@@ -106,17 +131,14 @@ def _grouped(sets: list[int], count: int) -> list[int]:
     return grouped
 
 
-def _numa_node(draw: st.DrawFn, number: int, cpus: int, count: int, *, with_memory: bool) -> NumaNode:
-    if not with_memory:
-        return NumaNode(number, cpus, memory=0)
-    pages = draw(st.integers(0, 6))
+def _numa_node(chance: Random, number: int, cpus: int, count: int) -> NumaNode:
+    pages = chance.randint(0, 6)
     return NumaNode(
         number,
         cpus,
-        memory=draw(st.sampled_from([0, 8, 16])) * GIB + pages * GIB,
+        memory=chance.choice([0, 8, 16]) * GIB + pages * GIB,
         huge_pages={GIB: pages},
         distances={
-            other: 10 if other == number else draw(st.sampled_from([11, 12, 21, 32]))
-            for other in range(count)
+            other: 10 if other == number else chance.choice([11, 12, 21, 32]) for other in range(count)
         },
     )
