@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from itertools import combinations
 
 from kvplace.core.placement import Placement
@@ -24,7 +25,7 @@ class Strategy(Enum):
     SPREAD = "spread"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Candidate:
     """A node that can hold the VM: where it would sit and how full the node is already."""
 
@@ -36,9 +37,17 @@ class Candidate:
 
     def rank(self, strategy: Strategy) -> tuple[int, int, int, int, int, str]:
         """Smaller is better: how well the VM sits, then how full the node is, then its name."""
-        sockets, nodes, distance, groups = quality(self.topology, self.placement)
-        fullness = self.free_cpus if strategy is Strategy.PACK else -self.free_cpus
-        return (sockets, nodes, distance, groups, fullness, self.node)
+        return self._packed if strategy is Strategy.PACK else self._spread
+
+    # A candidate lives until its node changes, and is compared for every VM that comes meanwhile.
+
+    @cached_property
+    def _packed(self) -> tuple[int, int, int, int, int, str]:
+        return (*quality(self.topology, self.placement), self.free_cpus, self.node)
+
+    @cached_property
+    def _spread(self) -> tuple[int, int, int, int, int, str]:
+        return (*quality(self.topology, self.placement), -self.free_cpus, self.node)
 
 
 def quality(topology: Topology, placement: Placement) -> tuple[int, int, int, int]:

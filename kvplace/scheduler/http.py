@@ -1,4 +1,4 @@
-"""The extender's verbs as HTTP routes.
+"""The extender's verbs as HTTP routes, over HTTP/1.1 by aiohttp and over HTTP/2 by `http2`.
 
 Bad input gets 400 with one sentence. kube-scheduler does not read the body of an error, so the sentence
 is for the log and for people with curl.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import msgspec
 from aiohttp import web
@@ -20,41 +21,81 @@ from kvplace.scheduler.wire import MAX_BODY, read_binding_args, read_extender_ar
 
 log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
+_TOO_LARGE = f"the body is larger than {MAX_BODY} bytes; set nodeCacheCapable: true for the extender"
 
 
-def extender_application(extender: Extender) -> web.Application:
-    """Serve /v1/filter, /v1/prioritize and /v1/bind; bodies above 8 MiB are refused unread."""
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer, whatever version of HTTP carries it."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+    @classmethod
+    def failed(cls, status: int, sentence: str) -> Self:
+        """Answer with an error."""
+        return cls(status, "text/plain; charset=utf-8", f"{sentence}\n".encode())
+
+    @classmethod
+    def too_large(cls) -> Self:
+        """Answer to a body that nobody should send."""
+        return cls.failed(http_status_of(BadBody(_TOO_LARGE)), _TOO_LARGE)
+
+
+class Routes:
+    """/v1/filter, /v1/prioritize and /v1/bind of one extender."""
+
+    def __init__(self, extender: Extender) -> None:
+        self.verbs: dict[str, Callable[[bytes], Awaitable[Reply]]] = {
+            "/v1/filter": _verb("filter", read_extender_args, extender.filter),
+            "/v1/prioritize": _verb("prioritize", read_extender_args, extender.prioritize),
+            "/v1/bind": _verb("bind", read_binding_args, extender.bind),
+        }
+
+    async def __call__(self, method: str, path: str, body: bytes) -> Reply:
+        """Answer one request."""
+        verb = self.verbs.get(path)
+        if verb is None:
+            return Reply.failed(404, f"{path} is none of {', '.join(self.verbs)}")
+        if method != "POST":
+            return Reply.failed(405, f"{path} is asked with POST")
+        return await verb(body)
+
+
+def extender_application(routes: Routes) -> web.Application:
+    """Serve the routes over HTTP/1.1; bodies above 8 MiB are refused unread."""
     application = web.Application(client_max_size=MAX_BODY)
-    application.add_routes(
-        [
-            web.post("/v1/filter", _route("filter", read_extender_args, extender.filter)),
-            web.post("/v1/prioritize", _route("prioritize", read_extender_args, extender.prioritize)),
-            web.post("/v1/bind", _route("bind", read_binding_args, extender.bind)),
-        ]
-    )
+    application.add_routes([web.post(path, _handler(verb)) for path, verb in routes.verbs.items()])
     return application
 
 
-def _route(
-    verb: str, read: Callable[[bytes], Any], answer: Callable[[Any], Awaitable[Any]]
-) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _verb(
+    name: str, read: Callable[[bytes], Any], answer: Callable[[Any], Awaitable[Any]]
+) -> Callable[[bytes], Awaitable[Reply]]:
+    async def reply(body: bytes) -> Reply:
+        try:
+            result = await answer(read(body))
+        except KvplaceError as error:
+            REJECTED_CALLS.labels(name).inc()
+            log.warning("%s refused: %s", name, error)
+            return Reply.failed(http_status_of(error), str(error))
+        except Exception:
+            log.exception("%s failed", name)
+            return Reply.failed(500, f"{name} failed; the log of kvplace serve says how")
+        return Reply(200, "application/json", _encode(result))
+
+    return reply
+
+
+def _handler(verb: Callable[[bytes], Awaitable[Reply]]) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
         try:
-            args = read(await _body(request))
-            result = await answer(args)
-        except KvplaceError as error:
-            REJECTED_CALLS.labels(verb).inc()
-            log.warning("%s refused: %s", verb, error)
-            return web.Response(status=http_status_of(error), text=f"{error}\n")
-        return web.Response(body=_encode(result), content_type="application/json")
+            reply = await verb(await request.read())
+        except web.HTTPRequestEntityTooLarge:
+            reply = Reply.too_large()
+        return web.Response(
+            status=reply.status, body=reply.body, headers={"Content-Type": reply.content_type}
+        )
 
     return handle
-
-
-async def _body(request: web.Request) -> bytes:
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        raise BadBody(
-            f"the body is larger than {MAX_BODY} bytes; set nodeCacheCapable: true for the extender"
-        ) from None

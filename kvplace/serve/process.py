@@ -14,7 +14,7 @@ import gc
 import logging
 import signal
 import ssl
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -28,7 +28,8 @@ from kvplace.kube.cluster import Cluster
 from kvplace.kube.credentials import Source
 from kvplace.kube.session import open_session
 from kvplace.scheduler.extender import Extender
-from kvplace.scheduler.http import extender_application
+from kvplace.scheduler.http import Routes
+from kvplace.scheduler.listener import ALPN_PROTOCOLS, listening
 from kvplace.scheduler.node_book import NodeBook, running_book
 from kvplace.serve.json_log import log_as_json
 from kvplace.serve.settings import Address, ServeSettings
@@ -37,7 +38,9 @@ from kvplace.serve.tls import RenewedTls
 log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 300.0
-"""kube-scheduler keeps two idle connections; closing them on it would cost a TLS handshake a bind."""
+"""Closing an idle connection on kube-scheduler or the API server would cost them a TLS handshake."""
+_PATIENCE_S = 10.0
+"""How long the end waits for answers that have been begun; above a bind's limit."""
 
 
 def run(settings: ServeSettings) -> None:
@@ -65,7 +68,7 @@ async def _run(settings: ServeSettings) -> None:
 async def serving(settings: ServeSettings, cluster: Cluster) -> AsyncIterator[dict[str, Address]]:
     """Serve while the block runs; enters when ready, with the addresses really listened on by name."""
     tls = settings.tls
-    for_extender = RenewedTls(tls.certificate, tls.key, tls.client_ca)
+    for_extender = RenewedTls(tls.certificate, tls.key, tls.client_ca, alpn=ALPN_PROTOCOLS)
     for_admission = RenewedTls(tls.certificate, tls.key)
     readiness = _Readiness()
     health = _health_application(readiness)
@@ -79,9 +82,19 @@ async def serving(settings: ServeSettings, cluster: Cluster) -> AsyncIterator[di
         admission.add_routes(
             admission_routes(cluster, settings.admission, largest_node=lambda: book.largest_node)
         )
-        addresses["extender"] = await _listen(
-            stack, extender_application(extender), settings.extender_address, for_extender.context
-        )
+        with _named_address(settings.extender_address) as (host, port):
+            addresses["extender"] = Address(
+                *await stack.enter_async_context(
+                    listening(
+                        Routes(extender),
+                        host,
+                        port,
+                        for_extender.context,
+                        keep_alive_s=_KEEP_ALIVE_S,
+                        patience_s=_PATIENCE_S,
+                    )
+                )
+            )
         addresses["admission"] = await _listen(
             stack, admission, settings.admission_address, for_admission.context
         )
@@ -136,17 +149,23 @@ async def _listen(
     tls: ssl.SSLContext | None = None,
 ) -> Address:
     runner = web.AppRunner(
-        application, access_log=None, keepalive_timeout=_KEEP_ALIVE_S, shutdown_timeout=10.0
+        application, access_log=None, keepalive_timeout=_KEEP_ALIVE_S, shutdown_timeout=_PATIENCE_S
     )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, address.host, address.port, ssl_context=tls)
-    try:
-        await site.start()
-    except OSError as error:
-        raise Misconfigured(f"cannot listen on {address}: {error.strerror or error}") from None
+    with _named_address(address):
+        await web.TCPSite(runner, address.host, address.port, ssl_context=tls).start()
     host, port = runner.addresses[0][:2]
     return Address(host, port)
+
+
+@contextlib.contextmanager
+def _named_address(address: Address) -> Iterator[tuple[str, int]]:
+    """Name the address when it cannot be listened on."""
+    try:
+        yield address.host, address.port
+    except OSError as error:
+        raise Misconfigured(f"cannot listen on {address}: {error.strerror or error}") from None
 
 
 @contextlib.asynccontextmanager

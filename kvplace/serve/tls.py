@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvplace.core.errors import Misconfigured
@@ -19,11 +20,14 @@ log = logging.getLogger(__name__)
 class RenewedTls:
     """A server context whose certificates follow their files."""
 
-    def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
+    def __init__(
+        self, certificate: Path, key: Path, client_ca: Path | None = None, *, alpn: Sequence[str] = ()
+    ) -> None:
         """Load the files; `client_ca` makes a certificate signed by it a condition of every connection.
 
-        Raises Misconfigured that names the file.
+        `alpn` names the protocols to offer, best first. Raises Misconfigured that names the file.
         """
+        self._alpn = list(alpn)
         self._files = [path for path in (certificate, key, client_ca) if path is not None]
         self._certificate, self._key, self._client_ca = certificate, key, client_ca
         self._newest = self._load()
@@ -57,6 +61,8 @@ class RenewedTls:
     def _load(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self._alpn:
+            context.set_alpn_protocols(self._alpn)
         try:
             context.load_cert_chain(self._certificate, self._key)
         except (OSError, ssl.SSLError) as error:

@@ -1,0 +1,183 @@
+"""The extender's routes over HTTP/2, on one asyncio connection.
+
+kube-scheduler offers HTTP/2 to an extender with TLS. Over HTTP/1.1 it keeps but two idle connections: then
+nearly every bind of a burst begins with a TLS handshake of its own, which costs both sides more than all
+else that kvplace does for a bind. Frames, HPACK, settings and flow control are h2's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+)
+from h2.exceptions import ProtocolError, StreamClosedError
+from h2.settings import SettingCodes, Settings
+
+from kvplace.scheduler.http import Reply, Routes
+from kvplace.scheduler.wire import MAX_BODY
+
+log = logging.getLogger(__name__)
+
+MAX_STREAMS = 250
+"""Calls at once on one connection; kube-scheduler opens another one for more."""
+_WINDOW = 1 << 20
+"""Bytes of one body that may come unasked for; a usual one is far smaller, so no update is ever sent."""
+_ASKED = (b":method", b":path")
+_CONFIGURATION = H2Configuration(
+    client_side=False,
+    header_encoding=None,
+    validate_outbound_headers=False,
+    normalize_outbound_headers=False,
+)
+
+
+class Http2Connection(asyncio.Protocol):
+    """The server's end of one connection; answers every stream from `routes`."""
+
+    def __init__(self, routes: Routes, ended: Callable[[Http2Connection], None]) -> None:
+        """`ended` is told when the connection is gone."""
+        self._routes = routes
+        self._ended = ended
+        self._http = H2Connection(_CONFIGURATION)
+        self._http.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+                SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW,
+                SettingCodes.MAX_HEADER_LIST_SIZE: H2Connection.DEFAULT_MAX_HEADER_LIST_SIZE,
+            },
+        )
+        self._transport: asyncio.Transport | None = None
+        self._calls: dict[int, tuple[str, str, bytearray]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._unsent: dict[int, memoryview] = {}
+        self._finishing = False
+
+    async def finish(self) -> None:
+        """Take no further calls, answer those that are under way, and hang up."""
+        self._finishing = True
+        if self._answering:
+            await asyncio.wait(self._answering)
+        if self._transport is not None:
+            self._http.close_connection()
+            self._send()
+            self._hang_up()
+
+    # asyncio's side.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._http.initiate_connection()
+        self._http.increment_flow_control_window(MAX_BODY)
+        self._send()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for event in self._http.receive_data(data):
+                self._take(event)
+        except ProtocolError as error:
+            log.warning("a connection to the extender breaks HTTP/2: %s", error)
+            self._send()
+            self._hang_up()
+            return
+        self._send_more()
+        self._send()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._calls.clear()
+        self._unsent.clear()
+        self._ended(self)
+
+    # HTTP's side.
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case RequestReceived(stream_id=int(stream)) if self._finishing:
+                # Says that nothing was done, so that the caller may ask another replica.
+                self._http.reset_stream(stream, ErrorCodes.REFUSED_STREAM)
+            case RequestReceived(stream_id=int(stream), headers=headers):
+                named = {bytes(name): bytes(value) for name, value in headers or ()}
+                method, path = (named.get(name, b"").decode(errors="replace") for name in _ASKED)
+                self._calls[stream] = (method, path, bytearray())
+            case DataReceived(stream_id=int(stream), data=data):
+                self._http.acknowledge_received_data(event.flow_controlled_length or 0, stream)
+                call = self._calls.get(stream)
+                if call is None:
+                    return
+                call[2].extend(data or b"")
+                if len(call[2]) > MAX_BODY:
+                    del self._calls[stream]
+                    self._answer(stream, Reply.too_large())
+                    self._http.reset_stream(stream, ErrorCodes.NO_ERROR)
+            case StreamEnded(stream_id=int(stream)):
+                call = self._calls.pop(stream, None)
+                if call is not None:
+                    task = asyncio.get_running_loop().create_task(self._call(stream, *call))
+                    self._answering.add(task)
+                    task.add_done_callback(self._answering.discard)
+            case StreamReset(stream_id=int(stream)):
+                # A call that has begun goes on: a bind must not stop half-way.
+                self._calls.pop(stream, None)
+                self._unsent.pop(stream, None)
+            case ConnectionTerminated():
+                self._hang_up()
+
+    async def _call(self, stream: int, method: str, path: str, body: bytearray) -> None:
+        reply = await self._routes(method, path, bytes(body))
+        if self._transport is not None:
+            self._answer(stream, reply)
+            self._send()
+
+    def _answer(self, stream: int, reply: Reply) -> None:
+        headers = [
+            (":status", str(reply.status)),
+            ("content-type", reply.content_type),
+            ("content-length", str(len(reply.body))),
+        ]
+        try:
+            self._http.send_headers(stream, headers)
+        except (StreamClosedError, ProtocolError):
+            return  # the caller has given up
+        self._unsent[stream] = memoryview(reply.body)
+        self._send_more()
+
+    def _send_more(self) -> None:
+        """Hand h2 as much of the answers as the caller's windows have room for."""
+        for stream, rest in list(self._unsent.items()):
+            try:
+                while True:
+                    room = min(
+                        self._http.local_flow_control_window(stream), self._http.max_outbound_frame_size
+                    )
+                    if room <= 0 < len(rest):
+                        self._unsent[stream] = rest
+                        break
+                    part, rest = rest[:room], rest[room:]
+                    self._http.send_data(stream, part.tobytes(), end_stream=not rest)
+                    if not rest:
+                        del self._unsent[stream]
+                        break
+            except (StreamClosedError, ProtocolError):
+                self._unsent.pop(stream, None)
+
+    def _send(self) -> None:
+        if self._transport is not None and (data := self._http.data_to_send()):
+            self._transport.write(data)
+
+    def _hang_up(self) -> None:
+        if self._transport is not None:
+            self._transport.close()

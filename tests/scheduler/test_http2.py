@@ -1,0 +1,322 @@
+"""The extender over HTTP/2: what a client that follows the protocol, breaks it or leaves gets to see."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
+
+from kvplace.scheduler.http import Reply, Routes
+from kvplace.scheduler.http2 import Http2Connection
+from kvplace.scheduler.listener import ALPN_PROTOCOLS, listening
+from kvplace.scheduler.wire import MAX_BODY
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+class Calls:
+    """Routes that keep what they are asked and answer when the test lets them."""
+
+    def __init__(self, answer: bytes = b"yes") -> None:
+        self.asked: list[tuple[str, str, bytes]] = []
+        self.done: list[str] = []
+        self.were_asked = asyncio.Event()
+        self.were_done = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.answer = answer
+
+    async def __call__(self, method: str, path: str, body: bytes) -> Reply:
+        self.asked.append((method, path, body))
+        self.were_asked.set()
+        await self.may_answer.wait()
+        self.done.append(path)
+        self.were_done.set()
+        return Reply(200, "application/json", self.answer)
+
+    @property
+    def verbs(self) -> dict[str, Any]:
+        async def verb(body: bytes) -> Reply:
+            return await self("POST", "/v1/filter", body)
+
+        return {"/v1/filter": verb}
+
+    @property
+    def as_routes(self) -> Routes:
+        return cast(Routes, self)
+
+
+class Wire(asyncio.Transport):
+    """A transport whose other end is an h2 client in the same process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = bytearray()
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.closed
+        self.sent += data
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Client:
+    """An h2 client of one connection."""
+
+    def __init__(self, routes: Calls) -> None:
+        self.wire = Wire()
+        self.ended: list[Http2Connection] = []
+        self.connection = Http2Connection(routes.as_routes, self.ended.append)
+        self.http = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.http.initiate_connection()
+        self.bodies: dict[int, bytes] = {}
+        self.statuses: dict[int, str] = {}
+        self.complete: set[int] = set()
+        self.reset: set[int] = set()
+        self.connection.connection_made(self.wire)
+        self.exchange()
+
+    def ask(self, body: bytes, path: str = "/v1/filter") -> int:
+        stream = self.http.get_next_available_stream_id()
+        pseudo = [(":method", "POST"), (":path", path), (":scheme", "https"), (":authority", "kvplace")]
+        self.http.send_headers(stream, pseudo)
+        while body and stream not in self.reset:
+            part, body = body[:16_384], body[16_384:]
+            self.http.send_data(stream, part)
+            self.exchange()
+        if stream not in self.reset:
+            self.http.end_stream(stream)
+        self.exchange()
+        return stream
+
+    def exchange(self, *, acknowledge: bool = True) -> None:
+        """Carry bytes to and fro until nobody has more to say."""
+        while True:
+            out = self.http.data_to_send()
+            if out:
+                self.connection.data_received(out)
+            back = bytes(self.wire.sent)
+            self.wire.sent.clear()
+            if not (out or back):
+                return
+            for event in self.http.receive_data(back):
+                match event:
+                    case ResponseReceived(stream_id=int(stream), headers=headers):
+                        self.statuses[stream] = dict(cast(list[tuple[str, str]], headers))[":status"]
+                    case DataReceived(stream_id=int(stream), data=bytes(data)):
+                        self.bodies[stream] = self.bodies.get(stream, b"") + data
+                        if acknowledge:
+                            self.http.acknowledge_received_data(event.flow_controlled_length or 0, stream)
+                    case StreamEnded(stream_id=int(stream)):
+                        self.complete.add(stream)
+                    case StreamReset(stream_id=int(stream)):
+                        self.reset.add(stream)
+                        self.complete.add(stream)
+
+    async def until_complete(self, *streams: int) -> None:
+        """Carry bytes until the streams have their answers; nothing else tells that a task is done."""
+        while not self.complete.issuperset(streams):
+            await asyncio.sleep(0)
+            self.exchange()
+
+
+async def test_a_call_is_answered_with_what_the_route_says() -> None:
+    calls = Calls(b'{"Error":""}')
+    client = Client(calls)
+    stream = client.ask(b'{"PodName":"a"}', "/v1/bind")
+    await client.until_complete(stream)
+    assert calls.asked == [("POST", "/v1/bind", b'{"PodName":"a"}')]
+    assert (client.statuses[stream], client.bodies[stream]) == ("200", b'{"Error":""}')
+
+
+async def test_calls_of_one_connection_do_not_wait_for_each_other() -> None:
+    calls = Calls()
+    client = Client(calls)
+    calls.may_answer.clear()
+    slow = client.ask(b"1")
+    await calls.were_asked.wait()
+    calls.were_asked.clear()
+    also_slow = client.ask(b"2")
+    await calls.were_asked.wait()
+    assert calls.done == []
+    calls.may_answer.set()
+    await client.until_complete(slow, also_slow)
+
+
+async def test_an_answer_larger_than_the_callers_window_comes_whole_as_the_window_opens() -> None:
+    calls = Calls(bytes(range(256)) * 1000)
+    client = Client(calls)
+    first, second = client.ask(b"1"), client.ask(b"2")
+    await client.until_complete(first, second)
+    assert client.bodies == {first: calls.answer, second: calls.answer}
+
+
+async def test_a_body_larger_than_the_limit_is_refused_and_the_connection_goes_on() -> None:
+    calls = Calls()
+    client = Client(calls)
+    large = client.ask(bytes(MAX_BODY + 1))
+    usual = client.ask(b"usual")
+    await client.until_complete(large, usual)
+    assert client.statuses == {large: "400", usual: "200"}
+    assert b"nodeCacheCapable" in client.bodies[large]
+    assert [body for _, _, body in calls.asked] == [b"usual"]
+
+
+async def test_a_call_goes_on_when_its_caller_gives_up() -> None:
+    calls = Calls()
+    client = Client(calls)
+    calls.may_answer.clear()
+    stream = client.ask(b"bind", "/v1/bind")
+    await calls.were_asked.wait()
+    client.http.reset_stream(stream)
+    client.exchange()
+    calls.may_answer.set()
+    other = client.ask(b"next")
+    await client.until_complete(other)
+    assert "/v1/bind" in calls.done
+
+
+async def test_a_call_goes_on_when_the_connection_is_lost() -> None:
+    calls = Calls()
+    client = Client(calls)
+    calls.may_answer.clear()
+    client.ask(b"bind", "/v1/bind")
+    await calls.were_asked.wait()
+    client.connection.connection_lost(None)
+    calls.may_answer.set()
+    await calls.were_done.wait()
+    assert client.ended == [client.connection]
+
+
+@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, PREFACE + b"\0\0\1\4\0\0\0\0\0\0"])
+async def test_who_does_not_speak_http2_is_hung_up_on(junk: bytes) -> None:
+    connection = Http2Connection(Calls().as_routes, lambda _: None)
+    wire = Wire()
+    connection.connection_made(wire)
+    connection.data_received(junk)
+    assert wire.closed
+
+
+async def test_the_end_waits_for_answers_that_have_been_begun() -> None:
+    calls = Calls()
+    client = Client(calls)
+    calls.may_answer.clear()
+    stream = client.ask(b"bind", "/v1/bind")
+    await calls.were_asked.wait()
+    finishing = asyncio.create_task(client.connection.finish())
+    await asyncio.sleep(0)
+    assert not finishing.done()
+    calls.may_answer.set()
+    await finishing
+    client.exchange()
+    assert client.bodies[stream] == b"yes"
+    assert client.wire.closed
+
+
+async def test_a_call_that_comes_at_the_end_is_refused_as_not_begun() -> None:
+    calls = Calls()
+    client = Client(calls)
+    calls.may_answer.clear()
+    first = client.ask(b"first")
+    await calls.were_asked.wait()
+    finishing = asyncio.create_task(client.connection.finish())
+    await asyncio.sleep(0)
+    late = client.ask(b"late")
+    assert client.reset == {late}
+    calls.may_answer.set()
+    await finishing
+    client.exchange()
+    assert client.bodies == {first: b"yes"}
+    assert [body for _, _, body in calls.asked] == [b"first"]
+
+
+@pytest.mark.parametrize("offered", ["h2", "http/1.1", ""])
+async def test_the_listener_speaks_what_the_handshake_agreed_on(offered: str, tmp_path: Path) -> None:
+    calls = Calls()
+    with certificates(tmp_path) as (server, client):
+        if offered:
+            client.set_alpn_protocols([offered])
+        async with listening(calls.as_routes, "127.0.0.1", 0, server, keep_alive_s=5, patience_s=5) as (
+            host,
+            port,
+        ):
+            reader, writer = await asyncio.open_connection(
+                host, port, ssl=client, server_hostname="localhost"
+            )
+            answered = await (over_http2 if offered == "h2" else over_http1)(reader, writer)
+            writer.close()
+    assert answered.endswith(b"yes")
+    assert calls.asked == [("POST", "/v1/filter", b"{}")]
+
+
+async def over_http1(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Ask once as HTTP/1.1 does."""
+    writer.write(b"POST /v1/filter HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+    return await reader.read()
+
+
+async def over_http2(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Ask once as HTTP/2 does."""
+    http = H2Connection(H2Configuration(client_side=True))
+    http.initiate_connection()
+    pseudo = [(":method", "POST"), (":path", "/v1/filter"), (":scheme", "https"), (":authority", "a")]
+    http.send_headers(1, pseudo)
+    http.send_data(1, b"{}", end_stream=True)
+    answer = b""
+    while True:
+        writer.write(http.data_to_send())
+        for event in http.receive_data(await reader.read(65536)):
+            if isinstance(event, DataReceived):
+                answer += event.data or b""
+            elif isinstance(event, StreamEnded):
+                return answer
+
+
+@contextmanager
+def certificates(folder: Path) -> Iterator[tuple[ssl.SSLContext, ssl.SSLContext]]:
+    """Make contexts of a server and of a client that trusts it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + dt.timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName(
+                [x509.DNSName("localhost"), x509.IPAddress(IPv4Address("127.0.0.1"))]
+            ),
+            critical=False,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "tls.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "tls.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    server.set_alpn_protocols(list(ALPN_PROTOCOLS))
+    yield server, ssl.create_default_context(cafile=str(folder / "tls.crt"))
