@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -39,10 +40,10 @@ class ControllerSettings:
     """Least time between two wake-ups, so that many releases at once wake once."""
     confirm_s: float = 2.0
     """How much later a claim is confirmed whose pod has been bound as claimed; nobody waits for that."""
-    standby_s: float = 2.0
-    """How much later this replica does what falls to the other ones."""
-    share: tuple[int, int] = (0, 1)
-    """This replica's number and how many there are."""
+    spread_s: float = 0.2
+    """Replicas begin a node's work up to so much apart, each in its own order; the later find it done."""
+    replica: str = ""
+    """Tells this replica from the others; empty: the host's name."""
 
 
 class Controller:
@@ -64,6 +65,7 @@ class Controller:
         self._ledgers = ledgers
         self._settings = settings or ControllerSettings()
         self._now = now
+        self._replica = self._settings.replica or socket.gethostname()
         self._bound_to: dict[str, set[str]] = {}
         self._vanished: set[str] = set()
         self._due: dict[str, float] = {}
@@ -84,10 +86,11 @@ class Controller:
         """Bring one node's ledger in step with its pods; raises what a write raises."""
         record = self._ledgers.current(node)
         claims: Mapping[str, Claim] = record.ledger.claims if record is not None else {}
-        for claim in list(claims.values()):
-            await self._mend_claim(node, claim)
-        for lost in self._lost_on(node, claims):
-            await self._claim_back(lost)
+        # All at once: so the releases of a node gather in few writes.
+        await asyncio.gather(
+            *(self._mend_claim(node, claim) for claim in claims.values()),
+            *(self._claim_back(lost) for lost in self._lost_on(node, claims)),
+        )
         await self._drop_ledger_of_vanished_node(node)
 
     # One thing each.
@@ -207,11 +210,12 @@ class Controller:
             self._mark(before.name)
 
     def _mark(self, node: str, after_s: float = 0.0) -> None:
-        """Make a node due; a little later where another replica is meant to do it first."""
-        number, replicas = self._settings.share
-        if crc32(node.encode()) % max(1, replicas) != number:
-            after_s += self._settings.standby_s
-        when = asyncio.get_running_loop().time() + after_s
+        """Make a node due, at a moment of this replica's own, so that replicas seldom do the same work.
+
+        By the hash of node and replica: no replica needs to know how many others there are.
+        """
+        turn = crc32(f"{node} {self._replica}".encode()) / 0xFFFFFFFF
+        when = asyncio.get_running_loop().time() + after_s + turn * self._settings.spread_s
         self._due[node] = min(when, self._due.get(node, when))
         self._due_changed.set()
 

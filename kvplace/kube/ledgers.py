@@ -71,6 +71,7 @@ class Ledgers:
         self._lazy_seconds = lazy_seconds
         self._gather_seconds = gather_seconds
         self._written_at = float("-inf")
+        self._stopped = False
         self.writes = 0
         self.changes = 0
         store.subscribe(self._seen)
@@ -101,6 +102,8 @@ class Ledgers:
         Raises what the decision raises, Conflict when others keep winning, or Unavailable when the
         outcome stays unknown.
         """
+        if self._stopped:
+            raise Unavailable(f"the ledger of node {node} is written no more: this process ends")
         wish = _Wish(decide)
         queue = self._queue(node)
         queue.wishes.append(wish)
@@ -114,7 +117,7 @@ class Ledgers:
         """
         queue = self._queue(node)
         queue.lazy.append(_Wish(decide))
-        if queue.timer is None and queue.writer is None:
+        if queue.timer is None and queue.writer is None and not self._stopped:
             queue.timer = asyncio.get_running_loop().call_later(self._lazy_seconds, self._start, node, queue)
 
     async def drain(self) -> None:
@@ -122,12 +125,16 @@ class Ledgers:
         while tasks := [queue.writer for queue in self._queues.values() if queue.writer is not None]:
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def forget_timers(self) -> None:
-        """Drop what waits for a later write; for the end of the process."""
+    async def stop(self) -> None:
+        """End at once, as a crash would: writes under way are given up, whoever waits for one is told."""
+        self._stopped = True
+        writers = [queue.writer for queue in self._queues.values() if queue.writer is not None]
         for queue in self._queues.values():
             if queue.timer is not None:
                 queue.timer.cancel()
-                queue.timer = None
+        for writer in writers:
+            writer.cancel()
+        await asyncio.gather(*writers, return_exceptions=True)
 
     # Inside.
 
@@ -138,7 +145,7 @@ class Ledgers:
         if queue.timer is not None:
             queue.timer.cancel()
             queue.timer = None
-        if queue.writer is None:
+        if queue.writer is None and not self._stopped:
             queue.writer = asyncio.get_running_loop().create_task(self._write_all(node, queue))
 
     async def _write_all(self, node: str, queue: _NodeQueue) -> None:
@@ -162,7 +169,12 @@ class Ledgers:
                 self._written_at = loop.time()
         finally:
             queue.writer = None
-            if queue.wishes or queue.lazy:
+            if self._stopped:
+                for wish in queue.wishes + queue.lazy:
+                    _fail(
+                        wish, Unavailable(f"the ledger of node {node} is written no more: this process ends")
+                    )
+            elif queue.wishes or queue.lazy:
                 self._start(node, queue)
 
     async def _write(self, node: str, batch: list[_Wish[Any]]) -> list[_Wish[Any]]:

@@ -167,7 +167,7 @@ async def running_book(cluster: Cluster, *, hold_seconds: float = HOLD_SECONDS) 
                 await store.wait_until_synced()
             yield book
         finally:
-            book.ledgers.forget_timers()
             await book.ledgers.drain()
+            await book.ledgers.stop()
             for task in watching:
                 task.cancel()

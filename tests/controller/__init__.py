@@ -1,0 +1,1 @@
+"""The controller on a cluster in memory."""

@@ -1,0 +1,253 @@
+"""Cores come free when QEMU is gone, not earlier, and always; what was lost comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from kvplace.core.cpuset import mask_of
+from kvplace.core.errors import Unavailable
+from kvplace.core.ledger import ClaimState, Ledger
+from kvplace.core.marks import RELEASED_AT
+from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.kube.cluster import PODS
+from kvplace.kube.faults import FaultScript, Operation
+from kvplace.kube.memory_cluster import MemoryCluster
+from tests.controller.replicas import EIGHT, QUICK, asking_pod, replica
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    """A cluster of one node."""
+    made = MemoryCluster()
+    made.create_node("n1", topology=EIGHT)
+    return made
+
+
+async def test_a_claim_is_confirmed_once_its_pod_is_seen_bound(cluster: MemoryCluster) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        assert await one.bind(pod, "n1") == ""
+        one.book.ledgers._lazy_seconds = 0.0
+        await one.until(lambda: one.claims()[pod.uid].state is ClaimState.BOUND)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+async def test_the_cores_of_a_pod_that_has_ended_come_free(cluster: MemoryCluster, phase: str) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        await one.bind(pod, "n1")
+        cluster.set_pod_phase("default", "vm", phase)
+        await one.until(lambda: not one.claims())
+
+
+async def test_cores_stay_while_a_deleted_pods_qemu_still_runs_and_come_free_when_it_ends(
+    cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        await one.bind(pod, "n1")
+        cluster.set_pod_phase("default", "vm", "Running")
+        cluster.delete_pod("default", "vm")
+        await one.until(lambda: one.book.pods.records[pod.uid].deleting)
+        await one.controller.mend("n1")
+        assert pod.uid in one.claims()
+
+        cluster.change_pod("default", "vm", compute_terminated=True)
+        await one.until(lambda: not one.claims())
+
+
+async def test_the_cores_of_a_pod_that_is_gone_come_free_at_once(cluster: MemoryCluster) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        await one.bind(pod, "n1")
+        cluster.delete_pod("default", "vm", force=True)
+        await one.until(lambda: not one.claims())
+
+
+async def test_a_pod_that_ended_while_nobody_was_there_is_released_after_the_restart(
+    cluster: MemoryCluster,
+) -> None:
+    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    async with replica(cluster, controller=False, now=long_ago) as before:
+        pod = asking_pod(cluster, "vm")
+        await before.bind(pod, "n1")
+    cluster.delete_pod("default", "vm", force=True)
+
+    async with replica(cluster) as after:
+        await after.until(lambda: not after.claims())
+
+
+async def test_a_claim_without_a_binding_is_kept_while_its_bind_may_still_come(
+    cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, Unavailable("no answer"), times=50)
+        assert "no answer" in await one.bind(pod, "n1")
+        await one.controller.mend("n1")
+        assert pod.uid in one.claims()
+
+
+async def test_a_claim_without_a_binding_is_given_back_when_a_live_look_shows_the_pod_unbound(
+    cluster: MemoryCluster,
+) -> None:
+    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    async with replica(cluster, controller=False, now=long_ago) as before:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, Unavailable("no answer"), times=50)
+        await before.bind(pod, "n1")
+        assert pod.uid in before.claims()
+    cluster.faults = FaultScript()
+
+    async with replica(cluster) as after:
+        await after.until(lambda: not after.claims())
+
+
+async def test_a_stale_cache_never_gives_back_the_cores_of_a_pod_that_is_bound(
+    cluster: MemoryCluster,
+) -> None:
+    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    async with (
+        replica(cluster, controller=False) as watcher,
+        replica(cluster, controller=False, now=long_ago) as binder,
+    ):
+        cluster.pause_watches(PODS)
+        pod = asking_pod(cluster, "vm")
+        assert await binder.bind(pod, "n1") == ""
+        assert watcher.book.pods.get(pod.uid) is None
+        await watcher.until(lambda: watcher.book.ledgers.current("n1"))
+        await watcher.controller.mend("n1")
+        assert pod.uid in watcher.claims()
+        cluster.resume_watches(PODS)
+
+
+async def test_a_lost_ledger_is_rebuilt_from_the_pods_that_are_bound(cluster: MemoryCluster) -> None:
+    async with replica(cluster, controller=False) as before:
+        pods = [asking_pod(cluster, f"vm{number}") for number in range(3)]
+        for pod in pods:
+            await before.bind(pod, "n1")
+        told = {uid: claim.owned for uid, claim in before.book.ledger_of("n1").claims.items()}
+    cluster._ledgers.remove("n1")
+
+    async with replica(cluster) as after:
+        await after.until(lambda: len(after.claims()) == 3)
+        ledger = after.book.ledger_of("n1")
+        ledger.check()
+        assert {uid: claim.owned for uid, claim in ledger.claims.items()} == told
+
+
+async def test_two_running_pods_on_one_core_are_told_loudly_and_nothing_is_changed(
+    cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster) as one:
+        owner = asking_pod(cluster, "owner")
+        await one.bind(owner, "n1")
+        placed = PodPlacement.from_json(cluster.pod_annotations("default", "owner")[PLACEMENT])
+        intruder = PodPlacement(
+            pod_uid="intruder-uid",
+            node="n1",
+            topology="",
+            policy=Policy.EXCLUSIVE,
+            on_failure=OnFailure.WAIT,
+            vcpus=placed.vcpus,
+            cpus=placed.cpus,
+            emulator_cpus=0,
+            io_thread_cpus=(),
+            numa_nodes=(0,),
+            numa_memory=NumaMemory.OFF,
+            memory={},
+            owned=placed.cpus,
+        )
+        cluster.create_pod(
+            "intruder",
+            uid="intruder-uid",
+            request=owner.request,
+            node="n1",
+            annotations={PLACEMENT: intruder.to_json()},
+        )
+        await one.until(lambda: any(event.reason == "CoresOverlap" for event in cluster.events))
+        (event, *_) = [event for event in cluster.events if event.reason == "CoresOverlap"]
+        assert (
+            event.note
+            == f"pod default/intruder runs on CPUs 0-1 of n1, which the ledger gives to {owner.uid}"
+        )
+        assert set(one.claims()) == {owner.uid}
+
+
+async def test_the_ledger_of_a_node_that_is_gone_goes_when_its_last_claim_does(
+    cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        await one.bind(pod, "n1")
+        cluster.delete_node("n1")
+        await one.until(lambda: "n1" not in one.book.nodes.records)
+        await one.controller.mend("n1")
+        assert pod.uid in one.claims()
+        cluster.delete_pod("default", "vm", force=True)
+        await one.until(lambda: cluster._ledgers.records.get("n1") is None)
+
+
+async def test_many_releases_at_once_wake_the_waiting_pods_once(cluster: MemoryCluster) -> None:
+    async with replica(cluster, settings=replace(QUICK, wake_pause_s=3600.0)) as one:
+        pods = [asking_pod(cluster, f"vm{number}") for number in range(4)]
+        for pod in pods:
+            await one.bind(pod, "n1")
+        waiting = asking_pod(cluster, "waiting", vcpus=8)
+        assert (await one.filter(waiting)).names == []
+        seen = len(one.book.nodes.records["n1"].resource_version)
+        versions = set()
+        one.book.nodes.subscribe(lambda _, node: versions.add(node.resource_version if node else seen))
+        for pod in pods:
+            cluster.delete_pod("default", pod.name, force=True)
+        await one.until(lambda: not one.claims() and RELEASED_AT in cluster.node_annotations("n1"))
+        assert len(versions) == 2  # as it was, and woken once
+        assert (await one.filter(waiting)).names == ["n1"]
+
+
+async def test_nobody_is_woken_when_nobody_waits(cluster: MemoryCluster) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        await one.bind(pod, "n1")
+        await one.until(lambda: one.book.pods.records[pod.uid].node == "n1")
+        cluster.delete_pod("default", "vm", force=True)
+        await one.until(lambda: not one.claims())
+        assert RELEASED_AT not in cluster.node_annotations("n1")
+
+
+async def test_two_replicas_that_mend_the_same_node_do_each_thing_once(cluster: MemoryCluster) -> None:
+    async with replica(cluster) as one, replica(cluster) as other:
+        pods = [asking_pod(cluster, f"vm{number}") for number in range(4)]
+        for pod, binder in zip(pods, (one, other, one, other), strict=True):
+            assert await binder.bind(pod, "n1") == ""
+        assert one.book.ledger_of("n1").owned | other.book.ledger_of("n1").owned == mask_of(range(8))
+        for pod in pods:
+            cluster.delete_pod("default", pod.name, force=True)
+        await one.until(lambda: not one.claims())
+        record = cluster._ledgers.records["n1"]
+        assert record.ledger == Ledger({}, {})
+
+
+async def test_the_releases_of_a_node_go_together_in_few_writes(cluster: MemoryCluster) -> None:
+    async with replica(cluster) as one:
+        pods = [asking_pod(cluster, f"vm{number}", vcpus=1) for number in range(8)]
+        for pod in pods:
+            await one.bind(pod, "n1")
+        before = one.book.ledgers.writes
+        for pod in pods:
+            cluster.delete_pod("default", pod.name, force=True)
+        await one.until(lambda: not one.claims())
+        assert one.book.ledgers.writes - before <= 2
+
+
+async def test_a_write_that_fails_is_tried_again_until_the_cores_are_free(cluster: MemoryCluster) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        await one.bind(pod, "n1")
+        cluster.faults.fail(Operation.WRITE_LEDGER, Unavailable("away"), times=3)
+        cluster.delete_pod("default", "vm", force=True)
+        await one.until(lambda: not one.claims())
