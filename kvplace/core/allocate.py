@@ -139,35 +139,56 @@ def _choose_nodes(supply: _Supply, domain: _Domain) -> _Choice | None:
         for node in supply.topology.numa_nodes
         if (capacity := supply.capacity(node.cpus & domain.cpus))
     ]
-    if sum(capacity for _, capacity in nodes) < supply.need:
-        return None
-    fewest_packages = _fewest_packages(supply, domain)
+    fewest_packages = _fewest(supply, [p.cpus & domain.cpus for p in supply.topology.packages])
     best: _Choice | None = None
-    for size in range(1, len(nodes) + 1):
+    for size in range(_fewest(supply, [node.cpus & domain.cpus for node, _ in nodes]), len(nodes) + 1):
         for group in combinations(nodes, size):
             if sum(capacity for _, capacity in group) < supply.need:
                 continue
             members = tuple(node for node, _ in group)
+            if best is not None and _at_best(supply, domain, members) > best.key[:4]:
+                continue
             if not supply.memory_fits(members):
                 continue
             choice = _inside(supply, domain, group)
             if best is None or choice.key < best.key:
                 best = choice
-        if best is not None and best.key[0] == fewest_packages:
+        if best is not None and best.key[0] <= fewest_packages:
             break
     return best
 
 
-def _fewest_packages(supply: _Supply, domain: _Domain) -> int:
-    capacities = sorted(
-        (supply.capacity(package.cpus & domain.cpus) for package in supply.topology.packages), reverse=True
-    )
+def _at_best(supply: _Supply, domain: _Domain, nodes: Sequence[NumaNode]) -> tuple[int, int, int, int]:
+    """The first parts of the best key that these nodes can have; far cheaper than their choice itself."""
+    packages = 1
+    if len(nodes) <= supply.need:  # every node then gives CPUs
+        touched = [supply.topology.packages_of(node.cpus & domain.cpus) for node in nodes]
+        if all(len(of_node) == 1 for of_node in touched):
+            packages = len(set(touched))
+    distances = [supply.topology.distance(a.id, b.id) for a, b in combinations(nodes, 2)]
+    return (packages, len(nodes), max(distances, default=0), sum(distances))
+
+
+def _fewest(supply: _Supply, parts: Sequence[int]) -> int:
+    """How many of these sets of CPUs the VM needs at least; more than there are when all do not suffice."""
+    counts = [_how_many([supply.capacity(part) for part in parts], supply.need)]
+    members = [list(_nodes_with_room(supply, part)) for part in parts]
+    if supply.small_memory:
+        room = [sum(max(0, supply.memory.get(node.id, 0)) for node in nodes) for nodes in members]
+        counts.append(_how_many(room, supply.small_memory))
+    for size, count in supply.request.huge_pages.items():
+        pages = [sum(max(0, supply.pages.get((node.id, size), 0)) for node in nodes) for nodes in members]
+        counts.append(_how_many(pages, count))
+    return max(counts)
+
+
+def _how_many(amounts: Sequence[int], need: int) -> int:
     total = 0
-    for count, capacity in enumerate(capacities, start=1):
-        total += capacity
-        if total >= supply.need:
+    for count, amount in enumerate(sorted(amounts, reverse=True), start=1):
+        total += amount
+        if total >= need:
             return count
-    return len(capacities)
+    return len(amounts) + 1
 
 
 def _inside(supply: _Supply, domain: _Domain, group: Sequence[tuple[NumaNode, int]]) -> _Choice:
@@ -408,17 +429,17 @@ def _unit_name(request: Request, need: int) -> str:
 
 
 def _memory_in(supply: _Supply, domain: _Domain) -> int:
-    return sum(max(0, supply.memory.get(node.id, 0)) for node in _nodes_with_room(supply, domain))
+    return sum(max(0, supply.memory.get(node.id, 0)) for node in _nodes_with_room(supply, domain.cpus))
 
 
 def _pages_in(supply: _Supply, domain: _Domain, size: int) -> int:
-    return sum(max(0, supply.pages.get((node.id, size), 0)) for node in _nodes_with_room(supply, domain))
+    return sum(max(0, supply.pages.get((node.id, size), 0)) for node in _nodes_with_room(supply, domain.cpus))
 
 
-def _nodes_with_room(supply: _Supply, domain: _Domain) -> Iterator[NumaNode]:
-    """The NUMA nodes whose memory counts: those that have a CPU for the VM."""
+def _nodes_with_room(supply: _Supply, cpus: int) -> Iterator[NumaNode]:
+    """The NUMA nodes whose memory counts: those that have a CPU for the VM there."""
     for node in supply.topology.numa_nodes:
-        if supply.capacity(node.cpus & domain.cpus):
+        if supply.capacity(node.cpus & cpus):
             yield node
 
 

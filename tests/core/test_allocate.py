@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given
@@ -158,9 +159,7 @@ def test_vcpus_come_in_the_order_of_the_machine_with_siblings_side_by_side(case:
     order = [machine.package_of[cpu] for cpu in placement.vcpus]
     assert order == sorted(order)
     cores = [machine.core_of[cpu] for cpu in placement.vcpus]
-    assert len(set(cores)) == 1 + sum(
-        1 for before, after in zip(cores, cores[1:], strict=False) if before != after
-    )
+    assert len(set(cores)) == 1 + sum(1 for before, after in pairwise(cores) if before != after)
 
 
 @given(cases)
@@ -229,6 +228,19 @@ def test_a_vm_takes_no_more_sockets_than_it_must_when_memory_is_no_matter(
     placement = placed((machine, free, request))
     sizes = sorted(((package.cpus & free.cpus).bit_count() for package in machine.packages), reverse=True)
     assert sum(sizes[: len(placement.packages) - 1]) < request.vcpus
+
+
+def test_a_machine_of_thirty_numa_nodes_is_not_searched_set_by_set_for_memory_that_it_lacks() -> None:
+    cpus = range(30)
+    machine = Topology(
+        packages=(Package(0, mask_of(cpus)),),
+        numa_nodes=tuple(NumaNode(cpu, 1 << cpu, GIB) for cpu in cpus),
+        l3_groups=tuple(1 << cpu for cpu in cpus),
+        cores=tuple(1 << cpu for cpu in cpus),
+    )
+    answer = place(machine, free_of(machine, Ledger()), Request(2, scope=Scope.ANY, memory=31 * GIB))
+    assert isinstance(answer, Refusal)
+    assert answer.shortfall["missing"] == GIB
 
 
 SPLIT_CORES = Topology(
