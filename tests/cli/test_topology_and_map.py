@@ -116,7 +116,7 @@ def test_the_drawing_is_had_as_json(kvplace: Caller, tmp_path: Path) -> None:
         ("", "is no NodeLedger"),
         ("[]", "is no NodeLedger"),
         ("{", "is neither JSON nor YAML"),
-        ("spec: {claims: {u: {pod: x}}}", "a ledger cannot be read"),
+        ("spec: {claims: {u: {pod: x}}}", "the claim of pod u cannot be read"),
         ('spec: {owners: {"999": u}}', "names CPU 999, which the machine lacks"),
     ],
 )
