@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
-from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Misconfigured, Refused, Unavailable
+from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.kube.cluster import Cluster
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.store import Store
@@ -35,6 +35,7 @@ KvplaceError leaves the ledger alone and reaches the asker.
 @dataclass(frozen=True, eq=False)
 class _Wish(Generic[T]):
     decide: Decision[T]
+    awaited: bool = True
     answer: asyncio.Future[T] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -116,7 +117,7 @@ class Ledgers:
         For bookkeeping that nobody waits for; its errors are logged.
         """
         queue = self._queue(node)
-        queue.lazy.append(_Wish(decide))
+        queue.lazy.append(_Wish(decide, awaited=False))
         if queue.timer is None and queue.writer is None and not self._stopped:
             queue.timer = asyncio.get_running_loop().call_later(self._lazy_seconds, self._start, node, queue)
 
@@ -157,11 +158,7 @@ class Ledgers:
                 batch = queue.wishes + queue.lazy
                 queue.wishes, queue.lazy = [], []
                 try:
-                    again = await self._write(node, batch)
-                    queue.wishes[:0] = again
-                except KvplaceError as error:
-                    for wish in batch:
-                        _fail(wish, error)
+                    queue.wishes[:0] = await self._write_or_fail(node, batch)
                 except BaseException as error:
                     for wish in batch:
                         _fail(wish, Unavailable(f"writing the ledger of node {node} ended in {error!r}"))
@@ -177,9 +174,21 @@ class Ledgers:
             elif queue.wishes or queue.lazy:
                 self._start(node, queue)
 
+    async def _write_or_fail(self, node: str, batch: list[_Wish[Any]]) -> list[_Wish[Any]]:
+        """Write the batch; when the API server finds its content invalid, find out by whose fault."""
+        try:
+            return await self._write(node, batch)
+        except KvplaceError as error:
+            one_is_at_fault = isinstance(error, Misconfigured) and not isinstance(error, Forbidden)
+            if one_is_at_fault and len(batch) > 1:
+                return [again for wish in batch for again in await self._write_or_fail(node, [wish])]
+            for wish in batch:
+                _fail(wish, error)
+            return []
+
     async def _write(self, node: str, batch: list[_Wish[Any]]) -> list[_Wish[Any]]:
         """Store what the batch decides; answers the wishes that the releases just stored may now help."""
-        record = self.current(node) or await self._cluster.create_ledger(node)
+        record = self.current(node) or await self._read_again(node)
         failure: KvplaceError = Conflict(f"the ledger of node {node} is written by others all the time")
         for attempt in range(self._attempts):
             if record.problem:
@@ -233,7 +242,7 @@ class Ledgers:
 
     def _keep(self, record: LedgerRecord) -> None:
         known = self._records.get(record.node)
-        if known is not None and known.uid == record.uid and not _is_newer(record, known):
+        if known is not None and not _is_newer(record, known):
             return
         self._index(record.node, known.ledger.claims if known else {}, record.ledger.claims)
         self._records[record.node] = record
@@ -262,10 +271,10 @@ class Ledgers:
 def _decide_all(
     ledger: Ledger, batch: list[_Wish[Any]]
 ) -> tuple[list[tuple[_Wish[Any], LedgerChange, object]], list[tuple[_Wish[Any], KvplaceError]]]:
-    """Ask each wish in turn, each seeing the claims of those before it; answers the decided and the failed.
+    """Ask each wish in turn, each seeing what those before it did; answers the decided and the failed.
 
-    Releases become visible only with the next write: the API server compares with the stored owners,
-    so a core may not be released and claimed in one.
+    Of a release they see that the claim is gone, but its CPUs keep their owner until the next write: the
+    API server compares with the stored owners, so a core may not be released and claimed in one.
     """
     seen = ledger
     decided: list[tuple[_Wish[Any], LedgerChange, object]] = []
@@ -278,15 +287,21 @@ def _decide_all(
             failed.append((wish, error))
             continue
         decided.append((wish, change, answer))
+        if change.releases:
+            left = {uid: claim for uid, claim in seen.claims.items() if uid not in change.releases}
+            seen = Ledger(seen.owners, left)
     return decided, failed
 
 
 def _joined(changes: list[LedgerChange]) -> LedgerChange:
-    claims = {claim.uid: claim for change in changes for claim in change.claims}
-    releases = dict.fromkeys(uid for change in changes for uid in change.releases)
-    return LedgerChange(
-        tuple(claim for claim in claims.values() if claim.uid not in releases), tuple(releases)
-    )
+    claims: dict[str, Claim] = {}
+    releases: dict[str, None] = {}
+    for change in changes:
+        for uid in change.releases:
+            claims.pop(uid, None)
+            releases[uid] = None
+        claims |= {claim.uid: claim for claim in change.claims}
+    return LedgerChange(tuple(claims.values()), tuple(releases))
 
 
 def _answer(wish: _Wish[Any], answer: object) -> None:
@@ -297,11 +312,16 @@ def _answer(wish: _Wish[Any], answer: object) -> None:
 def _fail(wish: _Wish[Any], error: KvplaceError) -> None:
     if not wish.answer.done():
         wish.answer.set_exception(error)
-        wish.answer.exception()  # marks it as seen: a lazy wish has nobody who awaits it
+        wish.answer.exception()  # marks it as seen, also when nobody awaits it or its asker gave up
+        if not wish.awaited:
+            log.warning("a later ledger write was not done: %s", error)
 
 
 def _is_newer(record: LedgerRecord, known: LedgerRecord) -> bool:
-    """Whether a record is newer than another one of the same object (KEP-5504: versions are numbers)."""
+    """Whether a record is newer than another one, be it of an object that has gone since.
+
+    Resource versions are numbers that grow over all objects of a kind (KEP-5504).
+    """
     if record.resource_version.isdigit() and known.resource_version.isdigit():
         return int(record.resource_version) > int(known.resource_version)
     return record.resource_version != known.resource_version
