@@ -118,6 +118,8 @@ def read_extender_args(body: bytes) -> ExtenderArgs:
     pod = _get(keys, "pod", WirePod | None)
     if pod is None:
         raise BadBody("Pod is missing or null; an extender request carries the pod")
+    if not pod.metadata.uid:
+        raise BadBody("Pod.metadata.uid is missing or empty; by it pods are told apart")
     names = _get(keys, "nodenames", list[str] | None)
     if names is not None:
         return ExtenderArgs(pod, names)
@@ -125,6 +127,8 @@ def read_extender_args(body: bytes) -> ExtenderArgs:
     if listed is None:
         raise BadBody("NodeNames and Nodes are both missing or null; one of them lists the nodes")
     nodes = {_decode(raw, _NodeName, "Nodes.items").metadata.name: raw for raw in listed.items or ()}
+    if "" in nodes:
+        raise BadBody("Nodes.items holds a node without a name")
     return ExtenderArgs(pod, list(nodes), nodes)
 
 

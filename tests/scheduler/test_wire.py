@@ -1,0 +1,195 @@
+"""What kube-scheduler may send, in any case of letters, and the one shape in which it must be answered."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.errors import BadBody
+from kvplace.scheduler.wire import (
+    MAX_BODY,
+    BindingArgs,
+    BindingResult,
+    FilterResult,
+    HostPriority,
+    read_binding_args,
+    read_extender_args,
+)
+from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values
+
+POD: dict[str, Any] = {
+    "metadata": {
+        "name": "virt-launcher-db",
+        "namespace": "prod",
+        "uid": "uid-1",
+        "annotations": {"kvplace.io/request": "{}", "other": "x"},
+        "labels": {"kubevirt.io": "virt-launcher"},
+        "ownerReferences": [
+            {"kind": "VirtualMachineInstance", "name": "db", "uid": "vmi-1", "controller": True}
+        ],
+    },
+    "spec": {"containers": [{"name": "compute"}]},
+    "status": {"phase": "Pending"},
+}
+ARGS: dict[str, Any] = {"Pod": POD, "Nodes": None, "NodeNames": ["n1", "n2"]}
+BIND: dict[str, Any] = {
+    "PodName": "virt-launcher-db",
+    "PodNamespace": "prod",
+    "PodUID": "uid-1",
+    "Node": "n1",
+}
+
+
+def body(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def test_a_request_of_names_is_read() -> None:
+    args = read_extender_args(body(ARGS))
+    assert args.names == ["n1", "n2"]
+    assert args.nodes is None
+    metadata = args.pod.metadata
+    assert (metadata.name, metadata.namespace, metadata.uid) == ("virt-launcher-db", "prod", "uid-1")
+    assert args.pod.request == "{}"
+    assert args.pod.vmi is not None
+    assert (args.pod.vmi.name, args.pod.vmi.uid) == ("db", "vmi-1")
+
+
+def test_keys_are_read_in_any_case() -> None:
+    lower = {key.lower(): value for key, value in ARGS.items()}
+    assert read_extender_args(body(lower)) == read_extender_args(body(ARGS))
+    assert read_binding_args(body({key.upper(): value for key, value in BIND.items()})) == BindingArgs(
+        "virt-launcher-db", "prod", "uid-1", "n1"
+    )
+
+
+def test_unknown_keys_and_what_later_kubernetes_adds_to_a_pod_are_skipped() -> None:
+    assert read_extender_args(body(ARGS | {"Later": {"deep": [1]}})) == read_extender_args(body(ARGS))
+
+
+def test_whole_nodes_are_read_by_name_and_given_back_byte_for_byte() -> None:
+    nodes = [{"metadata": {"name": name}, "status": {"images": [name] * 3}} for name in ("n1", "n2")]
+    args = read_extender_args(body({"Pod": POD, "Nodes": {"items": nodes}, "NodeNames": None}))
+    assert args.names == ["n1", "n2"]
+    assert args.nodes is not None
+    answer = FilterResult(nodes={"items": [args.nodes["n2"]]})
+    assert json.loads(msgspec.json.encode(answer))["Nodes"] == {"items": [nodes[1]]}
+
+
+def test_names_count_when_both_are_there() -> None:
+    both = ARGS | {"Nodes": {"items": [{"metadata": {"name": "n9"}}]}}
+    assert read_extender_args(body(both)).names == ["n1", "n2"]
+
+
+def test_an_empty_list_of_nodes_is_no_error() -> None:
+    assert read_extender_args(body(ARGS | {"NodeNames": []})).names == []
+    assert read_extender_args(body({"Pod": POD, "Nodes": {"items": None}})).names == []
+
+
+def test_a_pod_without_annotations_or_owner_asks_for_nothing() -> None:
+    plain = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "annotations": None}}
+    pod = read_extender_args(body(ARGS | {"Pod": plain})).pod
+    assert pod.request == ""
+    assert pod.vmi is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "sentence"),
+    [
+        (ARGS | {"Pod": None}, "Pod is missing or null; an extender request carries the pod"),
+        ({"NodeNames": ["n1"]}, "Pod is missing or null; an extender request carries the pod"),
+        ({"Pod": POD}, "NodeNames and Nodes are both missing or null; one of them lists the nodes"),
+        (
+            ARGS | {"NodeNames": None},
+            "NodeNames and Nodes are both missing or null; one of them lists the nodes",
+        ),
+        (ARGS | {"NodeNames": "n1"}, "nodenames is malformed: "),
+        (ARGS | {"NodeNames": [1]}, "nodenames is malformed: "),
+        (ARGS | {"Pod": "virt-launcher"}, "pod is malformed: "),
+        (ARGS | {"Pod": {"metadata": {"name": 7}}}, "pod is malformed: "),
+        (ARGS | {"Pod": {"metadata": None}}, "pod is malformed: "),
+        (
+            ARGS | {"Pod": {"metadata": {"name": "p", "namespace": "d"}}},
+            "Pod.metadata.uid is missing or empty; by it pods are told apart",
+        ),
+        ({"Pod": POD, "Nodes": {"items": ["n1"]}}, "Nodes.items is malformed: "),
+        ({"Pod": POD, "Nodes": {"items": [{}]}}, "Nodes.items holds a node without a name"),
+        ([], "the body is no JSON object: "),
+        (None, "the body is no JSON object: "),
+    ],
+    ids=repr,
+)
+def test_a_request_of_the_wrong_shape_is_told_its_key(sent: object, sentence: str) -> None:
+    with pytest.raises(BadBody) as caught:
+        read_extender_args(body(sent))
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("sent", "sentence"),
+    [
+        (BIND | {"Node": ""}, "node missing or empty; bind needs PodName, PodNamespace, PodUID and Node"),
+        (
+            BIND | {"Node": None, "PodUID": None},
+            "poduid, node missing or empty; bind needs PodName, PodNamespace, PodUID and Node",
+        ),
+        ({}, "podname, podnamespace, poduid, node missing or empty; "),
+        (BIND | {"PodName": 7}, "podname is malformed: "),
+    ],
+    ids=str,
+)
+def test_a_bind_of_the_wrong_shape_is_told_its_key(sent: object, sentence: str) -> None:
+    with pytest.raises(BadBody) as caught:
+        read_binding_args(body(sent))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_ten_megabytes_are_not_read() -> None:
+    with pytest.raises(BadBody, match="bytes, more than 8388608; set nodeCacheCapable: true"):
+        read_extender_args(body(ARGS | {"x": "y" * (10 << 20)}))
+    assert MAX_BODY == 8 << 20
+
+
+@given(
+    st.binary(max_size=60)
+    | json_values.map(body)
+    | disturbed(ARGS).map(body)
+    | disturbed(POD).map(lambda pod: body(ARGS | {"Pod": pod}))
+    | disturbed(BIND).map(body)
+)
+def test_any_body_is_read_or_refused_with_one_sentence(sent: bytes) -> None:
+    answer_or_sentence(read_extender_args, sent, BadBody)
+    answer_or_sentence(read_binding_args, sent, BadBody)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        *(text.encode() for text in DEEP_OR_LONG),
+        b"\xff\xfe",
+        b'{"Pod": {"metadata": {"name": "\\ud800"}}}',
+        b"",
+    ],
+    ids=lambda sent: repr(sent[:12]),
+)
+def test_bodies_that_are_deep_long_or_no_text_are_no_crash(sent: bytes) -> None:
+    for read in (read_extender_args, read_binding_args):
+        with pytest.raises(BadBody):
+            read(sent)
+
+
+def test_answers_have_exactly_the_keys_that_kube_scheduler_decodes() -> None:
+    assert json.loads(msgspec.json.encode(FilterResult(names=[]))) == {
+        "NodeNames": [],
+        "Nodes": None,
+        "FailedNodes": {},
+        "FailedAndUnresolvableNodes": {},
+        "Error": "",
+    }
+    assert json.loads(msgspec.json.encode([HostPriority("n1", 7)])) == [{"Host": "n1", "Score": 7}]
+    assert json.loads(msgspec.json.encode(BindingResult())) == {"Error": ""}
