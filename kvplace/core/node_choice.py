@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import combinations
+from operator import attrgetter
 
 from kvplace.core.placement import Placement
 from kvplace.core.topology import Topology
@@ -37,16 +38,18 @@ class Candidate:
 
     def rank(self, strategy: Strategy) -> tuple[int, int, int, int, int, str]:
         """Smaller is better: how well the VM sits, then how full the node is, then its name."""
-        return self._packed if strategy is Strategy.PACK else self._spread
+        return self.packed if strategy is Strategy.PACK else self.spread
 
     # A candidate lives until its node changes, and is compared for every VM that comes meanwhile.
 
     @cached_property
-    def _packed(self) -> tuple[int, int, int, int, int, str]:
+    def packed(self) -> tuple[int, int, int, int, int, str]:
+        """The rank where VMs fill nodes up."""
         return (*quality(self.topology, self.placement), self.free_cpus, self.node)
 
     @cached_property
-    def _spread(self) -> tuple[int, int, int, int, int, str]:
+    def spread(self) -> tuple[int, int, int, int, int, str]:
+        """The rank where VMs spread over nodes."""
         return (*quality(self.topology, self.placement), -self.free_cpus, self.node)
 
 
@@ -63,7 +66,9 @@ def quality(topology: Topology, placement: Placement) -> tuple[int, int, int, in
 
 def best_candidate(candidates: Iterable[Candidate], strategy: Strategy) -> Candidate | None:
     """Choose the node for a VM; None when there is no candidate."""
-    return min(candidates, key=lambda candidate: candidate.rank(strategy), default=None)
+    # attrgetter, since this is asked of every node for every pod.
+    rank = attrgetter("packed" if strategy is Strategy.PACK else "spread")
+    return min(candidates, key=rank, default=None)
 
 
 def scores(candidates: Iterable[Candidate], strategy: Strategy) -> dict[str, int]:

@@ -123,8 +123,13 @@ class Extender:
         self._book.holds.drop_expired()
         self._book.holds.drop(args.pod.metadata.uid)
         answers = self._book.fits.answers(args.names, wanted.request)
-        candidates = [answer for answer in answers.values() if isinstance(answer, Candidate)]
-        refusals = {node: answer for node, answer in answers.items() if isinstance(answer, Refusal)}
+        candidates: list[Candidate] = []
+        refusals: dict[str, Refusal] = {}
+        for node, answer in answers.items():
+            if isinstance(answer, Candidate):
+                candidates.append(answer)
+            else:
+                refusals[node] = answer
         best = best_candidate(candidates, self._settings.strategy)
         if best is None:
             return self._none_fits(args, wanted, refusals)
