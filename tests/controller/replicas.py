@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from kvplace.controller.controller import Controller, ControllerSettings
 from kvplace.core.annotations import REQUEST
@@ -18,7 +20,14 @@ from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.extender import Extender, ExtenderSettings
 from kvplace.scheduler.node_book import NodeBook
-from kvplace.scheduler.wire import BindingArgs, ExtenderArgs, FilterResult, Metadata, WirePod
+from kvplace.scheduler.wire import (
+    BindingArgs,
+    ExtenderArgs,
+    FilterResult,
+    Metadata,
+    OwnerReference,
+    WirePod,
+)
 
 EIGHT = Topology(
     packages=(Package(0, mask_of(range(8))),),
@@ -29,6 +38,7 @@ EIGHT = Topology(
 """One socket of eight cores without siblings."""
 
 QUICK = ControllerSettings(spread_s=0.0, confirm_s=0.0, round_s=0.05, patience_s=60.0, wake_pause_s=0.0)
+HASTY = ExtenderSettings(bind_seconds=0.3, bind_pause_seconds=0.01)
 
 
 @dataclass
@@ -40,10 +50,14 @@ class Replica:
     extender: Extender
     controller: Controller
 
-    async def filter(self, pod: PodRecord) -> FilterResult:
-        """Ask for nodes as kube-scheduler does."""
-        metadata = Metadata(pod.name, pod.namespace, pod.uid, {REQUEST: pod.request})
-        return await self.extender.filter(ExtenderArgs(WirePod(metadata), list(self.book.nodes.records)))
+    async def filter(self, pod: PodRecord, *nodes: str) -> FilterResult:
+        """Ask for nodes, all or these, as kube-scheduler does."""
+        return await self.extender.filter(asking_args(pod, *(nodes or self.book.nodes.records)))
+
+    async def scores(self, pod: PodRecord, *nodes: str) -> dict[str, int]:
+        """Ask for scores of nodes, all or these, as kube-scheduler does."""
+        args = asking_args(pod, *(nodes or self.book.nodes.records))
+        return {one.host: one.score for one in await self.extender.prioritize(args)}
 
     async def bind(self, pod: PodRecord, node: str) -> str:
         """Bind as kube-scheduler does; answers the error, empty when bound."""
@@ -67,20 +81,24 @@ async def replica(
     cluster: MemoryCluster,
     *,
     settings: ControllerSettings = QUICK,
+    extending: ExtenderSettings = HASTY,
     controller: bool = True,
-    now: datetime | None = None,
+    now: datetime | Callable[[], datetime] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Replica]:
-    """Run a replica; leaving the block by an exception or otherwise is its sudden end."""
+    """Run a replica; leaving the block by an exception or otherwise is its sudden end.
+
+    `now` is its wall clock, or the one moment that it shows; `clock` is what holds are timed by.
+    """
     async with asyncio.TaskGroup() as group:
-        book = NodeBook(cluster)
+        book = NodeBook(cluster, clock=clock)
+        book.ledgers._gather_seconds = 0.0
         watching = [group.create_task(store.run(cluster)) for store in book.stores]
         for store in book.stores:
             await store.wait_until_synced()
-        clock = (lambda: now) if now is not None else (lambda: datetime.now(UTC))
-        extender = Extender(
-            cluster, book, ExtenderSettings(bind_seconds=0.3, bind_pause_seconds=0.01), now=clock
-        )
-        keeper = Controller(cluster, book.pods, book.nodes, book.ledgers, settings, now=clock)
+        wall = now if callable(now) else (lambda: now or datetime.now(UTC))
+        extender = Extender(cluster, book, extending, now=wall)
+        keeper = Controller(cluster, book.pods, book.nodes, book.ledgers, settings, now=wall)
         if controller:
             watching.append(group.create_task(keeper.run()))
         try:
@@ -91,7 +109,22 @@ async def replica(
                 task.cancel()
 
 
-def asking_pod(cluster: MemoryCluster, name: str, vcpus: int = 2) -> PodRecord:
-    """Create a pod that asks for CPUs of one socket."""
-    request = write_request(PodRequest(Request(vcpus, scope=Scope.ONE_SOCKET), vmi=f"default/{name}"))
-    return cluster.create_pod(name, request=request, vmi=name)
+def asking_pod(
+    cluster: MemoryCluster, name: str, vcpus: int = 2, *, explain: bool = False, **wishes: Any
+) -> PodRecord:
+    """Create a pod that asks for CPUs of one socket, or for what `wishes` say of its Request."""
+    asked = PodRequest(Request(vcpus, **{"scope": Scope.ONE_SOCKET, **wishes}), f"default/{name}", explain)
+    return cluster.create_pod(name, request=write_request(asked), vmi=name)
+
+
+def asking_args(pod: PodRecord, *nodes: str) -> ExtenderArgs:
+    """What kube-scheduler sends about a pod."""
+    owner = OwnerReference("VirtualMachineInstance", pod.vmi, f"vmi-of-{pod.uid}")
+    metadata = Metadata(
+        pod.name,
+        pod.namespace,
+        pod.uid,
+        {REQUEST: pod.request} if pod.request else None,
+        [owner] if pod.vmi else None,
+    )
+    return ExtenderArgs(WirePod(metadata), list(nodes))
