@@ -3,7 +3,7 @@
 Two promises. `current` is never older than this process's own last write, whatever the watch is late
 by. And one writer at a time touches a node's ledger: while a write is under way, further changes of
 that node gather and go together in the next. In a burst of writes they gather a moment longer; a change
-after silence is written at once. Between processes the resource version decides; whoever loses reads
+that comes alone is written at once. Between processes the resource version decides; whoever loses reads
 again and decides again, on what is true then.
 """
 
@@ -73,6 +73,7 @@ class Ledgers:
         self._gather_seconds = gather_seconds
         self._written_at = float("-inf")
         self._stopped = False
+        self._waiting = 0
         self.writes = 0
         self.changes = 0
         store.subscribe(self._seen)
@@ -109,7 +110,11 @@ class Ledgers:
         queue = self._queue(node)
         queue.wishes.append(wish)
         self._start(node, queue)
-        return await asyncio.shield(wish.answer)
+        self._waiting += 1
+        try:
+            return await asyncio.shield(wish.answer)
+        finally:
+            self._waiting -= 1
 
     def change_later(self, node: str, decide: Decision[None]) -> None:
         """Let a decision go along with the next write to the node, or alone after some seconds.
@@ -153,7 +158,8 @@ class Ledgers:
         loop = asyncio.get_running_loop()
         try:
             while queue.wishes or queue.lazy:
-                if loop.time() - self._written_at < self._gather_seconds:
+                in_a_burst = self._waiting > 1 and loop.time() - self._written_at < self._gather_seconds
+                if in_a_burst:
                     await asyncio.sleep(self._gather_seconds)
                 batch = queue.wishes + queue.lazy
                 queue.wishes, queue.lazy = [], []

@@ -132,6 +132,23 @@ async def test_changes_that_come_while_a_write_is_under_way_go_together_in_the_n
         cluster.stored().check()
 
 
+async def test_changes_one_after_the_other_never_wait_to_gather(cluster: Recording) -> None:
+    async with process(cluster, gather_seconds=3600.0) as ledgers, asyncio.timeout(10):
+        for number in range(4):
+            await ledgers.change("n", taking(f"pod-{number}"))
+        assert ledgers.writes == 4
+
+
+async def test_changes_of_a_burst_gather_a_moment_and_then_go_together(cluster: Recording) -> None:
+    async with process(cluster, gather_seconds=0.05) as ledgers:
+        await ledgers.change("n", taking("before"))
+        burst = [asyncio.create_task(ledgers.change("n", taking(f"pod-{i}"))) for i in range(2)]
+        await asyncio.sleep(0.005)
+        late = [asyncio.create_task(ledgers.change("n", taking(f"late-{i}"))) for i in range(3)]
+        await asyncio.gather(*burst, *late)
+        assert ledgers.writes == 2
+
+
 async def test_nodes_do_not_wait_for_each_other(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
         hold = cluster.faults.hold(Operation.WRITE_LEDGER)
@@ -395,16 +412,3 @@ async def test_a_change_that_changes_nothing_costs_no_write(cluster: Recording) 
         assert await ledgers.change("n", taking("a")) == 1
         assert await ledgers.change("n", giving("b")) is False
         assert ledgers.writes == 1
-
-
-async def test_in_a_burst_changes_gather_a_moment_and_after_silence_they_do_not_wait(
-    cluster: Recording,
-) -> None:
-    async with process(cluster, gather_seconds=0.05) as ledgers:
-        await ledgers.change("n", taking("a"))
-        wishes = [asyncio.create_task(ledgers.change("n", taking("b")))]
-        for uid in ("c", "d", "e"):
-            await asyncio.sleep(0.005)
-            wishes.append(asyncio.create_task(ledgers.change("n", taking(uid))))
-        await asyncio.gather(*wishes)
-        assert ledgers.writes == 2
