@@ -1,0 +1,45 @@
+"""What a bind and a filter tell to whom: no more than somebody can use."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplace.kube.memory_cluster import MemoryCluster
+from tests.controller.replicas import EIGHT, Replica, asking_pod, replica
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    """Two nodes of eight CPUs."""
+    cluster = MemoryCluster()
+    for name in ("n1", "n2"):
+        cluster.create_node(name)
+        cluster.put_topology(name, EIGHT)
+    return cluster
+
+
+async def events(one: Replica) -> list[tuple[str, str]]:
+    """Wait until all is told; answers (kind, reason) of each event."""
+    await one.extender.finish_talking()
+    return [(event.kind, event.reason) for event in one.cluster.events]
+
+
+async def test_a_vm_is_told_its_cores_and_its_pod_only_by_kube_scheduler(cluster: MemoryCluster) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        await one.filter(pod)
+        assert await one.bind(pod, "n1") == ""
+        assert await events(one) == [("VirtualMachineInstance", "Placed")]
+
+
+async def test_a_pod_that_has_a_node_is_not_told_why_others_do_not_fit(cluster: MemoryCluster) -> None:
+    async with replica(cluster) as one:
+        first = asking_pod(cluster, "first", vcpus=6)
+        chosen = (await one.filter(first)).names or []
+        assert await one.bind(first, *chosen) == ""
+        answer = await one.filter(asking_pod(cluster, "second", vcpus=6))
+        assert answer.names == [name for name in ("n1", "n2") if name not in chosen]
+        assert (answer.failed, answer.unresolvable) == ({}, {})
+        none = await one.filter(asking_pod(cluster, "third", vcpus=6))
+        assert none.names == []
+        assert set(none.failed) == {"n1", "n2"}
