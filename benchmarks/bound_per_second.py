@@ -9,7 +9,9 @@ after the first by the seconds from the first binding to the last, as one watch 
 take turns and the tables have medians. The bare scheduler gets the same pods without the resource that
 calls kvplace, in a cluster of its own in which nothing of kvplace is installed; `unbatched` is with the
 feature gate OpportunisticBatching off, as kube-scheduler has it by itself for every profile with an
-extender, and ratios are to it. kvplace is installed from its manifests (one replica, TLS both ways, rights
+extender, and ratios are to it. In a cluster of more than 100 nodes kube-scheduler looks at a sample of them
+unless told otherwise, and kvplace tells it to look at all, since a sample may miss the one node with the right
+cores: `all nodes` is the bare scheduler told the same. kvplace is installed from its manifests (one replica, TLS both ways, rights
 and policies in force) with its own scheduler's configuration.
 
 CPU seconds per 1,000 pods are counted from the first binding to four seconds after the last, so that events
@@ -50,6 +52,9 @@ SERVER_TYPES = ("2x-epyc-9354-nps2", "2x-xeon-6338", "epyc-9654p", "2x-xeon-8480
 VCPUS = (2, 2, 2, 4, 4, 4, 8, 8, 16)
 AFTERWARDS_S = 4.0
 UNBATCHED = ("--feature-gates=OpportunisticBatching=false",)
+ALL_NODES = {"profiles": [{"schedulerName": "default-scheduler", "percentageOfNodesToScore": 100}]}
+SAMPLED_ABOVE = 100
+"""kube-scheduler looks at every node of a cluster that is not larger, whatever it is told."""
 
 Json = dict[str, Any]
 
@@ -235,18 +240,21 @@ def measure(nodes: int, sides: tuple[Side, Side], count: int, rounds: int) -> di
     plain = [without_kvplace(pod) for pod in asking]
     installation = side.installation
     assert installation is not None
-    found: dict[str, list[Round]] = {"bare": [], "unbatched": [], "kvplace": []}
+    schedulers: dict[str, Callable[[], Scheduler]] = {
+        "kube-scheduler": bare.plane.add_scheduler,
+        "unbatched": lambda: bare.plane.add_scheduler(flags=UNBATCHED),
+        "unbatched, all nodes": lambda: bare.plane.add_scheduler(ALL_NODES, flags=UNBATCHED),
+        "with kvplace": lambda: installation.add_scheduler(installation.replicas[0]),
+    }
+    if nodes <= SAMPLED_ABOVE:
+        del schedulers["unbatched, all nodes"]
+    found: dict[str, list[Round]] = {name: [] for name in schedulers}
     for number in range(rounds):
-        turns: list[tuple[str, Callable[[], Round]]] = [
-            ("bare", lambda: bare.measure(bare.plane.add_scheduler, plain)),
-            ("unbatched", lambda: bare.measure(lambda: bare.plane.add_scheduler(flags=UNBATCHED), plain)),
-            (
-                "kvplace",
-                lambda: side.measure(lambda: installation.add_scheduler(installation.replicas[0]), asking),
-            ),
-        ]
-        for name, turn in turns[number % 3 :] + turns[: number % 3]:
-            found[name].append(turn())
+        first = number % len(schedulers)
+        for name in [*list(schedulers)[first:], *list(schedulers)[:first]]:
+            with_kvplace = name == "with kvplace"
+            cluster, wanted = (side, asking) if with_kvplace else (bare, plain)
+            found[name].append(cluster.measure(schedulers[name], wanted))
             print(
                 f"{nodes} nodes, round {number + 1}, {name}: {found[name][-1].pods_per_second:.0f} pods/s",
                 file=sys.stderr,
@@ -260,14 +268,10 @@ def report(results: dict[int, dict[str, list[Round]]], count: int) -> None:
     for nodes, found in results.items():
         rates = {name: statistics.median(r.pods_per_second for r in rounds) for name, rounds in found.items()}
         cpu = {name: _medians([r.cpu for r in rounds]) for name, rounds in found.items()}
-        print(f"{nodes} nodes, {count} pods, medians of {len(found['kvplace'])} rounds\n")
+        print(f"{nodes} nodes, {count} pods, medians of {len(found['with kvplace'])} rounds\n")
         rows = [
             [
-                {
-                    "bare": "kube-scheduler",
-                    "unbatched": "kube-scheduler, unbatched",
-                    "kvplace": "with kvplace",
-                }[name],
+                name,
                 f"{rates[name]:.0f}",
                 f"{min(r.pods_per_second for r in rounds):.0f}-{max(r.pods_per_second for r in rounds):.0f}",
                 f"{rates[name] / rates['unbatched']:.2f}",
@@ -295,8 +299,8 @@ def report(results: dict[int, dict[str, list[Round]]], count: int) -> None:
         writes = {name: _medians([r.requests for r in rounds]) for name, rounds in found.items()}
         kinds = sorted({kind for counted in writes.values() for kind in counted})
         rows = [[kind, *(f"{writes[name].get(kind, 0.0):.2f}" for name in found)] for kind in kinds]
-        print(table(["writes per pod", "kube-scheduler", "unbatched", "with kvplace"], rows))
-        claims = statistics.median(r.pods_per_ledger_write for r in found["kvplace"])
+        print(table(["writes per pod", *found], rows))
+        claims = statistics.median(r.pods_per_ledger_write for r in found["with kvplace"])
         print(f"\npods claimed by one write to a ledger: {claims:.1f}\n")
 
 
