@@ -19,7 +19,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import format_bytes
-from kvplace.core.refusal import Reason, Refusal
+from kvplace.core.refusal import THE_MACHINE, Reason, Refusal
 from kvplace.core.request import EmulatorThreads, NumaMemory, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Topology
 
@@ -59,7 +59,7 @@ def _domains(topology: Topology, scope: Scope) -> Sequence[_Domain]:
         case Scope.ONE_L3:
             return [_Domain(f"L3 group {index}", cpus) for index, cpus in enumerate(topology.l3_groups)]
         case Scope.ANY:
-            return [_Domain("the machine", topology.cpus)]
+            return [_Domain(THE_MACHINE, topology.cpus)]
         case Scope.SPREAD_SOCKETS | Scope.SPREAD_NUMA:
             raise Corrupt(f"scope {scope.value} reached the allocator, which does not offer it")
 

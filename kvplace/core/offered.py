@@ -21,14 +21,14 @@ from kvplace.core.annotations import (
     Wish,
 )
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.request import GuestNuma, Policy, Scope, Smt
+from kvplace.core.request import GuestNuma, Policy, Request, Scope, Smt
 
 SCOPES = (Scope.ONE_SOCKET, Scope.ONE_NUMA, Scope.ONE_L3, Scope.ANY)
 POLICIES = (Policy.EXCLUSIVE, Policy.SHARE, Policy.IMMOVABLE, Policy.NONE)
 GUEST_NUMAS = (GuestNuma.OFF,)
 
 
-def check_offered(wish: Wish, annotations: Mapping[str, str] | None = None) -> None:
+def check_offered(wish: Wish | Request, annotations: Mapping[str, str] | None = None) -> None:
     """Raise BadAnnotation for the first value that this version does not offer.
 
     `annotations` are those that the wish was read from: with them the error names the key that the user

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+THE_MACHINE = "the machine"
+"""Where something is missing when the scope is all of it."""
+
 
 class Reason(Enum):
     """The first constraint that failed."""

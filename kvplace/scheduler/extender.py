@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -19,17 +19,17 @@ from enum import Enum
 from kvplace.core.allocate import place
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadAnnotation, Conflict, KvplaceError, Refused, Unavailable
-from kvplace.core.free import Free
-from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
+from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.node_choice import Candidate, Strategy, best_candidate, scores
-from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.offered import check_offered
+from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.request_document import PodRequest, read_request
-from kvplace.core.topology import Topology
 from kvplace.kube.cluster import Cluster
 from kvplace.kube.records import EventRecord, EventType, PodRecord
 from kvplace.scheduler.annotations import binding_annotations, floating_annotations
+from kvplace.scheduler.claims import claim_of, is_bound_as_meant, placed_again, release_of, rfc3339
 from kvplace.scheduler.metrics import BINDS, FILTERS, REFUSALS
 from kvplace.scheduler.news import News
 from kvplace.scheduler.node_book import NodeBook
@@ -123,6 +123,10 @@ class Extender:
         self._book.holds.drop_expired()
         self._book.holds.drop(args.pod.metadata.uid)
         answers = self._book.fits.answers(args.names, wanted.request)
+        claimed = self._claimed(args.pod.metadata.uid, answers, wanted.request)
+        if claimed and self._settings.mode is Mode.DECIDE:
+            return _answer(args, [min(claimed)])
+        answers |= claimed
         candidates: list[Candidate] = []
         refusals: dict[str, Refusal] = {}
         for node, answer in answers.items():
@@ -138,7 +142,11 @@ class Extender:
         # Why the others do not fit is of no use to a pod that has a node, and dear to say at every pod.
         if self._settings.mode is Mode.ADVISE:
             return _answer(args, [c.node for c in candidates])
-        self._book.holds.hold(best.node, self._claim(best.placement, args.pod, wanted))
+        metadata = args.pod.metadata
+        claim = self._claim(
+            best.placement, wanted, uid=metadata.uid, namespace=metadata.namespace, pod=metadata.name
+        )
+        self._book.holds.hold(best.node, claim)
         return _answer(args, [best.node])
 
     def _none_fits(
@@ -151,6 +159,19 @@ class Extender:
             return _answer(args, list(args.names))
         self._tell(args.pod, EventType.WARNING, "DoesNotFit", "Placing", told.summary)
         return _answer(args, [], told.failed, told.unresolvable)
+
+    def _claimed(self, uid: str, nodes: Collection[str], request: Request) -> dict[str, Candidate]:
+        """Where a pod has cores already, from an attempt whose binding did not come: they are for it alone."""
+        found: dict[str, Candidate] = {}
+        for node in self._book.ledgers.nodes_claimed_by(uid):
+            topology = self._book.topology_of(node)
+            if node not in nodes or topology is None:
+                continue
+            claim = self._book.ledger_of(node).claims.get(uid)
+            placement = placed_again(topology, request, claim) if claim is not None else None
+            if placement is not None:
+                found[node] = Candidate(node, topology, placement, placement.cpus.bit_count())
+        return found
 
     async def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
         """Score the nodes from 0 to 10 by how well the pod would sit there; 0 where it does not fit."""
@@ -165,6 +186,7 @@ class Extender:
             self._book.holds.drop(uid)
         found = self._book.fits.answers(args.names, wanted.request)
         held = {node for node in args.names if self._book.holds.of_pod(uid, node)}
+        held |= self._claimed(uid, found, wanted.request).keys()
         known = scores((c for c in found.values() if isinstance(c, Candidate)), self._settings.strategy)
         return [HostPriority(node, 10 if node in held else known.get(node, 0)) for node in args.names]
 
@@ -271,7 +293,7 @@ class Extender:
                 break
         if not isinstance(placement, Placement):
             raise Refused(f"node {args.node}: {placement.message if placement else 'does not fit'}")
-        claim = self._claim_for(args, placement, wanted)
+        claim = self._claim(placement, wanted, uid=args.uid, namespace=args.namespace, pod=args.name)
         return LedgerChange(claims=(claim,)), (claim, placement)
 
     async def _bind_pod(self, args: BindingArgs, claim: Claim | None, annotations: dict[str, str]) -> None:
@@ -294,7 +316,7 @@ class Extender:
                 pause *= 2
             except Conflict as error:
                 pod = await self._cluster.read_pod(args.namespace, args.name)
-                if _is_bound_as_meant(pod, args, claim):
+                if is_bound_as_meant(pod, uid=args.uid, node=args.node, claim=claim):
                     return
                 await self._release(args)
                 raise Conflict(
@@ -308,7 +330,7 @@ class Extender:
         await self._release_on(args.node, args.uid)
 
     async def _release_on(self, node: str, uid: str) -> None:
-        await self._book.ledgers.change(node, lambda ledger: (_release_of(ledger, uid), None))
+        await self._book.ledgers.change(node, lambda ledger: (release_of(ledger, uid), None))
 
     async def _leave_other_nodes(self, args: BindingArgs) -> None:
         """Give back what an earlier attempt claimed on other nodes; void unless the pod is bound there."""
@@ -329,7 +351,7 @@ class Extender:
         uid = pod.metadata.uid
         asked = self._asked.get(uid)
         if asked is None:
-            asked = self._asked[uid] = _Asked(read_request(pod.request), pod.vmi)
+            asked = self._asked[uid] = _Asked(_read_offered(pod.request), pod.vmi)
         return asked.wanted
 
     async def _asked_by(self, args: BindingArgs) -> _Asked:
@@ -341,7 +363,7 @@ class Extender:
             raise Refused(f"pod {args.namespace}/{args.name} with UID {args.uid} is gone")
         if not pod.request:
             raise Refused(f"pod {args.namespace}/{args.name} carries no kvplace.io/request")
-        return _Asked(read_request(pod.request), None)
+        return _Asked(_read_offered(pod.request), None)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         pod = after or before
@@ -349,25 +371,10 @@ class Extender:
             self._asked.pop(pod.uid, None)
             self._explanations.pop(pod.uid, None)
 
-    def _claim(self, placement: Placement, pod: WirePod, wanted: PodRequest) -> Claim:
-        return self._claim_for(
-            BindingArgs(pod.metadata.name, pod.metadata.namespace, pod.metadata.uid, ""), placement, wanted
-        )
-
-    def _claim_for(self, args: BindingArgs, placement: Placement, wanted: PodRequest) -> Claim:
-        return Claim(
-            uid=args.uid,
-            namespace=args.namespace,
-            pod=args.name,
-            vmi=wanted.vmi.rpartition("/")[2],
-            policy=placement.policy,
-            state=ClaimState.CLAIMED,
-            cpus=placement.cpus,
-            owned=placement.owned,
-            memory=placement.memory,
-            huge_pages=placement.huge_pages,
-            since=self._now().isoformat(timespec="seconds").replace("+00:00", "Z"),
-        )
+    def _claim(
+        self, placement: Placement, wanted: PodRequest, *, uid: str, namespace: str, pod: str
+    ) -> Claim:
+        return claim_of(placement, wanted, uid=uid, namespace=namespace, pod=pod, since=rfc3339(self._now()))
 
     # Telling people.
 
@@ -428,44 +435,11 @@ class Extender:
             await asyncio.gather(*self._talking, return_exceptions=True)
 
 
-def placed_again(topology: Topology, request: Request, claim: Claim) -> Placement | None:
-    """The placement behind a stored claim: the same request, placed inside the claim; None if it has none.
-
-    So a bind that comes again after a crash writes the cores that the ledger says, in the same order.
-    """
-    pages_bytes = {
-        node: sum(size * count for size, count in pages.items()) for node, pages in claim.huge_pages.items()
-    }
-    inside = Free(
-        cpus=claim.owned,
-        pool=claim.cpus,
-        memory=tuple(
-            (node, count - pages_bytes.get(node, 0)) for node, count in sorted(claim.memory.items())
-        ),
-        huge_pages=tuple(
-            (node, size, count)
-            for node, pages in sorted(claim.huge_pages.items())
-            for size, count in pages.items()
-        ),
-    )
-    found = place(topology, inside, request)
-    if isinstance(found, Refusal) or found.owned != claim.owned:
-        return None
-    return found
-
-
-def _release_of(ledger: Ledger, uid: str) -> LedgerChange:
-    return LedgerChange(releases=(uid,) if uid in ledger.claims else ())
-
-
-def _is_bound_as_meant(pod: PodRecord | None, args: BindingArgs, claim: Claim | None) -> bool:
-    if pod is None or pod.uid != args.uid or pod.node != args.node:
-        return False
-    try:
-        placement = PodPlacement.from_json(pod.placement)
-    except BadAnnotation:
-        return False
-    return placement.pod_uid == args.uid and placement.cpus == (claim.cpus if claim is not None else 0)
+def _read_offered(text: str) -> PodRequest:
+    """Read a request; another replica's admission may be newer and let through what we cannot place."""
+    wanted = read_request(text)
+    check_offered(wanted.request)
+    return wanted
 
 
 def _answer(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplace.core.allocate import place
 from kvplace.core.free import Free
@@ -36,6 +36,8 @@ class NodeState:
     topology: Topology | None
     free: Free | None
     problem: str = ""
+    empty: Free | None = None
+    """What the node would have without any VM, where its cpu-map gives out less than its machine has."""
 
 
 class FitTable:
@@ -84,5 +86,7 @@ class FitTable:
         else:
             self._answers.move_to_end(key)
         if isinstance(answer, Refusal):
+            if state.empty is not None and isinstance(place(state.topology, state.empty, request), Refusal):
+                return replace(answer, never=True)
             return answer
         return Candidate(node, state.topology, answer, state.free.cpus.bit_count())

@@ -91,11 +91,14 @@ class NodeBook:
         """The node's machine and what is left of it now."""
         if node not in self.nodes.records:
             return NodeState(None, None, "the node is not known to the API server")
-        topology, _, problem = self._machine(node)
+        topology, only, problem = self._machine(node)
         record = self.ledgers.current(node)
         if record is not None and record.problem:
             return NodeState(None, None, f"its ledger cannot be read: {record.problem}")
-        return NodeState(topology, self.free_on(node, self.ledger_of(node)), problem)
+        empty = None
+        if topology is not None and only is not None and topology.allocatable & ~only:
+            empty = free_of(topology, Ledger(), only=only)
+        return NodeState(topology, self.free_on(node, self.ledger_of(node)), problem, empty)
 
     def _allocatable(self, node: str) -> int:
         topology, only, _ = self._machine(node)
@@ -149,8 +152,9 @@ class NodeBook:
             self._changed(either.node)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
-        if after is None and before is not None:
-            self.holds.drop(before.uid)
+        pod = after or before
+        if pod is not None and (after is None or after.node):
+            self.holds.drop(pod.uid)
 
     def _changed(self, node: str) -> None:
         self.fits.node_changed(node)

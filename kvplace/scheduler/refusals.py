@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvplace.core.refusal import Reason, Refusal
+from kvplace.core.refusal import THE_MACHINE, Reason, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,14 @@ class GroupedRefusals:
 
 def grouped(refusals: Mapping[str, Refusal]) -> GroupedRefusals:
     """Give every node the text of its group."""
-    groups: dict[tuple[Reason, bool], list[str]] = {}
+    groups: dict[tuple[Reason, bool, str], list[str]] = {}
     for node, refusal in refusals.items():
-        groups.setdefault((refusal.reason, refusal.never), []).append(node)
+        plain = "" if "where" in refusal.shortfall else refusal.message
+        groups.setdefault((refusal.reason, refusal.never, plain), []).append(node)
     failed: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
     told: list[tuple[int, str]] = []
-    for (_, never), nodes in groups.items():
+    for (_, never, _), nodes in groups.items():
         text = _text(nodes, refusals)
         told.append((len(nodes), text))
         (unresolvable if never else failed).update(dict.fromkeys(nodes, text))
@@ -43,9 +44,9 @@ def _text(nodes: list[str], refusals: Mapping[str, Refusal]) -> str:
     best = min(nodes, key=lambda node: (_missing(refusals[node]), node))
     message = refusals[best].message
     where = refusals[best].shortfall.get("where")
-    if isinstance(where, str):
-        return message.replace(f" on {where}", f" on {best} {where}")
-    return message
+    if not isinstance(where, str):
+        return message
+    return message.replace(f" on {where}", f" on {best}" if where == THE_MACHINE else f" on {best} {where}")
 
 
 def _missing(refusal: Refusal) -> int:

@@ -1,0 +1,80 @@
+"""A pod's claim: what a placement claims, and how it is found again behind a claim that is stored already."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from kvplace.core.allocate import place
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.free import Free
+from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
+from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.refusal import Refusal
+from kvplace.core.request import Request
+from kvplace.core.request_document import PodRequest
+from kvplace.core.topology import Topology
+from kvplace.kube.records import PodRecord
+
+
+def claim_of(
+    placement: Placement, wanted: PodRequest, *, uid: str, namespace: str, pod: str, since: str
+) -> Claim:
+    """The claim of a pod for a placement."""
+    return Claim(
+        uid=uid,
+        namespace=namespace,
+        pod=pod,
+        vmi=wanted.vmi.rpartition("/")[2],
+        policy=placement.policy,
+        state=ClaimState.CLAIMED,
+        cpus=placement.cpus,
+        owned=placement.owned,
+        memory=placement.memory,
+        huge_pages=placement.huge_pages,
+        since=since,
+    )
+
+
+def rfc3339(moment: datetime) -> str:
+    """Write the moment of a claim, to the second, in UTC."""
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def placed_again(topology: Topology, request: Request, claim: Claim) -> Placement | None:
+    """The placement behind a stored claim: the same request, placed inside the claim; None if it has none.
+
+    So a bind that comes again after a crash writes the cores that the ledger says, in the same order.
+    """
+    plain = claim.plain_memory
+    inside = Free(
+        cpus=claim.owned,
+        pool=claim.cpus,
+        memory=tuple((node.id, plain.get(node.id, 0)) for node in topology.numa_nodes)
+        if any(node.memory for node in topology.numa_nodes)
+        else (),
+        huge_pages=tuple(
+            (node, size, count)
+            for node, pages in sorted(claim.huge_pages.items())
+            for size, count in pages.items()
+        ),
+    )
+    found = place(topology, inside, request)
+    if isinstance(found, Refusal) or (found.owned, found.cpus) != (claim.owned, claim.cpus):
+        return None
+    return found
+
+
+def release_of(ledger: Ledger, uid: str) -> LedgerChange:
+    """Give back what a pod has claimed, if anything."""
+    return LedgerChange(releases=(uid,) if uid in ledger.claims else ())
+
+
+def is_bound_as_meant(pod: PodRecord | None, *, uid: str, node: str, claim: Claim | None) -> bool:
+    """Whether the pod is bound to the node with just the CPUs of its claim; None stands for floating."""
+    if pod is None or pod.uid != uid or pod.node != node:
+        return False
+    try:
+        placement = PodPlacement.from_json(pod.placement)
+    except BadAnnotation:
+        return False
+    return placement.pod_uid == uid and placement.cpus == (claim.cpus if claim is not None else 0)

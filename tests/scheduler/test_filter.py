@@ -1,0 +1,381 @@
+"""Filter answers with the one best node and holds its cores, or says per node what is missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvplace.core.annotations import REQUEST
+from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
+from kvplace.core.errors import Unavailable
+from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.request import OnFailure, Policy, Scope
+from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.topology_document import topology_document
+from kvplace.kube.cluster import LEDGERS, PODS
+from kvplace.kube.faults import FaultScript, Operation
+from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.records import EventType
+from kvplace.scheduler.extender import Extender, ExtenderSettings, Mode
+from kvplace.scheduler.node_book import NodeBook
+from kvplace.scheduler.wire import read_extender_args
+from tests.controller.replicas import EIGHT, Replica, asking_args, asking_pod, replica
+
+GIB = 1 << 30
+# Two sockets of four cores with two threads; CPU 8 is the sibling of CPU 0.
+TWO = Topology(
+    packages=(Package(0, parse_cpu_list("0-3,8-11")), Package(1, parse_cpu_list("4-7,12-15"))),
+    numa_nodes=(
+        NumaNode(0, parse_cpu_list("0-3,8-11"), 16 * GIB),
+        NumaNode(1, parse_cpu_list("4-7,12-15"), 16 * GIB),
+    ),
+    l3_groups=(parse_cpu_list("0-3,8-11"), parse_cpu_list("4-7,12-15")),
+    cores=tuple(1 << core | 1 << core + 8 for core in range(8)),
+)
+ADVISING = ExtenderSettings(mode=Mode.ADVISE, bind_seconds=0.3, bind_pause_seconds=0.01)
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return MemoryCluster()
+
+
+async def test_decide_answers_with_the_one_best_node(cluster: MemoryCluster) -> None:
+    cluster.create_node("big", topology=TWO)
+    cluster.create_node("small", topology=EIGHT)
+    async with replica(cluster) as one:
+        answer = await one.filter(asking_pod(cluster, "vm"))
+        assert (answer.names, answer.error) == (["small"], "")
+        crossing = asking_pod(cluster, "wide", 12, scope=Scope.ANY)
+        assert (await one.filter(crossing)).names == ["big"]
+
+
+async def test_advise_answers_with_every_node_that_fits_and_holds_nothing(cluster: MemoryCluster) -> None:
+    for name in ("a", "b"):
+        cluster.create_node(name, topology=EIGHT)
+    cluster.create_node("two", topology=TWO)
+    async with replica(cluster, extending=ADVISING) as one:
+        answer = await one.filter(asking_pod(cluster, "vm", 8))
+        assert answer.names == ["a", "b", "two"]
+        assert len(one.book.holds) == 0
+        assert (await one.filter(asking_pod(cluster, "other", 8))).names == ["a", "b", "two"]
+
+
+async def test_only_nodes_that_were_asked_about_are_answered(cluster: MemoryCluster) -> None:
+    for name in ("a", "b", "c"):
+        cluster.create_node(name, topology=EIGHT)
+    async with replica(cluster) as one:
+        assert (await one.filter(asking_pod(cluster, "vm"), "c")).names == ["c"]
+        assert (await one.filter(asking_pod(cluster, "vm2"), "b", "c")).names == ["c"]  # fuller
+
+
+async def test_the_next_pod_sees_the_cores_that_the_last_one_was_promised(cluster: MemoryCluster) -> None:
+    for name in ("a", "b"):
+        cluster.create_node(name, topology=EIGHT)
+    async with replica(cluster) as one:
+        answers = [await one.filter(asking_pod(cluster, f"vm-{number}", 5)) for number in range(3)]
+        assert [answer.names for answer in answers] == [["a"], ["b"], []]
+        assert answers[2].failed == dict.fromkeys(
+            ("a", "b"), "no socket with 5 free CPUs, best 3 on a socket 0"
+        )
+
+
+async def test_a_pod_that_asks_again_is_not_blocked_by_its_own_promise(cluster: MemoryCluster) -> None:
+    cluster.create_node("a", topology=EIGHT)
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm", 8)
+        for _ in range(3):
+            assert (await one.filter(pod)).names == ["a"]
+        assert len(one.book.holds) == 1
+
+
+async def test_a_pod_that_asks_again_is_not_blocked_by_its_own_claim(cluster: MemoryCluster) -> None:
+    """Its replica may have died between claim and binding: only this pod can use these cores."""
+    for name in ("a", "b"):
+        cluster.create_node(name, topology=EIGHT)
+    async with replica(cluster, controller=False) as before:
+        pod = asking_pod(cluster, "vm", 8)
+        cluster.faults.fail(Operation.BIND, Unavailable("no answer"), times=50)
+        assert await before.bind(pod, "b")
+    cluster.faults = FaultScript()
+    for settings in (ExtenderSettings(), ADVISING):
+        async with replica(cluster, controller=False, extending=settings) as after:
+            assert "b" in ((await after.filter(pod)).names or ())
+            assert (await after.filter(pod, "b")).names == ["b"]
+            assert (await after.scores(pod, "b")) == {"b": 10}
+    async with replica(cluster, controller=False) as after:
+        assert (await after.filter(pod)).names == ["b"]  # rather than claiming elsewhere, too
+        other = asking_pod(cluster, "other", 8)
+        assert (await after.filter(other, "b")).names == []
+        assert await after.bind(pod, "b") == ""
+
+
+async def test_a_promise_ends_after_a_while(cluster: MemoryCluster) -> None:
+    cluster.create_node("a", topology=EIGHT)
+    moment = [100.0]
+    async with replica(cluster, clock=lambda: moment[0]) as one:
+        assert (await one.filter(asking_pod(cluster, "lost", 8))).names == ["a"]
+        later = asking_pod(cluster, "later", 8)
+        moment[0] += 29.0
+        assert (await one.filter(later)).names == []
+        moment[0] += 2.0
+        assert (await one.filter(later)).names == ["a"]
+
+
+async def test_a_promise_ends_with_its_pod(cluster: MemoryCluster) -> None:
+    cluster.create_node("a", topology=EIGHT)
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "lost", 8)
+        await one.until(lambda: pod.uid in one.book.pods.records)
+        assert (await one.filter(pod)).names == ["a"]
+        cluster.delete_pod("default", "lost")
+        await one.until(lambda: len(one.book.holds) == 0)
+        assert (await one.filter(asking_pod(cluster, "later", 8))).names == ["a"]
+
+
+async def test_a_promise_ends_when_its_pod_is_bound_elsewhere(cluster: MemoryCluster) -> None:
+    for name in ("a", "b"):
+        cluster.create_node(name, topology=EIGHT)
+    async with replica(cluster) as one, replica(cluster) as other:
+        pod = asking_pod(cluster, "vm", 8)
+        assert (await one.filter(pod)).names == ["a"]
+        assert await other.bind(pod, "b") == ""
+        await one.until(lambda: len(one.book.holds) == 0)
+        assert (await one.filter(asking_pod(cluster, "later", 8))).names == ["a"]
+
+
+async def test_promises_of_sharing_vms_keep_exclusive_ones_away(cluster: MemoryCluster) -> None:
+    cluster.create_node("a", topology=EIGHT)
+    async with replica(cluster) as one:
+        assert (await one.filter(asking_pod(cluster, "s", 6, policy=Policy.SHARE))).names == ["a"]
+        assert (await one.filter(asking_pod(cluster, "x", 3))).names == []
+        assert (await one.filter(asking_pod(cluster, "t", 8, policy=Policy.SHARE))).names == ["a"]
+
+
+async def test_each_node_that_cannot_be_used_says_why(cluster: MemoryCluster) -> None:
+    cluster.create_node("bare")
+    cluster.create_node("odd")
+    cluster.put_topology_document("odd", {"cores": "x"})
+    cluster.create_node("typo", cpu_map='{"socket": ["1"]}')
+    cluster.create_node("torn", topology=EIGHT)
+    cluster.put_ledger("torn", Ledger())
+    cluster._ledgers.put(
+        "torn",
+        replace(cluster._ledgers.records["torn"], problem="the claim of pod x cannot be read: 'policy'"),
+    )
+    async with replica(cluster) as one:
+        answer = await one.filter(asking_pod(cluster, "vm"), "bare", "odd", "typo", "torn", "ghost")
+        assert answer.names == []
+        assert {**answer.failed, **answer.unresolvable} == {
+            "bare": "neither a NodeTopology object nor a cpu-map annotation describes the node",
+            "ghost": "the node is not known to the API server",
+            "odd": "its NodeTopology cannot be read: packages must be a list; see `kvplace topology -o json` "
+            "for the form",
+            "torn": "its ledger cannot be read: the claim of pod x cannot be read: 'policy'",
+            "typo": "node annotation cpu-map: '{\"socket\": [\"1\"]}': key 'socket' must be "
+            "socket0, socket1, ...",
+        }
+
+
+async def test_a_node_with_only_a_hand_written_cpu_map_can_be_used(cluster: MemoryCluster) -> None:
+    cluster.create_node("hand", cpu_map='{"socket0": ["1", "2", "3"], "socket1": ["5"]}')
+    async with replica(cluster) as one:
+        assert (await one.filter(asking_pod(cluster, "vm", 3))).names == ["hand"]
+        refused = await one.filter(asking_pod(cluster, "wide", 4))
+        assert refused.unresolvable == {"hand": "no socket with 4 free CPUs, best 1 on hand socket 1"}
+
+
+async def test_the_cpu_map_of_a_node_narrows_what_its_topology_offers(cluster: MemoryCluster) -> None:
+    cluster.create_node("n", cpu_map='{"socket0": ["2", "3", "4"]}', topology=EIGHT)
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm", 3)
+        assert (await one.filter(pod)).names == ["n"]
+        assert one.book.holds.of_pod(pod.uid, "n").owned == mask_of([2, 3, 4])  # type: ignore[union-attr]
+        assert (await one.filter(asking_pod(cluster, "wide", 4))).names == []
+
+
+async def test_what_no_departing_vm_can_mend_is_told_apart_from_what_time_may(
+    cluster: MemoryCluster,
+) -> None:
+    cluster.create_node("small", topology=EIGHT)
+    cluster.create_node("narrow", cpu_map='{"socket0": ["2", "3"]}', topology=EIGHT)
+    cluster.create_node("large", topology=TWO)
+    async with replica(cluster) as one:
+        await one.filter(asking_pod(cluster, "first", 8), "large")
+        await one.filter(asking_pod(cluster, "second", 8), "large")
+        answer = await one.filter(asking_pod(cluster, "vm", 12, scope=Scope.ANY))
+        assert set(answer.failed) == {"large"}
+        assert set(answer.unresolvable) == {"small", "narrow"}
+        answer = await one.filter(asking_pod(cluster, "vm2", 4, scope=Scope.ANY), "narrow")
+        assert set(answer.unresolvable) == {"narrow"}
+
+
+async def test_nodes_that_fail_alike_get_one_text_with_the_best_of_them_named(
+    cluster: MemoryCluster,
+) -> None:
+    for number in range(3):
+        cluster.create_node(f"worker-{number}", topology=TWO)
+    async with replica(cluster) as one:
+        for node, vcpus in (("worker-0", 8), ("worker-1", 7), ("worker-2", 6)):
+            for part in range(2):
+                pod = asking_pod(cluster, f"{node}-{part}", vcpus, scope=Scope.ONE_NUMA)
+                assert (await one.filter(pod, node)).names == [node]
+        answer = await one.filter(asking_pod(cluster, "vm", 4, scope=Scope.ONE_NUMA))
+        told = "no NUMA node with 4 free CPUs, best 2 on worker-2 numa 0"
+        assert answer.failed == {f"worker-{number}": told for number in range(3)}
+        await one.extender.finish_talking()
+        (event,) = [event for event in cluster.events if event.reason == "DoesNotFit"]
+        assert (event.kind, event.name, event.type) == ("VirtualMachineInstance", "vm", EventType.WARNING)
+        assert event.note == f"3 nodes: {told}"
+
+
+async def test_the_owner_of_a_waiting_vm_is_not_told_the_same_at_every_retry(cluster: MemoryCluster) -> None:
+    cluster.create_node("a", topology=EIGHT)
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm", 9)
+        for _ in range(5):
+            await one.filter(pod)
+        await one.extender.finish_talking()
+        assert [event.note for event in cluster.events] == [
+            "1 node: no socket with 9 free CPUs, best 8 on a socket 0"
+        ]
+
+
+async def test_a_vm_that_may_float_gets_every_node_when_none_has_room(cluster: MemoryCluster) -> None:
+    for name in ("a", "b"):
+        cluster.create_node(name, topology=EIGHT)
+    async with replica(cluster) as one:
+        floating = asking_pod(cluster, "vm", 9, on_failure=OnFailure.FLOAT)
+        assert (await one.filter(floating)).names == ["a", "b"]
+        sitting = asking_pod(cluster, "fits", 8, on_failure=OnFailure.FLOAT)
+        assert (await one.filter(sitting)).names == ["a"]
+
+
+async def test_a_pod_without_a_request_is_an_error_with_its_mend(cluster: MemoryCluster) -> None:
+    cluster.create_node("a", topology=EIGHT)
+    async with replica(cluster) as one:
+        answer = await one.filter(cluster.create_pod("early"))
+        assert (answer.names, answer.nodes) == (None, None)
+        assert "delete it to have it made anew" in answer.error
+
+
+async def test_a_request_that_cannot_be_read_fails_every_node_for_good(cluster: MemoryCluster) -> None:
+    for name in ("a", "b"):
+        cluster.create_node(name, topology=EIGHT)
+    async with replica(cluster) as one:
+        answer = await one.filter(cluster.create_pod("bad", request='{"version": 7}'))
+        assert answer.names == []
+        assert set(answer.unresolvable) == {"a", "b"}
+        assert "must be an object of version 1" in answer.unresolvable["a"]
+        assert await one.scores(cluster.create_pod("bad2", request="{")) == {"a": 0, "b": 0}
+
+
+async def test_what_this_version_does_not_offer_fails_every_node_for_good(cluster: MemoryCluster) -> None:
+    """Another replica's admission may be newer than this extender."""
+    cluster.create_node("a", topology=EIGHT)
+    async with replica(cluster) as one:
+        not_offered: tuple[dict[str, Any], ...] = ({"scope": Scope.SPREAD_NUMA}, {"policy": Policy.NUMA})
+        for number, wishes in enumerate(not_offered):
+            pod = asking_pod(cluster, f"vm-{number}", 2, **wishes)
+            answer = await one.filter(pod)
+            assert answer.names == []
+            assert "is not offered by this version" in answer.unresolvable["a"]
+            assert await one.scores(pod) == {"a": 0}
+            assert "is not offered by this version" in await one.bind(pod, "a")
+
+
+async def test_before_the_cluster_is_known_nothing_is_answered() -> None:
+    cluster = MemoryCluster()
+    cluster.create_node("a", topology=EIGHT)
+    book = NodeBook(cluster)
+    pod = asking_pod(cluster, "vm")
+    answer = await Extender(cluster, book).filter(asking_args(pod, "a"))
+    assert answer.error == "kvplace has not read the cluster yet; it will in a moment"
+    assert answer.names is None
+
+
+async def test_complete_nodes_are_answered_with_complete_nodes(cluster: MemoryCluster) -> None:
+    for name in ("a", "b"):
+        cluster.create_node(name, topology=EIGHT)
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        body = (
+            '{"pod": {"metadata": {"name": "vm", "namespace": "default", "uid": "%s", "annotations": '
+            '{"%s": %s}}}, "nodes": {"items": [{"metadata": {"name": "a"}, "x": 1}, '
+            '{"metadata": {"name": "b"}}]}}'
+        )
+        quoted = '"' + pod.request.replace('"', '\\"') + '"'
+        answer = await one.extender.filter(read_extender_args((body % (pod.uid, REQUEST, quoted)).encode()))
+        assert answer.names is None
+        assert answer.nodes is not None
+        assert [bytes(raw) for raw in answer.nodes["items"]] == [b'{"metadata": {"name": "a"}, "x": 1}']
+
+
+async def test_a_change_of_a_node_is_seen_by_the_next_pod(cluster: MemoryCluster) -> None:
+    cluster.create_node("n", topology=EIGHT)
+    async with replica(cluster) as one:
+        assert (await one.filter(asking_pod(cluster, "a", 9, scope=Scope.ANY))).names == []
+        cluster.put_topology("n", TWO)
+        await _settled(one)
+        assert (await one.filter(asking_pod(cluster, "b", 9, scope=Scope.ANY))).names == ["n"]
+        cluster.delete_topology("n")
+        await _settled(one)
+        assert (await one.filter(asking_pod(cluster, "c"))).names == []
+        cluster.create_node("n", cpu_map='{"socket0": ["7"]}')
+        await _settled(one)
+        assert (await one.filter(asking_pod(cluster, "d", 1))).names == ["n"]
+        cluster.delete_node("n")
+        await _settled(one)
+        assert (await one.filter(asking_pod(cluster, "e", 1), "n")).names == []
+
+
+async def test_claims_of_other_replicas_are_seen(cluster: MemoryCluster) -> None:
+    cluster.create_node("n", topology=EIGHT)
+    async with replica(cluster) as one, replica(cluster) as other:
+        assert await other.bind(asking_pod(cluster, "vm", 6), "n") == ""
+        await one.until(lambda: one.book.ledger_of("n").owned)
+        assert (await one.filter(asking_pod(cluster, "late", 3))).names == []
+        assert (await one.filter(asking_pod(cluster, "small", 2))).names == ["n"]
+
+
+async def test_the_reasons_for_a_choice_are_kept_for_who_asks_for_them(cluster: MemoryCluster) -> None:
+    for name in ("a", "b"):
+        cluster.create_node(name, topology=TWO)
+    cluster.create_node("tiny", cpu_map='{"socket0": ["1"]}')
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm", 4, explain=True)
+        (node,) = (await one.filter(pod)).names or [""]
+        assert await one.bind(pod, node) == ""
+        assert cluster.pod_annotations("default", "vm")["kvplace.io/explanation"] == (
+            "a of 2 that fit (also b); 1 node: no socket with 4 free CPUs, best 1 on tiny socket 0"
+        )
+
+
+async def test_equal_clusters_give_equal_answers_in_every_replica(cluster: MemoryCluster) -> None:
+    for number in range(5):
+        cluster.create_node(f"n{number}", topology=TWO if number % 2 else EIGHT)
+    cluster.put_ledger("n2", Ledger().after(LedgerChange()))
+    async with replica(cluster) as one, replica(cluster) as other:
+        for number in range(12):
+            pod = asking_pod(cluster, f"vm-{number}", 1 + number % 5)
+            assert await one.filter(pod) == await other.filter(pod)
+
+
+async def test_a_topology_as_the_agent_writes_it_is_the_machine_of_the_node(cluster: MemoryCluster) -> None:
+    cluster.create_node("n")
+    cluster.put_topology_document("n", topology_document(replace(TWO, reserved=0b11)))
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm", 8)
+        assert (await one.filter(pod)).names == ["n"]
+        assert await one.bind(pod, "n") == ""
+        assert set(cpus_of(one.book.ledger_of("n").owned)) == {4, 5, 6, 7, 12, 13, 14, 15}
+
+
+async def _settled(one: Replica) -> None:
+    """Wait until the replica has heard of everything so far."""
+    marker = asking_pod(one.cluster, f"marker-{one.cluster._next_version()}")
+    await one.until(lambda: marker.uid in one.book.pods.records)
+    assert not one.cluster._shelves[PODS]._paused
+    assert not one.cluster._shelves[LEDGERS]._paused
