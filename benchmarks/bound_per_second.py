@@ -9,10 +9,10 @@ after the first by the seconds from the first binding to the last, as one watch 
 take turns and the tables have medians. The bare scheduler gets the same pods without the resource that
 calls kvplace, in a cluster of its own in which nothing of kvplace is installed; `unbatched` is with the
 feature gate OpportunisticBatching off, as kube-scheduler has it by itself for every profile with an
-extender, and ratios are to it. In a cluster of more than 100 nodes kube-scheduler looks at a sample of them
-unless told otherwise, and kvplace tells it to look at all, since a sample may miss the one node with the right
-cores: `all nodes` is the bare scheduler told the same. kvplace is installed from its manifests (one replica, TLS both ways, rights
-and policies in force) with its own scheduler's configuration.
+extender, and ratios are to it. In a cluster of more than 100 nodes kube-scheduler looks at a sample of
+them unless told otherwise. kvplace has it look at all, since a sample may miss the one node with the right
+cores: `all nodes` is the bare scheduler told the same. kvplace is installed from its manifests (one replica,
+TLS both ways, rights and policies in force) with its own scheduler's configuration.
 
 CPU seconds per 1,000 pods are counted from the first binding to four seconds after the last, so that events
 and confirmations in the ledgers are part of them.
