@@ -104,6 +104,7 @@ async def replica(
         try:
             yield Replica(cluster, book, extender, keeper)
         finally:
+            await extender.binder.stop()
             await book.ledgers.stop()
             for task in watching:
                 task.cancel()
