@@ -15,9 +15,17 @@ from datetime import UTC, datetime
 from zlib import crc32
 
 from kvplace.controller.metrics import OVERLAPS, RELEASES, WAKES
-from kvplace.controller.upkeep import Lost, Verdict, has_ended, judge, judge_live, lost_claim
+from kvplace.controller.upkeep import (
+    Lost,
+    Verdict,
+    has_ended,
+    judge,
+    judge_live,
+    lost_claim,
+    may_be_bound_yet,
+)
 from kvplace.core.cpuset import format_cpu_list, mask_of
-from kvplace.core.errors import Conflict, KvplaceError
+from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict, confirmed
 from kvplace.core.marks import RELEASED_AT
 from kvplace.kube.cluster import Cluster
@@ -68,9 +76,10 @@ class Controller:
         self._replica = self._settings.replica or socket.gethostname()
         self._bound_to: dict[str, set[str]] = {}
         self._vanished: set[str] = set()
+        self._overlaps: dict[str, str] = {}
         self._due: dict[str, float] = {}
         self._due_changed = asyncio.Event()
-        self._freed: str = ""
+        self._freed: set[str] = set()
         self._freed_changed = asyncio.Event()
         pods.subscribe(self._pod_seen)
         nodes.subscribe(self._node_seen)
@@ -104,31 +113,50 @@ class Controller:
             now=self._now(),
             patience_s=self._settings.patience_s,
         )
+        unchanged: Claim | None = None
         if verdict is Verdict.LOOK:
             pod = await self._cluster.read_pod(claim.namespace, claim.pod)
-            verdict = judge_live(claim, node, pod)
-            if verdict is Verdict.RELEASE and pod is not None and pod.uid == claim.uid and not pod.node:
+            verdict = judge_live(claim, node, pod, now=self._now(), patience_s=self._settings.patience_s)
+            if verdict is Verdict.RELEASE and may_be_bound_yet(claim, pod):
+                unchanged = claim
                 log.warning(
                     "claim of a pod that was never bound is given back",
                     extra={"node": node, "uid": claim.uid},
                 )
         match verdict:
             case Verdict.RELEASE:
-                await self._release(node, claim)
+                await self._release(node, claim, unchanged)
             case Verdict.CONFIRM:
-                self._ledgers.change_later(node, lambda ledger: (_confirmation(ledger, claim.uid), None))
+                await self._confirm(node, claim)
             case Verdict.KEEP | Verdict.LOOK:
                 pass
 
-    async def _release(self, node: str, claim: Claim) -> None:
+    async def _confirm(self, node: str, claim: Claim) -> None:
+        """Note that a pod was seen bound with its claim; what it runs on counts, should the two differ."""
+        pod = self._pods.get(claim.uid)
+        lost = lost_claim(pod) if pod is not None else None
+        if lost is not None and (lost.claim.cpus, lost.claim.owned) != (claim.cpus, claim.owned):
+            await self._claim_back(lost)
+        else:
+            self._ledgers.change_later(node, lambda ledger: (_confirmation(ledger, claim.uid), None))
+
+    async def _release(self, node: str, claim: Claim, unchanged: Claim | None = None) -> None:
+        """Give a claim back; if `unchanged` is given, only while it still stands so in the ledger.
+
+        A bind that takes an old claim over dates it anew; so of bind and controller the first one wins.
+        """
         uid = claim.uid
-        released = await self._ledgers.change(
-            node,
-            lambda ledger: (
-                LedgerChange(releases=(uid,) if uid in ledger.claims else ()),
-                uid in ledger.claims,
-            ),
-        )
+        released = False
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
+            nonlocal released
+            stored = ledger.claims.get(uid)
+            if stored is None or (unchanged is not None and stored != unchanged):
+                return LedgerChange(), None
+            released = True
+            return LedgerChange(releases=(uid,)), None
+
+        await self._ledgers.change(node, decide)
         if not self._ledgers.nodes_claimed_by(uid):
             self._vanished.discard(uid)
         if released:
@@ -138,7 +166,7 @@ class Controller:
                 format_cpu_list(claim.cpus),
                 extra={"node": node, "uid": uid, "vm": claim.vmi},
             )
-            self._freed = node
+            self._freed.add(node)
             self._freed_changed.set()
 
     def _lost_on(self, node: str, known: Mapping[str, Claim]) -> list[Lost]:
@@ -148,25 +176,42 @@ class Controller:
 
     async def _claim_back(self, lost: Lost) -> None:
         """Claim again for a pod that runs; when its cores have another owner, say so and change nothing."""
-        claim = lost.claim
+        live = await self._cluster.read_pod(lost.claim.namespace, lost.claim.pod)
+        found = lost_claim(live) if live is not None and live.uid == lost.claim.uid else None
+        if found is None:
+            return  # it has ended, and our cache has not heard
+        claim = found.claim
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
-            if claim.uid in ledger.claims:
+            stored = ledger.claims.get(claim.uid)
+            if stored is not None and (stored.cpus, stored.owned) == (claim.cpus, claim.owned):
                 return LedgerChange(), None
-            taken = mask_of(cpu for cpu, owner in ledger.owners.items() if claim.owned >> cpu & 1)
-            if taken:
-                owners = sorted({ledger.owners[cpu] for cpu in ledger.owners if claim.owned >> cpu & 1})
+            others = {
+                cpu: owner
+                for cpu, owner in ledger.owners.items()
+                if claim.owned >> cpu & 1 and owner != claim.uid
+            }
+            if others:
                 raise OwnershipConflict(
-                    f"pod {claim.namespace}/{claim.pod} runs on CPUs {format_cpu_list(taken)} of {lost.node},"
-                    f" which the ledger gives to {', '.join(owners)}"
+                    f"pod {claim.namespace}/{claim.pod} runs on CPUs {format_cpu_list(mask_of(others))} of "
+                    f"{lost.node}, which the ledger gives to {', '.join(sorted(set(others.values())))}"
                 )
             return LedgerChange(claims=(claim,)), None
 
         try:
             await self._ledgers.change(lost.node, decide)
         except OwnershipConflict as error:
-            OVERLAPS.inc()
-            log.error("%s", error, extra={"node": lost.node, "uid": claim.uid})
+            await self._tell_overlap(lost.node, claim, str(error))
+        else:
+            self._overlaps.pop(claim.uid, None)
+
+    async def _tell_overlap(self, node: str, claim: Claim, sentence: str) -> None:
+        """Say that two pods run on one core: once for each state of affairs, not at every look."""
+        if self._overlaps.get(claim.uid) == sentence:
+            return
+        OVERLAPS.inc()
+        log.error("%s", sentence, extra={"node": node, "uid": claim.uid})
+        try:
             await self._cluster.record_event(
                 EventRecord(
                     claim.namespace,
@@ -176,9 +221,13 @@ class Controller:
                     EventType.WARNING,
                     "CoresOverlap",
                     "Reclaiming",
-                    str(error),
+                    sentence,
                 )
             )
+        except KvplaceError as error:
+            log.warning("event lost: %s", error, extra={"node": node, "uid": claim.uid})
+        else:
+            self._overlaps[claim.uid] = sentence
 
     async def _drop_ledger_of_vanished_node(self, node: str) -> None:
         record = self._ledgers.current(node)
@@ -194,6 +243,8 @@ class Controller:
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         if before is not None:
             self._bound_to.get(before.node, set()).discard(before.uid)
+            if after is None:
+                self._overlaps.pop(before.uid, None)
             if after is None and self._ledgers.nodes_claimed_by(before.uid):
                 self._vanished.add(before.uid)
         if after is not None:
@@ -245,6 +296,7 @@ class Controller:
 
     async def _rounds(self) -> None:
         while True:
+            self._vanished = {uid for uid in self._vanished if self._ledgers.nodes_claimed_by(uid)}
             for record in self._ledgers.all():
                 self._mark(record.node)
             for node in self._bound_to.keys() - {""}:
@@ -256,14 +308,25 @@ class Controller:
         while True:
             await self._freed_changed.wait()
             self._freed_changed.clear()
-            node = self._freed
-            if node in self._nodes.records and self._bound_to.get(""):
+            pause = self._settings.wake_pause_s
+            freed, self._freed = self._freed, set()
+            there = sorted(freed & self._nodes.records.keys())
+            if there and self._bound_to.get(""):
                 try:
-                    await self._cluster.annotate_node(node, {RELEASED_AT: self._now().isoformat()})
+                    await self._cluster.annotate_node(there[0], {RELEASED_AT: self._now().isoformat()})
                     WAKES.inc()
+                except (Conflict, Refused, Unavailable) as error:
+                    log.info("waiting pods are woken a little later: %s", error, extra={"node": there[0]})
+                    self._freed |= freed - {there[0]} if isinstance(error, Refused) else freed
+                    self._freed_changed.set()
+                    pause = max(pause, _WAKE_AGAIN_S)
                 except KvplaceError as error:
-                    log.warning("waiting pods were not woken: %s", error, extra={"node": node})
-            await asyncio.sleep(self._settings.wake_pause_s)
+                    log.warning("waiting pods were not woken: %s", error, extra={"node": there[0]})
+            await asyncio.sleep(pause)
+
+
+_WAKE_AGAIN_S = 0.5
+"""Pause before waking is tried again that failed."""
 
 
 def _confirmation(ledger: Ledger, uid: str) -> LedgerChange:

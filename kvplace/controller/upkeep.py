@@ -46,16 +46,28 @@ def judge(
     return Verdict.LOOK if _age_s(claim, now) > patience_s else Verdict.KEEP
 
 
-def judge_live(claim: Claim, node: str, pod: PodRecord | None) -> Verdict:
+def judge_live(
+    claim: Claim, node: str, pod: PodRecord | None, *, now: datetime, patience_s: float
+) -> Verdict:
     """Say what is to be done about a claim, given its pod as the API server has it now."""
     if pod is None or pod.uid != claim.uid or has_ended(pod):
         return Verdict.RELEASE
-    return Verdict.KEEP if pod.node == node else Verdict.RELEASE
+    if pod.node:
+        return Verdict.KEEP if pod.node == node else Verdict.RELEASE
+    return Verdict.RELEASE if _age_s(claim, now) > patience_s else Verdict.KEEP
+
+
+def may_be_bound_yet(claim: Claim, pod: PodRecord | None) -> bool:
+    """Whether a bind may still come for the claim: its pod, as the API server has it, waits for a node."""
+    return pod is not None and pod.uid == claim.uid and not pod.node and not has_ended(pod)
 
 
 def has_ended(pod: PodRecord) -> bool:
-    """Whether the pod's QEMU is gone: the pod is terminal, or its compute container has ended."""
-    return pod.phase in ("Succeeded", "Failed") or pod.compute_terminated
+    """Whether the pod's QEMU is gone: the pod is terminal, or the compute container of its VM has ended.
+
+    A VM's containers are never started again; those of a plain pod may be, whatever they are called.
+    """
+    return pod.phase in ("Succeeded", "Failed") or bool(pod.vmi and pod.compute_terminated)
 
 
 @dataclass(frozen=True, slots=True)

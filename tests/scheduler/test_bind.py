@@ -338,7 +338,7 @@ async def test_replicas_that_bind_different_pods_to_one_node_never_share_a_core(
 async def test_replicas_that_bind_one_pod_to_one_node_both_answer_yes(cluster: Counting) -> None:
     async with replica(cluster, controller=False) as one, replica(cluster, controller=False) as other:
         pod = asking_pod(cluster, "vm", 3)
-        assert await asyncio.gather(one.bind(pod, "a"), other.bind(pod, "a")) == ["", ""]
+        assert set(await asyncio.gather(one.bind(pod, "a"), other.bind(pod, "a"))) == {""}
         assert cluster.placement("vm").cpus == cluster.ledger("a").claims[pod.uid].cpus
 
 

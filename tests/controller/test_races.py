@@ -1,0 +1,250 @@
+"""The controller beside binds, beside other replicas and beside failures: nothing is freed too early or twice."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from kvplace.core.cpuset import mask_of
+from kvplace.core.errors import Forbidden, Unavailable
+from kvplace.core.ledger import LedgerChange
+from kvplace.core.marks import RELEASED_AT
+from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.kube.cluster import LEDGERS, PODS
+from kvplace.kube.faults import FaultScript, Moment, Operation
+from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.records import PodRecord
+from tests.controller.replicas import EIGHT, QUICK, Replica, asking_pod, replica
+
+EPOCH = datetime(2026, 1, 2, tzinfo=UTC)
+STILL = replace(QUICK, round_s=3600.0)
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    """Two nodes of eight CPUs."""
+    made = MemoryCluster()
+    for name in ("n1", "n2"):
+        made.create_node(name, topology=EIGHT)
+    return made
+
+
+async def unanswered_bind(cluster: MemoryCluster, one: Replica, pod: PodRecord, node: str = "n1") -> None:
+    """Claim cores for a pod whose binding then fails to come about."""
+    cluster.faults.fail(Operation.BIND, Unavailable("no answer"), times=50)
+    assert "no answer" in await one.bind(pod, node)
+    cluster.faults = FaultScript()
+
+
+async def test_a_claim_whose_pod_the_cache_has_not_got_yet_is_kept_for_its_bind(
+    cluster: MemoryCluster,
+) -> None:
+    moment = [EPOCH]
+    async with replica(cluster, controller=False, now=lambda: moment[0]) as one:
+        cluster.pause_watches(PODS)
+        pod = asking_pod(cluster, "vm")
+        await unanswered_bind(cluster, one, pod)
+        moment[0] += timedelta(seconds=30)
+        await one.controller.mend("n1")
+        assert pod.uid in one.claims()
+        moment[0] += timedelta(seconds=31)
+        await one.controller.mend("n1")
+        assert one.claims() == {}
+        cluster.resume_watches(PODS)
+
+
+async def test_a_bind_that_takes_an_old_claim_over_while_it_is_being_given_back_keeps_it(
+    cluster: MemoryCluster,
+) -> None:
+    moment = [EPOCH]
+    async with (
+        replica(cluster, controller=False, now=lambda: moment[0]) as one,
+        replica(cluster, controller=False, now=lambda: moment[0]) as other,
+    ):
+        pod = asking_pod(cluster, "vm")
+        await unanswered_bind(cluster, one, pod)
+        moment[0] += timedelta(seconds=61)
+        await other.until(lambda: other.book.ledger_of("n1").claims)
+        cluster.pause_watches(LEDGERS)
+        looking = cluster.faults.hold(Operation.READ_POD, moment=Moment.AFTER)
+        mending = asyncio.create_task(other.controller.mend("n1"))
+        await looking.reached.wait()  # it has seen the pod unbound
+        binding = cluster.faults.hold(Operation.BIND)
+        bound = asyncio.create_task(one.bind(pod, "n1"))
+        await binding.reached.wait()
+        looking.release()
+        await mending
+        assert pod.uid in one.claims()
+        binding.release()
+        assert await bound == ""
+        cluster.resume_watches(LEDGERS)
+
+
+async def test_a_bind_that_comes_after_its_claim_was_given_back_claims_anew(cluster: MemoryCluster) -> None:
+    moment = [EPOCH]
+    async with replica(cluster, controller=False, now=lambda: moment[0]) as one:
+        pod, other = asking_pod(cluster, "vm", 5), asking_pod(cluster, "other", 5)
+        await unanswered_bind(cluster, one, pod)
+        moment[0] += timedelta(seconds=61)
+        await one.controller.mend("n1")
+        assert await one.bind(other, "n1") == ""
+        assert "best 3 on socket 0" in await one.bind(pod, "n1")
+        assert await one.bind(pod, "n2") == ""
+
+
+async def test_the_claim_of_an_earlier_attempt_goes_only_once_the_pod_is_bound_elsewhere(
+    cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster, settings=STILL) as one:
+        pod = asking_pod(cluster, "vm")
+        await unanswered_bind(cluster, one, pod)
+        hold = cluster.faults.hold(Operation.BIND)
+        binding = asyncio.create_task(one.bind(pod, "n2"))
+        await hold.reached.wait()
+        await one.controller.mend("n1")
+        assert pod.uid in one.claims("n1")
+        assert pod.uid in one.claims("n2")
+        hold.release()
+        assert await binding == ""
+        await one.until(lambda: not one.claims("n1"))
+        assert pod.uid in one.claims("n2")
+
+
+async def test_a_claim_that_differs_from_what_its_pod_runs_on_is_made_to_agree(
+    cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster, controller=False) as before:
+        pod = asking_pod(cluster, "vm", 3)
+        assert await before.bind(pod, "n1") == ""
+        stored = before.book.ledger_of("n1")
+        elsewhere = replace(stored.claims[pod.uid], cpus=0b111000, owned=0b111000)
+        cluster.put_ledger("n1", stored.after(LedgerChange((elsewhere,))))
+    async with replica(cluster) as one:
+        await one.until(lambda: one.book.ledger_of("n1").owned == 0b111)
+        one.book.ledger_of("n1").check()
+
+
+async def test_a_pod_that_ended_meanwhile_is_not_claimed_back_from_a_stale_cache(
+    cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster, controller=False) as one, replica(cluster, controller=False) as stale:
+        pod = asking_pod(cluster, "vm")
+        assert await one.bind(pod, "n1") == ""
+        await stale.until(lambda: stale.book.pods.records[pod.uid].node)
+        cluster.pause_watches(PODS)
+        cluster._ledgers.remove("n1")
+        cluster.set_pod_phase("default", "vm", "Succeeded")
+        await stale.until(lambda: stale.book.ledgers.current("n1") is None)
+        await stale.controller.mend("n1")
+        assert stale.claims() == {}
+        cluster.resume_watches(PODS)
+
+
+async def test_an_overlap_is_told_once_and_does_not_keep_other_claims_from_coming_back(
+    cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster, controller=False) as one:
+        pods = [asking_pod(cluster, f"vm-{number}") for number in range(3)]
+        for pod in pods:
+            assert await one.bind(pod, "n1") == ""
+        placed = PodPlacement.from_json(cluster.pod_annotations("default", "vm-0")[PLACEMENT])
+        cluster._ledgers.remove("n1")
+        intruder = replace(placed, pod_uid="a-first")
+        cluster.create_pod(
+            "intruder",
+            uid="a-first",
+            request=pods[0].request,
+            node="n1",
+            annotations={PLACEMENT: intruder.to_json()},
+        )
+        await one.until(lambda: "a-first" in one.book.pods.records and not one.book.ledgers.current("n1"))
+        cluster.faults.fail(Operation.RECORD_EVENT, Unavailable("busy"))
+        for _ in range(3):
+            await one.controller.mend("n1")
+        claimed = set(one.claims())
+        assert len(claimed) == 3
+        assert {pods[1].uid, pods[2].uid} < claimed
+        assert [event.reason for event in cluster.events] == ["CoresOverlap"]
+
+
+async def test_a_release_whose_answer_is_lost_still_wakes_who_waits(cluster: MemoryCluster) -> None:
+    async with replica(cluster, settings=STILL) as one:
+        pod = asking_pod(cluster, "vm")
+        assert await one.bind(pod, "n1") == ""
+        asking_pod(cluster, "waiting", 8)
+        await one.until(lambda: len(one.book.pods.records) == 2)
+        cluster.faults.fail(Operation.WRITE_LEDGER, Unavailable("timeout"), moment=Moment.AFTER)
+        cluster.delete_pod("default", "vm", force=True)
+        await one.until(lambda: RELEASED_AT in cluster.node_annotations("n1"))
+
+
+async def test_waking_is_tried_again_when_the_api_server_is_away_and_on_a_node_that_is_still_there(
+    cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster, settings=STILL) as one:
+        pods = [asking_pod(cluster, f"vm-{node}") for node in ("n1", "n2")]
+        for pod, node in zip(pods, ("n1", "n2"), strict=True):
+            assert await one.bind(pod, node) == ""
+        asking_pod(cluster, "waiting", 8)
+        await one.until(lambda: len(one.book.pods.records) == 3)
+        cluster.faults.fail(Operation.ANNOTATE_NODE, Unavailable("busy"))
+        hold = cluster.faults.hold(Operation.ANNOTATE_NODE)
+        for pod in pods:
+            cluster.delete_pod("default", pod.name, force=True)
+        await hold.reached.wait()
+        cluster.delete_node("n1")
+        hold.release()
+        await one.until(lambda: RELEASED_AT in cluster.node_annotations("n2"))
+
+
+async def test_a_right_to_wake_that_is_missing_is_logged_and_keeps_nothing_else_from_working(
+    cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster, settings=STILL) as one:
+        pod = asking_pod(cluster, "vm")
+        assert await one.bind(pod, "n1") == ""
+        asking_pod(cluster, "waiting", 8)
+        await one.until(lambda: len(one.book.pods.records) == 2)
+        cluster.faults.fail(Operation.ANNOTATE_NODE, Forbidden("no right"))
+        cluster.delete_pod("default", "vm", force=True)
+        await one.until(lambda: not one.claims() and not cluster.faults.pending)
+        again = asking_pod(cluster, "again")
+        assert await one.bind(again, "n1") == ""
+        cluster.delete_pod("default", "again", force=True)
+        await one.until(lambda: RELEASED_AT in cluster.node_annotations("n1"))
+
+
+async def test_replicas_that_see_the_cluster_differently_free_everything_in_the_end(
+    cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster) as one, replica(cluster) as other:
+        pods = [asking_pod(cluster, f"vm-{number}", 1) for number in range(8)]
+        for number, pod in enumerate(pods):
+            assert await (one, other)[number % 2].bind(pod, "n1") == ""
+        cluster.pause_watches(PODS)
+        for pod in pods[:4]:
+            cluster.set_pod_phase("default", pod.name, "Failed")
+        for pod in pods[4:]:
+            cluster.delete_pod("default", pod.name, force=True)
+        cluster.drop_watches(LEDGERS)
+        cluster.resume_watches(PODS)
+        await one.until(lambda: not one.claims())
+        await one.until(lambda: one.book.ledger_of("n1").owned == other.book.ledger_of("n1").owned == 0)
+
+
+async def test_what_vanished_is_forgotten_once_nobody_claims_for_it(cluster: MemoryCluster) -> None:
+    async with replica(cluster) as one, replica(cluster, controller=False) as watcher:
+        pods = [asking_pod(cluster, f"vm-{number}") for number in range(4)]
+        for pod in pods:
+            assert await one.bind(pod, "n1") == ""
+        await watcher.until(lambda: watcher.book.ledger_of("n1").owned == mask_of(range(8)))
+        for pod in pods:
+            cluster.delete_pod("default", pod.name, force=True)
+        await watcher.until(lambda: not watcher.book.ledger_of("n1").owned)
+        await watcher.until(lambda: not watcher.book.pods.records)
+        rounds = asyncio.create_task(watcher.controller.run())
+        await watcher.until(lambda: not watcher.controller._vanished)
+        rounds.cancel()

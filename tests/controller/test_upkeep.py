@@ -1,0 +1,142 @@
+"""What becomes of a claim follows from its pod: gone QEMU frees it, age alone never does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from kvplace.controller.upkeep import Verdict, has_ended, judge, judge_live, lost_claim
+from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.kube.records import PodRecord
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+PATIENCE = 60.0
+PLACED = PodPlacement(
+    pod_uid="u",
+    node="n",
+    topology="",
+    policy=Policy.EXCLUSIVE,
+    on_failure=OnFailure.WAIT,
+    vcpus=(2, 3),
+    cpus=0b1100,
+    emulator_cpus=1,
+    io_thread_cpus=(),
+    numa_nodes=(0,),
+    numa_memory=NumaMemory.PREFERRED,
+    memory={0: 8 << 30},
+    owned=0b111100,
+    huge_pages={0: {1 << 30: 8}},
+)
+POD = PodRecord("default", "virt-launcher-db", "u", phase="Pending", vmi="db")
+BOUND = replace(POD, node="n", phase="Running", placement=PLACED.to_json())
+
+
+def claim(age: float, state: ClaimState = ClaimState.CLAIMED) -> Claim:
+    since = (NOW - timedelta(seconds=age)).isoformat().replace("+00:00", "Z")
+    return Claim("u", "default", "virt-launcher-db", "db", Policy.EXCLUSIVE, state, 12, 12, {}, {}, since)
+
+
+def judged(pod: PodRecord | None, age: float, *, vanished: bool = False) -> Verdict:
+    return judge(claim(age), "n", pod, vanished=vanished, now=NOW, patience_s=PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("pod", "age", "verdict"),
+    [
+        (replace(BOUND, phase="Succeeded"), 0, Verdict.RELEASE),
+        (replace(BOUND, phase="Failed"), 0, Verdict.RELEASE),
+        (replace(BOUND, compute_terminated=True), 0, Verdict.RELEASE),
+        (replace(BOUND, deleting=True), 1e6, Verdict.CONFIRM),
+        (BOUND, 1e6, Verdict.CONFIRM),
+        (replace(BOUND, node="other"), 0, Verdict.RELEASE),
+        (POD, 59, Verdict.KEEP),
+        (POD, 61, Verdict.LOOK),
+        (None, 5, Verdict.KEEP),
+        (None, 11, Verdict.LOOK),
+    ],
+    ids=repr,
+)
+def test_a_claim_is_judged_by_its_pod(pod: PodRecord | None, age: float, verdict: Verdict) -> None:
+    assert judged(pod, age) is verdict
+
+
+def test_a_pod_that_the_cache_had_and_has_no_more_is_looked_for_at_once() -> None:
+    assert judged(None, 0, vanished=True) is Verdict.LOOK
+
+
+def test_a_confirmed_claim_of_a_running_pod_is_left_alone_however_old() -> None:
+    old = claim(1e8, ClaimState.BOUND)
+    assert judge(old, "n", BOUND, vanished=False, now=NOW, patience_s=PATIENCE) is Verdict.KEEP
+
+
+@pytest.mark.parametrize(
+    ("pod", "age", "verdict"),
+    [
+        (None, 0, Verdict.RELEASE),
+        (replace(POD, uid="another"), 0, Verdict.RELEASE),
+        (replace(BOUND, phase="Succeeded"), 0, Verdict.RELEASE),
+        (BOUND, 1e6, Verdict.KEEP),
+        (replace(BOUND, deleting=True), 1e6, Verdict.KEEP),
+        (replace(BOUND, node="other"), 0, Verdict.RELEASE),
+        (POD, 11, Verdict.KEEP),
+        (POD, 61, Verdict.RELEASE),
+    ],
+    ids=repr,
+)
+def test_a_live_look_decides_and_leaves_a_bind_its_time(
+    pod: PodRecord | None, age: float, verdict: Verdict
+) -> None:
+    assert judge_live(claim(age), "n", pod, now=NOW, patience_s=PATIENCE) is verdict
+
+
+@pytest.mark.parametrize("since", ["", "yesterday", "2026-01-02T03:04:05"])
+def test_a_claim_without_a_readable_date_is_old(since: str) -> None:
+    undated = replace(claim(0), since=since)
+    assert judge(undated, "n", POD, vanished=False, now=NOW, patience_s=PATIENCE) is Verdict.LOOK
+
+
+def test_a_container_named_compute_ends_a_vm_but_not_a_plain_pod_that_restarts_it() -> None:
+    assert has_ended(replace(BOUND, compute_terminated=True))
+    assert not has_ended(replace(BOUND, vmi="", compute_terminated=True))
+    assert has_ended(replace(BOUND, vmi="", phase="Succeeded"))
+
+
+def test_the_claim_of_a_bound_pod_is_made_again_from_its_placement() -> None:
+    lost = lost_claim(BOUND)
+    assert lost is not None
+    assert lost.node == "n"
+    assert lost.claim == Claim(
+        uid="u",
+        namespace="default",
+        pod="virt-launcher-db",
+        vmi="db",
+        policy=Policy.EXCLUSIVE,
+        state=ClaimState.BOUND,
+        cpus=0b1100,
+        owned=0b111100,
+        memory={0: 8 << 30},
+        huge_pages={0: {1 << 30: 8}},
+        since="",
+    )
+    Ledger().after(LedgerChange((lost.claim,))).check()
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        POD,
+        replace(BOUND, phase="Succeeded"),
+        replace(BOUND, placement=""),
+        replace(BOUND, placement="{"),
+        replace(BOUND, placement=replace(PLACED, pod_uid="source").to_json()),
+        replace(BOUND, placement=replace(PLACED, node="source").to_json()),
+        replace(BOUND, placement=PodPlacement.floating(pod_uid="u", node="n").to_json()),
+    ],
+    ids=["unbound", "ended", "none", "junk", "inherited", "of another node", "floating"],
+)
+def test_a_pod_without_a_placement_of_its_own_has_no_claim_to_lose(pod: PodRecord) -> None:
+    assert lost_claim(pod) is None
