@@ -22,7 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from kvplace.admission.http import admission_routes
 from kvplace.admission.review import MAX_BODY_BYTES
 from kvplace.controller.controller import Controller
-from kvplace.core.errors import Misconfigured
+from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.cluster import Cluster
 from kvplace.kube.credentials import Source
@@ -46,7 +46,19 @@ _PATIENCE_S = 10.0
 def run(settings: ServeSettings) -> None:
     """Serve until SIGTERM or SIGINT; raises Misconfigured for what an operator must mend."""
     log_as_json(settings.log_level)
-    asyncio.run(_run(settings))
+    try:
+        asyncio.run(_run(settings))
+    except BaseExceptionGroup as several:
+        raise _first_told(several) from several
+
+
+def _first_told(several: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error for a person among those of tasks that ended together; the group when there is none."""
+    for error in several.exceptions:
+        told = _first_told(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(told, KvplaceError):
+            return told
+    return several
 
 
 async def _run(settings: ServeSettings) -> None:

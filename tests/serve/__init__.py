@@ -1,0 +1,1 @@
+"""The process `kvplace serve`, with its listeners, on a cluster in memory."""
