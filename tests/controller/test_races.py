@@ -1,4 +1,4 @@
-"""The controller beside binds, beside other replicas and beside failures: nothing is freed too early or twice."""
+"""The controller beside binds, other replicas and failures: nothing is freed too early or twice."""
 
 from __future__ import annotations
 

@@ -1,0 +1,151 @@
+"""A replica may die at every step of a bind, and its last request may land late: no core is lost or shared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+import pytest
+
+from kvplace.core.ledger import LedgerChange
+from kvplace.kube.faults import Moment, Operation
+from kvplace.kube.records import LedgerRecord
+from tests.controller.replicas import EIGHT, Replica, asking_pod, replica
+from tests.scheduler.test_bind import Counting
+
+T = TypeVar("T")
+EPOCH = datetime(2026, 1, 2, tzinfo=UTC)
+STEPS = [
+    (operation, moment)
+    for operation in (Operation.CREATE_LEDGER, Operation.WRITE_LEDGER, Operation.BIND)
+    for moment in Moment
+]
+
+
+class Network(Counting):
+    """A cluster that carries out what was sent although the sender is dead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sent: set[asyncio.Task[object]] = set()
+
+    async def bind(
+        self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
+    ) -> None:
+        await self._deliver(super().bind(namespace, pod, uid, node, annotations))
+
+    async def create_ledger(self, node: str) -> LedgerRecord:
+        return await self._deliver(super().create_ledger(node))
+
+    async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
+        return await self._deliver(super().write_ledger(before, change))
+
+    async def _deliver(self, call: Coroutine[object, object, T]) -> T:
+        task = asyncio.create_task(call)
+        self._sent.add(task)
+        task.add_done_callback(self._arrived)
+        return await asyncio.shield(task)
+
+    def _arrived(self, task: asyncio.Task[object]) -> None:
+        self._sent.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def all_arrived(self) -> None:
+        await asyncio.gather(*self._sent, return_exceptions=True)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["lost", "late"])
+@pytest.mark.parametrize("aftermath", ["same node", "other node", "pod deleted", "silence"])
+@pytest.mark.parametrize(
+    ("operation", "moment"), STEPS, ids=[f"{moment.value} {op.value}" for op, moment in STEPS]
+)
+async def test_whatever_step_a_replica_dies_at_the_others_bring_pod_and_ledger_together(
+    operation: Operation, moment: Moment, aftermath: str, *, late: bool
+) -> None:
+    cluster = Network() if late else Counting()
+    for node in ("a", "b"):
+        cluster.create_node(node, topology=EIGHT)
+    wall = [EPOCH]
+    async with replica(cluster, now=lambda: wall[0]) as survivor:
+        pod = asking_pod(cluster, "vm", 5)
+        hold = cluster.faults.hold(operation, moment=moment)
+        async with replica(cluster, controller=False, now=lambda: wall[0]) as victim:
+            binding = asyncio.create_task(victim.bind(pod, "a"))
+            await hold.reached.wait()
+        binding.cancel()
+
+        match aftermath:
+            case "same node":
+                assert await survivor.bind(pod, "a") == ""
+            case "other node":
+                answer = await survivor.bind(pod, "b")
+                assert (answer == "") == (cluster.pod("vm").node == "b")
+            case "pod deleted":
+                cluster.delete_pod("default", "vm", force=True)
+            case "silence":
+                wall[0] += timedelta(seconds=61)
+        hold.release()
+        if isinstance(cluster, Network):
+            await cluster.all_arrived()
+
+        wall[0] += timedelta(seconds=61)
+        await settle(survivor, cluster)
+        if aftermath == "silence" and not cluster.pod("vm").node:
+            (node,) = (await survivor.filter(pod)).names or [""]
+            assert await survivor.bind(pod, node) == ""
+            await settle(survivor, cluster)
+        assert await survivor.bind(asking_pod(cluster, "next", 5), "b") in (
+            "",
+            "node b: no socket with 5 free CPUs, best 3 on socket 0",
+        )
+        for name in ("vm", "next"):
+            if ("default", name) in cluster._pods.records:
+                cluster.delete_pod("default", name, force=True)
+        await settle(survivor, cluster)
+        assert all(not record.ledger.owners for record in cluster._ledgers.records.values())
+
+
+async def settle(one: Replica, cluster: Counting) -> None:
+    """Wait until each living bound pod has just its claim, and nobody else has one."""
+
+    def agrees() -> bool:
+        bound = {pod.uid: pod for pod in cluster._pods.records.values() if pod.node}
+        claims = {
+            (uid, record.node): claim
+            for record in cluster._ledgers.records.values()
+            for uid, claim in record.ledger.claims.items()
+        }
+        return claims.keys() == {(uid, pod.node) for uid, pod in bound.items()} and all(
+            claim.cpus == cluster.placement(bound[uid].name).cpus for (uid, _), claim in claims.items()
+        )
+
+    await one.until(agrees)
+    for record in cluster._ledgers.records.values():
+        record.ledger.check()
+
+
+async def test_a_replica_that_starts_anew_knows_every_claim_before_it_answers() -> None:
+    cluster = Counting()
+    cluster.create_node("a", topology=EIGHT)
+    async with replica(cluster, controller=False) as before:
+        assert await before.bind(asking_pod(cluster, "vm", 5), "a") == ""
+    async with replica(cluster, controller=False) as after:
+        assert (await after.filter(asking_pod(cluster, "big", 4))).names == []
+        assert (await after.filter(asking_pod(cluster, "small", 3))).names == ["a"]
+
+
+async def test_a_node_that_is_made_anew_under_its_name_starts_with_what_still_runs() -> None:
+    cluster = Counting()
+    cluster.create_node("a", topology=EIGHT)
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm", 5)
+        assert await one.bind(pod, "a") == ""
+        cluster.delete_node("a")
+        cluster.create_node("a", topology=replace(EIGHT, reserved=1))
+        await one.until(lambda: one.book.topology_of("a") == replace(EIGHT, reserved=1))
+        assert "best 3 on socket 0" in await one.bind(asking_pod(cluster, "next", 4), "a")
+        assert cluster.claimed_on(pod.uid) == ["a"]
