@@ -4,55 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from kvplace.core.annotations import Spelling
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.errors import Forbidden, Unavailable
+from kvplace.core.errors import Forbidden
 from kvplace.core.ledger import ClaimState, Ledger
-from kvplace.core.placement import PodPlacement
 from kvplace.core.request import OnFailure, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
-from kvplace.kube.cluster import PODS, TOPOLOGIES
-from kvplace.kube.faults import Moment, Operation
-from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.cluster import PODS
+from kvplace.kube.faults import Operation
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.node_book import NodeBook
 from kvplace.scheduler.wire import BindingArgs
 from tests.controller.replicas import EIGHT, asking_pod, replica
+from tests.scheduler.counting import Counting
 from tests.scheduler.test_filter import TWO
-
-
-class Counting(MemoryCluster):
-    """A cluster that counts the bindings that it was asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bindings: list[tuple[str, str]] = []
-
-    async def bind(
-        self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
-    ) -> None:
-        self.bindings.append((pod, node))
-        await super().bind(namespace, pod, uid, node, annotations)
-
-    def ledger(self, node: str) -> Ledger:
-        record = self._ledgers.records.get(node)
-        return record.ledger if record is not None else Ledger()
-
-    def claimed_on(self, uid: str) -> list[str]:
-        """The nodes where a pod has a claim, as the API server has it."""
-        return sorted(one.node for one in self._ledgers.records.values() if uid in one.ledger.claims)
-
-    def pod(self, name: str) -> PodRecord:
-        return self._pods.records["default", name]
-
-    def placement(self, name: str) -> PodPlacement:
-        return PodPlacement.from_json(self.pod(name).placement)
 
 
 @pytest.fixture
@@ -403,101 +373,6 @@ async def test_a_vm_that_may_float_runs_unpinned_on_a_node_that_nothing_describe
             pod = asking_pod(cluster, f"on-{node}", 1, on_failure=OnFailure.FLOAT)
             assert await one.bind(pod, node) == ""
             assert cluster.placement(f"on-{node}").floats
-
-
-# Answers that were lost.
-
-
-@pytest.mark.parametrize("moment", list(Moment))
-@pytest.mark.parametrize("operation", [Operation.BIND, Operation.WRITE_LEDGER])
-async def test_a_write_without_an_answer_is_found_out_and_the_bind_succeeds(
-    cluster: Counting, operation: Operation, moment: Moment
-) -> None:
-    async with replica(cluster, controller=False) as one:
-        cluster.faults.fail(operation, Unavailable("timeout"), moment=moment)
-        pod = asking_pod(cluster, "vm", 2)
-        assert await one.bind(pod, "a") == ""
-        assert cluster.placement("vm").cpus == cluster.ledger("a").claims[pod.uid].cpus == 0b11
-        assert cluster.ledger("a").owned == 0b11
-
-
-async def test_while_it_is_unknown_whether_the_pod_is_bound_its_claim_stays(cluster: Counting) -> None:
-    async with replica(cluster, controller=False) as one:
-        cluster.faults.fail(Operation.BIND, Unavailable("timeout"), moment=Moment.AFTER)
-        cluster.faults.fail(Operation.READ_POD, Unavailable("timeout"))
-        pod = asking_pod(cluster, "vm", 2)
-        await one.filter(pod)
-        cluster.pause_watches(PODS)
-        assert await one.bind(pod, "a") == "timeout"
-        assert cluster.pod("vm").node == "a"
-        assert cluster.claimed_on(pod.uid) == ["a"]
-        assert await one.bind(pod, "a") == ""
-        cluster.resume_watches(PODS)
-
-
-async def test_a_bind_that_took_too_long_before_its_binding_does_not_bind_late(cluster: Counting) -> None:
-    """By then the claim may be on its way back: a bind that slept must not use it."""
-    async with replica(cluster, controller=False) as one:
-        hold = cluster.faults.hold(Operation.WRITE_LEDGER, moment=Moment.AFTER)
-        pod = asking_pod(cluster, "vm", 2)
-        binding = asyncio.create_task(one.bind(pod, "a"))
-        await hold.reached.wait()
-        await asyncio.sleep(0.35)  # longer than the bind may take
-        hold.release()
-        assert "took too long" in await binding
-        assert cluster.bindings == []
-        assert await one.bind(pod, "a") == ""
-
-
-# Machines that change under a claim.
-
-
-async def test_a_bound_pod_keeps_its_claim_when_its_machine_has_changed_and_bind_comes_again(
-    cluster: Counting,
-) -> None:
-    async with replica(cluster, controller=False) as one:
-        pod = asking_pod(cluster, "vm", 4)
-        cluster.pause_watches(PODS)
-        assert await one.bind(pod, "a") == ""
-        cluster.put_topology("a", replace(EIGHT, reserved=0b11))
-        await one.until(lambda: one.book.topology_of("a") == replace(EIGHT, reserved=0b11))
-        assert await one.bind(pod, "a") == ""
-        cluster.put_topology("a", TWO)
-        await one.until(lambda: one.book.topology_of("a") == TWO)
-        assert await one.bind(pod, "a") == ""
-        assert cluster.claimed_on(pod.uid) == ["a"]
-        cluster.resume_watches(PODS)
-
-
-async def test_a_claim_that_its_machine_no_longer_serves_is_left_to_the_controller(cluster: Counting) -> None:
-    cluster.create_node("two", topology=TWO)
-    async with replica(cluster, controller=False) as one:
-        pod = asking_pod(cluster, "vm", 8)
-        cluster.faults.fail(Operation.BIND, Unavailable("timeout"), times=50)
-        assert await one.bind(pod, "two") == "timeout"
-        cluster.faults._faults.clear()
-        cluster.put_topology("two", EIGHT)
-        await one.until(lambda: one.book.topology_of("two") == EIGHT)
-        assert "has changed since this pod's cores were claimed" in await one.bind(pod, "two")
-        assert cluster.claimed_on(pod.uid) == ["two"]
-        assert (await one.filter(pod)).names == ["a"]
-        assert await one.bind(pod, "a") == ""
-
-
-async def test_what_is_written_on_the_pod_is_of_the_machine_that_was_decided_on(cluster: Counting) -> None:
-    async with replica(cluster, controller=False) as one:
-        hold = cluster.faults.hold(Operation.CREATE_LEDGER)
-        pod = asking_pod(cluster, "vm", 8)
-        binding = asyncio.create_task(one.bind(pod, "a"))
-        await hold.reached.wait()
-        cluster.put_topology("a", TWO)
-        await one.until(lambda: one.book.topology_of("a") == TWO)
-        assert not cluster._shelves[TOPOLOGIES]._paused
-        hold.release()
-        assert await binding == ""
-        placement = cluster.placement("vm")
-        assert placement.topology == TWO.fingerprint
-        assert placement.vcpus == (0, 8, 1, 9, 2, 10, 3, 11)
 
 
 def _cpus(cluster: Counting, pod: PodRecord) -> list[int]:
