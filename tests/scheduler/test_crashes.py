@@ -1,4 +1,4 @@
-"""A replica may die at every step of a bind, and its last request may land late: no core is lost or shared."""
+"""A replica may die at every step of a bind, and its last request land late: no core is lost or shared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvplace.core.ledger import LedgerChange
 from kvplace.kube.faults import Moment, Operation
 from kvplace.kube.records import LedgerRecord
 from tests.controller.replicas import EIGHT, Replica, asking_pod, replica
-from tests.scheduler.test_bind import Counting
+from tests.scheduler.counting import Counting
 
 T = TypeVar("T")
 EPOCH = datetime(2026, 1, 2, tzinfo=UTC)
