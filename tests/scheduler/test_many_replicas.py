@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import combinations, count
+from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import settings
