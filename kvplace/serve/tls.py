@@ -64,7 +64,8 @@ class RenewedTls:
         if self._alpn:
             context.set_alpn_protocols(self._alpn)
         try:
-            context.load_cert_chain(self._certificate, self._key)
+            # An empty passphrase, since without one OpenSSL asks the terminal for that of a locked key.
+            context.load_cert_chain(self._certificate, self._key, password="")
         except (OSError, ssl.SSLError) as error:
             raise Misconfigured(
                 f"TLS certificate {self._certificate} with key {self._key} cannot be used: {error}"
