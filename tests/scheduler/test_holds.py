@@ -1,0 +1,66 @@
+"""Holds: what filter promised, until the bind, the pod's end, or a while later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.scheduler.holds import Holds
+from kvplace.scheduler.news import News
+from tests.core.test_ledger import claim_of
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["hold", "drop", "wait"]), st.sampled_from("abc"), st.sampled_from(["n", "m"])),
+    max_size=30,
+)
+
+
+@given(steps)
+def test_a_pod_holds_at_most_once_and_no_longer_than_its_time(walk: list[tuple[str, str, str]]) -> None:
+    moment = [0.0]
+    changed: list[str] = []
+    holds = Holds(seconds=3.0, clock=lambda: moment[0], changed=changed.append)
+    expected: dict[str, tuple[str, float]] = {}
+    for what, uid, node in walk:
+        if what == "hold":
+            holds.hold(node, claim_of(uid, 1))
+            expected[uid] = (node, moment[0] + 3.0)
+            assert changed[-1] == node
+        elif what == "drop":
+            holds.drop(uid)
+            expected.pop(uid, None)
+        else:
+            moment[0] += 1.0
+        holds.drop_expired()
+        expected = {uid: (at, until) for uid, (at, until) in expected.items() if until > moment[0]}
+        assert len(holds) == len(expected)
+        for name in ("n", "m"):
+            held = {claim.uid for claim in holds.on_node(name)}
+            assert held == {uid for uid, (at, _) in expected.items() if at == name}
+            assert {claim.uid for claim in holds.on_node(name, but="a")} == held - {"a"}
+        for uid, (at, _) in expected.items():
+            assert holds.of_pod(uid, at) == claim_of(uid, 1)
+            assert holds.of_pod(uid, "elsewhere") is None
+
+
+def test_a_new_hold_of_a_pod_replaces_its_old_one_and_both_nodes_hear_of_it() -> None:
+    changed: list[str] = []
+    holds = Holds(seconds=3.0, clock=lambda: 0.0, changed=changed.append)
+    holds.hold("n", claim_of("a", 1))
+    holds.hold("m", replace(claim_of("a", 2)))
+    assert changed == ["n", "n", "m"]
+    assert list(holds.on_node("n")) == []
+    assert len(holds) == 1
+
+
+def test_news_are_said_once_in_a_while() -> None:
+    moment = [0.0]
+    news = News(seconds=300.0, clock=lambda: moment[0])
+    assert news.is_new(("u", "DoesNotFit"))
+    moment[0] += 299.0
+    assert not news.is_new(("u", "DoesNotFit"))
+    assert news.is_new(("other", "DoesNotFit"))
+    moment[0] += 2.0
+    assert news.is_new(("u", "DoesNotFit"))

@@ -1,0 +1,57 @@
+"""Prioritize scores how well a pod would sit: ten for the best or promised node, zero where it does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplace.core.node_choice import Strategy
+from kvplace.core.request import Scope
+from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.scheduler.extender import ExtenderSettings, Mode
+from tests.controller.replicas import EIGHT, asking_pod, replica
+from tests.scheduler.test_filter import ADVISING, TWO
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    made = MemoryCluster()
+    for name in ("a", "b", "c"):
+        made.create_node(name, topology=EIGHT)
+    made.create_node("two", topology=TWO)
+    return made
+
+
+async def test_the_node_that_holds_the_pods_cores_gets_ten(cluster: MemoryCluster) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm", 8)
+        (node,) = (await one.filter(pod)).names or [""]
+        assert (await one.scores(pod))[node] == 10
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [(Strategy.PACK, {"a": 0, "b": 10, "c": 0}), (Strategy.SPREAD, {"a": 10, "b": 0, "c": 10})],
+)
+async def test_where_vms_sit_alike_scores_follow_the_operators_wish(
+    cluster: MemoryCluster, strategy: Strategy, expected: dict[str, int]
+) -> None:
+    async with replica(cluster, extending=ExtenderSettings(mode=Mode.ADVISE, strategy=strategy)) as one:
+        assert await one.bind(asking_pod(cluster, "first", 2), "b") == ""
+        assert await one.scores(asking_pod(cluster, "wide", 6), "a", "b", "c") == expected
+
+
+async def test_where_the_vm_does_not_fit_the_score_is_zero(cluster: MemoryCluster) -> None:
+    async with replica(cluster, extending=ADVISING) as one:
+        assert await one.scores(asking_pod(cluster, "vm", 12, scope=Scope.ANY)) == {
+            "a": 0,
+            "b": 0,
+            "c": 0,
+            "two": 10,
+        }
+        assert await one.scores(asking_pod(cluster, "huge", 99)) == dict.fromkeys(("a", "b", "c", "two"), 0)
+        assert await one.scores(asking_pod(cluster, "vm2"), "ghost") == {"ghost": 0}
+
+
+async def test_a_pod_that_is_not_ours_is_nobodys_better(cluster: MemoryCluster) -> None:
+    async with replica(cluster) as one:
+        assert await one.scores(cluster.create_pod("plain"), "a", "b") == {"a": 0, "b": 0}
