@@ -1,4 +1,4 @@
-"""Prioritize scores how well a pod would sit: ten for the best or promised node, zero where it does not fit."""
+"""Prioritize scores how well a pod would sit: ten for the best or promised node, zero where it cannot."""
 
 from __future__ import annotations
 
