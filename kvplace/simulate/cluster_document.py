@@ -1,0 +1,195 @@
+"""The cluster that somebody wants to look at offline: its nodes, and the VMs that run there already.
+
+    nodes:
+    - name: worker            # worker-01 to worker-50
+      count: 50
+      machine: 2x-epyc-9354   # one that comes with kvplace
+    - name: edge
+      topology: edge.json     # a NodeTopology, or a folder or archive with a machine's sys/
+      running:
+      - id: db
+        request: {vcpus: 8, cpuSet: one-numa}
+        cpus: 2-5,34-37       # left out: where kvplace would put it
+
+Paths are relative to the document. YAML or JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from kvplace.core.allocate import place
+from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
+from kvplace.core.errors import BadBody, BadTopology
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
+from kvplace.core.placement import Placement
+from kvplace.core.refusal import Refusal
+from kvplace.core.request import Request
+from kvplace.core.request_json import shown
+from kvplace.core.topology import Topology
+from kvplace.core.topology_document import read_topology
+from kvplace.linux.sysfs import discover
+from kvplace.linux.tree import open_tree
+from kvplace.simulate.documents import Part, load_document
+from kvplace.simulate.machine_files import machine_names, read_machine
+
+MOST_NODES = 10_000
+_MOST_RUNNING = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A VM that runs on a machine."""
+
+    id: str
+    request: Request
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """One node: its machine, and the VMs on it in the order of the document."""
+
+    name: str
+    topology: Topology
+    running: tuple[Occupant, ...] = ()
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the running VMs hold, as the node's ledger says it."""
+        return Ledger().after(LedgerChange(claims=tuple(map(claim_of, self.running))))
+
+    @property
+    def free(self) -> Free:
+        """What is left on the node."""
+        return free_of(self.topology, self.ledger)
+
+
+def claim_of(occupant: Occupant) -> Claim:
+    """Write what a VM holds as a claim in its node's ledger."""
+    placement = occupant.placement
+    return Claim(
+        uid=occupant.id,
+        namespace="",
+        pod=occupant.id,
+        vmi=occupant.id,
+        policy=placement.policy,
+        state=ClaimState.BOUND,
+        cpus=placement.cpus,
+        owned=placement.owned,
+        memory=placement.memory,
+        huge_pages=placement.huge_pages,
+        since="",
+    )
+
+
+def load_cluster(path: Path) -> tuple[ClusterNode, ...]:
+    """Read a cluster document; raises BadBody that names the file and the path of the key."""
+    document = load_document(path)
+    try:
+        document.only("nodes")
+        return cluster_of(document, path.parent)
+    except BadBody as error:
+        raise BadBody(f"{path}: {error}") from None
+
+
+def cluster_of(document: Part, folder: Path) -> tuple[ClusterNode, ...]:
+    """Read the key `nodes` of a document that lies in a folder."""
+    read_at = lru_cache(maxsize=None)(lambda path: _topology_at(folder / path))
+    found: list[ClusterNode] = []
+    names: dict[str, str] = {}
+    for part in document.parts("nodes", MOST_NODES):
+        for node in _nodes(part, read_at):
+            if node.name in names:
+                raise BadBody(
+                    f"{part.path('name')}: a node {node.name!r} stands in {names[node.name]} already; "
+                    "give it another name"
+                )
+            names[node.name] = part.where
+            found.append(node)
+        if len(found) > MOST_NODES:
+            raise BadBody(f"{part.where}: there are more than {MOST_NODES} nodes")
+    if not found:
+        raise BadBody("nodes is empty or missing; list at least one node")
+    return tuple(found)
+
+
+def _nodes(part: Part, read_at: Callable[[str], Topology]) -> Iterable[ClusterNode]:
+    part.only("name", "count", "machine", "topology", "running")
+    name = part.text("name")
+    if not name:
+        raise part.bad("name", "give the node a name")
+    topology = _topology(part, read_at)
+    running = _running(part, topology)
+    if "count" not in part.keys:
+        return [ClusterNode(name, topology, running)]
+    count = part.count("count", 1, MOST_NODES, 1)
+    if running:
+        raise BadBody(f"{part.path('running')} needs a node of its own; leave out {part.path('count')}")
+    width = max(2, len(str(count)))
+    return [ClusterNode(f"{name}-{number:0{width}d}", topology) for number in range(1, count + 1)]
+
+
+def _topology(part: Part, read_at: Callable[[str], Topology]) -> Topology:
+    if ("machine" in part.keys) == ("topology" in part.keys):
+        raise BadBody(
+            f"{part.where} must have either machine ({', '.join(machine_names())}) or topology (a file)"
+        )
+    key = "machine" if "machine" in part.keys else "topology"
+    text = part.text(key)
+    try:
+        return read_machine(text) if key == "machine" else read_at(text)
+    except BadTopology as error:
+        raise BadBody(f"{part.path(key)}: {error}") from None
+
+
+def _topology_at(path: Path) -> Topology:
+    if path.is_dir() or path.suffix != ".json":
+        return discover(open_tree(path)).topology
+    try:
+        return read_topology(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise BadTopology(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadTopology(f"{path} is no JSON: {error}") from None
+
+
+def _running(part: Part, topology: Topology) -> tuple[Occupant, ...]:
+    """Put the VMs where the document says that they are, then the others where kvplace would."""
+    parts = part.parts("running", _MOST_RUNNING)
+    found: dict[str, Occupant] = {}
+    for vm in sorted(parts, key=lambda vm: "cpus" not in vm.keys):
+        vm.only("id", "request", "cpus")
+        name = vm.text("id")
+        if not name or name in found:
+            raise vm.bad("id", "every VM of a node needs an id of its own")
+        found[name] = _placed(vm, name, topology, found.values())
+    return tuple(found[vm.text("id")] for vm in parts)
+
+
+def _placed(vm: Part, name: str, topology: Topology, before: Iterable[Occupant]) -> Occupant:
+    request = vm.part("request").request()
+    given = _cpus(vm) if "cpus" in vm.keys else None
+    ledger = Ledger().after(LedgerChange(claims=tuple(map(claim_of, before))))
+    placement = place(topology, free_of(topology, ledger, only=given), request)
+    if isinstance(placement, Refusal):
+        where = "" if given is None else f" on CPUs {format_cpu_list(given)}"
+        raise BadBody(f"{vm.where}: the VM does not fit{where} beside those before it: {placement.message}")
+    if given is not None and given != placement.cpus | placement.owned:
+        raise vm.bad("cpus", f"the VM takes only {format_cpu_list(placement.cpus | placement.owned)} of them")
+    return Occupant(name, request, placement)
+
+
+def _cpus(vm: Part) -> int:
+    value = vm.keys["cpus"]
+    if not isinstance(value, str):
+        raise BadBody(f"{vm.path('cpus')} is {shown(value)}; it must be a CPU list such as '0-7'")
+    try:
+        return parse_cpu_list(value, what=vm.path("cpus"))
+    except ValueError as error:
+        raise BadBody(str(error)) from None
