@@ -3,6 +3,10 @@
 `Placement` is the decision about one machine. `PodPlacement` is that decision bound to one pod and
 one node, the annotation `kvplace.io/placement`; it is written only in the Binding, and its pod UID lets
 every reader tell a placement of its own from one that was inherited, edited or left behind.
+
+A reader passes over keys that it does not know, so that a release may add some. A hook that knew no guest
+cells would pin a mirroring VM and leave its guest topology alone; it never meets one, since a release
+gives its own sidecar to the VMs whose words it admits.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import TypeVar
 from kvplace.core.cpu_map import read_cpu_map
 from kvplace.core.cpuset import MAX_CPU, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import BadAnnotation
+from kvplace.core.guest_cells import GuestCell, read_guest_cells, write_guest_cells
 from kvplace.core.quantity import format_bytes, parse_page_counts
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 
@@ -52,6 +57,8 @@ class Placement:
     l3_groups: tuple[int, ...]
     """Indexes into the topology's L3 groups."""
     numa_memory: NumaMemory
+    guest_cells: tuple[GuestCell, ...] = ()
+    """What the guest is to see of the host; empty unless it asked to see any of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,7 @@ class PodPlacement:
     owned: int = 0
     """CPUs that nobody else may use; with `huge_pages` what a lost ledger is rebuilt from."""
     huge_pages: Mapping[int, Mapping[int, int]] = field(default_factory=lambda: MappingProxyType({}))
+    guest_cells: tuple[GuestCell, ...] = ()
 
     @classmethod
     def of(
@@ -97,6 +105,7 @@ class PodPlacement:
             memory=placement.memory,
             owned=placement.owned,
             huge_pages=placement.huge_pages,
+            guest_cells=placement.guest_cells,
         )
 
     @classmethod
@@ -143,6 +152,14 @@ class PodPlacement:
 
     def to_json(self) -> str:
         """Write the annotation's one line."""
+        mirrored = (
+            {
+                "guestCells": write_guest_cells(self.guest_cells),
+                "guestThreads": self.guest_cells[0].threads,
+            }
+            if self.guest_cells
+            else {}
+        )
         return json.dumps(
             {
                 "version": VERSION,
@@ -163,6 +180,7 @@ class PodPlacement:
                     str(node): {format_bytes(size): count for size, count in pages.items()}
                     for node, pages in self.huge_pages.items()
                 },
+                **mirrored,
             },
             separators=(",", ":"),
         )
@@ -186,6 +204,7 @@ class PodPlacement:
             memory=reader.bytes_by_node("memory"),
             owned=reader.cpus("owned", ""),
             huge_pages=reader.pages_by_node("hugePages"),
+            guest_cells=reader.guest_cells(),
         )
         if not placement.cpus and not placement.floats:
             raise reader.bad("cpus is empty; a placement names at least one CPU")
@@ -196,6 +215,9 @@ class PodPlacement:
             raise reader.bad(f"vcpus names CPU {outside}, which cpus lacks")
         if not placement.vcpus and placement.policy not in (Policy.NUMA, Policy.NONE):
             raise reader.bad(f"vcpus is empty, which policy {placement.policy.value} does not allow")
+        foreign = {cell.node for cell in placement.guest_cells} - set(placement.numa_nodes)
+        if foreign:
+            raise reader.bad(f"guestCells name NUMA node {min(foreign)}, which numaNodes lacks")
         return placement
 
 
@@ -269,6 +291,16 @@ class _Reader:
             except ValueError as error:
                 raise self.bad(f"{key} of node {node}: {error}") from None
         return counts
+
+    def guest_cells(self) -> tuple[GuestCell, ...]:
+        try:
+            return read_guest_cells(
+                self._raw.get("guestCells", []),
+                self._raw.get("guestThreads", 1),
+                vcpus=len(self.ids("vcpus")),
+            )
+        except ValueError as error:
+            raise self.bad(str(error)) from None
 
     def _by_node(self, key: str, what: str) -> Iterator[tuple[int, object]]:
         value = self._raw.get(key, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import BadAnnotation
+from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
@@ -93,6 +95,26 @@ def test_the_placement_is_written_in_the_words_of_its_contract() -> None:
         "owned": "2-3,34-35",
         "hugePages": {"0": {"1Gi": 8}},
     }
+
+
+def test_what_a_guest_sees_of_the_host_is_written_only_for_guests_that_asked() -> None:
+    cells = (
+        GuestCell(0, node=0, vcpus=(0, 1), memory=4 * GIB, distances=(10, 21), threads=2),
+        GuestCell(1, node=1, vcpus=(2, 3), memory=4 * GIB, distances=(21, 10), threads=2),
+    )
+    text = replace(PLACED, numa_nodes=(0, 1), guest_cells=cells).to_json()
+    assert json.loads(text) == DOCUMENT | {
+        "numaNodes": [0, 1],
+        "guestCells": [
+            {"node": 0, "vcpus": "0-1", "memory": 4294967296, "distances": [10, 21]},
+            {"node": 1, "vcpus": "2-3", "memory": 4294967296, "distances": [21, 10]},
+        ],
+        "guestThreads": 2,
+    }
+    with pytest.raises(BadAnnotation, match="guestCells name NUMA node 1, which numaNodes lacks"):
+        PodPlacement.from_json(text.replace('"numaNodes":[0,1]', '"numaNodes":[0]'))
+    with pytest.raises(BadAnnotation, match="guestThreads is 3, which does not divide 4 vCPUs into cores"):
+        PodPlacement.from_json(text.replace('"guestThreads":2', '"guestThreads":3'))
 
 
 def test_a_placement_of_only_what_the_hook_needs_is_enough() -> None:

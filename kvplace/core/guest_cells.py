@@ -1,0 +1,180 @@
+"""What a guest sees of the host when it asks for `guest-numa: mirror`.
+
+Guest NUMA cells lie on the host's NUMA nodes, guest cores on host cores where that can be said truly, and
+cells are as far apart as their nodes. What QEMU cannot express (a cell without memory, an odd number of
+bytes) is settled here, so that whoever writes the cells only has to write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, parse_cpu_list
+
+if TYPE_CHECKING:
+    from kvplace.core.placement import Placement
+    from kvplace.core.topology import Topology
+
+CELL_GRANULE = 1 << 20
+"""libvirt rounds every cell up to whole MiB on its own, so the guest would grow by what is cut finer."""
+
+LOCAL_DISTANCE, LEAST_DISTANCE, MOST_DISTANCE = 10, 11, 254
+"""To itself, and between cells: 10 is refused there by libvirt, 255 means unreachable to the guest."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestCell:
+    """One NUMA cell of a guest and the host NUMA node under it."""
+
+    id: int
+    node: int
+    vcpus: tuple[int, ...]
+    """Ascending; empty when the node gives memory alone."""
+    memory: int
+    """Bytes; 0 when unknown, and then the cells share the guest's memory evenly."""
+    distances: tuple[int, ...]
+    """To every cell, by its id."""
+    threads: int = 1
+    """vCPUs of each guest core, the same in all cells of a guest: 1 where host siblings do not line up."""
+
+
+def mirrored(topology: Topology, placement: Placement) -> tuple[GuestCell, ...]:
+    """Make the guest's cells for a placement, in the order of their first vCPU, memory-only ones last.
+
+    Nothing for a placement that names no CPU per vCPU. The vCPUs of a node that gives no memory join the
+    nearest node that does, as Linux has them allocate there and QEMU knows no cell without memory.
+    """
+    if not placement.vcpus:
+        return ()
+    memory = _memory_of_nodes(placement.memory)
+    home = {cpu: node.id for node in topology.numa_nodes for cpu in cpus_of(node.cpus)}
+    vcpus_at: dict[int, list[int]] = {}
+    for vcpu, cpu in enumerate(placement.vcpus):
+        node = home[cpu]
+        if memory and node not in memory:
+            node = min(memory, key=lambda other: (topology.distance(home[cpu], other), other))
+        vcpus_at.setdefault(node, []).append(vcpu)
+    for node in memory:
+        vcpus_at.setdefault(node, [])
+    threads = _threads(topology, placement.vcpus, vcpus_at)
+    return tuple(
+        GuestCell(
+            id=number,
+            node=node,
+            vcpus=tuple(vcpus),
+            memory=memory.get(node, 0),
+            distances=tuple(_distance(topology, node, other) for other in vcpus_at),
+            threads=threads,
+        )
+        for number, (node, vcpus) in enumerate(vcpus_at.items())
+    )
+
+
+def apportion(total: int, weights: Sequence[int], granule: int) -> list[int]:
+    """Split a total by weights into multiples of the granule; what is finer goes to the last that gets any.
+
+    Weights that are such multiples themselves and make up the total come back unchanged. At least one
+    weight must be positive.
+    """
+    units, finer = divmod(total, granule)
+    whole = sum(weights)
+    shares = [units * weight // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (-(units * weights[i] % whole), i))
+    for index in by_remainder[: units - sum(shares)]:
+        shares[index] += 1
+    amounts = [share * granule for share in shares]
+    last = max(index for index, weight in enumerate(weights) if shares[index] or (not units and weight))
+    amounts[last] += finer
+    return amounts
+
+
+def _memory_of_nodes(memory: Mapping[int, int]) -> dict[int, int]:
+    """The bytes of each node that gives any, in whole MiB."""
+    if not any(memory.values()):
+        return {}
+    amounts = apportion(sum(memory.values()), list(memory.values()), CELL_GRANULE)
+    return {node: amount for node, amount in zip(memory, amounts, strict=True) if amount}
+
+
+def _threads(topology: Topology, vcpus: Sequence[int], vcpus_at: Mapping[int, Sequence[int]]) -> int:
+    """How many threads each guest core has, when consecutive vCPUs are just the siblings of one host core.
+
+    QEMU numbers vCPUs thread by thread, then core by core; any other order would show the guest siblings
+    that are none.
+    """
+    cores = [topology.core_of[cpu] for cpu in vcpus]
+    threads = cores.count(cores[0])
+    if len(vcpus) % threads:
+        return 1
+    cell_of = {vcpu: node for node, members in vcpus_at.items() for vcpu in members}
+    blocks = [range(start, start + threads) for start in range(0, len(vcpus), threads)]
+    lined_up = all(len({(cores[vcpu], cell_of[vcpu]) for vcpu in block}) == 1 for block in blocks)
+    return threads if lined_up and len({cores[block[0]] for block in blocks}) == len(blocks) else 1
+
+
+def _distance(topology: Topology, here: int, there: int) -> int:
+    """The host's distance in this direction, else in the other, within what libvirt and guests accept."""
+    if here == there:
+        return LOCAL_DISTANCE
+    forth = topology.node_by_id[here].distances.get(there, 0)
+    return min(max(forth or topology.distance(here, there), LEAST_DISTANCE), MOST_DISTANCE)
+
+
+def write_guest_cells(cells: Sequence[GuestCell]) -> list[dict[str, object]]:
+    """Write cells for JSON, by their id; the threads, which they share, are left to the caller."""
+    return [
+        {
+            "node": cell.node,
+            "vcpus": format_cpu_list(mask_of(cell.vcpus)),
+            "memory": cell.memory,
+            "distances": list(cell.distances),
+        }
+        for cell in cells
+    ]
+
+
+def read_guest_cells(raw: object, threads: object, *, vcpus: int) -> tuple[GuestCell, ...]:
+    """Read what `write_guest_cells` wrote, for a guest of so many vCPUs; ValueError names what is wrong."""
+    if not isinstance(raw, list):
+        raise ValueError("guestCells must be a list of cells")  # noqa: TRY004
+    if not raw:
+        return ()
+    if type(threads) is not int or threads < 1 or vcpus % threads:
+        raise ValueError(f"guestThreads is {threads!r}, which does not divide {vcpus} vCPUs into cores")
+    cells = tuple(_read_cell(number, entry, len(raw), threads) for number, entry in enumerate(raw))
+    if sorted(vcpu for cell in cells for vcpu in cell.vcpus) != list(range(vcpus)):
+        raise ValueError(f"guestCells do not hold each of the {vcpus} vCPUs once")
+    if len({cell.node for cell in cells}) != len(cells):
+        raise ValueError("guestCells name one NUMA node twice")
+    if len({bool(cell.memory) for cell in cells}) != 1:
+        raise ValueError("guestCells give memory to some cells only; give it to all, or to none")
+    return cells
+
+
+def _read_cell(number: int, raw: object, count: int, threads: int) -> GuestCell:
+    at = f"guestCells[{number}]"
+    if not isinstance(raw, dict):
+        raise ValueError(f"{at} must be an object")  # noqa: TRY004
+    node, memory, distances = raw.get("node"), raw.get("memory", 0), raw.get("distances")
+    if type(node) is not int or not 0 <= node <= MAX_CPU:
+        raise ValueError(f"{at}.node is {node!r}, which is not a NUMA node")
+    if type(memory) is not int or not 0 <= memory <= 1 << 60:
+        raise ValueError(f"{at}.memory is {memory!r}; it must be a number of bytes")
+    if not isinstance(raw.get("vcpus"), str):
+        raise ValueError(f"{at}.vcpus must be a list such as '0-3'")  # noqa: TRY004
+    if not isinstance(distances, list) or len(distances) != count:
+        raise ValueError(f"{at}.distances must be a list of {count} distances")
+    for other, value in enumerate(distances):
+        least, most = (LOCAL_DISTANCE,) * 2 if other == number else (LEAST_DISTANCE, MOST_DISTANCE)
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(f"{at}.distances[{other}] is {value!r}; it must be from {least} to {most}")
+    return GuestCell(
+        id=number,
+        node=node,
+        vcpus=tuple(cpus_of(parse_cpu_list(raw["vcpus"], what=f"{at}.vcpus"))),
+        memory=memory,
+        distances=tuple(distances),
+        threads=threads,
+    )
