@@ -1,8 +1,8 @@
 """VMs that come and go: the load under which allocators are compared.
 
-A load is made from a seed alone, in virtual time whose unit is a mean lifetime. It is closed: as long as
-less than `fill` of the capacity is in use the next VM of the seed's order arrives, and it stays for its
-own lifetime, so that the machine (or cluster) hovers around `fill` and is never asked for more than it has.
+A load is made from a seed alone, in virtual time whose unit is a mean lifetime. It is closed: as soon as
+the next VM of the seed's order would bring the use around `fill` of the capacity it arrives, and it stays for
+its own lifetime, so that the machine (or cluster) hovers there and is never asked for more than it has.
 Who takes every VM sees the same events as everybody else who does; who refuses one says so with `refused`,
 and the next VM arrives in its place: the load is equal all the same.
 """
@@ -135,7 +135,10 @@ class Arrivals:
             yield Arrival(self._now, vm)
 
     def _takes(self, vm: Vm) -> bool:
-        if self._used_cpus >= self._fill * self._cpus or self._used_cpus + vm.cpus > self._cpus:
+        if not self._running:
+            return True
+        # Half above and half below: whatever the sizes, the mean use is `fill`.
+        if self._used_cpus + vm.cpus / 2 > self._fill * self._cpus or self._used_cpus + vm.cpus > self._cpus:
             return False
         if self._memory is None:
             return True
