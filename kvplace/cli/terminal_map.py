@@ -3,9 +3,11 @@
 A line for each L3 cache of each NUMA node, in the frame of its socket; a group of characters for each core,
 a character for each of its threads:
 
-    A B      owned by VM A, by VM B          .   free
-    a        owned by VM A and kept idle     #   reserved for the host
-    1 2 9    shared by so many VMs
+    A B      owned by VM A, by VM B          .   free            :   free, isolated by the kernel
+    a        owned by VM A and kept idle     #   reserved        %   held by somebody else
+    1 2 9    shared by so many VMs           !   conflict or drift, told below
+
+`*` behind the name of a box says that only a part of it stands there: levels of a machine need not nest.
 """
 
 from __future__ import annotations
@@ -19,81 +21,97 @@ from rich.table import Table
 from rich.text import Text
 
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.drawing import Cell, CellState, CoreMap, L3Box, NodeBox
+from kvplace.core.drawing import Cell, CellState, CoreBox, CoreMap, L3Box, NodeBox
+from kvplace.core.occupancy import name_of, printable
 from kvplace.core.quantity import format_bytes
 
 _COLOURS = (
     "bright_red", "bright_green", "bright_yellow", "bright_blue", "bright_magenta", "bright_cyan",
     "red", "green", "yellow", "blue", "magenta", "cyan",
 )  # fmt: skip
+_MARKS = {CellState.FREE: ".", CellState.ISOLATED: ":", CellState.RESERVED: "#", CellState.FOREIGN: "%"}
+_ALARM = "bold bright_red"
 
 
-def print_map(out: Console, drawing: CoreMap, *, compact: bool = False) -> None:
-    """Draw a machine as wide as the console is; the legend names every VM, unless `compact` with its CPUs."""
-    printer = _Printer(out.width, drawing)
-    out.print(Text(_summary(drawing), style="bold"))
+def print_map(out: Console, drawing: CoreMap, *, compact: bool = False, wide: bool = False) -> None:
+    """Draw a machine as wide as the console is.
+
+    `compact` names the VMs without their CPUs; `wide` adds the CPUs of every L3 cache and what each VM has
+    of memory and huge pages.
+    """
+    printer = _Printer(out.width, drawing, wide=wide)
+    out.print(Text(f"{printable(drawing.name)}: {drawing.summary}", style="bold"))
     for package in drawing.packages:
         lines = [line for node in package.nodes for line in printer.node(node)]
         out.print(Panel(Group(*lines), title=f"socket {package.id}", title_align="left", border_style="dim"))
     for node in drawing.memory_only:
-        out.print(f"NUMA {node.id}: memory only, {_memory(node)}")
+        out.print(Text(f"NUMA {node.id}: memory only, {_memory(node)}"))
     out.print(_key(drawing))
+    for fault in drawing.faults:
+        out.print(Text.assemble(("! ", _ALARM), f"{fault.kind.value}: {fault.sentence}"))
     if drawing.legend:
-        out.print(_names(drawing) if compact else _legend(drawing))
+        out.print(_names(drawing) if compact else _legend(drawing, wide=wide))
 
 
 class _Printer:
-    def __init__(self, width: int, drawing: CoreMap) -> None:
+    def __init__(self, width: int, drawing: CoreMap, *, wide: bool) -> None:
         self._inner = width - 4  # the frame and its padding
+        self._wide = wide
         self._cell = max((len(entry.label) for entry in drawing.legend), default=1)
+        self._cell += any(cell.fault for cell in drawing.cells)
         self._colours = {entry.label: _colour(index) for index, entry in enumerate(drawing.legend)}
 
     def node(self, node: NodeBox) -> Iterator[Text]:
-        yield Text(f"NUMA {node.id}  {_memory(node)}")
-        margin = max((len(f"  L3 {l3.index}  ") for l3 in node.l3_groups), default=0)
+        yield Text(f"NUMA {node.id}{_star(node)}  {_memory(node)}")
+        margin = max((len(_l3_title(l3)) for l3 in node.l3_groups), default=0)
         for l3 in node.l3_groups:
             yield from self._l3(l3, margin)
 
     def _l3(self, l3: L3Box, margin: int) -> Iterator[Text]:
-        line = Text(f"  L3 {l3.index}".ljust(margin))
+        line = Text(_l3_title(l3).ljust(margin))
         for core in l3.cores:
-            group = Text()
-            for cell in core.cells:
-                group.append(*self._drawn(cell))
+            group = self._core(core)
             if line.cell_len + group.cell_len > self._inner and line.cell_len > margin:
                 yield line
                 line = Text(" " * margin)
             line.append_text(group).append(" ")
         yield line
+        if self._wide:
+            yield Text(f"{' ' * margin}CPUs {format_cpu_list(l3.cpus)}", style="dim")
 
-    def _drawn(self, cell: Cell) -> tuple[str, str]:
-        mark, style = self._mark(cell)
-        return mark.ljust(self._cell), style
+    def _core(self, core: CoreBox) -> Text:
+        group = Text()
+        for cell in core.cells:
+            mark, style = self._mark(cell)
+            group.append(mark, style)
+            if cell.fault is not None:
+                group.append("!", _ALARM)
+            group.append(" " * (self._cell - len(mark) - (cell.fault is not None)))
+        return group
 
     def _mark(self, cell: Cell) -> tuple[str, str]:
-        colour = self._colours.get(cell.label, "")
+        if cell.state in _MARKS:
+            return _MARKS[cell.state], "dim"
+        colour = self._colours[cell.vms[0]]
         match cell.state:
-            case CellState.FREE:
-                return ".", "dim"
-            case CellState.RESERVED:
-                return "#", "dim"
-            case CellState.OWNED:
-                return cell.label, f"bold {colour}".strip()
             case CellState.IDLE:
-                return cell.label.lower(), colour
+                return cell.vms[0].lower(), colour
             case CellState.SHARED:
-                return str(min(cell.uses, 9)), f"bold {colour}".strip()
+                return str(min(len(cell.vms), 9)), f"bold {colour}" if len(cell.vms) == 1 else "bold"
+            case _:
+                return cell.vms[0], f"bold {colour}"
 
 
 def _colour(index: int) -> str:
     return _COLOURS[index % len(_COLOURS)]
 
 
-def _summary(drawing: CoreMap) -> str:
-    counts = {state: drawing.count(state) for state in CellState}
-    parts = [f"{sum(counts.values())} CPUs"]
-    parts += [f"{count} {state.value}" for state, count in counts.items() if count]
-    return f"{drawing.name}: {', '.join(parts)}"
+def _l3_title(l3: L3Box) -> str:
+    return f"  L3 {l3.index}{_star(l3)}  "
+
+
+def _star(box: NodeBox | L3Box) -> str:
+    return "*" if box.part else ""
 
 
 def _memory(node: NodeBox) -> str:
@@ -111,16 +129,25 @@ def _key(drawing: CoreMap) -> Text:
         CellState.IDLE: "a owned and kept idle",
         CellState.SHARED: "1-9 shared by so many VMs",
         CellState.FREE: ". free",
+        CellState.ISOLATED: ": free, isolated by the kernel",
         CellState.RESERVED: "# reserved",
+        CellState.FOREIGN: "% held by somebody else",
     }
     shown = [text for state, text in meanings.items() if drawing.count(state)]
+    nodes = [node for package in drawing.packages for node in package.nodes]
+    if any(box.part for node in nodes for box in (node, *node.l3_groups)):
+        shown.append("* a part: the rest is in another box")
+    if any(cell.fault for cell in drawing.cells):
+        shown.append("! conflict or drift")
     return Text("   ".join(shown), style="dim")
 
 
 def _names(drawing: CoreMap) -> Columns:
     return Columns(
         [
-            Text.assemble((entry.label, f"bold {_colour(index)}"), " ", entry.claim.vmi or entry.claim.pod)
+            Text.assemble(
+                (entry.label, f"bold {_colour(index)}"), " ", printable(entry.claim.vmi or entry.claim.pod)
+            )
             for index, entry in enumerate(drawing.legend)
         ],
         padding=(0, 2),
@@ -128,17 +155,26 @@ def _names(drawing: CoreMap) -> Columns:
     )
 
 
-def _legend(drawing: CoreMap) -> Table:
+def _legend(drawing: CoreMap, *, wide: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("", "VM", "POLICY", "CPUS"):
+    for title in ("", "VM", "POLICY", "CPUS", *(("MEMORY", "HUGE PAGES") if wide else ())):
         table.add_column(title, overflow="fold")
     for index, entry in enumerate(drawing.legend):
         claim = entry.claim
-        name = f"{claim.namespace}/{claim.vmi or claim.pod}".removeprefix("/")
-        table.add_row(
+        row = [
             Text(entry.label, style=f"bold {_colour(index)}"),
-            name,
+            Text(name_of(claim)),
             claim.policy.value,
             format_cpu_list(claim.cpus | claim.owned),
-        )
+        ]
+        if wide:
+            row.append(", ".join(f"{format_bytes(size)} on {node}" for node, size in claim.memory.items()))
+            row.append(
+                ", ".join(
+                    f"{count} x {format_bytes(size)} on {node}"
+                    for node, pages in claim.huge_pages.items()
+                    for size, count in pages.items()
+                )
+            )
+        table.add_row(*row)
     return table

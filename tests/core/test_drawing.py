@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.drawing import Cell, CellState, core_map_document, draw, label_of
+from kvplace.core.drawing import Cell, CellState, core_map_document, draw
 from kvplace.core.ledger import Ledger
+from kvplace.core.occupancy import label_of
 from kvplace.core.request import Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.simulate.machine_files import machine_names, read_machine
@@ -72,7 +73,7 @@ def test_letters_follow_the_machine_and_idle_siblings_are_told_from_working_ones
     first = min(by_vm.values(), key=lambda entry: min(cpus_of(entry.claim.owned)))
     assert first.label == "A"
     isolated = by_vm["isolated"]
-    states = {cell.cpu: cell.state for cell in drawing.cells if cell.label == isolated.label}
+    states = {cell.cpu: cell.state for cell in drawing.cells if isolated.label in cell.vms}
     assert sorted(state.value for state in states.values()) == ["idle", "idle", "owned", "owned"]
 
 
@@ -80,9 +81,9 @@ def test_shared_cpus_say_how_many_share_them() -> None:
     machine = read_machine("epyc-7502p")
     wish = Request(60, scope=Scope.ANY, policy=Policy.SHARE)
     one = with_vm(machine, Ledger(), "first", wish)
-    assert _cell(machine, one, 5) == Cell(5, CellState.SHARED, "A", uses=1)
+    assert _cell(machine, one, 5) == Cell(5, CellState.SHARED, ("A",))
     two = with_vm(machine, one, "second", wish)
-    assert _cell(machine, two, 5) == Cell(5, CellState.SHARED, "", uses=2)
+    assert _cell(machine, two, 5) == Cell(5, CellState.SHARED, ("A", "B"))
 
 
 def test_memory_and_huge_pages_of_a_vm_are_counted_once_each() -> None:
@@ -101,7 +102,7 @@ def test_the_drawing_is_json_with_the_legend() -> None:
     ledger = with_vm(machine, Ledger(), "db", Request(4))
     document = json.loads(json.dumps(core_map_document(draw("altra", machine, ledger))))
     assert document["sockets"][0]["numaNodes"][0]["l3Groups"][0]["cores"][2] == [
-        {"cpu": 2, "state": "owned", "label": "A"}
+        {"cpu": 2, "state": "owned", "vms": ["A"]}
     ]
     assert document["legend"] == [
         {

@@ -1,0 +1,207 @@
+"""Whose each CPU of a machine is, also where the books contradict themselves or the machine.
+
+The ledger's own rules keep two owners off one CPU, but a map must show what is there: books of other tools,
+answers of several programs laid together, CPUs that somebody outside of kvplace holds, threads that run
+where they were not placed. Nothing of that is an error here; each is a `Fault`, told in one sentence.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from types import MappingProxyType
+
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
+from kvplace.core.ledger import Claim, ClaimState, Ledger
+from kvplace.core.request import Policy
+from kvplace.core.topology import Topology
+
+
+class FaultKind(Enum):
+    """What is wrong with some CPUs."""
+
+    CONFLICT = "conflict"
+    """The books contradict themselves, or the machine: two have it, or one has what nobody may."""
+    DRIFT = "drift"
+    """A thread is elsewhere than the books say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that should not be, and the CPUs where it is."""
+
+    kind: FaultKind
+    cpus: int
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """A machine, its ledger, what others hold of it, and where the threads of its VMs were found."""
+
+    topology: Topology
+    ledger: Ledger
+    foreign: int = 0
+    """CPUs that somebody outside of kvplace holds, for instance the kubelet's static policy."""
+    found: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """CPUs where the pinned threads of a VM may really run, by its claim's UID; absent when not looked at."""
+
+    @cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """All claims, in the order of the lowest CPU they use; owners without a claim get one."""
+        claims = dict(self.ledger.claims)
+        for uid in set(self.ledger.owners.values()) - set(claims):
+            held = mask_of(cpu for cpu, owner in self.ledger.owners.items() if owner == uid)
+            claims[uid] = Claim(
+                uid, "", uid, "", Policy.EXCLUSIVE, ClaimState.CLAIMED, held, held, {}, {}, ""
+            )
+        return tuple(sorted(claims.values(), key=lambda claim: (_first(claim.cpus | claim.owned), claim.uid)))
+
+    @cached_property
+    def labels(self) -> Mapping[str, str]:
+        """Letters for each claim, by UID, in the order of `claims`: so they follow the drawing."""
+        return {claim.uid: label_of(index) for index, claim in enumerate(self.claims)}
+
+    @cached_property
+    def holders(self) -> Mapping[int, tuple[str, ...]]:
+        """The UIDs that have each CPU for themselves, by CPU; more than one is a fault."""
+        holders: dict[int, list[str]] = {}
+        for claim in self.claims:
+            for cpu in cpus_of(claim.owned):
+                holders.setdefault(cpu, []).append(claim.uid)
+        for cpu, uid in sorted(self.ledger.owners.items()):
+            if uid not in holders.setdefault(cpu, []):
+                holders[cpu].append(uid)
+        return {cpu: tuple(uids) for cpu, uids in holders.items()}
+
+    @cached_property
+    def sharers(self) -> Mapping[int, tuple[str, ...]]:
+        """The UIDs that name each CPU without having it for themselves, by CPU."""
+        return _by_cpu((claim.uid, claim.cpus & ~claim.owned) for claim in self.claims)
+
+    @cached_property
+    def strays(self) -> Mapping[int, tuple[str, ...]]:
+        """The UIDs whose threads were found on a CPU where they were not placed, by CPU."""
+        return _by_cpu(
+            (claim.uid, self.found[claim.uid] & ~claim.cpus)
+            for claim in self.claims
+            if claim.uid in self.found
+        )
+
+    @cached_property
+    def faults(self) -> tuple[Fault, ...]:
+        """Everything that should not be: conflicts, then drift, each by its lowest CPU."""
+        faults = [*self._conflicts(), *self._unlike_the_owners(), *self._beyond_the_machine(), *self._drift()]
+        return tuple(sorted(faults, key=lambda fault: (fault.kind.value, _first(fault.cpus), fault.sentence)))
+
+    @cached_property
+    def faulty(self) -> Mapping[FaultKind, int]:
+        """The CPUs of all faults of a kind."""
+        cpus = dict.fromkeys(FaultKind, 0)
+        for fault in self.faults:
+            cpus[fault.kind] |= fault.cpus
+        return cpus
+
+    def name(self, uid: str) -> str:
+        """Name a claim by its letters and its VM, as they stand in the map."""
+        return self._names[uid]
+
+    @cached_property
+    def _names(self) -> Mapping[str, str]:
+        return {claim.uid: f"{self.labels[claim.uid]} ({name_of(claim)})" for claim in self.claims}
+
+    def _held_by(self, uid: str) -> int:
+        return mask_of(cpu for cpu, owner in self.ledger.owners.items() if owner == uid)
+
+    def _conflicts(self) -> Iterator[Fault]:
+        found: dict[tuple[tuple[str, ...], tuple[str, ...], str], int] = {}
+        for cpu in cpus_of(mask_of(self.holders) | mask_of(self.sharers)):
+            holders, sharers = self.holders.get(cpu, ()), self.sharers.get(cpu, ())
+            others = self._others_at(cpu, bool(holders))
+            if len(holders) > 1 or (holders and sharers) or others:
+                key = (holders, sharers, others)
+                found[key] = found.get(key, 0) | 1 << cpu
+        for (holders, sharers, others), cpus in found.items():
+            told = [f"owned by {self.name(uid)}" for uid in holders]
+            told += [f"shared by {self.name(uid)}" for uid in sharers]
+            told += [others] if others else []
+            yield Fault(FaultKind.CONFLICT, cpus, f"CPU {format_cpu_list(cpus)}: {' and '.join(told)}")
+
+    def _others_at(self, cpu: int, owned: bool) -> str:
+        if self.foreign >> cpu & 1:
+            return "held by somebody else"
+        return "reserved for the host" if owned and self.topology.reserved >> cpu & 1 else ""
+
+    def _unlike_the_owners(self) -> Iterator[Fault]:
+        for uid, claim in self.ledger.claims.items():
+            unowned = claim.owned & ~self.ledger.owned
+            if unowned:
+                sentence = f"claimed by {self.name(uid)} for itself, but without an owner in the ledger"
+                yield Fault(FaultKind.CONFLICT, unowned, f"CPU {format_cpu_list(unowned)}: {sentence}")
+            if unclaimed := self._held_by(uid) & ~claim.owned:
+                sentence = f"owned by {self.name(uid)}, whose claim does not name it"
+                yield Fault(FaultKind.CONFLICT, unclaimed, f"CPU {format_cpu_list(unclaimed)}: {sentence}")
+        for uid in sorted(set(self.ledger.owners.values()) - set(self.ledger.claims)):
+            held = self._held_by(uid)
+            sentence = f"owned by {self.name(uid)}, which has no claim"
+            yield Fault(FaultKind.CONFLICT, held, f"CPU {format_cpu_list(held)}: {sentence}")
+
+    def _beyond_the_machine(self) -> Iterator[Fault]:
+        machine = self.topology.cpus
+        for claim in self.claims:
+            if lacking := (claim.cpus | claim.owned) & ~machine:
+                sentence = f"given to {self.name(claim.uid)}, but the machine has no such CPU"
+                yield Fault(FaultKind.CONFLICT, lacking, f"CPU {format_cpu_list(lacking)}: {sentence}")
+        if lacking := self.foreign & ~machine:
+            sentence = "held by somebody else, but the machine has no such CPU"
+            yield Fault(FaultKind.CONFLICT, lacking, f"CPU {format_cpu_list(lacking)}: {sentence}")
+
+    def _drift(self) -> Iterator[Fault]:
+        for claim in self.claims:
+            if claim.uid not in self.found:
+                continue
+            found = self.found[claim.uid]
+            name = self.name(claim.uid)
+            if astray := found & ~claim.cpus:
+                sentence = f"threads of {name} may run here, where they were not placed"
+                yield Fault(FaultKind.DRIFT, astray, f"CPU {format_cpu_list(astray)}: {sentence}")
+            if empty := claim.cpus & ~found:
+                sentence = f"placed for {name}, but none of its threads may run here"
+                yield Fault(FaultKind.DRIFT, empty, f"CPU {format_cpu_list(empty)}: {sentence}")
+
+
+def name_of(claim: Claim) -> str:
+    """Name the VM of a claim for people: its VMI, or the pod, with the namespace where there is one."""
+    return printable(f"{claim.namespace}/{claim.vmi or claim.pod}".removeprefix("/"))
+
+
+def printable(text: str) -> str:
+    """Replace what would steer a terminal, turn the writing direction or break XML by a mark."""
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )
+
+
+def label_of(index: int) -> str:
+    """Name the n-th VM: A to Z, then AA, AB and so on."""
+    label = ""
+    index += 1
+    while index:
+        index, letter = divmod(index - 1, 26)
+        label = string.ascii_uppercase[letter] + label
+    return label
+
+
+def _by_cpu(sets: Iterable[tuple[str, int]]) -> dict[int, tuple[str, ...]]:
+    found: dict[int, list[str]] = {}
+    for uid, cpus in sets:
+        for cpu in cpus_of(cpus):
+            found.setdefault(cpu, []).append(uid)
+    return {cpu: tuple(uids) for cpu, uids in found.items()}
+
+
+def _first(cpus: int) -> int:
+    return (cpus & -cpus).bit_length()
