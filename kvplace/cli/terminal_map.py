@@ -135,7 +135,7 @@ def _key(drawing: CoreMap) -> Text:
     }
     shown = [text for state, text in meanings.items() if drawing.count(state)]
     nodes = [node for package in drawing.packages for node in package.nodes]
-    if any(box.part for node in nodes for box in (node, *node.l3_groups)):
+    if any(node.part or any(l3.part for l3 in node.l3_groups) for node in nodes):
         shown.append("* a part: the rest is in another box")
     if any(cell.fault for cell in drawing.cells):
         shown.append("! conflict or drift")

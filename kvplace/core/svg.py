@@ -1,0 +1,122 @@
+"""Blocks of an SVG drawing: laid out in rows, columns and grids, then written as elements.
+
+A block knows the least room that it needs; whoever places it says how much it gets, so that frames side by
+side end on one line. Text is measured by its font's usual widths: a browser with another font draws it a
+little narrower or wider, and nothing here depends on that.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element, SubElement
+
+Draw = Callable[[Element, float, float, float, float], None]
+"""Writes a block into a parent at x and y, in so much width and height."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Something to draw, and the room that it needs at least."""
+
+    width: float
+    height: float
+    draw: Draw
+
+
+def tag(parent: Element, name: str, text: str = "", /, **attributes: str | float) -> Element:
+    """Add an element; underscores in attribute names become hyphens, a trailing one is for Python's sake."""
+    written = {
+        key.rstrip("_").replace("_", "-"): value if isinstance(value, str) else number(value)
+        for key, value in attributes.items()
+    }
+    element = SubElement(parent, name, written)
+    element.text = text or None
+    return element
+
+
+def number(value: float) -> str:
+    """Write a coordinate, to a hundredth and without needless digits."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def text_width(text: str, size: float) -> float:
+    """Say about how wide a text is in a font of that size, in which every letter is as wide as the next."""
+    return 0.602 * size * sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def shortened(text: str, size: float, width: float) -> str:
+    """Cut a text so that it is at most that wide, and show that it is cut."""
+    if text_width(text, size) <= width:
+        return text
+    while text and text_width(text + "…", size) > width:
+        text = text[:-1]
+    return text + "…"
+
+
+def stack(blocks: Sequence[Block], gap: float) -> Block:
+    """Lay blocks below each other, each as wide as there is room."""
+    width = max((block.width for block in blocks), default=0)
+    height = sum(block.height for block in blocks) + gap * max(0, len(blocks) - 1)
+
+    def draw(parent: Element, x: float, y: float, room: float, _height: float) -> None:
+        for block in blocks:
+            block.draw(parent, x, y, room, block.height)
+            y += block.height + gap
+
+    return Block(width, height, draw)
+
+
+def grid(blocks: Sequence[Block], gap: float, ratio: float) -> Block:
+    """Lay blocks in as many columns as make the whole nearest to `ratio` (width by height).
+
+    The order is by rows. A last row that is not full is avoided where the ratio allows it.
+    """
+    columns = min(
+        range(1, len(blocks) + 1), key=lambda count: _unlikeness(blocks, count, gap, ratio), default=1
+    )
+    widths, heights = _measures(blocks, columns)
+
+    def draw(parent: Element, x: float, y: float, room: float, tall: float) -> None:
+        wider = max(0.0, room - _total(widths, gap)) / max(1, len(widths))
+        taller = max(0.0, tall - _total(heights, gap)) / max(1, len(heights))
+        top = y
+        for row, height in enumerate(heights):
+            left = x
+            for block, width in zip(blocks[row * columns :], widths, strict=False):
+                block.draw(parent, left, top, width + wider, height + taller)
+                left += width + wider + gap
+            top += height + taller + gap
+
+    return Block(_total(widths, gap), _total(heights, gap), draw)
+
+
+def fixed(block: Block) -> Block:
+    """Keep a block at its own size, in the upper left of its room."""
+
+    def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
+        block.draw(parent, x, y, block.width, block.height)
+
+    return Block(block.width, block.height, draw)
+
+
+def _unlikeness(blocks: Sequence[Block], columns: int, gap: float, ratio: float) -> float:
+    widths, heights = _measures(blocks, columns)
+    shape = (_total(widths, gap) + 1) / (_total(heights, gap) + 1)
+    missing = -len(blocks) % columns
+    return abs(math.log(shape / ratio)) + 0.8 * missing / columns
+
+
+def _measures(blocks: Sequence[Block], columns: int) -> tuple[list[float], list[float]]:
+    widths = [max(block.width for block in blocks[column::columns]) for column in range(columns)]
+    heights = [
+        max(block.height for block in blocks[start : start + columns])
+        for start in range(0, len(blocks), columns)
+    ]
+    return widths, heights
+
+
+def _total(lengths: Sequence[float], gap: float) -> float:
+    return sum(lengths) + gap * max(0, len(lengths) - 1)
