@@ -1,0 +1,99 @@
+"""The VMs that run on one machine, and what is free there when some of them sit elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from kvplace.core.cpuset import cpus_of
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Claim, ClaimState, Ledger
+from kvplace.core.placement import Placement
+from kvplace.core.request import NumaMemory, Request
+from kvplace.core.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """A VM that runs on a machine."""
+
+    id: str
+    request: Request
+    placement: Placement
+
+
+def claim_of(uid: str, placement: Placement) -> Claim:
+    """Write what a VM holds as the claim of a book that only counts."""
+    return Claim(
+        uid=uid,
+        namespace="",
+        pod=uid,
+        vmi="",
+        policy=placement.policy,
+        state=ClaimState.CLAIMED,
+        cpus=placement.cpus,
+        owned=placement.owned,
+        memory=placement.memory,
+        huge_pages=placement.huge_pages,
+        since="",
+    )
+
+
+class Standing:
+    """Who sits where on one machine."""
+
+    def __init__(self, topology: Topology, occupants: Iterable[Occupant], only: int | None) -> None:
+        self.topology = topology
+        self.occupants = {occupant.id: occupant for occupant in occupants}
+        self.usable = topology.allocatable if only is None else topology.allocatable & only
+        """The CPUs that may be given out at all."""
+        self._only = only
+        self._claims = {uid: claim_of(uid, one.placement) for uid, one in self.occupants.items()}
+        self._without: dict[frozenset[str], Ledger] = {}
+
+    def free(self, elsewhere: Mapping[str, Placement | None]) -> Free:
+        """Say what is free when these VMs have left their places, for others or (None) for good."""
+        gone = frozenset(elsewhere)
+        ledger = self._without.get(gone)
+        if ledger is None:
+            claims = {uid: claim for uid, claim in self._claims.items() if uid not in gone}
+            owners = {cpu: uid for uid, claim in claims.items() for cpu in cpus_of(claim.owned)}
+            ledger = self._without[gone] = Ledger(owners, claims)
+        holds = [claim_of(f"{uid}/new", placed) for uid, placed in elsewhere.items() if placed is not None]
+        return free_of(self.topology, ledger, holds, only=self._only)
+
+
+def within(free: Free, cpus: int) -> Free:
+    """What is free, as far as it lies in a set of CPUs; memory stays as it is."""
+    return replace(
+        free,
+        cpus=free.cpus & cpus,
+        pool=free.pool & cpus,
+        uses=tuple((cpu, count) for cpu, count in free.uses if cpus >> cpu & 1),
+    )
+
+
+def sitting_of(topology: Topology, placement: Placement) -> tuple[int, int, int, int]:
+    """How far a VM is strewn: sockets, NUMA nodes, the largest and the summed distance between these."""
+    distances = [topology.distance(a, b) for a, b in combinations(placement.numa_nodes, 2)]
+    return (
+        len(placement.packages),
+        len(placement.numa_nodes),
+        max(distances, default=0),
+        sum(distances),
+    )
+
+
+def memory_of(request: Request, placement: Placement) -> Mapping[int, int]:
+    """Where a VM's memory lies, in bytes by NUMA node; even when the machine does not count it."""
+    if placement.memory or not request.memory or request.numa_memory is NumaMemory.OFF:
+        return placement.memory
+    share, rest = divmod(request.memory, len(placement.numa_nodes))
+    return {node: share + (number < rest) for number, node in enumerate(placement.numa_nodes)}
+
+
+def bytes_moved(request: Request, before: Placement, after: Placement) -> int:
+    """How much memory has to go to another NUMA node when a VM moves; nothing when it is not bound."""
+    there = memory_of(request, before)
+    return sum(max(0, count - there.get(node, 0)) for node, count in memory_of(request, after).items())
