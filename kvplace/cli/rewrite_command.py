@@ -50,8 +50,12 @@ def command(domain: Path, placement: Path | None, cpu_map: str | None, machine: 
         raise Misconfigured(
             "this placement says that the VM runs unpinned: the hook leaves its domain as it is"
         )
-    sys.stdout.buffer.write(rewrite(xml, chosen, _nodes(machine)))
+    sys.stdout.buffer.write(rewrite(xml, chosen, _nodes(machine), _tell))
     sys.stdout.buffer.flush()
+
+
+def _tell(sentence: str) -> None:
+    click.echo(f"kvplace: {sentence}", err=True)
 
 
 def _placement(raw: bytes) -> PodPlacement:

@@ -2,7 +2,8 @@
 
 `<memory mode nodeset>` is always written in full, because KubeVirt's own reading of the document turns a
 missing one into an empty one. A `<memnode>` is written for each guest NUMA cell when the vCPUs of every
-cell sit on one host node each, so that a guest that sees several nodes gets memory where it computes.
+cell sit on one host node each, so that a guest that sees several nodes gets memory where it computes; the
+cells of a guest that mirrors the host lie on one node each by themselves.
 """
 
 from __future__ import annotations
@@ -16,14 +17,11 @@ from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory
 from kvplace.domainxml.pins import cpus_of_vcpu
+from kvplace.domainxml.sizes import bytes_of
 from kvplace.domainxml.threads import only_child
 from kvplace.domainxml.whitespace import add_to_root, align, remove, remove_child_of_root
 
 _BINDINGS = ("memory", "memnode")
-_UNITS = {
-    "b": 1, "bytes": 1, "KB": 10**3, "k": 2**10, "KiB": 2**10, "MB": 10**6, "M": 2**20, "MiB": 2**20,
-    "GB": 10**9, "G": 2**30, "GiB": 2**30, "TB": 10**12, "T": 2**40, "TiB": 2**40,
-}  # fmt: skip
 
 
 def bind_memory(root: etree._Element, placement: PodPlacement, node_of_cpu: Mapping[int, int]) -> None:
@@ -63,8 +61,12 @@ def _node_of_cells(
     root: etree._Element, placement: PodPlacement, node_of_cpu: Mapping[int, int]
 ) -> dict[int, int]:
     """The host node of each guest cell, or nothing when it is not one each or not what was accounted for."""
+    if placement.numa_memory is NumaMemory.INTERLEAVE:
+        return {}
+    if placement.guest_cells:
+        return {cell.id: cell.node for cell in placement.guest_cells}
     cells = root.findall("cpu/numa/cell")
-    if len(cells) < 2 or len(placement.numa_nodes) < 2 or placement.numa_memory is NumaMemory.INTERLEAVE:
+    if len(cells) < 2 or len(placement.numa_nodes) < 2:
         return {}
     nodes: dict[int, int] = {}
     wanted: dict[int, int] = {}
@@ -77,7 +79,9 @@ def _node_of_cells(
         if not (number.isascii() and number.isdigit() and len(number) <= 5) or int(number) in nodes:
             raise BadDomainXml(f"<cell id> is {number[:40]!r}; guest cells are numbered 0, 1, 2 and so on")
         nodes[int(number)] = node
-        wanted[node] = wanted.get(node, 0) + _bytes_of(cell)
+        wanted[node] = wanted.get(node, 0) + bytes_of(
+            cell.get("memory", ""), cell.get("unit", "KiB"), "<cell memory>"
+        )
     if placement.memory and any(count > placement.memory.get(node, 0) for node, count in wanted.items()):
         return {}
     return nodes
@@ -92,10 +96,3 @@ def _host_cpus(cell: etree._Element, placement: PodPlacement) -> int:
     for vcpu in cpus_of(guest):
         host |= cpus_of_vcpu(placement, vcpu)
     return host
-
-
-def _bytes_of(cell: etree._Element) -> int:
-    amount, unit = cell.get("memory", ""), cell.get("unit", "KiB")
-    if not (amount.isascii() and amount.isdigit() and len(amount) <= 20 and unit in _UNITS):
-        raise BadDomainXml(f"<cell memory> is {amount[:40]!r} {unit[:10]!r}, not a size such as 4194304 KiB")
-    return int(amount) * _UNITS[unit]

@@ -8,13 +8,14 @@ memory, and refuses shares, quotas and real-time schedulers).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from lxml import etree
 
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import PodPlacement
+from kvplace.domainxml.cells import mirror_host
 from kvplace.domainxml.document import parse
 from kvplace.domainxml.memory import bind_memory
 from kvplace.domainxml.pins import pin_threads
@@ -23,12 +24,23 @@ from kvplace.domainxml.threads import io_threads_of, only_child, vcpus_of
 _NOTHING_KNOWN: Mapping[int, int] = MappingProxyType({})
 
 
-def rewrite(xml: bytes, placement: PodPlacement, node_of_cpu: Mapping[int, int] = _NOTHING_KNOWN) -> bytes:
+def _tell_nobody(_sentence: str) -> None:
+    pass
+
+
+def rewrite(
+    xml: bytes,
+    placement: PodPlacement,
+    node_of_cpu: Mapping[int, int] = _NOTHING_KNOWN,
+    tell: Callable[[str], None] = _tell_nobody,
+) -> bytes:
     """Pin every vCPU, the emulator and every I/O thread of a domain, and bind its memory.
 
-    The answer depends on the arguments alone and on nothing that an earlier rewriting left: rewriting
-    an answer with another placement gives what rewriting the original with it would have given.
-    `node_of_cpu` (CPU to host NUMA node) is needed only to give guest NUMA cells memory of their own node.
+    A guest that mirrors the host gets its cells, too. The answer depends on the arguments alone and on
+    nothing that an earlier rewriting left: rewriting an answer with another placement gives what rewriting
+    the original with it would have given, except that guest cells, once written, are not taken out again.
+    `node_of_cpu` (CPU to host NUMA node) is needed only to give other guests' NUMA cells memory of their
+    own node. `tell` is given a sentence when less can be done than was asked for.
     Raises BadDomainXml with one sentence; never answers with less than a whole document.
     """
     document = parse(xml)
@@ -36,6 +48,8 @@ def rewrite(xml: bytes, placement: PodPlacement, node_of_cpu: Mapping[int, int] 
     vcpus, io_threads = vcpus_of(root), io_threads_of(root)
     _make_static(only_child(root, "vcpu"))
     pin_threads(root, placement, vcpus, io_threads)
+    if placement.guest_cells:
+        mirror_host(root, placement, vcpus, tell)
     bind_memory(root, placement, node_of_cpu)
     return document.to_bytes()
 

@@ -8,7 +8,7 @@ No answer is ever empty, because KubeVirt takes that for a broken document.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadDomainXml, Corrupt, KvplaceError
@@ -41,7 +41,7 @@ def define_domain(xml: bytes, vmi: bytes, around: Surroundings, trial: Trial = t
         placement, obstacle = settle_memory(placement, allowed_memory_nodes(around), on_failure, trial)
         if obstacle is not None:
             log("warning", f"memory is left unbound: {obstacle}", about)
-        answer = _rewritten(xml, placement, around)
+        answer = _rewritten(xml, placement, around, lambda sentence: log("warning", sentence, about))
     except KvplaceError as error:
         if on_failure is OnFailure.FLOAT and xml:
             log("warning", f"the VM starts unpinned, as its on-failure: float allows: {error}", about)
@@ -77,10 +77,12 @@ def _is_migration_target(vmi: Mapping[str, Mapping[str, Mapping[str, object]]]) 
     return bool(state.get("targetPod")) and not state.get("completed")
 
 
-def _rewritten(xml: bytes, placement: PodPlacement, around: Surroundings) -> bytes:
+def _rewritten(
+    xml: bytes, placement: PodPlacement, around: Surroundings, tell: Callable[[str], None]
+) -> bytes:
     from kvplace.domainxml import rewrite
 
-    answer = rewrite(xml, placement, node_of_cpus(around))
+    answer = rewrite(xml, placement, node_of_cpus(around), tell)
     if len(answer) > MAX_MESSAGE_BYTES - _FIELD_BYTES:
         raise BadDomainXml(f"the pinned domain has {len(answer)} bytes, more than virt-launcher accepts")
     return answer
@@ -88,8 +90,9 @@ def _rewritten(xml: bytes, placement: PodPlacement, around: Surroundings) -> byt
 
 def _pinned(placement: PodPlacement) -> str:
     what = f"{len(placement.vcpus)} vCPUs to" if placement.vcpus else "all vCPUs within"
+    cells = f"; the guest sees {len(placement.guest_cells)} NUMA cells" if placement.guest_cells else ""
     return (
         f"pinned {what} CPUs {format_cpu_list(placement.cpus)}, emulator to "
         f"{format_cpu_list(placement.emulator_cpus) or 'any'}, memory {placement.numa_memory.value} "
-        f"on NUMA nodes {','.join(map(str, placement.numa_nodes)) or 'unknown'}"
+        f"on NUMA nodes {','.join(map(str, placement.numa_nodes)) or 'unknown'}{cells}"
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from kvplace.core.cpuset import mask_of
+from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 
@@ -32,6 +33,31 @@ MANY_VCPUS = replace(
     io_thread_cpus=(1, 2),
     numa_memory=NumaMemory.OFF,
 )
+
+
+def mirroring(*, cells: int, vcpus: int, threads: int) -> PodPlacement:
+    """A placement on so many NUMA nodes, in equal shares, whose guest sees them."""
+    share = vcpus // cells
+    return replace(
+        MANY_VCPUS,
+        vcpus=tuple(range(vcpus)),
+        cpus=mask_of(range(vcpus)),
+        numa_nodes=tuple(range(cells)),
+        numa_memory=NumaMemory.PREFERRED,
+        memory=dict.fromkeys(range(cells), 1 << 30),
+        guest_cells=tuple(
+            GuestCell(
+                id=number,
+                node=number,
+                vcpus=tuple(range(number * share, (number + 1) * share)),
+                memory=1 << 30,
+                distances=tuple(10 if other == number else 21 for other in range(cells)),
+                threads=threads,
+            )
+            for number in range(cells)
+        ),
+    )
+
 
 cpu_sets = st.sets(st.integers(0, 300), min_size=1, max_size=12).map(mask_of)
 
