@@ -1,449 +1,417 @@
 """Which CPUs and memory one VM gets on one machine.
 
-`place` is the one question that Filter, Bind, the demo and the offline commands ask; its answer depends
-on its arguments alone. It works down the machine: the domains that the scope allows, inside one of them
-the fewest and nearest NUMA nodes, inside those the L3 groups that fit best, inside those whole cores,
-and of equal choices the lowest ids.
+`place` is the one question that Filter, Bind, the simulator and the offline commands ask; its answer
+depends on its arguments alone. Among all placements that the request allows it takes the smallest by
+sockets, NUMA nodes, the largest and then the summed distance between them, L3 groups, cores, the damage
+to later VMs, and ids, in this order; all but the damage exactly.
+
+The search goes from coarse to fine. First the best sets of NUMA nodes are found by counting alone: the
+regions. Only inside those are L3 groups and cores chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 
-from kvplace.core.cpuset import cpus_of, lowest, mask_of
-from kvplace.core.errors import Corrupt
+from kvplace.core.assignment import Seat, placement_of
+from kvplace.core.core_choice import MOST_CHOICES, CoreChoice, Taken, choose_cores, covers
+from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free, free_of
+from kvplace.core.layout import Bin, Cell, Domain, NodePart
 from kvplace.core.ledger import Ledger
+from kvplace.core.look_ahead import slots_lost
 from kvplace.core.placement import Placement
-from kvplace.core.quantity import format_bytes
-from kvplace.core.refusal import THE_MACHINE, Reason, Refusal
-from kvplace.core.request import EmulatorThreads, NumaMemory, Request, Scope, Smt
-from kvplace.core.topology import NumaNode, Topology
+from kvplace.core.refusal import Refusal
+from kvplace.core.refusing import refuse
+from kvplace.core.request import Policy, Request, Scope, Smt
+from kvplace.core.supply import Supply, fewest
+from kvplace.core.topology import Topology
+
+_MOST_REGIONS = 64
+"""Equally good regions that are searched for the one with the fewest cores and the least damage."""
 
 
 def place(topology: Topology, free: Free, request: Request) -> Placement | Refusal:
-    """Choose CPUs and memory for one VM, or say what is missing.
-
-    1. Take the domains that the scope allows: sockets, NUMA nodes, L3 groups, or the machine.
-    2. In each, find the fewest sockets, then the fewest and nearest NUMA nodes that hold the VM's
-       CPUs, memory and huge pages.
-    3. In those take the fewest L3 groups, in those the fewest cores, whole ones first.
-    4. Of the domains keep the one with the best fit, then the lowest ids.
-    """
-    supply = _Supply(topology, free, request)
-    best: _Choice | None = None
-    for domain in _domains(topology, request.scope):
-        choice = _choose_nodes(supply, domain)
-        if choice is not None and (best is None or choice.key < best.key):
-            best = choice
-    if best is None:
-        return _refuse(supply)
-    return _placement(supply, best)
-
-
-@dataclass(frozen=True, slots=True)
-class _Domain:
-    name: str
-    cpus: int
-
-
-def _domains(topology: Topology, scope: Scope) -> Sequence[_Domain]:
-    match scope:
-        case Scope.ONE_SOCKET:
-            return [_Domain(f"socket {package.id}", package.cpus) for package in topology.packages]
-        case Scope.ONE_NUMA:
-            return [_Domain(f"numa {node.id}", node.cpus) for node in topology.numa_nodes if node.cpus]
-        case Scope.ONE_L3:
-            return [_Domain(f"L3 group {index}", cpus) for index, cpus in enumerate(topology.l3_groups)]
-        case Scope.ANY:
-            return [_Domain(THE_MACHINE, topology.cpus)]
-        case Scope.SPREAD_SOCKETS | Scope.SPREAD_NUMA:
-            raise Corrupt(f"scope {scope.value} reached the allocator, which does not offer it")
-
-
-class _Supply:
-    """What the machine can give to this request, counted in the request's own unit.
-
-    The unit is a CPU; with `smt: isolate` it is a whole free core, of which one thread is used. With
-    `smt: require` only CPUs of whole free cores count.
-    """
-
-    def __init__(self, topology: Topology, free: Free, request: Request) -> None:
-        self.topology = topology
-        self.free = free
-        self.request = request
-        self.need = request.vcpus + (
-            1 if request.owns_cpus and request.emulator_threads is EmulatorThreads.ISOLATE else 0
+    """Choose CPUs and memory for one VM, or say what is missing."""
+    supply = Supply(topology, free, request)
+    seat = _best_seat(supply)
+    if seat is None:
+        return refuse(
+            supply,
+            never=not _fits_empty(topology, request),
+            fits=lambda other: bool(_best_regions(Supply(topology, free, other))),
         )
-        self.memory = free.memory_by_node
-        self.pages = free.pages_by_node
-        self.uses = dict(free.uses)
-        if request.owns_cpus:
-            self.cpus = free.cpus
-            if request.smt is not Smt.PREFER:
-                self.cpus = mask_of_whole_cores(topology, free.cpus)
-        else:
-            self.cpus = free.pool
-        self.counts_cores = request.owns_cpus and request.smt is Smt.ISOLATE
-        self.counts_memory = bool(
-            free.memory and request.memory and request.numa_memory is not NumaMemory.OFF
-        )
-        pages_bytes = sum(size * count for size, count in request.huge_pages.items())
-        self.small_memory = max(0, request.memory - pages_bytes) if self.counts_memory else 0
-
-    def capacity(self, cpus: int) -> int:
-        """How many units lie in a set of CPUs."""
-        available = self.cpus & cpus
-        if not self.counts_cores:
-            return available.bit_count()
-        return sum(1 for core in self.topology.cores_in(cpus) if core & available)
-
-    def memory_fits(self, nodes: Sequence[NumaNode]) -> bool:
-        """Whether the nodes together have the memory and the huge pages."""
-        if self.small_memory > sum(max(0, self.memory.get(node.id, 0)) for node in nodes):
-            return False
-        return all(
-            count <= sum(max(0, self.pages.get((node.id, size), 0)) for node in nodes)
-            for size, count in self.request.huge_pages.items()
-        )
-
-
-def mask_of_whole_cores(topology: Topology, cpus: int) -> int:
-    """Keep the CPUs of those cores that lie in the set with all their threads.
-
-    A core that lies in two NUMA nodes or caches is in none of them with all its threads.
-    """
-    mask = 0
-    for core in topology.undivided_cores:
-        if core & ~cpus == 0:
-            mask |= core
-    return mask
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """NUMA nodes inside a domain, with the units taken of each core; smaller keys are better."""
-
-    key: tuple[int, int, int, int, int, int, int, int, list[int], int]
-    nodes: tuple[NumaNode, ...]
-    taken: tuple[tuple[int, int], ...]
-    """(free CPUs of a core, units taken there), in vCPU order."""
-
-
-def _choose_nodes(supply: _Supply, domain: _Domain) -> _Choice | None:
-    nodes = [
-        (node, capacity)
-        for node in supply.topology.numa_nodes
-        if (capacity := supply.capacity(node.cpus & domain.cpus))
-    ]
-    fewest_packages = _fewest(supply, [p.cpus & domain.cpus for p in supply.topology.packages])
-    best: _Choice | None = None
-    for size in range(_fewest(supply, [node.cpus & domain.cpus for node, _ in nodes]), len(nodes) + 1):
-        for group in combinations(nodes, size):
-            if sum(capacity for _, capacity in group) < supply.need:
-                continue
-            members = tuple(node for node, _ in group)
-            if best is not None and _at_best(supply, domain, members) > best.key[:4]:
-                continue
-            if not supply.memory_fits(members):
-                continue
-            choice = _inside(supply, domain, group)
-            if best is None or choice.key < best.key:
-                best = choice
-        if best is not None and best.key[0] <= fewest_packages:
-            break
-    return best
-
-
-def _at_best(supply: _Supply, domain: _Domain, nodes: Sequence[NumaNode]) -> tuple[int, int, int, int]:
-    """The first parts of the best key that these nodes can have; far cheaper than their choice itself."""
-    packages = 1
-    if len(nodes) <= supply.need:  # every node then gives CPUs
-        touched = [supply.topology.packages_of(node.cpus & domain.cpus) for node in nodes]
-        if all(len(of_node) == 1 for of_node in touched):
-            packages = len(set(touched))
-    distances = [supply.topology.distance(a.id, b.id) for a, b in combinations(nodes, 2)]
-    return (packages, len(nodes), max(distances, default=0), sum(distances))
-
-
-def _fewest(supply: _Supply, parts: Sequence[int]) -> int:
-    """How many of these sets of CPUs the VM needs at least; more than there are when all do not suffice."""
-    counts = [_how_many([supply.capacity(part) for part in parts], supply.need)]
-    members = [list(_nodes_with_room(supply, part)) for part in parts]
-    if supply.small_memory:
-        room = [sum(max(0, supply.memory.get(node.id, 0)) for node in nodes) for nodes in members]
-        counts.append(_how_many(room, supply.small_memory))
-    for size, count in supply.request.huge_pages.items():
-        pages = [sum(max(0, supply.pages.get((node.id, size), 0)) for node in nodes) for nodes in members]
-        counts.append(_how_many(pages, count))
-    return max(counts)
-
-
-def _how_many(amounts: Sequence[int], need: int) -> int:
-    total = 0
-    for count, amount in enumerate(sorted(amounts, reverse=True), start=1):
-        total += amount
-        if total >= need:
-            return count
-    return len(amounts) + 1
-
-
-def _inside(supply: _Supply, domain: _Domain, group: Sequence[tuple[NumaNode, int]]) -> _Choice:
-    topology = supply.topology
-    taken: list[tuple[int, int]] = []
-    shares = _shares([capacity for _, capacity in group], supply.need)
-    groups_used = 0
-    for (node, _), share in zip(group, shares, strict=True):
-        cpus = node.cpus & domain.cpus
-        if supply.request.owns_cpus:
-            l3_groups = [(supply.capacity(l3 & cpus), l3 & cpus) for l3 in topology.l3_in(cpus)]
-        else:
-            l3_groups = [(supply.capacity(cpus), cpus)]
-        for index, amount in fewest_bins([capacity for capacity, _ in l3_groups], share):
-            groups_used += 1
-            taken += _take_cores(supply, l3_groups[index][1], amount)
-    taken.sort(key=lambda entry: _place_in_machine(topology, entry[0]))
-    cpus = mask_of(cpu for mask, _ in taken for cpu in cpus_of(mask))
-    ids = [node.id for node, _ in group]
-    distances = [topology.distance(a, b) for a, b in combinations(ids, 2)]
-    left = sum(capacity for _, capacity in group) - supply.need
-    uses = sum(supply.uses.get(cpu, 0) for cpu in cpus_of(cpus)) if not supply.request.owns_cpus else 0
-    key = (
-        len(topology.packages_of(cpus)),
-        len(group),
-        max(distances, default=0),
-        sum(distances),
-        uses,
-        groups_used,
-        len(taken),
-        left if supply.request.owns_cpus else -left,
-        ids,
-        cpus,
-    )
-    return _Choice(key, tuple(node for node, _ in group), tuple(taken))
-
-
-def _shares(capacities: Sequence[int], need: int) -> list[int]:
-    """Split the need over nodes that are all wanted: largest first, at least one unit each."""
-    shares = [1] * len(capacities)
-    rest = need - len(capacities)
-    if rest < 0:
-        return [1 if index < need else 0 for index in range(len(capacities))]
-    for index in sorted(range(len(capacities)), key=lambda i: (-capacities[i], i)):
-        more = min(rest, capacities[index] - 1)
-        shares[index] += more
-        rest -= more
-    return shares
-
-
-def fewest_bins(capacities: Sequence[int], need: int) -> Iterator[tuple[int, int]]:
-    """Cover a need with the fewest bins, the last one as tight as possible: (index, amount) each.
-
-    The capacities must suffice. Largest-first gives the fewest bins; ties go to the lowest index.
-    """
-    left = dict(enumerate(capacities))
-    while need > 0:
-        tight = [(capacity, index) for index, capacity in left.items() if capacity >= need]
-        if tight:
-            yield min(tight)[1], need
-            return
-        capacity, negative = max((capacity, -index) for index, capacity in left.items())
-        yield -negative, capacity
-        need -= capacity
-        del left[-negative]
-
-
-def _take_cores(supply: _Supply, cpus: int, amount: int) -> list[tuple[int, int]]:
-    available = supply.cpus & cpus
-    if not supply.request.owns_cpus:
-        ordered = sorted(cpus_of(available), key=lambda cpu: (supply.uses.get(cpu, 0), cpu))
-        return [(1 << cpu, 1) for cpu in ordered[:amount]]
-    cores = [core & available for core in supply.topology.cores_in(cpus) if core & available]
-    capacities = [1 if supply.counts_cores else core.bit_count() for core in cores]
-    return [(cores[index], units) for index, units in fewest_bins(capacities, amount)]
-
-
-def _place_in_machine(topology: Topology, cpus: int) -> tuple[int, int, int, int]:
-    first = (cpus & -cpus).bit_length() - 1
-    node = topology.nodes_of(cpus)
-    return (
-        topology.package_of[first],
-        node[0] if node else -1,
-        next(index for index, l3 in enumerate(topology.l3_groups) if l3 & cpus),
-        first,
-    )
-
-
-def _placement(supply: _Supply, choice: _Choice) -> Placement:
-    topology, request = supply.topology, supply.request
-    ordered: list[int] = []
-    owned = 0
-    for core, units in choice.taken:
-        used = lowest(core, units)
-        ordered += cpus_of(used)
-        whole = request.smt is not Smt.PREFER
-        owned |= (core if whole else used) if request.owns_cpus else 0
-    vcpus = tuple(ordered[: request.vcpus])
-    emulator_own = mask_of(ordered[request.vcpus :])
-    named = mask_of(ordered)
-    if request.owns_cpus and request.smt is Smt.REQUIRE:
-        emulator_own |= owned & ~named
-        named = owned
-    return Placement(
-        policy=request.policy,
-        vcpus=vcpus,
-        cpus=named,
-        owned=owned,
-        emulator_cpus=emulator_own or _emulator_cpus(supply, choice, mask_of(vcpus)),
-        io_thread_cpus=(),
-        numa_nodes=tuple(node.id for node in choice.nodes),
-        memory=_split_memory(supply, choice.nodes, supply.small_memory),
-        huge_pages=_split_pages(supply, choice.nodes),
-        packages=topology.packages_of(named),
-        l3_groups=tuple(index for index, l3 in enumerate(topology.l3_groups) if l3 & named),
-        numa_memory=request.numa_memory if supply.free.memory else NumaMemory.OFF,
-    )
-
-
-def _emulator_cpus(supply: _Supply, choice: _Choice, vcpus: int) -> int:
-    """CPUs for QEMU's own threads that can never become another VM's exclusive ones.
-
-    That is the reserved CPUs of the VM's NUMA nodes, else those of the machine; without any, the VM's
-    own: its emulator may slow itself down, never a neighbour.
-    """
-    if supply.request.emulator_threads is EmulatorThreads.WITH_VCPUS:
-        return vcpus
-    near = mask_of(cpu for node in choice.nodes for cpu in cpus_of(node.cpus & supply.topology.reserved))
-    return near or supply.topology.reserved or vcpus
-
-
-def _split_memory(supply: _Supply, nodes: Sequence[NumaNode], amount: int) -> dict[int, int]:
-    if not supply.counts_memory:
-        return {}
-    room = [max(0, supply.memory.get(node.id, 0)) for node in nodes]
-    pages = _split_pages(supply, nodes)
-    return {
-        node.id: share + sum(size * count for size, count in pages.get(node.id, {}).items())
-        for node, share in zip(nodes, _even_split(amount, room), strict=True)
-    }
-
-
-def _split_pages(supply: _Supply, nodes: Sequence[NumaNode]) -> dict[int, dict[int, int]]:
-    split: dict[int, dict[int, int]] = {}
-    for size, count in sorted(supply.request.huge_pages.items()):
-        room = [max(0, supply.pages.get((node.id, size), 0)) for node in nodes]
-        for node, share in zip(nodes, _even_split(count, room), strict=True):
-            if share:
-                split.setdefault(node.id, {})[size] = share
-    return split
-
-
-def _even_split(amount: int, room: Sequence[int]) -> list[int]:
-    """Split an amount as evenly as the room allows; the room must suffice in sum."""
-    shares = [0] * len(room)
-    open_bins = sorted(range(len(room)), key=lambda index: (room[index], index))
-    for done, index in enumerate(open_bins):
-        share = min(room[index], -(-amount // (len(room) - done)))
-        shares[index] = share
-        amount -= share
-    return shares
-
-
-_SCOPE_REASONS = {
-    Scope.ONE_SOCKET: (Reason.NO_SOCKET_FITS, "socket"),
-    Scope.ONE_NUMA: (Reason.NO_NUMA_NODE_FITS, "NUMA node"),
-    Scope.ONE_L3: (Reason.NO_L3_FITS, "L3 group"),
-    Scope.ANY: (Reason.NO_NODE_FITS, "machine"),
-}
-
-
-def _refuse(supply: _Supply) -> Refusal:
-    request = supply.request
-    reason, noun = _SCOPE_REASONS[request.scope]
-    domains = _domains(supply.topology, request.scope)
-    never = not _fits_empty(supply.topology, request)
-    best, best_capacity = max(
-        ((domain, supply.capacity(domain.cpus)) for domain in domains), key=lambda pair: pair[1]
-    )
-    kind = _unit_name(request, supply.need)
-    if best_capacity < supply.need:
-        return Refusal(
-            reason,
-            f"no {noun} with {supply.need} {kind}, best {best_capacity} on {best.name}",
-            {
-                "needed": supply.need,
-                "best": best_capacity,
-                "missing": supply.need - best_capacity,
-                "where": best.name,
-            },
-            never,
-        )
-    able = [domain for domain in domains if supply.capacity(domain.cpus) >= supply.need]
-    for size, count in sorted(request.huge_pages.items()):
-        everywhere = max(_pages_in(supply, domain, size) for domain in domains)
-        most, where = _most([(_pages_in(supply, domain, size), domain.name) for domain in able])
-        if most < count:
-            also = f"{supply.need} {kind} and " if everywhere >= count else ""
-            return Refusal(
-                Reason.NOT_ENOUGH_HUGE_PAGES,
-                f"no {noun} with {also}{count} free huge pages of {format_bytes(size)}, "
-                f"best {most} on {where}",
-                {"needed": count, "best": most, "missing": count - most, "where": where},
-                never,
-            )
-        able = [domain for domain in able if _pages_in(supply, domain, size) >= count]
-    most, where = _most([(_memory_in(supply, domain), domain.name) for domain in able])
-    return Refusal(
-        Reason.NOT_ENOUGH_MEMORY,
-        f"no {noun} with {supply.need} {kind} and {format_bytes(supply.small_memory)} of free memory, "
-        f"most memory {format_bytes(most)} on {where}",
-        {
-            "needed": supply.small_memory,
-            "best": most,
-            "missing": supply.small_memory - most,
-            "where": where,
-        },
-        never,
-    )
-
-
-def _most(amounts: Sequence[tuple[int, str]]) -> tuple[int, str]:
-    """The largest amount and where it is; the first of equal ones."""
-    return max(amounts, key=lambda pair: pair[0])
-
-
-def _unit_name(request: Request, need: int) -> str:
-    one = need == 1
-    if not request.owns_cpus:
-        return "CPU of the shared pool" if one else "CPUs of the shared pool"
-    match request.smt:
-        case Smt.ISOLATE:
-            return "whole free core" if one else "whole free cores"
-        case Smt.REQUIRE:
-            return "free CPU on whole cores" if one else "free CPUs on whole cores"
-        case Smt.PREFER:
-            return "free CPU" if one else "free CPUs"
-
-
-def _memory_in(supply: _Supply, domain: _Domain) -> int:
-    return sum(max(0, supply.memory.get(node.id, 0)) for node in _nodes_with_room(supply, domain.cpus))
-
-
-def _pages_in(supply: _Supply, domain: _Domain, size: int) -> int:
-    return sum(max(0, supply.pages.get((node.id, size), 0)) for node in _nodes_with_room(supply, domain.cpus))
-
-
-def _nodes_with_room(supply: _Supply, cpus: int) -> Iterator[NumaNode]:
-    """The NUMA nodes whose memory counts: those that have a CPU for the VM there."""
-    for node in supply.topology.numa_nodes:
-        if supply.capacity(node.cpus & cpus):
-            yield node
+    return placement_of(supply, seat)
 
 
 @lru_cache(maxsize=4096)
 def _fits_empty(topology: Topology, request: Request) -> bool:
-    supply = _Supply(topology, free_of(topology, Ledger()), request)
-    return any(_choose_nodes(supply, domain) is not None for domain in _domains(topology, request.scope))
+    return bool(_best_regions(Supply(topology, free_of(topology, Ledger()), request)))
+
+
+_Rank = tuple[int, int, int, int]
+"""Sockets, NUMA nodes, the largest and the summed distance between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """NUMA nodes that serve the VM together, and the packages of them that it uses."""
+
+    parts: tuple[NodePart, ...]
+    packages: int
+
+    @property
+    def cells(self) -> Iterator[Cell]:
+        """The cells of the nodes in those packages."""
+        for part in self.parts:
+            for cell in part.cells:
+                if self.packages >> cell.package & 1:
+                    yield cell
+
+
+def _best_seat(supply: Supply) -> Seat | None:
+    best: tuple[tuple[int, ...], Seat] | None = None
+    for region in _unlike(supply, _best_regions(supply)):
+        choice = _serve(supply, region)
+        if choice is None:
+            continue
+        found = _weighed(supply, region, choice)
+        if best is None or found[0] < best[0]:
+            best = found
+    return best[1] if best is not None else None
+
+
+# Regions.
+
+
+def _best_regions(supply: Supply) -> list[_Region]:
+    """Find all regions that can serve the VM and are the best by their rank; none when it does not fit."""
+    best: _Rank | None = None
+    regions: list[_Region] = []
+    for domain in supply.layout.domains[supply.request.scope]:
+        for rank, region in _regions(supply, domain, best):
+            if best is None or rank < best:
+                best, regions = rank, [region]
+            elif rank == best:
+                regions.append(region)
+    return regions
+
+
+def _regions(supply: Supply, domain: Domain, best: _Rank | None) -> Iterator[tuple[_Rank, _Region]]:
+    """Yield regions of a domain that can serve the VM, the best among them; `best` is known elsewhere."""
+    parts = [(part, units) for part in domain.parts if (units := supply.units(part))]
+    if sum(units for _, units in parts) < supply.need:
+        return
+    everywhere = [part.node for part, _ in parts]
+    if not supply.memory_fits(everywhere):
+        return
+    amounts = [units for _, units in parts]
+    fewest_nodes = max(fewest(amounts, supply.need), supply.fewest_nodes_for_memory(everywhere))
+    fewest_packages = _fewest_packages(supply, [part for part, _ in parts], supply.need)
+    for count in range(fewest_nodes, len(parts) + 1):
+        if best is not None and (fewest_packages, count) > best[:2]:
+            break
+        for members in _node_sets(supply, parts, count):
+            for rank, region in _with_packages(supply, members, best):
+                if best is None or rank < best:
+                    best = rank
+                yield rank, region
+        if best is not None and best[0] <= fewest_packages:
+            break
+
+
+def _node_sets(
+    supply: Supply, parts: Sequence[tuple[NodePart, int]], count: int
+) -> Iterator[tuple[NodePart, ...]]:
+    """Yield the sets of so many parts that have the units and the memory, in the machine's order."""
+    units = [units for _, units in parts]
+    if count == 1:
+        for part, amount in parts:
+            if amount >= supply.need and supply.memory_fits((part.node,)):
+                yield (part,)
+        return
+    kinds = range(len(parts))
+    for number, chosen in enumerate(covers(units, kinds, supply.need, count)):
+        members = tuple(parts[index][0] for index in chosen)
+        if supply.memory_fits([part.node for part in members]):
+            yield members
+        if number >= MOST_CHOICES:
+            return
+
+
+def _with_packages(
+    supply: Supply, parts: tuple[NodePart, ...], best: _Rank | None
+) -> Iterator[tuple[_Rank, _Region]]:
+    """Yield the region of NUMA nodes, or several where a choice of packages is left in them."""
+    distances = supply.layout.distances
+    pairs = [distances[a.node][b.node] for a, b in combinations(parts, 2)]
+    far, sum_of = max(pairs, default=0), sum(pairs)
+    everything = 0
+    for part in parts:
+        everything |= part.packages
+    crossed = any(part.packages & (part.packages - 1) for part in parts)
+    if supply.request.policy is Policy.NUMA and crossed:
+        everything = mask_of(p for p in cpus_of(everything) if _units_of_package(supply, parts, p))
+    elif len(parts) <= supply.need and crossed:
+        yield from _choose_packages(supply, parts, everything, (len(parts), far, sum_of), best)
+        return
+    rank = (everything.bit_count(), len(parts), far, sum_of)
+    region = _Region(parts, everything)
+    if (best is None or rank <= best) and _spreads(supply, region):
+        yield rank, region
+
+
+def _choose_packages(
+    supply: Supply,
+    parts: tuple[NodePart, ...],
+    everything: int,
+    nodes_rank: tuple[int, int, int],
+    best: _Rank | None,
+) -> Iterator[tuple[_Rank, _Region]]:
+    """Yield the regions with the fewest packages in NUMA nodes that lie in several."""
+    packages = list(cpus_of(everything))
+    units = [_units_of_package(supply, parts, package) for package in packages]
+    for count in range(fewest(units, supply.need), len(packages) + 1):
+        found = False
+        rank = (count, *nodes_rank)
+        if best is not None and rank > best:
+            return
+        for number, chosen in enumerate(covers(units, range(len(units)), supply.need, count)):
+            mask = 0
+            for index in chosen:
+                mask |= 1 << packages[index]
+            region = _Region(parts, mask)
+            if _spreads(supply, region) and _reaches(supply, region):
+                found = True
+                yield rank, region
+            if number >= _MOST_REGIONS and found:
+                break
+        if found:
+            return
+
+
+def _fewest_packages(supply: Supply, parts: Sequence[NodePart], need: int) -> int:
+    packages = 0
+    for part in parts:
+        packages |= part.packages
+    return fewest([_units_of_package(supply, parts, package) for package in cpus_of(packages)], need)
+
+
+def _units_of_package(supply: Supply, parts: Iterable[NodePart], package: int) -> int:
+    total = 0
+    for part in parts:
+        if part.packages == 1 << package:
+            total += supply.units(part)
+        elif part.packages >> package & 1:
+            total += supply.cell_units(cell for cell in part.cells if cell.package == package)
+    return total
+
+
+def _reaches(supply: Supply, region: _Region) -> bool:
+    """Whether every NUMA node can give a CPU in the packages of the region."""
+    return all(
+        supply.cell_units(cell for cell in part.cells if region.packages >> cell.package & 1)
+        for part in region.parts
+    )
+
+
+def _spreads(supply: Supply, region: _Region) -> bool:
+    """Whether the need can be shared out evenly, where the scope asks for that."""
+    groups = _spread_groups(supply, region)
+    if len(groups) == 1 or len(region.parts) > supply.need:
+        return True
+    low, over = divmod(supply.need, len(groups))
+    units = [supply.cell_units(cells) for cells in groups]
+    nodes = [len({cell.node for cell in cells}) for cells in groups]
+    if min(units) < low or max(nodes) > low + 1:
+        return False
+    if any(count > low >= amount for count, amount in zip(nodes, units, strict=True)):
+        return False
+    return sum(1 for count in nodes if count > low) <= over <= sum(1 for amount in units if amount > low)
+
+
+def _spread_groups(supply: Supply, region: _Region) -> list[list[Cell]]:
+    """The cells of the region by what the scope spreads over; all in one group when it does not spread."""
+    groups: dict[int, list[Cell]] = {}
+    for cell in region.cells:
+        match supply.request.scope:
+            case Scope.SPREAD_SOCKETS:
+                groups.setdefault(cell.package, []).append(cell)
+            case Scope.SPREAD_NUMA:
+                groups.setdefault(cell.node, []).append(cell)
+            case _:
+                groups.setdefault(0, []).append(cell)
+    return list(groups.values())
+
+
+def _unlike(supply: Supply, regions: Sequence[_Region]) -> Iterator[_Region]:
+    """Leave out regions that differ from an earlier one in nothing but ids."""
+    if len(regions) == 1 or supply.uses:
+        yield from regions[:_MOST_REGIONS]
+        return
+    seen = set()
+    for region in regions:
+        kind = tuple(
+            sorted(
+                (
+                    tuple(sorted((supply.bin((cell,)).widths for cell in cells), reverse=True)),
+                    (supply.free.cpus & part.cpus).bit_count(),
+                )
+                for part in region.parts
+                for cells in [[c for c in part.cells if region.packages >> c.package & 1]]
+            )
+        )
+        labels = tuple(sorted(cell.l3 for cell in region.cells))
+        alike = (kind, len(set(labels)), len(labels))
+        if alike in seen:
+            continue
+        seen.add(alike)
+        yield region
+        if len(seen) >= _MOST_REGIONS:
+            return
+
+
+# Inside a region.
+
+
+def _serve(supply: Supply, region: _Region) -> CoreChoice | None:
+    if supply.request.policy is Policy.NUMA:
+        return _whole_pool(supply, region)
+    groups = _spread_groups(supply, region)
+    uses = None if supply.request.owns_cpus else supply.uses
+    touched = _must_be_touched(supply, region)
+    if len(groups) == 1:
+        return choose_cores(_bins(supply, groups[0]), supply.need, uses=uses, touched=touched)
+    if len(region.parts) > supply.need:
+        return _serve_some(supply, groups)
+    return _serve_evenly(supply, groups, touched)
+
+
+def _serve_evenly(
+    supply: Supply, groups: Sequence[Sequence[Cell]], touched: Sequence[int] = ()
+) -> CoreChoice | None:
+    """Share the need out over groups of cells, with equal shares but for one unit."""
+    labels = {cell.l3 for cells in groups for cell in cells}
+    if len({(cell.l3, index) for index, cells in enumerate(groups) for cell in cells}) == len(labels):
+        return _serve_each(supply, groups, touched)
+    return _serve_across(supply, groups, touched)
+
+
+def _serve_some(supply: Supply, groups: Sequence[Sequence[Cell]]) -> CoreChoice | None:
+    """Share the need out over any of the groups: the VM uses the others for their memory alone."""
+    best: CoreChoice | None = None
+    for count in range(1, min(supply.need, len(groups)) + 1):
+        for number, chosen in enumerate(combinations(groups, count)):
+            found = _serve_evenly(supply, chosen)
+            if found is not None and (best is None or found.rank < best.rank):
+                best = found
+            if number >= _MOST_REGIONS and best is not None:
+                break
+    return best
+
+
+def _serve_each(
+    supply: Supply, groups: Sequence[Sequence[Cell]], touched: Sequence[int]
+) -> CoreChoice | None:
+    """Serve each group by itself, with one unit more where that must be or costs least."""
+    low, over = divmod(supply.need, len(groups))
+    uses = None if supply.request.owns_cpus else supply.uses
+    shares: dict[int, CoreChoice] = {}
+    larger: list[tuple[tuple[int, ...], int, CoreChoice]] = []
+    for index, cells in enumerate(groups):
+        bins = _bins(supply, cells)
+        inside = [cpus for cpus in touched if any(cpus & cell.cpus for cell in cells)]
+        share = choose_cores(bins, low, uses=uses, touched=inside) if len(inside) <= low else None
+        more = choose_cores(bins, low + 1, uses=uses, touched=inside) if len(inside) <= low + 1 else None
+        if share is not None:
+            shares[index] = share
+        if more is not None and over:
+            before = share.rank if share is not None else (MOST_CHOICES, 0, 0)
+            costs = tuple(b - a for a, b in zip(before, more.rank, strict=True))
+            larger.append((costs, index, more))
+    costly = sorted(larger, key=lambda entry: entry[:2])
+    shares |= {index: more for _, index, more in costly[:over]}
+    if len(larger) < over or len(shares) < len(groups):
+        return None
+    chosen = [shares[index] for index in range(len(groups))]
+    return CoreChoice(
+        sum(share.l3_groups for share in chosen),
+        sum(share.cores for share in chosen),
+        sum(share.damage for share in chosen),
+        tuple(taken for share in chosen for taken in share.taken),
+    )
+
+
+def _serve_across(
+    supply: Supply, groups: Sequence[Sequence[Cell]], touched: Sequence[int]
+) -> CoreChoice | None:
+    """Share out evenly where L3 groups reach over several of the groups: the fewest of them first."""
+    labels = sorted({cell.l3 for cells in groups for cell in cells})
+    looked_at = 0
+    for count in range(1, len(labels) + 1):
+        best: CoreChoice | None = None
+        for chosen in combinations(labels, count):
+            looked_at += 1
+            inside = [[cell for cell in cells if cell.l3 in chosen] for cells in groups]
+            found = _serve_each(supply, inside, touched)
+            if found is not None and (best is None or found.cores < best.cores):
+                best = found
+            if looked_at > MOST_CHOICES and best is not None:
+                break
+        if best is not None:
+            return CoreChoice(count, best.cores, best.damage, best.taken)
+    return None
+
+
+def _must_be_touched(supply: Supply, region: _Region) -> list[int]:
+    """The CPUs of each NUMA node, when not all of them would give a CPU without being told to.
+
+    That is so only where the VM needs the node for its memory: no other region has a node too many.
+    """
+    parts = region.parts
+    if not supply.needs_memory or not 1 < len(parts) <= supply.need:
+        return []
+    units = [supply.cell_units(c for c in p.cells if region.packages >> c.package & 1) for p in parts]
+    if sum(units) - min(units) < supply.need:
+        return []
+    return [part.cpus for part in parts]
+
+
+def _bins(supply: Supply, cells: Iterable[Cell]) -> list[Bin]:
+    by_l3: dict[int, list[Cell]] = {}
+    for cell in cells:
+        by_l3.setdefault(cell.l3, []).append(cell)
+    return [supply.bin(group) for group in by_l3.values()]
+
+
+def _whole_pool(supply: Supply, region: _Region) -> CoreChoice:
+    """Policy `numa`: all CPUs of the shared pool there, the less they are used by others the better."""
+    taken = [Taken(core, core) for one in _bins(supply, region.cells) for core, _ in one.cores]
+    cpus = [cpu for one in taken for cpu in cpus_of(one.cpus)]
+    load = sum(supply.uses.get(cpu, 0) for cpu in cpus)
+    return CoreChoice(0, 0, load * 1000 // len(cpus), tuple(taken))
+
+
+def _weighed(supply: Supply, region: _Region, choice: CoreChoice) -> tuple[tuple[int, ...], Seat]:
+    cpus = owned = 0
+    for taken in choice.taken:
+        cpus |= taken.cpus
+        owned |= taken.core if supply.smt is not Smt.PREFER else taken.cpus
+    damage = choice.damage if not supply.request.owns_cpus else 0
+    free = supply.free.cpus
+    lost = 0
+    for part in region.parts:
+        lost += _lost(free & part.cpus, owned)
+    for cell in region.cells:
+        if cell.cpus & owned:
+            lost += _lost(free & cell.cpus, owned)
+    key = (choice.l3_groups, choice.cores, damage, lost, *cpus_of(cpus))
+    nodes = tuple(part.node for part in region.parts)
+    return key, Seat(nodes, choice.taken)
+
+
+def _lost(free: int, owned: int) -> int:
+    return slots_lost(free.bit_count(), (free & ~owned).bit_count())

@@ -107,6 +107,7 @@ class Request:
             self.smt,
             self.emulator_threads,
             self.numa_memory,
+            self.guest_numa,
             self.memory,
             tuple(sorted(self.huge_pages.items())),
         )

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from kvplace.core.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.errors import Corrupt
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
 from kvplace.core.placement import Placement
@@ -79,7 +78,7 @@ def test_an_exclusive_vm_owns_all_it_names_and_a_sharing_one_owns_nothing(case: 
         assert placement.cpus & ~placement.owned == 0
     else:
         assert placement.owned == 0
-        assert placement.cpus == mask_of(placement.vcpus)
+        assert mask_of(placement.vcpus) & ~placement.cpus == 0
 
 
 @given(whole_core_cases)
@@ -101,7 +100,7 @@ def test_emulator_threads_run_where_they_were_asked_to(case: Case) -> None:
     vcpus = mask_of(placement.vcpus)
     spare = placement.cpus & ~vcpus
     assert placement.emulator_cpus
-    if request.owns_cpus and request.emulator_threads is EmulatorThreads.ISOLATE:
+    if request.emulator_threads is EmulatorThreads.ISOLATE:
         assert placement.emulator_cpus == spare
     elif spare:  # an odd thread of a core that is owned whole
         assert request.smt is Smt.REQUIRE
@@ -259,12 +258,6 @@ def test_a_core_that_lies_in_two_caches_is_never_given_out_whole(scope: Scope, s
     assert answer.shortfall["best"] == 0
     plain = place(SPLIT_CORES, free_of(SPLIT_CORES, Ledger()), Request(2, scope=scope))
     assert isinstance(plain, Placement)
-
-
-@pytest.mark.parametrize("scope", [Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA])
-def test_a_scope_that_admission_must_have_refused_is_an_invariant_broken(scope: Scope) -> None:
-    with pytest.raises(Corrupt, match=f"scope {scope.value} reached the allocator"):
-        place(SPLIT_CORES, free_of(SPLIT_CORES, Ledger()), Request(1, scope=scope))
 
 
 def _cpus(machine: Topology, node: int) -> int:

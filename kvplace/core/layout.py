@@ -1,0 +1,150 @@
+"""A machine's levels cut into pieces for searching, worked out once per machine.
+
+A cell is what one NUMA node, one package and one L3 group have in common; on most machines that is the
+L3 group itself. Levels may cross in any way: all that the search asks of a region of the machine is the
+list of its cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvplace.core.cpuset import cpus_of
+from kvplace.core.refusal import THE_MACHINE
+from kvplace.core.request import Scope, Smt
+from kvplace.core.topology import Topology
+
+_MOST_LAYOUTS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """CPUs with the same NUMA node, package and L3 group, each given by its index in the topology."""
+
+    node: int
+    package: int
+    l3: int
+    cpus: int
+    cores: tuple[int, ...]
+    """The parts of cores that lie here."""
+    whole_cores: tuple[int, ...]
+    """The cores that lie here entirely; only these can be given out whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePart:
+    """What of one NUMA node lies in a domain."""
+
+    node: int
+    cpus: int
+    cells: tuple[Cell, ...]
+    packages: int
+    """Indexes of its packages, as a bit set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """One place that holds all CPUs of a VM: a socket, a NUMA node, an L3 group, the machine."""
+
+    name: str
+    cpus: int
+    parts: tuple[NodePart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """What is available in one L3 group, or in the part of it that a search may use."""
+
+    units: int
+    cores: tuple[tuple[int, int], ...]
+    """(available CPUs, units) of each core, most units first, else in the machine's order."""
+    widths: tuple[int, ...]
+    """The units of each core, descending: bins of equal widths are as good as each other."""
+
+
+class Layout:
+    """The domains of one machine by scope, and the distances between its NUMA nodes by index."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.bins: dict[tuple[int, int, Smt], Bin] = {}
+        """What was counted before, by (CPUs of a cell, those of them available, SMT word)."""
+        ids = [node.id for node in topology.numa_nodes]
+        self.distances = tuple(tuple(topology.distance(a, b) for b in ids) for a in ids)
+        undivided = set(topology.undivided_cores)
+        self._cells = tuple(
+            Cell(n, p, g, cpus, cores, tuple(core for core in cores if core in undivided))
+            for n, node in enumerate(topology.numa_nodes)
+            for p, package in enumerate(topology.packages)
+            if node.cpus & package.cpus
+            for g, l3 in enumerate(topology.l3_groups)
+            if (cpus := node.cpus & package.cpus & l3)
+            for cores in [tuple(core & cpus for core in topology.cores if core & cpus)]
+        )
+
+    @cached_property
+    def domains(self) -> Mapping[Scope, tuple[Domain, ...]]:
+        """Where all the CPUs of a VM may lie, by scope, in the machine's order."""
+        topology = self.topology
+        machine = (self._domain(THE_MACHINE, topology.cpus),)
+        return {
+            Scope.ONE_SOCKET: tuple(self._domain(f"socket {p.id}", p.cpus) for p in topology.packages),
+            Scope.ONE_NUMA: tuple(
+                self._domain(f"numa {node.id}", node.cpus) for node in topology.numa_nodes if node.cpus
+            ),
+            Scope.ONE_L3: tuple(
+                self._domain(f"L3 group {index}", cpus) for index, cpus in enumerate(topology.l3_groups)
+            ),
+            Scope.SPREAD_SOCKETS: machine,
+            Scope.SPREAD_NUMA: machine,
+            Scope.ANY: machine,
+        }
+
+    @cached_property
+    def l3_of(self) -> Mapping[int, int]:
+        """The index of the L3 group of each CPU."""
+        return {cpu: cell.l3 for cell in self._cells for cpu in cpus_of(cell.cpus)}
+
+    @cached_property
+    def node_of(self) -> Mapping[int, int]:
+        """The index of the NUMA node of each CPU."""
+        return {cpu: cell.node for cell in self._cells for cpu in cpus_of(cell.cpus)}
+
+    @cached_property
+    def package_of(self) -> Mapping[int, int]:
+        """The index of the package of each CPU."""
+        return {cpu: cell.package for cell in self._cells for cpu in cpus_of(cell.cpus)}
+
+    def _domain(self, name: str, cpus: int) -> Domain:
+        parts: list[NodePart] = []
+        for index, node in enumerate(self.topology.numa_nodes):
+            cells = tuple(_cut(cell, cpus) for cell in self._cells if cell.node == index and cell.cpus & cpus)
+            if cells:
+                packages = 0
+                for cell in cells:
+                    packages |= 1 << cell.package
+                parts.append(NodePart(index, node.cpus & cpus, cells, packages))
+        return Domain(name, cpus, tuple(parts))
+
+
+def _cut(cell: Cell, cpus: int) -> Cell:
+    if not cell.cpus & ~cpus:
+        return cell
+    cores = tuple(core & cpus for core in cell.cores if core & cpus)
+    whole = tuple(core for core in cell.whole_cores if not core & ~cpus)
+    return Cell(cell.node, cell.package, cell.l3, cell.cpus & cpus, cores, whole)
+
+
+_layouts: dict[str, Layout] = {}
+
+
+def layout_of(topology: Topology) -> Layout:
+    """The layout of a machine; equal machines share one."""
+    layout = _layouts.get(topology.fingerprint)
+    if layout is None:
+        if len(_layouts) >= _MOST_LAYOUTS:
+            _layouts.clear()
+        layout = _layouts[topology.fingerprint] = Layout(topology)
+    return layout

@@ -1,0 +1,100 @@
+"""Why nothing on a machine serves a request: the first constraint that fails, with its shortfall."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from kvplace.core.layout import Domain
+from kvplace.core.quantity import format_bytes
+from kvplace.core.refusal import Reason, Refusal
+from kvplace.core.request import Request, Scope, Smt
+from kvplace.core.supply import Supply
+
+_SCOPES = {
+    Scope.ONE_SOCKET: (Reason.NO_SOCKET_FITS, "socket"),
+    Scope.ONE_NUMA: (Reason.NO_NUMA_NODE_FITS, "NUMA node"),
+    Scope.ONE_L3: (Reason.NO_L3_FITS, "L3 group"),
+    Scope.SPREAD_SOCKETS: (Reason.NO_SOCKET_FITS, "machine"),
+    Scope.SPREAD_NUMA: (Reason.NO_NUMA_NODE_FITS, "machine"),
+    Scope.ANY: (Reason.NO_NODE_FITS, "machine"),
+}
+
+
+def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> Refusal:
+    """Say what is missing for a request that no part of the machine serves.
+
+    CPUs come before huge pages, huge pages before memory, and an even spread comes last. The numbers are
+    those of the place where least is missing. `fits` tells whether the machine could serve another request.
+    """
+    request = supply.request
+    reason, noun = _SCOPES[request.scope]
+    domains = supply.layout.domains[request.scope]
+    kind = unit_name(request, supply.need)
+    best, where = _most([(supply.units_in(domain), domain.name) for domain in domains])
+    if best < supply.need:
+        if request.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA):
+            reason = Reason.NO_NODE_FITS
+        message = f"no {noun} with {supply.need} {kind}, best {best} on {where}"
+        return Refusal(reason, message, _shortfall(supply.need, best, where), never)
+    able = [domain for domain in domains if supply.units_in(domain) >= supply.need]
+    for size, count in sorted(request.huge_pages.items()):
+        everywhere = max(_pages_in(supply, domain, size) for domain in domains)
+        most, where = _most([(_pages_in(supply, domain, size), domain.name) for domain in able])
+        if most < count:
+            also = f"{supply.need} {kind} and " if everywhere >= count else ""
+            pages = f"{count} free huge pages of {format_bytes(size)}"
+            message = f"no {noun} with {also}{pages}, best {most} on {where}"
+            return Refusal(Reason.NOT_ENOUGH_HUGE_PAGES, message, _shortfall(count, most, where), never)
+        able = [domain for domain in able if _pages_in(supply, domain, size) >= count]
+    most, where = _most([(_memory_in(supply, domain), domain.name) for domain in able])
+    if most < supply.small_memory:
+        message = (
+            f"no {noun} with {supply.need} {kind} and {format_bytes(supply.small_memory)} of free memory, "
+            f"most memory {format_bytes(most)} on {where}"
+        )
+        return Refusal(Reason.NOT_ENOUGH_MEMORY, message, _shortfall(supply.small_memory, most, where), never)
+    return _uneven(supply, reason, fits, never)
+
+
+def _uneven(supply: Supply, reason: Reason, fits: Callable[[Request], bool], never: bool) -> Refusal:
+    """There is enough of everything, but not in equal shares."""
+    noun = "sockets" if supply.request.scope is Scope.SPREAD_SOCKETS else "NUMA nodes"
+    needed = supply.request.vcpus
+    best = next(
+        (count for count in range(needed - 1, 0, -1) if fits(replace(supply.request, vcpus=count))), 0
+    )
+    also = " that have the memory too" if supply.needs_memory else ""
+    message = f"no equal shares of {needed} vCPUs over {noun}{also}, best {best}"
+    return Refusal(reason, message, _shortfall(needed, best, noun), never)
+
+
+def _shortfall(needed: int, best: int, where: str) -> dict[str, int | str]:
+    return {"needed": needed, "best": best, "missing": needed - best, "where": where}
+
+
+def _most(amounts: Sequence[tuple[int, str]]) -> tuple[int, str]:
+    """The largest amount and where it is; the first of equal ones."""
+    return max(amounts, key=lambda pair: pair[0])
+
+
+def unit_name(request: Request, need: int) -> str:
+    """What is counted for a request, in the singular or plural that the need asks for."""
+    one = need == 1
+    if not request.owns_cpus:
+        return "CPU of the shared pool" if one else "CPUs of the shared pool"
+    match request.smt:
+        case Smt.ISOLATE:
+            return "whole free core" if one else "whole free cores"
+        case Smt.REQUIRE:
+            return "free CPU on whole cores" if one else "free CPUs on whole cores"
+        case Smt.PREFER:
+            return "free CPU" if one else "free CPUs"
+
+
+def _memory_in(supply: Supply, domain: Domain) -> int:
+    return sum(supply.memory_of(part.node) for part in domain.parts if supply.units(part))
+
+
+def _pages_in(supply: Supply, domain: Domain, size: int) -> int:
+    return sum(supply.pages_of(part.node, size) for part in domain.parts if supply.units(part))
