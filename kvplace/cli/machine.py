@@ -2,101 +2,81 @@
 
 from __future__ import annotations
 
-import json
 import platform
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
 
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.errors import BadTopology
-from kvplace.core.topology import Topology
+from kvplace.core.errors import BadBody, BadTopology
 
-MEANT = "a NodeTopology as JSON, a folder or tar archive with a machine's sys/, or one of these names"
+if TYPE_CHECKING:
+    from kvplace.simulate.machine_source import Machine
 
-_MOST_BYTES = 16 * 1024 * 1024
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A machine and what to call it."""
-
-    name: str
-    topology: Topology
-    notes: tuple[str, ...] = ()
-    """What its kernel did not say."""
+_CPU_MANAGER_STATE = click.Path(path_type=Path, dir_okay=False)
 
 
-def this_machine(reserved: str | None = None) -> Machine:
-    """Read the machine that we run on."""
-    return _discovered(Path("/"), platform.node() or "localhost", reserved)
+def cpu_manager_state_option(function: _Function) -> _Function:
+    """Add `--cpu-manager-state FILE` to a command, as its argument `cpu_manager_state`."""
+    option = click.option(
+        "--cpu-manager-state",
+        type=_CPU_MANAGER_STATE,
+        metavar="FILE",
+        help="The kubelet's cpu_manager_state: the CPUs that its static policy holds are not free.",
+    )
+    return option(function)
 
 
-def find_machine(text: str, reserved: str | None = None) -> Machine:
-    """Read a machine from a file, or one that comes with kvplace by its name.
+def find_machine(
+    text: str | None, *, reserved: str | None = None, cpu_manager_state: Path | None = None
+) -> Machine:
+    """Read a machine from a file, one that comes with kvplace by its name, or, without a text, this one.
 
-    `reserved` (a CPU list) replaces the CPUs that a description keeps for the host. Raises BadTopology
-    that names the file or the CPUs.
+    `reserved` (a CPU list) replaces the CPUs that a description keeps for the host, `cpu_manager_state`
+    what it says of the kubelet. Raises BadTopology or BadBody that names the file or the CPUs.
     """
+    from kvplace.simulate.machine_source import read_live_machine
+
+    machine = read_live_machine(platform.node() or "localhost") if text is None else _named(text)
+    if reserved is not None:
+        machine = _reserving(machine, reserved)
+    if cpu_manager_state is not None:
+        machine = machine.with_kubelet_cpus(_read(cpu_manager_state), str(cpu_manager_state))
+    return machine
+
+
+def _named(text: str) -> Machine:
+    from kvplace.simulate.machine_files import read_machine
+    from kvplace.simulate.machine_source import Machine, read_machine_at
+
     path = Path(text)
-    if path.is_file() and _is_json(path):
-        name, topology = _described(path)
-        return Machine(name, _with_reserved(topology, reserved))
-    if path.exists():
-        return _discovered(path, _stem(path), reserved)
-    from kvplace.simulate.machine_files import machine_names, read_machine
-
-    if "/" in text or "." in text:
-        raise BadTopology(f"{text} does not exist; give {MEANT}: {', '.join(machine_names())}")
-    return Machine(text, _with_reserved(read_machine(text), reserved))
-
-
-def _discovered(root: Path, name: str, reserved: str | None) -> Machine:
-    from kvplace.linux.sysfs import discover
-    from kvplace.linux.tree import open_tree
-
-    found = discover(open_tree(root), reserved=_cpus(reserved) if reserved is not None else 0)
-    return Machine(name, found.topology, found.notes)
-
-
-def _described(path: Path) -> tuple[str, Topology]:
-    from kvplace.core.topology_document import read_topology
-
     try:
-        text = path.read_text(encoding="utf-8")
-        document = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadTopology(f"{path} cannot be read as JSON: {error}") from None
+        there = path.exists()
+    except OSError:
+        there = True  # a name that no file can have: reading it says so
+    return read_machine_at(path) if there or "/" in text or "." in text else Machine(text, read_machine(text))
+
+
+def _reserving(machine: Machine, reserved: str) -> Machine:
     try:
-        topology = read_topology(document)
-    except BadTopology as error:
-        raise BadTopology(f"{path}: {error}") from None
-    metadata = document.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    return name if isinstance(name, str) and name else _stem(path), topology
-
-
-def _is_json(path: Path) -> bool:
-    """Tell a description from an archive by how it begins: no archive begins with a brace."""
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            return False
-        with path.open("rb") as file:
-            return file.read(512).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
-    except OSError as error:
-        raise BadTopology(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _with_reserved(topology: Topology, reserved: str | None) -> Topology:
-    return topology if reserved is None else replace(topology, reserved=_cpus(reserved))
-
-
-def _cpus(text: str) -> int:
-    try:
-        return parse_cpu_list(text, what="--reserved")
+        cpus = parse_cpu_list(reserved, what="--reserved")
     except ValueError as error:
         raise BadTopology(str(error)) from None
+    try:
+        return machine.with_reserved(cpus)
+    except BadTopology as error:
+        raise BadTopology(f"--reserved: {error}") from None
 
 
-def _stem(path: Path) -> str:
-    name = path.resolve().name
-    return name.partition(".tar")[0].removesuffix(".tgz").removesuffix(".json") or name
+def _read(path: Path) -> str:
+    from kvplace.linux.cpu_manager_state import MAX_BYTES
+
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1).decode("utf-8", "replace")
+    except OSError as error:
+        raise BadBody(f"--cpu-manager-state: {path} cannot be read: {error.strerror}") from None

@@ -23,26 +23,40 @@ class Output(Enum):
     """How a command prints its answer."""
 
     TABLE = "table"
+    WIDE = "wide"
     JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
 
 
 def output_option(function: _Function) -> _Function:
     """Add `-o table|json` to a command, as its argument `output`."""
-    option = click.option(
+    return output_option_of(Output.TABLE, Output.JSON)(function)
+
+
+def output_option_of(*outputs: Output) -> Callable[[_Function], _Function]:
+    """Add `-o` with just these choices to a command, as its argument `output`."""
+    return click.option(
         "-o",
         "--output",
-        type=click.Choice([output.value for output in Output]),
+        type=click.Choice([output.value for output in outputs]),
         default=Output.TABLE.value,
         show_default=True,
         callback=lambda _context, _option, value: Output(value),
         help="How to print the answer.",
     )
-    return option(function)
 
 
 def print_json(document: object) -> None:
     """Print a document for other programs."""
     click.echo(json.dumps(document, indent=2))
+
+
+def print_yaml(document: object) -> None:
+    """Print a document for other programs, and for people who would edit it."""
+    import yaml
+
+    click.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
 
 
 def say(sentence: str) -> None:

@@ -2,71 +2,142 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.output import Output, console, output_option, print_json, say
+from kvplace.cli.machine import cpu_manager_state_option, find_machine
+from kvplace.cli.output import Output, console, output_option_of, print_json, print_yaml, say
 
 if TYPE_CHECKING:
-    from kvplace.cli.machine import Machine
+    from rich.table import Table
+
+    from kvplace.core.topology import NumaNode, Topology
+    from kvplace.simulate.machine_source import Machine
 
 
 @click.command("topology", short_help="Show what a machine is made of.")
 @click.argument("file", required=False)
 @click.option("--reserved", metavar="CPUS", help="CPUs to keep for the host, for instance 0-1,64-65.")
-@output_option
-def command(file: str | None, reserved: str | None, output: Output) -> None:
+@cpu_manager_state_option
+@output_option_of(*Output)
+def command(file: str | None, reserved: str | None, cpu_manager_state: Path | None, output: Output) -> None:
     """Show sockets, NUMA nodes, L3 caches, cores and distances of a machine.
 
-    FILE is a folder or tar archive that holds the machine's sys/ (and proc/), a machine that was printed
-    with -o json, or the name of a server type that comes with kvplace. Without FILE it is this machine.
-    """
-    from kvplace.cli.machine import find_machine, this_machine
-    from kvplace.core.node_topology import node_topology
+    FILE is a folder or tar archive that holds the machine's sys/ (and proc/), a NodeTopology as JSON or YAML,
+    what `virsh capabilities` prints, a node's cpu-map, or the name of a server type that comes with kvplace.
+    Without FILE it is this machine.
 
-    machine = this_machine(reserved) if file is None else find_machine(file, reserved)
+    What the description leaves out, or says in two ways, is told on stderr. `kvplace map` draws the cores.
+    """
+    from kvplace.core.node_topology import KIND, node_topology
+
+    machine = find_machine(file, reserved=reserved, cpu_manager_state=cpu_manager_state)
     for note in machine.notes:
         say(note)
-    if output is Output.JSON:
-        print_json(node_topology(machine.name, machine.topology))
+    if output is Output.NAME:
+        click.echo(f"{KIND.lower()}.kvplace.io/{machine.name}")
+    elif output in (Output.JSON, Output.YAML):
+        document = node_topology(machine.name, machine.topology, machine.kubelet_cpus)
+        (print_json if output is Output.JSON else print_yaml)(document)
     else:
-        _print_table(machine)
+        _print_tables(machine, wide=output is Output.WIDE)
 
 
-def _print_table(machine: Machine) -> None:
-    from rich.table import Table
+def _print_tables(machine: Machine, *, wide: bool) -> None:
+    out = console()
+    for line in _summary(machine):
+        out.print(line, soft_wrap=True)
+    out.print()
+    out.print(_nodes(machine.topology))
+    if any(other != node.id for node in machine.topology.numa_nodes for other in node.distances):
+        out.print()
+        out.print(_distances(machine.topology))
+    if wide:
+        out.print()
+        out.print(_l3_groups(machine.topology))
 
+
+def _summary(machine: Machine) -> Iterator[str]:
     from kvplace.core.cpuset import format_cpu_list
-    from kvplace.core.quantity import format_bytes
 
     topology = machine.topology
-    out = console()
-    out.print(
+    yield (
         f"{machine.name}: {_count(len(topology.packages), 'socket')}, "
         f"{_count(len(topology.numa_nodes), 'NUMA node')}, {_count(len(topology.l3_groups), 'L3 cache')}, "
         f"{_count(len(topology.cores), 'core')}, {_count(topology.cpus.bit_count(), 'CPU')}"
     )
-    if topology.reserved:
-        out.print(f"reserved for the host: {format_cpu_list(topology.reserved)}")
-    if topology.isolated:
-        out.print(f"isolated by the kernel: {format_cpu_list(topology.isolated)}")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("NUMA", "SOCKET", "CPUS", "CORES", "L3", "MEMORY", "HUGE PAGES", "DISTANCES"):
-        table.add_column(title, overflow="fold", justify="left")
+    for what, cpus in (
+        ("reserved for the host", topology.reserved),
+        ("isolated by the kernel", topology.isolated),
+        ("held by the kubelet's static policy", machine.kubelet_cpus),
+    ):
+        if cpus:
+            yield f"{what}: {format_cpu_list(cpus)}"
+
+
+def _nodes(topology: Topology) -> Table:
+    from kvplace.core.cpuset import format_cpu_list
+
+    table = _table("NUMA", "SOCKET", "CPUS", "L3", "CORES", "THREADS/CORE", "MEMORY", "HUGE PAGES")
     for node in topology.numa_nodes:
-        pages = ", ".join(f"{count} x {format_bytes(size)}" for size, count in node.huge_pages.items())
         table.add_row(
             str(node.id),
-            ",".join(map(str, topology.packages_of(node.cpus))) or "-",
+            _list(topology.packages_of(node.cpus)),
             format_cpu_list(node.cpus) or "-",
-            str(len(topology.cores_in(node.cpus))),
             str(len(topology.l3_in(node.cpus))),
+            str(len(topology.cores_in(node.cpus))),
+            _list(sorted({core.bit_count() for core in topology.cores_in(node.cpus)})),
             f"{node.memory / 2**30:.1f} GiB" if node.memory else "-",
-            pages or "-",
-            " ".join(str(topology.distance(node.id, other.id)) for other in topology.numa_nodes),
+            _huge_pages(node),
         )
-    out.print(table)
+    return table
+
+
+def _huge_pages(node: NumaNode) -> str:
+    from kvplace.core.quantity import format_bytes
+
+    return ", ".join(f"{count} x {format_bytes(size)}" for size, count in node.huge_pages.items()) or "-"
+
+
+def _distances(topology: Topology) -> Table:
+    """The matrix as it was described, a line for each node that looks: `-` where nothing was said."""
+    table = _table("DISTANCE", *(f"to {node.id}" for node in topology.numa_nodes))
+    for node in topology.numa_nodes:
+        table.add_row(
+            f"from {node.id}", *(str(node.distances.get(other.id, "-")) for other in topology.numa_nodes)
+        )
+    return table
+
+
+def _l3_groups(topology: Topology) -> Table:
+    from kvplace.core.cpuset import format_cpu_list
+
+    table = _table("L3", "SOCKET", "NUMA", "CPUS", "CORES (THREADS OF EACH)")
+    for index, cpus in enumerate(topology.l3_groups):
+        table.add_row(
+            str(index),
+            _list(topology.packages_of(cpus)),
+            _list(topology.nodes_of(cpus)),
+            format_cpu_list(cpus),
+            "  ".join(format_cpu_list(core) for core in topology.cores_in(cpus)),
+        )
+    return table
+
+
+def _table(*titles: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in titles:
+        table.add_column(title, overflow="fold", justify="left")
+    return table
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers)) or "-"
 
 
 def _count(number: int, noun: str) -> str:

@@ -270,9 +270,11 @@ class MemoryCluster:
         self._nodes.remove(name)
         self._node_annotations.pop(name, None)
 
-    def put_topology(self, node: str, topology: Topology) -> None:
-        """Publish a node's machine, as its agent does."""
-        self._topologies.put(node, TopologyRecord(node, topology, resource_version=self._next_version()))
+    def put_topology(self, node: str, topology: Topology, *, kubelet_cpus: int = 0) -> None:
+        """Publish a node's machine, and what the kubelet's static policy holds of it, as its agent does."""
+        version = self._next_version()
+        record = TopologyRecord(node, topology, kubelet_cpus=kubelet_cpus, resource_version=version)
+        self._topologies.put(node, record)
 
     def put_topology_document(self, node: str, document: object) -> None:
         """Publish a machine as JSON, readable or not."""

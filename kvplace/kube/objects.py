@@ -12,6 +12,7 @@ import msgspec
 
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadTopology, Corrupt
 from kvplace.core.ledger import Ledger, read_ledger
 from kvplace.core.placement import PLACEMENT
@@ -122,6 +123,13 @@ class CustomObject(_Wire):
 
     metadata: Metadata
     spec: msgspec.Raw = msgspec.Raw(b"{}")
+    status: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class TopologyStatus(_Wire):
+    """The one thing that agents report of a machine and that placing depends on."""
+
+    kubelet_cpus: str = ""
 
 
 class ListMetadata(_Wire):
@@ -215,7 +223,14 @@ class TopologyReader:
         if known is None or not metadata.generation or known[:2] != (metadata.uid, metadata.generation):
             known = (metadata.uid, metadata.generation, *_machine(document.spec))
             self._read[metadata.name] = known
-        return TopologyRecord(metadata.name, known[2], known[3], metadata.resource_version)
+        topology, problem = known[2:]
+        kubelet_cpus = 0
+        try:
+            status = _STATUS.decode(document.status)
+            kubelet_cpus = parse_cpu_list(status.kubelet_cpus if status else "", what="status.kubeletCpus")
+        except (ValueError, *NOT_JSON) as error:
+            topology, problem = None, problem or str(error)
+        return TopologyRecord(metadata.name, topology, problem, kubelet_cpus, metadata.resource_version)
 
     def forget(self, node: str) -> None:
         """Drop what is kept of a node that is gone."""
@@ -242,3 +257,4 @@ def _machine(spec: msgspec.Raw) -> tuple[Topology | None, str]:
 
 _NO_ANNOTATIONS = Annotations()
 _JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+_STATUS: msgspec.json.Decoder[TopologyStatus | None] = msgspec.json.Decoder(TopologyStatus | None)

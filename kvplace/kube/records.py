@@ -60,6 +60,8 @@ class TopologyRecord:
     node: str
     topology: Topology | None
     problem: str = ""
+    kubelet_cpus: int = 0
+    """CPUs that the kubelet's own static policy holds there."""
     resource_version: str = ""
 
 

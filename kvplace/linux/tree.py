@@ -1,22 +1,40 @@
 """The files of a machine: its live root, a copied folder, or a tar archive of one.
 
 A captured machine was packed by somebody else, so an archive is never unpacked: only the small files
-below `sys/devices/system`, `sys/kernel/mm` and `proc` are read, into memory and within limits.
+below `sys/devices/system`, `sys/kernel/mm`, `proc` and the kubelet's folder are read, into memory and within
+limits, whatever the archive's links and paths say.
 """
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
+import lzma
+import os
+import stat
 import tarfile
+import zlib
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import BinaryIO, Protocol, cast
 
 from kvplace.core.errors import BadTopology
 
 CPU_FOLDER = "sys/devices/system/cpu"
-_WANTED = ("sys/devices/system/cpu/", "sys/devices/system/node/", "sys/kernel/mm/hugepages/", "proc/meminfo")
-_MAX_MEMBERS = 2_000_000
+CPU_MANAGER_STATE = "var/lib/kubelet/cpu_manager_state"
+_WANTED_BELOW = ("sys/devices/system/cpu/", "sys/devices/system/node/", "sys/kernel/mm/hugepages/")
+_WANTED = ("proc/meminfo", CPU_MANAGER_STATE)
+_MAX_MEMBERS = 400_000
 _MAX_FILE = 256 * 1024
-_MAX_TOTAL = 256 * 1024 * 1024
+_MAX_TOTAL = 64 * 1024 * 1024
+_MAX_UNPACKED = 512 * 1024 * 1024
+_MAX_AT_ONCE = 1024 * 1024
+"""Nothing that we read, and no header, is longer; only a forged one asks for more."""
+
+_COMPRESSIONS = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
+_BROKEN = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError, RecursionError)
+"""What reading a damaged or hostile archive ends in."""
 
 
 class Tree(Protocol):
@@ -26,7 +44,10 @@ class Tree(Protocol):
     """What a person calls it, for errors."""
 
     def read(self, path: str) -> str | None:
-        """Read a file; None when it is missing or cannot be read now, as sysfs files sometimes cannot."""
+        """Read a file; None when it is missing or cannot be read now, as sysfs files sometimes cannot.
+
+        Raises BadTopology for one that is longer than any such file.
+        """
         ...
 
     def entries(self, path: str) -> list[str]:
@@ -41,17 +62,28 @@ def open_tree(path: Path) -> Tree:
     """
     if path.is_dir():
         return FolderTree(_root_of(path))
-    if not path.exists():
-        raise BadTopology(
-            f"{path} does not exist; give a folder or tar archive that holds the machine's sys/"
-        )
     try:
-        with tarfile.open(path, "r:*") as archive:
-            return ArchiveTree(str(path), archive)
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        # With no compression known to it, tarfile lists what it tried, a line for each.
-        why = str(error).partition("\n")[0].rstrip(":")
-        raise BadTopology(f"{path} is no folder and cannot be read as a tar archive: {why}") from None
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadTopology(f"{path} cannot be read: {error.strerror}") from None
+    return read_archive(str(path), content)
+
+
+def read_archive(name: str, content: bytes) -> Tree:
+    """Read a tar archive, plain or compressed; raises BadTopology as `open_tree` does."""
+    try:
+        machines = _machines_in(name, content)
+    except _BROKEN as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise BadTopology(f"{name} cannot be read as a tar archive: {why}") from None
+    return _ArchiveTree(
+        name, machines[_only_machine(name, [root for root in machines if _is_one(machines[root])])]
+    )
+
+
+def looks_like_archive(content: bytes) -> bool:
+    """Tell a tar archive by how it begins."""
+    return content[257:262] == b"ustar" or any(content.startswith(magic) for magic, _ in _COMPRESSIONS)
 
 
 class FolderTree:
@@ -63,10 +95,18 @@ class FolderTree:
 
     def read(self, path: str) -> str | None:
         try:
-            with (self._root / path).open("rb") as file:
-                return file.read(_MAX_FILE).decode("utf-8", "replace")
+            # A pipe where a file should be must not keep us waiting for somebody to write into it.
+            descriptor = os.open(self._root / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return None
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
+                    content = file.read(_MAX_FILE + 1)
+            finally:
+                os.close(descriptor)
         except OSError:
             return None
+        return _text(self.name, path, content)
 
     def entries(self, path: str) -> list[str]:
         try:
@@ -75,76 +115,119 @@ class FolderTree:
             return []
 
 
-class ArchiveTree:
+class _ArchiveTree:
     """A machine's root in a tar archive, read once."""
 
-    def __init__(self, name: str, archive: tarfile.TarFile) -> None:
+    def __init__(self, name: str, files: Mapping[str, bytes | None]) -> None:
         self.name = name
-        self._files: dict[str, bytes] = {}
+        self._files = files
         self._folders: dict[str, dict[str, None]] = {}
-        self._load(archive)
+        for path in files:
+            while "/" in path:
+                path, _, entry = path.rpartition("/")
+                self._folders.setdefault(path, {})[entry] = None
 
     def read(self, path: str) -> str | None:
         content = self._files.get(path)
-        return None if content is None else content.decode("utf-8", "replace")
+        return None if content is None else _text(self.name, path, content)
 
     def entries(self, path: str) -> list[str]:
         return list(self._folders.get(path, ()))
 
-    def _load(self, archive: tarfile.TarFile) -> None:
-        total = 0
+
+class _Bounded:
+    """A stream that ends in an error when somebody makes it unpack too much."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _MAX_AT_ONCE:
+            raise tarfile.ReadError("one of its headers is too long")
+        self._check(self._stream.tell() + size)
+        return self._stream.read(size)
+
+    def seek(self, position: int, whence: int = os.SEEK_SET) -> int:
+        self._check(position)
+        return self._stream.seek(position, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def _check(self, position: int) -> None:
+        if position > _MAX_UNPACKED:
+            raise tarfile.ReadError(
+                f"it unpacks to more than {_MAX_UNPACKED >> 20} MiB; pack only sys/ and proc/"
+            )
+
+
+def _machines_in(name: str, content: bytes) -> dict[str, dict[str, bytes | None]]:
+    """The files that we want of an archive, by the folder that is their machine's root; folders are None."""
+    opened = next((open_ for magic, open_ in _COMPRESSIONS if content.startswith(magic)), None)
+    packed = io.BytesIO(content)
+    stream = cast(BinaryIO, packed if opened is None else opened(packed))
+    machines: dict[str, dict[str, bytes | None]] = {}
+    total = 0
+    with tarfile.open(fileobj=cast(BinaryIO, _Bounded(stream)), mode="r:") as archive:
         for count, member in enumerate(archive):
             if count >= _MAX_MEMBERS:
-                raise BadTopology(
-                    f"{self.name} holds more than {_MAX_MEMBERS} files: that is no machine's sys/"
-                )
-            path = _inside(member.name)
-            if path is None or not (member.isreg() or member.isdir()):
+                raise tarfile.ReadError(f"it holds more than {_MAX_MEMBERS} files; pack only sys/ and proc/")
+            place = _place_of(member.name)
+            if place is None or not (member.isreg() or member.isdir()):
                 continue
-            self._remember(path)
-            if not member.isreg():
-                self._folders.setdefault(path, {})
-                continue
-            total += min(member.size, _MAX_FILE)
+            root, path = place
+            file = archive.extractfile(member) if member.isreg() else None
+            found = None if file is None else file.read(_MAX_FILE + 1)
+            total += len(found or b"")
             if total > _MAX_TOTAL:
-                raise BadTopology(
-                    f"{self.name} unpacks to more than {_MAX_TOTAL >> 20} MiB: give only its sys/ and proc/"
-                )
-            content = archive.extractfile(member)
-            if content is not None:
-                self._files[path] = content.read(_MAX_FILE)
-        if CPU_FOLDER not in self._folders:
-            raise BadTopology(_no_sys(self.name))
-
-    def _remember(self, path: str) -> None:
-        while "/" in path:
-            path, _, name = path.rpartition("/")
-            self._folders.setdefault(path, {})[name] = None
+                raise tarfile.ReadError(f"it holds more than {_MAX_TOTAL >> 20} MiB below sys/")
+            machines.setdefault(root, {})[path] = found
+    return machines
 
 
-def _inside(name: str) -> str | None:
-    """The path from the machine's root, when the file is one that we read."""
+def _place_of(name: str) -> tuple[str, str] | None:
+    """The machine's root and the path below it, when the file is one that we read."""
     parts = [part for part in PurePosixPath(name).parts if part not in (".", "/")]
-    for start in (0, 1):
-        path = "/".join(parts[start:])
-        if any(path.startswith(wanted) or wanted == path + "/" for wanted in _WANTED):
-            return path
+    if ".." in parts:
+        return None
+    for depth in (0, 1):
+        path = "/".join(parts[depth:])
+        if path in _WANTED or (path + "/").startswith(_WANTED_BELOW):
+            return "/".join(parts[:depth]), path
     return None
 
 
+def _is_one(files: Mapping[str, bytes | None]) -> bool:
+    return any(path.startswith(CPU_FOLDER + "/") for path in files)
+
+
 def _root_of(folder: Path) -> Path:
-    candidates = (
-        [folder, *sorted(entry for entry in folder.iterdir() if entry.is_dir())]
-        if folder != Path("/")
-        else [folder]
-    )
-    for candidate in candidates:
-        if (candidate / CPU_FOLDER).is_dir():
-            return candidate
-    raise BadTopology(_no_sys(str(folder)))
+    if (folder / CPU_FOLDER).is_dir() or folder == Path("/"):
+        return folder
+    try:
+        below = [entry.name for entry in folder.iterdir() if (entry / CPU_FOLDER).is_dir()]
+    except OSError as error:
+        raise BadTopology(f"{folder} cannot be read: {error.strerror}") from None
+    return folder / _only_machine(str(folder), below)
 
 
-def _no_sys(name: str) -> str:
-    return (
-        f"{name} holds no {CPU_FOLDER}; give a folder or tar archive with the sys/ (and proc/) of a machine"
-    )
+def _only_machine(name: str, roots: list[str]) -> str:
+    """Choose the top if a machine is there, or else the only folder that holds one."""
+    if not roots:
+        raise BadTopology(
+            f"{name} holds no {CPU_FOLDER}; give a folder or tar archive with the sys/ (and proc/)"
+            " of a machine"
+        )
+    if "" in roots:
+        return ""
+    if len(roots) > 1:
+        raise BadTopology(
+            f"{name} holds {len(roots)} machines: {', '.join(sorted(roots)[:8])}; give one of them"
+        )
+    return roots[0]
+
+
+def _text(name: str, path: str, content: bytes) -> str:
+    if len(content) > _MAX_FILE:
+        raise BadTopology(f"{name}: {path} is longer than {_MAX_FILE} bytes, as no such file is")
+    return content.decode("utf-8", "replace")

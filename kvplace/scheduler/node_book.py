@@ -112,7 +112,10 @@ class NodeBook:
         return self._machines[node]
 
     def _describe(self, node: str) -> tuple[Topology | None, int | None, str]:
-        """Bring the NodeTopology and the node's cpu-map together: the map narrows what may be given out."""
+        """Bring together what describes a node.
+
+        Its cpu-map and the CPUs that the kubelet's static policy holds narrow what may be given out.
+        """
         record = self.nodes.get(node)
         described = self.topologies.get(node)
         sockets: dict[int, int] | None = None
@@ -129,6 +132,8 @@ class NodeBook:
                 only = 0
                 for cpus in sockets.values():
                     only |= cpus
+            if described.kubelet_cpus:
+                only = (described.topology.cpus if only is None else only) & ~described.kubelet_cpus
             return described.topology, only, ""
         if sockets is not None:
             try:
@@ -146,6 +151,8 @@ class NodeBook:
 
     def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
         either = after or before
+        if before is not None and after is not None and _alike(before, after):
+            return  # an agent reports far more often than a machine changes
         if either is not None:
             self._machines.pop(either.node, None)
             self._largest = None
@@ -158,6 +165,15 @@ class NodeBook:
 
     def _changed(self, node: str) -> None:
         self.fits.node_changed(node)
+
+
+def _alike(before: TopologyRecord, after: TopologyRecord) -> bool:
+    """Whether two records of a NodeTopology allow the same placements."""
+    return (
+        before.topology is after.topology
+        and before.problem == after.problem
+        and before.kubelet_cpus == after.kubelet_cpus
+    )
 
 
 @contextlib.asynccontextmanager

@@ -49,7 +49,7 @@ def test_without_a_command_the_help_goes_to_stderr_as_wrong_usage(kvplace: Calle
         (["map"], "Missing argument 'FILE'"),
         (["map", "epyc-7502p", "--leger", "x"], "No such option"),
         (["topology", "vax"], "no machine 'vax' comes with kvplace"),
-        (["topology", "./none.json"], "./none.json does not exist"),
+        (["topology", "./none.json"], "none.json does not exist"),
         (["topology", "epyc-7502p", "--reserved", "0-"], "--reserved '0-'"),
         (
             ["topology", "epyc-7502p", "--reserved", "640"],
@@ -58,7 +58,7 @@ def test_without_a_command_the_help_goes_to_stderr_as_wrong_usage(kvplace: Calle
         (["place", "--topology", "epyc-7502p", "--free", "60-70"], "--free: the machine has no CPU 64-70"),
         (["demo", "--vms", "0"], "0 is not in the range"),
         (["serve"], "Missing option"),
-        (["topology", "-o", "yaml", "epyc-7502p"], "'yaml' is not one of 'table', 'json'"),
+        (["demo", "-o", "yaml"], "'yaml' is not one of 'table', 'json'"),
         (["rewrite", "--domain", "-"], "give --placement or --cpu-map"),
     ],
 )

@@ -169,7 +169,7 @@ def test_what_is_no_machine_is_refused_with_what_to_give_instead(tmp_path: Path)
     whole = _archive(tmp_path / "whole.tar.gz", {"sys/devices/system/cpu/online": b"0\n" * 4000})
     cut.write_bytes(whole.read_bytes()[:40])
     for path, words in (
-        (tmp_path / "nowhere", "does not exist"),
+        (tmp_path / "nowhere", "cannot be read: No such file"),
         (junk, "cannot be read as a tar archive"),
         (cut, "cannot be read as a tar archive"),
         (empty, "holds no sys/devices/system/cpu"),

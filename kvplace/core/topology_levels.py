@@ -1,0 +1,177 @@
+"""Whole levels of a machine, made of what its kernel or libvirt says of each CPU.
+
+Whoever describes a machine may leave a level out or contradict himself. Here such a level collapses to the
+next coarser one, with a note that says where and why; nothing is guessed from ids. Distances are no level:
+they stay as they were said, partial or asymmetric, and only a note tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.topology import NumaNode, Package, Topology
+
+MAX_PACKAGE_ID = 999_999
+"""An id above it is firmware's garbage and no name for a person (`socket4294967295`)."""
+
+_LOCAL_DISTANCE = 10
+_SOME = 8
+"""So many things are named in a note; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """A machine, and what its description left out or said in two ways."""
+
+    topology: Topology
+    notes: tuple[str, ...]
+    """One sentence for each level that had to collapse, and for what else is odd."""
+
+
+class Levels:
+    """Makes the levels of one machine out of its on-line CPUs, and keeps the notes."""
+
+    def __init__(self, source: str, online: int) -> None:
+        """`source` is who describes the machine, as the subject of a sentence: `the kernel`."""
+        self._source = source
+        self._online = online
+        self.notes: list[str] = []
+
+    def partition(
+        self, level: str, set_of: Callable[[int], int | None], coarser: Iterable[int], instead: str
+    ) -> tuple[int, ...]:
+        """Cut the on-line CPUs into the sets that `set_of` names; what it leaves out is cut as `coarser` is.
+
+        Sets that overlap count as one. Sets are ordered by their lowest CPU.
+        """
+        groups: list[int] = []
+        named, disputed = 0, 0
+        for cpu in cpus_of(self._online):
+            members = (set_of(cpu) or 0) & self._online
+            if not members >> cpu & 1 or members in groups:
+                continue
+            if overlap := members & named:
+                disputed |= overlap
+                members |= union(group for group in groups if group & members)
+                groups = [group for group in groups if not group & members]
+            groups.append(members)
+            named |= members
+        if disputed:
+            self.notes.append(
+                f"{self._source} puts CPU {format_cpu_list(disputed)} into several {level}:"
+                " those count as one"
+            )
+        if unnamed := self._online & ~named:
+            which = "" if unnamed == self._online else f" of CPU {format_cpu_list(unnamed)}"
+            self.notes.append(f"{self._source} says nothing about the {level}{which}: {instead}")
+            groups += [part for cpus in coarser if (part := cpus & unnamed)]
+        return tuple(sorted(groups, key=lambda group: group & -group))
+
+    def packages(
+        self, set_of: Callable[[int], int | None], id_of: Callable[[int], int | None]
+    ) -> tuple[Package, ...]:
+        """Cut the on-line CPUs into sockets; they keep their ids where each has one of its own."""
+        sets = self.partition("sockets", set_of, [self._online], "the machine counts as one socket")
+        ids = [_common_id(id_of, cpus) for cpus in sets]
+        if None in ids or len(set(ids)) != len(ids):
+            if len(sets) > 1:
+                self.notes.append(
+                    f"{self._source} gives the sockets no ids of their own: they are numbered from 0"
+                )
+            ids = list(range(len(sets)))
+        return tuple(
+            Package(number, cpus) for number, cpus in zip(ids, sets, strict=True) if number is not None
+        )
+
+    def numa_nodes(self, nodes: Sequence[NumaNode], whole: NumaNode) -> tuple[NumaNode, ...]:
+        """Check the nodes that were described; `whole` stands in when there are none.
+
+        Memory that belongs to CPUs in no node, or in two, cannot be told apart: then the machine counts as
+        one node with the memory of all.
+        """
+        checked = self._whole_nodes(nodes, whole)
+        for node in checked:
+            if node.memory and sum(size * count for size, count in node.huge_pages.items()) > node.memory:
+                self.notes.append(
+                    f"{self._source} gives NUMA node {node.id} more huge pages than memory: no memory is left"
+                    " for VMs without huge pages"
+                )
+        return checked
+
+    def _whole_nodes(self, nodes: Sequence[NumaNode], whole: NumaNode) -> tuple[NumaNode, ...]:
+        if not nodes:
+            self.notes.append(f"{self._source} says nothing about NUMA nodes: the machine counts as one")
+            return (whole,)
+        twice, homeless = _twice(node.cpus for node in nodes), self._online & ~union(n.cpus for n in nodes)
+        if twice or homeless:
+            cpus, where = (twice, "several NUMA nodes") if twice else (homeless, "no NUMA node")
+            self.notes.append(
+                f"{self._source} puts CPU {format_cpu_list(cpus)} into {where}: the machine counts as one"
+            )
+            return (self._merged(nodes),)
+        if len(nodes) == 1:
+            (node,) = nodes
+            distances = node.distances or {node.id: _LOCAL_DISTANCE}
+            return (NumaNode(node.id, node.cpus, node.memory, node.huge_pages, distances),)
+        self._look_at_distances(nodes)
+        return tuple(nodes)
+
+    def _merged(self, nodes: Sequence[NumaNode]) -> NumaNode:
+        pages: dict[int, int] = {}
+        for node in nodes:
+            for size, count in node.huge_pages.items():
+                pages[size] = pages.get(size, 0) + count
+        memory = sum(node.memory for node in nodes)
+        return NumaNode(nodes[0].id, self._online, memory, pages, {nodes[0].id: _LOCAL_DISTANCE})
+
+    def _look_at_distances(self, nodes: Sequence[NumaNode]) -> None:
+        rows: Mapping[int, Mapping[int, int]] = {node.id: node.distances for node in nodes}
+        partial = [number for number, row in rows.items() if any(other not in row for other in rows)]
+        if len(partial) == len(rows) and not any(rows.values()):
+            self.notes.append(
+                f"{self._source} says nothing about distances between NUMA nodes: each counts as 20"
+            )
+        elif partial:
+            self.notes.append(
+                f"{self._source} gives NUMA node {_some(partial)} no distance to some nodes: the way back"
+                " counts, or else 20"
+            )
+        asymmetric = [
+            f"{a}-{b}"
+            for a, row in rows.items()
+            for b, value in row.items()
+            if a < b and rows.get(b, {}).get(a, value) != value
+        ]
+        if asymmetric:
+            self.notes.append(
+                f"the distances between NUMA nodes {_some(asymmetric)} differ by direction: the larger counts"
+            )
+
+
+def union(sets: Iterable[int]) -> int:
+    """Make one set of several."""
+    everything = 0
+    for cpus in sets:
+        everything |= cpus
+    return everything
+
+
+def _twice(sets: Iterable[int]) -> int:
+    seen, twice = 0, 0
+    for cpus in sets:
+        twice |= seen & cpus
+        seen |= cpus
+    return twice
+
+
+def _common_id(id_of: Callable[[int], int | None], cpus: int) -> int | None:
+    found = {id_of(cpu) for cpu in cpus_of(cpus)}
+    number = found.pop() if len(found) == 1 else None
+    return number if number is not None and 0 <= number <= MAX_PACKAGE_ID else None
+
+
+def _some(things: Sequence[object]) -> str:
+    named = ", ".join(map(str, things[:_SOME]))
+    return named if len(things) <= _SOME else f"{named} and {len(things) - _SOME} more"

@@ -1,0 +1,156 @@
+"""A machine from whatever describes it, told apart by what is in the file and never by its name.
+
+folder, tar archive           the sys/ (and proc/, var/lib/kubelet/) of a machine
+{"packages": ...}, {"spec"}   what `kvplace topology` prints, or a NodeTopology of a cluster; JSON or YAML
+<capabilities>                what `virsh capabilities` prints
+{"socket0": ["2", "3"]}       a node's hand-written cpu-map
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
+from kvplace.core.errors import BadAnnotation, BadBody, BadTopology
+from kvplace.core.topology import Topology
+
+MEANT = (
+    "a folder or tar archive with a machine's sys/, a NodeTopology, what `virsh capabilities` prints,"
+    " or a node's cpu-map"
+)
+MOST_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine and what to call it."""
+
+    name: str
+    topology: Topology
+    notes: tuple[str, ...] = ()
+    """What its description left out or said in two ways."""
+    kubelet_cpus: int = 0
+    """CPUs that the kubelet's own static policy holds: nobody else may have them."""
+
+    def with_reserved(self, cpus: int) -> Machine:
+        """Keep other CPUs for the host; raises BadTopology for one that the machine lacks."""
+        return replace(self, topology=replace(self.topology, reserved=cpus))
+
+    def with_kubelet_cpus(self, text: str, what: str) -> Machine:
+        """Take the kubelet's holdings from its cpu_manager_state; raises BadBody that names `what`."""
+        from kvplace.linux.cpu_manager_state import read_cpu_manager_state
+
+        held = read_cpu_manager_state(text, what=what).held
+        return self._holding(held, what)
+
+    def _holding(self, held: int, what: str) -> Machine:
+        absent = held & ~self.topology.cpus
+        note = f"{what} names CPU {format_cpu_list(absent)}, which the machine does not have"
+        return replace(
+            self,
+            kubelet_cpus=held & self.topology.cpus,
+            notes=(*self.notes, note) if absent else self.notes,
+        )
+
+
+def read_machine_at(path: Path) -> Machine:
+    """Read the machine that a file or folder describes; raises BadTopology or BadBody that names the file."""
+    try:
+        if path.is_dir():
+            return _of_tree(path, None, _stem(path))
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        raise BadTopology(f"{path} does not exist; give {MEANT}") from None
+    except OSError as error:
+        raise BadTopology(f"{path} cannot be read: {error.strerror}; give {MEANT}") from None
+    if len(content) > MOST_BYTES:
+        raise BadTopology(f"{path} is longer than {MOST_BYTES >> 20} MiB; give {MEANT}")
+    from kvplace.linux.tree import looks_like_archive
+
+    text = content.removeprefix(codecs.BOM_UTF8).lstrip()
+    if looks_like_archive(content) or b"\0" in content[:512]:
+        return _of_tree(path, content, _stem(path))
+    if text.startswith(b"<"):
+        from kvplace.libvirt.capabilities import read_capabilities
+
+        found = read_capabilities(text, what=str(path))
+        return Machine(_stem(path), found.topology, found.notes)
+    return _of_document(path, _document(path, text))
+
+
+def read_live_machine(name: str) -> Machine:
+    """Read the machine that we run on."""
+    return _of_tree(Path("/"), None, name)
+
+
+def _of_tree(path: Path, archive: bytes | None, name: str) -> Machine:
+    from kvplace.linux.sysfs import discover
+    from kvplace.linux.tree import CPU_MANAGER_STATE, open_tree, read_archive
+
+    tree = open_tree(path) if archive is None else read_archive(str(path), archive)
+    found = discover(tree)
+    machine = Machine(name, found.topology, found.notes)
+    state = tree.read(CPU_MANAGER_STATE)
+    return machine if state is None else machine.with_kubelet_cpus(state, f"{tree.name}: {CPU_MANAGER_STATE}")
+
+
+def _document(path: Path, content: bytes) -> Mapping[str, Any]:
+    from kvplace.core.request_json import json_object
+    from kvplace.simulate.documents import read_document
+
+    try:
+        text = content.decode("utf-8")
+        if text.startswith(("{", "[")):
+            return json_object(text, what=str(path))
+        return read_document(text, str(path)).keys
+    except UnicodeDecodeError:
+        raise BadTopology(f"{path} is no text and no archive; give {MEANT}") from None
+    except BadBody as error:
+        raise BadTopology(f"{error}; give {MEANT}") from None
+
+
+def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
+    from kvplace.core.cpu_map import read_node_cpu_map
+    from kvplace.core.topology import topology_of_cpu_map
+    from kvplace.core.topology_document import read_topology
+
+    try:
+        if any(key.startswith("socket") for key in document):
+            note = (
+                "a cpu-map says nothing about siblings, caches, NUMA nodes and memory: each socket is a node"
+            )
+            return Machine(_stem(path), topology_of_cpu_map(read_node_cpu_map(json.dumps(document))), (note,))
+        machine = Machine(_name_in(document) or _stem(path), read_topology(document))
+        status = document.get("status")
+        held = status.get("kubeletCpus") if isinstance(status, Mapping) else None
+        if held is None:
+            return machine
+        return machine._holding(parse_cpu_list(_text(held), what="status.kubeletCpus"), "status.kubeletCpus")
+    except (BadTopology, BadAnnotation, ValueError) as error:
+        raise BadTopology(f"{path}: {error}") from None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise BadTopology(f"status.kubeletCpus must be a CPU list, not {type(value).__name__}")
+    return value
+
+
+def _name_in(document: Mapping[str, Any]) -> str:
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    return name if isinstance(name, str) and name.isprintable() else ""
+
+
+def _stem(path: Path) -> str:
+    name = path.resolve().name
+    name = name.partition(".tar")[0].removesuffix(".tgz")
+    for ending in (".json", ".yaml", ".yml", ".xml"):
+        name = name.removesuffix(ending)
+    return name or "machine"
