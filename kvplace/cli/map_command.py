@@ -1,88 +1,161 @@
-"""`kvplace map`: a machine drawn, with who owns which core."""
+"""`kvplace map`: a machine drawn, with who has which core."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.output import Output, console, output_option, print_json, say
-from kvplace.core.errors import BadBody, Corrupt
+from kvplace.cli.output import WIDTH, console, say
+from kvplace.core.errors import BadBody
 
 if TYPE_CHECKING:
-    from kvplace.core.ledger import Ledger
-    from kvplace.core.topology import Topology
+    from kvplace.core.drawing import CoreMap
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_MOST_BYTES = 16 * 1024 * 1024
+_WIDE = 160
+"""Columns of `-o wide` in a file or pipe."""
+
+
+class Form(Enum):
+    """What a map is drawn as."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    SVG = "svg"
+
+
+_FORM_OF_FILE = {".svg": Form.SVG, ".json": Form.JSON, ".txt": Form.TABLE}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to draw, and the file that it goes to instead of stdout."""
+
+    form: Form
+    file: Path | None
+
+    @classmethod
+    def of(cls, values: tuple[str, ...]) -> Target:
+        """Read the values of `-o`: the name of a form, a file, or both; raises BadParameter."""
+        forms = {form.value: form for form in Form}
+        named = [forms[value] for value in values if value in forms]
+        files = [Path(value) for value in values if value not in forms]
+        if len(named) > 1 or len(files) > 1:
+            raise click.BadParameter("takes one form, and one file beside it")
+        file = files[0] if files else None
+        if file is None or named:
+            return cls(named[0] if named else Form.TABLE, file)
+        if file.suffix not in _FORM_OF_FILE:
+            raise click.BadParameter(
+                f"{str(file)!r} is neither one of {', '.join(forms)} nor a file that ends in "
+                f"{', '.join(_FORM_OF_FILE)}"
+            )
+        return cls(_FORM_OF_FILE[file.suffix], file)
 
 
 @click.command("map", short_help="Draw the cores of a machine, and whose they are.")
 @click.argument("machine", metavar="FILE")
 @click.option(
-    "--ledger",
-    type=_FILE,
-    help="Who owns what: the NodeLedger of the node (`kubectl get nodeledger NODE -o json`).",
+    "--placements",
+    metavar="FILE",
+    help="Who has what, `-` for stdin: answers of `kvplace place --keep -o json`, a NodeLedger "
+    "(`kubectl get nodeledger NODE -o yaml`), or pods (`kubectl get pods -A -o json`).",
 )
-@output_option
-def command(machine: str, ledger: Path | None, output: Output) -> None:
-    """Draw the cores of a machine, and whose they are.
+@click.option("--foreign", metavar="CPUS", help="CPUs that somebody else holds, for instance 8-11,40-43.")
+@click.option(
+    "--found",
+    metavar="VM=CPUS",
+    multiple=True,
+    help="Where the pinned threads of a VM may really run; where that is not where they were placed, "
+    "the map shows drift. May be repeated.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    metavar="FORM|FILE",
+    multiple=True,
+    callback=lambda _context, _option, values: Target.of(values),
+    help="table (the default), wide, json or svg; or a file to write, as what its name ends in says "
+    "(.svg, .json, .txt). May be given twice, for a form and a file.",
+)
+def command(
+    machine: str, placements: str | None, foreign: str | None, found: tuple[str, ...], target: Target
+) -> None:
+    """Draw the cores of a machine, and whose they are: sockets, NUMA nodes, L3 caches, cores, threads.
 
     FILE is the machine as `kvplace topology` takes it: a description, a folder or archive, or the name of a
     server type that comes with kvplace.
+
+    What contradicts itself is marked in the map and told on stderr: two VMs on one CPU, CPUs that the
+    machine lacks, threads that are not where they were placed.
     """
     from kvplace.cli.machine import find_machine
-    from kvplace.core.drawing import core_map_document, draw
+    from kvplace.cli.map_book import Book, read_book, read_found
+    from kvplace.core.cpuset import parse_cpu_list
+    from kvplace.core.drawing import draw
     from kvplace.core.ledger import Ledger
 
-    found = find_machine(machine)
-    for note in found.notes:
-        say(note)
-    book = Ledger() if ledger is None else _read_ledger(ledger, found.topology)
-    drawing = draw(found.name, found.topology, book)
-    if output is Output.JSON:
-        print_json(core_map_document(drawing))
+    known = find_machine(machine)
+    book = Book(Ledger())
+    if placements is not None:
+        book = read_book(placements, known.name, known.topology.fingerprint)
+    try:
+        held = parse_cpu_list(foreign or "", what="--foreign")
+    except ValueError as error:
+        raise BadBody(str(error)) from None
+    drawing = draw(known.name, known.topology, book.ledger, foreign=held, found=read_found(found, book))
+    for sentence in (*known.notes, *book.notes):
+        say(sentence)
+    for fault in drawing.faults:
+        say(f"{fault.kind.value}: {fault.sentence}")
+    _write(drawing, target)
+
+
+def _write(drawing: CoreMap, target: Target) -> None:
+    if target.file is None:
+        _print(drawing, target.form)
+        return
+    try:
+        target.file.write_text(_text(drawing, target.form), encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"{target.file} cannot be written: {error.strerror}") from None
+
+
+def _print(drawing: CoreMap, form: Form) -> None:
+    if form in (Form.JSON, Form.SVG):
+        click.echo(_text(drawing, form), nl=False)
         return
     from kvplace.cli.terminal_map import print_map
 
-    print_map(console(), drawing)
+    out = console()
+    if form is Form.WIDE and not out.is_terminal:
+        out.width = _WIDE
+    print_map(out, drawing, wide=form is Form.WIDE)
 
 
-def _read_ledger(path: Path, topology: Topology) -> Ledger:
-    """Read a NodeLedger, JSON or YAML; raises BadBody when it is none, or not of this machine."""
-    from kvplace.core.cpuset import format_cpu_list
-    from kvplace.core.ledger import read_ledger
+def _text(drawing: CoreMap, form: Form) -> str:
+    if form is Form.SVG:
+        from kvplace.core.svg_map import svg_map
 
-    document = _load(path)
-    try:
-        ledger = read_ledger(document.get("spec") or {} if "spec" in document else document)
-    except Corrupt as error:
-        raise BadBody(f"--ledger: {path}: {error}") from None
-    named = ledger.owned
-    for claim in ledger.claims.values():
-        named |= claim.cpus
-    if named & ~topology.cpus:
-        raise BadBody(
-            f"--ledger: {path} names CPU {format_cpu_list(named & ~topology.cpus)}, which the machine lacks; "
-            "is it the ledger of another node?"
-        )
-    return ledger
+        return svg_map(drawing)
+    if form is Form.JSON:
+        from kvplace.core.drawing import core_map_document
 
+        return json.dumps(core_map_document(drawing), indent=2) + "\n"
+    import io
 
-def _load(path: Path) -> dict[str, Any]:
-    import yaml
+    from rich.console import Console
 
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise BadBody(f"--ledger: {path} is longer than {_MOST_BYTES} bytes")
-        document = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except OSError as error:
-        raise BadBody(f"--ledger: {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise BadBody(f"--ledger: {path} is neither JSON nor YAML") from None
-    if not isinstance(document, dict):
-        raise BadBody(f"--ledger: {path} is no NodeLedger")
-    return document
+    from kvplace.cli.terminal_map import print_map
+
+    wide = form is Form.WIDE
+    file = io.StringIO()
+    out = Console(file=file, width=_WIDE if wide else WIDTH, highlight=False, markup=False, emoji=False)
+    print_map(out, drawing, wide=wide)
+    return file.getvalue()

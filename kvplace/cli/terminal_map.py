@@ -31,6 +31,8 @@ _COLOURS = (
 )  # fmt: skip
 _MARKS = {CellState.FREE: ".", CellState.ISOLATED: ":", CellState.RESERVED: "#", CellState.FOREIGN: "%"}
 _ALARM = "bold bright_red"
+_FRAME = 4
+"""Columns of a frame and the blanks inside it."""
 
 
 def print_map(out: Console, drawing: CoreMap, *, compact: bool = False, wide: bool = False) -> None:
@@ -41,9 +43,16 @@ def print_map(out: Console, drawing: CoreMap, *, compact: bool = False, wide: bo
     """
     printer = _Printer(out.width, drawing, wide=wide)
     out.print(Text(f"{printable(drawing.name)}: {drawing.summary}", style="bold"))
-    for package in drawing.packages:
-        lines = [line for node in package.nodes for line in printer.node(node)]
-        out.print(Panel(Group(*lines), title=f"socket {package.id}", title_align="left", border_style="dim"))
+    frames = [
+        (package.id, [line for node in package.nodes for line in printer.node(node)])
+        for package in drawing.packages
+    ]
+    width = max(line.cell_len for _, lines in frames for line in lines) + _FRAME
+    for number, lines in frames:
+        frame = Panel(
+            Group(*lines), title=f"socket {number}", title_align="left", border_style="dim", width=width
+        )
+        out.print(frame)
     for node in drawing.memory_only:
         out.print(Text(f"NUMA {node.id}: memory only, {_memory(node)}"))
     out.print(_key(drawing))
@@ -55,7 +64,7 @@ def print_map(out: Console, drawing: CoreMap, *, compact: bool = False, wide: bo
 
 class _Printer:
     def __init__(self, width: int, drawing: CoreMap, *, wide: bool) -> None:
-        self._inner = width - 4  # the frame and its padding
+        self._inner = width - _FRAME
         self._wide = wide
         self._cell = max((len(entry.label) for entry in drawing.legend), default=1)
         self._cell += any(cell.fault for cell in drawing.cells)
@@ -72,9 +81,11 @@ class _Printer:
         for core in l3.cores:
             group = self._core(core)
             if line.cell_len + group.cell_len > self._inner and line.cell_len > margin:
+                line.rstrip()
                 yield line
                 line = Text(" " * margin)
             line.append_text(group).append(" ")
+        line.rstrip()
         yield line
         if self._wide:
             yield Text(f"{' ' * margin}CPUs {format_cpu_list(l3.cpus)}", style="dim")

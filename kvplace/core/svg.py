@@ -70,18 +70,16 @@ def stack(blocks: Sequence[Block], gap: float) -> Block:
 
 
 def grid(blocks: Sequence[Block], gap: float, ratio: float) -> Block:
-    """Lay blocks in as many columns as make the whole nearest to `ratio` (width by height).
+    """Lay one or more blocks in as many columns as make the whole nearest to `ratio` (width by height).
 
     The order is by rows. A last row that is not full is avoided where the ratio allows it.
     """
-    columns = min(
-        range(1, len(blocks) + 1), key=lambda count: _unlikeness(blocks, count, gap, ratio), default=1
-    )
+    columns = min(range(1, len(blocks) + 1), key=lambda count: _unlikeness(blocks, count, gap, ratio))
     widths, heights = _measures(blocks, columns)
 
     def draw(parent: Element, x: float, y: float, room: float, tall: float) -> None:
-        wider = max(0.0, room - _total(widths, gap)) / max(1, len(widths))
-        taller = max(0.0, tall - _total(heights, gap)) / max(1, len(heights))
+        wider = max(0.0, room - _total(widths, gap)) / len(widths)
+        taller = max(0.0, tall - _total(heights, gap)) / len(heights)
         top = y
         for row, height in enumerate(heights):
             left = x
@@ -106,7 +104,7 @@ def _unlikeness(blocks: Sequence[Block], columns: int, gap: float, ratio: float)
     widths, heights = _measures(blocks, columns)
     shape = (_total(widths, gap) + 1) / (_total(heights, gap) + 1)
     missing = -len(blocks) % columns
-    return abs(math.log(shape / ratio)) + 0.8 * missing / columns
+    return abs(math.log(shape / ratio)) + (0.4 + missing / columns if missing else 0)
 
 
 def _measures(blocks: Sequence[Block], columns: int) -> tuple[list[float], list[float]]:

@@ -110,7 +110,7 @@ class _Painter:
     def _node(self, node: NodeBox) -> Block:
         captions = [f"NUMA {node.id}{_part(node)}", *_memory(node)]
         if not node.l3_groups:
-            captions.insert(1, "memory only")
+            return _frame("numa", node.id, [captions[0], "memory only", *captions[1:]], stack([], 0))
         return _frame("numa", node.id, captions, grid([self._l3(l3) for l3 in node.l3_groups], _PAD, 2.2))
 
     def _l3(self, l3: L3Box) -> Block:
