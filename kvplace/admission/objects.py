@@ -118,12 +118,20 @@ class Pod(_View, frozen=True):
     metadata: Metadata = Metadata()
 
 
+class GuestNumaOfKubeVirt(_View, frozen=True):
+    """A VMI's `spec.domain.cpu.numa`."""
+
+    guest_mapping_passthrough: dict[str, Any] | None = None
+
+
 class Cpu(_View, frozen=True):
     """A VMI's `spec.domain.cpu`."""
 
     sockets: _Count | None = None
+    max_sockets: _Count | None = None
     cores: _Count | None = None
     threads: _Count | None = None
+    numa: GuestNumaOfKubeVirt | None = None
     dedicated_cpu_placement: bool | None = None
     isolate_emulator_thread: bool | None = None
 
@@ -174,6 +182,7 @@ class VmiSpec(_View, frozen=True):
     """A VMI's `spec`."""
 
     domain: Domain = Domain()
+    architecture: str | None = None
 
 
 class Vmi(_View, frozen=True):

@@ -33,13 +33,22 @@ from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.sidecar import fields_of, sidecars_of, wire
 from kvplace.admission.verdict import Admitted
 from kvplace.admission.vm_size import VmSize, size_of_vm
-from kvplace.admission.vmi import dedicated_conflict
-from kvplace.core.annotations import ASKING, EMULATOR_THREADS, ON_FAILURE, REQUEST, RESULTS, Wish, read_wish
+from kvplace.admission.vmi import conflict_with_kubevirt
+from kvplace.core.annotations import (
+    ASKING,
+    EMULATOR_THREADS,
+    GUEST_NUMA,
+    ON_FAILURE,
+    REQUEST,
+    RESULTS,
+    Wish,
+    read_wish,
+)
+from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import Conflict, Misconfigured
 from kvplace.core.marks import PLACED_LABEL
-from kvplace.core.offered import check_offered
 from kvplace.core.placement import PLACEMENT
-from kvplace.core.request import EmulatorThreads, OnFailure, Policy, Request
+from kvplace.core.request import EmulatorThreads, GuestNuma, OnFailure, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
 
 FORGEABLE = (PLACEMENT, REQUEST)
@@ -77,12 +86,12 @@ def admit_pod(
     if wish is None:
         return Admitted(_without(pod, seen, FORGEABLE))
     what = title(Pod, seen.metadata, namespace)
-    check_offered(wish, seen.metadata.annotations)
+    check_agreement(wish, seen.metadata.annotations)
     if not seen.spec.containers:
         raise Misconfigured(f"{what} asks for CPUs but has no container; add one")
     owner = _owner(seen, what) if _is_launcher(seen) else None
     of_vm = _controlling_vmi(owner, vmi, f"{namespace}/{owner.name}", what) if owner is not None else None
-    obstacle = _obstacle(seen, of_vm, what)
+    obstacle = _obstacle(seen, wish, of_vm, what)
     if obstacle is not None:
         if wish.on_failure is OnFailure.WAIT:
             raise Misconfigured(obstacle)
@@ -99,8 +108,12 @@ def admit_pod(
         *_name_scheduler(after["spec"], seen, settings),
         *raise_cpu_requests(after["spec"], seen, wish, size, what),
     ]
-    if isinstance(size, PodSize) and EMULATOR_THREADS in (seen.metadata.annotations or {}):
-        warnings.append(f"annotation {EMULATOR_THREADS} has no effect on a pod without a VM")
+    if isinstance(size, PodSize):
+        warnings += [
+            f"annotation {key} has no effect on a pod without a VM"
+            for key in (EMULATOR_THREADS, GUEST_NUMA)
+            if key in (seen.metadata.annotations or {})
+        ]
     mark(after["spec"])
     if sidecars_of(seen):
         wire(seen, after["spec"], what)
@@ -149,7 +162,7 @@ def _spec_of(vmi: Vmi) -> str:
     return f"{title(Vmi, vmi.metadata, '')}: spec"
 
 
-def _obstacle(pod: Pod, vmi: Vmi | None, what: str) -> str | None:
+def _obstacle(pod: Pod, wish: Wish, vmi: Vmi | None, what: str) -> str | None:
     """Say why a pod cannot be placed although its wish is a good one; None when it can."""
     if pod.spec.node_name:
         return (
@@ -158,7 +171,7 @@ def _obstacle(pod: Pod, vmi: Vmi | None, what: str) -> str | None:
         )
     if vmi is None:
         return None
-    conflict = dedicated_conflict(pod.metadata.annotations or {}, vmi.spec.domain, _spec_of(vmi))
+    conflict = conflict_with_kubevirt(pod.metadata.annotations or {}, wish, vmi.spec, _spec_of(vmi))
     if conflict is not None:
         return conflict
     if not sidecars_of(pod) and "kubevirt.io/migrationJobUID" not in (pod.metadata.labels or {}):
@@ -171,10 +184,12 @@ def _obstacle(pod: Pod, vmi: Vmi | None, what: str) -> str | None:
 
 def _request(wish: Wish, size: VmSize | PodSize, vmi: str) -> PodRequest:
     if isinstance(size, VmSize):
-        vcpus, emulator_threads, io_threads = size.vcpus, wish.emulator_threads, size.io_threads
+        vcpus, io_threads = size.vcpus, size.io_threads
+        emulator_threads, guest_numa = wish.emulator_threads, wish.guest_numa
     else:
-        # Without an emulator no CPU has to be kept for one.
-        vcpus, emulator_threads, io_threads = size.cpus, EmulatorThreads.SHARED, 0
+        # Without an emulator no CPU has to be kept for one, and without a guest there is none to show cells.
+        vcpus, io_threads = size.cpus, 0
+        emulator_threads, guest_numa = EmulatorThreads.SHARED, GuestNuma.OFF
     request = Request(
         vcpus=vcpus,
         scope=wish.scope,
@@ -182,7 +197,7 @@ def _request(wish: Wish, size: VmSize | PodSize, vmi: str) -> PodRequest:
         smt=wish.smt,
         emulator_threads=emulator_threads,
         numa_memory=wish.numa_memory,
-        guest_numa=wish.guest_numa,
+        guest_numa=guest_numa,
         on_failure=wish.on_failure,
         memory=size.memory,
         huge_pages=size.huge_pages,

@@ -43,7 +43,7 @@ def _check(vm: Vm, namespace: str, largest_node: int | None) -> tuple[str, ...]:
     template = vm.spec.template
     annotations = (template.metadata.annotations if template.metadata else None) or {}
     what = f"{title(Vm, vm.metadata, namespace)}: spec.template.spec"
-    checked = check_vm(annotations, template.spec.domain, what, largest_node)
+    checked = check_vm(annotations, template.spec, what, largest_node)
     return checked.warnings if checked is not None else ()
 
 

@@ -10,16 +10,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvplace.admission.objects import Domain, Vmi, title, view
+from kvplace.admission.objects import Cpu, Vmi, VmiSpec, title, view
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.sidecar import HOOK_SIDECARS, fields_of, with_hook_sidecar
 from kvplace.admission.verdict import Admitted
 from kvplace.admission.vm_size import size_of_vm
-from kvplace.core.annotations import ASKING, CPU_POLICY, EMULATOR_THREADS, RESULTS, Wish, read_wish
+from kvplace.core.annotations import (
+    ASKING,
+    CPU_POLICY,
+    EMULATOR_THREADS,
+    GUEST_NUMA,
+    RESULTS,
+    Wish,
+    read_wish,
+)
+from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import Misconfigured
-from kvplace.core.offered import check_offered
 from kvplace.core.quantity import parse_quantity
-from kvplace.core.request import EmulatorThreads, Policy
+from kvplace.core.request import EmulatorThreads, GuestNuma, Policy
+
+_WITHOUT_GUEST_CELLS = ("s390x",)
+"""Architectures whose guests QEMU gives no NUMA cells."""
 
 
 def admit_vmi(
@@ -36,7 +47,7 @@ def admit_vmi(
     seen = view(vmi, Vmi)
     annotations = seen.metadata.annotations or {}
     what = f"{title(Vmi, seen.metadata, namespace)}: spec"
-    asked = check_vm(annotations, seen.spec.domain, what, largest_node)
+    asked = check_vm(annotations, seen.spec, what, largest_node)
     if asked is None:
         return Admitted(vmi)
     after = copy.deepcopy(dict(vmi))
@@ -59,7 +70,7 @@ class CheckedWish:
 
 
 def check_vm(
-    annotations: Mapping[str, str], domain: Domain, what: str, largest_node: int | None
+    annotations: Mapping[str, str], spec: VmiSpec, what: str, largest_node: int | None
 ) -> CheckedWish | None:
     """Check what a VM asks for against the VM itself; None when it asks for nothing.
 
@@ -68,19 +79,23 @@ def check_vm(
     wish = read_wish(annotations)
     if wish is None or wish.policy is Policy.NONE:
         return None
-    check_offered(wish, annotations)
-    conflict = dedicated_conflict(annotations, domain, what)
+    check_agreement(wish, annotations)
+    conflict = conflict_with_kubevirt(annotations, wish, spec, what)
     if conflict is not None:
         raise Misconfigured(conflict)
+    domain = spec.domain
     size = size_of_vm(domain, what)
     warnings = []
     if largest_node is not None and size.vcpus > largest_node:
         warnings.append(
             f"{size.vcpus} vCPUs are more vCPUs than any machine known now has (largest: {largest_node})"
         )
-    if wish.emulator_threads is EmulatorThreads.ISOLATE and wish.policy is not Policy.EXCLUSIVE:
+    if wish.emulator_threads is EmulatorThreads.ISOLATE and wish.policy is Policy.NUMA:
+        warnings.append(f"{EMULATOR_THREADS}: isolate has no effect: {CPU_POLICY}: numa names no CPUs")
+    if wish.guest_numa is GuestNuma.MIRROR and domain.cpu is not None and _can_grow(domain.cpu):
         warnings.append(
-            f"{EMULATOR_THREADS}: isolate has no effect: {CPU_POLICY}: {wish.policy.value} owns no CPUs"
+            f"{GUEST_NUMA}: mirror: vCPUs plugged in later, up to {what}.domain.cpu.maxSockets, get no cores "
+            "of their own on the host and are dealt to the guest's NUMA cells in turn"
         )
     limit = domain.resources.limited.get("cpu") if domain.resources else None
     owned = owned_cpus(wish, size.vcpus)
@@ -89,9 +104,24 @@ def check_vm(
     return CheckedWish(wish, tuple(warnings))
 
 
-def dedicated_conflict(annotations: Mapping[str, str], domain: Domain, what: str) -> str | None:
-    """Say what to do when KubeVirt is to pin a VM that asks us; None when it is not."""
-    if domain.cpu is None or not domain.cpu.dedicated_cpu_placement:
+def conflict_with_kubevirt(
+    annotations: Mapping[str, str], wish: Wish, spec: VmiSpec, what: str
+) -> str | None:
+    """Say what excludes what when a VM asks KubeVirt for the same, or is of a kind that cannot have it."""
+    cpu = spec.domain.cpu
+    mirror = f"annotation {GUEST_NUMA}: {annotations.get(GUEST_NUMA)!r}"
+    if wish.guest_numa is GuestNuma.MIRROR:
+        if cpu is not None and cpu.numa is not None and cpu.numa.guest_mapping_passthrough is not None:
+            return (
+                f"{what}.domain.cpu.numa.guestMappingPassthrough and {mirror} exclude each other, because "
+                "both lay out the guest's NUMA cells; remove one of the two"
+            )
+        if spec.architecture in _WITHOUT_GUEST_CELLS:
+            return (
+                f"{what}.architecture: {spec.architecture!r} and {mirror} exclude each other, because guests "
+                "of this architecture have no NUMA cells; remove the annotation"
+            )
+    if cpu is None or not cpu.dedicated_cpu_placement:
         return None
     key = next(key for key in ASKING if key in annotations)
     return (
@@ -99,6 +129,10 @@ def dedicated_conflict(annotations: Mapping[str, str], domain: Domain, what: str
         "other, because the kubelet and KubeVirt would overwrite the cores that kvplace gives; remove one of "
         "the two"
     )
+
+
+def _can_grow(cpu: Cpu) -> bool:
+    return (cpu.max_sockets or 0) > (cpu.sockets or 1)
 
 
 def owned_cpus(wish: Wish, vcpus: int) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import Refused
-from kvplace.core.offered import check_offered
 from kvplace.core.request_document import PodRequest, read_request
 from kvplace.kube.cluster import Cluster
 from kvplace.kube.records import PodRecord
@@ -35,7 +35,7 @@ class Wishes:
     def of_wire(self, pod: WirePod) -> Asked | None:
         """What a pod asked for that kube-scheduler sends; None when it asks for nothing.
 
-        Raises BadAnnotation when that cannot be read, or is not offered.
+        Raises BadAnnotation when that cannot be read, or contradicts itself.
         """
         if not pod.request:
             return None
@@ -65,7 +65,7 @@ class Wishes:
 
 
 def _read(text: str) -> PodRequest:
-    """Read a request; another replica's admission may be newer and let through what we cannot place."""
+    """Read a request; another release's admission may have let words through that exclude each other."""
     wanted = read_request(text)
-    check_offered(wanted.request)
+    check_agreement(wanted.request)
     return wanted

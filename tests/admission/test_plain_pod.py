@@ -12,7 +12,7 @@ from kvplace.admission.json_patch import difference
 from kvplace.core.annotations import ASKING, RESULTS
 from kvplace.core.errors import KvplaceError
 from kvplace.core.quantity import parse_quantity
-from kvplace.core.request import Policy, Request, Scope
+from kvplace.core.request import GuestNuma, Policy, Request, Scope
 from tests.admission.makers import (
     ASKS,
     Json,
@@ -41,6 +41,12 @@ def test_a_plain_pod_is_as_large_as_the_limits_of_its_containers() -> None:
     assert [cpu(after, f"c{index}") for index in range(3)] == ["4", "100m", "2"]
     assert warnings == ("annotation kvplace.io/emulator-threads has no effect on a pod without a VM",)
     assert "volumes" not in after["spec"]
+
+
+def test_a_plain_pod_has_no_guest_to_show_cells() -> None:
+    after, warnings = admit(plain_pod({**ASKS, "kvplace.io/guest-numa": "mirror"}))
+    assert written_request(after).request.guest_numa is GuestNuma.OFF
+    assert warnings == ("annotation kvplace.io/guest-numa has no effect on a pod without a VM",)
 
 
 def test_a_plain_pod_with_only_limits_needs_no_change_of_its_requests() -> None:

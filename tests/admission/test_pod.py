@@ -13,7 +13,7 @@ from kvplace.admission.json_patch import difference
 from kvplace.admission.pod import needed_vmi
 from kvplace.core.annotations import RESULTS, Spelling
 from kvplace.core.errors import Conflict, Misconfigured
-from kvplace.core.request import EmulatorThreads, OnFailure, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, OnFailure, Request, Scope, Smt
 from tests.admission.makers import (
     ASKS,
     Json,
@@ -176,9 +176,11 @@ def test_results_that_a_migration_target_inherits_are_removed() -> None:
 def test_the_request_carries_every_wish_and_the_size_of_the_vm() -> None:
     raw = launcher(
         annotations={
-            "kvplace.io/cpu-set": "one-l3",
+            "kvplace.io/cpu-set": "spread-numa",
             "kvplace.io/smt": "isolate",
             "kvplace.io/emulator-threads": "isolate",
+            "kvplace.io/numa-memory": "strict",
+            "kvplace.io/guest-numa": "mirror",
             "kvplace.io/on-failure": "float",
             "kvplace.io/explain": "true",
         }
@@ -192,9 +194,11 @@ def test_the_request_carries_every_wish_and_the_size_of_the_vm() -> None:
     written = written_request(admit(raw, vmi_of(raw, **size))[0])
     assert written.request == Request(
         vcpus=8,
-        scope=Scope.ONE_L3,
+        scope=Scope.SPREAD_NUMA,
         smt=Smt.ISOLATE,
         emulator_threads=EmulatorThreads.ISOLATE,
+        numa_memory=NumaMemory.STRICT,
+        guest_numa=GuestNuma.MIRROR,
         on_failure=OnFailure.FLOAT,
         memory=16 << 30,
         huge_pages={1 << 30: 16},
@@ -211,6 +215,7 @@ def test_the_request_carries_every_wish_and_the_size_of_the_vm() -> None:
         ({**ASKS, "kvplace.io/smt": "isolate"}, "4"),
         ({**ASKS, "kvplace.io/cpu-policy": "share"}, "400m"),
         ({**ASKS, "kvplace.io/cpu-policy": "immovable"}, "400m"),
+        ({"kvplace.io/cpu-policy": "numa"}, "400m"),
     ],
 )
 def test_compute_requests_the_cpus_that_the_vm_will_own(annotations: dict[str, str], requested: str) -> None:
@@ -371,6 +376,8 @@ def test_a_volume_with_our_name_and_other_files_is_refused() -> None:
     assert "belongs to kvplace" in refusal(raw, vmi_of(raw))
 
 
-def test_a_value_that_is_not_offered_is_refused_on_the_pod_too() -> None:
-    raw = launcher(annotations={"cpu-set": "spread-numa"})
-    assert refusal(raw, vmi_of(raw)).startswith("annotation cpu-set: 'spread-numa': is not offered")
+def test_words_that_exclude_each_other_are_refused_on_the_pod_too() -> None:
+    raw = launcher(annotations={"kvplace.io/cpu-policy": "numa", "kvplace.io/guest-numa": "mirror"})
+    assert refusal(raw, vmi_of(raw)).startswith(
+        "annotation kvplace.io/guest-numa: 'mirror': contradicts kvplace.io/cpu-policy: 'numa'"
+    )

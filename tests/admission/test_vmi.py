@@ -154,8 +154,12 @@ def test_kubevirts_own_pinning_is_refused_with_what_to_do() -> None:
             ),
         ),
         (
-            {"kvplace.io/guest-numa": "mirror"},
-            "annotation kvplace.io/guest-numa: 'mirror': is not offered by this version; offered are off",
+            {"kvplace.io/cpu-policy": "immovable", "kvplace.io/smt": "isolate"},
+            (
+                "annotation kvplace.io/smt: 'isolate': contradicts kvplace.io/cpu-policy: 'immovable': a "
+                "sibling stays idle only when the VM owns it, and with immovable it owns none; ask for "
+                "exclusive, or for smt require"
+            ),
         ),
     ],
 )
@@ -183,11 +187,65 @@ def test_a_cpu_limit_below_what_the_vm_will_own_is_warned_about() -> None:
     )
 
 
-def test_emulator_cpus_where_no_cpu_is_owned_are_warned_about() -> None:
-    shares = {"kvplace.io/cpu-policy": "share", "kvplace.io/emulator-threads": "isolate"}
-    assert admit(vmi(shares))[1] == (
-        "kvplace.io/emulator-threads: isolate has no effect: kvplace.io/cpu-policy: share owns no CPUs",
+def test_an_emulator_cpu_where_no_cpus_are_named_is_warned_about() -> None:
+    isolates = {"kvplace.io/emulator-threads": "isolate"}
+    assert admit(vmi({**isolates, "kvplace.io/cpu-policy": "share"}))[1] == ()
+    assert admit(vmi({**isolates, "kvplace.io/cpu-policy": "numa"}))[1] == (
+        "kvplace.io/emulator-threads: isolate has no effect: kvplace.io/cpu-policy: numa names no CPUs",
     )
+
+
+MIRRORS = {"cpu-set": "any", "kvplace.io/guest-numa": "mirror"}
+
+
+def test_guest_cells_of_kubevirt_and_of_kvplace_exclude_each_other() -> None:
+    cpu = {"cores": 8, "dedicatedCpuPlacement": True, "numa": {"guestMappingPassthrough": {}}}
+    assert refusal(vmi(MIRRORS, cpu=cpu)) == (
+        "VirtualMachineInstance default/db: spec.domain.cpu.numa.guestMappingPassthrough and annotation "
+        "kvplace.io/guest-numa: 'mirror' exclude each other, because both lay out the guest's NUMA cells; "
+        "remove one of the two"
+    )
+    assert HOOKS in admit(vmi(MIRRORS, cpu={"cores": 8, "numa": {}}))[0]["metadata"]["annotations"]
+
+
+def test_a_guest_of_an_architecture_without_cells_cannot_mirror_the_host() -> None:
+    raw = vmi(MIRRORS)
+    raw["spec"]["architecture"] = "s390x"
+    assert refusal(raw) == (
+        "VirtualMachineInstance default/db: spec.architecture: 's390x' and annotation "
+        "kvplace.io/guest-numa: 'mirror' exclude each other, because guests of this architecture have no "
+        "NUMA cells; remove the annotation"
+    )
+    raw["spec"]["architecture"] = "arm64"
+    assert admit(raw)[1] == ()
+
+
+def test_a_mirroring_guest_that_may_grow_is_warned_about() -> None:
+    assert admit(vmi(MIRRORS, cpu={"sockets": 2, "cores": 4, "maxSockets": 2}))[1] == ()
+    assert admit(vmi(MIRRORS, cpu={"sockets": 2, "cores": 4, "maxSockets": 8}))[1] == (
+        (
+            "kvplace.io/guest-numa: mirror: vCPUs plugged in later, up to VirtualMachineInstance default/db: "
+            "spec.domain.cpu.maxSockets, get no cores of their own on the host and are dealt to the guest's "
+            "NUMA cells in turn"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"cpu-set": "spread-sockets"},
+        {"cpu-set": "spread-numa", "kvplace.io/cpu-policy": "share", "kvplace.io/smt": "require"},
+        {"kvplace.io/cpu-policy": "numa"},
+        {"topology.crane.io/cpu-policy": "numa"},
+        {"cpu-set": "spread-numa", "kvplace.io/guest-numa": "mirror", "kvplace.io/numa-memory": "strict"},
+    ],
+    ids=str,
+)
+def test_every_word_is_served(annotations: dict[str, str]) -> None:
+    after, warnings = admit(vmi(annotations))
+    assert HOOKS in after["metadata"]["annotations"]
+    assert warnings == ()
 
 
 @pytest.mark.parametrize("size", [{"cpu": None, "memory": None}, {"cpu": {}, "memory": {}}])

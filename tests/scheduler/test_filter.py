@@ -11,7 +11,7 @@ from kvplace.core.annotations import REQUEST
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.request import OnFailure, Policy, Scope
+from kvplace.core.request import GuestNuma, OnFailure, Policy, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.cluster import LEDGERS, PODS
@@ -272,18 +272,21 @@ async def test_a_request_that_cannot_be_read_fails_every_node_for_good(cluster: 
         assert await one.scores(cluster.create_pod("bad2", request="{")) == {"a": 0, "b": 0}
 
 
-async def test_what_this_version_does_not_offer_fails_every_node_for_good(cluster: MemoryCluster) -> None:
-    """Another replica's admission may be newer than this extender."""
+async def test_words_that_exclude_each_other_fail_every_node_for_good(cluster: MemoryCluster) -> None:
+    """Another release's admission may have let them through."""
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
-        not_offered: tuple[dict[str, Any], ...] = ({"scope": Scope.SPREAD_NUMA}, {"policy": Policy.NUMA})
-        for number, wishes in enumerate(not_offered):
+        excluding: tuple[dict[str, Any], ...] = (
+            {"policy": Policy.SHARE, "smt": Smt.ISOLATE},
+            {"policy": Policy.NUMA, "guest_numa": GuestNuma.MIRROR},
+        )
+        for number, wishes in enumerate(excluding):
             pod = asking_pod(cluster, f"vm-{number}", 2, **wishes)
             answer = await one.filter(pod)
             assert answer.names == []
-            assert "is not offered by this version" in answer.unresolvable["a"]
+            assert "contradicts kvplace.io/cpu-policy" in answer.unresolvable["a"]
             assert await one.scores(pod) == {"a": 0}
-            assert "is not offered by this version" in await one.bind(pod, "a")
+            assert "contradicts kvplace.io/cpu-policy" in await one.bind(pod, "a")
 
 
 async def test_before_the_cluster_is_known_nothing_is_answered() -> None:
