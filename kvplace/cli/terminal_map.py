@@ -47,12 +47,21 @@ def print_map(out: Console, drawing: CoreMap, *, compact: bool = False, wide: bo
         (package.id, [line for node in package.nodes for line in printer.node(node)])
         for package in drawing.packages
     ]
-    width = max(line.cell_len for _, lines in frames for line in lines) + _FRAME
-    for number, lines in frames:
-        frame = Panel(
-            Group(*lines), title=f"socket {number}", title_align="left", border_style="dim", width=width
+    width = min(out.width, max(line.cell_len for _, lines in frames for line in lines) + _FRAME)
+    out.print(
+        Columns(
+            [
+                Panel(
+                    Group(*lines),
+                    title=f"socket {number}",
+                    title_align="left",
+                    border_style="dim",
+                    width=width,
+                )
+                for number, lines in frames
+            ]
         )
-        out.print(frame)
+    )
     for node in drawing.memory_only:
         out.print(Text(f"NUMA {node.id}: memory only, {_memory(node)}"))
     out.print(_key(drawing))
