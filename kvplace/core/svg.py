@@ -44,16 +44,23 @@ def number(value: float) -> str:
 
 def text_width(text: str, size: float) -> float:
     """Say about how wide a text is in a font of that size, in which every letter is as wide as the next."""
-    return 0.602 * size * sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+    return sum(map(_letter_width, text)) * size
 
 
 def shortened(text: str, size: float, width: float) -> str:
     """Cut a text so that it is at most that wide, and show that it is cut."""
-    if text_width(text, size) <= width:
-        return text
-    while text and text_width(text + "…", size) > width:
-        text = text[:-1]
-    return text + "…"
+    room = width / size
+    kept, used = 0, 0.0
+    for letter in text:
+        used += _letter_width(letter)
+        if used > room:
+            return text[:kept] + "…"
+        kept += used + _letter_width("…") <= room
+    return text
+
+
+def _letter_width(letter: str) -> float:
+    return 1.204 if unicodedata.east_asian_width(letter) in "WF" else 0.602
 
 
 def stack(blocks: Sequence[Block], gap: float) -> Block:
