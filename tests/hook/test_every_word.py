@@ -1,0 +1,281 @@
+"""What each word of a user becomes in the domain, on KubeVirt's own documents, by the whole way between.
+
+VMI admission, pod admission, filter and bind of the extender, the annotations of the binding, the hook: the
+real code of each, on a cluster in memory. KubeVirt's part is played from its captured documents.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from lxml import etree
+
+from kvplace.admission.pod import admit_pod, needed_vmi
+from kvplace.admission.vmi import admit_vmi
+from kvplace.core.annotations import REQUEST
+from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
+from kvplace.core.errors import Misconfigured
+from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.request import NumaMemory
+from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.hook.define_domain import define_domain
+from kvplace.hook.surroundings import Surroundings
+from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.simulate.virt_launcher import launcher_pod
+from tests.admission.makers import SETTINGS
+from tests.captured import captured_folder
+from tests.controller.replicas import replica
+from tests.domainxml.test_cells import cells, topology
+from tests.domainxml.test_memory import bindings
+from tests.domainxml.test_pins import pins
+from tests.hook.machine import NODE, PodFolder
+from tests.hook.test_define_domain import forbidden, logged, works
+
+GIB = 1 << 30
+FOUR, EIGHT_IN_PAGES, EIGHT_THREADS = (
+    "01-amd64-plain-4vcpu",
+    "13-amd64-hugepages-nonuma",
+    "19-amd64-windows-efi",
+)
+FIRST, SECOND = parse_cpu_list("0-15,32-47"), parse_cpu_list("16-31,48-63")
+MACHINE = Topology(
+    packages=(Package(0, FIRST), Package(1, SECOND)),
+    numa_nodes=(
+        NumaNode(0, FIRST, 64 * GIB, {1 << 21: 8192}, {0: 10, 1: 21}),
+        NumaNode(1, SECOND, 64 * GIB, {1 << 21: 8192}, {0: 21, 1: 10}),
+    ),
+    l3_groups=tuple(
+        parse_cpu_list(text) for text in ("0-7,32-39", "8-15,40-47", "16-23,48-55", "24-31,56-63")
+    ),
+    cores=tuple(mask_of((cpu, cpu + 32)) for cpu in range(32)),
+    reserved=mask_of((0, 32, 16, 48)),
+)
+"""The machine that the hook of these tests is on: two sockets of 16 cores with two threads each."""
+
+
+@dataclass
+class Served:
+    """One VM at the end of its way."""
+
+    placement: PodPlacement
+    cpu_map: Mapping[str, list[str]]
+    xml: bytes
+
+    @property
+    def vcpu_pins(self) -> list[str]:
+        found = pins(self.xml)
+        return [found[f"vcpu {vcpu}"] for vcpu in range(sum(name.startswith("vcpu") for name in found))]
+
+    @property
+    def emulator(self) -> str:
+        return pins(self.xml)["emulator"]
+
+
+def as_kubevirt_made_it(name: str, annotations: Mapping[str, str]) -> tuple[dict[str, Any], bytes]:
+    folder = captured_folder("kubevirt/domains")
+    vmi = json.loads((folder / f"{name}.vmi.json").read_text())
+    vmi["metadata"] |= {"namespace": "default", "annotations": dict(annotations), "labels": {}}
+    return vmi, (folder / f"{name}.domain.xml").read_bytes()
+
+
+@pytest.fixture
+def serve(around: Surroundings, pod: PodFolder) -> Any:
+    async def on_its_way(
+        name: str, annotations: Mapping[str, str], *, free: str = "1-15,33-47,17-31,49-63", trial: Any = works
+    ) -> Served:
+        raw, domain = as_kubevirt_made_it(name, annotations)
+        vmi = dict(admit_vmi(raw, namespace="default", settings=SETTINGS).object)
+        made = launcher_pod(vmi)
+        assert needed_vmi(made) == vmi["metadata"]["name"]
+        admitted = admit_pod(made, namespace="default", settings=SETTINGS, vmi=vmi).object
+        cluster = MemoryCluster()
+        cpus = parse_cpu_list(free)
+        allowed = {
+            f"socket{s}": [str(cpu) for cpu in cpus_of(cpus & c)] for s, c in ((0, FIRST), (1, SECOND))
+        }
+        cluster.create_node(
+            NODE, topology=MACHINE, cpu_map=json.dumps({key: ids for key, ids in allowed.items() if ids})
+        )
+        stored = cluster.create_pod(
+            "launcher", request=admitted["metadata"]["annotations"][REQUEST], vmi=name
+        )
+        async with replica(cluster, controller=False) as one:
+            answer = await one.filter(stored)
+            error = await one.bind(stored, NODE) if answer.names else ""
+        refused = {**answer.failed, **answer.unresolvable}
+        if refused:
+            raise Misconfigured(refused[NODE])
+        assert error == ""
+        written = cluster.pod_annotations(stored.namespace, stored.name)
+        await cluster.close()
+        pod.write("uid", stored.uid)
+        pod.write("placement", written[PLACEMENT])
+        pod.write("request", admitted["metadata"]["annotations"][REQUEST])
+        once = define_domain(domain, json.dumps(vmi).encode(), around, trial)
+        assert define_domain(once, b"{}", around, trial) == once
+        return Served(PodPlacement.from_json(written[PLACEMENT]), json.loads(written[CPU_MAP]), once)
+
+    return on_its_way
+
+
+def nodes_of(placement: PodPlacement) -> list[int]:
+    return [0 if FIRST >> cpu & 1 else 1 for cpu in placement.vcpus]
+
+
+async def test_nothing_but_the_wish_for_a_socket_pins_each_vcpu_to_a_cpu_of_its_own(serve: Any) -> None:
+    served = await serve(FOUR, {"cpu-set": "one-socket"})
+    assert served.vcpu_pins[:4] == ["1", "33", "2", "34"]
+    assert set(served.vcpu_pins[4:]) == {"1-2,33-34"}
+    assert served.emulator == "0,32"
+    assert served.cpu_map == {"socket0": ["1", "33", "2", "34"]}
+    assert bindings(served.xml) == [{"is": "memory", "mode": "preferred", "nodeset": "0"}]
+
+
+@pytest.mark.parametrize("scope", ["spread-sockets", "spread-numa"])
+async def test_a_spread_vm_sits_on_one_domain_while_it_fits_and_in_equal_shares_when_not(
+    serve: Any, scope: str
+) -> None:
+    assert set(nodes_of((await serve(FOUR, {"cpu-set": scope})).placement)) == {0}
+    apart = await serve(FOUR, {"cpu-set": scope}, free="1,33,2,17,49")
+    assert nodes_of(apart.placement) == [0, 0, 1, 1]
+    assert apart.vcpu_pins[:4] == ["1", "33", "17", "49"]
+    assert apart.cpu_map == {"socket0": ["1", "33"], "socket1": ["17", "49"]}
+    assert bindings(apart.xml) == [{"is": "memory", "mode": "preferred", "nodeset": "0-1"}]
+    unlike = await serve(FOUR, {"cpu-set": "any"}, free="1,33,2,17")
+    assert nodes_of(unlike.placement) == [0, 0, 0, 1]
+
+
+async def test_a_spread_vm_that_no_equal_shares_hold_waits(serve: Any) -> None:
+    with pytest.raises(Misconfigured, match="equal shares"):
+        await serve(FOUR, {"cpu-set": "spread-numa"}, free="1,33,2,17")
+
+
+async def test_policy_numa_lets_every_thread_use_the_shared_cpus_of_the_chosen_nodes(serve: Any) -> None:
+    served = await serve(FOUR, {"cpu-set": "one-numa", "kvplace.io/cpu-policy": "numa"})
+    assert served.placement.vcpus == ()
+    assert set(pins(served.xml).values()) == {"1-15,33-47"}
+    assert len(served.vcpu_pins) == 16
+    assert served.placement.owned == 0
+    assert sorted(served.cpu_map["socket0"], key=int) == [str(cpu) for cpu in parse_list("1-15,33-47")]
+    assert bindings(served.xml) == [{"is": "memory", "mode": "preferred", "nodeset": "0"}]
+
+
+def parse_list(text: str) -> list[int]:
+    return list(cpus_of(parse_cpu_list(text)))
+
+
+async def test_sharing_vms_get_named_cpus_and_whole_cores_where_they_require_them(serve: Any) -> None:
+    for policy in ("share", "immovable"):
+        served = await serve(FOUR, {"kvplace.io/cpu-policy": policy}, free="1,2,3,4")
+        assert served.vcpu_pins[:4] == ["1", "2", "3", "4"]
+        assert served.placement.owned == 0
+        whole = {"kvplace.io/cpu-policy": policy, "kvplace.io/smt": "require"}
+        served = await serve(FOUR, whole, free="1,2,3,35,4,36")
+        assert served.vcpu_pins[:4] == ["3", "35", "4", "36"]
+
+
+async def test_isolated_vcpus_sit_on_a_core_each_and_own_its_sibling(serve: Any) -> None:
+    served = await serve(FOUR, {"kvplace.io/smt": "isolate"})
+    assert served.vcpu_pins[:4] == ["1", "2", "3", "4"]
+    assert served.placement.owned == parse_cpu_list("1-4,33-36")
+
+
+@pytest.mark.parametrize(
+    ("policy", "word", "emulator"),
+    [
+        ("exclusive", "shared", "0,32"),
+        ("exclusive", "isolate", "3"),
+        ("exclusive", "with-vcpus", "1-2,33-34"),
+        ("share", "isolate", "3"),
+        ("numa", "with-vcpus", "1-15,33-47"),
+    ],
+)
+async def test_qemus_own_threads_run_where_the_word_says(
+    serve: Any, policy: str, word: str, emulator: str
+) -> None:
+    wish = {"kvplace.io/cpu-policy": policy, "kvplace.io/emulator-threads": word}
+    assert (await serve(FOUR, wish)).emulator == emulator
+
+
+@pytest.mark.parametrize("mode", NumaMemory)
+async def test_memory_is_bound_as_the_word_says(serve: Any, mode: NumaMemory) -> None:
+    served = await serve(FOUR, {"kvplace.io/numa-memory": mode.value})
+    bound = [{"is": "memory", "mode": mode.value, "nodeset": "0"}]
+    assert bindings(served.xml) == ([] if mode is NumaMemory.OFF else bound)
+
+
+SPREAD_MIRROR = {
+    "cpu-set": "spread-numa",
+    "kvplace.io/guest-numa": "mirror",
+    "kvplace.io/numa-memory": "strict",
+}
+HALF_OF_EACH = "1-2,33-34,17-18,49-50"
+
+
+async def test_a_mirroring_guest_sees_the_host_under_it(serve: Any, capfd: Any) -> None:
+    served = await serve(EIGHT_THREADS, SPREAD_MIRROR, free=HALF_OF_EACH)
+    assert served.vcpu_pins == ["1", "33", "2", "34", "17", "49", "18", "50"]
+    assert topology(served.xml) == (2, 2, 2)
+    assert cells(served.xml) == [
+        {"id": "0", "cpus": "0-3", "memory": str(4 * GIB), "unit": "b", "distances": ["10", "21"]},
+        {"id": "1", "cpus": "4-7", "memory": str(4 * GIB), "unit": "b", "distances": ["21", "10"]},
+    ]
+    assert bindings(served.xml) == [
+        {"is": "memory", "mode": "strict", "nodeset": "0-1"},
+        {"is": "memnode", "cellid": "0", "mode": "strict", "nodeset": "0"},
+        {"is": "memnode", "cellid": "1", "mode": "strict", "nodeset": "1"},
+    ]
+    lines = logged(capfd)
+    assert {line["level"] for line in lines} == {"info"}
+    assert lines[0]["msg"].endswith("memory strict on NUMA nodes 0,1; the guest sees 2 NUMA cells")
+
+
+async def test_a_mirroring_guest_in_huge_pages_has_cells_of_whole_pages(serve: Any) -> None:
+    served = await serve(EIGHT_IN_PAGES, SPREAD_MIRROR, free=HALF_OF_EACH)
+    assert served.placement.huge_pages == {0: {1 << 21: 4096}, 1: {1 << 21: 4096}}
+    assert [int(cell["memory"]) for cell in cells(served.xml)] == [8 * GIB, 8 * GIB]
+    assert etree.fromstring(served.xml).find("memoryBacking/hugepages") is not None
+
+
+async def test_a_mirroring_guest_that_may_grow_is_pinned_and_the_log_says_what_growing_means(
+    serve: Any, capfd: Any
+) -> None:
+    served = await serve(FOUR, SPREAD_MIRROR, free="1,33,17,49")
+    assert topology(served.xml) == (8, 1, 2)
+    assert [cell["cpus"] for cell in cells(served.xml)] == ["0-1,4-5,8-9,12-13", "2-3,6-7,10-11,14-15"]
+    (warning, *_) = [line["msg"] for line in logged(capfd) if line["level"] == "warning"]
+    assert warning.startswith("12 vCPUs that may be plugged in later are dealt to the guest's NUMA cells")
+
+
+async def test_where_memory_cannot_be_bound_a_mirroring_guest_keeps_its_cells_and_the_log_says_so(
+    serve: Any, capfd: Any
+) -> None:
+    wish = SPREAD_MIRROR | {"kvplace.io/numa-memory": "preferred"}
+    served = await serve(EIGHT_THREADS, wish, free=HALF_OF_EACH, trial=forbidden)
+    assert bindings(served.xml) == []
+    assert [cell["cpus"] for cell in cells(served.xml)] == ["0-3", "4-7"]
+    warning = next(line["msg"] for line in logged(capfd) if line["level"] == "warning")
+    assert warning == "memory is left unbound: the pod's seccomp profile forbids mbind"
+    with pytest.raises(Misconfigured, match="numa-memory strict cannot be kept"):
+        await serve(EIGHT_THREADS, SPREAD_MIRROR, free=HALF_OF_EACH, trial=forbidden)
+
+
+async def test_a_mirroring_guest_of_shared_cpus_sees_them_as_well(serve: Any) -> None:
+    wish = SPREAD_MIRROR | {"kvplace.io/cpu-policy": "share"}
+    served = await serve(EIGHT_THREADS, wish, free=HALF_OF_EACH)
+    assert topology(served.xml) == (2, 2, 2)
+    assert served.placement.owned == 0
+
+
+async def test_guests_that_do_not_ask_keep_the_topology_that_kubevirt_wrote(serve: Any) -> None:
+    _, domain = as_kubevirt_made_it(EIGHT_THREADS, {})
+    served = await serve(EIGHT_THREADS, {"cpu-set": "spread-numa"}, free=HALF_OF_EACH)
+    before, after = (etree.fromstring(xml).find("cpu") for xml in (domain, served.xml))
+    assert before is not None
+    assert after is not None
+    assert etree.tostring(after, method="c14n") == etree.tostring(before, method="c14n")
