@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.topology import NumaNode, Package, Topology
 
 MAX_PACKAGE_ID = 999_999
@@ -44,25 +44,29 @@ class Levels:
     ) -> tuple[int, ...]:
         """Cut the on-line CPUs into the sets that `set_of` names; what it leaves out is cut as `coarser` is.
 
-        Sets that overlap count as one. Sets are ordered by their lowest CPU.
+        A set that none of its CPUs contradicts stands. Of the CPUs that are left, sets that overlap count as
+        one. Sets are ordered by their lowest CPU.
         """
-        groups: list[int] = []
-        named, disputed = 0, 0
-        for cpu in cpus_of(self._online):
-            members = (set_of(cpu) or 0) & self._online
-            if not members >> cpu & 1 or members in groups:
-                continue
-            if overlap := members & named:
-                disputed |= overlap
-                members |= union(group for group in groups if group & members)
-                groups = [group for group in groups if not group & members]
-            groups.append(members)
-            named |= members
-        if disputed:
+        said = {cpu: (set_of(cpu) or 0) & self._online for cpu in cpus_of(self._online)}
+        groups = [
+            members
+            for members in dict.fromkeys(said.values())
+            if members and all(said[cpu] in (members, 0) for cpu in cpus_of(members))
+        ]
+        claimed_twice = _twice(groups)  # by sets that meet in a CPU of which nothing is said
+        groups = [group for group in groups if not group & claimed_twice]
+        left = self._online & ~union(groups)
+        if disputed := mask_of(cpu for cpu in cpus_of(left) if said[cpu]):
             self.notes.append(
-                f"{self._source} puts CPU {format_cpu_list(disputed)} into several {level}:"
-                " those count as one"
+                f"{self._source} contradicts itself about the {level} of CPU {format_cpu_list(disputed)}:"
+                " what overlaps counts as one"
             )
+        for cpu in cpus_of(disputed):
+            members = said[cpu] & left
+            if members >> cpu & 1:
+                members |= union(group for group in groups if group & members)
+                groups = [group for group in groups if not group & members] + [members]
+        named = union(groups)
         if unnamed := self._online & ~named:
             which = "" if unnamed == self._online else f" of CPU {format_cpu_list(unnamed)}"
             self.notes.append(f"{self._source} says nothing about the {level}{which}: {instead}")

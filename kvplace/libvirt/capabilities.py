@@ -28,12 +28,14 @@ _UNITS = {
 
 def read_capabilities(xml: bytes, *, what: str = "the capabilities") -> Discovery:
     """Read a machine; raises BadTopology with one sentence that begins with `what`."""
-    return _Reader(_parse(xml, what), what).discover()
+    try:
+        return _Reader(_parse(xml)).discover()
+    except BadTopology as error:
+        raise BadTopology(f"{what}: {error}") from None
 
 
 class _Reader:
-    def __init__(self, root: etree._Element, what: str) -> None:
-        self._what = what
+    def __init__(self, root: etree._Element) -> None:
         self._root = root
         self._siblings: dict[int, int] = {}
         self._sockets: dict[int, int] = {}
@@ -42,7 +44,9 @@ class _Reader:
     def discover(self) -> Discovery:
         cells = self._root.findall("host/topology/cells/cell")
         if not cells:
-            raise self._bad("has no <cell> in <host><topology>: libvirt could not tell what the machine is")
+            raise BadTopology(
+                "there is no <cell> in <host><topology>: libvirt could not tell what the machine is"
+            )
         nodes = [self._node(cell) for cell in cells]
         cpus = union(node.cpus for node in nodes)
         levels = Levels("libvirt", cpus)
@@ -85,7 +89,7 @@ class _Reader:
     def _cpu(self, cpu: etree._Element) -> int:
         number = self._integer(cpu, "id")
         if number > MAX_CPU:
-            raise self._bad(f"names CPU {number}, which is above the highest id {MAX_CPU}")
+            raise BadTopology(f"CPU {number} is above the highest id {MAX_CPU}")
         siblings = cpu.get("siblings")
         if siblings is not None:
             self._siblings[number] = self._cpu_list(siblings, f"siblings of CPU {number}")
@@ -133,7 +137,7 @@ class _Reader:
     def _unit(self, element: etree._Element) -> int:
         unit = element.get("unit", "KiB")
         if unit not in _UNITS:
-            raise self._bad(f"has the unit {unit[:20]!r}, which is not one of {', '.join(_UNITS)}")
+            raise BadTopology(f"the unit {unit[:20]!r} is not one of {', '.join(_UNITS)}")
         return _UNITS[unit]
 
     def _integer(self, element: etree._Element, name: str) -> int:
@@ -142,33 +146,30 @@ class _Reader:
     def _digits(self, text: str | None, where: str) -> str:
         digits = (text or "").strip()
         if not (digits.isascii() and digits.isdigit() and len(digits) <= 15):
-            raise self._bad(f"has {digits[:40]!r} for the {where}, which is not a whole number")
+            raise BadTopology(f"{digits[:40]!r} for the {where} is not a whole number")
         return digits
 
     def _cpu_list(self, text: str, where: str) -> int:
         try:
             return parse_cpu_list(text, what=where)
         except ValueError as error:
-            raise self._bad(f"is damaged: {error}") from None
-
-    def _bad(self, why: str) -> BadTopology:
-        return BadTopology(f"{self._what} {why}")
+            raise BadTopology(str(error)) from None
 
 
-def _parse(xml: bytes, what: str) -> etree._Element:
+def _parse(xml: bytes) -> etree._Element:
     """Parse without any document type, so that no entity is ever defined."""
     if len(xml) > MAX_BYTES:
-        raise BadTopology(f"{what} is longer than {MAX_BYTES} bytes")
+        raise BadTopology(f"it is longer than {MAX_BYTES} bytes")
     if b"\0" in xml or b"<!DOCTYPE" in xml:
-        raise BadTopology(f"{what} has a DOCTYPE or is no UTF-8 text; save what `virsh capabilities` prints")
+        raise BadTopology("it has a DOCTYPE or is no UTF-8 text; save what `virsh capabilities` prints")
     # The declared encoding is overruled: another one could hide a DOCTYPE from us.
     parser = etree.XMLParser(encoding="utf-8", resolve_entities=False, no_network=True, huge_tree=False)
     try:
         root = etree.fromstring(xml.strip(), parser)
     except (etree.XMLSyntaxError, ValueError) as error:
         why = " ".join(str(error).split())
-        raise BadTopology(f"{what} is not well-formed XML: {why}") from None
+        raise BadTopology(f"it is not well-formed XML: {why}") from None
     if root.tag != "capabilities":
         tag = str(cast(object, root.tag))[:60]
-        raise BadTopology(f"{what} is a <{tag}>, not the <capabilities> that `virsh capabilities` prints")
+        raise BadTopology(f"it is a <{tag}>, not the <capabilities> that `virsh capabilities` prints")
     return root

@@ -18,6 +18,7 @@ from tests.linux.written_tree import WrittenTree, hexadecimal, sysfs_of
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"
 SMALL = read_machine("epyc-7502p")
+SMALL_UNRESERVED = replace(SMALL, reserved=0)
 TWO_SOCKETS = read_machine("2x-epyc-9354-nps2")
 
 
@@ -146,12 +147,25 @@ def test_a_cpu_in_two_numa_nodes_or_in_none_makes_the_machine_one_node_and_a_not
         assert words in found.notes[0]
 
 
-def test_siblings_that_contradict_each_other_count_as_one_core() -> None:
+def test_siblings_that_contradict_each_other_count_as_one_core_beside_those_who_agree() -> None:
     tree = sysfs_of(SMALL)
     tree.files[f"{CPU}/cpu37/topology/core_cpus_list"] = "6,37\n"
     found = discover(tree)
-    assert found.topology.core_of[5] == mask_of((5, 6, 37, 38))
-    assert "several sibling threads" in found.notes[0]
+    assert found.topology == SMALL_UNRESERVED
+    assert found.notes == (
+        "the kernel contradicts itself about the sibling threads of CPU 5,37: what overlaps counts as one",
+    )
+    tree.files[f"{CPU}/cpu6/topology/core_cpus_list"] = "6,37-38\n"
+    assert discover(tree).topology.core_of[5] == mask_of((5, 6, 37, 38))
+
+
+def test_a_cpu_that_is_no_member_of_its_own_core_is_told_and_a_core_by_itself() -> None:
+    tree = sysfs_of(SMALL)
+    for cpu in (5, 37):
+        tree.files[f"{CPU}/cpu{cpu}/topology/core_cpus_list"] = "6\n"
+    found = discover(tree)
+    assert {found.topology.core_of[5], found.topology.core_of[37]} == {1 << 5, 1 << 37}
+    assert "contradicts itself about the sibling threads of CPU 5,37" in found.notes[0]
 
 
 def test_sockets_without_ids_of_their_own_are_numbered_from_zero() -> None:

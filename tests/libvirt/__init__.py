@@ -1,0 +1,1 @@
+"""What kvplace reads of libvirt."""
