@@ -13,10 +13,9 @@ from kvplace.admission.settings import AdmissionSettings
 from kvplace.cli.main import COMMANDS
 from kvplace.cli.serve_command import command as serve_command
 from kvplace.core import annotations as keys
+from kvplace.core.contradictions import CONTRADICTIONS
 from kvplace.core.errors import ExitCode
-from kvplace.core.offered import GUEST_NUMAS, POLICIES, SCOPES
 from kvplace.core.refusal import Reason
-from kvplace.core.request import GuestNuma, Policy, Scope
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*(PROJECT / "docs").glob("*.md"), *PROJECT.glob("*.md"), PROJECT / "manifests" / "README.md"])
@@ -75,22 +74,21 @@ def test_every_value_is_explained_and_the_first_is_what_one_gets_without_the_key
     assert first[1] == default.value
 
 
-def test_what_is_not_offered_is_said_where_it_is_explained_and_in_a_list() -> None:
-    text = page("annotations.md")
-    refused = {
-        f"{key}: {member.value}"
-        for key, kind, offered in (
-            (keys.CPU_SET, Scope, SCOPES),
-            (keys.CPU_POLICY, Policy, POLICIES),
-            (keys.GUEST_NUMA, GuestNuma, GUEST_NUMAS),
-        )
-        for member in kind
-        if member not in offered
+def test_words_that_exclude_each_other_are_listed_and_no_others() -> None:
+    key_of = {type(getattr(keys.Wish(), field)): key for key, field in WORDS.items()}
+    excluded = {
+        tuple(f"{key_of[type(word)]}: {word.value}" for word in (found.word, found.other))
+        for found in CONTRADICTIONS
     }
-    listed = section(text, "Words that this version refuses").partition(";")[0]
-    assert in_code_marks(listed) == refused
-    told = [line for line in text.splitlines() if "**not offered by this version**" in line]
-    assert sum(len(in_code_marks(line.split("|")[1])) for line in told) == len(refused)
+    rows = section(page("annotations.md"), "Words that exclude each other").splitlines()
+    listed = {
+        (one, other)
+        for line in rows
+        if line.startswith("| `")
+        for one in in_code_marks(line.split("|")[1])
+        for other in in_code_marks(line.split("|")[2])
+    }
+    assert listed == excluded
 
 
 def test_every_reason_of_a_refusal_is_explained() -> None:

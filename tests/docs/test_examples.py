@@ -1,0 +1,99 @@
+"""What the page says becomes of a word in the domain, becomes of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from lxml import etree
+
+from kvplace.core import annotations as keys
+from kvplace.core.allocate import place
+from kvplace.core.cpuset import mask_of, parse_cpu_list
+from kvplace.core.free import free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.request import OnFailure, Request
+from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.domainxml import rewrite
+from tests.docs.test_pages import WORDS, in_code_marks, page, section
+
+GIB = 1 << 30
+FIRST, SECOND = parse_cpu_list("0-15,32-47"), parse_cpu_list("16-31,48-63")
+MACHINE = Topology(
+    packages=(Package(0, FIRST), Package(1, SECOND)),
+    numa_nodes=(
+        NumaNode(0, FIRST, 64 * GIB, distances={0: 10, 1: 21}),
+        NumaNode(1, SECOND, 64 * GIB, distances={0: 21, 1: 10}),
+    ),
+    l3_groups=(FIRST, SECOND),
+    cores=tuple(mask_of((cpu, cpu + 32)) for cpu in range(32)),
+    reserved=mask_of((0, 16, 32, 48)),
+)
+
+
+def domain_of(wish: dict[str, str], vcpus: int, gibibytes: int) -> etree._Element:
+    """The domain of a VM of the page, by the allocator and the hook's rewriting."""
+    read = keys.read_wish(wish) or keys.Wish()
+    request = Request(
+        vcpus=vcpus,
+        memory=gibibytes * GIB,
+        **{field: getattr(read, field) for field in WORDS.values()},
+    )
+    answer = place(MACHINE, free_of(MACHINE, Ledger()), request)
+    assert isinstance(answer, Placement), answer
+    bound = PodPlacement.of(answer, pod_uid="", node="", topology="", on_failure=OnFailure.WAIT)
+    xml = f"<domain><memory unit='GiB'>{gibibytes}</memory><vcpu>{vcpus}</vcpu></domain>"
+    return etree.fromstring(rewrite(xml.encode(), bound))
+
+
+def elements(root: etree._Element) -> set[str]:
+    return {etree.tostring(element, with_tail=False).decode() for element in root.iter()}
+
+
+def examples() -> Iterator[tuple[str, str, str]]:
+    """Key, value and example of every value that has one."""
+    below = section(page("annotations.md"), "What you can ask for")
+    for key in WORDS:
+        for line in section(below, f"`{key}`").splitlines():
+            cells = line.split("|")
+            if line.startswith("| `") and len(cells) == 5:
+                yield key, cells[1].strip(" `"), cells[3].strip()
+
+
+EXAMPLES = list(examples())
+
+
+def test_every_word_that_shows_in_the_domain_has_an_example() -> None:
+    shown = [key for key in WORDS if key != keys.ON_FAILURE]
+    assert {key for key, _, _ in EXAMPLES} == set(shown)
+    assert sum("<" in example for _, _, example in EXAMPLES) >= 15
+
+
+@pytest.mark.parametrize(("key", "value", "example"), EXAMPLES, ids=lambda text: text[:20])
+def test_an_example_is_what_comes_out(key: str, value: str, example: str) -> None:
+    quoted = {text for text in in_code_marks(example) if text.startswith("<")}
+    if example == "no `<numatune>`":
+        assert domain_of({key: value}, 4, 8).find("numatune") is None
+        return
+    parts = re.split(r"; (?=3 vCPUs)", example)
+    for part in parts:
+        vcpus, gibibytes = (40, 96) if "large" in part else (3, 8) if "3 vCPUs" in part else (4, 8)
+        wish = (
+            {key: value}
+            if vcpus < 40 or key == keys.KVPLACE_CPU_SET
+            else {key: value, "cpu-set": "spread-numa"}
+        )
+        if value == "none":
+            continue
+        found = elements(domain_of(wish, vcpus, gibibytes))
+        assert quoted & in_code_marks(part) <= found
+
+
+def test_the_guest_that_is_shown_in_full_comes_out_in_full() -> None:
+    (block,) = re.findall(r"```xml\n(.*?)```", page("annotations.md"), re.DOTALL)
+    root = domain_of({"cpu-set": "spread-numa", keys.GUEST_NUMA: "mirror"}, 40, 96)
+    (cpu,) = root.iterfind("cpu")
+    shown = etree.fromstring(f"<cpu>{block}</cpu>", etree.XMLParser(remove_blank_text=True))
+    assert etree.tostring(cpu, method="c14n") == etree.tostring(shown, method="c14n")
