@@ -16,12 +16,17 @@ from kvplace.core.topology import Topology
 
 @st.composite
 def occupied(
-    draw: st.DrawFn, topology: Topology, requests: st.SearchStrategy[Request], *, most: int = 5
+    draw: st.DrawFn,
+    topology: Topology,
+    requests: st.SearchStrategy[Request],
+    *,
+    least: int = 0,
+    most: int = 5,
 ) -> list[Occupant]:
     """VMs that run on a machine, each put where it happened to fit at its time."""
     chance = Random(draw(st.integers(0, 1 << 32)))
     occupants: list[Occupant] = []
-    for number, request in enumerate(draw(st.lists(requests, max_size=most))):
+    for number, request in enumerate(draw(st.lists(requests, min_size=least, max_size=most))):
         free = Standing(topology, occupants, None).free({})
         cpus = list(cpus_of(free.pool))
         some = mask_of(chance.sample(cpus, chance.randint(0, len(cpus))))
@@ -30,4 +35,4 @@ def occupied(
             if isinstance(found, Placement):
                 occupants.append(Occupant(f"vm-{number}", request, found))
                 break
-    return [one for one in occupants if chance.random() < 0.8]
+    return [one for one in occupants if chance.random() < 0.85]
