@@ -1,0 +1,121 @@
+"""`kvplace plan`: many VMs at once, on the nodes of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from kvplace.cli.output import print_json, say
+from kvplace.core.errors import ExitCode
+from kvplace.core.node_choice import Strategy
+
+if TYPE_CHECKING:
+    from kvplace.core.planning import Plan
+    from kvplace.simulate.optimum import Optimum
+
+
+@click.command("plan", short_help="Place many VMs at once on the nodes of a cluster.")
+@click.option(
+    "--cluster",
+    metavar="FILE",
+    help="The cluster, as `kvplace simulate` describes one; left out: six nodes to try it on.",
+)
+@click.option(
+    "--requests",
+    required=True,
+    metavar="FILE",
+    help="The VMs, or - for stdin: requests as `kvplace place` takes them, one a line or as a YAML list.",
+)
+@click.option(
+    "--strategy",
+    type=click.Choice([strategy.value for strategy in Strategy]),
+    default=Strategy.PACK.value,
+    show_default=True,
+    help="Which nodes VMs go to while everything fits.",
+)
+@click.option("--make-room", is_flag=True, help="Running VMs may move inside their machines.")
+@click.option("--optimal", is_flag=True, help="Also find what no plan can surpass (needs HiGHS).")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1, 86_400),
+    default=30.0,
+    show_default=True,
+    help="How long --optimal may search.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "wide", "json", "yaml", "name"]),
+    default="table",
+    show_default=True,
+    help="How to print the answer.",
+)
+def command(
+    *,
+    cluster: str | None,
+    requests: str,
+    strategy: str,
+    make_room: bool,
+    optimal: bool,
+    seconds: float,
+    output: str,
+) -> int:
+    """Find room for as many VMs as possible, and say which nodes and CPUs they get.
+
+    \b
+    {"id": "db", "vcpus": 8, "cpuSet": "one-numa", "memory": "32Gi"}
+    {"id": "web", "vcpus": 2, "count": 20}              so many equal VMs
+
+    All are looked at together, so more of them find room than one after the other; both are told.
+
+    Leaves with 4 when some found no room, and with 3 when none did.
+    """  # noqa: D301 - click wants the character itself
+    from kvplace.core.planning import plan
+    from kvplace.simulate.optimum import best_possible
+    from kvplace.simulate.plan_cluster import read_plan_cluster
+    from kvplace.simulate.wanted import read_wanted
+
+    nodes = read_plan_cluster(cluster)
+    wanted = read_wanted(requests, (vm.id for node in nodes for vm in node.running))
+    optimum = best_possible(nodes, wanted, seconds=seconds) if optimal else None
+    suggestion = optimum.suggestion if optimum is not None else ()
+    found = plan(nodes, wanted, Strategy(strategy), make_room=make_room, suggestion=suggestion)
+    if output in ("json", "yaml"):
+        from kvplace.simulate.plan_report import plan_document
+
+        document = plan_document(found, {node.name: node.topology for node in nodes}, optimum)
+        if output == "json":
+            print_json(document)
+        else:
+            import yaml
+
+            click.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
+    elif output == "name":
+        for seat in found.seats:
+            click.echo(seat.id)
+        if found.denied:
+            say(f"no room for {len(found.denied)} of {len(wanted)} VMs")
+    else:
+        _print(found, optimum, wide=output == "wide")
+    if not found.denied:
+        return ExitCode.DONE
+    return ExitCode.PARTLY_DONE if found.seats else ExitCode.DOES_NOT_FIT
+
+
+def _print(plan: Plan, optimum: Optimum | None, *, wide: bool) -> None:
+    from kvplace.simulate.plan_report import HEADS, WIDE_HEADS, rows, summary
+
+    if plan.seats:
+        _print_columns([WIDE_HEADS if wide else HEADS, *rows(plan, wide=wide)])
+        click.echo()
+    for title, sentence in summary(plan, optimum):
+        click.echo(f"{title:<12}{sentence}")
+
+
+def _print_columns(lines: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        click.echo("   ".join(cells).rstrip())

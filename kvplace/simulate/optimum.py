@@ -1,0 +1,255 @@
+"""How many VMs could find room at best: a bound that no plan passes, from a mixed-integer programme.
+
+The programme gives every VM to at most one domain of its scope (an L3 group, a NUMA node, a socket, a
+machine) and asks of every domain only what no placement can do without:
+
+* the exclusive VMs whose domains lie inside it take no more CPUs than are free there, VMs of whole
+  cores no more whole cores;
+* all VMs whose domains lie inside it take no more memory, and no more huge pages of each size, than its
+  NUMA nodes have;
+* a VM goes only where `place` would put it if it were alone.
+
+It ignores everything else: how VMs share the cores and NUMA nodes inside a domain that is wider than
+these, equal shares of the `spread` scopes, that CPUs named by sharing VMs are not given to exclusive ones,
+threads left over on cores of unequal width, and domains that cross. So its optimum may be too good to
+be true, but never too small; where a plan reaches it, the plan is optimal.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from kvplace.core.draft import Draft, NodeDraft, PlanNode, Shape, domains_of, shapes_of
+from kvplace.core.errors import Misconfigured
+from kvplace.core.layout import Domain
+from kvplace.core.placement import Placement
+from kvplace.core.planning import Suggestion, Tally, Wanted
+from kvplace.core.request import NumaMemory, Request, Smt
+from kvplace.core.supply import Supply
+
+if TYPE_CHECKING:
+    import highspy
+
+_TOLERANCE = 1e-3
+"""The solver's numbers are floats; what they stand for is whole."""
+
+_LARGEST = 1 << 24
+"""Numbers above that are no good company for the others in a row."""
+
+HOW_TO_INSTALL = (
+    "the optimum needs HiGHS, which is not installed: pip install 'kvplace[optimal]', or leave --optimal out"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """What the solver found out in its time."""
+
+    bound: Tally
+    """No plan seats more VMs, or as many with more vCPUs."""
+    finished: bool
+    """Whether the programme was solved; else the bound is what was known when time ran out."""
+    seconds: float
+    suggestion: Suggestion
+    """The best assignment that the solver saw; not yet placements."""
+
+
+def best_possible(nodes: Sequence[PlanNode], wanted: Sequence[Wanted], *, seconds: float = 30.0) -> Optimum:
+    """Bound what any plan can seat; raises Misconfigured without HiGHS. Running VMs stay where they are."""
+    try:
+        import highspy
+    except ImportError:
+        raise Misconfigured(HOW_TO_INSTALL) from None
+    began = time.monotonic()
+    programme = _Programme(Draft.empty(nodes), shapes_of(vm.request for vm in wanted))
+    if programme.is_empty:
+        return Optimum(Tally(0, 0), True, time.monotonic() - began, ())
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    for name, value in {
+        "output_flag": False,
+        "mip_rel_gap": 0.0,
+        "mip_abs_gap": 0.999,  # the objective is a whole number
+        "time_limit": max(0.0, seconds - (time.monotonic() - began)),
+    }.items():
+        solver.setOptionValue(name, value)
+    solver.passModel(programme.model())
+    solver.run()
+    status, solution = solver.getModelStatus(), solver.getSolution()
+    known = status in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kTimeLimit)
+    return Optimum(
+        programme.bound(solver.getInfo().mip_dual_bound if known else math.inf),
+        status == highspy.HighsModelStatus.kOptimal,
+        time.monotonic() - began,
+        programme.suggestion(list(solution.col_value)) if solution.value_valid else (),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    """How many VMs of one shape go to one domain of one node."""
+
+    shape: Shape
+    node: int
+    domain: Domain
+    numa: frozenset[int]
+    cpus: int
+    """CPUs that each of them owns at least."""
+    cores: int
+    """Whole cores that each of them owns at least."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Constraints as `lowest <= sum <= highest`, each a row of (variable, factor)."""
+
+    highest: list[float] = field(default_factory=list)
+    entries: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    def add(self, entries: list[tuple[int, int]], most: int) -> None:
+        """Add a row of whole numbers, made as small as they can be without changing what it says."""
+        entries = [(variable, factor) for variable, factor in entries if factor]
+        if not entries:
+            return
+        common = reduce(math.gcd, (factor for _, factor in entries))
+        most = max(0, most) // common
+        unit = max(1, -(-most // _LARGEST))  # beyond that rounded, in favour of the VMs
+        self.entries.append([(variable, factor // common // unit) for variable, factor in entries])
+        self.highest.append(float(-(-most // unit)))
+
+
+class _Programme:
+    def __init__(self, draft: Draft, shapes: Sequence[Shape]) -> None:
+        self._vms: dict[Shape, list[int]] = {}
+        for vm, shape in enumerate(shapes):
+            self._vms.setdefault(shape, []).append(vm)
+        self._variables = [
+            variable
+            for shape in self._vms
+            for index, node in enumerate(draft.nodes)
+            for variable in _variables(shape, index, node)
+        ]
+        self._rows = _Rows()
+        by_shape: dict[Shape, list[tuple[int, int]]] = {}
+        by_node: dict[int, list[int]] = {}
+        for number, variable in enumerate(self._variables):
+            by_shape.setdefault(variable.shape, []).append((number, 1))
+            by_node.setdefault(variable.node, []).append(number)
+        for shape, entries in by_shape.items():
+            self._rows.add(entries, len(self._vms[shape]))
+        for index, numbers in by_node.items():
+            self._add_node(draft.nodes[index], numbers)
+        self._weight = sum(shape.vcpus for shape in shapes) + 1
+        """What a VM is worth beside its vCPUs: more than all vCPUs together."""
+
+    def _add_node(self, node: NodeDraft, numbers: list[int]) -> None:
+        regions = {self._variables[n].domain.cpus: self._variables[n] for n in numbers}
+        for cpus, region in regions.items():
+            inside = [n for n in numbers if not self._variables[n].domain.cpus & ~cpus]
+            free = (node.free.cpus & cpus).bit_count()
+            self._rows.add([(n, self._variables[n].cpus) for n in inside], free)
+            self._rows.add([(n, self._variables[n].cores) for n in inside], _whole_cores(node, region.domain))
+        for numa in {variable.numa for variable in regions.values()}:
+            inside = [n for n in numbers if self._variables[n].numa <= numa]
+            self._add_memory(node, numa, inside)
+
+    def _add_memory(self, node: NodeDraft, numa: frozenset[int], inside: list[int]) -> None:
+        shapes = {n: self._variables[n].shape for n in inside}
+        if node.free.memory:
+            there = sum(max(0, count) for id_, count in node.free.memory if id_ in numa)
+            self._rows.add([(n, shape.memory) for n, shape in shapes.items()], there)
+        for size in sorted({size for shape in shapes.values() for size in shape.request.huge_pages}):
+            there = sum(max(0, n) for id_, of, n in node.free.huge_pages if id_ in numa and of == size)
+            self._rows.add([(n, _pages(shape.request, size)) for n, shape in shapes.items()], there)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no VM fits anywhere, even alone."""
+        return not self._variables
+
+    def model(self) -> highspy.HighsLp:
+        """Write the programme in the solver's form."""
+        import highspy
+
+        lp = highspy.HighsLp()
+        lp.sense_ = highspy.ObjSense.kMaximize
+        lp.num_col_, lp.num_row_ = len(self._variables), len(self._rows.entries)
+        lp.col_cost_ = [float(self._weight + variable.shape.vcpus) for variable in self._variables]
+        lp.col_lower_ = [0.0] * lp.num_col_
+        lp.col_upper_ = [float(len(self._vms[variable.shape])) for variable in self._variables]
+        lp.integrality_ = [highspy.HighsVarType.kInteger] * lp.num_col_
+        lp.row_lower_ = [-highspy.kHighsInf] * lp.num_row_
+        lp.row_upper_ = self._rows.highest
+        matrix = lp.a_matrix_
+        matrix.format_ = highspy.MatrixFormat.kRowwise
+        matrix.num_col_, matrix.num_row_ = lp.num_col_, lp.num_row_
+        matrix.start_ = [0, *accumulate(len(row) for row in self._rows.entries)]
+        matrix.index_ = [variable for row in self._rows.entries for variable, _ in row]
+        matrix.value_ = [float(factor) for row in self._rows.entries for _, factor in row]
+        return lp
+
+    def bound(self, objective: float) -> Tally:
+        """Read what an upper bound of the objective says about VMs and vCPUs."""
+        all_vms = sum(map(len, self._vms.values()))
+        all_vcpus = self._weight - 1
+        if objective >= all_vms * self._weight + all_vcpus:
+            return Tally(all_vms, all_vcpus)
+        vms, vcpus = divmod(math.floor(objective + _TOLERANCE), self._weight)
+        return Tally(vms, vcpus)
+
+    def suggestion(self, values: Sequence[float]) -> Suggestion:
+        """Name the VMs behind the numbers of a solution."""
+        waiting = {shape: list(reversed(vms)) for shape, vms in self._vms.items()}
+        return tuple(
+            (waiting[variable.shape].pop(), variable.node, variable.domain.cpus)
+            for variable, value in zip(self._variables, values, strict=True)
+            for _ in range(round(value))
+        )
+
+
+def _variables(shape: Shape, index: int, node: NodeDraft) -> list[_Variable]:
+    found = []
+    for domain in domains_of(node.node.topology, shape.request):
+        if isinstance(node.ask_within(shape, domain.cpus), Placement):
+            ids = [numa.id for numa in node.node.topology.numa_nodes if numa.cpus & domain.cpus]
+            cpus, cores = _least_owned(node, shape.request, domain)
+            found.append(_Variable(shape, index, domain, frozenset(ids), cpus, cores))
+    return found
+
+
+def _least_owned(node: NodeDraft, request: Request, domain: Domain) -> tuple[int, int]:
+    """The CPUs and the whole cores that a VM owns at least, wherever in the domain it sits."""
+    if not request.owns_cpus:
+        return 0, 0
+    need = Supply(node.node.topology, node.free, request).need
+    if request.smt is Smt.PREFER:
+        return need, 0
+    widths = {
+        core.bit_count()
+        for part in domain.parts
+        for cell in part.cells
+        for core in cell.whole_cores
+        if not core & ~node.free.cpus
+    }
+    if request.smt is Smt.ISOLATE:
+        return need * min(widths), need
+    cores = -(-need // max(widths))
+    return (cores * max(widths) if len(widths) == 1 else need), cores
+
+
+def _whole_cores(node: NodeDraft, domain: Domain) -> int:
+    return sum(
+        not core & ~node.free.cpus
+        for part in domain.parts
+        for cell in part.cells
+        for core in cell.whole_cores
+    )
+
+
+def _pages(request: Request, size: int) -> int:
+    return 0 if request.numa_memory is NumaMemory.OFF else request.huge_pages.get(size, 0)

@@ -1,0 +1,40 @@
+"""The cluster that a plan is made for: a cluster document, or a small one to try the command on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvplace.core.draft import PlanNode
+from kvplace.core.errors import BadBody
+from kvplace.core.occupant import Occupant
+from kvplace.simulate.cluster_document import cluster_of, load_cluster
+from kvplace.simulate.documents import read_document
+
+SMALL_CLUSTER = """\
+nodes:
+- {name: worker, count: 4, machine: 2x-epyc-9354-nps2}
+- {name: edge, count: 2, machine: epyc-7502p}
+"""
+
+
+def read_plan_cluster(path: str | None) -> tuple[PlanNode, ...]:
+    """Read the nodes of a cluster and what runs on them; raises BadBody that names file and key."""
+    if path is None:
+        cluster = cluster_of(read_document(SMALL_CLUSTER, "the small cluster"), Path())
+    else:
+        cluster = load_cluster(Path(path))
+    seen: dict[str, str] = {}
+    for node in cluster:
+        for vm in node.running:
+            if vm.id in seen:
+                where = f"on {seen[vm.id]} and on {node.name}"
+                raise BadBody(f"{path}: a VM {vm.id!r} runs {where}; give every VM an id of its own")
+            seen[vm.id] = node.name
+    return tuple(
+        PlanNode(
+            node.name,
+            node.topology,
+            tuple(Occupant(vm.id, vm.request, vm.placement) for vm in node.running),
+        )
+        for node in cluster
+    )
