@@ -6,9 +6,9 @@ that destroys least for later VMs, or for a sharing VM the one whose CPUs are le
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from kvplace.core.cpuset import cpus_of, lowest
 from kvplace.core.layout import Bin
@@ -17,7 +17,7 @@ from kvplace.core.supply import fewest
 
 MOST_CHOICES = 20_000
 """Choices looked at before a search settles for the best so far; reached on contrived machines only."""
-_MOST_TIES = 256
+_MOST_TIES = 64
 """Choices of equal rank looked at for the one with the least damage."""
 
 
@@ -63,70 +63,136 @@ def choose_cores(
         return CoreChoice(0, 0, 0, ())
     if len(touched) > 1:
         return _touching(bins, need, touched, uses)
-    full = [one for one in bins if one.units]
-    units = [one.units for one in full]
-    count = fewest(units, need)
+    full: Sequence[Bin] = [one for one in bins if one.units]
+    chosen: Sequence[Bin]
+    count = fewest([one.units for one in full], need)
     if count > len(full):
         return None
+    if uses:
+        return _least_used_of(full, need, count, uses)
     if count == len(full):
-        return _choice(full, need, uses)
-    least = _fewest_cores(full, need)
+        chosen = full
+    elif count == 1:
+        able = [one for one in full if one.units >= need]
+        chosen = [min(able, key=lambda one: (cores_needed((one,), need), _damage((one,), need)))]
+    else:
+        chosen = _best_bins(full, need, count)
+    # Small groups are used up first, so that what is left over stays together in a large one.
+    ordered = sorted(chosen, key=lambda one: one.units)
+    taken = pick_cores([core for one in ordered for core in one.cores], need)
+    return CoreChoice(len(chosen), len(taken), _damage(ordered, need), taken)
+
+
+def _best_bins(bins: Sequence[Bin], need: int, count: int) -> Sequence[Bin]:
+    """Of the choices of `count` bins the one with the fewest cores, then with the least damage."""
+    units = [one.units for one in bins]
+    kinds = [one.widths for one in bins]
+    widest = sorted(bins, key=lambda one: one.widths, reverse=True)[:count]
+    least = _fewest_cores_in(bins, need, count)
+    best, best_cores = None, MOST_CHOICES
+    if sum(one.units for one in widest) >= need:
+        best, best_cores = widest, cores_needed(widest, need)
+    if best_cores > least:
+        for number, indexes in enumerate(covers(units, kinds, need, count)):
+            chosen = [bins[index] for index in indexes]
+            cores = cores_needed(chosen, need)
+            if best is None or cores < best_cores:
+                best, best_cores = chosen, cores
+            if cores == least or number >= MOST_CHOICES:
+                break
+    assert best is not None
+    best_damage = _damage(best, need)
+    for indexes in islice(covers(units, kinds, need, count, tight_first=True), _MOST_TIES):
+        chosen = [bins[index] for index in indexes]
+        damage = _damage(chosen, need)
+        if damage < best_damage and cores_needed(chosen, need) == best_cores:
+            best, best_damage = chosen, damage
+    return best
+
+
+def _least_used_of(bins: Sequence[Bin], need: int, count: int, uses: Mapping[int, int]) -> CoreChoice:
+    """Of the choices of `count` bins the one with the fewest cores, then with the least used CPUs."""
+    units = [one.units for one in bins]
     best: CoreChoice | None = None
-    kinds: Sequence[Hashable] = [one.widths for one in full] if uses is None else range(len(full))
-    for number, chosen in enumerate(covers(units, kinds, need, count)):
-        choice = _choice([full[index] for index in chosen], need, uses)
-        if best is None or choice.rank < best.rank:
-            best = choice
-        if number >= (_MOST_TIES if best.cores == least else MOST_CHOICES):
-            break
+    for indexes in islice(covers(units, range(len(bins)), need, count), _MOST_TIES):
+        taken = pick_cores([core for index in indexes for core in bins[index].cores], need, uses)
+        found = CoreChoice(count, len(taken), _uses(taken, uses), taken)
+        if best is None or found.rank < best.rank:
+            best = found
+    assert best is not None
     return best
 
 
 def covers(
-    units: Sequence[int], kinds: Sequence[Hashable], need: int, count: int
+    units: Sequence[int], kinds: Sequence[Hashable], need: int, count: int, *, tight_first: bool = False
 ) -> Iterator[tuple[int, ...]]:
     """Yield every choice of `count` groups that covers a need, as ascending indexes.
 
     Groups of one kind are interchangeable: of choices that differ in nothing else only the one with the
-    lowest indexes comes. Choices with large groups come first.
+    lowest indexes comes. Choices with large groups come first, or with `tight_first` last.
     """
     members: dict[Hashable, list[int]] = {}
     for index, kind in enumerate(kinds):
         members.setdefault((units[index], kind), []).append(index)
     classes = sorted(members.values(), key=lambda indexes: -units[indexes[0]])
-    # The most that `k` groups of the classes from `place` on can give.
-    most = [
-        [0, *accumulate(units[index] for one in classes[place:] for index in one)]
-        for place in range(len(classes) + 1)
-    ]
+    if tight_first:
+        classes.reverse()
+    sizes = [units[indexes[0]] for indexes in classes]
+    starts = [0, *accumulate(len(indexes) for indexes in classes)]
+    sums = [0, *accumulate(units[index] for indexes in classes for index in indexes)]
 
     def choose(place: int, missing: int, left: int) -> Iterator[tuple[int, ...]]:
         if not left:
             if missing <= 0:
                 yield ()
             return
-        if left >= len(most[place]) or most[place][left] < missing:
+        start = starts[place]
+        if start + left >= len(sums):
+            return
+        most = sums[-1] - sums[-1 - left] if tight_first else sums[start + left] - sums[start]
+        if most < missing:
             return
         indexes = classes[place]
         for number in range(min(left, len(indexes)), -1, -1):
-            for rest in choose(place + 1, missing - number * units[indexes[0]], left - number):
+            for rest in choose(place + 1, missing - number * sizes[place], left - number):
                 yield (*indexes[:number], *rest)
 
     for chosen in choose(0, need, count):
         yield tuple(sorted(chosen))
 
 
-def _choice(bins: Sequence[Bin], need: int, uses: Mapping[int, int] | None) -> CoreChoice:
-    # Small groups are used up first, so that what is left over stays together in a large one.
-    ordered = sorted(bins, key=lambda one: one.units)
-    taken = pick_cores([core for one in ordered for core in one.cores], need, uses)
-    if uses is not None:
-        damage = sum(uses.get(cpu, 0) for one in taken for cpu in cpus_of(one.cpus))
-    else:
-        over = sum(one.units for one in ordered) - need
-        damage = sum(slots_lost(one.units, 0) for one in ordered[:-1])
-        damage += slots_lost(ordered[-1].units, over)
-    return CoreChoice(len(bins), len(taken), damage, taken)
+def _damage(bins: Sequence[Bin], need: int) -> int:
+    largest = max(bins, key=lambda one: one.units)
+    over = sum(one.units for one in bins) - need
+    lost = slots_lost(largest.units, over)
+    return lost + sum(slots_lost(one.units, 0) for one in bins if one is not largest)
+
+
+def _uses(taken: Iterable[Taken], uses: Mapping[int, int]) -> int:
+    return sum(uses.get(cpu, 0) for one in taken for cpu in cpus_of(one.cpus))
+
+
+def cores_needed(bins: Sequence[Bin], need: int) -> int:
+    """How many cores of the bins cover a need at least; more than there are when all do not."""
+    bins = [one for one in bins if one.units]
+    width = bins[0].widths[0]
+    if all(one.widths[0] == width == one.widths[-1] for one in bins):
+        return -(-need // width)
+    return fewest([width for one in bins for width in one.widths], need)
+
+
+def _fewest_cores_in(bins: Sequence[Bin], need: int, count: int) -> int:
+    """A number of cores that no choice of `count` bins can go below."""
+    widths = sorted({width for one in bins for width in one.widths}, reverse=True)
+    cores = 0
+    for width in widths:
+        most = sorted((sum(1 for other in one.widths if other >= width) for one in bins), reverse=True)
+        more = min(sum(most[:count]) - cores, -(-need // width))
+        cores += more
+        need -= more * width
+        if need <= 0:
+            break
+    return cores
 
 
 def pick_cores(
@@ -183,11 +249,6 @@ def _units_of(core: int, count: int) -> int:
     return core if core.bit_count() == count else lowest(core, count)
 
 
-def _fewest_cores(bins: Sequence[Bin], need: int) -> int:
-    widths = sorted((width for one in bins for width in one.widths), reverse=True)
-    return fewest(widths, need)
-
-
 def _touching(
     bins: Sequence[Bin], need: int, touched: Sequence[int], uses: Mapping[int, int] | None
 ) -> CoreChoice | None:
@@ -227,5 +288,4 @@ def _touching_all(
         need -= count
     if need:
         taken += pick_cores(rest, need, uses)
-    damage = sum((uses or {}).get(cpu, 0) for one in taken for cpu in cpus_of(one.cpus))
-    return CoreChoice(len(bins), len(taken), damage, tuple(taken))
+    return CoreChoice(len(bins), len(taken), _uses(taken, uses or {}), tuple(taken))

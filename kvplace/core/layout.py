@@ -13,7 +13,7 @@ from functools import cached_property
 
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.refusal import THE_MACHINE
-from kvplace.core.request import Scope, Smt
+from kvplace.core.request import Scope
 from kvplace.core.topology import Topology
 
 _MOST_LAYOUTS = 2048
@@ -51,6 +51,10 @@ class Domain:
     name: str
     cpus: int
     parts: tuple[NodePart, ...]
+    crossed: bool
+    """Whether some NUMA node lies in several packages."""
+    straddled: bool
+    """Whether some L3 group lies in several parts, or a part of it in several packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,30 @@ class Bin:
     """The units of each core, descending: bins of equal widths are as good as each other."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartCount:
+    """What is available in a part of a NUMA node."""
+
+    units: int
+    bins: tuple[Bin, ...]
+    """Of each of its cells, in their order."""
+    kind: tuple[tuple[int, ...], ...]
+    """The widths of its bins, sorted: parts of one kind serve a need equally well."""
+    reach_of_bins: tuple[int, ...]
+    """The most units in one bin, in two, and so on."""
+    reach_of_cores: tuple[int, ...]
+    """The most units on one core, on two, and so on."""
+
+
 class Layout:
     """The domains of one machine by scope, and the distances between its NUMA nodes by index."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self.bins: dict[tuple[int, int, Smt], Bin] = {}
-        """What was counted before, by (CPUs of a cell, those of them available, SMT word)."""
+        self.bins: dict[tuple[int, int, int], Bin] = {}
+        """What was counted before, by (CPUs of a cell, those of them available, kind of unit)."""
+        self.part_counts: dict[tuple[int, int, int], PartCount] = {}
+        """The same of parts of NUMA nodes."""
         ids = [node.id for node in topology.numa_nodes]
         self.distances = tuple(tuple(topology.distance(a, b) for b in ids) for a in ids)
         undivided = set(topology.undivided_cores)
@@ -126,7 +147,14 @@ class Layout:
                 for cell in cells:
                     packages |= 1 << cell.package
                 parts.append(NodePart(index, node.cpus & cpus, cells, packages))
-        return Domain(name, cpus, tuple(parts))
+        groups = [cell.l3 for part in parts for cell in part.cells]
+        return Domain(
+            name,
+            cpus,
+            tuple(parts),
+            crossed=any(part.packages & (part.packages - 1) for part in parts),
+            straddled=len(set(groups)) < len(groups),
+        )
 
 
 def _cut(cell: Cell, cpus: int) -> Cell:

@@ -8,13 +8,16 @@ are found in, and remembered with the machine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from kvplace.core.free import Free
-from kvplace.core.layout import Bin, Cell, Domain, NodePart, layout_of
-from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Smt
+from kvplace.core.layout import Bin, Cell, Domain, NodePart, PartCount, layout_of
+from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
 
-_MOST_BINS = 1 << 16
+_UNITS = {smt: number for number, smt in enumerate(Smt)}
+"""Numbers for what is counted: as keys much cheaper than the words themselves."""
+_MOST_REMEMBERED = 1 << 16
 
 
 class Supply:
@@ -29,10 +32,13 @@ class Supply:
         self.need = request.vcpus + (isolated_emulator and request.policy is not Policy.NUMA)
         self.cpus = free.cpus if request.owns_cpus else free.pool
         self.smt = request.smt if request.policy is not Policy.NUMA else Smt.PREFER
+        self._unit = _UNITS[self.smt]
+        self.spreads = request.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
         self.uses = dict(free.uses) if not request.owns_cpus else {}
-        self._bins = self.layout.bins
-        if len(self._bins) > _MOST_BINS:
+        self._bins, self._parts = self.layout.bins, self.layout.part_counts
+        if len(self._bins) + len(self._parts) > _MOST_REMEMBERED:
             self._bins.clear()
+            self._parts.clear()
         counts_memory = bool(free.memory and request.memory and request.numa_memory is not NumaMemory.OFF)
         pages_bytes = sum(size * count for size, count in request.huge_pages.items())
         self.small_memory = max(0, request.memory - pages_bytes) if counts_memory else 0
@@ -59,11 +65,28 @@ class Supply:
         cores = sorted((core for one in counted for core in one.cores), key=lambda core: -core[1])
         return Bin(sum(one.units for one in counted), tuple(cores), tuple(units for _, units in cores))
 
+    def count(self, part: NodePart) -> PartCount:
+        """Count a part of a NUMA node."""
+        available = self.cpus & part.cpus
+        key = (part.cpus, available, self._unit)
+        known = self._parts.get(key)
+        if known is None:
+            bins = tuple(self._count(cell) for cell in part.cells)
+            widths = sorted((width for one in bins for width in one.widths), reverse=True)
+            known = self._parts[key] = PartCount(
+                sum(one.units for one in bins),
+                bins,
+                tuple(sorted(one.widths for one in bins)),
+                tuple(accumulate(sorted((one.units for one in bins), reverse=True))),
+                tuple(accumulate(widths)),
+            )
+        return known
+
     def units(self, part: NodePart) -> int:
         """How many units lie in a part of a NUMA node."""
         if self.smt is Smt.PREFER:
             return (self.cpus & part.cpus).bit_count()
-        return sum(self._count(cell).units for cell in part.cells)
+        return self.count(part).units
 
     def units_in(self, domain: Domain) -> int:
         """How many units lie in a domain."""
@@ -75,7 +98,7 @@ class Supply:
 
     def _count(self, cell: Cell) -> Bin:
         available = self.cpus & cell.cpus
-        key = (cell.cpus, available, self.smt)
+        key = (cell.cpus, available, self._unit)
         known = self._bins.get(key)
         if known is None:
             known = self._bins[key] = _counted(cell, available, self.smt)
