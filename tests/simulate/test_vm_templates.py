@@ -10,7 +10,16 @@ import yaml
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.vm import review_vm
 from kvplace.admission.vmi import admit_vmi
-from kvplace.core.annotations import ASKING
+from kvplace.core.allocate import place
+from kvplace.core.annotations import ASKING, read_wish
+from kvplace.core.free import free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.placement import Placement
+from kvplace.core.refusal import Refusal
+from kvplace.core.request import Request
+from kvplace.simulate.machine_files import read_machine
+from kvplace.simulate.server_types import SERVER_TYPES
+from kvplace.simulate.virt_launcher import size_of
 from kvplace.simulate.vm_templates import read_templates
 from tests.captured import captured_folder
 from tests.simulate.structural_schema import violations
@@ -74,5 +83,44 @@ def test_between_them_the_templates_show_most_of_what_can_be_asked_for() -> None
         if key in ASKING
     }
     values = {value for _, value in asked}
-    assert {"one-socket", "one-numa", "one-l3", "any", "share", "immovable", "require", "isolate"} <= values
+    assert {"one-socket", "one-numa", "one-l3", "spread-numa", "any"} <= values
+    assert {"share", "numa", "immovable", "require", "isolate", "mirror"} <= values
     assert {"cpu-set", "kvplace.io/on-failure", "topology.crane.io/cpu-policy"} <= {key for key, _ in asked}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_fits_on_at_least_half_of_the_well_known_servers(name: str) -> None:
+    fitting = [server.name for server in SERVER_TYPES if isinstance(_placed(name, server.name), Placement)]
+    assert len(fitting) >= len(SERVER_TYPES) // 2, fitting
+
+
+def test_the_database_that_mirrors_the_host_sees_several_nodes_of_one_size_somewhere() -> None:
+    seen = set()
+    for server in SERVER_TYPES:
+        placement = _placed("in-memory-database", server.name)
+        if isinstance(placement, Placement):
+            assert len({(len(cell.vcpus), cell.threads) for cell in placement.guest_cells}) == 1
+            assert len({cell.node for cell in placement.guest_cells}) == len(placement.guest_cells)
+            seen.add(len(placement.guest_cells))
+    assert max(seen) > 1
+
+
+def _placed(template: str, server: str) -> Placement | Refusal:
+    """Place a template's VM on a free server."""
+    spec = TEMPLATES[template]["spec"]["template"]
+    wish = read_wish(spec["metadata"]["annotations"])
+    assert wish is not None
+    size = size_of({"metadata": {"name": template}, "spec": spec["spec"]})
+    request = Request(
+        vcpus=size.vcpus,
+        scope=wish.scope,
+        policy=wish.policy,
+        smt=wish.smt,
+        emulator_threads=wish.emulator_threads,
+        numa_memory=wish.numa_memory,
+        guest_numa=wish.guest_numa,
+        memory=size.memory,
+        huge_pages=size.huge_pages,
+    )
+    topology = read_machine(server)
+    return place(topology, free_of(topology, Ledger()), request)
