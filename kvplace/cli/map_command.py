@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvplace.cli.machine import cpu_manager_state_option, find_machine
 from kvplace.cli.output import WIDTH, console, say
 from kvplace.core.errors import BadBody
 
@@ -59,13 +60,14 @@ class Target:
 
 
 @click.command("map", short_help="Draw the cores of a machine, and whose they are.")
-@click.argument("machine", metavar="FILE")
+@click.argument("machine", metavar="[FILE]", required=False)
 @click.option(
     "--placements",
     metavar="FILE",
     help="Who has what, `-` for stdin: answers of `kvplace place --keep -o json`, a NodeLedger "
     "(`kubectl get nodeledger NODE -o yaml`), or pods (`kubectl get pods -A -o json`).",
 )
+@cpu_manager_state_option
 @click.option("--foreign", metavar="CPUS", help="CPUs that somebody else holds, for instance 8-11,40-43.")
 @click.option(
     "--found",
@@ -85,28 +87,32 @@ class Target:
     "(.svg, .json, .txt). May be given twice, for a form and a file.",
 )
 def command(
-    machine: str, placements: str | None, foreign: str | None, found: tuple[str, ...], target: Target
+    machine: str | None,
+    placements: str | None,
+    cpu_manager_state: Path | None,
+    foreign: str | None,
+    found: tuple[str, ...],
+    target: Target,
 ) -> None:
     """Draw the cores of a machine, and whose they are: sockets, NUMA nodes, L3 caches, cores, threads.
 
     FILE is the machine as `kvplace topology` takes it: a description, a folder or archive, or the name of a
-    server type that comes with kvplace.
+    server type that comes with kvplace. Without FILE it is this machine.
 
     What contradicts itself is marked in the map and told on stderr: two VMs on one CPU, CPUs that the
     machine lacks, threads that are not where they were placed.
     """
-    from kvplace.cli.machine import find_machine
     from kvplace.cli.map_book import Book, read_book, read_found
     from kvplace.core.cpuset import parse_cpu_list
     from kvplace.core.drawing import draw
     from kvplace.core.ledger import Ledger
 
-    known = find_machine(machine)
+    known = find_machine(machine, cpu_manager_state=cpu_manager_state)
     book = Book(Ledger())
     if placements is not None:
         book = read_book(placements, known.name, known.topology.fingerprint)
     try:
-        held = parse_cpu_list(foreign or "", what="--foreign")
+        held = known.kubelet_cpus | parse_cpu_list(foreign or "", what="--foreign")
     except ValueError as error:
         raise BadBody(str(error)) from None
     drawing = draw(known.name, known.topology, book.ledger, foreign=held, found=read_found(found, book))

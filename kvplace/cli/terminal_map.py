@@ -3,9 +3,9 @@
 A line for each L3 cache of each NUMA node, in the frame of its socket; a group of characters for each core,
 a character for each of its threads:
 
-    A B      owned by VM A, by VM B          .   free            :   free, isolated by the kernel
+    A B      owned by VM A, shared by B      .   free            :   free, isolated by the kernel
     a        owned by VM A and kept idle     #   reserved        %   held by somebody else
-    1 2 9    shared by so many VMs           !   conflict or drift, told below
+    2 3 9    shared by so many VMs           !   conflict or drift, told below
 
 `*` behind the name of a box says that only a part of it stands there: levels of a machine need not nest.
 """
@@ -64,7 +64,8 @@ def print_map(out: Console, drawing: CoreMap, *, compact: bool = False, wide: bo
     )
     for node in drawing.memory_only:
         out.print(Text(f"NUMA {node.id}: memory only, {_memory(node)}"))
-    out.print(_key(drawing))
+    for line in _lines(_key(drawing), out.width):
+        out.print(Text(line, style="dim"))
     for fault in drawing.faults:
         out.print(Text.assemble(("! ", _ALARM), f"{fault.kind.value}: {fault.sentence}"))
     if drawing.legend:
@@ -117,7 +118,7 @@ class _Printer:
             case CellState.IDLE:
                 return cell.vms[0].lower(), colour
             case CellState.SHARED:
-                return str(min(len(cell.vms), 9)), f"bold {colour}" if len(cell.vms) == 1 else "bold"
+                return (cell.vms[0], colour) if len(cell.vms) == 1 else (str(min(len(cell.vms), 9)), "bold")
             case _:
                 return cell.vms[0], f"bold {colour}"
 
@@ -143,11 +144,11 @@ def _memory(node: NodeBox) -> str:
     return text
 
 
-def _key(drawing: CoreMap) -> Text:
+def _key(drawing: CoreMap) -> list[str]:
     meanings = {
         CellState.OWNED: "A owned by VM A",
         CellState.IDLE: "a owned and kept idle",
-        CellState.SHARED: "1-9 shared by so many VMs",
+        CellState.SHARED: "S shared by VM S, 2-9 by so many",
         CellState.FREE: ". free",
         CellState.ISOLATED: ": free, isolated by the kernel",
         CellState.RESERVED: "# reserved",
@@ -159,7 +160,19 @@ def _key(drawing: CoreMap) -> Text:
         shown.append("* a part: the rest is in another box")
     if any(cell.fault for cell in drawing.cells):
         shown.append("! conflict or drift")
-    return Text("   ".join(shown), style="dim")
+    return shown
+
+
+def _lines(entries: list[str], width: int) -> Iterator[str]:
+    """Put entries side by side, as many as a line takes."""
+    line = entries[0]
+    for entry in entries[1:]:
+        if len(line) + 3 + len(entry) > width:
+            yield line
+            line = entry
+        else:
+            line += f"   {entry}"
+    yield line
 
 
 def _names(drawing: CoreMap) -> Columns:

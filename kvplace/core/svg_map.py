@@ -25,7 +25,7 @@ _LINE = 15.0
 _SMALL = 10.0
 _NAME = 11.5
 _MARGIN = 20.0
-_ENTRY = 250.0
+_ENTRY = 225.0
 """Width of a legend entry."""
 _NARROWEST = 660.0
 _MOST_FAULTS = 20

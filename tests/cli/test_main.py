@@ -46,7 +46,7 @@ def test_without_a_command_the_help_goes_to_stderr_as_wrong_usage(kvplace: Calle
     ("arguments", "words"),
     [
         (["mapp"], "No such command 'mapp'"),
-        (["map"], "Missing argument 'FILE'"),
+        (["place"], "Missing option '--topology'"),
         (["map", "epyc-7502p", "--leger", "x"], "No such option"),
         (["topology", "vax"], "no machine 'vax' comes with kvplace"),
         (["topology", "./none.json"], "none.json does not exist"),
@@ -112,9 +112,9 @@ def test_as_a_plugin_of_kubectl_it_speaks_of_itself_as_one(tmp_path: Path) -> No
     plugin = tmp_path / "kubectl-kvplace"
     plugin.write_text(f"#!{sys.executable}\nfrom kvplace.cli.main import main\nmain()\n", encoding="utf-8")
     plugin.chmod(0o755)
-    done = subprocess.run([plugin, "map"], capture_output=True, text=True, check=False)
+    done = subprocess.run([plugin, "place"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "(see `kubectl kvplace map --help`)" in done.stderr
+    assert "(see `kubectl kvplace place --help`)" in done.stderr
 
 
 def test_a_reader_that_has_seen_enough_is_no_error_worth_words() -> None:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from rich.cells import cell_len
+from rich.console import Console
 
+from kvplace.cli.machine import find_machine
+from kvplace.cli.terminal_map import print_map
+from kvplace.core.cpuset import mask_of
+from kvplace.core.drawing import draw
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, merge_patch
 from kvplace.core.request import Policy, Request, Scope, Smt
-from kvplace.simulate.machine_files import read_machine
+from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.simulate.machine_files import machine_names, read_machine
+from tests.captured import captured_files, captured_folder
 from tests.cli.calls import Caller
+from tests.cli.test_map_book import placement
 from tests.core.claims import with_vm
+from tests.core.test_occupancy import book, claim
 
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 MACHINE = read_machine("2x-epyc-9354-nps2")
 
 
@@ -35,11 +50,12 @@ def test_the_map_shows_owners_idle_siblings_sharers_reserved_and_free(
     ledger = with_vm(MACHINE, Ledger(), "quiet", Request(2, scope=Scope.ONE_L3, smt=Smt.ISOLATE))
     ledger = with_vm(MACHINE, ledger, "loud", Request(4, scope=Scope.ONE_L3))
     ledger = with_vm(MACHINE, ledger, "shared", Request(2, scope=Scope.ONE_L3, policy=Policy.SHARE))
-    out = kvplace("map", "2x-epyc-9354-nps2", "--ledger", str(_ledger_file(tmp_path, ledger))).out
+    out = kvplace("map", "2x-epyc-9354-nps2", "--placements", str(_ledger_file(tmp_path, ledger))).out
     assert out.splitlines()[0] == (
         "2x-epyc-9354-nps2: 128 CPUs, 110 free, 8 reserved, 6 owned, 2 idle, 2 shared"
     )
     assert "L3 0  ## Aa Aa" in out
+    assert "!" not in out
     assert "default/quiet" in out
     assert "exclusive" in out
     assert "share" in out
@@ -49,30 +65,9 @@ def test_the_map_shows_owners_idle_siblings_sharers_reserved_and_free(
 def test_the_drawing_is_had_as_json(kvplace: Caller, tmp_path: Path) -> None:
     ledger = with_vm(MACHINE, Ledger(), "db", Request(2))
     path = _ledger_file(tmp_path, ledger)
-    document = json.loads(kvplace("map", "2x-epyc-9354-nps2", "--ledger", str(path), "-o", "json").out)
+    document = json.loads(kvplace("map", "2x-epyc-9354-nps2", "--placements", str(path), "-o", "json").out)
     assert [socket["id"] for socket in document["sockets"]] == [0, 1]
     assert document["legend"][0]["vmi"] == "db"
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "is no NodeLedger"),
-        ("[]", "is no NodeLedger"),
-        ("{", "is neither JSON nor YAML"),
-        ("spec: {claims: {u: {pod: x}}}", "the claim of pod u cannot be read"),
-        ('spec: {owners: {"999": u}}', "names CPU 999, which the machine lacks"),
-    ],
-)
-def test_a_ledger_that_cannot_be_meant_is_refused(
-    kvplace: Caller, tmp_path: Path, content: str, words: str
-) -> None:
-    path = tmp_path / "ledger.json"
-    path.write_text(content, encoding="utf-8")
-    called = kvplace("map", "epyc-7502p", "--ledger", str(path))
-    assert (called.code, called.out) == (2, "")
-    assert words in called.err
-    assert "Traceback" not in called.err
 
 
 def test_many_vms_get_two_letters_and_the_cells_stay_in_line(kvplace: Caller, tmp_path: Path) -> None:
@@ -93,7 +88,192 @@ def test_many_vms_get_two_letters_and_the_cells_stay_in_line(kvplace: Caller, tm
         for number in range(4, 40)
     ]
     ledger = Ledger().after(LedgerChange(claims=tuple(claims)))
-    out = kvplace("map", "altra-max-m128-30", "--ledger", str(_ledger_file(tmp_path, ledger))).out
+    out = kvplace("map", "altra-max-m128-30", "--placements", str(_ledger_file(tmp_path, ledger))).out
     assert "#  #  .  .  A  B  C" in out
     assert "Z  AA AB AC" in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_this_machine_is_drawn_without_a_file(kvplace: Caller) -> None:
+    assert "socket 0" in kvplace("map").out
+
+
+def test_what_contradicts_itself_is_marked_told_on_stderr_and_no_failure(kvplace: Caller) -> None:
+    lines = "".join(
+        json.dumps({"id": name, "placement": json.loads(placement(cpus).to_json())}) + "\n"
+        for name, cpus in (("db", (8, 9)), ("web", (9, 10)))
+    )
+    called = kvplace(
+        *("map", "epyc-7502p", "--placements", "-", "--foreign", "20-21", "--found", "db=8,30"), stdin=lines
+    )
+    told = [
+        "conflict: CPU 9: owned by A (db) and owned by B (web)",
+        "drift: CPU 9: placed for A (db), but none of its threads may run here",
+        "drift: CPU 30: threads of A (db) may run here, where they were not placed",
+    ]
+    assert called.code == 0
+    assert called.err.splitlines() == [f"kvplace: {sentence}" for sentence in told]
+    for sentence in told:
+        assert f"! {sentence}" in called.out
+    assert called.out.splitlines()[0].endswith("2 foreign, 3 owned, 1 in conflict, 1 in drift")
+    assert "% ." in called.out
+    assert "A!." in called.out
+
+
+def test_cores_of_the_kubelets_static_policy_are_foreign(kvplace: Caller, tmp_path: Path) -> None:
+    state = tmp_path / "cpu_manager_state"
+    state.write_text(
+        json.dumps(
+            {
+                "policyName": "static",
+                "defaultCpuSet": "0-3,6-63",
+                "entries": {"1d5e4a1c": {"app": "4-5"}},
+                "checksum": 0,
+            }
+        ),
+        encoding="utf-8",
+    )
+    called = kvplace("map", "epyc-7502p", "--cpu-manager-state", str(state), "-o", "json")
+    sockets = json.loads(called.out)["sockets"]
+    states = {
+        cell["cpu"]: cell["state"]
+        for socket in sockets
+        for node in socket["numaNodes"]
+        for l3 in node["l3Groups"]
+        for core in l3["cores"]
+        for cell in core
+    }
+    assert [cpu for cpu, word in sorted(states.items()) if word == "foreign"] == [4, 5]
+
+
+def test_wide_adds_the_cpus_of_every_l3_and_the_memory_of_every_vm(kvplace: Caller, tmp_path: Path) -> None:
+    wish = Request(4, scope=Scope.ONE_NUMA, memory=3 << 30)
+    ledger = _ledger_file(tmp_path, with_vm(MACHINE, Ledger(), "db", wish))
+    out = kvplace("map", "2x-epyc-9354-nps2", "--placements", str(ledger), "-o", "wide").out
+    assert "CPUs 4-7,68-71" in out
+    assert "3Gi on 0" in out
+    assert max(map(len, out.splitlines())) <= 160
+
+
+@pytest.mark.parametrize(("values", "ending"), [(["-o", "svg"], None), (["-o", "{svg}"], "svg")])
+def test_a_picture_goes_to_stdout_or_into_the_file_that_is_named(
+    kvplace: Caller, tmp_path: Path, values: list[str], ending: str | None
+) -> None:
+    file = tmp_path / "map.svg"
+    called = kvplace("map", "epyc-7502p", *(value.replace("{svg}", str(file)) for value in values))
+    text = called.out if ending is None else file.read_text(encoding="utf-8")
+    assert called.out == (text if ending is None else "")
+    assert ET.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_a_form_and_a_file_may_be_named_together(kvplace: Caller, tmp_path: Path) -> None:
+    for form, name in (("svg", "a"), ("json", "b.txt"), ("table", "c.svg"), ("wide", "d")):
+        kvplace("map", "epyc-7502p", "-o", form, "--output", str(tmp_path / name))
+        printed = kvplace("map", "epyc-7502p", "-o", form).out
+        assert (tmp_path / name).read_text(encoding="utf-8") == printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-o", "yaml"], "'yaml' is neither one of table, wide, json, svg nor a file that ends in .svg"),
+        (["-o", "svg", "-o", "json"], "takes one form"),
+        (["-o", "a.svg", "-o", "b.svg"], "takes one form, and one file"),
+        (["--foreign", "4-"], "--foreign '4-'"),
+        (["--foreign", "junk"], "is neither a number nor a range"),
+        (["--found", "db"], "is not of the form VM=CPUS"),
+        (["--found", "db=4"], "'db' has no CPUs in --placements"),
+        (["--placements", "/nowhere/at/all"], "/nowhere/at/all cannot be read: No such file"),
+        (["--placements", "/"], "cannot be read: Is a directory"),
+        (["--placements", "a\0b"], "cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_sentence(kvplace: Caller, arguments: list[str], words: str) -> None:
+    called = kvplace("map", "epyc-7502p", *arguments)
+    assert (called.code, called.out) == (2, "")
+    assert words in called.err
+    assert called.err.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_written_is_named(kvplace: Caller, tmp_path: Path) -> None:
+    file = tmp_path / "nowhere" / "map.svg"
+    called = kvplace("map", "epyc-7502p", "-o", str(file))
+    assert (called.code, called.err) == (
+        1,
+        f"kvplace: {file} cannot be written: No such file or directory\n",
+    )
+
+
+def _drawn(width: int, name: str, *, wide: bool = False, **more: Any) -> list[str]:
+    file = io.StringIO()
+    out = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+    print_map(out, draw(name, find_machine(name).topology, **more), wide=wide)
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("name", machine_names())
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_map_is_never_wider_than_its_terminal_and_shows_every_thread(name: str, width: int) -> None:
+    lines = _drawn(width, name, wide=width == 200)
+    assert max(map(cell_len, lines)) <= width
+    frames = "".join(line for line in lines if line.startswith("│"))
+    boxes = re.sub(r"NUMA \d+[^│]*│|CPUs [0-9,-]+", "", frames)
+    machine = read_machine(name)
+    assert boxes.count("#") == machine.reserved.bit_count()
+    assert boxes.count(".") == machine.allocatable.bit_count()
+
+
+CAPTURED = [
+    path for folder in ("hwloc", "lscpu") for path in captured_files(f"topologies/{folder}", "*.tar.*")
+]
+
+
+@pytest.mark.parametrize("path", CAPTURED, ids=lambda path: path.name)
+def test_every_captured_machine_is_drawn_in_80_columns(path: Path) -> None:
+    captured_folder("topologies")
+    lines = _drawn(80, str(path))
+    assert max(map(cell_len, lines)) <= 80
+    assert any("socket" in line for line in lines)
+
+
+def test_512_threads_with_two_letters_each_fit_into_80_columns() -> None:
+    sockets = [mask_of(range(number * 256, number * 256 + 256)) for number in range(2)]
+    machine = Topology(
+        packages=tuple(Package(number, cpus) for number, cpus in enumerate(sockets)),
+        numa_nodes=tuple(NumaNode(number, cpus, memory=0) for number, cpus in enumerate(sockets)),
+        l3_groups=tuple(sockets),
+        cores=tuple(0b11 << cpu for cpu in range(0, 512, 2)),
+    )
+    ledger = book(*(claim(f"vm-{number}", 0b11 << number * 2) for number in range(256)))
+    file = io.StringIO()
+    print_map(Console(file=file, width=80, highlight=False), draw("large", machine, ledger))
+    lines = file.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    for label in ("A A ", "IVIV"):
+        assert sum(label in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("width", [1, 5, 12, 30])
+def test_a_terminal_too_narrow_for_anything_is_no_reason_to_fail(width: int) -> None:
+    ledger = book(claim("db", 0b1100))
+    assert _drawn(width, "epyc-7502p", ledger=ledger, foreign=1 << 9, found={"db": 1})
+
+
+def test_a_name_cannot_steer_the_terminal(kvplace: Caller) -> None:
+    line = json.dumps({"id": "db\x1b[2J\x07[red]", "placement": json.loads(placement((8, 9)).to_json())})
+    called = kvplace("map", "epyc-7502p", "--placements", "-", "--found", "db\x1b[2J\x07[red]=9", stdin=line)
+    assert "\x1b" not in called.out + called.err
+    assert "db�[2J�[red]" in called.out
+    assert "db�[2J�[red]" in called.err
+
+
+def test_the_picture_in_the_documents_is_what_its_command_draws(kvplace: Caller, tmp_path: Path) -> None:
+    file = tmp_path / "core-map.svg"
+    words = (PICTURES / "core-map.txt").read_text(encoding="utf-8").split()
+    assert words[:2] == ["kvplace", "map"]
+    values = {
+        "docs/pictures/core-map.svg": str(file),
+        "docs/pictures/core-map.jsonl": str(PICTURES / "core-map.jsonl"),
+    }
+    assert kvplace(*(values.get(word, word) for word in words[1:])).code == 0
+    assert file.read_bytes() == (PICTURES / "core-map.svg").read_bytes()
