@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kvplace.core.occupant import Occupant, Standing, claim_of
 from kvplace.core.request import Policy
 from kvplace.core.room_regions import Region, Wish
 from kvplace.core.room_steps import Step
+
+_Key = TypeVar("_Key", int, tuple[int, int])
+"""A NUMA node, or a NUMA node and a page size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +56,36 @@ class Counts:
             uid: {(node, size): n for node, sizes in claim.huge_pages.items() for size, n in sizes.items()}
             for uid, claim in claims.items()
         }
-        self._gains: dict[tuple[int, int], tuple[tuple[int, str], ...]] = {}
+        self._gains: dict[object, tuple[tuple[int, str], ...]] = {}
+        self._frees: dict[frozenset[str], tuple[int, int]] = {}
+        self._wholes: dict[frozenset[str], int] = {}
 
     def shortages(self, items: Sequence[tuple[Wish, Region]], gone: frozenset[str]) -> Iterator[Shortage]:
         """Yield what is short when these VMs go to these regions and `gone` have left their places."""
         free, pool = self._left(gone)
-        regions = {region.cpus: region.nodes for _, region in items}
+        regions = {region.cpus: region.nodes for _, region in reversed(items)}  # the newest fails soonest
         if len(regions) > 1:
             everything, nodes = 0, frozenset[int]()
             for _, region in items:
                 everything |= region.cpus
                 nodes |= region.nodes
             regions.setdefault(everything, nodes)
-        whole = any(wish.whole and wish.owns for wish, _ in items)
-        cores = self._whole(free) if whole else 0
+        whole = any(wish.owned_whole for wish, _ in items)
         for cpus, nodes in regions.items():
             inside = [wish for wish, region in items if not region.cpus & ~cpus]
-            owned = sum(wish.owned_at_least for wish in inside)
+            owned = shared = needed = 0
+            for wish in inside:
+                owned += wish.owned_at_least
+                needed += wish.owned_whole
+                if not wish.owned_at_least and wish.units > shared:
+                    shared = wish.units
             missing = owned - (free & cpus).bit_count()
-            shared = max((wish.units for wish in inside if not wish.owns), default=0)
             if shared:
                 missing = max(missing, owned + shared - (pool & cpus).bit_count())
             if missing > 0:
                 yield Shortage(missing, self._gains_in(cpus))
-            if whole:
-                needed = sum(wish.owned_at_least for wish in inside if wish.whole and wish.owns)
-                if needed > (cores & cpus).bit_count():
-                    yield Shortage(1, self._gains_in(cpus))
+            elif whole and needed > (self._whole(gone, free) & cpus).bit_count():
+                yield Shortage(1, self._gains_in(cpus))
             yield from self._of_memory(inside, nodes, gone)
 
     def in_turn(self, steps: Sequence[Step]) -> bool:
@@ -98,60 +105,71 @@ class Counts:
         return True
 
     def _left(self, gone: frozenset[str]) -> tuple[int, int]:
-        pool = self._pool
-        for uid in gone:
-            pool |= self._owned[uid]
-        free = pool
-        for uid, cpus in self._names.items():
-            if uid not in gone:
-                free &= ~cpus
-        return free, pool
+        known = self._frees.get(gone)
+        if known is None:
+            pool = self._pool
+            for uid in gone:
+                pool |= self._owned[uid]
+            free = pool
+            for uid, cpus in self._names.items():
+                if uid not in gone:
+                    free &= ~cpus
+            known = self._frees[gone] = (free, pool)
+        return known
 
-    def _whole(self, free: int) -> int:
-        mask = 0
-        for core in self._topology.undivided_cores:
-            if not core & ~free:
-                mask |= core
+    def _whole(self, gone: frozenset[str], free: int) -> int:
+        mask = self._wholes.get(gone)
+        if mask is None:
+            mask = 0
+            for core in self._topology.undivided_cores:
+                if not core & ~free:
+                    mask |= core
+            self._wholes[gone] = mask
         return mask
 
     def _gains_in(self, cpus: int) -> tuple[tuple[int, str], ...]:
-        key = (cpus, 0)
-        if key not in self._gains:
-            self._gains[key] = _descending(
+        if cpus not in self._gains:
+            self._gains[cpus] = _descending(
                 (((one.placement.cpus | one.placement.owned) & cpus).bit_count(), uid)
                 for uid, one in self._movable.items()
             )
-        return self._gains[key]
+        return self._gains[cpus]
 
     def _of_memory(
         self, inside: Sequence[Wish], nodes: frozenset[int], gone: frozenset[str]
     ) -> Iterator[Shortage]:
-        small = sum(wish.small_memory for wish in inside)
-        if small and self._memory:
-            there = sum(
-                max(0, self._memory[node] + sum(self._small[uid].get(node, 0) for uid in gone))
-                for node in nodes
-            )
-            if small > there:
-                yield Shortage(
-                    small - there,
-                    _descending(
-                        (sum(n for node, n in of.items() if node in nodes), uid)
-                        for uid, of in self._small.items()
-                    ),
-                )
-        for size in sorted({size for wish in inside for size in wish.request.huge_pages}):
-            pages = [(node, size) for node in nodes]
-            needed = sum(wish.request.huge_pages.get(size, 0) for wish in inside)
-            there = sum(
-                max(0, self._pages.get(page, 0) + sum(self._paged[uid].get(page, 0) for uid in gone))
-                for page in pages
-            )
+        needed = sum(wish.small_memory for wish in inside)
+        if needed and self._memory:
+            there = sum(self._there(self._memory, self._small, node, gone) for node in nodes)
             if needed > there:
-                gains = _descending(
-                    (sum(of.get(page, 0) for page in pages), uid) for uid, of in self._paged.items()
-                )
-                yield Shortage(needed - there, gains)
+                yield Shortage(needed - there, self._gains_of(self._small, nodes))
+        for size in sorted({size for wish in inside for size in wish.request.huge_pages}):
+            pages = frozenset((node, size) for node in nodes)
+            needed = sum(wish.request.huge_pages.get(size, 0) for wish in inside)
+            there = sum(self._there(self._pages, self._paged, page, gone) for page in pages)
+            if needed > there:
+                yield Shortage(needed - there, self._gains_of(self._paged, pages))
+
+    @staticmethod
+    def _there(
+        free: Mapping[_Key, int],
+        held: Mapping[str, Mapping[_Key, int]],
+        key: _Key,
+        gone: frozenset[str],
+    ) -> int:
+        count = free.get(key, 0)
+        for uid in gone:
+            count += held[uid].get(key, 0)
+        return max(0, count)
+
+    def _gains_of(
+        self, held: Mapping[str, Mapping[_Key, int]], keys: frozenset[_Key]
+    ) -> tuple[tuple[int, str], ...]:
+        if keys not in self._gains:
+            self._gains[keys] = _descending(
+                (sum(of.get(key, 0) for key in keys), uid) for uid, of in held.items()
+            )
+        return self._gains[keys]
 
 
 def _descending(gains: Iterable[tuple[int, str]]) -> tuple[tuple[int, str], ...]:

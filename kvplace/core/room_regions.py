@@ -44,7 +44,7 @@ class Wish:
     small_memory: int
     before: Placement | None = None
 
-    @property
+    @cached_property
     def owns(self) -> bool:
         """Whether it takes its CPUs from everybody else."""
         return self.request.owns_cpus
@@ -55,15 +55,20 @@ class Wish:
         isolated = self.request.emulator_threads is EmulatorThreads.ISOLATE
         return self.request.vcpus + (isolated and self.request.policy is not Policy.NUMA)
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         """Whether only whole cores will do."""
         return self.request.smt is not Smt.PREFER and self.request.policy is not Policy.NUMA
 
-    @property
+    @cached_property
     def owned_at_least(self) -> int:
-        """How many CPUs it takes from everybody else, at least."""
+        """How many CPUs it takes from everybody else, at least; none when it shares them."""
         return self.units if self.owns else 0
+
+    @cached_property
+    def owned_whole(self) -> int:
+        """How many of these have to be CPUs of whole cores."""
+        return self.owned_at_least if self.whole else 0
 
 
 def newcomer(standing: Standing, request: Request, most_nodes: int, movable: int) -> Wish:

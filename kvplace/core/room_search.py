@@ -101,6 +101,10 @@ class RoomSearch:
         self._seen.add(key)
         items = [(self._newcomer, newcomer), *((step.wish, step.region) for step in steps)]
         gone = frozenset(step.wish.id for step in steps)
+        if not left:
+            if next(self._counts.shortages(items, gone), None) is None:
+                self._try(newcomer, steps)
+            return
         candidates: list[str] | None = None
         for short in self._counts.shortages(items, gone):
             able = short.leavers(gone, left)
@@ -108,9 +112,6 @@ class RoomSearch:
                 return
             if candidates is None or len(able) < len(candidates):
                 candidates = able
-        if not left:
-            self._try(newcomer, steps)
-            return
         kinds: set[object] = set()
         for uid in candidates if candidates is not None else self._around(newcomer, steps):
             kind = self._kinds[uid]
