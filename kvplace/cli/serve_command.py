@@ -37,7 +37,13 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     metavar="NAME",
     help="A further scheduler that calls this extender; may be given several times.",
 )
-@click.option("--strategy", type=click.Choice(["pack", "spread"]), default="pack", show_default=True)
+@click.option(
+    "--strategy",
+    type=click.Choice(["pack", "spread", "balance"]),
+    default="pack",
+    show_default=True,
+    help="How nodes are chosen where a VM sits equally well.",
+)
 @click.option(
     "--mode",
     type=click.Choice(["decide", "advise"]),

@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from enum import Enum
 
 from kvplace.core.errors import BadAnnotation, KvplaceError
-from kvplace.core.node_choice import Candidate, Strategy, best_candidate, scores
+from kvplace.core.free import Free
+from kvplace.core.node_choice import Candidate, Strategy, best_candidate, scores, why
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.request_document import PodRequest
@@ -54,7 +55,7 @@ class ExtenderSettings:
     """How the extender decides."""
 
     strategy: Strategy = Strategy.PACK
-    """Whether VMs fill nodes up or spread over them, where they sit equally well."""
+    """How nodes are chosen where VMs sit equally well."""
     mode: Mode = Mode.DECIDE
     """`decide`: filter answers with one node; `advise`: with all that fit, so other plugins' scores count."""
     bind_seconds: float = 8.0
@@ -131,7 +132,9 @@ class Extender:
         if best is None:
             return self._none_fits(args, wanted, refusals)
         if wanted.explain:
-            self._wishes.explanations[args.pod.metadata.uid] = _explain(best, candidates, refusals)
+            self._wishes.explanations[args.pod.metadata.uid] = _explain(
+                best, candidates, refusals, self._settings.strategy
+            )
         # Why the others do not fit is of no use to a pod that has a node, and dear to say at every pod.
         if self._settings.mode is Mode.ADVISE:
             return _answer(args, [c.node for c in candidates])
@@ -168,7 +171,7 @@ class Extender:
             claim = self._book.ledger_of(node).claims.get(uid)
             placement = placed_again(topology, request, claim) if claim is not None else None
             if placement is not None:
-                found[node] = Candidate(node, topology, placement, placement.cpus.bit_count())
+                found[node] = Candidate(node, topology, placement, Free(placement.owned, placement.cpus))
         return found
 
     async def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
@@ -243,10 +246,14 @@ def _answer(
     )
 
 
-def _explain(best: Candidate, candidates: list[Candidate], refusals: Mapping[str, Refusal]) -> str:
-    runners_up = sorted(c.node for c in candidates if c.node != best.node)[:10]
+def _explain(
+    best: Candidate, candidates: list[Candidate], refusals: Mapping[str, Refusal], strategy: Strategy
+) -> str:
+    others = [candidate for candidate in candidates if candidate is not best]
+    next_best = best_candidate(others, strategy)
     told = grouped(refusals).summary
     text = f"{best.node} of {len(candidates)} that fit"
-    if runners_up:
-        text += f" (also {', '.join(runners_up)})"
+    if next_best is not None:
+        text += f" (also {', '.join(sorted(one.node for one in others)[:10])})"
+        text += f"; before {next_best.node}: {why(best, next_best, strategy)}"
     return (f"{text}; {told}" if told else text)[:4000]

@@ -16,39 +16,26 @@ Paths are relative to the document. YAML or JSON.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from kvplace.core.allocate import place
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadBody, BadTopology
 from kvplace.core.free import Free, free_of
-from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
-from kvplace.core.placement import Placement
+from kvplace.core.ledger import Claim, Ledger, LedgerChange
+from kvplace.core.occupant import Occupant, claim_of
 from kvplace.core.refusal import Refusal
-from kvplace.core.request import Request
 from kvplace.core.request_json import shown
 from kvplace.core.topology import Topology
-from kvplace.core.topology_document import read_topology
-from kvplace.linux.sysfs import discover
-from kvplace.linux.tree import open_tree
 from kvplace.simulate.documents import Part, load_document
 from kvplace.simulate.machine_files import machine_names, read_machine
+from kvplace.simulate.machine_source import read_machine_at
 
 MOST_NODES = 10_000
 _MOST_RUNNING = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Occupant:
-    """A VM that runs on a machine."""
-
-    id: str
-    request: Request
-    placement: Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +49,12 @@ class ClusterNode:
     @property
     def ledger(self) -> Ledger:
         """What the running VMs hold, as the node's ledger says it."""
-        return Ledger().after(LedgerChange(claims=tuple(map(claim_of, self.running))))
+        return Ledger().after(LedgerChange(claims=_claims(self.running)))
 
     @property
     def free(self) -> Free:
         """What is left on the node."""
         return free_of(self.topology, self.ledger)
-
-
-def claim_of(occupant: Occupant) -> Claim:
-    """Write what a VM holds as a claim in its node's ledger."""
-    placement = occupant.placement
-    return Claim(
-        uid=occupant.id,
-        namespace="",
-        pod=occupant.id,
-        vmi=occupant.id,
-        policy=placement.policy,
-        state=ClaimState.BOUND,
-        cpus=placement.cpus,
-        owned=placement.owned,
-        memory=placement.memory,
-        huge_pages=placement.huge_pages,
-        since="",
-    )
 
 
 def load_cluster(path: Path) -> tuple[ClusterNode, ...]:
@@ -100,7 +69,7 @@ def load_cluster(path: Path) -> tuple[ClusterNode, ...]:
 
 def cluster_of(document: Part, folder: Path) -> tuple[ClusterNode, ...]:
     """Read the key `nodes` of a document that lies in a folder."""
-    read_at = lru_cache(maxsize=None)(lambda path: _topology_at(folder / path))
+    read_at = cache(lambda path: read_machine_at(folder / path).topology)
     found: list[ClusterNode] = []
     names: dict[str, str] = {}
     for part in document.parts("nodes", MOST_NODES):
@@ -144,19 +113,8 @@ def _topology(part: Part, read_at: Callable[[str], Topology]) -> Topology:
     text = part.text(key)
     try:
         return read_machine(text) if key == "machine" else read_at(text)
-    except BadTopology as error:
+    except (BadTopology, BadBody) as error:
         raise BadBody(f"{part.path(key)}: {error}") from None
-
-
-def _topology_at(path: Path) -> Topology:
-    if path.is_dir() or path.suffix != ".json":
-        return discover(open_tree(path)).topology
-    try:
-        return read_topology(json.loads(path.read_bytes()))
-    except OSError as error:
-        raise BadTopology(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise BadTopology(f"{path} is no JSON: {error}") from None
 
 
 def _running(part: Part, topology: Topology) -> tuple[Occupant, ...]:
@@ -175,7 +133,7 @@ def _running(part: Part, topology: Topology) -> tuple[Occupant, ...]:
 def _placed(vm: Part, name: str, topology: Topology, before: Iterable[Occupant]) -> Occupant:
     request = vm.part("request").request()
     given = _cpus(vm) if "cpus" in vm.keys else None
-    ledger = Ledger().after(LedgerChange(claims=tuple(map(claim_of, before))))
+    ledger = Ledger().after(LedgerChange(claims=_claims(before)))
     placement = place(topology, free_of(topology, ledger, only=given), request)
     if isinstance(placement, Refusal):
         where = "" if given is None else f" on CPUs {format_cpu_list(given)}"
@@ -183,6 +141,10 @@ def _placed(vm: Part, name: str, topology: Topology, before: Iterable[Occupant])
     if given is not None and given != placement.cpus | placement.owned:
         raise vm.bad("cpus", f"the VM takes only {format_cpu_list(placement.cpus | placement.owned)} of them")
     return Occupant(name, request, placement)
+
+
+def _claims(occupants: Iterable[Occupant]) -> tuple[Claim, ...]:
+    return tuple(claim_of(occupant.id, occupant.placement) for occupant in occupants)
 
 
 def _cpus(vm: Part) -> int:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.node_choice import MAX_SCORE, Candidate, Strategy, best_candidate, quality, scores
+from kvplace.core.allocate import place
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.node_choice import MAX_SCORE, Candidate, Strategy, best_candidate, quality, scores, why
 from kvplace.core.placement import Placement
-from kvplace.core.request import NumaMemory, Policy
+from kvplace.core.request import NumaMemory, Policy, Request
 from kvplace.core.topology import NumaNode, Package, Topology
 
+GIB = 1 << 30
 MACHINE = Topology(
     packages=(Package(0, 0b0011), Package(1, 0b1100)),
     numa_nodes=tuple(
@@ -36,7 +43,7 @@ def candidate(node: str, cpus: int, free_cpus: int = 4) -> Candidate:
         l3_groups=tuple(index for index, l3 in enumerate(MACHINE.l3_groups) if l3 & cpus),
         numa_memory=NumaMemory.PREFERRED,
     )
-    return Candidate(node, MACHINE, placement, free_cpus)
+    return Candidate(node, MACHINE, placement, Free((1 << free_cpus) - 1, (1 << free_cpus) - 1))
 
 
 candidates = st.lists(
@@ -64,6 +71,92 @@ def test_where_vms_sit_alike_pack_takes_the_fullest_node_and_spread_the_emptiest
     full, empty = candidate("b", 1, free_cpus=2), candidate("a", 1, free_cpus=9)
     assert best_candidate([empty, full], Strategy.PACK) is full
     assert best_candidate([full, empty], Strategy.SPREAD) is empty
+
+
+def machine(memory_gib: int, pages: int = 0, cpus: int = 16) -> Topology:
+    everything = (1 << cpus) - 1
+    node = NumaNode(0, everything, (memory_gib + pages) * GIB, {GIB: pages} if pages else {})
+    return Topology(
+        packages=(Package(0, everything),),
+        numa_nodes=(node,),
+        l3_groups=(everything,),
+        cores=tuple(1 << cpu for cpu in range(cpus)),
+    )
+
+
+def seated(name: str, topology: Topology, request: Request, taken: int = 0, memory_gib: int = 0) -> Candidate:
+    free = free_of(topology, Ledger())
+    free = replace(
+        free,
+        cpus=free.cpus >> taken << taken,
+        pool=free.pool >> taken << taken,
+        memory=tuple((node, count - memory_gib * GIB) for node, count in free.memory),
+    )
+    found = place(topology, free, request)
+    assert isinstance(found, Placement)
+    return Candidate(name, topology, found, free)
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_much_memory_per_cpu_goes_where_the_machine_has_it_and_little_where_it_has_little(
+    strategy: Strategy,
+) -> None:
+    poor, rich = machine(32), machine(128)
+    for memory, expected in ((1, "poor"), (4, "poor"), (32, "rich")):
+        request = Request(2, memory=memory * GIB)
+        found = [seated("poor", poor, request), seated("rich", rich, request)]
+        best = best_candidate(found, strategy)
+        assert best is not None
+        assert best.node == expected
+        (other,) = [one for one in found if one is not best]
+        assert why(best, other, strategy) == "memory per CPU and huge pages suit the machine better"
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_huge_pages_are_spared_unless_the_memory_suits_far_better(strategy: Strategy) -> None:
+    plain, paged, poor = machine(64), machine(64, pages=16), machine(4)
+    request = Request(2, memory=8 * GIB)
+    assert best_candidate([seated("a", paged, request), seated("b", plain, request)], strategy) == seated(
+        "b", plain, request
+    )
+    small = Request(2, memory=GIB)
+    far = [seated("a", machine(8, pages=16), small), seated("b", machine(512), small)]
+    assert best_candidate(far, strategy) is far[0]
+    assert best_candidate([seated("a", poor, small)], strategy) is not None
+    wanting = Request(2, memory=4 * GIB, huge_pages={GIB: 4})
+    assert best_candidate([seated("a", paged, wanting)], strategy) is not None
+
+
+def test_memory_that_is_not_known_or_not_asked_for_does_not_decide() -> None:
+    request, unknown = Request(2), machine(0)
+    full, empty = seated("b", unknown, request, taken=4), seated("a", machine(64), request)
+    assert best_candidate([empty, full], Strategy.PACK) is full
+
+
+def test_pack_takes_an_exact_hole_rather_than_nibble_at_the_fullest_node() -> None:
+    request = Request(4)
+    hole, nibbled = seated("b", machine(64), request, taken=12), seated("a", machine(64), request, taken=11)
+    assert best_candidate([nibbled, hole], Strategy.PACK) is hole
+    larger = seated("c", machine(64), request, taken=8)
+    assert best_candidate([nibbled, larger], Strategy.PACK) is nibbled
+    assert why(nibbled, larger, Strategy.PACK) == "more slots for later VMs are left"
+    assert best_candidate([hole, nibbled, larger], Strategy.SPREAD) is larger
+    assert why(larger, hole, Strategy.SPREAD) == "the node is emptier"
+
+
+def test_balance_evens_out_the_use_of_cpus_and_memory() -> None:
+    request = Request(2, memory=8 * GIB)
+    by_cpus = seated("a", machine(64), request, taken=8)
+    by_memory = seated("b", machine(64), request, taken=2, memory_gib=32)
+    level = seated("c", machine(64), request, taken=2, memory_gib=8)
+    assert best_candidate([by_cpus, by_memory, level], Strategy.BALANCE) is level
+    assert why(level, by_cpus, Strategy.BALANCE) == "CPUs and memory are used more evenly"
+    assert best_candidate([by_cpus, by_memory, level], Strategy.PACK) is by_memory
+
+
+def test_nodes_alike_are_told_apart_by_their_names() -> None:
+    first, second = candidate("a", 1), candidate("b", 1)
+    assert all(why(first, second, strategy) == "first by name" for strategy in Strategy)
 
 
 def test_of_equal_nodes_the_first_by_name_is_taken_and_of_none_none() -> None:

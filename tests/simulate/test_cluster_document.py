@@ -94,7 +94,7 @@ def test_the_file_and_the_key_are_named_when_something_is_wrong(tmp_path: Path) 
             {"name": "a", "machine": "epyc-7502p", "count": 0},
             "nodes[0].count is 0; it must be a whole number",
         ),
-        ({"name": "a", "topology": "gone.json"}, "nodes[0].topology: gone.json cannot be read"),
+        ({"name": "a", "topology": "gone.json"}, "nodes[0].topology: gone.json does not exist"),
         ("a", "nodes[0] is 'a'; it must be an object"),
     ],
 )

@@ -1,0 +1,212 @@
+"""One simulation: VMs come to a cluster and go, each decided as the extender decides it.
+
+Where a VM goes is found by the very code that answers kube-scheduler: the table of what every node could
+give, the choice among the nodes, and the allocator inside them. Everything but the measured seconds is the
+same for equal scenarios.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvplace.core.allocate import place
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.node_choice import Candidate, Strategy, best_candidate
+from kvplace.core.occupant import Occupant, claim_of
+from kvplace.core.placement import Placement
+from kvplace.core.refusal import Reason, Refusal
+from kvplace.core.request import Request
+from kvplace.core.topology import Topology
+from kvplace.scheduler.fit import FitTable, NodeState
+from kvplace.simulate.cluster_document import ClusterNode
+from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
+from kvplace.simulate.scenario import Scenario
+from kvplace.simulate.traffic import Arrival, Drawn, Event, Vm, traced
+
+
+class SimulatedCluster:
+    """The nodes with their ledgers, and what the extender would decide about them."""
+
+    def __init__(self, nodes: Sequence[ClusterNode], strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._topologies = {node.name: node.topology for node in nodes}
+        self._ledgers = {node.name: node.ledger for node in nodes}
+        self._frees = {name: free_of(self._topologies[name], self._ledgers[name]) for name in self._ledgers}
+        self._node_of: dict[str, str] = {}
+        self._fits = FitTable(self._state_of)
+
+    @property
+    def states(self) -> Iterable[tuple[Topology, Free]]:
+        """Every node's machine and what is left on it."""
+        return ((self._topologies[name], free) for name, free in self._frees.items())
+
+    def answers(self, request: Request) -> dict[str, Candidate | Refusal]:
+        """Say for every node where a VM would sit there, or why it does not fit."""
+        return self._fits.answers(self._topologies, request)
+
+    def best(self, answers: dict[str, Candidate | Refusal]) -> Candidate | None:
+        """Choose among the nodes that fit."""
+        return best_candidate((a for a in answers.values() if isinstance(a, Candidate)), self._strategy)
+
+    def take(self, node: str, occupant: Occupant) -> None:
+        """Claim what a VM was given."""
+        self._node_of[occupant.id] = node
+        self._change(node, LedgerChange(claims=(claim_of(occupant.id, occupant.placement),)))
+
+    def end(self, name: str) -> bool:
+        """Give back what a VM holds; False when it holds nothing."""
+        node = self._node_of.pop(name, None)
+        if node is None:
+            return False
+        self._change(node, LedgerChange(releases=(name,)))
+        return True
+
+    def _change(self, node: str, change: LedgerChange) -> None:
+        self._ledgers[node] = self._ledgers[node].after(change)
+        self._frees[node] = free_of(self._topologies[node], self._ledgers[node])
+        self._fits.node_changed(node)
+
+    def _state_of(self, node: str) -> NodeState:
+        return NodeState(self._topologies[node], self._frees[node])
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """VMs over more parts of a machine than they would need there if it were empty."""
+
+    forced: int = 0
+    """No node had room for them in fewer parts."""
+    avoidable: int = 0
+    """Another node had."""
+
+    def after(self, used: int, needed: int, fewest: int) -> Splits:
+        """Count one more VM."""
+        if used <= needed:
+            return self
+        if fewest < used:
+            return replace(self, avoidable=self.avoidable + 1)
+        return replace(self, forced=self.forced + 1)
+
+
+@dataclass
+class Outcome:
+    """What became of the VMs of one simulation."""
+
+    strategy: Strategy
+    seed: int | None
+    """None for VMs that were given one by one."""
+    arrived: int = 0
+    placed: int = 0
+    refused: int = 0
+    refused_cpus: int = 0
+    refused_while_cluster_free: int = 0
+    """The nodes together had the CPUs free."""
+    refused_while_node_free: int = 0
+    """One node had the CPUs free, and the memory outside huge pages."""
+    reasons: Counter[Reason] = field(default_factory=Counter)
+    """Of the refused VMs, what most nodes said."""
+    numa: Splits = Splits()
+    l3: Splits = Splits()
+    first_refusal: ClusterState | None = None
+    placed_before_refusal: int = 0
+    end: ClusterState | None = None
+    seconds: list[float] = field(default_factory=list)
+    """Of every decision: what each node could give, and the choice."""
+
+
+def simulate(scenario: Scenario, strategy: Strategy, seed: int | None) -> Outcome:
+    """Run one simulation; a seed is needed where the VMs are drawn from a mix."""
+    return _Run(scenario, strategy, seed).outcome()
+
+
+class _Run:
+    def __init__(self, scenario: Scenario, strategy: Strategy, seed: int | None) -> None:
+        self._scenario = scenario
+        self._cluster = SimulatedCluster(scenario.nodes, strategy)
+        self._found = Outcome(strategy, seed)
+        self._drawn: Drawn | None = None
+        self._alone: dict[tuple[object, ...], Placement | Refusal] = {}
+        if scenario.mix is not None:
+            amounts = [empty_amounts(node.topology) for node in scenario.nodes]
+            self._drawn = Drawn(
+                scenario.mix,
+                seed or 0,
+                cpus=sum(cpus for cpus, _ in amounts),
+                memory=sum(numa.memory for node in scenario.nodes for numa in node.topology.numa_nodes),
+            )
+
+    def outcome(self) -> Outcome:
+        events: Iterable[Event] = self._drawn if self._drawn is not None else traced(self._scenario.vms)
+        for event in events:
+            if isinstance(event, Arrival):
+                self._arrive(event.vm)
+            else:
+                self._cluster.end(event.vm.id)
+        self._found.end = self._state()
+        return self._found
+
+    def _arrive(self, vm: Vm) -> None:
+        found, request = self._found, vm.request
+        began = time.perf_counter()
+        answers = self._cluster.answers(request)
+        best = self._cluster.best(answers)
+        found.seconds.append(time.perf_counter() - began)
+        found.arrived += 1
+        if best is None:
+            self._refuse(vm, answers)
+            return
+        found.placed += 1
+        self._count_splits(best, request, answers)
+        self._cluster.take(best.node, Occupant(vm.id, request, best.placement))
+
+    def _refuse(self, vm: Vm, answers: dict[str, Candidate | Refusal]) -> None:
+        found, request = self._found, vm.request
+        if not found.refused:
+            found.first_refusal = self._state()
+            found.placed_before_refusal = found.placed
+        found.refused += 1
+        found.refused_cpus += request.vcpus
+        frees = [free for _, free in self._cluster.states]
+        cpus = [(free.cpus if request.owns_cpus else free.pool).bit_count() for free in frees]
+        plain = request.memory - sum(size * count for size, count in request.huge_pages.items())
+        found.refused_while_cluster_free += sum(cpus) >= request.vcpus
+        found.refused_while_node_free += any(
+            count >= request.vcpus
+            and (not free.memory or sum(max(0, left) for _, left in free.memory) >= plain)
+            for count, free in zip(cpus, frees, strict=True)
+        )
+        said = Counter(answer.reason for answer in answers.values() if isinstance(answer, Refusal))
+        found.reasons[max(said, key=lambda reason: (said[reason], reason.value))] += 1
+        if self._drawn is not None:
+            self._drawn.refused(vm)
+
+    def _count_splits(
+        self, best: Candidate, request: Request, answers: dict[str, Candidate | Refusal]
+    ) -> None:
+        key = (best.topology.fingerprint, request.key)
+        alone = self._alone.get(key)
+        if alone is None:
+            empty = free_of(best.topology, Ledger())
+            alone = self._alone[key] = place(best.topology, empty, request)
+        if isinstance(alone, Refusal):
+            return
+        used, needed = best.placement, alone
+        if len(used.numa_nodes) > len(needed.numa_nodes) or len(used.l3_groups) > len(needed.l3_groups):
+            fitting = [answer.placement for answer in answers.values() if isinstance(answer, Candidate)]
+            self._found.numa = self._found.numa.after(
+                len(used.numa_nodes),
+                len(needed.numa_nodes),
+                min(len(placement.numa_nodes) for placement in fitting),
+            )
+            self._found.l3 = self._found.l3.after(
+                len(used.l3_groups),
+                len(needed.l3_groups),
+                min(len(placement.l3_groups) for placement in fitting),
+            )
+
+    def _state(self) -> ClusterState:
+        return cluster_state(self._cluster.states, self._scenario.memory_per_cpu)
