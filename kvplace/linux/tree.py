@@ -25,6 +25,9 @@ CPU_FOLDER = "sys/devices/system/cpu"
 CPU_MANAGER_STATE = "var/lib/kubelet/cpu_manager_state"
 _WANTED_BELOW = ("sys/devices/system/cpu/", "sys/devices/system/node/", "sys/kernel/mm/hugepages/")
 _WANTED = ("proc/meminfo", CPU_MANAGER_STATE)
+MAX_ARCHIVE_BYTES = 64 * 1024 * 1024
+"""Longest archive we read; one of a machine with 96 CPUs has 60 KiB."""
+
 _MAX_MEMBERS = 400_000
 _MAX_FILE = 256 * 1024
 _MAX_TOTAL = 64 * 1024 * 1024
@@ -60,17 +63,19 @@ def open_tree(path: Path) -> Tree:
 
     Raises BadTopology that names the file and says what it should hold.
     """
-    if path.is_dir():
-        return FolderTree(_root_of(path))
     try:
-        content = path.read_bytes()
+        if path.is_dir():
+            return FolderTree(_root_of(path))
+        with path.open("rb") as file:
+            return read_archive(str(path), file.read(MAX_ARCHIVE_BYTES + 1))
     except OSError as error:
         raise BadTopology(f"{path} cannot be read: {error.strerror}") from None
-    return read_archive(str(path), content)
 
 
 def read_archive(name: str, content: bytes) -> Tree:
     """Read a tar archive, plain or compressed; raises BadTopology as `open_tree` does."""
+    if len(content) > MAX_ARCHIVE_BYTES:
+        raise BadTopology(f"{name} is longer than {MAX_ARCHIVE_BYTES >> 20} MiB; pack only sys/ and proc/")
     try:
         machines = _machines_in(name, content)
     except _BROKEN as error:
@@ -204,10 +209,7 @@ def _is_one(files: Mapping[str, bytes | None]) -> bool:
 def _root_of(folder: Path) -> Path:
     if (folder / CPU_FOLDER).is_dir() or folder == Path("/"):
         return folder
-    try:
-        below = [entry.name for entry in folder.iterdir() if (entry / CPU_FOLDER).is_dir()]
-    except OSError as error:
-        raise BadTopology(f"{folder} cannot be read: {error.strerror}") from None
+    below = [entry.name for entry in folder.iterdir() if (entry / CPU_FOLDER).is_dir()]
     return folder / _only_machine(str(folder), below)
 
 

@@ -1,9 +1,11 @@
 """A machine from whatever describes it, told apart by what is in the file and never by its name.
 
-folder, tar archive           the sys/ (and proc/, var/lib/kubelet/) of a machine
-{"packages": ...}, {"spec"}   what `kvplace topology` prints, or a NodeTopology of a cluster; JSON or YAML
-<capabilities>                what `virsh capabilities` prints
-{"socket0": ["2", "3"]}       a node's hand-written cpu-map
+    folder, tar archive           the sys/ (and proc/, var/lib/kubelet/) of a machine
+    {"packages": ...}, {"spec"}   what `kvplace topology` prints, or a NodeTopology of a cluster; JSON or YAML
+    <capabilities>                what `virsh capabilities` prints
+    {"socket0": ["2", "3"]}       a node's hand-written cpu-map
+
+The file is read once and within limits, so that it may also be a pipe.
 """
 
 from __future__ import annotations
@@ -18,12 +20,20 @@ from typing import Any
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadAnnotation, BadBody, BadTopology
 from kvplace.core.topology import Topology
+from kvplace.linux.cpu_manager_state import read_cpu_manager_state
+from kvplace.linux.sysfs import discover
+from kvplace.linux.tree import (
+    CPU_MANAGER_STATE,
+    MAX_ARCHIVE_BYTES,
+    looks_like_archive,
+    open_tree,
+    read_archive,
+)
 
 MEANT = (
     "a folder or tar archive with a machine's sys/, a NodeTopology, what `virsh capabilities` prints,"
     " or a node's cpu-map"
 )
-MOST_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +53,6 @@ class Machine:
 
     def with_kubelet_cpus(self, text: str, what: str) -> Machine:
         """Take the kubelet's holdings from its cpu_manager_state; raises BadBody that names `what`."""
-        from kvplace.linux.cpu_manager_state import read_cpu_manager_state
-
         held = read_cpu_manager_state(text, what=what).held
         return self._holding(held, what)
 
@@ -64,17 +72,15 @@ def read_machine_at(path: Path) -> Machine:
         if path.is_dir():
             return _of_tree(path, None, _stem(path))
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_ARCHIVE_BYTES + 1)
     except FileNotFoundError:
         raise BadTopology(f"{path} does not exist; give {MEANT}") from None
     except OSError as error:
         raise BadTopology(f"{path} cannot be read: {error.strerror}; give {MEANT}") from None
-    if len(content) > MOST_BYTES:
-        raise BadTopology(f"{path} is longer than {MOST_BYTES >> 20} MiB; give {MEANT}")
-    from kvplace.linux.tree import looks_like_archive
-
+    if len(content) > MAX_ARCHIVE_BYTES:
+        raise BadTopology(f"{path} is longer than {MAX_ARCHIVE_BYTES >> 20} MiB; give {MEANT}")
     text = content.removeprefix(codecs.BOM_UTF8).lstrip()
-    if looks_like_archive(content) or b"\0" in content[:512]:
+    if looks_like_archive(content):
         return _of_tree(path, content, _stem(path))
     if text.startswith(b"<"):
         from kvplace.libvirt.capabilities import read_capabilities
@@ -90,9 +96,6 @@ def read_live_machine(name: str) -> Machine:
 
 
 def _of_tree(path: Path, archive: bytes | None, name: str) -> Machine:
-    from kvplace.linux.sysfs import discover
-    from kvplace.linux.tree import CPU_MANAGER_STATE, open_tree, read_archive
-
     tree = open_tree(path) if archive is None else read_archive(str(path), archive)
     found = discover(tree)
     machine = Machine(name, found.topology, found.notes)
@@ -106,11 +109,13 @@ def _document(path: Path, content: bytes) -> Mapping[str, Any]:
 
     try:
         text = content.decode("utf-8")
-        if text.startswith(("{", "[")):
+        if ":" not in text:
+            raise BadTopology(f"{path} describes no machine; give {MEANT}")
+        if text.startswith("{"):
             return json_object(text, what=str(path))
         return read_document(text, str(path)).keys
     except UnicodeDecodeError:
-        raise BadTopology(f"{path} is no text and no archive; give {MEANT}") from None
+        raise BadTopology(f"{path} is neither text nor an archive; give {MEANT}") from None
     except BadBody as error:
         raise BadTopology(f"{error}; give {MEANT}") from None
 

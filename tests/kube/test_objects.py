@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.topology import Topology
+from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.objects import (
     CustomObject,
@@ -165,3 +165,21 @@ def test_a_spec_that_makes_no_sense_becomes_a_problem_never_an_error(spec: Any) 
     assert (topology.topology is None) == bool(topology.problem)
     ledger = ledger_record(custom(spec))
     assert not ledger.problem or not ledger.ledger.owners
+
+
+def test_what_the_kubelet_holds_is_read_from_the_status_of_a_machine_that_is_known() -> None:
+    reader = TopologyReader()
+
+    def seen(status: Any) -> tuple[bool, int, str]:
+        document = custom(topology_document(topology_of_cpu_map({0: 0b1111})))
+        document.status = msgspec.Raw(json.dumps(status).encode())
+        record = reader.record(document)
+        return record.topology is not None, record.kubelet_cpus, record.problem
+
+    assert seen({}) == seen(None) == seen({"pods": [{"uid": "u"}]}) == (True, 0, "")
+    assert seen({"kubeletCpus": "2-3"}) == (True, 0b1100, "")
+    assert seen({"kubeletCpus": ""}) == (True, 0, "")
+    for junk in ({"kubeletCpus": "2-"}, {"kubeletCpus": 3}, [1], "x"):
+        known, held, problem = seen(junk)
+        assert (known, held) == (False, 0)
+        assert problem

@@ -9,7 +9,7 @@ import pytest
 from kvplace.core.topology_levels import Discovery
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import open_tree
-from tests.captured import captured_files
+from tests.captured import captured_files, captured_folder
 from tests.linux.hwloc_layouts import read_layout
 
 EXPECTATIONS = captured_files("topologies", "hwloc/*.test")
@@ -56,36 +56,30 @@ def test_a_captured_machine_is_divided_as_hwloc_divides_it(test: Path) -> None:
 
 
 def test_the_cpuset_of_whoever_recorded_a_machine_does_not_make_it_smaller() -> None:
-    by_name = {path.stem: path for path in EXPECTATIONS}
-    if not by_name:
-        pytest.skip("the captured machines are not here")
+    folder = captured_folder("topologies") / "hwloc"
     for name, whole, allowed in (
         ("16amd64-8n2c-cpusets", 15, 10),
         ("16amd64-8n2c-cpusets-disallowed", 15, 15),
         ("32amd64-4s2n4c-cgroup2", 32, 6),
     ):
-        found, layout, _ = _expected(by_name[name])
+        found, layout, _ = _expected(folder / f"{name}.test")
         assert found.topology.cpus.bit_count() == whole
         assert sum(layout["PU"]).bit_count() == allowed
 
 
 def test_masks_that_conflict_are_told_and_hide_only_themselves() -> None:
-    path = next((path for path in EXPECTATIONS if path.stem == CONFLICTING), None)
-    if path is None:
-        pytest.skip("the captured machines are not here")
+    whole = open_tree(captured_folder("topologies") / "hwloc" / f"{CONFLICTING}.tar.bz2")
 
     class WithoutLists:
         """The same tree on a kernel that has masks alone."""
 
-        def __init__(self) -> None:
-            self._tree = open_tree(path.with_name(CONFLICTING + ".tar.bz2"))
-            self.name = "without lists"
+        name = "without lists"
 
         def read(self, name: str) -> str | None:
-            return None if name.endswith("_list") else self._tree.read(name)
+            return None if name.endswith("_list") else whole.read(name)
 
         def entries(self, name: str) -> list[str]:
-            return self._tree.entries(name)
+            return whole.entries(name)
 
     found = discover(WithoutLists())
     assert len(found.topology.packages) == len(found.topology.l3_groups) == 4

@@ -1,0 +1,148 @@
+"""Whatever describes a machine is recognised by what is in it, or refused in one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import tarfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.errors import BadBody, BadTopology, Misconfigured
+from kvplace.core.node_topology import node_topology
+from kvplace.simulate.machine_files import read_machine
+from kvplace.simulate.machine_source import Machine, read_machine_at
+from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed
+from tests.libvirt.written_capabilities import capabilities_of
+from tests.linux.written_tree import sysfs_of
+
+MACHINE = replace(read_machine("2x-epyc-9354-nps2"), reserved=0, isolated=0)
+STATE = '{"policyName":"static","defaultCpuSet":"0","entries":{"p":{"c":"4-6"}},"checksum":0}'
+DOCUMENT = node_topology("worker", MACHINE, 0b1100)
+
+
+def packed(state: str = STATE) -> bytes:
+    files = sysfs_of(MACHINE).files | {"var/lib/kubelet/cpu_manager_state": state}
+    into = io.BytesIO()
+    with tarfile.open(fileobj=into, mode="w:gz") as archive:
+        for name, text in files.items():
+            info = tarfile.TarInfo(f"host/{name}")
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text.encode()))
+    return into.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "kubelet"),
+    [
+        (packed(), "a machine", "4-6"),
+        (gzip.decompress(packed()), "a machine", "4-6"),
+        (json.dumps(DOCUMENT).encode(), "worker", "2-3"),
+        (b"\xef\xbb\xbf \n" + json.dumps(DOCUMENT["spec"]).encode(), "a machine", ""),
+        (yaml.safe_dump(DOCUMENT).encode(), "worker", "2-3"),
+        (b'<?xml version="1.0" encoding="UTF-8"?>\n' + capabilities_of(MACHINE).encode(), "a machine", ""),
+    ],
+    ids=["tar.gz", "tar", "object", "spec", "yaml", "capabilities"],
+)
+def test_a_machine_is_the_same_in_every_form_and_a_files_name_says_nothing(
+    tmp_path: Path, content: bytes, name: str, kubelet: str
+) -> None:
+    path = tmp_path / "a machine"
+    path.write_bytes(content)
+    found = read_machine_at(path)
+    assert (found.name, found.topology, found.notes) == (name, MACHINE, ())
+    assert format_cpu_list(found.kubelet_cpus) == kubelet
+
+
+def test_a_machine_may_come_through_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(packed(),))
+    writer.start()
+    assert read_machine_at(pipe).topology == MACHINE
+    writer.join()
+
+
+def test_a_cpu_map_is_a_machine_of_sockets_alone(tmp_path: Path) -> None:
+    path = tmp_path / "map.json"
+    path.write_text('{"socket1": ["4", "5"], "socket0": ["2"]}', encoding="ascii")
+    found = read_machine_at(path)
+    assert [(package.id, package.cpus) for package in found.topology.packages] == [(0, 0b100), (1, 0b110000)]
+    assert len(found.topology.cores) == 3
+    assert "says nothing about siblings" in found.notes[0]
+
+
+def test_cpus_that_the_kubelet_holds_elsewhere_are_told_and_left_out() -> None:
+    machine = Machine("small", read_machine("epyc-7502p"))
+    found = machine.with_kubelet_cpus(STATE.replace("4-6", "62-65"), "/here/state")
+    assert format_cpu_list(found.kubelet_cpus) == "62-63"
+    assert found.notes == ("/here/state names CPU 64-65, which the machine does not have",)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "describes no machine; give a folder or tar archive"),
+        (b"hello", "describes no machine; give a folder or tar archive"),
+        (b"\x7fELF\0\0\xff", "is neither text nor an archive"),
+        (b"\x1f\x8b broken", "cannot be read as a tar archive"),
+        (b"<domain/>", "it is a <domain>, not the <capabilities>"),
+        (b"{", "describes no machine"),
+        (b'{"cores": [', "is no JSON"),
+        (b'{"a": 1, "a": 1}', "'a'"),
+        (b"a: [", "is no YAML"),
+        (b"a: &x [1]\nb: *x", "refers back with *x"),
+        (b"cores: x", "packages must be a list"),
+        (b'{"socket0": ["2", "2"]}', "names CPU 2 twice"),
+        (b'{"socketX": ["2"]}', "key 'socketX' must be socket0"),
+        (json.dumps(DOCUMENT | {"status": {"kubeletCpus": 3}}).encode(), "kubeletCpus must be a CPU list"),
+        (json.dumps(DOCUMENT | {"status": {"kubeletCpus": "3-"}}).encode(), "status.kubeletCpus '3-'"),
+        (
+            packed(STATE.replace("4-6", "4-6,x")),
+            "host: var/lib/kubelet/cpu_manager_state is no cpu_manager_state",
+        ),
+        *((text.encode(), "is no JSON") for text in DEEP_OR_LONG[1:2]),
+    ],
+)
+def test_what_is_no_machine_is_refused_in_one_sentence_that_names_it(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
+    path = tmp_path / "host"
+    path.write_bytes(content)
+    with pytest.raises((BadTopology, BadBody)) as raised:
+        read_machine_at(path)
+    said = str(raised.value)
+    assert said.startswith(str(path))
+    assert words in said
+    assert "\n" not in said
+    assert len(said) < 1000
+
+
+SLOW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@SLOW
+@given(disturbed({key: DOCUMENT[key] for key in ("spec", "status", "metadata")}))
+def test_a_damaged_description_is_read_or_refused_in_one_sentence(tmp_path: Path, document: object) -> None:
+    path = tmp_path / "machine"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    found, said = answer_or_sentence(read_machine_at, path, Misconfigured)
+    assert (found is None) == bool(said)
+    assert len(said) < 1000
+
+
+@SLOW
+@given(st.binary(max_size=100) | st.text(max_size=100).map(str.encode))
+def test_rubbish_is_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "machine"
+    path.write_bytes(content)
+    assert answer_or_sentence(read_machine_at, path, Misconfigured)[0] is None
