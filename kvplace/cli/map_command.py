@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -15,6 +16,8 @@ from kvplace.cli.output import WIDTH, console, say
 from kvplace.core.errors import BadBody
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from kvplace.core.drawing import CoreMap
 
 _WIDE = 160
@@ -125,43 +128,35 @@ def command(
 
 def _write(drawing: CoreMap, target: Target) -> None:
     if target.file is None:
-        _print(drawing, target.form)
+        _draw(drawing, target.form, sys.stdout)
         return
     try:
-        target.file.write_text(_text(drawing, target.form), encoding="utf-8")
+        with target.file.open("w", encoding="utf-8") as file:
+            _draw(drawing, target.form, file)
     except OSError as error:
         raise click.ClickException(f"{target.file} cannot be written: {error.strerror}") from None
 
 
-def _print(drawing: CoreMap, form: Form) -> None:
-    if form in (Form.JSON, Form.SVG):
-        click.echo(_text(drawing, form), nl=False)
-        return
-    from kvplace.cli.terminal_map import print_map
-
-    out = console()
-    if form is Form.WIDE and not out.is_terminal:
-        out.width = _WIDE
-    print_map(out, drawing, wide=form is Form.WIDE)
-
-
-def _text(drawing: CoreMap, form: Form) -> str:
+def _draw(drawing: CoreMap, form: Form, file: TextIO) -> None:
     if form is Form.SVG:
         from kvplace.core.svg_map import svg_map
 
-        return svg_map(drawing)
-    if form is Form.JSON:
+        file.write(svg_map(drawing))
+    elif form is Form.JSON:
         from kvplace.core.drawing import core_map_document
 
-        return json.dumps(core_map_document(drawing), indent=2) + "\n"
-    import io
+        file.write(json.dumps(core_map_document(drawing), indent=2) + "\n")
+    else:
+        from kvplace.cli.terminal_map import print_map
 
+        wide = form is Form.WIDE
+        print_map(_console(file, _WIDE if wide else WIDTH), drawing, wide=wide)
+
+
+def _console(file: TextIO, width: int) -> Console:
+    """Open stdout as a terminal where it is one, or something of that width."""
     from rich.console import Console
 
-    from kvplace.cli.terminal_map import print_map
-
-    wide = form is Form.WIDE
-    file = io.StringIO()
-    out = Console(file=file, width=_WIDE if wide else WIDTH, highlight=False, markup=False, emoji=False)
-    print_map(out, drawing, wide=wide)
-    return file.getvalue()
+    if file is sys.stdout and sys.stdout.isatty():
+        return console()
+    return Console(file=file, width=width, highlight=False, markup=False, emoji=False)

@@ -33,7 +33,7 @@ _MOST_FAULTS = 20
 
 
 def svg_map(drawing: CoreMap) -> str:
-    """Write a drawing as an SVG document that ends in a newline."""
+    """Write a drawing as an SVG document in ASCII, so that it is read alike however it is served."""
     painter = _Painter(drawing)
     body = painter.body()
     width, height = body.width + 2 * _MARGIN, body.height + 2 * _MARGIN
@@ -56,7 +56,7 @@ def svg_map(drawing: CoreMap) -> str:
     tag(root, "rect", class_="page", width="100%", height="100%")
     body.draw(root, _MARGIN, _MARGIN, body.width, body.height)
     indent(root, " ")
-    return tostring(root, encoding="unicode") + "\n"
+    return tostring(root, encoding="us-ascii").decode() + "\n"
 
 
 def _words(drawing: CoreMap) -> Iterator[str]:
