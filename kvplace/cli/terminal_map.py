@@ -63,7 +63,7 @@ def print_map(out: Console, drawing: CoreMap, *, compact: bool = False, wide: bo
         )
     )
     for node in drawing.memory_only:
-        out.print(Text(f"NUMA {node.id}: memory only, {_memory(node)}"))
+        out.print(Text(f"NUMA {node.id}: memory only, {', '.join(node.room)}"))
     for line in _lines(_key(drawing), out.width):
         out.print(Text(line, style="dim"))
     for fault in drawing.faults:
@@ -81,7 +81,7 @@ class _Printer:
         self._colours = {entry.label: _colour(index) for index, entry in enumerate(drawing.legend)}
 
     def node(self, node: NodeBox) -> Iterator[Text]:
-        yield Text(f"NUMA {node.id}{_star(node)}  {_memory(node)}")
+        yield Text(f"NUMA {node.id}{_star(node)}  {', '.join(node.room)}")
         margin = max((len(_l3_title(l3)) for l3 in node.l3_groups), default=0)
         for l3 in node.l3_groups:
             yield from self._l3(l3, margin)
@@ -133,15 +133,6 @@ def _l3_title(l3: L3Box) -> str:
 
 def _star(box: NodeBox | L3Box) -> str:
     return "*" if box.part else ""
-
-
-def _memory(node: NodeBox) -> str:
-    if not node.memory:
-        return "memory unknown"
-    text = f"{node.free_memory / 2**30:.0f} of {node.memory / 2**30:.0f} GiB free"
-    for size, (free, count) in node.huge_pages.items():
-        text += f", {free} of {count} pages of {format_bytes(size)} free"
-    return text
 
 
 def _key(drawing: CoreMap) -> list[str]:

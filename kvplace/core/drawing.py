@@ -18,6 +18,7 @@ from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.occupancy import Fault, FaultKind, Occupancy
+from kvplace.core.quantity import format_bytes
 from kvplace.core.topology import NumaNode, Topology
 
 KIND = "CoreMap"
@@ -87,6 +88,19 @@ class NodeBox:
     """(Free, all) by page size in bytes."""
     l3_groups: tuple[L3Box, ...]
     part: bool = False
+
+    @property
+    def room(self) -> tuple[str, ...]:
+        """Say how much memory is left, and how many huge pages of each size."""
+        size, unit = (1 << 30, "GiB") if self.memory >= 1 << 30 else (1 << 20, "MiB")
+        memory = f"{self.free_memory / size:.0f} of {self.memory / size:.0f} {unit} free"
+        return (
+            memory if self.memory else "memory unknown",
+            *(
+                f"{free} of {count} pages of {format_bytes(size)} free"
+                for size, (free, count) in self.huge_pages.items()
+            ),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from xml.etree.ElementTree import Element, indent, tostring
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.drawing import Cell, CellState, CoreBox, CoreMap, L3Box, NodeBox, PackageBox
 from kvplace.core.occupancy import name_of, printable
-from kvplace.core.quantity import format_bytes
 from kvplace.core.svg import Block, fixed, grid, shortened, stack, tag, text_width
 from kvplace.core.svg_cells import SIDE, cell_mark, key_of, paint_cell, patterns
 from kvplace.core.svg_style import COLOURS, ROOT, style_sheet
@@ -56,7 +55,8 @@ def svg_map(drawing: CoreMap) -> str:
     tag(root, "rect", class_="page", width="100%", height="100%")
     body.draw(root, _MARGIN, _MARGIN, body.width, body.height)
     indent(root, " ")
-    return tostring(root, encoding="us-ascii").decode() + "\n"
+    document: bytes = tostring(root, encoding="us-ascii")
+    return document.decode() + "\n"
 
 
 def _words(drawing: CoreMap) -> Iterator[str]:
@@ -108,7 +108,7 @@ class _Painter:
         return _frame("package", package.id, [f"socket {package.id}"], nodes)
 
     def _node(self, node: NodeBox) -> Block:
-        captions = [f"NUMA {node.id}{_part(node)}", *_memory(node)]
+        captions = [f"NUMA {node.id}{_part(node)}", *node.room]
         if not node.l3_groups:
             return _frame("numa", node.id, [captions[0], "memory only", *captions[1:]], stack([], 0))
         return _frame("numa", node.id, captions, grid([self._l3(l3) for l3 in node.l3_groups], _PAD, 2.2))
@@ -224,13 +224,6 @@ def _frame(level: str, number: int, captions: list[str], body: Block) -> Block:
 
 def _part(box: NodeBox | L3Box) -> str:
     return " (part)" if box.part else ""
-
-
-def _memory(node: NodeBox) -> Iterator[str]:
-    if node.memory:
-        yield f"{node.free_memory / 2**30:.0f} of {node.memory / 2**30:.0f} GiB free"
-    for size, (free, count) in node.huge_pages.items():
-        yield f"{free} of {count} pages of {format_bytes(size)} free"
 
 
 def _wrapped(words: list[str], separator: str, size: float, width: float) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,3 +129,33 @@ def test_every_vm_has_letters_of_its_own(index: int) -> None:
         "AAA",
     )
     assert label_of(index).isalpha()
+
+
+def test_what_is_left_of_memory_is_said_in_units_that_fit() -> None:
+    machine = Topology(
+        packages=(Package(0, 1),),
+        numa_nodes=(
+            NumaNode(0, 1, memory=3 * GIB, huge_pages={2 << 20: 512}),
+            NumaNode(1, 0, memory=300 << 20),
+            NumaNode(2, 0, memory=0),
+        ),
+        l3_groups=(1,),
+        cores=(1,),
+    )
+    drawing = draw("odd", machine)
+    assert drawing.packages[0].nodes[0].room == ("2 of 3 GiB free", "512 of 512 pages of 2Mi free")
+    assert [node.room for node in drawing.memory_only] == [("300 of 300 MiB free",), ("memory unknown",)]
+
+
+def test_free_cpus_that_the_kernel_isolates_are_told_from_free_ones_and_those_of_others_from_both() -> None:
+    machine = replace(read_machine("epyc-7502p"), reserved=0b1, isolated=0b11110)
+    ledger = with_vm(machine, Ledger(), "db", Request(2))
+    drawing = draw("node", machine, ledger, foreign=0b11 << 40 | 0b10)
+    states = {cell.cpu: cell.state for cell in drawing.cells}
+    assert states[0] is CellState.RESERVED
+    assert {cpu for cpu, state in states.items() if state is CellState.FOREIGN} == {40, 41} | (
+        {1} - set(cpus_of(ledger.owned))
+    )
+    isolated = {cpu for cpu, state in states.items() if state is CellState.ISOLATED}
+    assert isolated == {1, 2, 3, 4} - set(cpus_of(ledger.owned | 0b10))
+    assert drawing.summary.startswith("64 CPUs, ")

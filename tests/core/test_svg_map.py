@@ -80,7 +80,7 @@ def check_drawn(root: ET.Element, machine: Topology) -> None:
             assert frame(one)[2] <= frame(other)[0] + 0.01 or frame(one)[3] <= frame(other)[1] + 0.01
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(topologies(tangled=None), st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 40) - 1))
 def test_every_thread_of_any_machine_stands_once_in_its_boxes(
     machine: Topology, mine: int, foreign: int
