@@ -16,7 +16,7 @@ import stat
 import tarfile
 import zlib
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from kvplace.core.errors import BadTopology
@@ -192,7 +192,7 @@ def _machines_in(name: str, content: bytes) -> dict[str, dict[str, bytes | None]
 
 def _place_of(name: str) -> tuple[str, str] | None:
     """The machine's root and the path below it, when the file is one that we read."""
-    parts = [part for part in PurePosixPath(name).parts if part not in (".", "/")]
+    parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         return None
     for depth in (0, 1):

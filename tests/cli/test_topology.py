@@ -1,0 +1,138 @@
+"""`kvplace topology` shows what a machine is made of, in every form, and what was odd about it on stderr."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.topology import NumaNode
+from kvplace.core.topology_document import read_topology, topology_document
+from kvplace.simulate.machine_files import read_machine
+from tests.captured import captured_files, captured_folder
+from tests.cli.calls import Caller
+from tests.libvirt.written_capabilities import capabilities_of
+
+STATE = '{"policyName":"static","defaultCpuSet":"0","entries":{"p":{"c":"4-6"}},"checksum":0}'
+SOURCES = [
+    *captured_files("libvirt/capabilities", "*.xml"),
+    *captured_files("topologies", "lscpu/*.tar.gz"),
+]
+
+
+def _written(folder: Path, text: str, name: str = "machine") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_json_and_yaml_say_the_same_and_either_is_taken_again(kvplace: Caller, tmp_path: Path) -> None:
+    arguments = ("topology", "2x-epyc-9354-nps2", "--reserved", "0,64")
+    as_json, as_yaml = kvplace(*arguments, "-o", "json").out, kvplace(*arguments, "-o", "yaml").out
+    document = json.loads(as_json)
+    assert yaml.safe_load(as_yaml) == document
+    assert document["spec"]["reserved"] == "0,64"
+    for text in (as_json, as_yaml):
+        assert json.loads(kvplace("topology", _written(tmp_path, text), "-o", "json").out) == document
+
+
+def test_the_name_is_that_of_the_object(kvplace: Caller) -> None:
+    assert kvplace("topology", "epyc-7502p", "-o", "name").out == "nodetopology.kvplace.io/epyc-7502p\n"
+
+
+def test_the_wide_table_names_the_threads_of_every_core(kvplace: Caller) -> None:
+    lines = kvplace("topology", "2x-epyc-7763-nps4", "-o", "wide").out.splitlines()
+    assert lines[0].startswith(
+        "2x-epyc-7763-nps4: 2 sockets, 8 NUMA nodes, 16 L3 caches, 128 cores, 256 CPUs"
+    )
+    third = next(line for line in lines if line.startswith("2  ") and "144-151" in line)
+    assert third.split()[:6] == ["2", "0", "1", "16-23,144-151", "16,144", "17,145"]
+    machine = read_machine("2x-epyc-7763-nps4")
+    shown = " ".join(lines)
+    assert all(format_cpu_list(core) in shown for core in machine.cores)
+
+
+def test_distances_are_shown_as_they_were_given(kvplace: Caller, tmp_path: Path) -> None:
+    machine = read_machine("2x-epyc-9354")
+    first, second = machine.numa_nodes
+    odd = replace(
+        machine, numa_nodes=(replace(first, distances={0: 10, 1: 21}), replace(second, distances={1: 11}))
+    )
+    called = kvplace("topology", _written(tmp_path, json.dumps(topology_document(odd))))
+    assert [line.split() for line in called.out.splitlines()[-3:]] == [
+        ["DISTANCE", "to", "0", "to", "1"],
+        ["from", "0", "10", "21"],
+        ["from", "1", "-", "11"],
+    ]
+
+
+def test_a_node_without_cpus_and_one_without_memory_have_their_lines(kvplace: Caller, tmp_path: Path) -> None:
+    machine = read_machine("epyc-7502p")
+    nodes = (replace(machine.numa_nodes[0], memory=0, huge_pages={}), NumaNode(7, 0, 3 << 30, {2 << 20: 5}))
+    text = json.dumps(topology_document(replace(machine, numa_nodes=nodes)))
+    lines = kvplace("topology", _written(tmp_path, text)).out.splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line[:1].isdigit()}
+    assert rows["0"] == ["0", "0-63", "8", "32", "2", "-", "-"]
+    assert rows["7"] == ["-", "-", "0", "0", "-", "3.0", "GiB", "5", "x", "2Mi"]
+
+
+def test_cpus_held_by_the_kubelet_are_shown_and_part_of_the_status(kvplace: Caller, tmp_path: Path) -> None:
+    state = _written(tmp_path, STATE, "state")
+    shown = kvplace("topology", "epyc-7502p", "--cpu-manager-state", state)
+    assert "held by the kubelet's static policy: 4-6" in shown.out.splitlines()
+    printed = kvplace("topology", "epyc-7502p", "--cpu-manager-state", state, "-o", "json").out
+    assert json.loads(printed)["status"] == {"kubeletCpus": "4-6"}
+    again = kvplace("topology", _written(tmp_path, printed)).out
+    assert "held by the kubelet's static policy: 4-6" in again
+
+
+def test_a_damaged_file_of_the_kubelet_stops_everything(kvplace: Caller, tmp_path: Path) -> None:
+    for text, words in ((STATE.replace("0}", "1}"), "does not fit its content"), ("", "it is not JSON")):
+        state = _written(tmp_path, text, "state")
+        called = kvplace("topology", "epyc-7502p", "--cpu-manager-state", state)
+        assert (called.code, called.out) == (2, "")
+        assert called.err.startswith(f"kvplace: {state} is no cpu_manager_state")
+        assert words in called.err
+    gone = kvplace("topology", "epyc-7502p", "--cpu-manager-state", str(tmp_path / "gone"))
+    assert (gone.code, gone.out) == (2, "")
+    assert "gone cannot be read: No such file" in gone.err
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_every_recorded_description_can_be_shown_and_its_json_is_the_same_machine(
+    kvplace: Caller, tmp_path: Path, path: Path
+) -> None:
+    printed = kvplace("topology", str(path), "-o", "json")
+    assert printed.code == 0
+    again = kvplace("topology", _written(tmp_path, printed.out), "-o", "json")
+    assert json.loads(again.out) == json.loads(printed.out)
+    assert kvplace("topology", str(path)).out.startswith(path.name.partition(".tar")[0].removesuffix(".xml"))
+
+
+def test_a_machine_from_libvirt_can_be_placed_on_and_drawn(kvplace: Caller, tmp_path: Path) -> None:
+    path = _written(tmp_path, capabilities_of(replace(read_machine("epyc-7502p"), reserved=0)))
+    placed = kvplace("place", "--topology", path, "-o", "json", stdin='{"vcpus": 8, "cpuSet": "one-l3"}\n')
+    assert json.loads(placed.out)["placement"]["l3"] == [0]
+    assert "64 CPUs, 64 free" in kvplace("map", path).out
+
+
+def test_a_recorded_kubelet_file_in_a_machines_folder_is_found(kvplace: Caller, tmp_path: Path) -> None:
+    import tarfile
+
+    with tarfile.open(captured_folder("topologies") / "lscpu" / "vmware_fpe.tar.gz") as archive:
+        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(tmp_path, **safely)  # type: ignore[arg-type]
+    state = tmp_path / "vmware_fpe" / "var" / "lib" / "kubelet" / "cpu_manager_state"
+    state.parent.mkdir(parents=True)
+    state.write_text(STATE, encoding="utf-8")
+    document = json.loads(kvplace("topology", str(tmp_path), "-o", "json").out)
+    assert document["status"] == {"kubeletCpus": "4-6"}
+    assert read_topology(document).cpus.bit_count() == 16
+    state.write_text(STATE[:-9], encoding="utf-8")
+    called = kvplace("topology", str(tmp_path))
+    assert (called.code, called.out) == (2, "")
+    assert "vmware_fpe: var/lib/kubelet/cpu_manager_state is no cpu_manager_state" in called.err
