@@ -89,3 +89,14 @@ def format_bytes(count: int) -> str:
         if count and count % (1 << (10 * power)) == 0:
             text = f"{count >> (10 * power)}{suffix}"
     return text
+
+
+def about_bytes(count: int) -> str:
+    """Write bytes as people say them, to three digits: 8345600Ki is `7.96Gi`, 8Gi stays `8Gi`."""
+    power = min((max(count, 1).bit_length() - 1) // 10, len(_BINARY))
+    if not power:
+        return str(count)
+    amount = count / (1 << 10 * power)
+    digits = 0 if amount >= 100 else 1 if amount >= 10 else 2
+    text = f"{amount:.{digits}f}"
+    return (text.rstrip("0").rstrip(".") if digits else text) + _BINARY[power - 1]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvplace.core.layout import Domain
-from kvplace.core.quantity import format_bytes
+from kvplace.core.quantity import about_bytes, format_bytes
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request, Scope, Smt
 from kvplace.core.supply import Supply
@@ -49,9 +49,12 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> R
         able = [domain for domain in able if _pages_in(supply, domain, size) >= count]
     most, where = _most([(_memory_in(supply, domain), domain.name) for domain in able])
     if most < supply.small_memory:
+        needed, here = about_bytes(supply.small_memory), about_bytes(most)
+        if here == needed:
+            needed, here = f"{supply.small_memory} bytes", f"{most} bytes"
         message = (
-            f"no {noun} with {supply.need} {kind} and {format_bytes(supply.small_memory)} of free memory, "
-            f"most memory {format_bytes(most)} on {where}"
+            f"no {noun} with {supply.need} {kind} and {needed} of free memory, best {here} on {where}"
+            f"{_elsewhere(supply, domains)}"
         )
         return Refusal(Reason.NOT_ENOUGH_MEMORY, message, _shortfall(supply.small_memory, most, where), never)
     return _uneven(supply, reason, fits, never)
@@ -67,6 +70,18 @@ def _uneven(supply: Supply, reason: Reason, fits: Callable[[Request], bool], nev
     also = " that have the memory too" if supply.needs_memory else ""
     message = f"no equal shares of {needed} vCPUs over {noun}{also}, best {best}"
     return Refusal(reason, message, _shortfall(needed, best, noun), never)
+
+
+def _elsewhere(supply: Supply, domains: Sequence[Domain]) -> str:
+    """Name the place that has the memory but not the CPUs, if there is one."""
+    for domain in domains:
+        memory = sum(supply.memory_of(part.node) for part in domain.parts)
+        units = supply.units_in(domain)
+        if memory >= supply.small_memory and units < supply.need:
+            return (
+                f" ({domain.name} has {about_bytes(memory)}, but {units} {unit_name(supply.request, units)})"
+            )
+    return ""
 
 
 def _shortfall(needed: int, best: int, where: str) -> dict[str, int | str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.quantity import format_bytes, parse_bytes, parse_page_counts, parse_quantity
+from kvplace.core.quantity import about_bytes, format_bytes, parse_bytes, parse_page_counts, parse_quantity
 from tests.core.junk import answer_or_sentence
 
 
@@ -104,3 +104,20 @@ def test_any_text_is_either_a_quantity_or_one_sentence(text: str) -> None:
 )
 def test_the_largest_suffix_that_loses_nothing_is_written(count: int, text: str) -> None:
     assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (1023, "1023"),
+        (8 << 30, "8Gi"),
+        (8345600 << 10, "7.96Gi"),
+        ((8 << 30) - 1, "8Gi"),
+        (10**12, "931Gi"),
+        (1536 << 20, "1.5Gi"),
+        (1 << 60, "1024Pi"),
+    ],
+)
+def test_bytes_for_people_have_three_digits(count: int, text: str) -> None:
+    assert about_bytes(count) == text

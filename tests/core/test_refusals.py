@@ -103,19 +103,22 @@ def left(free: str, taken_memory: dict[int, int] | None = None) -> Free:
             left("0-31"),
             Request(2, scope=Scope.ONE_NUMA, memory=17 * GIB),
             Reason.NOT_ENOUGH_MEMORY,
-            "no NUMA node with 2 free CPUs and 17Gi of free memory, most memory 16Gi on numa 0",
+            "no NUMA node with 2 free CPUs and 17Gi of free memory, best 16Gi on numa 0",
         ),
         (
             left("0-3,8-11"),
             Request(2, memory=17 * GIB),
             Reason.NOT_ENOUGH_MEMORY,
-            "no socket with 2 free CPUs and 17Gi of free memory, most memory 16Gi on socket 0",
+            "no socket with 2 free CPUs and 17Gi of free memory, best 16Gi on socket 0",
         ),
         (
             left("0-7,8", {0: 12 * GIB, 1: 12 * GIB}),
             Request(4, memory=9 * GIB),
             Reason.NOT_ENOUGH_MEMORY,
-            "no socket with 4 free CPUs and 9Gi of free memory, most memory 8Gi on socket 0",
+            (
+                "no socket with 4 free CPUs and 9Gi of free memory, best 8Gi on socket 0 "
+                "(socket 1 has 32Gi, but 1 free CPU)"
+            ),
         ),
         (
             left("0-31"),
@@ -139,7 +142,7 @@ def left(free: str, taken_memory: dict[int, int] | None = None) -> Free:
             left("0-31", {3: 16 * GIB}),
             Request(2, scope=Scope.ONE_NUMA, memory=5 * GIB, huge_pages={GIB: 4}),
             Reason.NOT_ENOUGH_MEMORY,
-            "no NUMA node with 2 free CPUs and 1Gi of free memory, most memory 0 on numa 3",
+            "no NUMA node with 2 free CPUs and 1Gi of free memory, best 0 on numa 3",
         ),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
