@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
-from kvplace.core import offered
+from kvplace.core.contradictions import contradiction_in
 from kvplace.core.errors import BadBody
 from kvplace.core.quantity import parse_bytes
 from kvplace.core.request import (
@@ -33,7 +33,8 @@ REQUEST_KEYS = (
     "vcpus", "cpuSet", "policy", "smt", "emulatorThreads", "numaMemory", "guestNuma", "onFailure",
     "memory", "hugepages", "ioThreads",
 )  # fmt: skip
-_POLICIES = tuple(policy for policy in offered.POLICIES if policy is not Policy.NONE)
+_POLICIES = tuple(policy for policy in Policy if policy is not Policy.NONE)
+_KEYS = {Policy: "policy", Smt: "smt", NumaMemory: "numaMemory", GuestNuma: "guestNuma"}
 _MOST_IO_THREADS = 65535
 _MOST_ID = 256
 _Word = TypeVar("_Word", bound=Enum)
@@ -48,19 +49,24 @@ def request_of(wish: Mapping[str, Any], *, also: Iterable[str] = ()) -> Request:
     vcpus = _number(wish, "vcpus", MAX_VCPUS)
     if not vcpus:
         raise BadBody("vcpus is missing or 0; say how many vCPUs the VM has")
-    return Request(
+    request = Request(
         vcpus=vcpus,
-        scope=_word(wish, "cpuSet", Scope.ONE_SOCKET, offered.SCOPES),
+        scope=_word(wish, "cpuSet", Scope.ONE_SOCKET, tuple(Scope)),
         policy=_word(wish, "policy", Policy.EXCLUSIVE, _POLICIES),
         smt=_word(wish, "smt", Smt.PREFER, tuple(Smt)),
         emulator_threads=_word(wish, "emulatorThreads", EmulatorThreads.SHARED, tuple(EmulatorThreads)),
         numa_memory=_word(wish, "numaMemory", NumaMemory.PREFERRED, tuple(NumaMemory)),
-        guest_numa=_word(wish, "guestNuma", GuestNuma.OFF, offered.GUEST_NUMAS),
+        guest_numa=_word(wish, "guestNuma", GuestNuma.OFF, tuple(GuestNuma)),
         on_failure=_word(wish, "onFailure", OnFailure.WAIT, tuple(OnFailure)),
         memory=_bytes(wish.get("memory", 0), "memory"),
         huge_pages=_huge_pages(wish),
         io_threads=_number(wish, "ioThreads", _MOST_IO_THREADS),
     )
+    found = contradiction_in(request)
+    if found is not None:
+        word, other = (f"{_KEYS[type(one)]}: {one.value!r}" for one in (found.word, found.other))
+        raise BadBody(f"{word} contradicts {other}: {found.reason}")
+    return request
 
 
 def json_object(text: str, *, what: str) -> Json:
@@ -127,7 +133,7 @@ def _word(wish: Mapping[str, Any], key: str, default: _Word, words: tuple[_Word,
         if word.value == value:
             return word
     everything = [str(word.value) for word in type(default)]
-    unknown = "is not offered by this version" if value in everything else "is not known"
+    unknown = "asks for nothing to place" if value in everything else "is not known"
     raise BadBody(
         f"{key}: {shown(value)} {unknown}; it must be one of {', '.join(str(w.value) for w in words)}"
     )
