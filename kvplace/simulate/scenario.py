@@ -18,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from kvplace.core.errors import BadBody
+from kvplace.core.make_room import MOST_MOVES
 from kvplace.core.node_choice import Strategy
 from kvplace.core.request import Request
 from kvplace.simulate.cluster_document import ClusterNode, cluster_of
@@ -28,7 +29,7 @@ _MOST_REQUESTS = 1_000_000
 _MOST_SEEDS = 100
 _MOST_SEED = 1 << 63
 _MOST_KINDS = 1000
-_KEYS = ("nodes", "mix", "requests", "load", "vms", "strategies", "seeds")
+_KEYS = ("nodes", "mix", "requests", "load", "vms", "strategies", "seeds", "moves")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Scenario:
     vms: tuple[Vm, ...]
     strategies: tuple[Strategy, ...]
     seeds: tuple[int, ...]
+    moves: int = 0
+    """How many running VMs may move for one that does not fit well."""
 
     @cached_property
     def memory_per_cpu(self) -> float:
@@ -78,6 +81,7 @@ def scenario_of(document: Part, folder: Path) -> Scenario:
         vms=_vms(document) if "vms" in document.keys else (),
         strategies=_strategies(document),
         seeds=_seeds(document),
+        moves=document.count("moves", 0, MOST_MOVES, 0),
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from kvplace.core.allocate import place
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.make_room import Room, make_room
 from kvplace.core.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.occupant import Occupant, claim_of
 from kvplace.core.placement import Placement
@@ -27,14 +28,18 @@ from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_am
 from kvplace.simulate.scenario import Scenario
 from kvplace.simulate.traffic import Arrival, Drawn, Event, Vm, traced
 
+_MOST_NODES_MADE_ROOM_ON = 8
+"""Nodes on which moves are looked for, for one VM."""
+
 
 class SimulatedCluster:
-    """The nodes with their ledgers, and what the extender would decide about them."""
+    """The nodes with their VMs, and what the extender would decide about them."""
 
     def __init__(self, nodes: Sequence[ClusterNode], strategy: Strategy) -> None:
         self._strategy = strategy
         self._topologies = {node.name: node.topology for node in nodes}
         self._ledgers = {node.name: node.ledger for node in nodes}
+        self._running = {node.name: {one.id: one for one in node.running} for node in nodes}
         self._frees = {name: free_of(self._topologies[name], self._ledgers[name]) for name in self._ledgers}
         self._node_of: dict[str, str] = {}
         self._fits = FitTable(self._state_of)
@@ -52,18 +57,51 @@ class SimulatedCluster:
         """Choose among the nodes that fit."""
         return best_candidate((a for a in answers.values() if isinstance(a, Candidate)), self._strategy)
 
-    def take(self, node: str, occupant: Occupant) -> None:
-        """Claim what a VM was given."""
-        self._node_of[occupant.id] = node
-        self._change(node, LedgerChange(claims=(claim_of(occupant.id, occupant.placement),)))
+    def take(self, node: str, vm: Vm, placement: Placement) -> None:
+        """Let a VM run on a node, on what it was given."""
+        uid = _uid(vm)
+        self._node_of[uid] = node
+        self._seat(node, Occupant(uid, vm.request, placement))
 
-    def end(self, name: str) -> bool:
-        """Give back what a VM holds; False when it holds nothing."""
-        node = self._node_of.pop(name, None)
-        if node is None:
-            return False
-        self._change(node, LedgerChange(releases=(name,)))
-        return True
+    def end(self, vm: Vm) -> None:
+        """Give back what a VM holds, if it holds anything."""
+        uid = _uid(vm)
+        node = self._node_of.pop(uid, None)
+        if node is not None:
+            del self._running[node][uid]
+            self._change(node, LedgerChange(releases=(uid,)))
+
+    def room(self, request: Request, most_moves: int, first: str | None) -> tuple[str, Room] | None:
+        """Find the node where the fewest and cheapest moves let a VM fit well.
+
+        Looked at are `first`, where it would sit badly, and the nodes with the fewest, but enough, CPUs free.
+        """
+        enough = [
+            (free.cpus.bit_count(), name)
+            for name, free in self._frees.items()
+            if free.cpus.bit_count() >= request.vcpus and name != first
+        ]
+        names = [name for _, name in sorted(enough)]
+        best: tuple[tuple[int, int], str, Room] | None = None
+        for name in ([first, *names] if first is not None else names)[:_MOST_NODES_MADE_ROOM_ON]:
+            running = tuple(self._running[name].values())
+            room = make_room(self._topologies[name], running, request, most_moves=most_moves)
+            if room is not None:
+                cost = (len(room.moves), room.bytes_moved)
+                if best is None or cost < best[0]:
+                    best = (cost, name, room)
+                if len(room.moves) <= 1:
+                    break
+        return (best[1], best[2]) if best is not None else None
+
+    def move(self, node: str, room: Room) -> None:
+        """Make the moves, one after the other."""
+        for move in room.moves:
+            self._seat(node, replace(self._running[node][move.id], placement=move.after))
+
+    def _seat(self, node: str, occupant: Occupant) -> None:
+        self._running[node][occupant.id] = occupant
+        self._change(node, LedgerChange(claims=(claim_of(occupant.id, occupant.placement),)))
 
     def _change(self, node: str, change: LedgerChange) -> None:
         self._ledgers[node] = self._ledgers[node].after(change)
@@ -72,6 +110,11 @@ class SimulatedCluster:
 
     def _state_of(self, node: str) -> NodeState:
         return NodeState(self._topologies[node], self._frees[node])
+
+
+def _uid(vm: Vm) -> str:
+    """Name a VM that came, apart from those that the document lists as running."""
+    return f"came/{vm.id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +156,12 @@ class Outcome:
     l3: Splits = Splits()
     first_refusal: ClusterState | None = None
     placed_before_refusal: int = 0
-    end: ClusterState | None = None
+    end: ClusterState = field(default_factory=lambda: ClusterState(0.0, 0.0, 0.0, 0.0))
+    made_room: int = 0
+    """VMs that fit well only after others moved."""
+    moves: int = 0
+    bytes_moved: int = 0
+    """Memory that moves took to other NUMA nodes."""
     seconds: list[float] = field(default_factory=list)
     """Of every decision: what each node could give, and the choice."""
 
@@ -145,7 +193,7 @@ class _Run:
             if isinstance(event, Arrival):
                 self._arrive(event.vm)
             else:
-                self._cluster.end(event.vm.id)
+                self._cluster.end(event.vm)
         self._found.end = self._state()
         return self._found
 
@@ -156,12 +204,31 @@ class _Run:
         best = self._cluster.best(answers)
         found.seconds.append(time.perf_counter() - began)
         found.arrived += 1
+        if self._makes_room(vm, best):
+            return
         if best is None:
             self._refuse(vm, answers)
             return
         found.placed += 1
         self._count_splits(best, request, answers)
-        self._cluster.take(best.node, Occupant(vm.id, request, best.placement))
+        self._cluster.take(best.node, vm, best.placement)
+
+    def _makes_room(self, vm: Vm, best: Candidate | None) -> bool:
+        """Place a VM after moves of others, where it would not fit or not well without."""
+        most = self._scenario.moves
+        if not most or (best is not None and not self._is_split(best, vm.request)):
+            return False
+        found = self._cluster.room(vm.request, most, None if best is None else best.node)
+        if found is None:
+            return False
+        node, room = found
+        self._cluster.move(node, room)
+        self._cluster.take(node, vm, room.placement)
+        self._found.placed += 1
+        self._found.made_room += bool(room.moves)
+        self._found.moves += len(room.moves)
+        self._found.bytes_moved += room.bytes_moved
+        return True
 
     def _refuse(self, vm: Vm, answers: dict[str, Candidate | Refusal]) -> None:
         found, request = self._found, vm.request
@@ -184,17 +251,24 @@ class _Run:
         if self._drawn is not None:
             self._drawn.refused(vm)
 
+    def _alone_on(self, topology: Topology, request: Request) -> Placement | None:
+        """Where a VM would sit on an empty machine."""
+        key = (topology.fingerprint, request.key)
+        if key not in self._alone:
+            self._alone[key] = place(topology, free_of(topology, Ledger()), request)
+        alone = self._alone[key]
+        return alone if isinstance(alone, Placement) else None
+
+    def _is_split(self, best: Candidate, request: Request) -> bool:
+        alone = self._alone_on(best.topology, request)
+        return alone is not None and len(best.placement.numa_nodes) > len(alone.numa_nodes)
+
     def _count_splits(
         self, best: Candidate, request: Request, answers: dict[str, Candidate | Refusal]
     ) -> None:
-        key = (best.topology.fingerprint, request.key)
-        alone = self._alone.get(key)
-        if alone is None:
-            empty = free_of(best.topology, Ledger())
-            alone = self._alone[key] = place(best.topology, empty, request)
-        if isinstance(alone, Refusal):
+        used, needed = best.placement, self._alone_on(best.topology, request)
+        if needed is None:
             return
-        used, needed = best.placement, alone
         if len(used.numa_nodes) > len(needed.numa_nodes) or len(used.l3_groups) > len(needed.l3_groups):
             fitting = [answer.placement for answer in answers.values() if isinstance(answer, Candidate)]
             self._found.numa = self._found.numa.after(

@@ -352,7 +352,8 @@ async def test_the_reasons_for_a_choice_are_kept_for_who_asks_for_them(cluster: 
         (node,) = (await one.filter(pod)).names or [""]
         assert await one.bind(pod, node) == ""
         assert cluster.pod_annotations("default", "vm")["kvplace.io/explanation"] == (
-            "a of 2 that fit (also b); before b: first by name; 1 node: no socket with 4 free CPUs, best 1 on tiny socket 0"
+            "a of 2 that fit (also b); before b: first by name; "
+            "1 node: no socket with 4 free CPUs, best 1 on tiny socket 0"
         )
 
 

@@ -1,0 +1,61 @@
+"""`kvplace simulate` plays a scenario and prints what came of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvplace.cli.main import cli
+from kvplace.cli.simulate_command import command
+from kvplace.core.errors import BadBody, ExitCode
+from kvplace.simulate.scenario import example_text
+
+SMALL = """
+nodes:
+- {name: n, count: 2, machine: epyc-7502p}
+mix:
+- request: {vcpus: 8, memory: 16Gi}
+requests: 20
+strategies: [pack, spread]
+"""
+
+
+def play(tmp_path: Path, text: str, *more: str) -> str:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(text)
+    result = CliRunner().invoke(command, ["--scenario", str(path), *more], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    assert result.return_value == ExitCode.DONE
+    return result.stdout
+
+
+def test_the_table_has_a_column_for_each_strategy(tmp_path: Path) -> None:
+    printed = play(tmp_path, SMALL)
+    lines = [line.split() for line in printed.splitlines() if line.strip()]
+    assert lines[0] == ["2", "nodes", "pack", "spread"]
+    assert ["VMs", "placed", "/", "refused", "14", "/", "6", "14", "/", "6"] in lines
+
+
+def test_json_has_a_run_for_each_strategy_and_seed(tmp_path: Path) -> None:
+    document = json.loads(play(tmp_path, SMALL, "-o", "json"))
+    assert document["kind"] == "SimulationReport"
+    assert [(run["strategy"], run["seed"]) for run in document["runs"]] == [("pack", 1), ("spread", 1)]
+    assert document["runs"][0]["firstRefusal"]["placedBefore"] == 14
+    assert document["runs"][0]["reasons"] == {"NoSocketFits": 6}
+
+
+def test_the_example_can_be_printed_to_begin_with() -> None:
+    result = CliRunner().invoke(cli, ["simulate", "--example"], standalone_mode=False)
+    assert result.stdout == example_text()
+
+
+def test_a_wrong_scenario_is_a_mistake_of_the_user_that_names_file_and_key(tmp_path: Path) -> None:
+    with pytest.raises(BadBody) as error:
+        play(tmp_path, SMALL.replace("vcpus: 8", "vcpus: many"))
+    assert str(error.value).endswith(
+        "scenario.yaml: mix[0].request: vcpus is 'many'; it must be a whole number up to 4096"
+    )

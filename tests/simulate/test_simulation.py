@@ -1,0 +1,244 @@
+"""A simulation decides as a cluster would, counts what came of it, and comes out the same every time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.errors import BadBody
+from kvplace.core.free import free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.node_choice import Strategy
+from kvplace.core.request import Request
+from kvplace.simulate.cluster_state import cluster_state, empty_amounts
+from kvplace.simulate.documents import Part
+from kvplace.simulate.machine_files import read_machine
+from kvplace.simulate.scenario import Scenario, example_scenario, example_text, scenario_of
+from kvplace.simulate.simulation import simulate
+from kvplace.simulate.simulation_report import report_document
+from kvplace.simulate.traffic import Arrival, Departure, Drawn, Kind, Mix, Vm, traced
+from tests.core.junk import answer_or_sentence, disturbed
+
+GIB = 1 << 30
+NODES = [{"name": "n", "count": 2, "machine": "epyc-7502p"}]
+MIXED: dict[str, Any] = {
+    "nodes": NODES,
+    "mix": [
+        {"share": 3, "request": {"vcpus": 4, "memory": "8Gi"}},
+        {"request": {"vcpus": 16, "cpuSet": "one-numa", "memory": "64Gi"}},
+    ],
+    "requests": 60,
+    "load": 0.8,
+    "strategies": ["pack", "balance"],
+    "seeds": [1, 2],
+    "moves": 1,
+}
+
+
+def scenario(document: dict[str, Any]) -> Scenario:
+    return scenario_of(Part("", document), Path())
+
+
+def listed(*vms: dict[str, Any], nodes: Any = NODES, **more: Any) -> Scenario:
+    return scenario({"nodes": nodes, "vms": list(vms)} | more)
+
+
+def test_the_example_is_a_scenario_and_says_how_it_is_changed() -> None:
+    found = example_scenario()
+    assert len(found.nodes) == 50
+    assert set(found.strategies) == set(Strategy)
+    assert "kvplace simulate --scenario" in example_text()
+
+
+def test_equal_scenarios_come_out_equal_but_for_the_seconds() -> None:
+    def played() -> dict[str, Any]:
+        found = scenario(MIXED)
+        document = report_document(
+            found, [simulate(found, strategy, seed) for strategy in found.strategies for seed in found.seeds]
+        )
+        for run in document["runs"]:
+            assert run.pop("secondsPerDecision")["median"] > 0
+        return document
+
+    first = played()
+    assert first == played()
+    assert first["runs"][0] != first["runs"][1] | {"seed": 1}
+    for run in first["runs"]:
+        assert run["arrived"] == 60 == run["placed"] + run["refused"]
+
+
+def test_vms_fill_a_cluster_until_one_is_refused_and_its_state_then_is_kept() -> None:
+    found = listed({"id": "vm", "count": 8, "request": {"vcpus": 20, "cpuSet": "one-numa", "memory": "8Gi"}})
+    outcome = simulate(found, Strategy.PACK, None)
+    assert (outcome.placed, outcome.refused, outcome.placed_before_refusal) == (6, 2, 6)
+    assert outcome.first_refusal is not None
+    assert outcome.first_refusal.cpus_used == 1.0
+    assert (outcome.refused_while_node_free, outcome.refused_while_cluster_free) == (0, 0)
+    assert outcome.refused_cpus == 40
+
+
+def test_a_refusal_while_a_node_or_the_cluster_has_enough_is_counted() -> None:
+    nodes = [{"name": "rome", "machine": "2x-epyc-7763-nps4"}]
+    small = {"id": "small", "count": 8, "request": {"vcpus": 18, "cpuSet": "one-numa"}}
+    large = {"id": "large", "arrives": 1, "request": {"vcpus": 16, "cpuSet": "one-numa"}}
+    outcome = simulate(listed(small, large, nodes=nodes), Strategy.PACK, None)
+    assert (outcome.refused, outcome.refused_while_node_free, outcome.refused_while_cluster_free) == (1, 1, 1)
+    halves = listed({"id": "a", "count": 3, "request": {"vcpus": 40, "cpuSet": "any"}})
+    outcome = simulate(halves, Strategy.PACK, None)
+    assert (outcome.refused, outcome.refused_while_node_free, outcome.refused_while_cluster_free) == (1, 0, 1)
+
+
+def test_a_vm_that_ends_makes_way_and_one_that_was_refused_never_ends() -> None:
+    whole = {"vcpus": 60, "cpuSet": "one-numa"}
+    one = [{"name": "n", "machine": "epyc-7502p"}]
+    found = listed(
+        {"id": "first", "request": whole, "lifetime": 2},
+        {"id": "second", "request": whole, "arrives": 1, "lifetime": 0.5},
+        {"id": "third", "request": whole, "arrives": 2},
+        nodes=one,
+    )
+    outcome = simulate(found, Strategy.PACK, None)
+    assert (outcome.placed, outcome.refused) == (2, 1)
+    assert outcome.end.cpus_used == 1.0
+
+
+def test_vms_that_run_already_keep_their_cores_also_from_a_vm_of_the_same_name() -> None:
+    nodes = [
+        {
+            "name": "n",
+            "machine": "epyc-7502p",
+            "running": [{"id": "vm", "request": {"vcpus": 30}}],
+        }
+    ]
+    outcome = simulate(
+        listed({"id": "vm", "count": 2, "request": {"vcpus": 20}}, nodes=nodes), Strategy.PACK, None
+    )
+    assert (outcome.placed, outcome.refused) == (1, 1)
+    assert outcome.end.cpus_used == pytest.approx(50 / 60)
+
+
+def test_moves_make_room_for_a_vm_that_would_be_refused() -> None:
+    nodes = [{"name": "genoa", "machine": "2x-epyc-9354"}]  # two NUMA nodes of 60 CPUs
+
+    def vm(name: str, vcpus: int, arrives: float, lifetime: float = 100) -> dict[str, Any]:
+        request = {"vcpus": vcpus, "cpuSet": "one-numa", "memory": "8Gi"}
+        return {"id": name, "request": request, "arrives": arrives, "lifetime": lifetime}
+
+    vms = [
+        vm("a", 40, 0.1),
+        vm("short", 20, 0.2, 1),
+        vm("b", 40, 0.3),
+        vm("c", 10, 0.4),
+        vm("longer", 10, 0.5, 3),
+        vm("d", 10, 2),
+        vm("large", 20, 4),
+    ]
+    assert simulate(listed(*vms, nodes=nodes), Strategy.PACK, None).refused == 1
+    moving = simulate(listed(*vms, nodes=nodes, moves=1), Strategy.PACK, None)
+    assert (moving.refused, moving.moves, moving.made_room) == (0, 1, 1)
+    assert moving.bytes_moved == 8 * GIB
+    assert moving.end.cpus_used == 0
+
+
+def test_splits_that_no_node_could_spare_a_vm_are_forced() -> None:
+    nodes = [{"name": "rome", "machine": "2x-epyc-7763-nps4"}]
+    vms = [
+        {"id": "small", "count": 8, "request": {"vcpus": 18, "cpuSet": "one-numa"}},
+        {"id": "large", "arrives": 1, "request": {"vcpus": 16}},
+    ]
+    outcome = simulate(listed(*vms, nodes=nodes), Strategy.PACK, None)
+    assert (outcome.numa.forced, outcome.numa.avoidable) == (1, 0)
+
+
+def test_stranded_is_what_lacks_the_other_half_in_the_proportion_of_the_mix() -> None:
+    topology = read_machine("epyc-7502p")
+    cpus, memory = empty_amounts(topology)
+    empty = free_of(topology, Ledger())
+    assert cluster_state([(topology, empty)], memory / cpus).cpus_stranded == 0
+    no_memory = replace(empty, memory=((0, 0),))
+    state = cluster_state([(topology, no_memory), (topology, empty)], memory / cpus)
+    assert (state.cpus_stranded, state.memory_stranded) == (0.5, 0)
+    assert (state.cpus_used, state.memory_used) == (0, 0.5)
+    no_cpus = replace(empty, cpus=0)
+    state = cluster_state([(topology, no_cpus)], memory / cpus)
+    assert (state.cpus_stranded, state.memory_stranded) == (0, 1)
+    assert cluster_state([(topology, no_memory)], 0).cpus_stranded == 0
+
+
+def test_a_drawn_load_hovers_and_goes_on_after_refusals() -> None:
+    mix = Mix((Kind(1.0, Request(4, memory=GIB)),), requests=200, load=0.5)
+    drawn = Drawn(mix, 3, cpus=40, memory=100 * GIB)
+    running: set[str] = set()
+    arrivals = 0
+    for event in drawn:
+        if isinstance(event, Departure):
+            running.remove(event.vm.id)
+            continue
+        assert isinstance(event, Arrival)
+        arrivals += 1
+        assert len(running) * 4 < 20
+        if arrivals % 7 == 0:
+            drawn.refused(event.vm)
+        else:
+            running.add(event.vm.id)
+    assert arrivals == 200
+
+
+def test_a_trace_is_played_in_the_order_of_time_and_ends_go_before_arrivals() -> None:
+    first, second = Vm("a", Request(1), 1.0, 0.0), Vm("b", Request(1), None, 1.0)
+    assert list(traced([second, first])) == [Arrival(first), Departure(first), Arrival(second)]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mix": None}, "mix is None; it must be a list"),
+        ({"mix": []}, "mix has no entry with a share above 0"),
+        ({"vms": []}, "either mix"),
+        ({"mix": [{"share": -1, "request": {"vcpus": 1}}]}, "mix[0].share is -1; it must be a number from 0"),
+        ({"mix": [{"request": {"vcpu": 1}}]}, "mix[0].request: 'vcpu' is not known; did you mean 'vcpus'?"),
+        ({"mix": [{}]}, "mix[0].request: vcpus is missing"),
+        ({"requests": 0}, "requests is 0; it must be a whole number from 1"),
+        ({"load": 1.5}, "load is 1.5; it must be a number from 0.01 to 1"),
+        ({"strategies": ["fill"]}, "strategies is ['fill']; it must be a list of pack, spread, balance"),
+        ({"seeds": []}, "seeds is []; it must be a list of 1 to 100 whole numbers"),
+        ({"moves": 4}, "moves is 4; it must be a whole number from 0 to 3"),
+        ({"node": []}, "the document: the key 'node' is not known; did you mean 'nodes'?"),
+    ],
+)
+def test_a_scenario_that_is_wrong_is_told_in_one_sentence(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadBody) as error:
+        scenario(MIXED | change)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("vms", "said"),
+    [
+        ([], "vms is empty"),
+        ([{"id": "a", "request": {"vcpus": 1}}] * 2, "vms[1].id: every VM needs an id of its own"),
+        ([{"request": {"vcpus": 1}, "lifetime": 0}], "vms[0].lifetime is 0; it must be a number"),
+        ([{"request": {"vcpus": 1}, "arives": 0}], "vms[0]: the key 'arives' is not known; did you mean"),
+    ],
+)
+def test_a_list_of_vms_that_is_wrong_is_told_in_one_sentence(vms: list[Any], said: str) -> None:
+    with pytest.raises(BadBody) as error:
+        listed(*vms)
+    assert said in str(error.value)
+    with pytest.raises(BadBody, match="seeds belongs to mix"):
+        listed({"request": {"vcpus": 1}}, seeds=[1])
+
+
+@given(disturbed(MIXED))
+def test_whatever_a_scenario_says_is_read_or_refused_in_one_sentence(document: dict[str, Any]) -> None:
+    answer_or_sentence(scenario, document, BadBody)
+
+
+@given(st.sampled_from(["arrives", "lifetime", "count", "id", "request"]), disturbed({"vcpus": 2}))
+def test_whatever_a_vm_says_is_read_or_refused_in_one_sentence(key: str, value: Any) -> None:
+    answer_or_sentence(listed, {"request": {"vcpus": 1}, key: value}, BadBody)
