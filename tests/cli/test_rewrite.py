@@ -9,6 +9,7 @@ import pytest
 from lxml import etree
 
 from kvplace.cli.placing import Placing
+from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.domainxml import rewrite
 from kvplace.domainxml.threads import vcpus_of
@@ -38,6 +39,24 @@ def test_an_answer_of_place_pins_a_domain_of_kubevirts(kvplace: Caller, tmp_path
     assert called.out.encode() == rewrite(xml.read_bytes(), placement)
     pins = etree.fromstring(called.out.encode()).findall("cputune/vcpupin")
     assert [int(pin.get("cpuset", "")) for pin in pins[:vcpus]] == answer.document["placement"]["vcpus"]
+
+
+def test_a_guest_that_mirrors_its_server_gets_its_cells_and_stderr_says_what_it_does_not_get(
+    kvplace: Caller, tmp_path: Path
+) -> None:
+    xml = captured_folder("kubevirt/domains") / "01-amd64-plain-4vcpu.domain.xml"
+    server = read_machine("2x-epyc-9354")
+    near, far = (next(iter(cpus_of(package.cpus & ~server.reserved))) for package in server.packages)
+    free = format_cpu_list(server.core_of[near] | server.core_of[far])
+    wish = {"vcpus": 4, "cpuSet": "spread-numa", "guestNuma": "mirror", "memory": "4Gi", "free": free}
+    placed = tmp_path / "placed.json"
+    answer = Placing("node", server).answer(json.dumps(wish))
+    placed.write_text(json.dumps(answer.document), encoding="utf-8")
+    called = kvplace("rewrite", "--domain", str(xml), "--placement", str(placed))
+    assert called.code == 0
+    cells = etree.fromstring(called.out.encode()).findall("cpu/numa/cell")
+    assert [int(cell.get("memory", "")) for cell in cells] == [2 << 30, 2 << 30]
+    assert called.err.startswith("kvplace: 12 vCPUs that may be plugged in later are dealt to the guest's")
 
 
 def test_a_bare_cpu_map_and_the_text_of_an_annotation_are_enough(
