@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, islice
 
 from kvplace.core.assignment import Seat, placement_of
 from kvplace.core.core_choice import MOST_CHOICES, CoreChoice, Taken, choose_cores, cores_needed
@@ -27,10 +27,14 @@ from kvplace.core.look_ahead import slots_lost
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.refusing import refuse
-from kvplace.core.regions import MOST_REGIONS, Region, best_regions, spread_groups
+from kvplace.core.regions import MOST_REGIONS, Region, best_regions, spread_groups, touch_plans
 from kvplace.core.request import Policy, Request, Smt
 from kvplace.core.supply import Supply, fewest
 from kvplace.core.topology import Topology
+
+
+_MOST_EQUALS = 4
+"""Regions with equally few L3 groups and cores that are searched for the least damage."""
 
 
 def place(topology: Topology, free: Free, request: Request) -> Placement | Refusal:
@@ -60,8 +64,10 @@ def _best_seat(supply: Supply) -> Seat | None:
     else:
         promised = [((0, 0, 0, 0), region) for region in regions]
     best: _Found | None = None
-    for promise, region in promised:
-        if best is not None and promise > best.key:
+    for number, (promise, region) in enumerate(promised):
+        if best is not None and (
+            promise > best.key or (number >= _MOST_EQUALS and promise[:3] >= best.key[:3])
+        ):
             break
         choice = _serve(supply, region)
         if choice is not None:
@@ -87,9 +93,11 @@ class _Found:
 
 def _promise(supply: Supply, region: Region) -> tuple[int, int, int, int]:
     """A key that no choice inside the region can be better than; far cheaper than the choice itself."""
-    if supply.spreads or supply.needs_memory or supply.request.policy is Policy.NUMA:
+    if supply.spreads or supply.request.policy is Policy.NUMA:
         return (0, 0, 0, 0)
     if len(region.parts) > 1 or region.domain.crossed:
+        if supply.needs_memory:
+            return (0, 0, 0, 0)
         bins = _bins(supply, region, region.cells)
         return (fewest([one.units for one in bins], supply.need), cores_needed(bins, supply.need), 0, 0)
     (part,) = region.parts
@@ -123,20 +131,30 @@ def _unlike(supply: Supply, regions: list[Region]) -> list[Region]:
 def _serve(supply: Supply, region: Region) -> CoreChoice | None:
     if supply.request.policy is Policy.NUMA:
         return _whole_pool(supply, region)
-    uses = None if supply.request.owns_cpus else supply.uses
-    touched = _must_be_touched(supply, region)
     if not supply.spreads:
+        uses = None if supply.request.owns_cpus else supply.uses
+        touched = _must_be_touched(supply, region)
         return choose_cores(_bins(supply, region, region.cells), supply.need, uses=uses, touched=touched)
     groups = spread_groups(supply, region)
     if len(region.parts) > supply.need:
         return _serve_some(supply, region, groups)
-    return _serve_evenly(supply, region, groups, touched)
+    if not region.domain.crossed and (len(region.parts) == len(groups) or not supply.needs_memory):
+        return _serve_evenly(supply, region, groups, [()] * len(groups))
+    return _better(_serve_evenly(supply, region, groups, touched) for touched in touch_plans(region, groups))
+
+
+def _better(choices: Iterable[CoreChoice | None]) -> CoreChoice | None:
+    found = [choice for choice in choices if choice is not None]
+    return min(found, key=lambda choice: choice.rank) if found else None
 
 
 def _serve_evenly(
-    supply: Supply, region: Region, groups: Sequence[Sequence[Cell]], touched: Sequence[int] = ()
+    supply: Supply, region: Region, groups: Sequence[Sequence[Cell]], touched: Sequence[Sequence[int]]
 ) -> CoreChoice | None:
-    """Share the need out over groups of cells, with equal shares but for one unit."""
+    """Share the need out over groups of cells, with equal shares but for one unit.
+
+    `touched` has for each group the CPUs of the NUMA nodes that must give one there.
+    """
     labels = {cell.l3 for cells in groups for cell in cells}
     if len({(cell.l3, index) for index, cells in enumerate(groups) for cell in cells}) == len(labels):
         return _serve_each(supply, region, groups, touched)
@@ -145,19 +163,15 @@ def _serve_evenly(
 
 def _serve_some(supply: Supply, region: Region, groups: Sequence[Sequence[Cell]]) -> CoreChoice | None:
     """Share the need out over any of the groups: the VM uses the others for their memory alone."""
-    best: CoreChoice | None = None
-    for count in range(1, min(supply.need, len(groups)) + 1):
-        for number, chosen in enumerate(combinations(groups, count)):
-            found = _serve_evenly(supply, region, chosen)
-            if found is not None and (best is None or found.rank < best.rank):
-                best = found
-            if number >= MOST_REGIONS and best is not None:
-                break
-    return best
+    return _better(
+        _serve_evenly(supply, region, chosen, [()] * count)
+        for count in range(1, min(supply.need, len(groups)) + 1)
+        for chosen in islice(combinations(groups, count), MOST_REGIONS)
+    )
 
 
 def _serve_each(
-    supply: Supply, region: Region, groups: Sequence[Sequence[Cell]], touched: Sequence[int]
+    supply: Supply, region: Region, groups: Sequence[Sequence[Cell]], touched: Sequence[Sequence[int]]
 ) -> CoreChoice | None:
     """Serve each group by itself, with one unit more where that must be or costs least."""
     low, over = divmod(supply.need, len(groups))
@@ -166,7 +180,7 @@ def _serve_each(
     larger: list[tuple[tuple[int, ...], int, CoreChoice]] = []
     for index, cells in enumerate(groups):
         bins = _bins(supply, region, cells)
-        inside = [cpus for cpus in touched if any(cpus & cell.cpus for cell in cells)]
+        inside = [cpus for cpus in touched[index] if any(cell.cpus & ~cpus for cell in cells) or not cells]
         share = choose_cores(bins, low, uses=uses, touched=inside) if len(inside) <= low else None
         more = choose_cores(bins, low + 1, uses=uses, touched=inside) if len(inside) <= low + 1 else None
         if share is not None:
@@ -189,7 +203,7 @@ def _serve_each(
 
 
 def _serve_across(
-    supply: Supply, region: Region, groups: Sequence[Sequence[Cell]], touched: Sequence[int]
+    supply: Supply, region: Region, groups: Sequence[Sequence[Cell]], touched: Sequence[Sequence[int]]
 ) -> CoreChoice | None:
     """Share out evenly where L3 groups reach over several of the groups: the fewest of them first."""
     labels = sorted({cell.l3 for cells in groups for cell in cells})

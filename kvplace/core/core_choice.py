@@ -17,7 +17,7 @@ from kvplace.core.supply import fewest
 
 MOST_CHOICES = 20_000
 """Choices looked at before a search settles for the best so far; reached on contrived machines only."""
-_MOST_TIES = 64
+_MOST_TIES = 16
 """Choices of equal rank looked at for the one with the least damage."""
 
 
@@ -61,7 +61,7 @@ def choose_cores(
     """
     if not need:
         return CoreChoice(0, 0, 0, ())
-    if len(touched) > 1:
+    if touched:
         return _touching(bins, need, touched, uses)
     full: Sequence[Bin] = [one for one in bins if one.units]
     chosen: Sequence[Bin]
@@ -124,12 +124,19 @@ def _least_used_of(bins: Sequence[Bin], need: int, count: int, uses: Mapping[int
 
 
 def covers(
-    units: Sequence[int], kinds: Sequence[Hashable], need: int, count: int, *, tight_first: bool = False
+    units: Sequence[int],
+    kinds: Sequence[Hashable],
+    need: int,
+    count: int,
+    *,
+    also: Sequence[tuple[Sequence[int], int]] = (),
+    tight_first: bool = False,
 ) -> Iterator[tuple[int, ...]]:
     """Yield every choice of `count` groups that covers a need, as ascending indexes.
 
     Groups of one kind are interchangeable: of choices that differ in nothing else only the one with the
-    lowest indexes comes. Choices with large groups come first, or with `tight_first` last.
+    lowest indexes comes. Choices with large groups come first, or with `tight_first` last. `also` are
+    further amounts by group, with the need that each must cover; groups of one kind have equal ones.
     """
     members: dict[Hashable, list[int]] = {}
     for index, kind in enumerate(kinds):
@@ -140,25 +147,43 @@ def covers(
     sizes = [units[indexes[0]] for indexes in classes]
     starts = [0, *accumulate(len(indexes) for indexes in classes)]
     sums = [0, *accumulate(units[index] for indexes in classes for index in indexes)]
+    others = [_Amount(amounts, missing, classes) for amounts, missing in also]
 
     def choose(place: int, missing: int, left: int) -> Iterator[tuple[int, ...]]:
         if not left:
-            if missing <= 0:
+            if missing <= 0 and all(other.missing <= 0 for other in others):
                 yield ()
             return
         start = starts[place]
         if start + left >= len(sums):
             return
         most = sums[-1] - sums[-1 - left] if tight_first else sums[start + left] - sums[start]
-        if most < missing:
+        if most < missing or any(other.most[place][left] < other.missing for other in others):
             return
         indexes = classes[place]
         for number in range(min(left, len(indexes)), -1, -1):
+            for other in others:
+                other.missing -= number * other.sizes[place]
             for rest in choose(place + 1, missing - number * sizes[place], left - number):
                 yield (*indexes[:number], *rest)
+            for other in others:
+                other.missing += number * other.sizes[place]
 
     for chosen in choose(0, need, count):
         yield tuple(sorted(chosen))
+
+
+class _Amount:
+    """A further amount that a choice of groups must cover, and what is missing of it on the way."""
+
+    def __init__(self, amounts: Sequence[int], need: int, classes: Sequence[Sequence[int]]) -> None:
+        self.missing = need
+        self.sizes = [amounts[indexes[0]] for indexes in classes]
+        self.most = [
+            [0, *accumulate(sorted((amounts[i] for one in classes[place:] for i in one), reverse=True))]
+            for place in range(len(classes) + 1)
+        ]
+        """What the largest groups of the classes from a place on give together, by their number."""
 
 
 def _damage(bins: Sequence[Bin], need: int) -> int:

@@ -7,6 +7,7 @@ list of its cells.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,6 +125,24 @@ class Layout:
         }
 
     @cached_property
+    def twins(self) -> tuple[int, ...]:
+        """For each NUMA node the first one that is as far from every other node: they can be exchanged."""
+        nodes = range(len(self.distances))
+        return tuple(
+            next(
+                first
+                for first in nodes
+                if first == node
+                or all(
+                    self.distances[first][other] == self.distances[node][other]
+                    for other in nodes
+                    if other not in (first, node)
+                )
+            )
+            for node in nodes
+        )
+
+    @cached_property
     def l3_of(self) -> Mapping[int, int]:
         """The index of the L3 group of each CPU."""
         return {cpu: cell.l3 for cell in self._cells for cpu in cpus_of(cell.cpus)}
@@ -137,6 +156,15 @@ class Layout:
     def package_of(self) -> Mapping[int, int]:
         """The index of the package of each CPU."""
         return {cpu: cell.package for cell in self._cells for cpu in cpus_of(cell.cpus)}
+
+    def shared_l3_groups(self, part: NodePart) -> tuple[int, ...]:
+        """The L3 groups of a part that lie in several cells of the machine; none on most machines."""
+        return tuple(cell.l3 for cell in part.cells if cell.l3 in self._shared_l3)
+
+    @cached_property
+    def _shared_l3(self) -> frozenset[int]:
+        groups = Counter(cell.l3 for cell in self._cells)
+        return frozenset(group for group, count in groups.items() if count > 1)
 
     def _domain(self, name: str, cpus: int) -> Domain:
         parts: list[NodePart] = []

@@ -6,11 +6,11 @@ between them: no other choice of cores on the machine can be better in these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice, product
 
-from kvplace.core.core_choice import MOST_CHOICES, covers
+from kvplace.core.core_choice import covers
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.layout import Cell, Domain, NodePart
 from kvplace.core.request import Policy, Scope
@@ -18,6 +18,9 @@ from kvplace.core.supply import Supply, fewest
 
 MOST_REGIONS = 64
 """Equally good regions that are worth a look inside."""
+
+MOST_SETS = 2_000
+"""Sets of one size that are looked at; reached where there are many NUMA nodes, none like another."""
 
 Rank = tuple[int, int, int, int]
 """Sockets, NUMA nodes, the largest and the summed distance between them."""
@@ -58,6 +61,8 @@ def best_regions(supply: Supply) -> list[Region]:
     best: Rank | None = None
     regions: list[Region] = []
     for domain in domains:
+        if supply.units_in(domain) < supply.need:
+            continue
         search = _across_packages if domain.crossed else _package_by_package
         for rank, region in search(supply, domain, best):
             if best is None or rank < best:
@@ -70,6 +75,8 @@ def best_regions(supply: Supply) -> list[Region]:
 def _single_nodes(supply: Supply, domains: Iterable[Domain]) -> Iterator[Region]:
     """Yield the NUMA nodes that serve the VM alone: where each lies in one package, nothing ranks first."""
     for domain in domains:
+        if supply.units_in(domain) < supply.need:
+            continue
         for part in domain.parts:
             if supply.units(part) >= supply.need and supply.memory_fits((part.node,)):
                 yield Region((part,), part.packages, domain)
@@ -100,14 +107,12 @@ def _package_by_package(supply: Supply, domain: Domain, best: Rank | None) -> It
     for count in range(fewest(units, supply.need), len(packages) + 1):
         if best is not None and count > best[0]:
             return
-        for number, chosen in enumerate(covers(units, range(len(units)), supply.need, count)):
+        for chosen in islice(covers(units, range(len(units)), supply.need, count), MOST_SETS):
             parts = [part for index in chosen for part in by_package[packages[index]]]
             mask = sum(packages[index] for index in chosen)
             for rank, region in _in_packages(supply, domain, parts, mask, best):
                 best = rank if best is None or rank < best else best
                 yield rank, region
-            if number >= MOST_CHOICES:
-                return
 
 
 def _in_packages(
@@ -191,12 +196,23 @@ def _node_sets(supply: Supply, parts: Sequence[NodePart], count: int) -> Iterato
                 yield (part,)
         return
     units = [supply.units(part) for part in parts]
-    for number, chosen in enumerate(covers(units, range(len(parts)), supply.need, count)):
-        members = tuple(parts[index] for index in chosen)
-        if supply.memory_fits([part.node for part in members]):
-            yield members
-        if number >= MOST_CHOICES:
-            return
+    kinds = range(len(parts)) if supply.uses else [_kind(supply, part) for part in parts]
+    also = supply.amounts_of([part.node for part in parts])
+    for chosen in islice(covers(units, kinds, supply.need, count, also=also), MOST_SETS):
+        yield tuple(parts[index] for index in chosen)
+
+
+def _kind(supply: Supply, part: NodePart) -> Hashable:
+    """Parts of one kind differ in ids alone: of sets that do not differ otherwise one is enough."""
+    layout = supply.layout
+    return (
+        layout.twins[part.node],
+        part.packages,
+        supply.count(part).kind,
+        (supply.free.cpus & part.cpus).bit_count(),
+        tuple(amounts[0] for amounts, _ in supply.amounts_of([part.node])),
+        layout.shared_l3_groups(part),
+    )
 
 
 def _fewest_nodes(supply: Supply, parts: Sequence[NodePart]) -> int:
@@ -242,9 +258,32 @@ def _spreads(supply: Supply, region: Region) -> bool:
         return True
     low, over = divmod(supply.need, len(groups))
     units = [supply.cell_units(cells) for cells in groups]
-    nodes = [len({cell.node for cell in cells}) for cells in groups]
-    if min(units) < low or max(nodes) > low + 1:
+    if min(units) < low or sum(1 for amount in units if amount > low) < over:
         return False
-    if any(count > low >= amount for count, amount in zip(nodes, units, strict=True)):
-        return False
-    return sum(1 for count in nodes if count > low) <= over <= sum(1 for amount in units if amount > low)
+    for plan in touch_plans(region, groups):
+        nodes = [len(touched) for touched in plan]
+        larger = [count > low for count in nodes]
+        if (
+            max(nodes) <= low + 1
+            and sum(larger) <= over
+            and all(amount > low for amount, more in zip(units, larger, strict=True) if more)
+        ):
+            return True
+    return False
+
+
+def touch_plans(region: Region, groups: Sequence[Sequence[Cell]]) -> Iterator[list[list[int]]]:
+    """Yield every way in which each NUMA node of a region gives a CPU to one of the groups of its cells.
+
+    A way says for each group the CPUs of which nodes must be touched there. There is one way where levels
+    do not cross.
+    """
+    homes = [
+        [index for index, cells in enumerate(groups) if any(cell.node == part.node for cell in cells)]
+        for part in region.parts
+    ]
+    for chosen in islice(product(*homes), MOST_REGIONS):
+        plan: list[list[int]] = [[] for _ in groups]
+        for part, home in zip(region.parts, chosen, strict=True):
+            plan[home].append(part.cpus)
+        yield plan

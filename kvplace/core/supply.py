@@ -90,6 +90,8 @@ class Supply:
 
     def units_in(self, domain: Domain) -> int:
         """How many units lie in a domain."""
+        if self.smt is Smt.PREFER:
+            return (self.cpus & domain.cpus).bit_count()
         return sum(self.units(part) for part in domain.parts)
 
     def cell_units(self, cells: Iterable[Cell]) -> int:
@@ -116,23 +118,20 @@ class Supply:
 
     def memory_fits(self, nodes: Sequence[int]) -> bool:
         """Whether NUMA nodes together have the memory and the huge pages."""
+        return all(sum(amounts) >= need for amounts, need in self.amounts_of(nodes))
+
+    def amounts_of(self, nodes: Sequence[int]) -> list[tuple[list[int], int]]:
+        """What NUMA nodes have of memory and of each size of huge pages, with the need of it."""
         if not self.needs_memory:
-            return True
-        if self.small_memory > sum(self._memory[node] for node in nodes):
-            return False
-        return all(
-            count <= sum(self._pages[size][node] for node in nodes)
-            for size, count in self.request.huge_pages.items()
-        )
+            return []
+        found = [([self._memory[node] for node in nodes], self.small_memory)]
+        for size, count in self.request.huge_pages.items():
+            found.append(([self._pages[size][node] for node in nodes], count))
+        return found
 
     def fewest_nodes_for_memory(self, nodes: Sequence[int]) -> int:
         """How many of the NUMA nodes it takes at least; more than there are when all do not suffice."""
-        if not self.needs_memory:
-            return 1
-        counts = [fewest([self._memory[node] for node in nodes], self.small_memory)]
-        for size, count in self.request.huge_pages.items():
-            counts.append(fewest([self._pages[size][node] for node in nodes], count))
-        return max(counts)
+        return max((fewest(amounts, need) for amounts, need in self.amounts_of(nodes)), default=1)
 
 
 def fewest(amounts: Sequence[int], need: int) -> int:
