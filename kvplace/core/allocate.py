@@ -32,7 +32,6 @@ from kvplace.core.request import Policy, Request, Smt
 from kvplace.core.supply import Supply, fewest
 from kvplace.core.topology import Topology
 
-
 _MOST_EQUALS = 4
 """Regions with equally few L3 groups and cores that are searched for the least damage."""
 
