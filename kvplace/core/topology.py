@@ -37,7 +37,8 @@ class NumaNode:
     huge_pages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """Pages by page size in bytes."""
     distances: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
-    """SLIT distance to other nodes by their id; what the machine does not say is absent."""
+    """SLIT distance to other nodes by their id, as the machine says it: it may say less, or another value in
+    the other direction, and what it does not say is absent (`Topology.distance` makes one of both)."""
 
 
 @dataclass(frozen=True)

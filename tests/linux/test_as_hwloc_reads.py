@@ -11,6 +11,7 @@ from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import open_tree
 from tests.captured import captured_files, captured_folder
 from tests.linux.hwloc_layouts import read_layout
+from tests.linux.recorded import recorded_machine
 
 EXPECTATIONS = captured_files("topologies", "hwloc/*.test")
 
@@ -29,7 +30,7 @@ def _expected(test: Path) -> tuple[Discovery, dict[str, set[int]], bool]:
     source, target = (test.parent / lines[key].strip() for key in ("source", "target"))
     options = lines.get("options", "")
     all_caches = "--merge" not in options and "--no-caches" not in options
-    return discover(open_tree(source)), read_layout(target), all_caches
+    return recorded_machine(source), read_layout(target), all_caches
 
 
 @pytest.mark.parametrize("test", EXPECTATIONS, ids=lambda path: path.stem)

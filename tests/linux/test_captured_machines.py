@@ -16,6 +16,7 @@ from kvplace.core.topology_document import read_topology, topology_document
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import FolderTree, open_tree
 from tests.captured import captured_files, captured_folder
+from tests.linux.recorded import recorded_machine
 
 CAPTURES = captured_files("topologies", "*/*.tar.*")
 # The two tables that lscpu prints of the arm machine contradict each other.
@@ -67,7 +68,7 @@ def _name(path: Path) -> str:
 
 @pytest.mark.parametrize("path", CAPTURES, ids=_name)
 def test_a_captured_machine_has_the_counts_that_its_kernel_gives(path: Path) -> None:
-    found = discover(open_tree(path))
+    found = recorded_machine(path)
     machine = found.topology
     says_nothing_of_l3 = any("L3" in note for note in found.notes)
     assert (
@@ -82,7 +83,7 @@ def test_a_captured_machine_has_the_counts_that_its_kernel_gives(path: Path) -> 
 
 @pytest.mark.parametrize("path", CAPTURES, ids=_name)
 def test_a_captured_machine_survives_being_written_down_and_read_again(path: Path) -> None:
-    machine = discover(open_tree(path)).topology
+    machine = recorded_machine(path).topology
     assert read_topology(topology_document(machine)) == machine
 
 
@@ -104,7 +105,7 @@ def test_a_captured_machine_is_divided_as_lscpu_divides_it(path: Path) -> None:
     table = text.split("# CPU,Core,Socket,Node", 2)[1]
     columns = table.partition("\n")[0].split(",")
     rows = [line.split(",") for line in table.splitlines()[1:] if line and not line.startswith("#")]
-    machine = discover(open_tree(path.with_suffix(".tar.gz"))).topology
+    machine = recorded_machine(path.with_suffix(".tar.gz")).topology
     assert set(machine.cores) == _groups(rows, 1)
     assert {package.cpus for package in machine.packages} == _groups(rows, 2)
     assert {node.cpus for node in machine.numa_nodes if node.cpus} == _groups(rows, 3)
@@ -113,7 +114,7 @@ def test_a_captured_machine_is_divided_as_lscpu_divides_it(path: Path) -> None:
 
 
 def _read(name: str) -> Topology:
-    return discover(open_tree(captured_folder("topologies") / name)).topology
+    return recorded_machine(captured_folder("topologies") / name).topology
 
 
 def test_ids_of_real_machines_are_kept_where_the_kernel_gives_them() -> None:
