@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO
 
 import click
 
+from kvplace.cli.machine import cpu_manager_state_option, find_machine
 from kvplace.cli.output import Output, output_option, say
 from kvplace.core.errors import BadBody, ExitCode
 
@@ -25,8 +27,25 @@ _MOST_BYTES = 1024 * 1024
 )
 @click.option("--free", metavar="CPUS", help="Only these CPUs are free, for instance 2-15,34-47.")
 @click.option("--keep", is_flag=True, help="Each answer takes its CPUs, until they are released by id.")
+@click.option(
+    "--make-room",
+    is_flag=True,
+    help="Kept VMs may move, so that a new one fits well; the answer lists the moves in their order.",
+)
+@click.option(
+    "--explain/--no-explain", default=True, help="Say with each refusal what would mend it (default: yes)."
+)
+@cpu_manager_state_option
 @output_option
-def command(machine: str, free: str | None, keep: bool, output: Output) -> int:
+def command(
+    machine: str,
+    free: str | None,
+    keep: bool,
+    make_room: bool,
+    explain: bool,
+    cpu_manager_state: Path | None,
+    output: Output,
+) -> int:
     """Answer requests, one JSON object per line on stdin, with the CPUs that each VM would get.
 
     \b
@@ -38,14 +57,22 @@ def command(machine: str, free: str | None, keep: bool, output: Output) -> int:
 
     Leaves with 3 when nothing at all fitted, and with 2 when a line was wrong.
     """  # noqa: D301 - click wants the character itself
-    from kvplace.cli.machine import find_machine
     from kvplace.cli.placing import Outcome, Placing, free_cpus
 
-    found = find_machine(machine)
+    if make_room and not keep:
+        raise click.UsageError("--make-room moves the VMs that --keep has kept; give both")
+    found = find_machine(machine, cpu_manager_state=cpu_manager_state)
     for note in found.notes:
         say(note)
-    only = None if free is None else free_cpus(free, "--free", found.topology)
-    placing = Placing(found.name, found.topology, free=only, keep=keep)
+    placing = Placing(
+        found.name,
+        found.topology,
+        free=None if free is None else free_cpus(free, "--free", found.topology),
+        foreign=found.kubelet_cpus,
+        keep=keep,
+        rearrange=make_room,
+        explain=explain,
+    )
     seen: set[Outcome] = set()
     for line in _lines(sys.stdin.buffer):
         answer = placing.answer(line)

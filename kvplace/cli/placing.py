@@ -6,18 +6,22 @@ error for an answer and takes nothing; the lines after it are answered all the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from kvplace.core.allocate import place
-from kvplace.core.answer_json import placement_document, refusal_document
+from kvplace.core.answer_json import move_document, placement_document, refusal_document
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.free import free_of
-from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
+from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.make_room import Move, make_room
+from kvplace.core.mending import Mend, mends, move_text
+from kvplace.core.occupant import Occupant, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
-from kvplace.core.request_json import Json, id_of, json_object, known_keys, request_of
+from kvplace.core.request import Request
+from kvplace.core.request_json import Json, id_of, json_object, known_keys, request_of, shown
 from kvplace.core.topology import Topology
 
 
@@ -42,12 +46,32 @@ class Answer:
 class Placing:
     """One machine and what is taken on it."""
 
-    def __init__(self, name: str, topology: Topology, *, free: int | None = None, keep: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        topology: Topology,
+        *,
+        free: int | None = None,
+        foreign: int = 0,
+        keep: bool = False,
+        rearrange: bool = False,
+        explain: bool = True,
+    ) -> None:
+        """Begin with a machine on which nothing is kept.
+
+        `free` are the CPUs that may be given out when a line does not say itself, `foreign` those that
+        others hold in any case; `rearrange` lets kept VMs move so that a new one fits well, `explain` says
+        with each refusal what would mend it.
+        """
         self._name = name
         self._topology = topology
-        self._free = free
+        self._free = topology.cpus if free is None else free
+        self._foreign = foreign
         self._keep = keep
+        self._rearrange = rearrange
+        self._explain = explain
         self._ledger = Ledger()
+        self._kept: dict[str, Occupant] = {}
         self._asked = 0
 
     def answer(self, line: str) -> Answer:
@@ -64,38 +88,66 @@ class Placing:
     def _place(self, wish: Json, name: str) -> Answer:
         self._asked += 1
         uid = name or f"request-{self._asked}"
-        if self._keep and uid in self._ledger.claims:
+        if self._keep and uid in self._kept:
             raise BadBody(f"id {uid!r} holds CPUs already; release it first, or use another id")
         request = request_of(wish, also=("id", "free"))
-        only = self._cpus(wish["free"]) if "free" in wish else self._free
-        found = place(self._topology, free_of(self._topology, self._ledger, only=only), request)
+        only = (self._cpus(wish["free"]) if "free" in wish else self._free) & ~self._foreign
         document: Json = {"id": name} if name else {}
+        found, moves = self._found(request, only)
         if isinstance(found, Refusal):
-            document["refusal"] = refusal_document(found)
-            return Answer(Outcome.REFUSED, document, f"{uid}: {found.message}")
+            mended = self._mends(request, only)
+            document["refusal"] = refusal_document(found, mended)
+            told = f"; {mended[0].sentence}" if mended else ""
+            return Answer(Outcome.REFUSED, document, f"{uid}: {found.message}{told}")
         if self._keep:
-            self._ledger = self._ledger.after(LedgerChange(claims=(_claim(uid, found),)))
+            self._take(uid, request, found, moves)
         document["placement"] = placement_document(self._name, self._topology, found, uid=name)
         where = (
             f"socket {_listed(found.packages)}, NUMA node {_listed(found.numa_nodes)}, "
             f"L3 {_listed(found.l3_groups)}"
         )
-        return Answer(Outcome.PLACED, document, f"{uid}: CPUs {_listed(found.vcpus)} ({where})")
+        cpus = _listed(found.vcpus) or format_cpu_list(found.cpus)
+        sentence = f"{uid}: CPUs {cpus} ({where})"
+        if self._rearrange:
+            document["moves"] = [move_document(move) for move in moves]
+            sentence += "".join(f"; move {move_text(move)}" for move in moves)
+        return Answer(Outcome.PLACED, document, sentence)
+
+    def _found(self, request: Request, only: int) -> tuple[Placement | Refusal, tuple[Move, ...]]:
+        if self._rearrange:
+            room = make_room(self._topology, tuple(self._kept.values()), request, only=only)
+            if room is not None:
+                return room.placement, room.moves
+        return place(self._topology, free_of(self._topology, self._ledger, only=only), request), ()
+
+    def _mends(self, request: Request, only: int) -> tuple[Mend, ...]:
+        if not self._explain:
+            return ()
+        free = free_of(self._topology, self._ledger, only=only)
+        return mends(self._topology, free, request, tuple(self._kept.values()), only=only)
+
+    def _take(self, uid: str, request: Request, placement: Placement, moves: tuple[Move, ...]) -> None:
+        """Write down each move, then the new VM: the ledger refuses a CPU that is taken."""
+        for move in moves:
+            self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(move.id, move.after),)))
+            self._kept[move.id] = replace(self._kept[move.id], placement=move.after)
+        self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(uid, placement),)))
+        self._kept[uid] = Occupant(uid, request, placement)
 
     def _release(self, wish: Json, name: str) -> Answer:
         known_keys(wish, ("release",))
         if not self._keep:
             raise BadBody("nothing is kept, so nothing can be released; call with --keep")
-        claim = self._ledger.claims.get(name)
-        if claim is None:
+        occupant = self._kept.pop(name, None)
+        if occupant is None:
             raise BadBody(f"id {name!r} holds nothing")
         self._ledger = self._ledger.after(LedgerChange(releases=(name,)))
-        cpus = format_cpu_list(claim.cpus | claim.owned)
+        cpus = format_cpu_list(occupant.placement.cpus | occupant.placement.owned)
         return Answer(Outcome.RELEASED, {"released": name, "cpus": cpus}, f"{name}: released CPUs {cpus}")
 
     def _cpus(self, value: object) -> int:
         if not isinstance(value, str):
-            raise BadBody(f"free is {value!r}; it must be a CPU list such as '0-15,32-47'")
+            raise BadBody(f"free is {shown(value)}; it must be a CPU list such as '0-15,32-47'")
         return free_cpus(value, "free", self._topology)
 
 
@@ -111,22 +163,6 @@ def free_cpus(text: str, what: str, topology: Topology) -> int:
             f"it has {format_cpu_list(topology.cpus)}"
         )
     return cpus
-
-
-def _claim(uid: str, placement: Placement) -> Claim:
-    return Claim(
-        uid=uid,
-        namespace="",
-        pod=uid,
-        vmi="",
-        policy=placement.policy,
-        state=ClaimState.CLAIMED,
-        cpus=placement.cpus,
-        owned=placement.owned,
-        memory=placement.memory,
-        huge_pages=placement.huge_pages,
-        since="",
-    )
 
 
 def _listed(ids: tuple[int, ...]) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from kvplace.core.cpu_map import write_cpu_map
-from kvplace.core.cpuset import cpus_of
+from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.make_room import Move
+from kvplace.core.mending import Mend
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import OnFailure
@@ -27,11 +30,34 @@ def placement_document(machine: str, topology: Topology, placement: Placement, *
     return document
 
 
-def refusal_document(refusal: Refusal) -> Json:
-    """Write a refusal with its numbers."""
-    return {
+def refusal_document(refusal: Refusal, mended: Sequence[Mend] = ()) -> Json:
+    """Write a refusal with its numbers, and with what would mend it where that was looked for."""
+    document: Json = {
         "reason": refusal.reason.value,
         "message": refusal.message,
         "shortfall": dict(refusal.shortfall),
         "never": refusal.never,
+    }
+    if mended:
+        document["mends"] = [mend_document(mend) for mend in mended]
+    return document
+
+
+def mend_document(mend: Mend) -> Json:
+    """Write a mend: the key that changes and what it would have to say, or the moves."""
+    document: Json = {"change": mend.field, "sentence": mend.sentence}
+    if mend.moves:
+        document["moves"] = [move_document(move) for move in mend.moves]
+    else:
+        document["value"] = mend.value
+    return document
+
+
+def move_document(move: Move) -> Json:
+    """Write a move: all CPUs that a VM holds before and after it."""
+    return {
+        "id": move.id,
+        "from": format_cpu_list(move.before.cpus | move.before.owned),
+        "to": format_cpu_list(move.after.cpus | move.after.owned),
+        "bytes": move.bytes_moved,
     }

@@ -60,6 +60,20 @@ class Counts:
         self._frees: dict[frozenset[str], tuple[int, int]] = {}
         self._wholes: dict[frozenset[str], int] = {}
 
+    def ever(self, wish: Wish) -> bool:
+        """Whether the machine as a whole has enough: moves change where things are, not how many."""
+        free, pool = self._left(frozenset())
+        if all(uid not in self._names for uid in self._movable) and wish.owned_at_least > free.bit_count():
+            return False
+        if wish.owned_at_least > pool.bit_count():
+            return False
+        small = sum(max(0, count) for count in self._memory.values())
+        return not self._memory or wish.small_memory <= small
+
+    def has_room(self, region: Region, wish: Wish, gone: frozenset[str]) -> bool:
+        """Whether a VM's CPUs are free in a region when these VMs have gone: the quickest check."""
+        return wish.owned_at_least <= (self._left(gone)[0] & region.cpus).bit_count()
+
     def shortages(self, items: Sequence[tuple[Wish, Region]], gone: frozenset[str]) -> Iterator[Shortage]:
         """Yield what is short when these VMs go to these regions and `gone` have left their places."""
         free, pool = self._left(gone)

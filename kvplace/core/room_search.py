@@ -74,6 +74,8 @@ class RoomSearch:
             request.scope is Scope.ONE_L3
             for request in (self._newcomer.request, *(one.request for one in self._movable.values()))
         )
+        if not self._counts.ever(self._newcomer):
+            return None
         for count in range(1, most_moves + 1):
             self._seen.clear()
             self._kinds = self._kinds_of_vms(by_l3=by_l3 or count < 3 or self._small)
@@ -88,7 +90,10 @@ class RoomSearch:
     # One level of the search: something is short, and one more VM has to go somewhere.
 
     def _clear(self, newcomer: Region, steps: tuple[Step, ...], leaver: Wish, left: int, cost: int) -> None:
+        gone = frozenset((leaver.id, *(step.wish.id for step in steps)))
         for region in leaver.regions:
+            if not left and not self._counts.has_room(region, leaver, gone):
+                continue
             total = cost + region.moved
             if not self._worth(total):
                 return  # the regions after it cost no less

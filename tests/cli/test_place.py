@@ -52,13 +52,18 @@ def test_a_refusal_names_the_reason_and_the_numbers(kvplace: Caller) -> None:
         "place", "--topology", "2x-epyc-9354", "-o", "json", stdin='{"vcpus":61,"cpuSet":"one-numa"}'
     )
     assert called.code == 3
-    assert json.loads(called.out) == {
-        "refusal": {
-            "reason": "NoNumaNodeFits",
-            "message": "no NUMA node with 61 free CPUs, best 60 on numa 0",
-            "shortfall": {"needed": 61, "best": 60, "missing": 1, "where": "numa 0"},
-            "never": True,
-        }
+    refusal = json.loads(called.out)["refusal"]
+    mended = refusal.pop("mends")
+    assert refusal == {
+        "reason": "NoNumaNodeFits",
+        "message": "no NUMA node with 61 free CPUs, best 60 on numa 0",
+        "shortfall": {"needed": 61, "best": 60, "missing": 1, "where": "numa 0"},
+        "never": True,
+    }
+    assert mended[-1] == {
+        "change": "vcpus",
+        "value": 60,
+        "sentence": "with 60 vCPUs it fits on NUMA node 0",
     }
 
 
@@ -66,7 +71,7 @@ def test_for_people_there_is_one_sentence_for_each_request(kvplace: Caller) -> N
     called = kvplace("place", "--topology", "epyc-7502p", stdin='{"id":"a","vcpus":2}\n\n{"vcpus":99}\n')
     assert called.out == (
         "a: CPUs 2,34 (socket 0, NUMA node 0, L3 0)\n"
-        "request-2: no socket with 99 free CPUs, best 60 on socket 0\n"
+        "request-2: no socket with 99 free CPUs, best 60 on socket 0; with 60 vCPUs it fits on socket 0\n"
     )
     assert called.code == 0
 
