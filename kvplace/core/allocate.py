@@ -181,10 +181,12 @@ def _serve_each(
         bins = _bins(supply, region, cells)
         inside = [cpus for cpus in touched[index] if any(cell.cpus & ~cpus for cell in cells) or not cells]
         share = choose_cores(bins, low, uses=uses, touched=inside) if len(inside) <= low else None
-        more = choose_cores(bins, low + 1, uses=uses, touched=inside) if len(inside) <= low + 1 else None
+        more = None
+        if over and len(inside) <= low + 1:
+            more = choose_cores(bins, low + 1, uses=uses, touched=inside)
         if share is not None:
             shares[index] = share
-        if more is not None and over:
+        if more is not None:
             before = share.rank if share is not None else (MOST_CHOICES, 0, 0)
             costs = tuple(b - a for a, b in zip(before, more.rank, strict=True))
             larger.append((costs, index, more))

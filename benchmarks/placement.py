@@ -1,0 +1,123 @@
+"""One placement on a server of 256 CPUs, 8 NUMA nodes and 32 L3 groups (two sockets, 64 cores of two
+threads each): everything between what is free and the answer, with nothing remembered from an equal question. Fresh:
+all CPUs free. Filled: what VMs of 2 to 32 CPUs that came and went left over, half of it free. Torn: every
+thread free or not by a coin, which no VM on whole cores leaves behind. The kubelet's packed algorithm, written
+plainly in the same language (benchmarks/peers), is asked for as many CPUs of the same sets in the same run;
+it knows no scope, caches or memory and chooses CPUs alone. Medians over 200 sets; the worst is the slowest of
+them all, timed again five times, the fastest of which counts, so that it is the set's doing and not the
+machine's.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ParamSpec
+
+from benchmarks._machines import SHAPES
+from benchmarks._tables import table
+from benchmarks.peers.kubelet import packed
+from kvplace.core.allocate import place
+from kvplace.core.cpuset import cpus_of
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.placement import Placement
+from kvplace.core.request import Request, Scope, Smt
+from kvplace.core.topology import Topology
+
+GIB = 1 << 30
+_Asked = ParamSpec("_Asked")
+SIZES = (2, 4, 4, 8, 8, 16, 16, 32)
+ASKED = {
+    "8, one socket": Request(8),
+    "8, one NUMA node": Request(8, scope=Scope.ONE_NUMA),
+    "8, one NUMA node, 16 GiB": Request(8, scope=Scope.ONE_NUMA, memory=16 * GIB),
+    "8, one L3 group": Request(8, scope=Scope.ONE_L3),
+    "8, anywhere": Request(8, scope=Scope.ANY),
+    "8, isolated": Request(8, smt=Smt.ISOLATE),
+    "48, anywhere": Request(48, scope=Scope.ANY),
+    "100, anywhere": Request(100, scope=Scope.ANY),
+    "40, spread over NUMA nodes": Request(40, scope=Scope.SPREAD_NUMA),
+    "40, one NUMA node (never)": Request(40, scope=Scope.ONE_NUMA),
+    "32, one NUMA node": Request(32, scope=Scope.ONE_NUMA),
+    "8, one socket, 4 TiB (never)": Request(8, memory=4096 * GIB),
+}
+
+
+def filled(machine: Topology, chance: random.Random) -> int:
+    """Free CPUs after VMs on whole cores came and went at random."""
+    free = machine.cpus
+    running: list[int] = []
+    for _ in range(200):
+        if running and free.bit_count() < machine.cpus.bit_count() // 2:
+            free |= running.pop(chance.randrange(len(running)))
+            continue
+        taken = place(machine, _only(machine, free), Request(chance.choice(SIZES), scope=Scope.ANY))
+        if isinstance(taken, Placement):
+            running.append(taken.owned)
+            free &= ~taken.owned
+    return free
+
+
+def torn(machine: Topology, chance: random.Random) -> int:
+    """Every CPU free or not by a coin."""
+    return sum(1 << cpu for cpu in cpus_of(machine.cpus) if chance.random() < 0.5)
+
+
+def _only(machine: Topology, cpus: int) -> Free:
+    return replace(free_of(machine, Ledger()), cpus=cpus, pool=cpus)
+
+
+def timed(call: Callable[_Asked, object], *asked: _Asked.args, **named: _Asked.kwargs) -> float:
+    """Seconds that a call takes."""
+    began = time.perf_counter()
+    call(*asked, **named)
+    return time.perf_counter() - began
+
+
+def main(quick: bool) -> None:
+    """Print a table for each kind of free set."""
+    machine = SHAPES["Rome NPS4"]
+    chance = random.Random(0)
+    number = 20 if quick else 200
+    kinds: dict[str, Sequence[int]] = {
+        "fresh": [machine.cpus] * number,
+        "filled": [filled(machine, chance) for _ in range(number)],
+        "torn": [torn(machine, chance) for _ in range(number)],
+    }
+    for kind, sets in kinds.items():
+        frees = [_only(machine, cpus) for cpus in sets]
+        rows = []
+        for name, request in ASKED.items():
+            ours: list[float] = []
+            theirs: list[float] = []
+            fits = 0
+            for free in frees:
+                fits += isinstance(place(machine, free, request), Placement)
+                ours.append(timed(place, machine, free, request))
+                theirs.append(timed(packed, machine, free.cpus, request.vcpus))
+            slowest = frees[max(range(len(ours)), key=ours.__getitem__)]
+            worst = min(timed(place, machine, slowest, request) for _ in range(5))
+            mine, others = statistics.median(ours), statistics.median(theirs)
+            rows.append(
+                [
+                    name,
+                    f"{100 * fits // len(frees)} %",
+                    f"{mine * 1e6:.0f}",
+                    f"{worst * 1e6:.0f}",
+                    f"{others * 1e6:.0f}",
+                    f"{mine / others:.2f}",
+                ]
+            )
+        print(f"{kind}:\n")
+        heads = ["CPUs, where", "fits", "median µs", "worst µs", "kubelet µs", "ratio"]
+        print(table(heads, rows))
+        print()
+
+
+if __name__ == "__main__":
+    main("--quick" in sys.argv[1:])
