@@ -1,0 +1,154 @@
+"""The bound: never below what can be done, and on clusters that it describes fully, exactly that."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvplace.core.allocate import place
+from kvplace.core.draft import PlanNode
+from kvplace.core.errors import Misconfigured
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Claim, ClaimState, Ledger
+from kvplace.core.occupant import Occupant, claim_of, within
+from kvplace.core.placement import Placement
+from kvplace.core.planning import Tally, Wanted, plan
+from kvplace.core.request import NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.topology import Topology
+from kvplace.simulate.optimum import best_possible
+from tests.core.machines import GIB, requests, topologies
+from tests.core.test_planning import machine, nodes, vms
+
+_placed = lru_cache(maxsize=200_000)(place)
+
+
+def most(cluster: Sequence[PlanNode], wanted: Sequence[Wanted]) -> Tally:
+    """The most that fits, by trying every set of CPUs on every node for every VM."""
+    empty = tuple(free_of(node.topology, Ledger()) for node in cluster)
+    reached: dict[tuple[Free, ...], Tally] = {empty: Tally(0, 0)}
+    for vm in wanted:
+        for state, counted in list(reached.items()):
+            more = Tally(counted.vms + 1, counted.vcpus + vm.request.vcpus)
+            for number, node in enumerate(cluster):
+                for after in _afters(node.topology, state[number], vm.request):
+                    new = (*state[:number], after, *state[number + 1 :])
+                    reached[new] = max(reached.get(new, more), more)
+    return max(reached.values())
+
+
+@lru_cache(maxsize=100_000)
+def _afters(topology: Topology, free: Free, request: Request) -> frozenset[Free]:
+    """What can be left once a VM has come, whichever CPUs it took."""
+    found = set()
+    available = free.cpus
+    chosen = available
+    while chosen:
+        answer = _placed(topology, within(free, chosen), request)
+        if isinstance(answer, Placement) and answer.owned == chosen:
+            found.add(free_of(topology, Ledger(), [_what_is_gone(topology, free), claim_of("vm", answer)]))
+        chosen = (chosen - 1) & available
+    return frozenset(found)
+
+
+def _what_is_gone(topology: Topology, free: Free) -> Claim:
+    """One claim for everything that is taken already."""
+    empty = free_of(topology, Ledger())
+    pages: dict[int, dict[int, int]] = {}
+    for (node, size, before), (_, _, now) in zip(empty.huge_pages, free.huge_pages, strict=True):
+        pages.setdefault(node, {})[size] = before - now
+    memory = {
+        node: before - now + sum(size * count for size, count in pages.get(node, {}).items())
+        for (node, before), (_, now) in zip(empty.memory, free.memory, strict=True)
+    }
+    gone = empty.cpus & ~free.cpus
+    return Claim("gone", "", "", "", Policy.EXCLUSIVE, ClaimState.CLAIMED, gone, gone, memory, pages, "")
+
+
+exclusive = requests(most_vcpus=4, scopes=tuple(Scope), policies=(Policy.EXCLUSIVE,), smts=(Smt.PREFER, *Smt))
+
+
+thorough = settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+some_vms = st.lists(exclusive, min_size=1, max_size=4)
+
+
+@given(st.lists(topologies(most_cpus=5), min_size=1, max_size=2), some_vms)
+@thorough
+def test_nothing_can_be_done_that_the_bound_rules_out(machines: list[Topology], asked: list[Request]) -> None:
+    cluster = nodes(*machines)
+    wanted = [Wanted(f"vm-{number}", request) for number, request in enumerate(asked)]
+    found = best_possible(cluster, wanted)
+    assert found.finished
+    best = most(cluster, wanted)
+    assert best <= found.bound
+    assert plan(cluster, wanted, suggestion=found.suggestion).placed <= best
+
+
+@given(topologies(most_cpus=6, memory=True), some_vms)
+@thorough
+def test_nor_by_memory_and_huge_pages(topology: Topology, asked: list[Request]) -> None:
+    cluster = nodes(topology)
+    greedy = [replace(one, memory=one.memory + 5 * GIB, numa_memory=NumaMemory.STRICT) for one in asked]
+    wanted = [Wanted(f"vm-{number}", request) for number, request in enumerate(greedy)]
+    assert most(cluster, wanted) <= best_possible(cluster, wanted).bound
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=2), min_size=1, max_size=2),
+    st.lists(st.integers(1, 4), min_size=1, max_size=5),
+    st.sampled_from([Scope.ONE_NUMA, Scope.ONE_L3, Scope.ONE_SOCKET, Scope.ANY]),
+)
+@settings(max_examples=40)
+def test_where_only_cpus_are_short_the_bound_is_what_can_be_done_and_is_reached(
+    sizes: list[list[int]], asked: list[int], scope: Scope
+) -> None:
+    cluster = nodes(*(machine(*one) for one in sizes))
+    wanted = vms(*asked, scope=scope)
+    found = best_possible(cluster, wanted)
+    assert found.bound == most(cluster, wanted)
+    assert plan(cluster, wanted, suggestion=found.suggestion).placed == found.bound
+
+
+def test_memory_and_huge_pages_are_part_of_the_bound() -> None:
+    cluster = nodes(machine(8, memory=8 * GIB))
+    wanted = [Wanted(f"vm-{n}", Request(2, scope=Scope.ONE_NUMA, memory=3 * GIB)) for n in range(4)]
+    assert best_possible(cluster, wanted).bound == Tally(2, 4)
+
+
+def test_whole_cores_are_part_of_the_bound() -> None:
+    (cluster,) = nodes(machine(4))
+    asked = [Wanted("a", Request(3, smt=Smt.ISOLATE)), Wanted("b", Request(2, smt=Smt.REQUIRE))]
+    assert best_possible([cluster], asked).bound == Tally(1, 3)
+
+
+def test_what_fits_nowhere_is_not_counted() -> None:
+    found = best_possible(nodes(machine(4)), vms(5, 6))
+    assert (found.bound, found.finished, found.suggestion) == (Tally(0, 0), True, ())
+
+
+def test_running_vms_take_their_share_of_the_bound() -> None:
+    topology = machine(4)
+    request = Request(3)
+    placement = place(topology, free_of(topology, Ledger()), request)
+    assert isinstance(placement, Placement)
+    node = PlanNode("node", topology, (Occupant("running", request, placement),))
+    assert best_possible([node], vms(1, 1)).bound == Tally(1, 1)
+
+
+def test_a_bound_that_ran_out_of_time_still_holds() -> None:
+    cluster = nodes(*[machine(15, 15)] * 8)
+    wanted = vms(*[6, 10, 14, 9, 7] * 6)
+    found = best_possible(cluster, wanted, seconds=1e-6)
+    assert found.bound >= plan(cluster, wanted).placed
+    assert found.bound <= Tally(30, 276)
+
+
+def test_without_the_solver_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    with pytest.raises(Misconfigured, match=r"pip install 'kvplace\[optimal\]'"):
+        best_possible(nodes(machine(4)), vms(1))
