@@ -3,7 +3,8 @@
     python -m benchmarks [NAME ...]
 
 A benchmark is a module here without an underscore; what it prints is its result, and its docstring says how
-that was measured. Naming some runs only those and leaves the page's other sections as they are.
+that was measured. A printed line that shows a picture stands in the page as one. Naming some runs only those
+and leaves the page's other sections as they are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 TITLES: Mapping[str, str] = {
+    "look_ahead": "How VMs sit after long use",
+    "across_nodes": "How full a cluster gets",
+    "planning": "Many VMs at once",
     "bound_per_second": "Pods bound per second",
     "first_bind": "From a VM to its bound pod",
     "hook_footprint": "The hook sidecar",
@@ -80,8 +84,11 @@ def _sections() -> dict[str, str]:
 
 
 def printed_block(printed: str) -> str:
-    """Quote what a benchmark printed."""
-    return f"```\n{printed}\n```\n"
+    """Quote what a benchmark printed, with its pictures after that."""
+    lines = printed.splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("![")).strip("\n")
+    pictures = "".join(f"\n{line}\n" for line in lines if line.startswith("!["))
+    return f"```\n{text}\n```\n{pictures}"
 
 
 def _method(docstring: str) -> str:

@@ -1,0 +1,39 @@
+"""What somebody could do who knew the future, in loads small enough to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks._foresight import Foresight, fewest_split
+from kvplace.simulate.arrivals import Arrival, Departure, Event, Vm
+
+pytest.importorskip("highspy", reason="needs the extra `optimal`")
+
+
+def _load(*steps: int) -> list[Event]:
+    """A load in steps: a size arrives, a negative number lets the VM of that place in the order leave."""
+    vms: list[Vm] = []
+    events: list[Event] = []
+    for at, step in enumerate(steps):
+        if step > 0:
+            vms.append(Vm(len(vms), step, 0, 1.0))
+            events.append(Arrival(float(at), vms[-1]))
+        else:
+            events.append(Departure(float(at), vms[-step - 1]))
+    return events
+
+
+@pytest.mark.parametrize(
+    ("load", "split"),
+    [
+        (_load(2, 2, 4), 0),
+        (_load(3, 3, 2), 1),
+        (_load(2, 2, 2, -2, 4), 0),
+        (_load(4, 2, 2, -1, 3, -2, 3), 1),
+        (_load(2, 2, 2, 2, -1, -2, 4, -3, -4, 4), 0),
+    ],
+)
+def test_the_fewest_vms_are_split_on_two_nodes_of_four(load: Sequence[Event], split: int) -> None:
+    assert fewest_split(load, (4, 4), seconds=20) == Foresight(split, split)
