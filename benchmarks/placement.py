@@ -1,11 +1,11 @@
-"""One placement on a server of 256 CPUs, 8 NUMA nodes and 32 L3 groups (two sockets, 64 cores of two
-threads each): everything between what is free and the answer, with nothing remembered from an equal question. Fresh:
-all CPUs free. Filled: what VMs of 2 to 32 CPUs that came and went left over, half of it free. Torn: every
-thread free or not by a coin, which no VM on whole cores leaves behind. The kubelet's packed algorithm, written
-plainly in the same language (benchmarks/peers), is asked for as many CPUs of the same sets in the same run;
-it knows no scope, caches or memory and chooses CPUs alone. Medians over 200 sets; the worst is the slowest of
-them all, timed again five times, the fastest of which counts, so that it is the set's doing and not the
-machine's.
+"""One placement on a server of 256 CPUs, 8 NUMA nodes and 32 L3 groups (two sockets, 64 cores of two threads
+each): everything between what is free and the answer, with nothing remembered from an equal question.
+Fresh: all CPUs free. Filled: what VMs of 2 to 32 CPUs that came and went left over, half of it free. Torn:
+every thread free or not by a coin, which no VM on whole cores leaves behind. The kubelet's packed
+algorithm, written plainly in the same language (benchmarks/peers), is asked for as many CPUs of the same
+sets in the same run; it knows no scope, caches or memory and chooses CPUs alone. Medians over 200 sets; the
+worst is the slowest of them all, timed again five times, the fastest of which counts, so that it is the
+set's doing and not the machine's.
 """
 
 from __future__ import annotations

@@ -92,13 +92,25 @@ class _Found:
 
 def _promise(supply: Supply, region: Region) -> tuple[int, int, int, int]:
     """A key that no choice inside the region can be better than; far cheaper than the choice itself."""
-    if supply.spreads or supply.request.policy is Policy.NUMA:
-        return (0, 0, 0, 0)
-    if len(region.parts) > 1 or region.domain.crossed:
+    nothing = (0, 0, 0, 0)
+    if supply.request.policy is Policy.NUMA:
+        return nothing
+    if supply.spreads:
+        if len(region.parts) > supply.need or region.domain.straddled:
+            return nothing
+        groups = spread_groups(supply, region)
+        shares = [(_bins(supply, region, cells), supply.need // len(groups)) for cells in groups]
+    elif len(region.parts) > 1 or region.domain.crossed:
         if supply.needs_memory:
-            return (0, 0, 0, 0)
-        bins = _bins(supply, region, region.cells)
-        return (fewest([one.units for one in bins], supply.need), cores_needed(bins, supply.need), 0, 0)
+            return nothing
+        shares = [(_bins(supply, region, region.cells), supply.need)]
+    else:
+        return _promise_of_node(supply, region)
+    l3_groups = sum(fewest([one.units for one in bins], share) for bins, share in shares if share)
+    return (l3_groups, sum(cores_needed(bins, share) for bins, share in shares if share), 0, 0)
+
+
+def _promise_of_node(supply: Supply, region: Region) -> tuple[int, int, int, int]:
     (part,) = region.parts
     count = supply.count(part)
     lost = 0
