@@ -2,7 +2,8 @@
 
 Machines are built from the top down, so their levels nest, then disturbed as real ones are: CPU numbers in
 any order, cores of unequal width (hybrid, off-line siblings), L3 caches over several NUMA nodes, nodes
-without memory or without CPUs.
+without memory or without CPUs, distances that are asymmetric or not all known. `tangled` ones go further:
+any level may lie across any other.
 """
 
 from __future__ import annotations
@@ -21,12 +22,19 @@ from kvplace.core.topology import NumaNode, Package, Topology
 
 GIB = 1 << 30
 OFFERED_SCOPES = (Scope.ONE_SOCKET, Scope.ONE_NUMA, Scope.ONE_L3, Scope.ANY)
+SPREAD_SCOPES = (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
 PINNING = (Policy.EXCLUSIVE, Policy.SHARE, Policy.IMMOVABLE)
 
 
 @st.composite
-def topologies(draw: st.DrawFn, *, most_cpus: int = 32, memory: bool | None = None) -> Topology:
-    """Any machine of at most so many CPUs; `memory` says whether it knows its memory, None leaves it open."""
+def topologies(
+    draw: st.DrawFn, *, most_cpus: int = 32, memory: bool | None = None, tangled: bool | None = False
+) -> Topology:
+    """Any machine of at most so many CPUs.
+
+    `memory` says whether it knows its memory, `tangled` whether its levels may lie across each other;
+    None leaves it open.
+    """
     threads = draw(st.integers(1, 4))
     groups_of_widths = draw(
         st.lists(
@@ -45,6 +53,11 @@ def topologies(draw: st.DrawFn, *, most_cpus: int = 32, memory: bool | None = No
     packages = _grouped(nodes, draw(st.integers(1, len(nodes))))
     if draw(st.booleans()) and len(packages) < len(nodes):
         l3_groups = list(packages)  # sub-NUMA clusters: one cache above several nodes
+    cores = [core for group in groups for core in group]
+    if tangled or (tangled is None and draw(st.integers(0, 3)) == 0):
+        packages = _disturbed(chance, packages, cores)
+        nodes = _disturbed(chance, nodes, cores)
+        l3_groups = _disturbed(chance, l3_groups, cores)
     with_memory = draw(st.booleans()) if memory is None else memory
     records = [
         _numa_node(chance, number, cpus, len(nodes)) if with_memory else NumaNode(number, cpus, memory=0)
@@ -56,7 +69,7 @@ def topologies(draw: st.DrawFn, *, most_cpus: int = 32, memory: bool | None = No
         packages=tuple(Package(number, cpus) for number, cpus in enumerate(packages)),
         numa_nodes=tuple(records),
         l3_groups=tuple(l3_groups),
-        cores=tuple(core for group in groups for core in group),
+        cores=tuple(cores),
         reserved=mask_of(chance.sample(range(total), min(total, draw(st.integers(0, 2))))),
     )
 
@@ -131,6 +144,17 @@ def _grouped(sets: list[int], count: int) -> list[int]:
     return grouped
 
 
+def _disturbed(chance: Random, level: list[int], cores: list[int]) -> list[int]:
+    """Leave a level as it is, or deal all cores, now and then all CPUs, out anew to as many sets or fewer."""
+    if chance.random() < 0.5:
+        return level
+    pieces = cores if chance.random() < 0.7 else [1 << cpu for core in cores for cpu in cpus_of(core)]
+    dealt = [0] * len(level)
+    for piece in pieces:
+        dealt[chance.randrange(len(level))] |= piece
+    return [cpus for cpus in dealt if cpus]
+
+
 def _numa_node(chance: Random, number: int, cpus: int, count: int) -> NumaNode:
     pages = chance.randint(0, 6)
     return NumaNode(
@@ -139,6 +163,8 @@ def _numa_node(chance: Random, number: int, cpus: int, count: int) -> NumaNode:
         memory=chance.choice([0, 8, 16]) * GIB + pages * GIB,
         huge_pages={GIB: pages},
         distances={
-            other: 10 if other == number else chance.choice([11, 12, 21, 32]) for other in range(count)
+            other: 10 if other == number else chance.choice([11, 12, 21, 32])
+            for other in range(count)
+            if other == number or chance.random() < 0.9
         },
     )

@@ -1,0 +1,279 @@
+"""The best placement that any search could find, to prove the allocator exact on small machines.
+
+Nothing here is taken from the allocator. Sets of CPUs are tried, all of them, and judged one by one by the
+words of the contract; no choice is ever made before it has been compared. `best_key` answers one
+question, `BestKeys` answers for every free set of a machine at once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, combinations_with_replacement, product
+
+from kvplace.core.cpuset import cpus_of, lowest, mask_of
+from kvplace.core.free import Free
+from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.topology import NumaNode, Topology
+
+Key = tuple[int, int, int, int, int, int]
+"""Objectives 1-4: sockets, NUMA nodes, largest distance, sum of distances, L3 groups, cores."""
+
+WORST: Key = (1 << 30,) * 6
+"""Greater than the key of any placement."""
+
+
+def best_key(machine: Topology, free: Free, request: Request) -> Key | None:
+    """The smallest key of all placements there are; None when there is none."""
+    judge = Judge(machine, free, request)
+    available = judge.usable(free.cpus if request.owns_cpus else free.pool)
+    if request.policy is Policy.NUMA:
+        return min(judge.pools(available), default=None)
+    return min(
+        (
+            key
+            for cpus in unlike_sets(machine, available, judge.need, judge.one_per_core)
+            for key, _ in judge.sittings(cpus, available)
+        ),
+        default=None,
+    )
+
+
+def key_of(machine: Topology, cpus: int, nodes: Sequence[int], near: int) -> Key:
+    """Objectives 1-4 of CPUs whose VM uses these NUMA nodes; a divided core counts as its parts.
+
+    `near` are the CPUs whose packages count: those of the VM or, when it has fewer of them than nodes, all
+    those of its nodes in its scope.
+    """
+    distances = [machine.distance(one, other) for one, other in combinations(nodes, 2)]
+    return (
+        sum(1 for package in machine.packages if package.cpus & near),
+        len(nodes),
+        max(distances, default=0),
+        sum(distances),
+        sum(1 for l3 in machine.l3_groups if l3 & cpus),
+        sum(1 for part in core_parts(machine) if part & cpus),
+    )
+
+
+def units(request: Request) -> int:
+    """How many CPUs, or whole cores, the request counts: one more when the emulator has its own."""
+    own = request.policy is not Policy.NUMA and request.emulator_threads is EmulatorThreads.ISOLATE
+    return request.vcpus + own
+
+
+def domains(machine: Topology, scope: Scope) -> list[int]:
+    """The sets of CPUs of which one must hold the whole VM."""
+    match scope:
+        case Scope.ONE_SOCKET:
+            return [package.cpus for package in machine.packages]
+        case Scope.ONE_NUMA:
+            return [node.cpus for node in machine.numa_nodes if node.cpus]
+        case Scope.ONE_L3:
+            return list(machine.l3_groups)
+        case Scope.ANY | Scope.SPREAD_SOCKETS | Scope.SPREAD_NUMA:
+            return [machine.cpus]
+
+
+def cell_of(machine: Topology, cpus: int) -> tuple[int, ...]:
+    """Package, NUMA node and L3 group, by their places in the machine, of CPUs that lie in one of each."""
+    levels = (
+        [package.cpus for package in machine.packages],
+        [node.cpus for node in machine.numa_nodes],
+        machine.l3_groups,
+    )
+    return tuple(next(place for place, part in enumerate(level) if part & cpus) for level in levels)
+
+
+_PARTS: dict[Topology, tuple[int, ...]] = {}
+
+
+def core_parts(machine: Topology) -> tuple[int, ...]:
+    """The cores, those divided over several packages, nodes or caches as their parts."""
+    if machine not in _PARTS:
+        parts: dict[tuple[object, ...], int] = defaultdict(int)
+        for core in machine.cores:
+            for cpu in cpus_of(core):
+                parts[core, cell_of(machine, 1 << cpu)] |= 1 << cpu
+        _PARTS[machine] = tuple(parts.values())
+    return _PARTS[machine]
+
+
+def unlike_sets(machine: Topology, available: int, count: int, one_per_core: bool) -> Iterator[int]:
+    """Every set of so many CPUs; of those that differ by exchanging like CPUs or like cores, one."""
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for part in core_parts(machine):
+        if here := part & available:
+            alike[*cell_of(machine, part), here.bit_count()].append(here)
+    choices = []
+    for cores in alike.values():
+        width = 1 if one_per_core else cores[0].bit_count()
+        uses = combinations_with_replacement(range(width, -1, -1), len(cores))
+        choices.append([(sum(use), mask_of_uses(cores, use)) for use in uses if sum(use) <= count])
+
+    def extended(place: int, missing: int) -> Iterator[int]:
+        if place == len(choices):
+            if not missing:
+                yield 0
+            return
+        for taken, cpus in choices[place]:
+            if taken <= missing:
+                for others in extended(place + 1, missing - taken):
+                    yield cpus | others
+
+    yield from extended(0, count)
+
+
+def mask_of_uses(cores: Sequence[int], uses: Sequence[int]) -> int:
+    """The lowest CPUs of each core, as many as it is used for."""
+    return mask_of(cpu for core, use in zip(cores, uses, strict=True) for cpu in cpus_of(lowest(core, use)))
+
+
+def mask_of_nodes(nodes: Sequence[NumaNode]) -> int:
+    """The CPUs of NUMA nodes."""
+    return mask_of(cpu for node in nodes for cpu in cpus_of(node.cpus))
+
+
+class Judge:
+    """Says of any set of CPUs whether it may serve a request, over which NUMA nodes, and how well."""
+
+    def __init__(self, machine: Topology, free: Free, request: Request) -> None:
+        self.machine = machine
+        self.request = request
+        self.domains = domains(machine, request.scope)
+        self.one_per_core = request.owns_cpus and request.smt is Smt.ISOLATE
+        self.need = units(request)
+        self._memory = dict(free.memory)
+        self._pages = {(node, size): count for node, size, count in free.huge_pages}
+        paged = sum(size * count for size, count in request.huge_pages.items())
+        counts = free.memory and request.numa_memory is not NumaMemory.OFF
+        self._plain = max(0, request.memory - paged) if counts else 0
+        self._nodes = [node for node in machine.numa_nodes if node.cpus]
+
+    def usable(self, available: int) -> int:
+        """Those of the available CPUs that may carry a thread of the VM."""
+        if self.request.smt is Smt.PREFER:
+            return available
+        return mask_of(
+            cpu for core in self.machine.undivided_cores if not core & ~available for cpu in cpus_of(core)
+        )
+
+    def room(self, nodes: Sequence[NumaNode]) -> bool:
+        """Whether these nodes together have the memory and the huge pages."""
+        if sum(max(0, self._memory.get(node.id, 0)) for node in nodes) < self._plain:
+            return False
+        return all(
+            sum(max(0, self._pages.get((node.id, size), 0)) for node in nodes) >= count
+            for size, count in self.request.huge_pages.items()
+        )
+
+    def shares_are_equal(self, cpus: int) -> bool:
+        """Whether the parts of a VM that is spread differ by at most one CPU."""
+        match self.request.scope:
+            case Scope.SPREAD_SOCKETS:
+                parts = [package.cpus & cpus for package in self.machine.packages]
+            case Scope.SPREAD_NUMA:
+                parts = [node.cpus & cpus for node in self._nodes]
+            case _:
+                return True
+        shares = [part.bit_count() for part in parts if part]
+        return max(shares) - min(shares) <= 1
+
+    def sittings(self, cpus: int, available: int) -> Iterator[tuple[Key, tuple[NumaNode, ...]]]:
+        """The ways for the VM to sit on exactly these CPUs: keys and the nodes that give memory alone."""
+        if not self.shares_are_equal(cpus):
+            return
+        own = [node for node in self._nodes if node.cpus & cpus]
+        for domain in self.domains:
+            if cpus & ~domain:
+                continue
+            if self.room(own):
+                yield self._key(cpus, own, cpus), ()
+                return
+            others = [node for node in self._nodes if node not in own and node.cpus & domain & available]
+            if not self.room([*own, *others]):
+                return
+            for count in range(cpus.bit_count() - len(own) + 1, len(others) + 1):
+                for more in combinations(others, count):
+                    nodes = [*own, *more]
+                    if self.room(nodes):
+                        yield self._key(cpus, nodes, domain & mask_of_nodes(nodes)), more
+
+    def pools(self, pool: int) -> Iterator[Key]:
+        """The keys of the sets of nodes whose pools can carry a VM of policy `numa`."""
+        for domain in self.domains:
+            nodes = [node for node in self._nodes if node.cpus & domain & pool]
+            for count in range(1, len(nodes) + 1):
+                for chosen in combinations(nodes, count):
+                    cpus = mask_of_nodes(chosen) & domain & pool
+                    if cpus.bit_count() >= self.need and self.room(chosen):
+                        yield self._key(cpus, chosen, cpus)
+
+    def _key(self, cpus: int, nodes: Sequence[NumaNode], near: int) -> Key:
+        return key_of(self.machine, cpus, [node.id for node in nodes], near)
+
+
+class BestKeys:
+    """The best key for every number of CPUs and every free set of a machine whose CPUs are 0 to n - 1.
+
+    What a set of CPUs can do, every larger set can: so each set is judged once and its key handed on to
+    the sets with one CPU more, until it has reached them all.
+    """
+
+    def __init__(self, machine: Topology, free: Free, request: Request) -> None:
+        count = machine.cpus.bit_count()
+        assert machine.cpus == (1 << count) - 1, "CPUs must be numbered without gaps"
+        assert request.policy is not Policy.NUMA, "its CPUs follow from its nodes: ask best_key"
+        self._judge = Judge(machine, free, request)
+        self._extra = self._judge.need - request.vcpus
+        self._of_need = [[WORST] * (machine.cpus + 1) for _ in range(count + 1)]
+        for cpus in range(1, machine.cpus + 1):
+            self._enter(cpus)
+        for keys in self._of_need:
+            for bit in range(count):
+                for cpus in range(machine.cpus + 1):
+                    if cpus >> bit & 1 and keys[cpus ^ 1 << bit] < keys[cpus]:
+                        keys[cpus] = keys[cpus ^ 1 << bit]
+
+    def key(self, vcpus: int, available: int) -> Key | None:
+        """The best key of a VM of so many vCPUs; None when it does not fit."""
+        need = vcpus + self._extra
+        key = self._of_need[need][available] if need < len(self._of_need) else WORST
+        return None if key == WORST else key
+
+    def _enter(self, cpus: int) -> None:
+        judge = self._judge
+        wanted = self._with_siblings(cpus)
+        if wanted is None:
+            return
+        keys = self._of_need[cpus.bit_count()]
+        for key, more in judge.sittings(cpus, judge.machine.cpus):
+            for domain in judge.domains:
+                if cpus & ~domain:
+                    continue
+                for rest in product(*(self._presences(node.cpus & domain) for node in more)):
+                    taken = wanted | mask_of(cpu for one in rest for cpu in cpus_of(one))
+                    keys[taken] = min(keys[taken], key)
+
+    def _with_siblings(self, cpus: int) -> int | None:
+        """The CPUs that must be free for these to be used; None when these cannot be, whatever is free."""
+        request, machine = self._judge.request, self._judge.machine
+        if request.smt is Smt.PREFER:
+            return cpus
+        cores = [machine.core_of[cpu] for cpu in cpus_of(cpus)]
+        if any(core not in machine.undivided_cores for core in cores):
+            return None
+        if self._judge.one_per_core and len(set(cores)) < len(cores):
+            return None
+        return mask_of(cpu for core in cores for cpu in cpus_of(core))
+
+    def _presences(self, cpus: int) -> list[int]:
+        """The least sets of which one must be free for a node to have a CPU for the VM."""
+        found = [self._with_siblings(1 << cpu) for cpu in cpus_of(cpus)]
+        return [one for one in found if one is not None]
+
+
+def with_cpus(free: Free, request: Request, cpus: int) -> Free:
+    """The same with exactly these CPUs for the request, and none for requests of the other kind."""
+    return replace(free, cpus=cpus if request.owns_cpus else 0, pool=cpus, uses=())
