@@ -24,6 +24,8 @@ from kvplace.core.request import Request
 from kvplace.core.request_json import Json, id_of, json_object, known_keys, request_of, shown
 from kvplace.core.topology import Topology
 
+_MOST_MENDED = 4096
+
 
 class Outcome(Enum):
     """What became of one line."""
@@ -73,6 +75,8 @@ class Placing:
         self._ledger = Ledger()
         self._kept: dict[str, Occupant] = {}
         self._asked = 0
+        self._mended: dict[tuple[Request, int], tuple[Mend, ...]] = {}
+        """What was found for the machine as it stands, since the same VMs tend to be asked for again."""
 
     def answer(self, line: str) -> Answer:
         """Answer one line of JSON."""
@@ -123,11 +127,18 @@ class Placing:
     def _mends(self, request: Request, only: int) -> tuple[Mend, ...]:
         if not self._explain:
             return ()
-        free = free_of(self._topology, self._ledger, only=only)
-        return mends(self._topology, free, request, tuple(self._kept.values()), only=only)
+        key = (request, only)
+        if key not in self._mended:
+            if len(self._mended) >= _MOST_MENDED:
+                self._mended.clear()
+            free = free_of(self._topology, self._ledger, only=only)
+            found = mends(self._topology, free, request, tuple(self._kept.values()), only=only)
+            self._mended[key] = found
+        return self._mended[key]
 
     def _take(self, uid: str, request: Request, placement: Placement, moves: tuple[Move, ...]) -> None:
         """Write down each move, then the new VM: the ledger refuses a CPU that is taken."""
+        self._mended.clear()
         for move in moves:
             self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(move.id, move.after),)))
             self._kept[move.id] = replace(self._kept[move.id], placement=move.after)
@@ -141,6 +152,7 @@ class Placing:
         occupant = self._kept.pop(name, None)
         if occupant is None:
             raise BadBody(f"id {name!r} holds nothing")
+        self._mended.clear()
         self._ledger = self._ledger.after(LedgerChange(releases=(name,)))
         cpus = format_cpu_list(occupant.placement.cpus | occupant.placement.owned)
         return Answer(Outcome.RELEASED, {"released": name, "cpus": cpus}, f"{name}: released CPUs {cpus}")

@@ -16,6 +16,7 @@ from kvplace.core.free import Free
 from kvplace.core.make_room import Move, Occupant, make_room
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, format_bytes
+from kvplace.core.refusal import Refusal
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
 
@@ -105,6 +106,7 @@ class _Trial:
         self._topology = topology
         self._free = free
         self._request = request
+        self._answers: dict[Request, Placement | Refusal] = {}
 
     def scopes(self) -> Iterator[Mend]:
         wider = _SCOPES[_SCOPES.index(self._request.scope) + 1 :]
@@ -165,8 +167,10 @@ class _Trial:
         def with_memory(more: int) -> Request:
             return replace(self._request, memory=(least + more) * _MEBIBYTE)
 
-        best = self._largest(most - least, with_memory) if most > least else 0
-        if best and with_memory(best).memory:
+        if most <= least or not self._fits(with_memory(1)):
+            return
+        best = self._largest(most - least, with_memory)
+        if best:
             changed = with_memory(best)
             value = format_bytes(changed.memory)
             mend = self._mend("memory", value, f"with {value} of memory", changed)
@@ -195,11 +199,17 @@ class _Trial:
                 high = middle - 1
         return low
 
+    def _place(self, request: Request) -> Placement | Refusal:
+        found = self._answers.get(request)
+        if found is None:
+            found = self._answers[request] = place(self._topology, self._free, request)
+        return found
+
     def _fits(self, request: Request) -> bool:
-        return isinstance(place(self._topology, self._free, request), Placement)
+        return isinstance(self._place(request), Placement)
 
     def _mend(self, field: str, value: Any, what: str, request: Request) -> Mend:
-        placement = place(self._topology, self._free, request)
+        placement = self._place(request)
         assert isinstance(placement, Placement)
         return Mend(field, value, f"{what} it fits {where(request, placement)}", request, placement)
 
