@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lxml import etree
 
-from kvplace.core.request import OnFailure
+from kvplace.core.cpuset import mask_of
+from kvplace.core.guest_cells import GuestCell
+from kvplace.core.request import OnFailure, Policy
 from tests.captured import captured_folder
 from tests.control_plane.launcher_side import HookReport, LauncherSide
 from tests.hook.conftest import HookProcess
@@ -84,6 +88,41 @@ def test_answers_fed_back_whole_stay_as_they_are(
     assert len(set(later)) == 1  # KubeVirt's own reading drops an unused namespace after the first
     assert first.replace(' xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0"', "") == later[0]
     assert report.calls[0].sent != first
+
+
+def test_cells_of_a_mirroring_guest_survive_kubevirts_reading_between_the_calls(
+    hook: HookProcess, sockets: Path, launcher_side: LauncherSide
+) -> None:
+    """KubeVirt writes an empty list of vCPUs for a cell without any, which libvirt would refuse."""
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    apart = [(10, 21, 31), (21, 10, 31), (31, 31, 10)]
+    vcpus = ((0,), (1,), ())
+    placement = replace(
+        ON_THIS_MACHINE,
+        policy=Policy.SHARE,
+        vcpus=(first, second),
+        cpus=mask_of((first, second)),
+        numa_nodes=(0, 1, 2),
+        guest_cells=tuple(GuestCell(n, n, vcpus[n], 1 << 30, apart[n]) for n in range(3)),
+    )
+    hook.pod.bind(placement)
+    hook.start()
+    asked = json.loads(vmi("01-amd64-plain-4vcpu"))
+    asked["spec"]["domain"]["cpu"] |= {"sockets": 1, "maxSockets": 3}
+    asked["spec"]["domain"]["memory"] = {"guest": "3Gi"}
+    report = launcher_side.call_hook(json.dumps(asked), sockets, calls=3, chained=True)
+    assert report.errors == ()
+    assert [len(etree.fromstring(call.sent).findall("cpu/numa/cell")) for call in report.calls] == [0, 3, 3]
+    read_by_kubevirt = etree.fromstring(report.calls[1].sent).findall("cpu/numa/cell")
+    assert read_by_kubevirt[2].get("cpus") == ""
+    for call in report.calls:
+        root = etree.fromstring(call.returned)
+        assert [cell.get("cpus") for cell in root.findall("cpu/numa/cell")] == ["0,2,4", "1,3,5", None]
+        assert [cell.get("memory") for cell in root.findall("cpu/numa/cell")] == [str(1 << 30)] * 3
+        distances = [sibling.get("value") for sibling in root.findall("cpu/numa/cell/distances/sibling")]
+        assert distances == [str(value) for row in apart for value in row]
+        (topology,) = root.findall("cpu/topology")
+        assert dict(topology.items()) == {"sockets": "6", "cores": "1", "threads": "1"}
 
 
 def asked_without_placement(hook: HookProcess, sockets: Path, launcher_side: LauncherSide) -> HookReport:
