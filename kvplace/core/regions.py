@@ -109,6 +109,7 @@ def _package_by_package(supply: Supply, domain: Domain, best: Rank | None) -> It
             return
         for chosen in islice(covers(units, range(len(units)), supply.need, count), MOST_SETS):
             parts = [part for index in chosen for part in by_package[packages[index]]]
+            parts.sort(key=lambda part: part.node)
             mask = sum(packages[index] for index in chosen)
             for rank, region in _in_packages(supply, domain, parts, mask, best):
                 best = rank if best is None or rank < best else best
