@@ -77,8 +77,9 @@ def choose_cores(
         chosen = [min(able, key=lambda one: (cores_needed((one,), need), _damage((one,), need)))]
     else:
         chosen = _best_bins(full, need, count)
-    # Small groups are used up first, so that what is left over stays together in a large one.
-    ordered = sorted(chosen, key=lambda one: one.units)
+    # The large groups are used up, what is left over lies in the smallest: small VMs that settle there
+    # then do not keep a large group broken when this one has gone.
+    ordered = sorted(chosen, key=lambda one: -one.units)
     taken = pick_cores([core for one in ordered for core in one.cores], need)
     return CoreChoice(len(chosen), len(taken), _damage(ordered, need), taken)
 
@@ -187,10 +188,10 @@ class _Amount:
 
 
 def _damage(bins: Sequence[Bin], need: int) -> int:
-    largest = max(bins, key=lambda one: one.units)
+    smallest = min(bins, key=lambda one: one.units)
     over = sum(one.units for one in bins) - need
-    lost = slots_lost(largest.units, over)
-    return lost + sum(slots_lost(one.units, 0) for one in bins if one is not largest)
+    lost = slots_lost(smallest.units, over)
+    return lost + sum(slots_lost(one.units, 0) for one in bins if one is not smallest)
 
 
 def _uses(taken: Iterable[Taken], uses: Mapping[int, int]) -> int:
