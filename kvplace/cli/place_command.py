@@ -12,9 +12,7 @@ import click
 
 from kvplace.cli.machine import cpu_manager_state_option, find_machine
 from kvplace.cli.output import Output, output_option, say
-from kvplace.core.errors import BadBody, ExitCode
-
-_MOST_BYTES = 1024 * 1024
+from kvplace.core.errors import ExitCode
 
 
 @click.command("place", short_help="Answer requests on stdin with CPUs of one machine.")
@@ -57,7 +55,7 @@ def command(
 
     Leaves with 3 when nothing at all fitted, and with 2 when a line was wrong.
     """  # noqa: D301 - click wants the character itself
-    from kvplace.cli.placing import Outcome, Placing, free_cpus
+    from kvplace.cli.placing import MOST_BYTES, Outcome, Placing, free_cpus
 
     if make_room and not keep:
         raise click.UsageError("--make-room moves the VMs that --keep has kept; give both")
@@ -74,7 +72,7 @@ def command(
         explain=explain,
     )
     seen: set[Outcome] = set()
-    for line in _lines(sys.stdin.buffer):
+    for line in _lines(sys.stdin.buffer, MOST_BYTES):
         answer = placing.answer(line)
         seen.add(answer.outcome)
         if output is Output.JSON:
@@ -87,10 +85,11 @@ def command(
     return ExitCode.DOES_NOT_FIT if Outcome.REFUSED in seen and Outcome.PLACED not in seen else ExitCode.DONE
 
 
-def _lines(stream: BinaryIO) -> Iterator[str]:
-    """Read lines as they come; one that is no text or too long becomes one that no request looks like."""
-    while line := stream.readline(_MOST_BYTES):
-        if not line.endswith(b"\n") and len(line) >= _MOST_BYTES:
-            raise BadBody(f"a line on stdin is longer than {_MOST_BYTES} bytes; write one request per line")
-        if text := line.decode("utf-8", "replace").strip():
-            yield text
+def _lines(stream: BinaryIO, most: int) -> Iterator[bytes]:
+    """Read lines as they come; of one that is too long only its beginning, which is no request."""
+    while line := stream.readline(most):
+        cut = line
+        while len(cut) >= most and not cut.endswith(b"\n"):
+            cut = stream.readline(most)
+        if text := line.strip(b" \t\r\n"):
+            yield text if len(line) < most else line

@@ -24,6 +24,8 @@ from kvplace.core.request import Request
 from kvplace.core.request_json import Json, id_of, json_object, known_keys, request_of, shown
 from kvplace.core.topology import Topology
 
+MOST_BYTES = 1024 * 1024
+"""Length from which on a line is no request."""
 _MOST_MENDED = 4096
 
 
@@ -78,11 +80,11 @@ class Placing:
         self._mended: dict[tuple[Request, int], tuple[Mend, ...]] = {}
         """What was found for the machine as it stands, since the same VMs tend to be asked for again."""
 
-    def answer(self, line: str) -> Answer:
+    def answer(self, line: str | bytes) -> Answer:
         """Answer one line of JSON."""
         name = ""
         try:
-            wish = json_object(line, what="the line")
+            wish = json_object(_text(line), what="the line")
             name = id_of(wish, "release" if "release" in wish else "id")
             return self._release(wish, name) if "release" in wish else self._place(wish, name)
         except BadBody as error:
@@ -175,6 +177,19 @@ def free_cpus(text: str, what: str, topology: Topology) -> int:
             f"it has {format_cpu_list(topology.cpus)}"
         )
     return cpus
+
+
+def _text(line: str | bytes) -> str:
+    if len(line) >= MOST_BYTES:
+        raise BadBody(f"the line is longer than {MOST_BYTES} bytes; write one request per line")
+    if isinstance(line, str):
+        return line
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadBody(
+            f"the line is no UTF-8: byte {line[error.start]:#04x} at position {error.start + 1}"
+        ) from None
 
 
 def _listed(ids: tuple[int, ...]) -> str:

@@ -1,0 +1,107 @@
+"""Whatever stands on a line of `kvplace place`, it gets one answer, and the lines after it get theirs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.cli.placing import Outcome, Placing
+from kvplace.core.request_json import REQUEST_KEYS
+from kvplace.simulate.machine_files import read_machine
+from tests.cli.calls import Caller
+
+MACHINE = read_machine("epyc-7502p")
+
+_WORDS = (
+    "any", "one-numa", "one-l3", "spread-numa", "exclusive", "numa", "none", "isolate", "mirror", "float",
+    "0-3", "3-0", "0-99999999", "8Gi", "-1Gi", "1e9Gi", "8gb", "", "\ud800", "a\nb", "\0",
+)  # fmt: skip
+_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([0, 1, 8, -1, 1_000_000, 1 << 63, 10**400])
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(_WORDS),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*_WORDS, "1Gi", "2Mi"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+_keys = st.sampled_from([*REQUEST_KEYS, "id", "free", "release", "vCpus", ""])
+_objects = st.dictionaries(_keys, _values, max_size=6) | st.dictionaries(_keys, _values, max_size=4).map(
+    lambda wish: {**wish, "vcpus": 2}
+)
+_lines = (
+    st.text()
+    | st.binary()
+    | _objects.map(json.dumps)
+    | st.tuples(_objects.map(json.dumps), st.integers(0, 80)).map(lambda pair: pair[0][: pair[1]])
+)
+
+
+@given(st.lists(_lines, max_size=3), st.booleans())
+def test_whatever_the_lines_there_is_an_answer_to_each_and_the_next_is_right(
+    lines: list[str | bytes], rearrange: bool
+) -> None:
+    placing = Placing("node", MACHINE, keep=True, rearrange=rearrange)
+    for line in lines:
+        answer = placing.answer(line)
+        assert json.loads(json.dumps(answer.document)) == answer.document
+        assert answer.sentence.isprintable()
+        assert len(answer.sentence) < 1000
+        assert (answer.outcome is Outcome.WRONG) == ("error" in answer.document)
+    fresh = placing.answer('{"id": "the last one", "vcpus": 1, "cpuSet": "any", "policy": "share"}')
+    assert fresh.outcome in (Outcome.PLACED, Outcome.REFUSED)
+
+
+@given(_lines, st.integers(1, 8))
+def test_a_wrong_line_takes_nothing(line: str | bytes, vcpus: int) -> None:
+    placing, untouched = (Placing("node", MACHINE, keep=True) for _ in range(2))
+    if placing.answer(line).outcome in (Outcome.WRONG, Outcome.REFUSED):
+        wish = json.dumps({"id": "next", "vcpus": vcpus})
+        assert placing.answer(wish) == untouched.answer(wish)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"vcpus": 2, "vcpus": 3}', "the key 'vcpus' stands in it twice"),
+        ('{"vcpus": NaN}', "NaN is no JSON number"),
+        ('{"vcpus": 1000000}', "vcpus is 1000000; it must be a whole number up to 4096"),
+        ('{"vcpus": -3}', "vcpus is -3; it must be a whole number"),
+        ('{"vcpus": 0}', "vcpus is missing or 0"),
+        ('{"vcpus": 1' + "0" * 5000 + "}", "the line is no JSON: Exceeds the limit"),
+        ('{"vcpus": 1' + "0" * 500 + "}", "it must be a whole number up to 4096"),
+        ('{"vcpus": 1, "memory": "' + "9" * 500 + 'Gi"}', "is not a quantity such as 8Gi"),
+        ('{"vcpus": 1, "memory": "8GB"}', "memory: '8GB' is not a quantity such as 8Gi"),
+        ('{"vcpus": 1, "id": "a\\nb"}', "must consist of printable characters"),
+        ('{"vcpus": 1, "id": "\\ud800"}', "must consist of printable characters"),
+        ('{"vcpus": 1, "' + "k" * 500 + '": 1}', "is not known; known are id, free, vcpus"),
+        ('{"vcpus": 1, "hugepages": {"3Q": 1}}', "hugepages: '3Q' is not a quantity"),
+    ],
+)
+def test_the_sentence_names_what_is_wrong_and_stays_short(line: str, words: str) -> None:
+    answer = Placing("node", MACHINE).answer(line)
+    assert answer.outcome is Outcome.WRONG
+    assert words in answer.document["error"]
+    assert len(answer.document["error"]) < 400
+
+
+def test_wrong_lines_end_in_exit_code_2_and_refusals_alone_in_3(kvplace: Caller) -> None:
+    refused, wrong, right = '{"vcpus": 61}\n', "{}\n", '{"vcpus": 1}\n'
+    for lines, code in (
+        (refused, 3),
+        (refused + right, 0),
+        (refused + wrong, 2),
+        (wrong + right, 2),
+        ("", 0),
+    ):
+        called = kvplace("place", "--topology", "epyc-7502p", stdin=lines)
+        assert (called.code, called.out.count("\n")) == (code, lines.count("\n"))
+        assert "Traceback" not in called.err
