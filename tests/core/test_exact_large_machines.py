@@ -16,11 +16,13 @@ import pytest
 
 from kvplace.core.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.free import Free
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.exhaustive import Key, best_key, units
+from tests.core.machines import GIB
 from tests.core.validity import key_of_valid, whole_cores
 
 Table = dict[int, tuple[int, int]]
@@ -155,3 +157,17 @@ def cheapest(tables: list[Table], need: int) -> tuple[int, int]:
     for table in tables:
         total = together(total, {take: cost for take, cost in table.items() if take}, need)
     return total[need]
+
+
+@pytest.mark.parametrize("count", [12, 20, 24])
+def test_of_many_numa_nodes_exactly_those_that_have_memory_are_used(count: int) -> None:
+    machine = Topology(
+        packages=(Package(0, (1 << 2 * count) - 1),),
+        numa_nodes=tuple(NumaNode(node, 3 << 2 * node, GIB * (node % 2)) for node in range(count)),
+        l3_groups=tuple(3 << 2 * node for node in range(count)),
+        cores=tuple(3 << 2 * node for node in range(count)),
+    )
+    request = Request(count // 2, scope=Scope.ANY, memory=count // 2 * GIB)
+    answer = place(machine, free_of(machine, Ledger()), request)
+    assert isinstance(answer, Placement)
+    assert answer.numa_nodes == tuple(range(1, count, 2))

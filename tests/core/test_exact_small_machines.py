@@ -2,7 +2,7 @@
 
 Every shape has at most 12 CPUs, so all 4,096 free sets can be asked for. The usual run asks them all for some
 kinds of request, and on the shapes of 12 CPUs for one; with `KVPLACE_EXHAUSTIVE=1` it asks for every kind
-there is, which takes a quarter of an hour.
+there is, which takes about half an hour.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def check_domains(machine: Topology, free: Free, request: Request, placement: Pl
     assert placement.packages == machine.packages_of(touched)
     assert placement.l3_groups == tuple(n for n, l3 in enumerate(machine.l3_groups) if l3 & touched)
     nodes = [machine.node_by_id[node] for node in placement.numa_nodes]
-    assert len({node.id for node in nodes}) == len(nodes)
+    assert [node for node in machine.numa_nodes if node in nodes] == nodes
     giving = {node.id for node in nodes if node.cpus & touched}
     assert giving == set(machine.nodes_of(touched))
     if len(giving) < len(nodes):
