@@ -68,8 +68,8 @@ def summary(plan: Plan, optimum: Optimum | None) -> list[tuple[str, str]]:
         lines.append(("at best", bound_sentence(plan, optimum)))
     if plan.moves:
         moved = sum(one.move.bytes_moved for one in plan.moves)
-        memory = f" with {format_bytes(moved)} of memory to another NUMA node" if moved else ""
-        lines.append(("moves", f"{_count(len(plan.moves), 'move')} of running VMs come first{memory}"))
+        memory = f", with {_rounded(moved)} of memory to another NUMA node" if moved else ""
+        lines.append(("moves", f"{_count(len(plan.moves), 'move')} of running VMs first{memory}"))
         lines += [
             ("", f"{one.node}: {one.move.id} from {_cpus(one.move.before)} to {_cpus(one.move.after)}")
             for one in plan.moves

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvplace.core.errors import BadBody
 from kvplace.core.planning import Wanted
-from kvplace.core.request_json import id_of, json_object
+from kvplace.core.request_json import id_of, json_object, request_of
 from kvplace.simulate.documents import Part, read_document
 
 MOST_VMS = 20_000
@@ -112,12 +112,11 @@ def _list(text: str, what: str) -> Part:
 
 def _vms(part: Part, number: int) -> Iterator[Wanted]:
     try:
-        name = id_of(part.keys)
+        name = id_of(part.keys) or f"request-{number}"
+        count = Part("", part.keys).count("count", 1, MOST_VMS, 1)
+        request = request_of(part.keys, also=("id", "count"))
     except BadBody as error:
         raise BadBody(f"{part.where}: {error}") from None
-    name = name or f"request-{number}"
-    count = part.count("count", 1, MOST_VMS, 1)
-    request = part.request("id", "count")
     if "count" not in part.keys:
         yield Wanted(name, request)
         return

@@ -1,0 +1,264 @@
+"""`kvplace plan`: what it prints, what it leaves with, and what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.errors import BadBody
+from kvplace.core.planning import Wanted
+from kvplace.core.request import Request, Scope
+from kvplace.simulate.wanted import wanted_of
+from tests.cli.calls import Caller
+from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values, texts
+
+THREE = '{"id":"db","vcpus":8,"cpuSet":"one-numa","memory":"32Gi"}\n{"id":"web","vcpus":2,"count":2}\n'
+TOO_MANY = '{"id":"vm","vcpus":30,"cpuSet":"one-numa","count":24}'
+NONE = '{"vcpus":500}'
+STREWN = """
+nodes:
+- name: worker
+  machine: epyc-7502p
+  running:
+  - {id: a, request: {vcpus: 2, cpuSet: one-l3}, cpus: "4,36"}
+  - {id: b, request: {vcpus: 2, cpuSet: one-l3}, cpus: "8,40"}
+  - {id: c, request: {vcpus: 8, cpuSet: one-l3}, cpus: "12-15,44-47"}
+  - {id: d, request: {vcpus: 8, cpuSet: one-l3}, cpus: "16-19,48-51"}
+  - {id: e, request: {vcpus: 8, cpuSet: one-l3}, cpus: "20-23,52-55"}
+  - {id: f, request: {vcpus: 8, cpuSet: one-l3}, cpus: "24-27,56-59"}
+  - {id: g, request: {vcpus: 8, cpuSet: one-l3}, cpus: "28-31,60-63"}
+"""
+
+
+def planned(kvplace: Caller, requests: str, *options: str) -> dict[str, Any]:
+    called = kvplace("plan", "--requests", "-", "-o", "json", *options, stdin=requests)
+    assert called.err == ""
+    document: dict[str, Any] = json.loads(called.out)
+    return document
+
+
+def test_every_vm_stands_in_the_table_with_node_cpus_and_numa_nodes(kvplace: Caller) -> None:
+    called = kvplace("plan", "--requests", "-", stdin=THREE)
+    assert called.code == 0
+    head, *rows = called.out.partition("\n\n")[0].splitlines()
+    assert head.split() == ["VM", "NODE", "CPUS", "NUMA"]
+    assert [row.split()[0] for row in rows] == ["db", "web-01", "web-02"]
+    assert all(parse_cpu_list(row.split()[2]) for row in rows)
+    assert "placed      3 of 3 VMs with 12 of 12 vCPUs" in called.out
+    assert "one by one  3 of 3 VMs" in called.out
+
+
+def test_wide_shows_sockets_caches_emulator_and_memory_too(kvplace: Caller) -> None:
+    called = kvplace("plan", "--requests", "-", "-o", "wide", stdin=THREE)
+    assert called.out.splitlines()[0].split()[4:] == ["SOCKETS", "L3", "EMULATOR", "MEMORY"]
+    assert "0: 32Gi" in called.out.splitlines()[1]
+
+
+def test_json_and_yaml_hold_the_same_document(kvplace: Caller) -> None:
+    document = planned(kvplace, THREE)
+    called = kvplace("plan", "--requests", "-", "-o", "yaml", stdin=THREE)
+    assert yaml.safe_load(called.out) == document
+    assert [one["id"] for one in document["placed"]] == ["db", "web-01", "web-02"]
+    first = document["placed"][0]
+    assert first["placement"]["node"] == first["node"]
+    assert len(first["placement"]["vcpus"]) == 8
+    assert document["summary"] == {
+        "wanted": {"vms": 3, "vcpus": 12},
+        "placed": {"vms": 3, "vcpus": 12},
+        "oneByOne": {"vms": 3, "vcpus": 12},
+    }
+    assert document["refused"] == document["moves"] == []
+
+
+def test_name_prints_the_vms_that_found_room_and_nothing_else(kvplace: Caller) -> None:
+    called = kvplace("plan", "--requests", "-", "-o", "name", stdin=THREE + NONE)
+    assert called.out.split() == ["db", "web-01", "web-02"]
+    assert called.err == "kvplace: no room for 1 of 4 VMs\n"
+    assert called.code == 4
+
+
+@pytest.mark.parametrize(
+    ("requests", "code"), [(THREE, 0), (THREE + NONE, 4), (TOO_MANY, 4), (NONE, 3), ("", 2)]
+)
+def test_the_exit_code_says_whether_all_some_or_none_found_room(
+    kvplace: Caller, requests: str, code: int
+) -> None:
+    assert kvplace("plan", "--requests", "-", stdin=requests).code == code
+
+
+def test_refused_vms_are_grouped_with_what_is_missing_on_how_many_nodes(kvplace: Caller) -> None:
+    called = kvplace("plan", "--requests", "-", stdin=TOO_MANY)
+    assert "refused     4 VMs" in called.out
+    assert (
+        "vm-21 and 3 more (30 vCPUs, one-numa): 6 nodes: no NUMA node with 30 free CPUs, best" in called.out
+    )
+    (group,) = planned(kvplace, TOO_MANY)["refused"]
+    assert group["ids"] == ["vm-21", "vm-22", "vm-23", "vm-24"]
+    assert sum(reason["nodes"] for reason in group["reasons"]) == 6
+    assert {reason["reason"] for reason in group["reasons"]} == {"NoNumaNodeFits"}
+    assert all(reason["shortfall"]["needed"] == 30 for reason in group["reasons"])
+
+
+def test_the_bound_is_told_beside_the_plan(kvplace: Caller) -> None:
+    called = kvplace("plan", "--requests", "-", "--optimal", stdin=TOO_MANY)
+    assert "at best     bound 20 VMs, placed 20: no plan places more" in called.out
+    bound = planned(kvplace, TOO_MANY, "--optimal")["summary"]["bound"]
+    assert (bound["vms"], bound["vcpus"], bound["reached"], bound["finished"]) == (20, 600, True, True)
+
+
+def test_without_the_solver_one_sentence_says_how_to_get_it(
+    kvplace: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    called = kvplace("plan", "--requests", "-", "--optimal", stdin=THREE)
+    assert (called.code, called.out) == (2, "")
+    assert called.err.count("\n") == 1
+    assert "pip install 'kvplace[optimal]'" in called.err
+
+
+def test_running_vms_move_only_when_they_may_and_each_move_is_told(kvplace: Caller, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(STREWN)
+    asked = '{"id":"new","vcpus":8,"cpuSet":"one-l3"}'
+    assert kvplace("plan", "--cluster", str(cluster), "--requests", "-", stdin=asked).code == 3
+    document = planned(kvplace, asked, "--cluster", str(cluster), "--make-room")
+    (move,) = document["moves"]
+    assert (move["node"], move["bytesMoved"]) == ("worker", 0)
+    assert move["id"] in "ab"
+    assert [one["id"] for one in document["placed"]] == ["new"]
+    called = kvplace("plan", "--cluster", str(cluster), "--requests", "-", "--make-room", stdin=asked)
+    assert called.code == 0
+    assert "moves       1 move of running VMs first\n" in called.out
+    assert f"worker: {move['id']} from {move['from']} to {move['to']}" in called.out
+
+
+def test_ids_of_running_vms_cannot_be_given_again(kvplace: Caller, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(STREWN)
+    called = kvplace("plan", "--cluster", str(cluster), "--requests", "-", stdin='{"id":"a","vcpus":1}')
+    assert (called.code, called.err) == (
+        2,
+        "kvplace: stdin, line 1: a VM 'a' runs in the cluster already; give another id\n",
+    )
+
+
+def test_a_plan_is_better_than_one_after_the_other_where_room_is_short(kvplace: Caller) -> None:
+    chance = Random(2)
+    sizes = [chance.randrange(2, 25, 2) for _ in range(52)]
+    asked = "\n".join(json.dumps({"vcpus": size, "cpuSet": "one-numa"}) for size in sizes)
+    counted = planned(kvplace, asked)["summary"]
+    assert counted["placed"]["vms"] > counted["oneByOne"]["vms"]
+
+
+DB = [Wanted("db", Request(8, Scope.ONE_NUMA)), Wanted("request-2", Request(2))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"id":"db","vcpus":8,"cpuSet":"one-numa"}\n\n{"vcpus":2}\n',
+        '[{"id":"db","vcpus":8,"cpuSet":"one-numa"},\n{"vcpus":2}]',
+        '{"requests":\n[{"id":"db","vcpus":8,"cpuSet":"one-numa"}, {"vcpus":2}]}',
+        '{"requests": [{"id":"db","vcpus":8,"cpuSet":"one-numa"}, {"vcpus":2}]}',
+        "- id: db\n  vcpus: 8\n  cpuSet: one-numa\n- vcpus: 2\n",
+        "- {id: db, vcpus: 8, cpuSet: one-numa}\n- {vcpus: 2}\n",
+        "# two\nrequests:\n- {id: db, vcpus: 8, cpuSet: one-numa}\n- {vcpus: 2}\n",
+    ],
+)
+def test_requests_may_be_lines_or_a_list_in_json_or_yaml(text: str) -> None:
+    assert list(wanted_of(text, "requests.txt")) == DB
+
+
+def test_a_count_makes_equal_vms_with_numbered_names() -> None:
+    found = wanted_of('{"id":"web","vcpus":2,"count":3}\n{"vcpus":4,"count":1}', "stdin")
+    assert [vm.id for vm in found] == ["web-01", "web-02", "web-03", "request-2-01"]
+    assert {vm.request for vm in found[:3]} == {Request(2)}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("\n \n", 'stdin holds no request; write one such as {"vcpus": 8} a line'),
+        ("[]", "stdin holds no request"),
+        ('{"vcpus":8}\n{"vcpus":', "stdin, line 2 is no JSON"),
+        ('{"vcpus":8}\n[]', "stdin, line 2 must be a JSON object"),
+        ('{"vcpus":8}\n\n{"vcpu":8}', "stdin, line 3: 'vcpu' is not known; did you mean 'vcpus'?"),
+        ('{"vcpus":0}', "stdin, line 1: vcpus is missing or 0"),
+        ('{"vcpus":-1}', "stdin, line 1: vcpus is -1; it must be a whole number up to 4096"),
+        ('{"vcpus":1000000}', "stdin, line 1: vcpus is 1000000"),
+        ('{"vcpus":8,"memory":"8 GB"}', "stdin, line 1: memory"),
+        ('{"vcpus":8,"free":"0-3"}', "stdin, line 1: 'free' is not known"),
+        ('{"vcpus":8,"id":""}', "stdin, line 1: id must be a text"),
+        ('{"vcpus":8,"id":"a\\nb"}', "stdin, line 1: id is"),
+        ('{"vcpus":8,"count":0}', "stdin, line 1: count is 0; it must be a whole number from 1 to 20000"),
+        ('{"vcpus":8,"count":99999}', "stdin, line 1: count is 99999"),
+        ('{"vcpus":8,"count":20000}\n{"vcpus":8}', "stdin asks for more than 20000 VMs"),
+        ('{"vcpus":8,"id":"a"}\n{"vcpus":8,"id":"a"}', "stdin, line 2: there is a VM 'a' already"),
+        ('{"vcpus":8,"id":"a-01"}\n{"vcpus":8,"id":"a","count":2}', "line 2: there is a VM 'a-01' already"),
+        ('[{"vcpus":8},\n{"vcpus":}]', "stdin is no JSON: Expecting value: line 2 column 10"),
+        ("- vcpus: 8\n- vcpus: {\n", "stdin is no YAML"),
+        ("- vcpus: 8\n- vcpus: [x}\n", "line 2, column"),
+        ("- 8\n", "stdin: requests[0] is 8; it must be an object"),
+        ("vcpus: 8", "the key 'vcpus' is not known"),
+        ("requests: 8", "stdin: requests is 8; it must be a list of objects"),
+        ("just words", "stdin must hold an object"),
+    ],
+)
+def test_bad_requests_get_one_sentence_that_says_where(kvplace: Caller, text: str, sentence: str) -> None:
+    called = kvplace("plan", "--requests", "-", stdin=text)
+    assert (called.code, called.out) == (2, "")
+    assert called.err.count("\n") == 1
+    assert sentence in called.err
+
+
+def test_files_that_cannot_be_read_are_named(kvplace: Caller, tmp_path: Path) -> None:
+    for arguments in (("--requests", str(tmp_path / "none")), ("--requests", str(tmp_path))):
+        called = kvplace("plan", *arguments)
+        assert called.code == 2
+        assert f"{arguments[1]} cannot be read" in called.err
+    called = kvplace("plan", "--requests", "-", stdin=b"\xff\xfe")
+    assert (called.code, called.err) == (2, "kvplace: stdin is no text in UTF-8\n")
+    called = kvplace("plan", "--cluster", str(tmp_path / "none"), "--requests", "-", stdin=THREE)
+    assert called.code == 2
+    assert str(tmp_path / "none") in called.err
+
+
+def test_a_vm_that_runs_on_two_nodes_is_refused(kvplace: Caller, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    running = "running: [{id: a, request: {vcpus: 2}}]"
+    names = "".join(f"- {{name: {name}, machine: epyc-7502p, {running}}}\n" for name in "xy")
+    cluster.write_text(f"nodes:\n{names}")
+    called = kvplace("plan", "--cluster", str(cluster), "--requests", "-", stdin=THREE)
+    assert called.code == 2
+    assert "a VM 'a' runs on x and on y; give every VM an id of its own" in called.err
+
+
+REQUEST = {
+    "id": "a", "vcpus": 2, "count": 2, "cpuSet": "any", "policy": "exclusive", "memory": "1Gi",
+    "hugepages": {"1Gi": 1},
+}  # fmt: skip
+_documents = st.one_of(
+    texts,
+    disturbed(REQUEST).map(json.dumps),
+    st.lists(disturbed(REQUEST) | json_values, max_size=3).map(json.dumps),
+    st.lists(disturbed(REQUEST), max_size=3).map(lambda lines: "\n".join(map(json.dumps, lines))),
+    st.lists(disturbed(REQUEST), max_size=2).map(lambda found: yaml.safe_dump({"requests": found})),
+    st.text(st.sampled_from("-[]{}:\"',\n #&*!|>%@`?vcpus8"), max_size=30),
+    st.sampled_from(DEEP_OR_LONG),
+)
+
+
+@given(_documents)
+def test_whatever_is_written_there_are_vms_or_one_sentence(text: str) -> None:
+    found, sentence = answer_or_sentence(lambda one: wanted_of(one, "stdin"), text, BadBody)
+    assert bool(found) != bool(sentence)
+    assert len({vm.id for vm in found or ()}) == len(found or ())
