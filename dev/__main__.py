@@ -14,7 +14,7 @@ from dev.step import StepFailed, become, run, say, show
 PROJECT = Path(__file__).resolve().parent.parent
 VENV = Environment(PROJECT)
 RUNTIME = (Section.RUNTIME, Section.BUILD)
-CHECKS = (*RUNTIME, Section.TESTS, Section.LINT)
+CHECKS = (*RUNTIME, Section.TESTS, Section.LINT, Section.OPTIMAL, Section.BENCH)
 
 
 def demo(arguments: list[str]) -> int:

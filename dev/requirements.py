@@ -22,6 +22,8 @@ class Section(StrEnum):
     TESTS = "tests"
     LINT = "lint"
     AGENT = "agent"
+    OPTIMAL = "optimal"
+    BENCH = "bench"
     DEV = "dev"
 
 
@@ -31,6 +33,8 @@ _SELECTIONS: dict[Section, tuple[str, ...]] = {
     Section.TESTS: ("--group", "tests"),
     Section.LINT: ("--group", "lint"),
     Section.AGENT: ("--extra", "agent"),
+    Section.OPTIMAL: ("--extra", "optimal"),
+    Section.BENCH: ("--extra", "bench"),
     Section.DEV: ("--group", "dev"),
 }
 _HEAD = """\
