@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import accumulate, combinations
 from random import Random
 
 from hypothesis import HealthCheck, given, settings
@@ -121,20 +121,31 @@ def crowded(
 def tight(draw: st.DrawFn) -> tuple[Topology, list[Occupant], Request]:
     """NUMA nodes full of VMs that fit one of them each, and a new one that needs several to go."""
     chance = Random(draw(st.integers(0, 1 << 32)))
-    width, memory, left = chance.randint(2, 4), chance.choice([0, GIB]), chance.choice([0, 0, 1, 2])
-    topology = _like_nodes(chance.randint(2, 3 if width > 2 else 4), width, 1, 4 * GIB)
+    widths = [chance.randint(2, 4) for _ in range(chance.randint(2, 4))]
+    while sum(widths) > 11:
+        widths.pop()
+    memory = chance.choice([0, GIB])
+    ends = list(accumulate(widths))
+    each = [mask_of(range(end - width, end)) for end, width in zip(ends, widths, strict=True)]
+    topology = Topology(
+        packages=(Package(0, mask_of(range(ends[-1]))),),
+        numa_nodes=tuple(
+            NumaNode(number, cpus, chance.randint(2, 9) * GIB) for number, cpus in enumerate(each)
+        ),
+        l3_groups=tuple(each),
+        cores=tuple(1 << cpu for cpu in range(ends[-1])),
+    )
     occupants: list[Occupant] = []
-    full = len(topology.numa_nodes) * width
-    free = full
-    while free > width + left:
-        node = chance.choice(topology.numa_nodes)
-        request = Request(chance.randint(1, 2), scope=Scope.ONE_NUMA, memory=chance.choice([0, memory]))
-        now = Standing(topology, occupants, None).free({})
-        found = place(topology, within(now, node.cpus), request)
+    for number in range(10):
+        free = Standing(topology, occupants, None).free({})
+        if free.cpus.bit_count() <= max(widths):
+            break
+        request = Request(chance.randint(1, 3), scope=Scope.ONE_NUMA, memory=chance.randint(0, 3) * memory)
+        found = place(topology, within(free, chance.choice(each)), request)
         if isinstance(found, Placement):
-            occupants.append(Occupant(f"vm-{len(occupants)}", request, found))
-            free = now.cpus.bit_count() - request.vcpus
-    return topology, occupants, Request(min(width, max(1, free)), scope=Scope.ONE_NUMA)
+            occupants.append(Occupant(f"vm-{number}", request, found))
+    left = Standing(topology, occupants, None).free({}).cpus.bit_count()
+    return topology, occupants, Request(min(left, max(widths)), scope=Scope.ONE_NUMA)
 
 
 def _light(request: Request) -> Request:

@@ -1,0 +1,123 @@
+"""`kvplace place --make-room`: kept VMs move, one safe step at a time, so that a new one fits well."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.cli.placing import Outcome, Placing
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.simulate.machine_files import machine_names, read_machine
+from tests.cli.calls import Caller
+
+MACHINE = read_machine("2x-epyc-9354")  # two sockets of 60 CPUs to give out each
+
+
+def _ask(placing: Placing, **wish: Any) -> dict[str, Any]:
+    return placing.answer(json.dumps(wish)).document
+
+
+def _crowd(placing: Placing) -> None:
+    """Leave 12 CPUs free on each socket, between VMs of 8 and one of 40."""
+    for name, vcpus, free in (
+        ("big-0", 40, "4-23,68-87"),
+        ("small-0", 8, "24-27,88-91"),
+        ("big-1", 40, "36-55,100-119"),
+        ("small-1", 8, "56-59,120-123"),
+    ):
+        answer = _ask(placing, id=name, vcpus=vcpus, cpuSet="one-numa", memory="8Gi", free=free)
+        assert "placement" in answer
+
+
+def test_the_smallest_vm_in_the_way_moves_and_the_book_knows_it() -> None:
+    placing = Placing("node", MACHINE, keep=True, rearrange=True)
+    _crowd(placing)
+    answer = _ask(placing, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi")
+    (move,) = answer["moves"]
+    assert (move["id"], move["from"], move["bytes"]) == ("small-0", "24-27,88-91", 8 << 30)
+    assert answer["placement"]["numaNodes"] == [0]
+    released = _ask(placing, release="small-0")
+    assert released == {"released": "small-0", "cpus": move["to"]}
+    assert parse_cpu_list(move["to"]) & ~MACHINE.numa_nodes[1].cpus == 0
+
+
+def test_without_make_room_nothing_moves_and_the_refusal_says_what_could() -> None:
+    placing = Placing("node", MACHINE, keep=True)
+    _crowd(placing)
+    refusal = _ask(placing, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi")["refusal"]
+    first = refusal["mends"][0]
+    assert first["change"] == "moves"
+    assert [(move["id"], move["from"]) for move in first["moves"]] == [("small-0", "24-27,88-91")]
+    assert first["sentence"].startswith("move small-0 from 24-27,88-91 to ")
+    assert "with 8Gi of memory, and it fits on NUMA node 0" in first["sentence"]
+    assert [mend["change"] for mend in refusal["mends"]] == ["moves", "cpuSet", "vcpus"]
+
+
+def test_a_vm_that_fits_well_as_things_are_moves_nobody() -> None:
+    placing = Placing("node", MACHINE, keep=True, rearrange=True)
+    _crowd(placing)
+    answer = _ask(placing, vcpus=12, cpuSet="one-numa")
+    assert answer["moves"] == []
+
+
+def test_where_no_move_helps_the_vm_is_placed_scattered_or_refused_as_ever() -> None:
+    placing = Placing("node", MACHINE, keep=True, rearrange=True)
+    for name, free in (("a", "4-23,68-87"), ("b", "36-55,100-119")):
+        answer = _ask(placing, id=name, vcpus=40, policy="immovable", cpuSet="one-numa", free=free)
+        assert "placement" in answer
+    strewn = _ask(placing, id="new", vcpus=30, cpuSet="any")
+    assert (strewn["placement"]["numaNodes"], strewn["moves"]) == ([0, 1], [])
+    assert "refusal" in _ask(placing, vcpus=30, cpuSet="one-numa")
+
+
+def test_make_room_needs_kept_vms(kvplace: Caller) -> None:
+    called = kvplace("place", "--topology", "epyc-7502p", "--make-room", stdin="")
+    assert called.code == 2
+    assert "--keep" in called.err
+
+
+_wishes = st.fixed_dictionaries(
+    {"vcpus": st.sampled_from([1, 2, 4, 6, 8, 16, 24])},
+    optional={
+        "cpuSet": st.sampled_from(["one-socket", "one-numa", "one-l3", "any"]),
+        "smt": st.sampled_from(["prefer", "require"]),
+        "policy": st.sampled_from(["exclusive", "share", "immovable"]),
+        "memory": st.sampled_from(["1Gi", "8Gi"]),
+    },
+)
+
+
+@given(
+    st.sampled_from([name for name in machine_names() if read_machine(name).cpus.bit_count() <= 128]),
+    st.lists(st.tuples(_wishes, st.integers(0, 3)), min_size=6, max_size=30),
+)
+def test_no_cpu_has_two_owners_while_vms_move(name: str, wishes: list[tuple[dict[str, Any], int]]) -> None:
+    placing = Placing(name, read_machine(name), keep=True, rearrange=True, explain=False)
+    held: dict[str, int] = {}
+    owned: dict[str, bool] = {}
+    for number, (wish, leaves) in enumerate(wishes):
+        uid = str(number)
+        owned[uid] = wish.get("policy", "exclusive") == "exclusive"
+        answer = placing.answer(json.dumps({**wish, "id": uid}))
+        if answer.outcome is Outcome.PLACED:
+            for move in answer.document["moves"]:
+                assert held[move["id"]] == parse_cpu_list(move["from"])
+                assert wishes[int(move["id"])][0].get("policy") != "immovable"
+                held[move["id"]] = 0
+                _take(held, owned, move["id"], parse_cpu_list(move["to"]))
+            placement = answer.document["placement"]
+            _take(held, owned, uid, parse_cpu_list(placement["cpus"]) | parse_cpu_list(placement["owned"]))
+        if not leaves and held:
+            oldest = next(iter(held))
+            released = placing.answer(json.dumps({"release": oldest})).document
+            assert parse_cpu_list(released["cpus"]) == held.pop(oldest)
+
+
+def _take(held: dict[str, int], owned: dict[str, bool], uid: str, cpus: int) -> None:
+    for other, theirs in held.items():
+        if owned[uid] or owned[other]:
+            assert not cpus & theirs
+    held[uid] = cpus
