@@ -34,7 +34,7 @@ def fewest_split(events: Sequence[Event], node_cpus: Sequence[int], *, seconds: 
         import highspy
     except ImportError as error:
         raise NotInstalled("highspy", "optimal") from error
-    solver = highspy.Highs()
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
     solver.setOptionValue("time_limit", seconds)
     solver.setOptionValue("threads", 1)

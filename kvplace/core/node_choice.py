@@ -42,20 +42,20 @@ class Strategy(Enum):
     """Use CPUs and memory of each node evenly."""
 
 
-_SITTING = (
+_FIRST = (
     "on fewer sockets",
     "on fewer NUMA nodes",
     "on NUMA nodes nearer to each other",
+    "memory per CPU and huge pages suit the machine better",
     "behind fewer L3 caches",
 )
-_SUITS = "memory per CPU and huge pages suit the machine better"
 _SLOTS = "more slots for later VMs are left"
 _FULLER = "the node is fuller"
 _NAME = "first by name"
 _TOLD = {
-    Strategy.PACK: (*_SITTING, _SUITS, _SLOTS, _FULLER, _NAME, _NAME),
-    Strategy.SPREAD: (*_SITTING, _SUITS, "the node is emptier", _SLOTS, _NAME, _NAME),
-    Strategy.BALANCE: (*_SITTING, _SUITS, "CPUs and memory are used more evenly", _SLOTS, _FULLER, _NAME),
+    Strategy.PACK: (*_FIRST, _SLOTS, _FULLER, _NAME, _NAME),
+    Strategy.SPREAD: (*_FIRST, "the node is emptier", _SLOTS, _NAME, _NAME),
+    Strategy.BALANCE: (*_FIRST, "CPUs and memory are used more evenly", _SLOTS, _FULLER, _NAME),
 }
 """What decides at each place of the ranks."""
 
@@ -93,7 +93,8 @@ class Candidate:
 
     @cached_property
     def _first(self) -> tuple[int, int, int, int, int]:
-        return (*quality(self.topology, self.placement), self._misfit)
+        sockets, nodes, distance, l3_groups = quality(self.topology, self.placement)
+        return (sockets, nodes, distance, self._misfit, l3_groups)
 
     @property
     def _left(self) -> int:

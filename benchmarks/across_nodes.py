@@ -1,0 +1,219 @@
+"""VMs of 4 to 32 CPUs with 1 to 8 GiB each per CPU fill clusters of ten server types, as many of each, one
+after the other until the first one is refused. Shown is the state at that moment: how many of the CPUs are in
+use, how many CPUs and how much memory are stranded (free, but without the other half on their node, in the
+proportion in which all VMs ask for both), and how many VMs are over more NUMA nodes than that machine needs
+when it is empty; means over 5 seeds, with the standard deviation of the CPUs in use.
+
+kvplace decides by the code of its extender; every VM may take CPUs anywhere on a machine, with the memory
+counted by NUMA node. kube-scheduler is re-implemented with its scores of version 1.36 and counts CPUs
+and memory of whole nodes; the kubelet's static policy then takes the CPUs, with the TopologyManager's policy
+that is named: best-effort takes whatever is there, single-numa-node turns VMs away that kube-scheduler sent.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean, stdev
+
+from benchmarks._tables import table
+from benchmarks.peers.kube_scheduler import (
+    Score,
+    balanced_allocation,
+    default_profile,
+    least_allocated,
+    most_allocated,
+)
+from benchmarks.peers.kubelet import with_numa_mask
+from kvplace.core.free import Free
+from kvplace.core.node_choice import Strategy
+from kvplace.core.request import Request, Scope
+from kvplace.core.topology import Topology
+from kvplace.simulate.cluster_document import ClusterNode
+from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
+from kvplace.simulate.machine_files import machine_names, read_machine
+from kvplace.simulate.simulation import SimulatedCluster
+from kvplace.simulate.traffic import Arrival, Drawn, Kind, Mix, Vm
+
+GIB = 1 << 30
+SIZES = (50, 250, 1000)
+SEEDS = (1, 2, 3, 4, 5)
+MIX = tuple(
+    Kind(1.0, Request(cpus, scope=Scope.ANY, memory=memory * GIB))
+    for cpus, memory in ((4, 4), (4, 16), (8, 16), (8, 32), (8, 64), (16, 32), (16, 64), (32, 128))
+)
+PER_CPU = sum(kind.request.memory for kind in MIX) / sum(kind.request.vcpus for kind in MIX)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A cluster when the first VM was refused."""
+
+    state: ClusterState
+    vms: int
+    split: int
+
+
+Filling = Callable[[list[Topology], int], End]
+
+
+@cache
+def nodes_needed(topology: Topology, cpus: int) -> int:
+    """NUMA nodes that so many CPUs need on an empty machine."""
+    sizes = sorted((node.cpus & topology.allocatable).bit_count() for node in topology.numa_nodes)
+    needed = 0
+    while cpus > 0 and sizes:
+        cpus -= sizes.pop()
+        needed += 1
+    return needed
+
+
+def arriving(topologies: list[Topology], seed: int) -> list[Vm]:
+    """More VMs than fit, in the seed's order."""
+    cpus = sum(topology.allocatable.bit_count() for topology in topologies)
+    drawn = Drawn(Mix(MIX, requests=cpus // 8, load=None), seed, cpus=cpus, memory=0)
+    return [event.vm for event in drawn if isinstance(event, Arrival)]
+
+
+def kvplace(strategy: Strategy) -> Filling:
+    """Fill a cluster as kvplace does."""
+
+    def fill(topologies: list[Topology], seed: int) -> End:
+        cluster = SimulatedCluster(
+            [ClusterNode(f"n{number:04d}", topology) for number, topology in enumerate(topologies)], strategy
+        )
+        split = 0
+        for count, vm in enumerate(arriving(topologies, seed)):
+            best = cluster.best(cluster.answers(vm.request))
+            if best is None:
+                return End(cluster_state(cluster.states, PER_CPU), count, split)
+            split += len(best.placement.numa_nodes) > nodes_needed(best.topology, vm.request.vcpus)
+            cluster.take(best.node, vm, best.placement)
+        raise AssertionError("the cluster was not filled")
+
+    return fill
+
+
+class BlindNode:
+    """A node as kube-scheduler counts it, and the CPUs that its kubelet has left."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.free = topology.allocatable
+        self.capacity = empty_amounts(topology)
+        self.used = (0, 0)
+
+    def after(self, request: Request) -> tuple[int, int]:
+        """What would be requested there with one more VM."""
+        return self.used[0] + request.vcpus, self.used[1] + request.memory
+
+    def score(self, request: Request, score: Score) -> int:
+        """What kube-scheduler gives it; -1 when the VM does not fit."""
+        after = self.after(request)
+        if after[0] > self.capacity[0] or after[1] > self.capacity[1]:
+            return -1
+        return score(after, self.used, self.capacity)
+
+    def taken(self, cpus: int, *, one_node: bool) -> int | None:
+        """CPUs that the kubelet gives; None when its TopologyManager turns the VM away."""
+        if one_node and all((node.cpus & self.free).bit_count() < cpus for node in self.topology.numa_nodes):
+            return None
+        return with_numa_mask(self.topology, self.free, cpus)
+
+
+def kube_scheduler(score: Score, *, one_node: bool = False) -> Filling:
+    """Fill a cluster as kube-scheduler and kubelets do."""
+
+    def fill(topologies: list[Topology], seed: int) -> End:
+        nodes = [BlindNode(topology) for topology in topologies]
+        chance = random.Random(seed)
+        scores = {kind.request: [node.score(kind.request, score) for node in nodes] for kind in MIX}
+        split = 0
+        for count, vm in enumerate(arriving(topologies, seed)):
+            known = scores[vm.request]
+            best = max(known)
+            chosen = chance.choice([number for number, found in enumerate(known) if found == best])
+            node = nodes[chosen]
+            taken = node.taken(vm.request.vcpus, one_node=one_node) if best >= 0 else None
+            if taken is None:
+                states = [
+                    (
+                        node.topology,
+                        Free(node.free, node.free, memory=((0, node.capacity[1] - node.used[1]),)),
+                    )
+                    for node in nodes
+                ]
+                return End(cluster_state(states, PER_CPU), count, split)
+            split += len(node.topology.nodes_of(taken)) > nodes_needed(node.topology, vm.request.vcpus)
+            node.free &= ~taken
+            node.used = node.after(vm.request)
+            for request, found in scores.items():
+                found[chosen] = node.score(request, score)
+        raise AssertionError("the cluster was not filled")
+
+    return fill
+
+
+FILLINGS: dict[str, Filling] = {
+    "kvplace, pack": kvplace(Strategy.PACK),
+    "kvplace, balance": kvplace(Strategy.BALANCE),
+    "kvplace, spread": kvplace(Strategy.SPREAD),
+    "kube-scheduler's default, best-effort": kube_scheduler(default_profile),
+    "kube-scheduler's default, single-numa-node": kube_scheduler(default_profile, one_node=True),
+    "LeastAllocated, best-effort": kube_scheduler(least_allocated),
+    "BalancedAllocation, best-effort": kube_scheduler(balanced_allocation),
+    "MostAllocated, best-effort": kube_scheduler(most_allocated),
+    "MostAllocated, single-numa-node": kube_scheduler(most_allocated, one_node=True),
+}
+
+
+def filled(name: str, size: int, seed: int) -> End:
+    """Fill one cluster."""
+    topologies = [read(machine) for machine in machine_names() for _ in range(size // len(machine_names()))]
+    return FILLINGS[name](topologies, seed)
+
+
+@cache
+def read(machine: str) -> Topology:
+    """Read each machine once."""
+    return read_machine(machine)
+
+
+def main(sizes: tuple[int, ...], seeds: tuple[int, ...]) -> None:
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        # The long ones first, so that no processor waits for a last one.
+        found = {
+            (name, size, seed): pool.submit(filled, name, size, seed)
+            for size in reversed(sizes)
+            for name in FILLINGS
+            for seed in seeds
+        }
+        for size in sizes:
+            rows = [row(name, [found[name, size, seed].result() for seed in seeds]) for name in FILLINGS]
+            heads = [f"{size} nodes", "CPUs in use", "CPUs stranded", "memory stranded", "split VMs"]
+            print(table(heads, rows), end="\n\n")
+
+
+def row(name: str, ends: list[End]) -> list[str]:
+    """One line of a table."""
+    used = [end.state.cpus_used for end in ends]
+    spread = f" ± {stdev(used) * 100:.1f}" if len(used) > 1 else ""
+    return [
+        name,
+        f"{fmean(used) * 100:.1f}{spread} %",
+        f"{fmean(end.state.cpus_stranded for end in ends) * 100:.1f} %",
+        f"{fmean(end.state.memory_stranded for end in ends) * 100:.1f} %",
+        f"{sum(end.split for end in ends) / sum(end.vms for end in ends) * 100:.1f} %",
+    ]
+
+
+if __name__ == "__main__":
+    if "--quick" in sys.argv[1:]:
+        main((50,), (1, 2))
+    else:
+        main(SIZES, SEEDS)
