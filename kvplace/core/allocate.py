@@ -23,7 +23,7 @@ from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free, free_of
 from kvplace.core.layout import Bin, Cell
 from kvplace.core.ledger import Ledger
-from kvplace.core.look_ahead import slots_lost
+from kvplace.core.look_ahead import damage_of
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.refusing import refuse
@@ -116,7 +116,7 @@ def _promise_of_node(supply: Supply, region: Region) -> tuple[int, int, int, int
     lost = 0
     if supply.request.owns_cpus:
         free = (supply.free.cpus & part.cpus).bit_count()
-        lost = slots_lost(free, free - supply.need)
+        lost = damage_of(free, free - supply.need)
     l3_groups = bisect_left(count.reach_of_bins, supply.need) + 1
     return (l3_groups, bisect_left(count.reach_of_cores, supply.need) + 1, 0, lost)
 
@@ -284,4 +284,4 @@ def _weighed(supply: Supply, region: Region, choice: CoreChoice) -> _Found:
 
 def _lost(free: int, owned: int) -> int:
     before = free.bit_count()
-    return slots_lost(before, before - (free & owned).bit_count())
+    return damage_of(before, before - (free & owned).bit_count())

@@ -12,7 +12,7 @@ from itertools import accumulate, islice
 
 from kvplace.core.cpuset import cpus_of, lowest
 from kvplace.core.layout import Bin
-from kvplace.core.look_ahead import slots_lost
+from kvplace.core.look_ahead import damage_of
 from kvplace.core.supply import fewest
 
 MOST_CHOICES = 20_000
@@ -190,8 +190,8 @@ class _Amount:
 def _damage(bins: Sequence[Bin], need: int) -> int:
     smallest = min(bins, key=lambda one: one.units)
     over = sum(one.units for one in bins) - need
-    lost = slots_lost(smallest.units, over)
-    return lost + sum(slots_lost(one.units, 0) for one in bins if one is not smallest)
+    lost = damage_of(smallest.units, over)
+    return lost + sum(damage_of(one.units, 0) for one in bins if one is not smallest)
 
 
 def _uses(taken: Iterable[Taken], uses: Mapping[int, int]) -> int:

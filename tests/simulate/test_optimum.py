@@ -50,7 +50,8 @@ def _afters(topology: Topology, free: Free, request: Request) -> frozenset[Free]
     chosen = available
     while chosen:
         answer = _placed(topology, within(free, chosen), request)
-        if isinstance(answer, Placement) and answer.owned == chosen:
+        # Among more CPUs than it takes: those of NUMA nodes that give memory alone must be free, too.
+        if isinstance(answer, Placement):
             found.add(free_of(topology, Ledger(), [_what_is_gone(topology, free), claim_of("vm", answer)]))
         chosen = (chosen - 1) & available
     return frozenset(found)
