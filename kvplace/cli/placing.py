@@ -115,9 +115,13 @@ class Placing:
         cpus = _listed(found.vcpus) or format_cpu_list(found.cpus)
         sentence = f"{uid}: CPUs {cpus} ({where})"
         if self._rearrange:
-            document["moves"] = [move_document(move) for move in moves]
+            document["moves"] = [self._moved(move) for move in moves]
             sentence += "".join(f"; move {move_text(move)}" for move in moves)
         return Answer(Outcome.PLACED, document, sentence)
+
+    def _moved(self, move: Move) -> Json:
+        placed = placement_document(self._name, self._topology, move.after, uid=move.id)
+        return {**move_document(move), "placement": placed}
 
     def _found(self, request: Request, only: int) -> tuple[Placement | Refusal, tuple[Move, ...]]:
         if self._rearrange:

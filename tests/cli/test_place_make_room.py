@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hypothesis import given
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvplace.cli.placing import Outcome, Placing
 from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.placement import PodPlacement
 from kvplace.simulate.machine_files import machine_names, read_machine
 from tests.cli.calls import Caller
 
@@ -20,16 +24,19 @@ def _ask(placing: Placing, **wish: Any) -> dict[str, Any]:
     return placing.answer(json.dumps(wish)).document
 
 
-def _crowd(placing: Placing) -> None:
+def _crowd(placing: Placing, small: Mapping[str, Any] = MappingProxyType({})) -> list[dict[str, Any]]:
     """Leave 12 CPUs free on each socket, between VMs of 8 and one of 40."""
+    answers = []
     for name, vcpus, free in (
         ("big-0", 40, "4-23,68-87"),
         ("small-0", 8, "24-27,88-91"),
         ("big-1", 40, "36-55,100-119"),
         ("small-1", 8, "56-59,120-123"),
     ):
-        answer = _ask(placing, id=name, vcpus=vcpus, cpuSet="one-numa", memory="8Gi", free=free)
-        assert "placement" in answer
+        wish = {"vcpus": vcpus, **(small if name.startswith("small") else {})}
+        answers.append(_ask(placing, id=name, cpuSet="one-numa", memory="8Gi", free=free, **wish))
+        assert "placement" in answers[-1]
+    return answers
 
 
 def test_the_smallest_vm_in_the_way_moves_and_the_book_knows_it() -> None:
@@ -42,6 +49,25 @@ def test_the_smallest_vm_in_the_way_moves_and_the_book_knows_it() -> None:
     released = _ask(placing, release="small-0")
     assert released == {"released": "small-0", "cpus": move["to"]}
     assert parse_cpu_list(move["to"]) & ~MACHINE.numa_nodes[1].cpus == 0
+
+
+def test_a_move_tells_the_whole_new_placement_and_the_map_draws_it(kvplace: Caller, tmp_path: Path) -> None:
+    placing = Placing("2x-epyc-9354", MACHINE, keep=True, rearrange=True)
+    answers = [
+        *_crowd(placing, small={"vcpus": 4, "smt": "isolate"}),
+        _ask(placing, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi"),
+    ]
+    (move,) = answers[-1]["moves"]
+    after = PodPlacement.from_json(json.dumps(move["placement"]))
+    assert (after.pod_uid, after.numa_nodes, dict(after.memory)) == ("small-0", (1,), {1: 8 << 30})
+    assert after.owned == parse_cpu_list(move["to"])
+    assert len(after.vcpus) == after.cpus.bit_count() == 4  # of 8 that it owns
+    book = tmp_path / "answers"
+    book.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    drawn = json.loads(kvplace("map", "2x-epyc-9354", "--placements", str(book), "-o", "json").out)
+    moved = next(vm for vm in drawn["legend"] if vm["pod"] == "small-0")
+    assert (moved["cpus"], moved["owned"]) == (move["placement"]["cpus"], move["to"])
+    assert drawn["faults"] == []
 
 
 def test_without_make_room_nothing_moves_and_the_refusal_says_what_could() -> None:
