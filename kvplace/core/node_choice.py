@@ -1,10 +1,10 @@
 """Which node a VM goes to, given what each node could give it.
 
 Every replica and every offline command ranks with the same key, so equal states give equal nodes. The key
-says, in this order and each smaller-is-better: how the VM would sit; how ill it suits the machine, whose
-memory for each CPU should be used up together with its CPUs, and whose huge pages are not for a VM without;
-then, as the strategy wants, the slots for later VMs that it breaks and how full the node is; then the name.
-Benchmarks show what each of these is worth.
+says, in this order and each smaller-is-better: how the VM would sit; whether it brings the free shares of
+CPUs and memory together or drives them apart, since what is left of one without the other is stranded;
+whether huge pages are free there that it has no use for; then, as the strategy wants, the slots for later
+VMs that it breaks and how full the node is; then the name. Benchmarks show what each of these is worth.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
 from itertools import combinations
-from math import log2
 from operator import attrgetter
 
 from kvplace.core.free import Free
@@ -27,8 +26,8 @@ MAX_SCORE = 10
 
 Rank = tuple[int, int, int, int, int, int, int, int, str]
 
-_LITTLE = 64 << 20
-"""Bytes per CPU that count as none."""
+_STEPS = 32
+"""Into how many steps a difference between shares is rounded."""
 
 
 class Strategy(Enum):
@@ -39,23 +38,20 @@ class Strategy(Enum):
     SPREAD = "spread"
     """Go where most CPUs are free."""
     BALANCE = "balance"
-    """Use CPUs and memory of each node evenly."""
+    """Keep what is left of CPUs and memory even on each node, rather than fill nodes up."""
 
 
-_FIRST = (
-    "on fewer sockets",
-    "on fewer NUMA nodes",
-    "on NUMA nodes nearer to each other",
-    "memory per CPU and huge pages suit the machine better",
-    "behind fewer L3 caches",
-)
+_SITS = ("on fewer sockets", "on fewer NUMA nodes", "on NUMA nodes nearer to each other")
+_PAGES = "its huge pages are left for VMs that want them"
+_EVEN = "CPUs and memory are used more evenly"
+_L3 = "behind fewer L3 caches"
 _SLOTS = "more slots for later VMs are left"
 _FULLER = "the node is fuller"
 _NAME = "first by name"
 _TOLD = {
-    Strategy.PACK: (*_FIRST, _SLOTS, _FULLER, _NAME, _NAME),
-    Strategy.SPREAD: (*_FIRST, "the node is emptier", _SLOTS, _NAME, _NAME),
-    Strategy.BALANCE: (*_FIRST, "CPUs and memory are used more evenly", _SLOTS, _FULLER, _NAME),
+    Strategy.PACK: (*_SITS, _EVEN, _PAGES, _L3, _SLOTS, _FULLER, _NAME),
+    Strategy.SPREAD: (*_SITS, _EVEN, _PAGES, _L3, "the node is emptier", _SLOTS, _NAME),
+    Strategy.BALANCE: (*_SITS, _EVEN, _EVEN, _PAGES, _L3, _SLOTS, _NAME),
 }
 """What decides at each place of the ranks."""
 
@@ -79,22 +75,41 @@ class Candidate:
     @cached_property
     def pack(self) -> Rank:
         """The rank where VMs fill nodes up."""
-        return (*self._first, self._damage, self._left, 0, self.node)
+        *_, l3_groups = self._quality
+        return (*self._sits, *self._suits, l3_groups, self._damage, self._left, self.node)
 
     @cached_property
     def spread(self) -> Rank:
         """The rank where VMs spread over nodes."""
-        return (*self._first, -self._left, self._damage, 0, self.node)
+        *_, l3_groups = self._quality
+        return (*self._sits, *self._suits, l3_groups, -self._left, self._damage, self.node)
 
     @cached_property
     def balance(self) -> Rank:
         """The rank where CPUs and memory are used evenly."""
-        return (*self._first, self._unevenness, self._damage, self._left, self.node)
+        *_, l3_groups = self._quality
+        uneven = round(_STEPS // 2 * self._unevenness[1])
+        return (*self._sits, uneven, *self._suits, l3_groups, self._damage, self.node)
 
     @cached_property
-    def _first(self) -> tuple[int, int, int, int, int]:
-        sockets, nodes, distance, l3_groups = quality(self.topology, self.placement)
-        return (sockets, nodes, distance, self._misfit, l3_groups)
+    def _quality(self) -> tuple[int, int, int, int]:
+        return quality(self.topology, self.placement)
+
+    @property
+    def _sits(self) -> tuple[int, int, int]:
+        return self._quality[:3]
+
+    @cached_property
+    def _suits(self) -> tuple[int, int]:
+        """How much farther the VM drives the free shares apart, and whether it would be beside free pages.
+
+        It is the change that counts, as in kube-scheduler's NodeResourcesBalancedAllocation, and in coarse
+        steps, so that nodes among which the VM makes no difference are filled as the strategy wants.
+        """
+        before, after = self._unevenness
+        wants_pages = any(self.placement.huge_pages.values())
+        idle_pages = not wants_pages and any(count > 0 for _, _, count in self.free.huge_pages)
+        return (round(_STEPS * (after - before)), int(idle_pages))
 
     @property
     def _left(self) -> int:
@@ -110,29 +125,19 @@ class Candidate:
         pages = sum(size * count for sizes in placement.huge_pages.values() for size, count in sizes.items())
         return sum(placement.memory.values()) - pages
 
-    @property
-    def _misfit(self) -> int:
-        """Half doublings between the VM's memory per CPU and the machine's; a doubling for spent huge pages.
-
-        It is the machine's own memory, not what is left: among equal machines it must not decide.
-        """
-        if not self.placement.memory or not self.free.memory:
-            return 0
-        wants_pages = any(self.placement.huge_pages.values())
-        spent = not wants_pages and any(count > 0 for _, _, count in self.free.huge_pages)
-        wanted = self._plain_memory / max(1, self._taken.bit_count())
-        offered = _plain_memory_of(self.topology) / max(1, self.topology.allocatable.bit_count())
-        return round(2 * (abs(log2((offered + _LITTLE) / (wanted + _LITTLE))) + spent))
-
-    @property
-    def _unevenness(self) -> int:
-        """Between the shares of CPUs and memory that stay free, in eighths."""
+    @cached_property
+    def _unevenness(self) -> tuple[float, float]:
+        """How far the free shares of CPUs and memory are apart, before the VM comes and with it."""
         whole = _plain_memory_of(self.topology)
-        if not self.free.memory or not whole:
-            return 0
-        cpus = (self.free.cpus & ~self._taken).bit_count() / max(1, self.topology.allocatable.bit_count())
-        memory = (sum(max(0, count) for _, count in self.free.memory) - self._plain_memory) / whole
-        return round(8 * abs(cpus - memory))
+        if not self.free.memory or not whole or not self.placement.memory:
+            return (0.0, 0.0)
+        every = max(1, self.topology.allocatable.bit_count())
+        left = (self.free.cpus & ~self._taken).bit_count()
+        memory = sum(max(0, count) for _, count in self.free.memory)
+        return (
+            abs(self._left / every - memory / whole),
+            abs(left / every - (memory - self._plain_memory) / whole),
+        )
 
     @cached_property
     def _damage(self) -> int:

@@ -109,20 +109,18 @@ def test_much_memory_per_cpu_goes_where_the_machine_has_it_and_little_where_it_h
         assert best is not None
         assert best.node == expected
         (other,) = [one for one in found if one is not best]
-        assert why(best, other, strategy) == "memory per CPU and huge pages suit the machine better"
+        assert why(best, other, strategy) == "CPUs and memory are used more evenly"
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_huge_pages_are_spared_unless_the_memory_suits_far_better(strategy: Strategy) -> None:
-    plain, paged, poor = machine(64), machine(64, pages=16), machine(4)
+def test_huge_pages_are_left_for_those_who_want_them(strategy: Strategy) -> None:
+    paged, plain = machine(64, pages=16), machine(64)
     request = Request(2, memory=8 * GIB)
-    assert best_candidate([seated("a", paged, request), seated("b", plain, request)], strategy) == seated(
-        "b", plain, request
-    )
-    small = Request(2, memory=GIB)
-    far = [seated("a", machine(8, pages=16), small), seated("b", machine(512), small)]
-    assert best_candidate(far, strategy) is far[0]
-    assert best_candidate([seated("a", poor, small)], strategy) is not None
+    found = [seated("a", paged, request), seated("b", plain, request)]
+    best = best_candidate(found, strategy)
+    assert best is found[1]
+    assert why(best, found[0], strategy) == "its huge pages are left for VMs that want them"
+    assert best_candidate([seated("a", paged, request)], strategy) is not None
     wanting = Request(2, memory=4 * GIB, huge_pages={GIB: 4})
     assert best_candidate([seated("a", paged, wanting)], strategy) is not None
 
@@ -144,14 +142,31 @@ def test_pack_takes_an_exact_hole_rather_than_nibble_at_the_fullest_node() -> No
     assert why(larger, hole, Strategy.SPREAD) == "the node is emptier"
 
 
-def test_balance_evens_out_the_use_of_cpus_and_memory() -> None:
+@pytest.mark.parametrize("strategy", [Strategy.PACK, Strategy.SPREAD])
+@pytest.mark.parametrize(("memory", "expected"), [(1, "memory is short"), (32, "cpus are short")])
+def test_a_vm_goes_where_it_uses_what_would_be_stranded(
+    strategy: Strategy, memory: int, expected: str
+) -> None:
+    request = Request(2, memory=memory * GIB)
+    found = [
+        seated("cpus are short", machine(64), request, taken=12, memory_gib=8),
+        seated("level", machine(64), request, taken=8, memory_gib=32),
+        seated("memory is short", machine(64), request, taken=2, memory_gib=28),
+    ]
+    best = best_candidate(found, strategy)
+    assert best is not None
+    assert best.node == expected
+    assert why(best, found[1], strategy) == "CPUs and memory are used more evenly"
+
+
+def test_a_vm_that_asks_for_both_alike_cares_only_under_balance_how_even_a_node_is() -> None:
     request = Request(2, memory=8 * GIB)
-    by_cpus = seated("a", machine(64), request, taken=8)
-    by_memory = seated("b", machine(64), request, taken=2, memory_gib=32)
-    level = seated("c", machine(64), request, taken=2, memory_gib=8)
-    assert best_candidate([by_cpus, by_memory, level], Strategy.BALANCE) is level
-    assert why(level, by_cpus, Strategy.BALANCE) == "CPUs and memory are used more evenly"
-    assert best_candidate([by_cpus, by_memory, level], Strategy.PACK) is by_memory
+    level = seated("b", machine(64), request, taken=4, memory_gib=16)
+    uneven = seated("a", machine(64), request, taken=4, memory_gib=32)
+    assert best_candidate([level, uneven], Strategy.PACK) is uneven
+    assert best_candidate([level, uneven], Strategy.SPREAD) is uneven
+    assert best_candidate([level, uneven], Strategy.BALANCE) is level
+    assert why(uneven, level, Strategy.PACK) == "first by name"
 
 
 def test_nodes_alike_are_told_apart_by_their_names() -> None:
