@@ -1,7 +1,7 @@
 """The annotations a VM asks with, in every spelling, read into one `Wish`.
 
 Precedence is kvplace.io, then the bare `cpu-set`, then topology.crane.io, then qos.gocrane.io; since two
-spellings that contradict each other are refused, it only decides in which spelling we answer.
+spellings that contradict each other are refused, it only decides which of two keys an error names first.
 """
 
 from __future__ import annotations
@@ -166,9 +166,11 @@ def _one_of_spellings(
 
 
 def _spelling(annotations: Mapping[str, str]) -> Spelling:
-    if any(key.startswith(PREFIX) for key in ASKING if key in annotations):
-        return Spelling.KVPLACE
-    return Spelling.BARE if CPU_SET in annotations else Spelling.CRANE
+    """Crane's as soon as one of its words is there: its tools look for its answer, whatever else was said."""
+    if any(key in annotations for key in (CRANE_POLICY, CRANE_AWARENESS, CRANE_MANAGER)):
+        return Spelling.CRANE
+    ours = any(key.startswith(PREFIX) for key in ASKING if key in annotations)
+    return Spelling.KVPLACE if ours else Spelling.BARE
 
 
 def _refuse_unknown_keys(annotations: Mapping[str, str]) -> None:

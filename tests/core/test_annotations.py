@@ -60,7 +60,7 @@ def test_a_vm_that_only_declines_awareness_is_not_touched() -> None:
     assert read_wish(declined) == Wish(spelling=Spelling.CRANE)
 
 
-def test_spellings_that_agree_are_one_wish_in_the_words_of_the_first() -> None:
+def test_spellings_that_agree_are_one_wish_and_cranes_words_get_cranes_answer() -> None:
     wish = read_wish(
         {
             "cpu-set": "one-numa",
@@ -71,7 +71,11 @@ def test_spellings_that_agree_are_one_wish_in_the_words_of_the_first() -> None:
         }
         | {"topology.crane.io/cpu-policy": "exclusive", "qos.gocrane.io/cpu-manager": "exclusive"}
     )
-    assert wish == Wish(scope=Scope.ONE_NUMA, policy=Policy.EXCLUSIVE, spelling=Spelling.KVPLACE)
+    assert wish == Wish(scope=Scope.ONE_NUMA, policy=Policy.EXCLUSIVE, spelling=Spelling.CRANE)
+    crane = {"topology.crane.io/cpu-policy": "immovable", "kvplace.io/on-failure": "float"}
+    assert read_wish(crane) == Wish(
+        policy=Policy.IMMOVABLE, on_failure=OnFailure.FLOAT, spelling=Spelling.CRANE
+    )
 
 
 @pytest.mark.parametrize(
