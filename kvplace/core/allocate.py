@@ -124,16 +124,16 @@ def _promise_of_node(supply: Supply, region: Region) -> tuple[int, int, int, int
 def _unlike(supply: Supply, regions: list[Region]) -> list[Region]:
     """Leave out regions that differ from an earlier one in nothing but ids."""
     if len(regions) == 1 or supply.uses:
-        return regions[:MOST_REGIONS]
+        return regions
     unlike: dict[object, Region] = {}
     for region in regions:
         if region.domain.crossed or (region.domain.straddled and len(region.parts) > 1):
-            return regions[:MOST_REGIONS]
+            return regions
         kinds = [
             (supply.count(part).kind, (supply.free.cpus & part.cpus).bit_count()) for part in region.parts
         ]
         unlike.setdefault(tuple(sorted(kinds)), region)
-    return list(unlike.values())[:MOST_REGIONS]
+    return list(unlike.values())
 
 
 # Inside a region.

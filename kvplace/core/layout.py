@@ -8,7 +8,7 @@ list of its cells.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -157,9 +157,9 @@ class Layout:
         """The index of the package of each CPU."""
         return {cpu: cell.package for cell in self._cells for cpu in cpus_of(cell.cpus)}
 
-    def shared_l3_groups(self, part: NodePart) -> tuple[int, ...]:
-        """The L3 groups of a part that lie in several cells of the machine; none on most machines."""
-        return tuple(cell.l3 for cell in part.cells if cell.l3 in self._shared_l3)
+    def shared_l3_groups(self, cells: Iterable[Cell]) -> tuple[int, ...]:
+        """The L3 groups of cells that lie in several cells of the machine; none on most machines."""
+        return tuple(cell.l3 for cell in cells if cell.l3 in self._shared_l3)
 
     @cached_property
     def _shared_l3(self) -> frozenset[int]:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, islice, product
+from itertools import islice, product
 
 from kvplace.core.core_choice import covers
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.layout import Cell, Domain, NodePart
+from kvplace.core.node_sets import NodeSets
 from kvplace.core.request import Policy, Scope
 from kvplace.core.supply import Supply, fewest
 
 MOST_REGIONS = 64
 """Equally good regions that are worth a look inside."""
-
-MOST_SETS = 2_000
-"""Sets of one size that are looked at; reached where there are many NUMA nodes, none like another."""
 
 Rank = tuple[int, int, int, int]
 """Sockets, NUMA nodes, the largest and the summed distance between them."""
@@ -58,18 +56,20 @@ def best_regions(supply: Supply) -> list[Region]:
     domains = supply.layout.domains[supply.request.scope]
     if not any(domain.crossed for domain in domains) and (found := list(_single_nodes(supply, domains))):
         return found
-    best: Rank | None = None
-    regions: list[Region] = []
+    best: _Best | None = None
     for domain in domains:
-        if supply.units_in(domain) < supply.need:
-            continue
-        search = _across_packages if domain.crossed else _package_by_package
-        for rank, region in search(supply, domain, best):
-            if best is None or rank < best:
-                best, regions = rank, [region]
-            elif rank == best:
-                regions.append(region)
-    return regions
+        if supply.units_in(domain) >= supply.need:
+            search = _across_packages if domain.crossed else _package_by_package
+            best = search(supply, domain, best)
+    return best.regions if best is not None else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The regions that rank first so far."""
+
+    rank: Rank
+    regions: list[Region]
 
 
 def _single_nodes(supply: Supply, domains: Iterable[Domain]) -> Iterator[Region]:
@@ -96,141 +96,140 @@ def spread_groups(supply: Supply, region: Region) -> list[list[Cell]]:
             return [list(region.cells)]
 
 
-def _package_by_package(supply: Supply, domain: Domain, best: Rank | None) -> Iterator[tuple[Rank, Region]]:
+def _package_by_package(supply: Supply, domain: Domain, best: _Best | None) -> _Best | None:
     """Search where every NUMA node lies in one package: the packages first, then the nodes in them."""
     by_package: dict[int, list[NodePart]] = {}
     for part in domain.parts:
         if supply.units(part):
             by_package.setdefault(part.packages, []).append(part)
-    packages = list(by_package)
-    units = [sum(supply.units(part) for part in parts) for parts in by_package.values()]
+    packages = list(by_package.values())
+    if len(packages) > 1 and all(len(parts) == 1 for parts in packages):
+        return _nodes_as_packages(supply, domain, [part for (part,) in packages], best)
+    units = [sum([supply.units(part) for part in parts]) for parts in packages]
+    also = _amounts_of_packages(supply, packages)
     for count in range(fewest(units, supply.need), len(packages) + 1):
-        if best is not None and count > best[0]:
-            return
-        for chosen in islice(covers(units, range(len(units)), supply.need, count), MOST_SETS):
-            parts = [part for index in chosen for part in by_package[packages[index]]]
-            parts.sort(key=lambda part: part.node)
-            mask = sum(packages[index] for index in chosen)
-            for rank, region in _in_packages(supply, domain, parts, mask, best):
-                best = rank if best is None or rank < best else best
-                yield rank, region
+        if best is not None and count > best.rank[0]:
+            break
+        for chosen in covers(units, range(len(units)), supply.need, count, also=also):
+            parts = [part for index in chosen for part in packages[index]]
+            best = _in_packages(supply, domain, parts, count, best)
+    return best
+
+
+def _amounts_of_packages(
+    supply: Supply, packages: Sequence[Sequence[NodePart]]
+) -> list[tuple[list[int], int]]:
+    """What packages have of memory and of each size of huge pages, with the need of it."""
+    in_each = [supply.amounts_of([part.node for part in parts]) for parts in packages]
+    return [
+        ([sum(amounts[number][0]) for amounts in in_each], need)
+        for number, (_, need) in enumerate(in_each[0])
+    ]
+
+
+def _nodes_as_packages(
+    supply: Supply, domain: Domain, parts: Sequence[NodePart], best: _Best | None
+) -> _Best | None:
+    """Search where every package is one NUMA node."""
+    sets = NodeSets(supply, parts, a_package_each=True)
+    for count in range(sets.fewest, len(parts) + 1):
+        if best is not None and count > best.rank[0]:
+            break
+        best = _nearest(supply, domain, sets, (count, count), best)
+    return best
 
 
 def _in_packages(
-    supply: Supply, domain: Domain, parts: Sequence[NodePart], packages: int, best: Rank | None
-) -> Iterator[tuple[Rank, Region]]:
-    sockets = packages.bit_count()
-    for count in range(max(sockets, _fewest_nodes(supply, parts)), len(parts) + 1):
-        if best is not None and (sockets, count) > best[:2]:
-            return
-        found = False
-        for members in _node_sets(supply, parts, count):
-            rank = (sockets, *_distances(supply, members))
-            if best is not None and rank > best:
-                continue
-            region = Region(members, packages, domain)
-            if sockets > 1 and mask_of_packages(members) != packages:
-                continue
-            if _spreads(supply, region):
-                found = True
-                best = rank
-                yield rank, region
-        if found:
-            return
+    supply: Supply, domain: Domain, parts: Sequence[NodePart], sockets: int, best: _Best | None
+) -> _Best | None:
+    sets = NodeSets(supply, parts)
+    for count in range(max(sockets, sets.fewest), len(parts) + 1):
+        if best is not None and (sockets, count) > best.rank[:2]:
+            break
+        best = _nearest(supply, domain, sets, (sockets, count), best)
+    return best
 
 
-def _across_packages(supply: Supply, domain: Domain, best: Rank | None) -> Iterator[tuple[Rank, Region]]:
+def _across_packages(supply: Supply, domain: Domain, best: _Best | None) -> _Best | None:
     """Search where NUMA nodes lie in several packages: the nodes first, then the packages in them."""
     parts = [part for part in domain.parts if supply.units(part)]
-    fewest_packages = _fewest_packages(supply, parts)
-    for count in range(_fewest_nodes(supply, parts), len(parts) + 1):
-        if best is not None and (fewest_packages, count) > best[:2]:
-            return
-        for members in _node_sets(supply, parts, count):
-            nodes_rank = _distances(supply, members)
-            for region in _choose_packages(supply, domain, members, nodes_rank, best):
-                rank = (region.packages.bit_count(), *nodes_rank)
-                best = rank if best is None or rank < best else best
-                yield rank, region
-        if best is not None and best[0] <= fewest_packages:
-            return
+    sets = NodeSets(supply, parts)
+    packages = mask_of_packages(parts).bit_count()
+    for sockets in range(_fewest_packages(supply, parts), packages + 1):
+        for count in range(sets.fewest, len(parts) + 1):
+            if best is not None and (sockets, count) > best.rank[:2]:
+                break
+            best = _nearest(supply, domain, sets, (sockets, count), best)
+    return best
+
+
+def _nearest(
+    supply: Supply, domain: Domain, sets: NodeSets, size: tuple[int, int], best: _Best | None
+) -> _Best | None:
+    """Search the sets of one size, in sockets and nodes; what they find is added to the best, or instead."""
+    sockets, count = size
+    share = larger = 0
+    if not domain.crossed and count <= supply.need and count > 1:
+        scope = supply.request.scope
+        if scope is Scope.SPREAD_NUMA or (scope is Scope.SPREAD_SOCKETS and sockets == count):
+            share, larger = divmod(supply.need, count)
+
+    def regions_of(members: tuple[NodePart, ...]) -> Iterable[Region]:
+        if domain.crossed:
+            return _choose_packages(supply, domain, members, sockets)
+        packages = mask_of_packages(members)
+        region = Region(members, packages, domain)
+        return [region] if packages.bit_count() == sockets and _spreads(supply, region) else []
+
+    within = best.rank[2:] if best is not None and best.rank[:2] == size else None
+    found = sets.nearest(count, regions_of, within=within, share=share, larger=larger)
+    if found is None:
+        return best
+    distances, regions = found
+    rank = (*size, *distances)
+    return _Best(rank, best.regions + regions if best is not None and best.rank == rank else regions)
 
 
 def _choose_packages(
-    supply: Supply,
-    domain: Domain,
-    parts: tuple[NodePart, ...],
-    nodes_rank: tuple[int, int, int],
-    best: Rank | None,
+    supply: Supply, domain: Domain, parts: tuple[NodePart, ...], sockets: int
 ) -> Iterator[Region]:
-    """Yield the regions with the fewest packages in NUMA nodes."""
+    """Yield the regions with so many packages in NUMA nodes."""
     everything = mask_of_packages(parts)
     if supply.request.policy is Policy.NUMA or len(parts) > supply.need:
         # Without a choice: the whole pools are used, or some of the nodes give memory alone.
         packages = mask_of(p for p in cpus_of(everything) if _units_of_package(supply, parts, p))
         region = Region(parts, everything if len(parts) > supply.need else packages, domain)
-        if _spreads(supply, region):
+        if region.packages.bit_count() == sockets and _spreads(supply, region):
             yield region
         return
     numbers = list(cpus_of(everything))
     units = [_units_of_package(supply, parts, package) for package in numbers]
-    for count in range(fewest(units, supply.need), len(numbers) + 1):
-        if best is not None and (count, *nodes_rank) > best:
-            return
-        found = False
-        for number, chosen in enumerate(covers(units, range(len(units)), supply.need, count)):
-            region = Region(parts, mask_of(numbers[index] for index in chosen), domain)
-            if all(region.units_of(supply, part) for part in parts) and _spreads(supply, region):
-                found = True
-                yield region
-            if number >= MOST_REGIONS and found:
-                break
-        if found:
-            return
+    yielded = 0
+    kinds = range(len(numbers)) if supply.uses else [_kind(supply, parts, number) for number in numbers]
+    for chosen in covers(units, kinds, supply.need, sockets):
+        region = Region(parts, mask_of(numbers[index] for index in chosen), domain)
+        if all(region.units_of(supply, part) for part in parts) and _spreads(supply, region):
+            yielded += 1
+            yield region
+            if yielded >= MOST_REGIONS:
+                return
 
 
-def _node_sets(supply: Supply, parts: Sequence[NodePart], count: int) -> Iterator[tuple[NodePart, ...]]:
-    """Yield the sets of so many parts that have the units and the memory, in the machine's order."""
-    if count == 1:
-        for part in parts:
-            if supply.units(part) >= supply.need and supply.memory_fits((part.node,)):
-                yield (part,)
-        return
-    units = [supply.units(part) for part in parts]
-    kinds = range(len(parts)) if supply.uses else [_kind(supply, part) for part in parts]
-    also = supply.amounts_of([part.node for part in parts])
-    for chosen in islice(covers(units, kinds, supply.need, count, also=also), MOST_SETS):
-        yield tuple(parts[index] for index in chosen)
-
-
-def _kind(supply: Supply, part: NodePart) -> Hashable:
-    """Parts of one kind differ in ids alone: of sets that do not differ otherwise one is enough."""
+def _kind(supply: Supply, parts: Sequence[NodePart], package: int) -> Hashable:
+    """Packages of one kind differ in ids alone."""
+    cells = [cell for part in parts for cell in part.cells if cell.package == package]
     layout = supply.layout
-    return (
-        layout.twins[part.node],
-        part.packages,
-        supply.count(part).kind,
-        (supply.free.cpus & part.cpus).bit_count(),
-        tuple(amounts[0] for amounts, _ in supply.amounts_of([part.node])),
-        layout.shared_l3_groups(part),
+    return tuple(
+        sorted(
+            (
+                cell.node,
+                supply.bin((cell,)).widths,
+                (supply.free.cpus & cell.cpus).bit_count(),
+                layout.shared_l3_groups((cell,)),
+            )
+            for cell in cells
+        )
     )
-
-
-def _fewest_nodes(supply: Supply, parts: Sequence[NodePart]) -> int:
-    """How many of the parts it takes at least; more than there are when all do not suffice."""
-    nodes = [part.node for part in parts]
-    if not supply.memory_fits(nodes):
-        return len(parts) + 1
-    by_units = fewest([supply.units(part) for part in parts], supply.need)
-    return max(by_units, supply.fewest_nodes_for_memory(nodes))
-
-
-def _distances(supply: Supply, parts: Sequence[NodePart]) -> tuple[int, int, int]:
-    if len(parts) == 1:
-        return (1, 0, 0)
-    distances = supply.layout.distances
-    pairs = [distances[a.node][b.node] for a, b in combinations(parts, 2)]
-    return (len(parts), max(pairs), sum(pairs))
 
 
 def mask_of_packages(parts: Iterable[NodePart]) -> int:
