@@ -30,7 +30,7 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict, 
 from kvplace.core.marks import RELEASED_AT
 from kvplace.kube.cluster import Cluster
 from kvplace.kube.ledgers import Ledgers
-from kvplace.kube.records import EventRecord, EventType, NodeRecord, PodRecord
+from kvplace.kube.records import EventRecord, EventType, NodeRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,7 @@ class Controller:
         cluster: Cluster,
         pods: Store[str, PodRecord],
         nodes: Store[str, NodeRecord],
+        topologies: Store[str, TopologyRecord],
         ledgers: Ledgers,
         settings: ControllerSettings | None = None,
         *,
@@ -83,6 +84,9 @@ class Controller:
         self._freed_changed = asyncio.Event()
         pods.subscribe(self._pod_seen)
         nodes.subscribe(self._node_seen)
+        topologies.subscribe(self._topology_seen)
+        self._freed.clear()  # what was known before is no news
+        self._freed_changed.clear()
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -166,8 +170,7 @@ class Controller:
                 format_cpu_list(claim.cpus),
                 extra={"node": node, "uid": uid, "vm": claim.vmi},
             )
-            self._freed.add(node)
-            self._freed_changed.set()
+            self._may_fit_now(node)
 
     def _lost_on(self, node: str, known: Mapping[str, Claim]) -> list[Lost]:
         running = (self._pods.get(uid) for uid in self._bound_to.get(node, ()) if uid not in known)
@@ -260,6 +263,14 @@ class Controller:
         if after is None and before is not None:
             self._mark(before.name)
 
+    def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
+        if after is not None and (before is None or not after.allows_what(before)):
+            self._may_fit_now(after.node)
+
+    def _may_fit_now(self, node: str) -> None:
+        self._freed.add(node)
+        self._freed_changed.set()
+
     def _mark(self, node: str, after_s: float = 0.0) -> None:
         """Make a node due, at a moment of this replica's own, so that replicas seldom do the same work.
 
@@ -304,7 +315,10 @@ class Controller:
             await asyncio.sleep(self._settings.round_s)
 
     async def _wake(self) -> None:
-        """Make kube-scheduler try waiting pods again after a release: it does so when a node changes."""
+        """Make kube-scheduler try waiting pods again after a release, or when a machine was described anew.
+
+        It does so when a node changes; left alone it would take five minutes.
+        """
         while True:
             await self._freed_changed.wait()
             self._freed_changed.clear()

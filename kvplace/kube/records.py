@@ -64,6 +64,14 @@ class TopologyRecord:
     """CPUs that the kubelet's own static policy holds there."""
     resource_version: str = ""
 
+    def allows_what(self, other: TopologyRecord) -> bool:
+        """Whether both allow the same placements: an agent reports far more often than a machine changes."""
+        return (
+            self.topology is other.topology
+            and self.problem == other.problem
+            and self.kubelet_cpus == other.kubelet_cpus
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:

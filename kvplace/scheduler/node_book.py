@@ -151,8 +151,8 @@ class NodeBook:
 
     def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
         either = after or before
-        if before is not None and after is not None and _alike(before, after):
-            return  # an agent reports far more often than a machine changes
+        if before is not None and after is not None and after.allows_what(before):
+            return
         if either is not None:
             self._machines.pop(either.node, None)
             self._largest = None
@@ -165,15 +165,6 @@ class NodeBook:
 
     def _changed(self, node: str) -> None:
         self.fits.node_changed(node)
-
-
-def _alike(before: TopologyRecord, after: TopologyRecord) -> bool:
-    """Whether two records of a NodeTopology allow the same placements."""
-    return (
-        before.topology is after.topology
-        and before.problem == after.problem
-        and before.kubelet_cpus == after.kubelet_cpus
-    )
 
 
 @contextlib.asynccontextmanager

@@ -98,7 +98,7 @@ async def replica(
             await store.wait_until_synced()
         wall = now if callable(now) else (lambda: now or datetime.now(UTC))
         extender = Extender(cluster, book, extending, now=wall)
-        keeper = Controller(cluster, book.pods, book.nodes, book.ledgers, settings, now=wall)
+        keeper = Controller(cluster, book.pods, book.nodes, book.topologies, book.ledgers, settings, now=wall)
         if controller:
             watching.append(group.create_task(keeper.run()))
         try:

@@ -219,6 +219,24 @@ async def test_nobody_is_woken_when_nobody_waits(cluster: MemoryCluster) -> None
         assert RELEASED_AT not in cluster.node_annotations("n1")
 
 
+async def test_a_machine_that_is_described_late_or_anew_wakes_the_waiting_pods(
+    cluster: MemoryCluster,
+) -> None:
+    cluster.create_node("late")
+    async with replica(cluster) as one:
+        waiting = asking_pod(cluster, "waiting", vcpus=6)
+        assert (await one.filter(waiting, "late")).names == []
+        woken: list[str] = []
+        one.book.nodes.subscribe(lambda _, node: woken.append(node.name if node else ""))
+        woken.clear()  # of what is known already
+        for times, (held, names) in enumerate(((0b111, []), (0, ["late"]), (0b11, ["late"])), 1):
+            cluster.put_topology("late", EIGHT, kubelet_cpus=held)
+            await one.until(lambda times=times: len(woken) >= times)
+            assert woken == ["late"] * times
+            assert (await one.filter(waiting, "late")).names == names
+            cluster.put_topology("late", EIGHT, kubelet_cpus=held)  # a report that says nothing new
+
+
 async def test_two_replicas_that_mend_the_same_node_do_each_thing_once(cluster: MemoryCluster) -> None:
     async with replica(cluster) as one, replica(cluster) as other:
         pods = [asking_pod(cluster, f"vm{number}") for number in range(4)]
