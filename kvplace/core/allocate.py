@@ -94,7 +94,8 @@ def _promise(supply: Supply, region: Region) -> tuple[int, int, int, int]:
     """A key that no choice inside the region can be better than; far cheaper than the choice itself."""
     nothing = (0, 0, 0, 0)
     if supply.request.policy is Policy.NUMA:
-        return nothing
+        choice = _whole_pool(supply, region)
+        return _weighed(supply, region, choice).key
     if supply.spreads:
         if len(region.parts) > supply.need or region.domain.straddled:
             return nothing
@@ -260,11 +261,16 @@ def _bins(supply: Supply, region: Region, cells: Iterable[Cell]) -> list[Bin]:
 
 
 def _whole_pool(supply: Supply, region: Region) -> CoreChoice:
-    """Policy `numa`: all CPUs of the shared pool there, the less they are used by others the better."""
+    """Policy `numa`: all CPUs of the shared pool there, the less crowded the better.
+
+    A pool is crowded from the first vCPU on that has no CPU of its own, were all the VMs that use all of
+    it of this one's size; so pools fill up before they take more nodes away from exclusive VMs.
+    """
     taken = [Taken(core, core) for one in _bins(supply, region, region.cells) for core, _ in one.cores]
-    cpus = [cpu for one in taken for cpu in cpus_of(one.cpus)]
-    load = sum(supply.uses.get(cpu, 0) for cpu in cpus)
-    return CoreChoice(0, 0, load * 1000 // len(cpus), tuple(taken))
+    uses = [supply.uses.get(cpu, 0) for one in taken for cpu in cpus_of(one.cpus)]
+    size, using_all = len(uses), min(uses)
+    vcpus = (using_all + 1) * supply.need + sum(uses) - using_all * size
+    return CoreChoice(0, 0, max(0, vcpus - size) * 1000 // size, tuple(taken))
 
 
 def _weighed(supply: Supply, region: Region, choice: CoreChoice) -> _Found:
