@@ -25,6 +25,8 @@ TITLES: Mapping[str, str] = {
     "look_ahead": "How VMs sit after long use",
     "across_nodes": "How full a cluster gets",
     "planning": "Many VMs at once",
+    "placement": "One placement",
+    "decision": "One decision over many nodes",
     "bound_per_second": "Pods bound per second",
     "first_bind": "From a VM to its bound pod",
     "hook_footprint": "The hook sidecar",

@@ -15,12 +15,13 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from statistics import fmean, stdev
 
+from benchmarks._plots import Figure, NotInstalled, write_plot
 from benchmarks._tables import table
 from benchmarks.peers.kube_scheduler import (
     Score,
@@ -184,7 +185,32 @@ def read(machine: str) -> Topology:
     return read_machine(machine)
 
 
-def main(sizes: tuple[int, ...], seeds: tuple[int, ...]) -> None:
+def draw(ends: Mapping[str, list[End]], figure: Figure) -> None:
+    """Draw what is in use and what is stranded of the CPUs and of the memory, a bar for each way."""
+    names = list(ends)[::-1]
+    panels = figure.subplots(1, 2, sharey=True)
+    for panel, kind in zip(panels, ("CPUs", "memory"), strict=True):
+        shares = [
+            [
+                (end.state.cpus_used, end.state.cpus_stranded)
+                if kind == "CPUs"
+                else (end.state.memory_used, end.state.memory_stranded)
+                for end in ends[name]
+            ]
+            for name in names
+        ]
+        used = [100 * fmean(one for one, _ in found) for found in shares]
+        stranded = [100 * fmean(other for _, other in found) for found in shares]
+        panel.barh(range(len(names)), used, color="#2a6f97", label="in use")
+        panel.barh(range(len(names)), stranded, left=used, color="#c8553d", label="stranded")
+        panel.set_yticks(range(len(names)), names)
+        panel.grid(visible=False, axis="y")
+        panel.set_xlim(0, 100)
+        panel.set_xlabel(f"% of the {kind}")
+    panels[0].legend(loc="lower left")
+
+
+def main(sizes: tuple[int, ...], seeds: tuple[int, ...], *, plot: bool) -> int:
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         # The long ones first, so that no processor waits for a last one.
         found = {
@@ -197,6 +223,16 @@ def main(sizes: tuple[int, ...], seeds: tuple[int, ...]) -> None:
             rows = [row(name, [found[name, size, seed].result() for seed in seeds]) for name in FILLINGS]
             heads = [f"{size} nodes", "CPUs in use", "CPUs stranded", "memory stranded", "split VMs"]
             print(table(heads, rows), end="\n\n")
+        if not plot:
+            return 0
+        ends = {name: [found[name, sizes[-1], seed].result() for seed in seeds] for name in FILLINGS}
+    try:
+        title = f"{sizes[-1]} nodes at the first refusal"
+        print(write_plot("across_nodes", partial(draw, ends), title=title))
+    except NotInstalled as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 def row(name: str, ends: list[End]) -> list[str]:
@@ -214,6 +250,5 @@ def row(name: str, ends: list[End]) -> list[str]:
 
 if __name__ == "__main__":
     if "--quick" in sys.argv[1:]:
-        main((50,), (1, 2))
-    else:
-        main(SIZES, SEEDS)
+        sys.exit(main((50,), (1, 2), plot=False))
+    sys.exit(main(SIZES, SEEDS, plot=True))

@@ -14,11 +14,13 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ParamSpec
 
 from benchmarks._machines import SHAPES
+from benchmarks._plots import Figure, NotInstalled, write_plot
 from benchmarks._tables import table
 from benchmarks.peers.kubelet import packed
 from kvplace.core.allocate import place
@@ -79,7 +81,22 @@ def timed(call: Callable[_Asked, object], *asked: _Asked.args, **named: _Asked.k
     return time.perf_counter() - began
 
 
-def main(quick: bool) -> None:
+def draw(medians: Mapping[str, Sequence[float]], figure: Figure) -> None:
+    """Draw the medians, a bar for each kind of free set."""
+    panel = figure.subplots()
+    names = list(ASKED)[::-1]
+    height = 0.8 / len(medians)
+    for number, (kind, found) in enumerate(medians.items()):
+        places = [place + 0.4 - height * (number + 0.5) for place in range(len(names))]
+        panel.barh(places, [seconds * 1e6 for seconds in found[::-1]], height, label=kind)
+    panel.set_yticks(range(len(names)), names)
+    panel.grid(visible=False, axis="y")
+    panel.set_xscale("log")
+    panel.set_xlabel("median, µs")
+    panel.legend()
+
+
+def main(quick: bool) -> int:
     """Print a table for each kind of free set."""
     machine = SHAPES["Rome NPS4"]
     chance = random.Random(0)
@@ -89,6 +106,7 @@ def main(quick: bool) -> None:
         "filled": [filled(machine, chance) for _ in range(number)],
         "torn": [torn(machine, chance) for _ in range(number)],
     }
+    medians: dict[str, list[float]] = {kind: [] for kind in kinds}
     for kind, sets in kinds.items():
         frees = [_only(machine, cpus) for cpus in sets]
         rows = []
@@ -103,6 +121,7 @@ def main(quick: bool) -> None:
             slowest = frees[max(range(len(ours)), key=ours.__getitem__)]
             worst = min(timed(place, machine, slowest, request) for _ in range(5))
             mine, others = statistics.median(ours), statistics.median(theirs)
+            medians[kind].append(mine)
             rows.append(
                 [
                     name,
@@ -117,7 +136,19 @@ def main(quick: bool) -> None:
         heads = ["CPUs, where", "fits", "median µs", "worst µs", "kubelet µs", "ratio"]
         print(table(heads, rows))
         print()
+    if quick:
+        return 0
+    try:
+        print(
+            write_plot(
+                "placement", partial(draw, medians), title="One placement by what is asked and what is free"
+            )
+        )
+    except NotInstalled as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main("--quick" in sys.argv[1:])
+    sys.exit(main("--quick" in sys.argv[1:]))
