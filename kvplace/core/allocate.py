@@ -11,7 +11,6 @@ regions. Only inside those are L3 groups and cores chosen.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,7 +27,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.refusing import refuse
 from kvplace.core.regions import MOST_REGIONS, Region, best_regions, spread_groups, touch_plans
-from kvplace.core.request import Policy, Request, Smt
+from kvplace.core.request import Policy, Request, Scope, Smt
 from kvplace.core.supply import Supply, fewest
 from kvplace.core.topology import Topology
 
@@ -99,6 +98,8 @@ def _promise(supply: Supply, region: Region) -> tuple[int, int, int, int]:
     if supply.spreads:
         if len(region.parts) > supply.need or region.domain.straddled:
             return nothing
+        if supply.request.scope is Scope.SPREAD_NUMA and not region.domain.crossed:
+            return (*_promise_of_shares(supply, region), 0, 0)
         groups = spread_groups(supply, region)
         shares = [(_bins(supply, region, cells), supply.need // len(groups)) for cells in groups]
     elif len(region.parts) > 1 or region.domain.crossed:
@@ -118,8 +119,26 @@ def _promise_of_node(supply: Supply, region: Region) -> tuple[int, int, int, int
     if supply.request.owns_cpus:
         free = (supply.free.cpus & part.cpus).bit_count()
         lost = damage_of(free, free - supply.need)
-    l3_groups = bisect_left(count.reach_of_bins, supply.need) + 1
-    return (l3_groups, bisect_left(count.reach_of_cores, supply.need) + 1, 0, lost)
+    return (*count.least_for(supply.need), 0, lost)
+
+
+def _promise_of_shares(supply: Supply, region: Region) -> tuple[int, int]:
+    """L3 groups and cores that equal shares of each NUMA node take at least."""
+    low, over = divmod(supply.need, len(region.parts))
+    l3_groups = cores = 0
+    larger: list[tuple[int, int]] = []
+    for part in region.parts:
+        count = supply.count(part)
+        groups, opened = count.least_for(low)
+        l3_groups += groups
+        cores += opened
+        if over and count.units > low:
+            more_groups, more_opened = count.least_for(low + 1)
+            larger.append((more_groups - groups, more_opened - opened))
+    for more_groups, more_opened in sorted(larger)[:over]:
+        l3_groups += more_groups
+        cores += more_opened
+    return (l3_groups, cores)
 
 
 def _unlike(supply: Supply, regions: list[Region]) -> list[Region]:

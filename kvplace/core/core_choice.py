@@ -85,43 +85,57 @@ def choose_cores(
 
 
 def _best_bins(bins: Sequence[Bin], need: int, count: int) -> Sequence[Bin]:
-    """Of the choices of `count` bins the one with the fewest cores, then with the least damage."""
-    units = [one.units for one in bins]
+    """Of the choices of `count` bins one with the fewest cores, of those with the least damage."""
     kinds = [one.widths for one in bins]
-    widest = sorted(bins, key=lambda one: one.widths, reverse=True)[:count]
-    least = _fewest_cores_in(bins, need, count)
-    best, best_cores = None, MOST_CHOICES
-    if sum(one.units for one in widest) >= need:
-        best, best_cores = widest, cores_needed(widest, need)
-    if best_cores > least:
-        for number, indexes in enumerate(covers(units, kinds, need, count)):
-            chosen = [bins[index] for index in indexes]
-            cores = cores_needed(chosen, need)
-            if best is None or cores < best_cores:
-                best, best_cores = chosen, cores
-            if cores == least or number >= MOST_CHOICES:
-                break
-    assert best is not None
-    best_damage = _damage(best, need)
-    for indexes in islice(covers(units, kinds, need, count, tight_first=True), _MOST_TIES):
-        chosen = [bins[index] for index in indexes]
-        damage = _damage(chosen, need)
-        if damage < best_damage and cores_needed(chosen, need) == best_cores:
-            best, best_damage = chosen, damage
-    return best
+    choices = _with_fewest_cores(bins, kinds, need, count)
+    return min(islice(choices, _MOST_TIES), key=lambda chosen: _damage(chosen, need))
 
 
 def _least_used_of(bins: Sequence[Bin], need: int, count: int, uses: Mapping[int, int]) -> CoreChoice:
-    """Of the choices of `count` bins the one with the fewest cores, then with the least used CPUs."""
-    units = [one.units for one in bins]
+    """Of the choices of `count` bins one with the fewest cores, of those with the least used CPUs."""
     best: CoreChoice | None = None
-    for indexes in islice(covers(units, range(len(bins)), need, count), _MOST_TIES):
-        taken = pick_cores([core for index in indexes for core in bins[index].cores], need, uses)
+    for chosen in islice(_with_fewest_cores(bins, range(len(bins)), need, count), _MOST_TIES):
+        taken = pick_cores([core for one in chosen for core in one.cores], need, uses)
         found = CoreChoice(count, len(taken), _uses(taken, uses), taken)
         if best is None or found.rank < best.rank:
             best = found
     assert best is not None
     return best
+
+
+def _with_fewest_cores(
+    bins: Sequence[Bin], kinds: Sequence[Hashable], need: int, count: int
+) -> Iterator[list[Bin]]:
+    """Yield the choices of `count` bins that cover a need with the fewest cores, the tightest first.
+
+    The largest m of some cores give a need just when for every t their threads beyond t make up for the
+    rest: the sum of what each core has more than t must be the need less m times t. That is a cover by
+    several amounts, one for each t.
+    """
+    units = [one.units for one in bins]
+    beyond = _threads_beyond(bins)
+    cores = max(
+        -(-(need - sum(sorted(amounts, reverse=True)[:count])) // t)
+        for t, amounts in enumerate([*beyond, [0] * len(bins)], start=1)
+    )
+    found = False
+    while not found:
+        also = [(amounts, need - cores * t) for t, amounts in enumerate(beyond, start=1)]
+        for indexes in covers(units, kinds, need, count, also=also, tight_first=True):
+            found = True
+            yield [bins[index] for index in indexes]
+        cores += 1
+
+
+def _threads_beyond(bins: Sequence[Bin]) -> list[list[int]]:
+    """For 1, 2 and so on how many units the cores of each bin have beyond that; none beyond the last."""
+    widest = max([one.widths[0] for one in bins])
+    narrowest = min([one.widths[-1] for one in bins])
+    return [
+        [sum([width - t for width in one.widths if width > t]) for one in bins]
+        for t in range(1, widest)
+        if narrowest < widest
+    ]
 
 
 def covers(
@@ -180,10 +194,13 @@ class _Amount:
     def __init__(self, amounts: Sequence[int], need: int, classes: Sequence[Sequence[int]]) -> None:
         self.missing = need
         self.sizes = [amounts[indexes[0]] for indexes in classes]
-        self.most = [
-            [0, *accumulate(sorted((amounts[i] for one in classes[place:] for i in one), reverse=True))]
-            for place in range(len(classes) + 1)
-        ]
+        self.most = [[0]]
+        largest: list[int] = []
+        for size, indexes in zip(reversed(self.sizes), reversed(classes), strict=True):
+            largest += [size] * len(indexes)
+            largest.sort(reverse=True)
+            self.most.append([0, *accumulate(largest)])
+        self.most.reverse()
         """What the largest groups of the classes from a place on give together, by their number."""
 
 
@@ -205,20 +222,6 @@ def cores_needed(bins: Sequence[Bin], need: int) -> int:
     if all(one.widths[0] == width == one.widths[-1] for one in bins):
         return -(-need // width)
     return fewest([width for one in bins for width in one.widths], need)
-
-
-def _fewest_cores_in(bins: Sequence[Bin], need: int, count: int) -> int:
-    """A number of cores that no choice of `count` bins can go below."""
-    widths = sorted({width for one in bins for width in one.widths}, reverse=True)
-    cores = 0
-    for width in widths:
-        most = sorted((sum(1 for other in one.widths if other >= width) for one in bins), reverse=True)
-        more = min(sum(most[:count]) - cores, -(-need // width))
-        cores += more
-        need -= more * width
-        if need <= 0:
-            break
-    return cores
 
 
 def pick_cores(

@@ -7,6 +7,7 @@ list of its cells.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class NodePart:
     cells: tuple[Cell, ...]
     packages: int
     """Indexes of its packages, as a bit set."""
+    surroundings: tuple[int, ...]
+    """Its twin and the L3 groups that it shares: parts of equal surroundings can be exchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,10 @@ class PartCount:
     """The most units in one bin, in two, and so on."""
     reach_of_cores: tuple[int, ...]
     """The most units on one core, on two, and so on."""
+
+    def least_for(self, need: int) -> tuple[int, int]:
+        """How many bins, and how many cores, a need takes at least; there must be as much."""
+        return bisect_left(self.reach_of_bins, need) + 1, bisect_left(self.reach_of_cores, need) + 1
 
 
 class Layout:
@@ -174,7 +181,8 @@ class Layout:
                 packages = 0
                 for cell in cells:
                     packages |= 1 << cell.package
-                parts.append(NodePart(index, node.cpus & cpus, cells, packages))
+                surroundings = (self.twins[index], *self.shared_l3_groups(cells))
+                parts.append(NodePart(index, node.cpus & cpus, cells, packages, surroundings))
         groups = [cell.l3 for part in parts for cell in part.cells]
         return Domain(
             name,

@@ -19,6 +19,9 @@ MOST_EQUALS = 4_096
 Distances = tuple[int, int]
 """The largest and the summed distance between the NUMA nodes of a set."""
 
+SizedPart = tuple[int, NodePart]
+"""A part of a NUMA node, after its units."""
+
 Found = TypeVar("Found")
 _Amount = tuple[Sequence[int], int]
 """What each part has of something, and how much of it a set must have."""
@@ -27,21 +30,22 @@ _Amount = tuple[Sequence[int], int]
 class NodeSets:
     """Parts of NUMA nodes of which sets are sought, the largest first, and what they have."""
 
-    def __init__(self, supply: Supply, parts: Iterable[NodePart], *, a_package_each: bool = False) -> None:
+    def __init__(self, supply: Supply, parts: Iterable[SizedPart], *, a_package_each: bool = False) -> None:
         """`a_package_each` says that no two parts share a package, so that it does not tell them apart."""
-        ordered = sorted(parts, key=lambda part: -supply.units(part))
+        ordered = sorted(parts, key=_largest_first)
         kinds: Sequence[Hashable] = range(len(ordered))
         if not supply.uses:
-            of_kind: dict[Hashable, list[NodePart]] = {}
-            for part in ordered:
-                kind = _kind(supply, part, 0 if a_package_each else part.packages)
-                of_kind.setdefault(kind, []).append(part)
-            ordered = [part for same in of_kind.values() for part in same]
+            of_kind: dict[Hashable, list[SizedPart]] = {}
+            for sized in ordered:
+                kind = _kind(supply, sized[1], 0 if a_package_each else sized[1].packages)
+                of_kind.setdefault(kind, []).append(sized)
+            ordered = [sized for same in of_kind.values() for sized in same]
             kinds = [kind for kind, same in of_kind.items() for _ in same]
-        self._ordered = ordered
-        self._units = [supply.units(part) for part in ordered]
-        nodes = [part.node for part in ordered]
-        self._needs = [(self._units, supply.need), *supply.amounts_of(nodes)]
+        self.units = [units for units, _ in ordered]
+        self._parts = [part for _, part in ordered]
+        nodes = [part.node for part in self._parts]
+        self._need = supply.need
+        self._amounts = supply.amounts_of(nodes)
         self.like_last = [index > 0 and kinds[index - 1] == kind for index, kind in enumerate(kinds)]
         """Whether a part is of the kind of the one before: of one kind the first are enough to look at."""
         distances = supply.layout.distances
@@ -53,11 +57,12 @@ class NodeSets:
     @property
     def fewest(self) -> int:
         """How many of the parts it takes at least; more than there are when all do not suffice."""
-        return max(fewest(amounts, need) for amounts, need in self._needs)
+        needs = [(self.units, self._need), *self._amounts]
+        return max(fewest(amounts, need) for amounts, need in needs)
 
     def members(self, chosen: Iterable[int]) -> tuple[NodePart, ...]:
         """The chosen parts in the machine's order."""
-        return tuple(sorted([self._ordered[index] for index in chosen], key=lambda part: part.node))
+        return tuple(sorted([self._parts[index] for index in chosen], key=lambda part: part.node))
 
     def nearest(
         self,
@@ -73,13 +78,13 @@ class NodeSets:
         `accepts` makes anything of a set that has the units and the memory. Sets farther apart than `within`
         do not count. Every part of a set has `share` units at least, and `larger` of them one more.
         """
-        candidates = [index for index, units in enumerate(self._units) if units >= share]
+        candidates = [index for index, units in enumerate(self.units) if units >= share]
         if len(candidates) < count:
             return None
-        needs = self._needs
+        amounts: list[_Amount] = [*self._amounts]
         if larger:
-            needs = [*needs, ([int(units > share) for units in self._units], larger)]
-        nowhere = [0] * len(self._units)
+            amounts.append(([int(units > share) for units in self.units], larger))
+        nowhere = [0] * len(self.units)
         least = self._least_step(candidates, count)
         for far in self.steps if count > 1 else (0,):
             if far < least:
@@ -90,8 +95,9 @@ class NodeSets:
                     break
                 if far == within[0]:
                     most = within[1]
-            search = _Growth(self, needs, accepts, far, most)
-            search.grow(candidates, (), count, 0, nowhere)
+            alike = 0 if self.varied else far * count * (count - 1) // 2
+            search = _Growth(self, amounts, accepts, far, most)
+            search.grow(candidates, (), count, self._need, alike, nowhere)
             if search.found:
                 return (far, search.total), search.found
         return None
@@ -129,43 +135,50 @@ class _Growth(Generic[Found]):
         """The summed distance in each set of which something was found."""
 
     def grow(
-        self, candidates: Sequence[int], chosen: tuple[int, ...], left: int, total: int, sums: Sequence[int]
+        self,
+        candidates: Sequence[int],
+        chosen: tuple[int, ...],
+        left: int,
+        missing: int,
+        total: int,
+        sums: Sequence[int],
     ) -> None:
         """Add `left` of the candidates to the chosen parts, in every way that can be of use.
 
-        `total` is the summed distance between the chosen ones, `sums` that from each part to all of them.
+        `missing` units must come with them. `total` is the summed distance between the chosen ones, `sums`
+        that from each part to all of them.
         """
         parts = self._parts
-        for place, index in enumerate(candidates):
-            ahead = candidates[place:]
-            if len(ahead) < left:
+        units, like_last = parts.units, parts.like_last
+        for place in range(len(candidates) - left + 1):
+            if sum([units[index] for index in candidates[place : place + left]]) < missing:
                 return
-            if parts.like_last[index] and (not chosen or chosen[-1] != index - 1):
+            index = candidates[place]
+            if like_last[index] and (not chosen or chosen[-1] != index - 1):
                 continue
             now = total + sums[index]
+            taken = (*chosen, index)
             if left == 1:
-                if now <= self._most and self._suffice((*chosen, index), (), 0):
-                    self._accept((*chosen, index), now)
+                if now <= self._most and self._suffice(taken, (), 0):
+                    self._accept(taken, now)
                 continue
             row = parts.rows[index]
-            rest = [other for other in ahead[1:] if row[other] <= self._far]
-            if len(rest) < left - 1 or not self._suffice((*chosen, index), rest, left - 1):
-                continue
-            more = [one + other for one, other in zip(sums, row, strict=True)]
+            rest, more = candidates[place + 1 :], sums
             if parts.varied:
+                rest = [other for other in rest if row[other] <= self._far]
+                more = [one + other for one, other in zip(sums, row, strict=True)]
                 nearest = sorted([more[other] for other in rest])[: left - 1]
                 between = parts.steps[0] * (left - 1) * (left - 2) // 2
-                if now + sum(nearest) + between > self._most:
+                if len(nearest) < left - 1 or now + sum(nearest) + between > self._most:
                     continue
-            self.grow(rest, (*chosen, index), left - 1, now, more)
+            if self._suffice(taken, rest, left - 1):
+                self.grow(rest, taken, left - 1, missing - units[index], now, more)
 
     def _suffice(self, chosen: Sequence[int], rest: Sequence[int], left: int) -> bool:
-        """Whether the chosen parts and the `left` largest of the rest have what is needed of everything."""
+        """Whether the chosen parts and the `left` largest of the rest have what is needed besides units."""
         for amounts, need in self._amounts:
             have = sum([amounts[index] for index in chosen])
             if have < need:
-                if not left:
-                    return False
                 largest = sorted([amounts[index] for index in rest], reverse=True)
                 if have + sum(largest[:left]) < need:
                     return False
@@ -182,14 +195,12 @@ class _Growth(Generic[Found]):
                 return
 
 
+def _largest_first(sized: SizedPart) -> int:
+    return -sized[0]
+
+
 def _kind(supply: Supply, part: NodePart, packages: int) -> Hashable:
     """Parts of one kind differ in ids alone: of sets that do not differ otherwise one is enough."""
-    layout = supply.layout
-    return (
-        layout.twins[part.node],
-        packages,
-        supply.count(part).kind,
-        (supply.free.cpus & part.cpus).bit_count(),
-        tuple(amounts[0] for amounts, _ in supply.amounts_of([part.node])),
-        layout.shared_l3_groups(part.cells),
-    )
+    amounts = [amounts[0] for amounts, _ in supply.amounts_of([part.node])] if supply.needs_memory else ()
+    free = (supply.free.cpus & part.cpus).bit_count()
+    return (part.surroundings, packages, supply.count(part).kind, free, *amounts)

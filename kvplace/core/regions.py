@@ -13,7 +13,7 @@ from itertools import islice, product
 from kvplace.core.core_choice import covers
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.layout import Cell, Domain, NodePart
-from kvplace.core.node_sets import NodeSets
+from kvplace.core.node_sets import NodeSets, SizedPart
 from kvplace.core.request import Policy, Scope
 from kvplace.core.supply import Supply, fewest
 
@@ -98,29 +98,29 @@ def spread_groups(supply: Supply, region: Region) -> list[list[Cell]]:
 
 def _package_by_package(supply: Supply, domain: Domain, best: _Best | None) -> _Best | None:
     """Search where every NUMA node lies in one package: the packages first, then the nodes in them."""
-    by_package: dict[int, list[NodePart]] = {}
+    by_package: dict[int, list[SizedPart]] = {}
     for part in domain.parts:
-        if supply.units(part):
-            by_package.setdefault(part.packages, []).append(part)
+        if units := supply.units(part):
+            by_package.setdefault(part.packages, []).append((units, part))
     packages = list(by_package.values())
     if len(packages) > 1 and all(len(parts) == 1 for parts in packages):
         return _nodes_as_packages(supply, domain, [part for (part,) in packages], best)
-    units = [sum([supply.units(part) for part in parts]) for parts in packages]
+    room = [sum([units for units, _ in parts]) for parts in packages]
     also = _amounts_of_packages(supply, packages)
-    for count in range(fewest(units, supply.need), len(packages) + 1):
+    for count in range(fewest(room, supply.need), len(packages) + 1):
         if best is not None and count > best.rank[0]:
             break
-        for chosen in covers(units, range(len(units)), supply.need, count, also=also):
+        for chosen in covers(room, range(len(room)), supply.need, count, also=also):
             parts = [part for index in chosen for part in packages[index]]
             best = _in_packages(supply, domain, parts, count, best)
     return best
 
 
 def _amounts_of_packages(
-    supply: Supply, packages: Sequence[Sequence[NodePart]]
+    supply: Supply, packages: Sequence[Sequence[SizedPart]]
 ) -> list[tuple[list[int], int]]:
     """What packages have of memory and of each size of huge pages, with the need of it."""
-    in_each = [supply.amounts_of([part.node for part in parts]) for parts in packages]
+    in_each = [supply.amounts_of([part.node for _, part in parts]) for parts in packages]
     return [
         ([sum(amounts[number][0]) for amounts in in_each], need)
         for number, (_, need) in enumerate(in_each[0])
@@ -128,7 +128,7 @@ def _amounts_of_packages(
 
 
 def _nodes_as_packages(
-    supply: Supply, domain: Domain, parts: Sequence[NodePart], best: _Best | None
+    supply: Supply, domain: Domain, parts: Sequence[SizedPart], best: _Best | None
 ) -> _Best | None:
     """Search where every package is one NUMA node."""
     sets = NodeSets(supply, parts, a_package_each=True)
@@ -140,7 +140,7 @@ def _nodes_as_packages(
 
 
 def _in_packages(
-    supply: Supply, domain: Domain, parts: Sequence[NodePart], sockets: int, best: _Best | None
+    supply: Supply, domain: Domain, parts: Sequence[SizedPart], sockets: int, best: _Best | None
 ) -> _Best | None:
     sets = NodeSets(supply, parts)
     for count in range(max(sockets, sets.fewest), len(parts) + 1):
@@ -153,7 +153,7 @@ def _in_packages(
 def _across_packages(supply: Supply, domain: Domain, best: _Best | None) -> _Best | None:
     """Search where NUMA nodes lie in several packages: the nodes first, then the packages in them."""
     parts = [part for part in domain.parts if supply.units(part)]
-    sets = NodeSets(supply, parts)
+    sets = NodeSets(supply, [(supply.units(part), part) for part in parts])
     packages = mask_of_packages(parts).bit_count()
     for sockets in range(_fewest_packages(supply, parts), packages + 1):
         for count in range(sets.fewest, len(parts) + 1):
@@ -179,7 +179,7 @@ def _nearest(
             return _choose_packages(supply, domain, members, sockets)
         packages = mask_of_packages(members)
         region = Region(members, packages, domain)
-        return [region] if packages.bit_count() == sockets and _spreads(supply, region) else []
+        return [region] if packages.bit_count() == sockets and (share or _spreads(supply, region)) else []
 
     within = best.rank[2:] if best is not None and best.rank[:2] == size else None
     found = sets.nearest(count, regions_of, within=within, share=share, larger=larger)

@@ -1,13 +1,13 @@
 """Inputs that other allocators are known to answer wrongly, by the name of the one that does.
 
-Each was found by reading or running the other: the kubelet's static policy, Koordinator, Crane, Nova. They
+Each was found by reading or running the other: the kubelet, Koordinator, Crane, Katalyst, KubeVirt, Nova. They
 stand here so that the same mistake cannot come in by a new way of searching.
 """
 
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from kvplace.core.allocate import place
 from kvplace.core.cpuset import format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.free import Free, free_of
-from kvplace.core.ledger import Ledger
+from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Policy, Request, Scope, Smt
@@ -144,7 +144,54 @@ def test_nova_whole_cores_for_an_odd_count_leave_the_odd_thread_to_the_emulator(
     assert isinstance(place(FOUR_CORES, only(FOUR_CORES, "1,3-7"), Request(5, smt=Smt.REQUIRE)), Refusal)
 
 
+@pytest.mark.parametrize("order", list(permutations(["8,40", "0,32", "16,48", "1,33"]))[::5])
+def test_nova_order_of_cores_does_not_depend_on_how_they_were_listed(order: tuple[str, ...]) -> None:
+    """Nova sorts sibling sets by `<`, which is no order of sets, and takes 16 and 48 first."""
+    everything = "0-1,8,16,32-33,40,48"
+    on = machine(packages=[everything], nodes=[everything], l3=[everything], cores=order)
+    assert placed(on, free_of(on, Ledger()), Request(3)).vcpus == (0, 32, 1)
+
+
+def test_nova_memory_of_vms_that_own_no_cpus_counts_on_their_node_too() -> None:
+    """Nova counts memory by cell for guests with cells alone; the others eat it, and pinned ones die."""
+    shares = Request(1, scope=Scope.ONE_NUMA, policy=Policy.SHARE, memory=6 * GIB)
+    ledger = with_vm(THREE_CELLS, Ledger(), "shares", shares)
+    pinned = Request(2, scope=Scope.ONE_NUMA, memory=3 * GIB)
+    assert placed(THREE_CELLS, free_of(THREE_CELLS, ledger), pinned).numa_nodes == (1,)
+    only_there = free_of(THREE_CELLS, ledger, only=parse_cpu_list("0-7"))
+    assert isinstance(place(THREE_CELLS, only_there, pinned), Refusal)
+
+
 # The kubelet's static policy
+
+
+def test_kubelet_mask_what_does_not_fit_a_socket_is_not_filled_up_from_another() -> None:
+    """Told to use node 0 the kubelet answers 0-2,4,6-8,10 for eight: two of them are of node 1."""
+    even, odd = "0,2,4,6,8,10", "1,3,5,7,9,11"
+    two_sockets = machine(
+        packages=[even, odd],
+        nodes=[even, odd],
+        l3=[even, odd],
+        cores=[f"{cpu},{cpu + 6}" for cpu in range(6)],
+    )
+    for scope in (Scope.ONE_SOCKET, Scope.ONE_NUMA, Scope.ONE_L3):
+        answer = place(two_sockets, free_of(two_sockets, Ledger()), Request(8, scope=scope))
+        assert isinstance(answer, Refusal)
+        assert (answer.shortfall["best"], answer.shortfall["missing"]) == (6, 2)
+        assert placed(two_sockets, free_of(two_sockets, Ledger()), Request(6, scope=scope)).packages == (0,)
+
+
+def test_kubelet_and_koordinator_know_no_distances_and_take_far_nodes_for_near_ones() -> None:
+    """Both count free CPUs and ids: of four equal nodes they take 0 and 1, which are far from each other."""
+    four = machine(
+        packages=["0-3,8-11", "4-7,12-15"],
+        nodes=["0-3", "4-7", "8-11", "12-15"],
+        l3=["0-3", "4-7", "8-11", "12-15"],
+        cores=[f"{cpu}-{cpu + 1}" for cpu in range(0, 16, 2)],
+        distances=slit([10, 32, 12, 32], [32, 10, 32, 12], [12, 32, 10, 32], [32, 12, 32, 10]),
+    )
+    for scope in (Scope.ANY, Scope.ONE_SOCKET, Scope.SPREAD_NUMA):
+        assert placed(four, free_of(four, Ledger()), Request(8, scope=scope)).numa_nodes == (0, 2)
 
 
 def test_kubelet_hybrid_a_cpu_in_use_is_not_given_away_a_second_time() -> None:
@@ -230,6 +277,89 @@ def test_crane_sparse_node_ids_are_ids_and_not_places_in_a_list() -> None:
     assert placement.packages == (3,)
 
 
+@pytest.mark.parametrize("scope", [Scope.ANY, Scope.ONE_SOCKET, Scope.ONE_NUMA])
+def test_crane_worst_fit_the_node_that_just_fits_is_taken_and_the_empty_one_kept(scope: Scope) -> None:
+    """Crane takes the NUMA node with the most free CPUs, and so leaves no whole one for large VMs."""
+    placement = placed(THREE_CELLS, only(THREE_CELLS, "0-7,12-15,16-22"), Request(4, scope=scope))
+    assert placement.cpus == parse_cpu_list("12-15")
+
+
+def test_crane_accounts_memory_is_counted_as_memory_and_given_back_to_the_byte() -> None:
+    """Crane writes memory from the CPUs' field, crashes over huge pages, and reserves too much elsewhere."""
+    paged = machine(
+        packages=["0-15"],
+        nodes=["0-7", "8-15"],
+        l3=["0-15"],
+        cores=[str(cpu) for cpu in range(16)],
+        memory=[8, 8],
+        pages=[3, 5],
+    )
+    empty = free_of(paged, Ledger())
+    request = Request(3, scope=Scope.ONE_NUMA, memory=2 * GIB + 4097, huge_pages={GIB: 2})
+    ledger = with_vm(paged, Ledger(), "vm", request)
+    (claim,) = ledger.claims.values()
+    (node,) = claim.memory
+    taken = free_of(paged, ledger)
+    assert taken.memory_by_node == {**empty.memory_by_node, node: empty.memory_by_node[node] - 4097}
+    assert taken.pages_by_node == {
+        **empty.pages_by_node,
+        (node, GIB): empty.pages_by_node[node, GIB] - 2,
+    }
+    assert free_of(paged, ledger.after(LedgerChange(releases=(claim.uid,)))) == empty
+    none_of_that_size = Request(1, memory=4 << 20, huge_pages={2 << 20: 2})
+    assert isinstance(place(paged, empty, none_of_that_size), Refusal)
+
+
+# Katalyst and KubeVirt
+
+
+def test_katalyst_l3_a_whole_group_on_another_node_is_better_than_two_parts_on_the_node_that_just_fits() -> (
+    None
+):
+    """It aligns to L3 groups inside the NUMA node that its caller chose, where there may be none."""
+    two_nodes = machine(
+        packages=["0-15"],
+        nodes=["0-7", "8-15"],
+        l3=["0-3", "4-7", "8-11", "12-15"],
+        cores=[str(cpu) for cpu in range(16)],
+    )
+    for scope in (Scope.ANY, Scope.ONE_NUMA, Scope.ONE_L3):
+        placement = placed(two_nodes, only(two_nodes, "0-1,4-5,8-14"), Request(4, scope=scope))
+        assert placement.cpus == parse_cpu_list("8-11")
+
+
+def test_katalyst_greed_exactly_filled_groups_are_found_where_the_fullest_first_needs_more() -> None:
+    """Free are 5, 4, 4 and 3 of groups of 6: eight fit two groups whole, and the 5 and 3 as well."""
+    groups = machine(
+        packages=["0-23"],
+        nodes=["0-23"],
+        l3=["0-5", "6-11", "12-17", "18-23"],
+        cores=[str(cpu) for cpu in range(24)],
+    )
+    free = only(groups, "0-4,6-9,12-15,18-20")
+    for vcpus, fewest in ((5, 1), (8, 2), (9, 2), (12, 3), (13, 3), (16, 4)):
+        assert len(placed(groups, free, Request(vcpus)).l3_groups) == fewest
+    left = free.cpus & ~placed(groups, free, Request(8)).cpus
+    assert sorted((left & group).bit_count() for group in groups.l3_groups) in ([0, 0, 3, 5], [0, 0, 4, 4])
+
+
+def test_kubevirt_huge_pages_are_split_as_the_nodes_have_them_and_not_in_halves() -> None:
+    """KubeVirt gives every guest cell as much and asks no node: half of eight pages finds but three."""
+    paged = machine(
+        packages=["0-7"],
+        nodes=["0-3", "4-7"],
+        l3=["0-7"],
+        cores=[str(cpu) for cpu in range(8)],
+        memory=[8, 8],
+        pages=[3, 5],
+    )
+    request = Request(6, scope=Scope.SPREAD_NUMA, memory=8 * GIB, huge_pages={GIB: 8})
+    placement = placed(paged, free_of(paged, Ledger()), request)
+    assert placement.huge_pages == {0: {GIB: 3}, 1: {GIB: 5}}
+    nine = Request(6, scope=Scope.SPREAD_NUMA, memory=9 * GIB, huge_pages={GIB: 9})
+    assert isinstance(place(paged, free_of(paged, Ledger()), nine), Refusal)
+
+
 # What the kubelet's own tests expect
 
 
@@ -287,3 +417,19 @@ def kubelet_machine(rows: list[list[Any]]) -> Topology:
         l3_groups=tuple(cpus for _, cpus in sorted(l3_groups.items())),
         cores=tuple(cpus for _, cpus in sorted(cores.items())),
     )
+
+
+def test_a_sharing_vm_sits_on_whole_cores_however_many_groups_of_single_threads_come_first() -> None:
+    groups = 20
+    singles = [f"{first}-{first + 15}" for first in range(0, groups * 16, 16)]
+    last = groups * 16
+    on = machine(
+        packages=[f"0-{last + 7}"],
+        nodes=[f"0-{last + 7}"],
+        l3=[*singles, f"{last}-{last + 7}"],
+        cores=[f"{first}-{first + 1}" for first in range(0, last + 8, 2)],
+    )
+    # One thread of each core is free, in the last group both; another VM shares the first CPU.
+    pool = mask_of((*range(0, last, 2), *range(last, last + 8)))
+    free = Free(cpus=pool & ~1, pool=pool, uses=((0, 1),))
+    assert placed(on, free, Request(8, policy=Policy.SHARE)).cpus == 0xFF << last
