@@ -52,6 +52,7 @@ class Topology:
     numa_nodes: tuple[NumaNode, ...]
     l3_groups: tuple[int, ...]
     cores: tuple[int, ...]
+    """Sibling sets, kept in the order of their lowest CPUs however they were given."""
     reserved: int = 0
     isolated: int = 0
 
@@ -67,6 +68,7 @@ class Topology:
             ("packages", tuple(package.cpus for package in self.packages)),
         ):
             _check_partition(level, sets, everything)
+        object.__setattr__(self, "cores", tuple(sorted(self.cores, key=lambda core: core & -core)))
         for name, ids in (
             ("numaNodes", [node.id for node in self.numa_nodes]),
             ("packages", [package.id for package in self.packages]),

@@ -1,7 +1,7 @@
 """Inputs that other allocators are known to answer wrongly, by the name of the one that does.
 
-Each was found by reading or running the other: the kubelet, Koordinator, Crane, Katalyst, KubeVirt, Nova. They
-stand here so that the same mistake cannot come in by a new way of searching.
+Each was found by reading or running the other: the kubelet, Koordinator, Crane, Katalyst, KubeVirt, Nova.
+They stand here so that the same mistake cannot come in by a new way of searching.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ def placed(ledger: Ledger, request: Request) -> Placement:
 
 def desktops(count: int) -> tuple[Ledger, list[int]]:
     """So many VMs of policy `numa`, one after the other, and the node of each."""
-    ledger, nodes = Ledger(), []
+    ledger = Ledger()
+    nodes: list[int] = []
     for number in range(count):
         nodes += placed(ledger, DESKTOP).numa_nodes
         ledger = with_vm(MACHINE, ledger, f"desktop-{number}", DESKTOP)

@@ -176,3 +176,10 @@ def test_any_document_is_either_a_machine_or_one_sentence(document: object) -> N
     machine, _ = answer_or_sentence(read_topology, document, BadTopology)
     if machine is not None:
         assert read_topology(topology_document(machine)) == machine
+
+
+@given(topologies())
+def test_a_machine_whose_cores_are_listed_in_another_order_is_the_same_machine(machine: Topology) -> None:
+    other = replace(machine, cores=machine.cores[::-1])
+    assert other == machine
+    assert other.fingerprint == machine.fingerprint
