@@ -101,6 +101,7 @@ VMS_ASKED = {
         threads=2,
         node=NARROW,
     ),
+    "floats": asked("cpu-set=one-l3 on-failure=float", 20),
 }
 
 FIRST = ("mirror", "pool")
@@ -174,7 +175,8 @@ def served(
                 report = launcher_side.call_hook(vmi, sockets, calls=3, shutdown=False)
                 assert report.errors == (), name
                 owners = mask_of(int(cpu) for cpu, owner in ledger["owners"].items() if owner == uid)
-                found[name] = Served(pod, ledger["claims"][uid], owners, etree.fromstring(report.defined))
+                claim = ledger["claims"].get(uid, {})
+                found[name] = Served(pod, claim, owners, etree.fromstring(report.defined))
             yield found
             cluster.remove_namespace(namespace)
 
@@ -193,7 +195,7 @@ def _bound(cluster: ControlPlane, virt: KubeVirt, namespace: str, name: str, vm:
     return wait_for(cluster, path, pod, lambda pod: bool(pod["spec"].get("nodeName")))
 
 
-@pytest.mark.parametrize("name", VMS_ASKED)
+@pytest.mark.parametrize("name", [name for name in VMS_ASKED if name != "floats"])
 def test_pod_ledger_and_domain_say_the_same_of_a_vm(name: str, served: dict[str, Served]) -> None:
     vm, placement = served[name], served[name].placement
     annotations = vm.pod["metadata"]["annotations"]
@@ -334,3 +336,14 @@ def test_a_vm_spread_over_sockets_has_half_of_its_vcpus_on_each_and_its_guest_se
     (topology,) = vm.domain.iterfind("cpu/topology")
     assert topology.get("threads") == "2"
     assert vm.pod["metadata"]["annotations"]["kvplace.io/explanation"]
+
+
+def test_a_vm_that_fits_nowhere_and_may_float_holds_nothing_and_keeps_the_domain_that_kubevirt_wrote(
+    served: dict[str, Served],
+) -> None:
+    vm = served["floats"]
+    assert vm.placement.floats
+    assert "cpu-map" not in vm.pod["metadata"]["annotations"]
+    assert (vm.claim, vm.owners) == ({}, 0)
+    assert vm.domain.find("cputune") is None
+    assert vm.memory == []
