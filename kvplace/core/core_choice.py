@@ -12,6 +12,7 @@ from itertools import accumulate, islice
 
 from kvplace.core.cpuset import cpus_of, lowest
 from kvplace.core.layout import Bin
+from kvplace.core.least_used import least_used
 from kvplace.core.look_ahead import damage_of
 from kvplace.core.supply import fewest
 
@@ -229,7 +230,7 @@ def pick_cores(
 ) -> tuple[Taken, ...]:
     """Cover a need with the fewest cores, the last one as tight as possible; they must suffice."""
     if uses:
-        return _least_used(cores, need, uses)
+        return tuple([Taken(core, cpus) for core, cpus in least_used(cores, need, uses)])
     by_width: dict[int, list[int]] = {}
     for core, width in cores:
         by_width.setdefault(width, []).append(core)
@@ -249,31 +250,6 @@ def pick_cores(
     return tuple(taken)
 
 
-def _least_used(cores: Sequence[tuple[int, int]], need: int, uses: Mapping[int, int]) -> tuple[Taken, ...]:
-    """Cover a need with the fewest cores, of those with the CPUs that others use least.
-
-    Core by core the cheapest way to each number of cores and of units is kept; ways that can no longer
-    reach the need with the fewest cores are dropped, which leaves few.
-    """
-    widths = sorted((width for _, width in cores), reverse=True)
-    count, widest = fewest(widths, need), widths[0]
-    slack = count * widest - need
-    reached: dict[tuple[int, int], tuple[int, tuple[Taken, ...]]] = {(0, 0): (0, ())}
-    for core, width in cores:
-        ordered = sorted(cpus_of(core), key=lambda cpu: uses.get(cpu, 0))
-        for (opened, units), (cost, taken) in list(reached.items()):
-            more, cpus = cost, 0
-            for extra, cpu in enumerate(ordered[:width], start=1):
-                more += uses.get(cpu, 0)
-                cpus |= 1 << cpu
-                way = (opened + 1, units + extra)
-                if opened == count or way[1] > need or way[0] * widest - way[1] > slack:
-                    continue
-                if way not in reached or more < reached[way][0]:
-                    reached[way] = (more, (*taken, Taken(core, cpus)))
-    return reached[count, need][1]
-
-
 def _units_of(core: int, count: int) -> int:
     return core if core.bit_count() == count else lowest(core, count)
 
@@ -282,20 +258,22 @@ def _touching(
     bins: Sequence[Bin], need: int, touched: Sequence[int], uses: Mapping[int, int] | None
 ) -> CoreChoice | None:
     full = [one for one in bins if one.units]
-    best: CoreChoice | None = None
     units = [one.units for one in full]
-    looked_at = 0
+    inside = [tuple([tuple([w for core, w in one.cores if core & cpus]) for cpus in touched]) for one in full]
+    kinds: Sequence[Hashable] = range(len(full)) if uses else inside
+    also = [([int(bool(widths[place])) for widths in inside], 1) for place in range(len(touched))]
+    least = max(len(touched), fewest([width for one in full for width in one.widths], need))
+    best: CoreChoice | None = None
     for count in range(fewest(units, need), len(full) + 1):
-        for chosen in covers(units, range(len(full)), need, count):
-            looked_at += 1
+        for looked_at, chosen in enumerate(covers(units, kinds, need, count, also=also)):
             found = _touching_all([full[index] for index in chosen], need, touched, uses)
             if found is not None and (best is None or found.rank < best.rank):
                 best = found
-            if looked_at > MOST_CHOICES and best is not None:
-                return best
+            if best is not None and looked_at >= (_MOST_TIES if best.cores == least else MOST_CHOICES):
+                break
         if best is not None:
             return best
-    return best
+    return None
 
 
 def _touching_all(

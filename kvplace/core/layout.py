@@ -103,6 +103,7 @@ class Layout:
         ids = [node.id for node in topology.numa_nodes]
         self.distances = tuple(tuple(topology.distance(a, b) for b in ids) for a in ids)
         undivided = set(topology.undivided_cores)
+        cores_in_order = sorted(topology.cores, key=lambda core: core & -core)
         self._cells = tuple(
             Cell(n, p, g, cpus, cores, tuple(core for core in cores if core in undivided))
             for n, node in enumerate(topology.numa_nodes)
@@ -110,7 +111,7 @@ class Layout:
             if node.cpus & package.cpus
             for g, l3 in enumerate(topology.l3_groups)
             if (cpus := node.cpus & package.cpus & l3)
-            for cores in [tuple(core & cpus for core in topology.cores if core & cpus)]
+            for cores in [tuple(core & cpus for core in cores_in_order if core & cpus)]
         )
 
     @cached_property
