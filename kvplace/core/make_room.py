@@ -66,8 +66,8 @@ def make_room(
     more sockets and NUMA nodes, and no farther, than before. `only` restricts the CPUs as in `free_of`.
 
     One and two moves are searched without bound, and so is everything on machines of up to 16 CPUs. On
-    larger ones three moves are searched in full by counts of CPUs, whole cores, memory and pages, and in
-    earnest for as long as a bound on placements allows.
+    larger ones three moves are looked for as long as a bound on the effort allows, and so are choices of
+    CPUs that differ in their cores alone.
     """
     empty = place(topology, free_of(topology, Ledger(), only=only), request)
     if isinstance(empty, Refusal):

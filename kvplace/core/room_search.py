@@ -22,8 +22,9 @@ from kvplace.core.room_steps import Seated, Step, Steps, cost_of
 
 _SMALL_MACHINE = 16
 """CPUs up to which every choice of CPUs is tried."""
-_MOST_TRIALS = 4000
-"""Placements tried beyond that for three moves, and for choices of CPUs that differ in their cores only."""
+_MOST_EFFORT = 100_000
+"""Effort beyond that for three moves, and for choices of CPUs that differ in their cores only; counted anew
+for each number of moves."""
 _MOST_EQUALS = 24
 """Equally cheap answers looked at for the one in which the new VM sits best."""
 
@@ -78,6 +79,7 @@ class RoomSearch:
             return None
         for count in range(1, most_moves + 1):
             self._seen.clear()
+            self._steps.effort = 0
             self._kinds = self._kinds_of_vms(by_l3=by_l3 or count < 3 or self._small)
             if count == 3:
                 self._stop_on_the_way()
@@ -100,10 +102,13 @@ class RoomSearch:
             self._look(newcomer, (*steps, Step(leaver, region)), left, total)
 
     def _look(self, newcomer: Region, steps: tuple[Step, ...], left: int, cost: int) -> None:
+        if len(steps) + left == 3 and self._steps.effort > self._most_effort:
+            return
         key = (newcomer.cpus, frozenset((step.wish.id, step.region.cpus) for step in steps))
         if key in self._seen:
             return
         self._seen.add(key)
+        self._steps.effort += 1
         items = [(self._newcomer, newcomer), *((step.wish, step.region) for step in steps)]
         gone = frozenset(step.wish.id for step in steps)
         if not left:
@@ -145,46 +150,53 @@ class RoomSearch:
     # Trying.
 
     def _try(self, newcomer: Region, steps: tuple[Step, ...]) -> None:
-        if len(steps) == 3 and self._steps.trials > _MOST_TRIALS and not self._small:
-            return
         orders = [order for order in permutations(steps) if self._counts.in_turn(order)]
+        least = sum(step.region.moved for step in steps)
+        if not self._cheapest(orders, newcomer, least) and len(steps) == 2:
+            self._unordered.append((newcomer, steps))
+
+    def _cheapest(self, orders: Sequence[tuple[Step, ...]], newcomer: Region, least: int) -> bool:
+        """Keep the cheapest way to take steps, in one of these orders; `least` is what it must cost."""
+        cost: int | None = None
         for order in orders:
             if (seated := self._steps.carried_out(order, newcomer)) is not None:
-                self._keep(order, seated)
-                return
+                cost = self._keep(order, seated)
+                if cost <= least:
+                    return True
         for order in orders:
-            if (seated := self._steps.any_way(order, self._most_trials)) is not None:
-                self._keep(order, seated)
-                return
-        if len(steps) == 2:
-            self._unordered.append((newcomer, steps))
+            while cost is None or cost > least:
+                below = cost if cost is not None else self._best.key[0] + 1 if self._best else None
+                seated = self._steps.any_way(order, self._most_effort, below)
+                if seated is None:
+                    break
+                cost = self._keep(order, seated)
+        return cost is not None
 
     def _stop_on_the_way(self) -> None:
         """Try the pairs of VMs that cannot simply go, since each is in the other's way, with a stop."""
         for region, steps in self._unordered:
             for first, second in permutations(steps):
                 for stop in first.wish.regions:
+                    if self._steps.effort > self._most_effort:
+                        return
                     if not self._worth(second.region.moved + max(stop.moved, first.region.moved)):
                         break
                     order = (Step(first.wish, stop), second, first)
-                    if not self._counts.in_turn(order):
-                        continue
-                    seated = self._steps.carried_out(order, region)
-                    if seated is None:
-                        seated = self._steps.any_way(order, self._most_trials)
-                    if seated is not None:
-                        self._keep(order, seated)
+                    if self._counts.in_turn(order):
+                        self._cheapest([order], region, second.region.moved + first.region.moved)
 
     @property
-    def _most_trials(self) -> int:
-        return 1 << 60 if self._small else _MOST_TRIALS
+    def _most_effort(self) -> int:
+        return 1 << 60 if self._small else _MOST_EFFORT
 
-    def _keep(self, steps: tuple[Step, ...], seated: Seated) -> None:
+    def _keep(self, steps: tuple[Step, ...], seated: Seated) -> int:
+        """Remember an answer if it is the best, and say what it costs."""
         key = (cost_of(self._standing, steps, seated.places), self._sits(seated.placement))
         if self._best is not None and key[0] == self._best.key[0]:
             self._equals += 1
         if self._best is None or key < self._best.key:
             self._best = Found(key, steps, seated)
+        return key[0]
 
     def _sits(self, placement: Placement) -> tuple[int, ...]:
         cores = {self._topology.core_of[cpu] for cpu in cpus_of(placement.cpus)}

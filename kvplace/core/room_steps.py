@@ -20,6 +20,9 @@ from kvplace.core.request import Policy, Request, Smt
 from kvplace.core.room_regions import Region, Wish
 from kvplace.core.topology import Topology
 
+_LOOKED_UP, _FOUND = 5, 20
+"""Effort of asking for a placement, and of finding it when it was not known yet, beside a look by counts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -46,8 +49,8 @@ class Steps:
         self._request = request
         self._most_nodes = most_nodes
         self._answers: dict[tuple[Free, Request], Placement | Refusal] = {}
-        self.trials = 0
-        """How many placements were asked for."""
+        self.effort = 0
+        """What the search has cost so far, counted and not timed; whoever searches adds 1 for each look."""
 
     def fits_well(self, free: Free) -> Placement | None:
         """Place the new VM, or None when it would not lie well."""
@@ -110,25 +113,30 @@ class Steps:
     def _place(self, free: Free, request: Request) -> Placement | Refusal:
         key = (free, request)
         found = self._answers.get(key)
+        self.effort += _LOOKED_UP
         if found is None:
-            self.trials += 1
+            self.effort += _FOUND
             found = self._answers[key] = place(self._topology, free, request)
         return found
 
-    def any_way(self, steps: Sequence[Step], most_trials: int) -> Seated | None:
+    def any_way(self, steps: Sequence[Step], most_effort: int, below: int | None = None) -> Seated | None:
         """Take the steps in this order, each VM on every choice of CPUs that makes a difference.
 
-        Exact as long as no more than `most_trials` placements are asked for in all.
+        `below` is the number of bytes that may not be reached by what goes to other NUMA nodes. Exact as
+        long as the effort stays below `most_effort`.
         """
-        return self._every(steps, {}, (), most_trials)
+        return self._every(steps, {}, (), most_effort, below)
 
     def _every(
         self,
         steps: Sequence[Step],
         now: dict[str, Placement | None],
         places: tuple[Placement, ...],
-        most_trials: int,
+        most_effort: int,
+        below: int | None,
     ) -> Seated | None:
+        if below is not None and cost_of(self._standing, steps[: len(places)], places) >= below:
+            return None
         if len(places) == len(steps):
             found = self.fits_well(self._standing.free(now))
             return None if found is None else Seated(found, places)
@@ -141,12 +149,12 @@ class Steps:
             if later.wish.id != uid
         )
         for cpus in choices_of(self._topology, step.wish, free, step.region.cpus, owners):
-            if self.trials > most_trials:
+            if self.effort > most_effort:
                 return None
             found = self._sat(step.wish, within(free, cpus))
             if found is None or (step.wish.owns and found.owned != cpus):
                 continue
-            seated = self._every(steps, {**now, uid: found}, (*places, found), most_trials)
+            seated = self._every(steps, {**now, uid: found}, (*places, found), most_effort, below)
             if seated is not None:
                 return seated
         return None

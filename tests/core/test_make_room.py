@@ -84,6 +84,24 @@ def test_a_move_inside_a_numa_node_costs_nothing_and_is_preferred() -> None:
     assert room.bytes_moved == 0
 
 
+def test_a_vm_over_two_numa_nodes_changes_cpus_on_one_of_them_rather_than_take_its_memory_along() -> None:
+    machine = _machine(2, 6, memory=16 * GIB)
+    wide = Request(3, scope=Scope.ANY, policy=Policy.SHARE, memory=3 * GIB)
+    lies = place(machine, within(free_of(machine, Ledger()), parse_cpu_list("2,5,11")), wide)
+    assert isinstance(lies, Placement)
+    occupants = [
+        Occupant("wide", wide, lies),
+        _runs(machine, "full", "0-1,3"),
+        _runs(machine, "shares", "7-9", policy=Policy.SHARE),
+    ]
+    room = make_room(machine, occupants, Request(3, scope=Scope.ONE_NUMA))
+    assert room is not None
+    assert [(move.id, move.bytes_moved, move.after.numa_nodes) for move in room.moves] == [
+        ("wide", 0, (0, 1))
+    ]
+    assert room.placement.cpus == parse_cpu_list("6,10-11")
+
+
 def test_memory_and_huge_pages_must_fit_where_a_vm_goes() -> None:
     machine = _machine(3, 4, memory=8 * GIB, pages=4)
     paged = {"memory": 3 * GIB, "huge_pages": {GIB: 3}}
