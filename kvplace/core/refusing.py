@@ -35,7 +35,8 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> R
     if best < supply.need:
         if request.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA):
             reason = Reason.NO_NODE_FITS
-        message = f"no {noun} with {supply.need} {kind}, best {best} on {where}"
+        shared = _shared_there(supply, domains, where)
+        message = f"no {noun} with {supply.need} {kind}, best {best} on {where}{shared}"
         return Refusal(reason, message, _shortfall(supply.need, best, where), never)
     able = [domain for domain in domains if supply.units_in(domain) >= supply.need]
     for size, count in sorted(request.huge_pages.items()):
@@ -58,6 +59,17 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> R
         )
         return Refusal(Reason.NOT_ENOUGH_MEMORY, message, _shortfall(supply.small_memory, most, where), never)
     return _uneven(supply, reason, fits, never)
+
+
+def _shared_there(supply: Supply, domains: Sequence[Domain], where: str) -> str:
+    """Say how many CPUs there only look free: nobody owns them, but VMs that share CPUs name them."""
+    if not supply.request.owns_cpus:
+        return ""
+    named = supply.free.pool & ~supply.free.cpus
+    count = next((named & domain.cpus).bit_count() for domain in domains if domain.name == where)
+    if not count:
+        return ""
+    return f" ({count} more {'is' if count == 1 else 'are'} named by VMs that share CPUs)"
 
 
 def _uneven(supply: Supply, reason: Reason, fits: Callable[[Request], bool], never: bool) -> Refusal:

@@ -11,6 +11,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import EmulatorThreads, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
+from tests.core.claims import with_vm
 
 GIB = 1 << 30
 # Two sockets of two NUMA nodes of four cores with two threads each; CPU 16 is the sibling of CPU 0.
@@ -177,3 +178,20 @@ def test_a_vm_larger_than_the_machine_is_hopeless_and_one_that_only_waits_is_not
         answer = place(MACHINE, full, request)
         assert isinstance(answer, Refusal)
         assert answer.never is never, request
+
+
+@pytest.mark.parametrize(
+    ("vms", "more"), [(0, ""), (1, " (1 more is named by VMs that share CPUs)"), (2, " (2 more are")]
+)
+def test_cpus_that_only_look_free_are_counted_as_those_of_vms_that_share(vms: int, more: str) -> None:
+    ledger = Ledger()
+    for number in range(vms):
+        ledger = with_vm(MACHINE, ledger, f"shares-{number}", Request(1, policy=Policy.SHARE))
+    asked = Request(8, scope=Scope.ONE_NUMA)
+    answer = place(MACHINE, free_of(MACHINE, ledger, only=parse_cpu_list("0-3,16-18")), asked)
+    assert isinstance(answer, Refusal)
+    assert answer.message.startswith(f"no NUMA node with 8 free CPUs, best {7 - vms} on numa 0{more}")
+    sharing = Request(8, scope=Scope.ONE_NUMA, policy=Policy.SHARE)
+    there = place(MACHINE, free_of(MACHINE, ledger, only=parse_cpu_list("0-3,16-18")), sharing)
+    assert isinstance(there, Refusal)
+    assert there.message == "no NUMA node with 8 CPUs of the shared pool, best 7 on numa 0"
