@@ -1,13 +1,16 @@
 """VMs of 4 to 32 CPUs with 1 to 8 GiB each per CPU fill clusters of ten server types, as many of each, one
 after the other until the first one is refused. Shown is the state at that moment: how many of the CPUs are in
 use, how many CPUs and how much memory are stranded (free, but without the other half on their node, in the
-proportion in which all VMs ask for both), and how many VMs are over more NUMA nodes than that machine needs
-when it is empty; means over 5 seeds, with the standard deviation of the CPUs in use.
+proportion in which all VMs ask for both), how many VMs are over more NUMA nodes than that machine needs
+when it is empty, and how many have memory on a NUMA node where they have no CPU; means over 5 seeds, with the
+standard deviation of the CPUs in use.
 
-kvplace decides by the code of its extender; every VM may take CPUs anywhere on a machine, with the memory
-counted by NUMA node. kube-scheduler is re-implemented with its scores of version 1.36 and counts CPUs
-and memory of whole nodes; the kubelet's static policy then takes the CPUs, with the TopologyManager's policy
-that is named: best-effort takes whatever is there, single-numa-node turns VMs away that kube-scheduler sent.
+kvplace decides by the code of its extender; every VM may take CPUs anywhere on a machine, and has all of its
+memory beside them. How a VM sits comes first there, what would be stranded second. kube-scheduler is
+re-implemented with its scores of version 1.36 and counts CPUs and memory of whole nodes; the kubelet's static
+policy then takes the CPUs, with the TopologyManager's policy that is named: best-effort takes whatever is
+there, single-numa-node turns VMs away that kube-scheduler sent. Memory is taken beside the CPUs as far as it
+goes, the rest wherever most is free.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from benchmarks.peers.kube_scheduler import (
     most_allocated,
 )
 from benchmarks.peers.kubelet import with_numa_mask
-from kvplace.core.free import Free
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Ledger
 from kvplace.core.node_choice import Strategy
 from kvplace.core.request import Request, Scope
 from kvplace.core.topology import Topology
@@ -58,6 +62,8 @@ class End:
     state: ClusterState
     vms: int
     split: int
+    far: int
+    """Of memory that is not beside the CPUs."""
 
 
 Filling = Callable[[list[Topology], int], End]
@@ -88,12 +94,13 @@ def kvplace(strategy: Strategy) -> Filling:
         cluster = SimulatedCluster(
             [ClusterNode(f"n{number:04d}", topology) for number, topology in enumerate(topologies)], strategy
         )
-        split = 0
+        split = far = 0
         for count, vm in enumerate(arriving(topologies, seed)):
             best = cluster.best(cluster.answers(vm.request))
             if best is None:
-                return End(cluster_state(cluster.states, PER_CPU), count, split)
+                return End(cluster_state(cluster.states, PER_CPU), count, split, far)
             split += len(best.placement.numa_nodes) > nodes_needed(best.topology, vm.request.vcpus)
+            far += not set(best.placement.memory) <= set(best.topology.nodes_of(best.placement.cpus))
             cluster.take(best.node, vm, best.placement)
         raise AssertionError("the cluster was not filled")
 
@@ -108,6 +115,7 @@ class BlindNode:
         self.free = topology.allocatable
         self.capacity = empty_amounts(topology)
         self.used = (0, 0)
+        self.memory = dict(free_of(topology, Ledger()).memory)
 
     def after(self, request: Request) -> tuple[int, int]:
         """What would be requested there with one more VM."""
@@ -126,6 +134,20 @@ class BlindNode:
             return None
         return with_numa_mask(self.topology, self.free, cpus)
 
+    def take(self, request: Request, cpus: int) -> bool:
+        """Give a VM its CPUs, and memory beside them first; says whether some of it is elsewhere."""
+        self.free &= ~cpus
+        self.used = self.after(request)
+        beside = self.topology.nodes_of(cpus)
+        missing = request.memory
+        far = False
+        for node in sorted(self.memory, key=lambda node: (node not in beside, -self.memory[node])):
+            part = min(missing, self.memory[node])
+            self.memory[node] -= part
+            missing -= part
+            far |= part > 0 and node not in beside
+        return far
+
 
 def kube_scheduler(score: Score, *, one_node: bool = False) -> Filling:
     """Fill a cluster as kube-scheduler and kubelets do."""
@@ -134,7 +156,7 @@ def kube_scheduler(score: Score, *, one_node: bool = False) -> Filling:
         nodes = [BlindNode(topology) for topology in topologies]
         chance = random.Random(seed)
         scores = {kind.request: [node.score(kind.request, score) for node in nodes] for kind in MIX}
-        split = 0
+        split = far = 0
         for count, vm in enumerate(arriving(topologies, seed)):
             known = scores[vm.request]
             best = max(known)
@@ -149,10 +171,9 @@ def kube_scheduler(score: Score, *, one_node: bool = False) -> Filling:
                     )
                     for node in nodes
                 ]
-                return End(cluster_state(states, PER_CPU), count, split)
+                return End(cluster_state(states, PER_CPU), count, split, far)
             split += len(node.topology.nodes_of(taken)) > nodes_needed(node.topology, vm.request.vcpus)
-            node.free &= ~taken
-            node.used = node.after(vm.request)
+            far += node.take(vm.request, taken)
             for request, found in scores.items():
                 found[chosen] = node.score(request, score)
         raise AssertionError("the cluster was not filled")
@@ -221,7 +242,14 @@ def main(sizes: tuple[int, ...], seeds: tuple[int, ...], *, plot: bool) -> int:
         }
         for size in sizes:
             rows = [row(name, [found[name, size, seed].result() for seed in seeds]) for name in FILLINGS]
-            heads = [f"{size} nodes", "CPUs in use", "CPUs stranded", "memory stranded", "split VMs"]
+            heads = [
+                f"{size} nodes",
+                "CPUs in use",
+                "CPUs stranded",
+                "memory stranded",
+                "split VMs",
+                "far memory",
+            ]
             print(table(heads, rows), end="\n\n")
         if not plot:
             return 0
@@ -245,6 +273,7 @@ def row(name: str, ends: list[End]) -> list[str]:
         f"{fmean(end.state.cpus_stranded for end in ends) * 100:.1f} %",
         f"{fmean(end.state.memory_stranded for end in ends) * 100:.1f} %",
         f"{sum(end.split for end in ends) / sum(end.vms for end in ends) * 100:.1f} %",
+        f"{sum(end.far for end in ends) / sum(end.vms for end in ends) * 100:.1f} %",
     ]
 
 
