@@ -124,8 +124,9 @@ class _Reader:
         return Book(Ledger(owners, claims), tuple(self._notes))
 
     def _ledger(self, document: Json, where: str) -> None:
+        spec = document.get("spec")
         try:
-            ledger = read_ledger(document.get("spec") or {})
+            ledger = read_ledger({} if spec is None else spec)
         except (Corrupt, AttributeError) as error:
             raise self._bad(where, str(error)) from None
         name = self._object(document.get("metadata") or {}, f"{where} metadata").get("name", "")

@@ -40,7 +40,7 @@ def read_cpu_map(text: str) -> dict[int, tuple[int, ...]]:
     for name, ids in raw:
         match = _SOCKET.fullmatch(name)
         if match is None:
-            raise BadAnnotation(CPU_MAP, text, f"key {name!r} must be socket0, socket1, ...")
+            raise BadAnnotation(CPU_MAP, text, f"key {name[:60]!r} must be socket0, socket1, ...")
         if int(match[1]) in sockets:
             raise BadAnnotation(CPU_MAP, text, f"names socket {int(match[1])} twice")
         if not isinstance(ids, list):
@@ -74,10 +74,10 @@ def write_cpu_map(topology: Topology, cpus: Sequence[int]) -> str:
 
 def _cpu_id(entry: object, socket: str, text: str) -> int:
     if isinstance(entry, bool) or not isinstance(entry, int | str):
-        raise BadAnnotation(CPU_MAP, text, f"{socket} holds {entry!r}, which is not a CPU id")
+        raise BadAnnotation(CPU_MAP, text, f"{socket} holds {repr(entry)[:60]}, which is not a CPU id")
     written = str(entry)
     if not (written.isascii() and written.isdigit() and len(written) <= 5 and int(written) <= MAX_CPU):
         raise BadAnnotation(
-            CPU_MAP, text, f"{socket} holds {entry!r}, which is not a CPU id from 0 to {MAX_CPU}"
+            CPU_MAP, text, f"{socket} holds {repr(entry)[:60]}, which is not a CPU id from 0 to {MAX_CPU}"
         )
     return int(written)

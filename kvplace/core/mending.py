@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvplace.core.allocate import place
+from kvplace.core.contradictions import contradiction_in
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free import Free
 from kvplace.core.make_room import Move, Occupant, make_room
@@ -206,7 +207,8 @@ class _Trial:
         return found
 
     def _fits(self, request: Request) -> bool:
-        return isinstance(self._place(request), Placement)
+        """Whether a VM may ask for this, and fits."""
+        return contradiction_in(request) is None and isinstance(self._place(request), Placement)
 
     def _mend(self, field: str, value: Any, what: str, request: Request) -> Mend:
         placement = self._place(request)

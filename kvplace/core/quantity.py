@@ -39,14 +39,16 @@ def parse_quantity(text: str | int) -> Fraction:
         return Fraction(text)
     match = _FORM.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is not a quantity such as 8Gi, 512Mi, 4 or 500m")
+        raise ValueError(f"{_shown(text)} is not a quantity such as 8Gi, 512Mi, 4 or 500m")
     sign, number, suffix = match.groups()
     if suffix[:1] in ("e", "E") and len(suffix) > 1 and suffix != "Ei":
         scale = Fraction(10) ** int(suffix[1:])
     elif suffix in _SUFFIXES:
         scale = _SUFFIXES[suffix]
     else:
-        raise ValueError(f"{text!r} has the unknown suffix {suffix!r}; use Ki, Mi, Gi, Ti, k, M, G, T or m")
+        raise ValueError(
+            f"{_shown(text)} has the unknown suffix {suffix!r}; use Ki, Mi, Gi, Ti, k, M, G, T or m"
+        )
     value = Fraction(number) * scale
     return -value if sign == "-" else value
 
@@ -58,11 +60,15 @@ def parse_bytes(text: str | int) -> int:
     """
     value = parse_quantity(text)
     if value < 0:
-        raise ValueError(f"{text!r} is negative")
+        raise ValueError(f"{_shown(text)} is negative")
     count = -(-value.numerator // value.denominator)
     if count > _MOST:
-        raise ValueError(f"{text!r} is more than Kubernetes can count in bytes, {_MOST}")
+        raise ValueError(f"{_shown(text)} is more than Kubernetes can count in bytes, {_MOST}")
     return count
+
+
+def _shown(text: str | int) -> str:
+    return repr(text) if isinstance(text, int) or len(text) <= 60 else repr(text[:57] + "...")
 
 
 def parse_page_counts(pages: object) -> dict[int, int]:

@@ -106,14 +106,16 @@ class Part:
 def load_document(path: Path) -> Part:
     """Read a YAML or JSON file that holds one object; raises BadBody that names the file."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise BadBody(f"{path} is larger than {_MOST_BYTES} bytes")
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise BadBody(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise BadBody(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > _MOST_BYTES:
+        raise BadBody(f"{path} is larger than {_MOST_BYTES} bytes")
+    try:
+        return read_document(content.decode("utf-8-sig"), str(path))
+    except UnicodeDecodeError:
         raise BadBody(f"{path} is no text in UTF-8") from None
-    return read_document(text, str(path))
 
 
 def read_document(text: str, what: str) -> Part:
@@ -148,6 +150,8 @@ def _check_events(events: Iterable[Any], what: str) -> None:
             raise BadBody(f"{what} nests more than {_MOST_DEPTH} levels deep")
         if isinstance(event, yaml.AliasEvent):
             raise BadBody(f"{what} refers back with *{event.anchor}; write out what is meant")
+        if getattr(event, "tag", None):
+            raise BadBody(f"{what} has the tag {shown(event.tag)}; leave it out")
 
 
 def _check_keys(node: Any) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadAnnotation, BadBody, BadTopology
+from kvplace.core.occupancy import printable
 from kvplace.core.topology import Topology
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
 from kvplace.linux.sysfs import discover
@@ -158,4 +159,4 @@ def _stem(path: Path) -> str:
     name = name.partition(".tar")[0].removesuffix(".tgz")
     for ending in (".json", ".yaml", ".yml", ".xml"):
         name = name.removesuffix(ending)
-    return name or "machine"
+    return printable(name) or "machine"

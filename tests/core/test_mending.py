@@ -141,6 +141,11 @@ def test_sharing_is_offered_where_others_already_share() -> None:
     assert told["policy"] == ("share", "with cpu-policy share it fits on socket 0")
 
 
+def test_a_mend_is_no_word_that_contradicts_another() -> None:
+    sharing = [_running(str(node), f"{4 * node}-{4 * node + 3}", 4, Policy.SHARE) for node in range(4)]
+    assert "policy" not in _mends(Request(2, smt=Smt.ISOLATE), occupants=sharing)
+
+
 @settings(suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_every_mend_makes_it_fit_and_nothing_between_does(data: st.DataObject) -> None:

@@ -1,0 +1,104 @@
+"""Whatever file a command is given, it says in one sentence what is wrong with it; nothing hangs or falls over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calls import Caller, call_process
+
+MACHINE = {
+    "packages": [{"id": 0, "cpus": "0-3"}],
+    "numaNodes": [{"id": 0, "cpus": "0-3", "memory": "16Gi"}],
+    "l3Groups": ["0-3"],
+    "cores": ["0-1", "2-3"],
+}
+READERS = (
+    ("topology", "{}"),
+    ("map", "{}", "-o", "svg"),
+    ("place", "--topology", "{}"),
+    ("plan", "--cluster", "{}", "--requests", "-"),
+    ("plan", "--requests", "{}"),
+    ("simulate", "--scenario", "{}"),
+    ("map", "epyc-7502p", "--placements", "{}"),
+    ("topology", "epyc-7502p", "--cpu-manager-state", "{}"),
+    ("rewrite", "--domain", "{}", "--cpu-map", '{"socket0": ["0"]}'),
+)
+CONTENTS = {
+    "nothing but zeros": b"\0" * 100,
+    "every byte": bytes(range(256)),
+    "deep JSON": b'{"a":' * 100_000,
+    "deep YAML": b"a: " + b"{a: " * 5_000,
+    "a key twice": b'{"nodes": [], "nodes": []}',
+    "no number": b'{"nodes": NaN}',
+    "a number of 6000 digits": b"nodes: " + b"9" * 6_000,
+    "YAML that unfolds": b"a: &a [x, x]\nb: [*a, *a]\n",
+    "a tag that runs code": b'a: !!python/object/apply:os.system ["true"]\n',
+    "a tag with junk": b"a: !!timestamp x\n",
+    "another tag with junk": b"a: !!bool zz\n",
+    "two documents": b"a: 1\n---\nb: 2\n",
+    "a date that is none": b"nodes: 2001-99-99\n",
+    "an entity": b'<!DOCTYPE a [<!ENTITY a "b">]><capabilities>&a;</capabilities>',
+    "deep XML": b"<a>" * 100_000,
+    "half an archive": b"\x1f\x8b" + b"\0" * 50,
+    "a surrogate alone": b'{"metadata": {"name": "\\ud800"}, "spec": []}',
+}
+
+
+@pytest.mark.parametrize("arguments", READERS, ids=lambda given: " ".join(given))
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
+def test_a_file_of_junk_is_refused_in_one_short_sentence(
+    kvplace: Caller, tmp_path: Path, arguments: tuple[str, ...], content: bytes
+) -> None:
+    junk = tmp_path / "junk"
+    junk.write_bytes(content)
+    called = kvplace(*(argument.replace("{}", str(junk)) for argument in arguments[:2]), *(
+        str(junk) if argument == "{}" else argument for argument in arguments[2:]
+    ), stdin='{"vcpus": 1}\n')  # fmt: skip
+    assert (called.code, called.out) == (2, "")
+    assert called.err.startswith("kvplace: ")
+    assert called.err.count("\n") == 1
+    assert len(called.err) < 700
+
+
+@pytest.mark.parametrize("arguments", READERS, ids=lambda given: " ".join(given))
+def test_a_file_without_an_end_is_refused(kvplace: Caller, arguments: tuple[str, ...]) -> None:
+    given = ["/dev/zero" if argument == "{}" else argument for argument in arguments]
+    called = kvplace(*given, stdin='{"vcpus": 1}\n')
+    assert called.code == 2
+    assert "/dev/zero" in called.err
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"memory": "9" * 5_000}, "is not a quantity such as 8Gi"),
+        ({"memory": "16gib"}, "'16gib' is not a quantity"),
+        ({"memory": -1}, "-1 is negative"),
+        ({"memory": 1e30}, "must be a quantity such as 16Gi"),
+        ({"cpus": "0-999999999999"}, "is above the highest id 16383"),
+        ({"hugePages": {"0": 1}}, "a page of 0 bytes is none"),
+        ({"distances": {"x": 1}}, "must be a whole number from 0 up"),
+    ],
+)
+def test_a_number_that_no_machine_has_is_named_with_its_key(
+    kvplace: Caller, tmp_path: Path, changed: dict[str, object], words: str
+) -> None:
+    file = tmp_path / "machine.json"
+    file.write_text(json.dumps(MACHINE | {"numaNodes": [MACHINE["numaNodes"][0] | changed]}))  # type: ignore[operator]
+    called = kvplace("topology", str(file))
+    assert called.code == 2
+    assert "numaNodes[0]." in called.err
+    assert words in called.err
+    assert len(called.err) < 500
+
+
+def test_a_file_whose_name_is_no_text_is_drawn_under_a_name_that_can_be_printed(tmp_path: Path) -> None:
+    file = tmp_path / "\udcff\x1b[31m.json"
+    file.write_text(json.dumps(MACHINE))
+    for form in ("name", "table", "json"):
+        called = call_process("topology", str(file), "-o", form)
+        assert (called.code, called.err) == (0, "")
+        assert "\x1b" not in called.out
