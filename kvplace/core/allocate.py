@@ -95,21 +95,21 @@ def _promise(supply: Supply, region: Region) -> tuple[int, int, int, int]:
     if supply.request.policy is Policy.NUMA:
         choice = _whole_pool(supply, region)
         return _weighed(supply, region, choice).key
-    if supply.spreads:
-        if len(region.parts) > supply.need or region.domain.straddled:
+    giving = 0 if len(region.parts) > supply.need or not supply.needs_memory else len(region.parts)
+    if supply.spreads and len(region.parts) <= supply.need:
+        if region.domain.straddled:
             return nothing
         if supply.request.scope is Scope.SPREAD_NUMA and not region.domain.crossed:
             return (*_promise_of_shares(supply, region), 0, 0)
         groups = spread_groups(supply, region)
         shares = [(_bins(supply, region, cells), supply.need // len(groups)) for cells in groups]
     elif len(region.parts) > 1 or region.domain.crossed:
-        if supply.needs_memory:
-            return nothing
         shares = [(_bins(supply, region, region.cells), supply.need)]
     else:
         return _promise_of_node(supply, region)
     l3_groups = sum(fewest([one.units for one in bins], share) for bins, share in shares if share)
-    return (l3_groups, sum(cores_needed(bins, share) for bins, share in shares if share), 0, 0)
+    cores = sum(cores_needed(bins, share) for bins, share in shares if share)
+    return (max(l3_groups, 0 if region.domain.straddled else giving), max(cores, giving), 0, 0)
 
 
 def _promise_of_node(supply: Supply, region: Region) -> tuple[int, int, int, int]:
@@ -194,10 +194,63 @@ def _serve_evenly(
 
 def _serve_some(supply: Supply, region: Region, groups: Sequence[Sequence[Cell]]) -> CoreChoice | None:
     """Share the need out over any of the groups: the VM uses the others for their memory alone."""
-    return _better(
-        _serve_evenly(supply, region, chosen, [()] * count)
-        for count in range(1, min(supply.need, len(groups)) + 1)
-        for chosen in islice(combinations(groups, count), MOST_REGIONS)
+    best: CoreChoice | None = None
+    most = min(supply.need, len(groups))
+    for count in range(1, most + 1):
+        if best is not None and best.l3_groups < count and not region.domain.straddled:
+            break
+        if region.domain.straddled:
+            served = (
+                _serve_evenly(supply, region, chosen, [()] * count)
+                for chosen in islice(combinations(groups, count), MOST_REGIONS)
+            )
+            found = _better(served)
+        else:
+            found = _serve_so_many(supply, region, groups, count)
+        best = _better((best, found))
+    return best
+
+
+def _serve_so_many(
+    supply: Supply, region: Region, groups: Sequence[Sequence[Cell]], count: int
+) -> CoreChoice | None:
+    """Share the need out over the `count` groups that serve it best, group by group."""
+    low, over = divmod(supply.need, count)
+    ways: dict[tuple[int, int], CoreChoice] = {(0, 0): CoreChoice(0, 0, 0, ())}
+    """The best way for each number of groups and of those with a larger share."""
+    for cells in groups:
+        for (number, larger), before in list(ways.items()):
+            for more in (0, 1):
+                way = (number + 1, larger + more)
+                if way[0] > count or way[1] > over:
+                    continue
+                share = _share(supply, region, cells, low + more)
+                if share is None:
+                    continue
+                together = _together((before, share))
+                if way not in ways or together.rank < ways[way].rank:
+                    ways[way] = together
+    return ways.get((count, over))
+
+
+def _share(
+    supply: Supply, region: Region, cells: Sequence[Cell], need: int, touched: Sequence[int] = ()
+) -> CoreChoice | None:
+    """Serve a share of the need from one group; regions have groups in common, so it is remembered."""
+    key = (tuple([cell.cpus for cell in cells]), need, *touched)
+    if key not in supply.shares:
+        uses = None if supply.request.owns_cpus else supply.uses
+        bins = _bins(supply, region, cells)
+        supply.shares[key] = choose_cores(bins, need, uses=uses, touched=touched)
+    return supply.shares[key]
+
+
+def _together(shares: Sequence[CoreChoice]) -> CoreChoice:
+    return CoreChoice(
+        sum([share.l3_groups for share in shares]),
+        sum([share.cores for share in shares]),
+        sum([share.damage for share in shares]),
+        tuple([taken for share in shares for taken in share.taken]),
     )
 
 
@@ -206,16 +259,14 @@ def _serve_each(
 ) -> CoreChoice | None:
     """Serve each group by itself, with one unit more where that must be or costs least."""
     low, over = divmod(supply.need, len(groups))
-    uses = None if supply.request.owns_cpus else supply.uses
     shares: dict[int, CoreChoice] = {}
     larger: list[tuple[tuple[int, ...], int, CoreChoice]] = []
     for index, cells in enumerate(groups):
-        bins = _bins(supply, region, cells)
         inside = [cpus for cpus in touched[index] if any(cell.cpus & ~cpus for cell in cells) or not cells]
-        share = choose_cores(bins, low, uses=uses, touched=inside) if len(inside) <= low else None
+        share = _share(supply, region, cells, low, inside) if len(inside) <= low else None
         more = None
         if over and len(inside) <= low + 1:
-            more = choose_cores(bins, low + 1, uses=uses, touched=inside)
+            more = _share(supply, region, cells, low + 1, inside)
         if share is not None:
             shares[index] = share
         if more is not None:
@@ -226,13 +277,7 @@ def _serve_each(
     shares |= {index: more for _, index, more in costly[:over]}
     if len(larger) < over or len(shares) < len(groups):
         return None
-    chosen = [shares[index] for index in range(len(groups))]
-    return CoreChoice(
-        sum(share.l3_groups for share in chosen),
-        sum(share.cores for share in chosen),
-        sum(share.damage for share in chosen),
-        tuple(taken for share in chosen for taken in share.taken),
-    )
+    return _together([shares[index] for index in range(len(groups))])
 
 
 def _serve_across(
@@ -271,7 +316,7 @@ def _must_be_touched(supply: Supply, region: Region) -> list[int]:
 
 
 def _bins(supply: Supply, region: Region, cells: Iterable[Cell]) -> list[Bin]:
-    if not region.domain.straddled or len(region.parts) == 1:
+    if not region.domain.straddled:
         return [supply.bin((cell,)) for cell in cells]
     by_l3: dict[int, list[Cell]] = {}
     for cell in cells:

@@ -7,13 +7,17 @@ are found in, and remembered with the machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from kvplace.core.free import Free
 from kvplace.core.layout import Bin, Cell, Domain, NodePart, PartCount, layout_of
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
+
+if TYPE_CHECKING:
+    from kvplace.core.core_choice import CoreChoice
 
 _UNITS = {smt: number for number, smt in enumerate(Smt)}
 """Numbers for what is counted: as keys much cheaper than the words themselves."""
@@ -35,6 +39,8 @@ class Supply:
         self._unit = _UNITS[self.smt]
         self.spreads = request.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
         self.uses = dict(free.uses) if not request.owns_cpus else {}
+        self.shares: dict[Hashable, CoreChoice | None] = {}
+        """What was chosen in groups of cells, for regions that have such groups in common."""
         self._bins, self._parts = self.layout.bins, self.layout.part_counts
         if len(self._bins) + len(self._parts) > _MOST_REMEMBERED:
             self._bins.clear()
