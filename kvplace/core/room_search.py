@@ -22,7 +22,7 @@ from kvplace.core.room_steps import Seated, Step, Steps, cost_of
 
 _SMALL_MACHINE = 16
 """CPUs up to which every choice of CPUs is tried."""
-_MOST_EFFORT = 100_000
+_MOST_EFFORT = 80_000
 """Effort beyond that for three moves, and for choices of CPUs that differ in their cores only; counted anew
 for each number of moves."""
 _MOST_EQUALS = 24
@@ -173,11 +173,15 @@ class RoomSearch:
         return cost is not None
 
     def _stop_on_the_way(self) -> None:
-        """Try the pairs of VMs that cannot simply go, since each is in the other's way, with a stop."""
+        """Try the pairs of VMs that cannot simply go, since each is in the other's way, with a stop.
+
+        Half of the effort is left for three VMs that move.
+        """
+        most = self._most_effort // 2
         for region, steps in self._unordered:
             for first, second in permutations(steps):
                 for stop in first.wish.regions:
-                    if self._steps.effort > self._most_effort:
+                    if self._steps.effort > most:
                         return
                     if not self._worth(second.region.moved + max(stop.moved, first.region.moved)):
                         break
