@@ -262,14 +262,18 @@ def _touching(
     inside = [tuple([tuple([w for core, w in one.cores if core & cpus]) for cpus in touched]) for one in full]
     kinds: Sequence[Hashable] = range(len(full)) if uses else inside
     also = [([int(bool(widths[place])) for widths in inside], 1) for place in range(len(touched))]
-    least = max(len(touched), fewest([width for one in full for width in one.widths], need))
+    anywhere = _touching_all(full, need, touched, None) if sum(units) >= need else None
+    if anywhere is None:
+        return None
     best: CoreChoice | None = None
     for count in range(fewest(units, need), len(full) + 1):
         for looked_at, chosen in enumerate(covers(units, kinds, need, count, also=also)):
             found = _touching_all([full[index] for index in chosen], need, touched, uses)
             if found is not None and (best is None or found.rank < best.rank):
                 best = found
-            if best is not None and looked_at >= (_MOST_TIES if best.cores == least else MOST_CHOICES):
+            if best is not None and looked_at >= (
+                _MOST_TIES if best.cores == anywhere.cores else MOST_CHOICES
+            ):
                 break
         if best is not None:
             return best

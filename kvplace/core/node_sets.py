@@ -72,11 +72,13 @@ class NodeSets:
         within: Distances | None = None,
         share: int = 0,
         larger: int = 0,
+        package_share: int = 0,
     ) -> tuple[Distances, list[Found]] | None:
         """Find what is accepted of the nearest sets of so many parts; None when nothing is.
 
         `accepts` makes anything of a set that has the units and the memory. Sets farther apart than `within`
-        do not count. Every part of a set has `share` units at least, and `larger` of them one more.
+        do not count. Every part of a set has `share` units at least, and `larger` of them one more; the parts
+        in each of the packages have `package_share` together.
         """
         candidates = [index for index, units in enumerate(self.units) if units >= share]
         if len(candidates) < count:
@@ -84,6 +86,11 @@ class NodeSets:
         amounts: list[_Amount] = [*self._amounts]
         if larger:
             amounts.append(([int(units > share) for units in self.units], larger))
+        for package in {part.packages for part in self._parts} if package_share else ():
+            inside = [
+                units * (p.packages == package) for units, p in zip(self.units, self._parts, strict=True)
+            ]
+            amounts.append((inside, package_share))
         nowhere = [0] * len(self.units)
         least = self._least_step(candidates, count)
         for far in self.steps if count > 1 else (0,):

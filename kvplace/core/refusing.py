@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvplace.core.layout import Domain
+from kvplace.core.layout import Cell, Domain
 from kvplace.core.quantity import about_bytes, format_bytes
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request, Scope, Smt
@@ -76,12 +76,34 @@ def _uneven(supply: Supply, reason: Reason, fits: Callable[[Request], bool], nev
     """There is enough of everything, but not in equal shares."""
     noun = "sockets" if supply.request.scope is Scope.SPREAD_SOCKETS else "NUMA nodes"
     needed = supply.request.vcpus
-    best = next(
-        (count for count in range(needed - 1, 0, -1) if fits(replace(supply.request, vcpus=count))), 0
-    )
+    most = min(needed - 1, _most_in_equal_shares(supply) - (supply.need - needed))
+    best = next((count for count in range(most, 0, -1) if fits(replace(supply.request, vcpus=count))), 0)
     also = " that have the memory too" if supply.needs_memory else ""
     message = f"no equal shares of {needed} vCPUs over {noun}{also}, best {best}"
     return Refusal(reason, message, _shortfall(needed, best, noun), never)
+
+
+def _most_in_equal_shares(supply: Supply) -> int:
+    """A number of units beyond which no VM can be spread, however memory lies on the nodes it must have."""
+    (domain,) = supply.layout.domains[supply.request.scope]
+    parts = [part for part in domain.parts if supply.units(part)]
+    fewest = 1
+    if supply.request.scope is Scope.SPREAD_NUMA:
+        units = [supply.units(part) for part in parts]
+        fewest = supply.fewest_nodes_for_memory([part.node for part in parts])
+    else:
+        by_package: dict[int, list[Cell]] = {}
+        for part in parts:
+            for cell in part.cells:
+                by_package.setdefault(cell.package, []).append(cell)
+        units = [supply.cell_units(cells) for cells in by_package.values()]
+    units.sort(reverse=True)
+    spread = [
+        count * units[count - 1] + sum(1 for amount in units[:count] if amount > units[count - 1])
+        for count in range(fewest, len(units) + 1)
+    ]
+    # A VM with fewer units than NUMA nodes uses some of them for their memory alone.
+    return max([len(parts), *spread])
 
 
 def _elsewhere(supply: Supply, domains: Sequence[Domain]) -> str:

@@ -168,11 +168,13 @@ def _nearest(
 ) -> _Best | None:
     """Search the sets of one size, in sockets and nodes; what they find is added to the best, or instead."""
     sockets, count = size
-    share = larger = 0
+    share = larger = package_share = 0
     if not domain.crossed and count <= supply.need and count > 1:
         scope = supply.request.scope
         if scope is Scope.SPREAD_NUMA or (scope is Scope.SPREAD_SOCKETS and sockets == count):
             share, larger = divmod(supply.need, count)
+        elif scope is Scope.SPREAD_SOCKETS and sockets > 1:
+            package_share = supply.need // sockets
 
     def regions_of(members: tuple[NodePart, ...]) -> Iterable[Region]:
         if domain.crossed:
@@ -182,7 +184,9 @@ def _nearest(
         return [region] if packages.bit_count() == sockets and (share or _spreads(supply, region)) else []
 
     within = best.rank[2:] if best is not None and best.rank[:2] == size else None
-    found = sets.nearest(count, regions_of, within=within, share=share, larger=larger)
+    found = sets.nearest(
+        count, regions_of, within=within, share=share, larger=larger, package_share=package_share
+    )
     if found is None:
         return best
     distances, regions = found
