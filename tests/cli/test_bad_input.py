@@ -9,9 +9,10 @@ import pytest
 
 from tests.cli.calls import Caller, call_process
 
+NODE = {"id": 0, "cpus": "0-3", "memory": "16Gi"}
 MACHINE = {
     "packages": [{"id": 0, "cpus": "0-3"}],
-    "numaNodes": [{"id": 0, "cpus": "0-3", "memory": "16Gi"}],
+    "numaNodes": [NODE],
     "l3Groups": ["0-3"],
     "cores": ["0-1", "2-3"],
 }
@@ -86,7 +87,7 @@ def test_a_number_that_no_machine_has_is_named_with_its_key(
     kvplace: Caller, tmp_path: Path, changed: dict[str, object], words: str
 ) -> None:
     file = tmp_path / "machine.json"
-    file.write_text(json.dumps(MACHINE | {"numaNodes": [MACHINE["numaNodes"][0] | changed]}))  # type: ignore[operator]
+    file.write_text(json.dumps(MACHINE | {"numaNodes": [NODE | changed]}))
     called = kvplace("topology", str(file))
     assert called.code == 2
     assert "numaNodes[0]." in called.err
