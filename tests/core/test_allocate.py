@@ -1,4 +1,8 @@
-"""Whatever is placed is placed right, on any machine: inside what is free, in scope, whole where asked."""
+"""What callers may rely on besides the rules for one placement, which `test_exact_rules.py` checks all.
+
+Equal questions get equal answers, vCPUs come in the machine's order, VM after VM finds only what is left, and
+a refusal counts.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +14,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvplace.core.allocate import place
-from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.cpuset import mask_of
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
-from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
-from tests.core.machines import GIB, frees, requests, subsets, topologies
+from tests.core.machines import GIB, frees, requests, topologies
 
 cases = topologies().flatmap(lambda machine: st.tuples(st.just(machine), frees(machine), requests()))
 exclusive_cases = topologies().flatmap(
     lambda machine: st.tuples(st.just(machine), frees(machine), requests(policies=(Policy.EXCLUSIVE,)))
-)
-whole_core_cases = topologies().flatmap(
-    lambda machine: st.tuples(
-        st.just(machine),
-        frees(machine),
-        requests(policies=(Policy.EXCLUSIVE,), smts=(Smt.REQUIRE, Smt.ISOLATE)),
-    )
 )
 Case = tuple[Topology, Free, Request]
 
@@ -39,116 +36,6 @@ def placed(case: Case) -> Placement:
     assume(isinstance(answer, Placement))
     assert isinstance(answer, Placement)
     return answer
-
-
-@given(cases)
-def test_every_vcpu_has_a_cpu_of_its_own_that_was_free(case: Case) -> None:
-    _, free, request = case
-    placement = placed(case)
-    assert len(set(placement.vcpus)) == len(placement.vcpus) == request.vcpus
-    available = free.cpus if request.owns_cpus else free.pool
-    assert mask_of(placement.vcpus) & ~placement.cpus == 0
-    assert (placement.cpus | placement.owned) & ~available == 0
-
-
-@given(cases)
-def test_the_scope_holds_for_every_cpu_the_vm_names_or_owns(case: Case) -> None:
-    machine, _, request = case
-    placement = placed(case)
-    touched = placement.cpus | placement.owned
-    assert placement.packages == machine.packages_of(placement.cpus)
-    match request.scope:
-        case Scope.ONE_SOCKET:
-            assert len(machine.packages_of(touched)) == 1
-        case Scope.ONE_NUMA:
-            assert len(machine.nodes_of(touched)) == 1
-            assert len(placement.numa_nodes) == 1
-        case Scope.ONE_L3:
-            assert sum(1 for l3 in machine.l3_groups if l3 & touched) == 1
-            assert len(placement.l3_groups) == 1
-        case _:
-            pass
-
-
-@given(cases)
-def test_an_exclusive_vm_owns_all_it_names_and_a_sharing_one_owns_nothing(case: Case) -> None:
-    request = case[2]
-    placement = placed(case)
-    if request.owns_cpus:
-        assert placement.cpus & ~placement.owned == 0
-    else:
-        assert placement.owned == 0
-        assert mask_of(placement.vcpus) & ~placement.cpus == 0
-
-
-@given(whole_core_cases)
-def test_whole_cores_are_owned_whole_and_isolated_vcpus_never_share_one(case: Case) -> None:
-    machine, _, request = case
-    placement = placed(case)
-    cores = [core for core in machine.cores if core & placement.owned]
-    assert placement.owned == mask_of(cpu for core in cores for cpu in cpus_of(core))
-    if request.smt is Smt.ISOLATE:
-        assert all((core & placement.cpus).bit_count() == 1 for core in cores)
-    else:
-        assert placement.cpus == placement.owned
-
-
-@given(cases)
-def test_emulator_threads_run_where_they_were_asked_to(case: Case) -> None:
-    machine, _, request = case
-    placement = placed(case)
-    vcpus = mask_of(placement.vcpus)
-    spare = placement.cpus & ~vcpus
-    assert placement.emulator_cpus
-    if request.emulator_threads is EmulatorThreads.ISOLATE:
-        assert placement.emulator_cpus == spare
-    elif spare:  # an odd thread of a core that is owned whole
-        assert request.smt is Smt.REQUIRE
-        assert placement.emulator_cpus == spare
-    elif request.emulator_threads is EmulatorThreads.WITH_VCPUS:
-        assert placement.emulator_cpus == vcpus
-    else:
-        assert placement.emulator_cpus in (
-            machine.reserved & mask_of(c for n in placement.numa_nodes for c in cpus_of(_cpus(machine, n))),
-            machine.reserved,
-            vcpus,
-        )
-
-
-@given(cases)
-def test_emulator_threads_never_run_on_cpus_that_another_vm_may_own(case: Case) -> None:
-    machine = case[0]
-    placement = placed(case)
-    assert placement.emulator_cpus & ~(machine.reserved | placement.cpus) == 0
-
-
-@given(cases)
-def test_memory_and_pages_are_all_there_on_the_nodes_of_the_vm(case: Case) -> None:
-    _, free, request = case
-    placement = placed(case)
-    pages = {
-        (node, size): count for node, sizes in placement.huge_pages.items() for size, count in sizes.items()
-    }
-    assert {node for node, _ in pages} <= set(placement.numa_nodes)
-    for size, count in request.huge_pages.items():
-        assert sum(taken for (_, other), taken in pages.items() if other == size) == count
-    assert all(count <= free.pages_by_node[key] for key, count in pages.items())
-    if not free.memory or not request.memory or request.numa_memory is NumaMemory.OFF:
-        assert placement.memory == {}
-        return
-    assert set(placement.memory) == set(placement.numa_nodes)
-    pages_bytes = sum(size * count for (_, size), count in pages.items())
-    assert sum(placement.memory.values()) == max(request.memory, pages_bytes)
-    for node, count in placement.memory.items():
-        plain = count - sum(size * taken for (where, size), taken in pages.items() if where == node)
-        assert 0 <= plain <= max(0, free.memory_by_node[node])
-
-
-@given(cases)
-def test_every_numa_node_with_cpus_of_the_vm_is_a_node_of_the_vm(case: Case) -> None:
-    machine = case[0]
-    placement = placed(case)
-    assert set(machine.nodes_of(mask_of(placement.vcpus))) <= set(placement.numa_nodes)
 
 
 @given(exclusive_cases)
@@ -166,21 +53,6 @@ def test_equal_questions_get_equal_answers(case: Case) -> None:
     machine, free, request = case
     again = place(replace(machine), replace(free), replace(request))
     assert again == place(machine, free, request)
-
-
-@given(cases, st.data())
-def test_what_fits_still_fits_when_more_is_free(case: Case, data: st.DataObject) -> None:
-    machine, free, request = case
-    placed(case)
-    more_pool = free.pool | data.draw(subsets(machine.allocatable))
-    more_cpus = free.cpus | data.draw(subsets(more_pool))
-    more = replace(
-        free,
-        cpus=more_cpus,
-        pool=more_pool,
-        memory=tuple((node, count + data.draw(st.integers(0, GIB))) for node, count in free.memory),
-    )
-    assert isinstance(place(machine, more, request), Placement)
 
 
 @given(cases)
@@ -258,10 +130,6 @@ def test_a_core_that_lies_in_two_caches_is_never_given_out_whole(scope: Scope, s
     assert answer.shortfall["best"] == 0
     plain = place(SPLIT_CORES, free_of(SPLIT_CORES, Ledger()), Request(2, scope=scope))
     assert isinstance(plain, Placement)
-
-
-def _cpus(machine: Topology, node: int) -> int:
-    return machine.node_by_id[node].cpus
 
 
 def _claim(uid: str, placement: Placement) -> Claim:

@@ -57,6 +57,7 @@ def test_every_placement_on_a_crowded_machine_keeps_every_rule(question: Callabl
     assert len(placed) > 80
 
 
+@settings(max_examples=300)
 @given(cases)
 def test_every_placement_on_any_machine_keeps_every_rule(case: Case) -> None:
     key(case)
