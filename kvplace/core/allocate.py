@@ -19,7 +19,7 @@ from itertools import combinations, islice
 from kvplace.core.assignment import Seat, placement_of
 from kvplace.core.core_choice import MOST_CHOICES, CoreChoice, Taken, choose_cores, cores_needed
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.free import Free, free_of
+from kvplace.core.free import Free, crowd, free_of
 from kvplace.core.layout import Bin, Cell
 from kvplace.core.ledger import Ledger
 from kvplace.core.look_ahead import damage_of
@@ -325,16 +325,10 @@ def _bins(supply: Supply, region: Region, cells: Iterable[Cell]) -> list[Bin]:
 
 
 def _whole_pool(supply: Supply, region: Region) -> CoreChoice:
-    """Policy `numa`: all CPUs of the shared pool there, the less crowded the better.
-
-    A pool is crowded from the first vCPU on that has no CPU of its own, were all the VMs that use all of
-    it of this one's size; so pools fill up before they take more nodes away from exclusive VMs.
-    """
+    """Policy `numa`: all CPUs of the shared pool there, the less crowded the better."""
     taken = [Taken(core, core) for one in _bins(supply, region, region.cells) for core, _ in one.cores]
     uses = [supply.uses.get(cpu, 0) for one in taken for cpu in cpus_of(one.cpus)]
-    size, using_all = len(uses), min(uses)
-    vcpus = (using_all + 1) * supply.need + sum(uses) - using_all * size
-    return CoreChoice(0, 0, max(0, vcpus - size) * 1000 // size, tuple(taken))
+    return CoreChoice(0, 0, crowd(uses, supply.need), tuple(taken))
 
 
 def _weighed(supply: Supply, region: Region, choice: CoreChoice) -> _Found:

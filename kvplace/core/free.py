@@ -6,7 +6,7 @@ serves every node in the same state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplace.core.cpuset import cpus_of
@@ -84,6 +84,17 @@ def free_of(
             for size, count in sorted(node.huge_pages.items())
         ),
     )
+
+
+def crowd(uses: Sequence[int], vcpus: int) -> int:
+    """VCPUs without a CPU of their own, per 1,000 CPUs of a pool, once a VM of so many joins it.
+
+    `uses` counts the VMs that name each of its CPUs. Those that use all of it are taken to be of this
+    one's size; so pools fill up before they take more CPUs away from exclusive VMs.
+    """
+    size, using_all = len(uses), min(uses)
+    wanted = (using_all + 1) * vcpus + sum(uses) - using_all * size
+    return max(0, wanted - size) * 1000 // size
 
 
 def _pages_bytes(huge_pages: Mapping[int, int]) -> int:

@@ -1,7 +1,8 @@
 """Which node a VM goes to, given what each node could give it.
 
 Every replica and every offline command ranks with the same key, so equal states give equal nodes. The key
-says, in this order and each smaller-is-better: how the VM would sit; whether it brings the free shares of
+says, in this order and each smaller-is-better: how the VM would sit; how much others use the CPUs that it
+would share; whether it brings the free shares of
 CPUs and memory together or drives them apart, since what is left of one without the other is stranded;
 whether huge pages are free there that it has no use for; then, as the strategy wants, the slots for later
 VMs that it breaks and how full the node is; then the name. Benchmarks show what each of these is worth.
@@ -16,7 +17,8 @@ from functools import cached_property, lru_cache
 from itertools import combinations
 from operator import attrgetter
 
-from kvplace.core.free import Free
+from kvplace.core.cpuset import cpus_of
+from kvplace.core.free import Free, crowd
 from kvplace.core.look_ahead import slots_lost
 from kvplace.core.placement import Placement
 from kvplace.core.topology import Topology
@@ -24,7 +26,7 @@ from kvplace.core.topology import Topology
 MAX_SCORE = 10
 """Highest score an extender may give (MaxExtenderPriority in k8s.io/kube-scheduler)."""
 
-Rank = tuple[int, int, int, int, int, int, int, int, str]
+Rank = tuple[int, int, int, int, int, int, int, int, int, str]
 
 _STEPS = 32
 """Into how many steps a difference between shares is rounded."""
@@ -42,6 +44,7 @@ class Strategy(Enum):
 
 
 _SITS = ("on fewer sockets", "on fewer NUMA nodes", "on NUMA nodes nearer to each other")
+_CROWD = "others use its CPUs less"
 _PAGES = "its huge pages are left for VMs that want them"
 _EVEN = "CPUs and memory are used more evenly"
 _L3 = "behind fewer L3 caches"
@@ -49,9 +52,9 @@ _SLOTS = "more slots for later VMs are left"
 _FULLER = "the node is fuller"
 _NAME = "first by name"
 _TOLD = {
-    Strategy.PACK: (*_SITS, _EVEN, _PAGES, _L3, _SLOTS, _FULLER, _NAME),
-    Strategy.SPREAD: (*_SITS, _EVEN, _PAGES, _L3, "the node is emptier", _SLOTS, _NAME),
-    Strategy.BALANCE: (*_SITS, _EVEN, _EVEN, _PAGES, _L3, _SLOTS, _NAME),
+    Strategy.PACK: (*_SITS, _CROWD, _EVEN, _PAGES, _L3, _SLOTS, _FULLER, _NAME),
+    Strategy.SPREAD: (*_SITS, _CROWD, _EVEN, _PAGES, _L3, "the node is emptier", _SLOTS, _NAME),
+    Strategy.BALANCE: (*_SITS, _CROWD, _EVEN, _EVEN, _PAGES, _L3, _SLOTS, _NAME),
 }
 """What decides at each place of the ranks."""
 
@@ -64,6 +67,8 @@ class Candidate:
     topology: Topology
     placement: Placement
     free: Free
+    vcpus: int = 0
+    """The VM's, where its placement names no CPU for each of them."""
 
     def rank(self, strategy: Strategy) -> Rank:
         """Give the key by which nodes are compared; the smallest is the best."""
@@ -76,20 +81,20 @@ class Candidate:
     def pack(self) -> Rank:
         """The rank where VMs fill nodes up."""
         *_, l3_groups = self._quality
-        return (*self._sits, *self._suits, l3_groups, self._damage, self._left, self.node)
+        return (*self._sits, self._crowd, *self._suits, l3_groups, self._damage, self._left, self.node)
 
     @cached_property
     def spread(self) -> Rank:
         """The rank where VMs spread over nodes."""
         *_, l3_groups = self._quality
-        return (*self._sits, *self._suits, l3_groups, -self._left, self._damage, self.node)
+        return (*self._sits, self._crowd, *self._suits, l3_groups, -self._left, self._damage, self.node)
 
     @cached_property
     def balance(self) -> Rank:
         """The rank where CPUs and memory are used evenly."""
         *_, l3_groups = self._quality
         uneven = round(_STEPS // 2 * self._unevenness[1])
-        return (*self._sits, uneven, *self._suits, l3_groups, self._damage, self.node)
+        return (*self._sits, self._crowd, uneven, *self._suits, l3_groups, self._damage, self.node)
 
     @cached_property
     def _quality(self) -> tuple[int, int, int, int]:
@@ -98,6 +103,15 @@ class Candidate:
     @property
     def _sits(self) -> tuple[int, int, int]:
         return self._quality[:3]
+
+    @cached_property
+    def _crowd(self) -> int:
+        """How much others use the CPUs that the VM would share with them; 0 for a VM that owns its own."""
+        if self.placement.owned:
+            return 0
+        uses = dict(self.free.uses)
+        found = [uses.get(cpu, 0) for cpu in cpus_of(self.placement.cpus)]
+        return sum(found) * 1000 // len(found) if self.placement.vcpus else crowd(found, self.vcpus)
 
     @cached_property
     def _suits(self) -> tuple[int, int]:

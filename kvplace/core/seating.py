@@ -45,7 +45,7 @@ def by_strategy(strategy: Strategy) -> Chooser:
         if (node, shape) not in known:
             answer = node.ask(shape)
             known[node, shape] = (
-                Candidate(node.node.name, node.node.topology, answer, node.free)
+                Candidate(node.node.name, node.node.topology, answer, node.free, shape.vcpus)
                 if isinstance(answer, Placement)
                 else None
             )

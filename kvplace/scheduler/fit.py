@@ -89,4 +89,4 @@ class FitTable:
             if state.empty is not None and isinstance(place(state.topology, state.empty, request), Refusal):
                 return replace(answer, never=True)
             return answer
-        return Candidate(node, state.topology, answer, state.free)
+        return Candidate(node, state.topology, answer, state.free, request.vcpus)

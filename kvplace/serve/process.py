@@ -89,7 +89,9 @@ async def serving(settings: ServeSettings, cluster: Cluster) -> AsyncIterator[di
         book = await stack.enter_async_context(running_book(cluster))
         readiness.book = book
         extender = Extender(cluster, book, settings.extender)
-        controller = Controller(cluster, book.pods, book.nodes, book.topologies, book.ledgers, settings.controller)
+        controller = Controller(
+            cluster, book.pods, book.nodes, book.topologies, book.ledgers, settings.controller
+        )
         admission = web.Application(client_max_size=MAX_BODY_BYTES)
         admission.add_routes(
             admission_routes(cluster, settings.admission, largest_node=lambda: book.largest_node)

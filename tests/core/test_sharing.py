@@ -11,6 +11,7 @@ from kvplace.core.allocate import place
 from kvplace.core.cpuset import mask_of
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request, Scope
 from kvplace.simulate.machine_files import read_machine
@@ -91,3 +92,24 @@ def test_an_exclusive_vm_never_gets_what_a_sharing_one_names() -> None:
     ledger = with_vm(MACHINE, Ledger(), "shares", Request(5, policy=Policy.SHARE))
     owner = placed(ledger, Request(20, scope=Scope.ONE_NUMA))
     assert not owner.owned & ledger.claims["uid-shares"].cpus
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("policy", [Policy.SHARE, Policy.NUMA])
+def test_a_node_is_not_crowded_with_sharing_vms_while_another_has_cpus_that_nobody_uses(
+    policy: Policy, strategy: Strategy
+) -> None:
+    request = Request(4, scope=Scope.ONE_NUMA, policy=policy)
+    nodes = {"a": Ledger(), "b": Ledger()}
+    chosen: Counter[str] = Counter()
+    for number in range(2 * 56):  # on 240 CPUs of each: 7 VMs in each of 8 pools have a CPU for each vCPU
+        found = [
+            Candidate(name, MACHINE, placed(ledger, request), free_of(MACHINE, ledger), request.vcpus)
+            for name, ledger in nodes.items()
+        ]
+        best = best_candidate(found, strategy)
+        assert best is not None
+        chosen[best.node] += 1
+        nodes[best.node] = with_vm(MACHINE, nodes[best.node], f"vm-{number}", request)
+        assert max(chosen.values()) <= 60
+    assert min(chosen.values()) >= 52
