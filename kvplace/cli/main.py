@@ -9,6 +9,7 @@ nothing that works without a cluster ever loads a Kubernetes client.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -57,11 +58,19 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command line and leave the process with its exit code."""
+    if sys.stdin is None:  # closed by whoever called us, as stdout may be
+        sys.stdin = io.TextIOWrapper(io.BytesIO())
+    if sys.stdout is None:
+        sys.exit(_failed("stdout is closed: the answer has nowhere to go", ExitCode.FAILED))
     try:
         code = _run(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; the interpreter must not complain about it on its way out.
+    except OSError as error:
+        # Whoever read our output may have seen enough, which is no fault of theirs.
+        if not isinstance(error, BrokenPipeError):
+            where = error.filename or "stdin or stdout"
+            _failed(f"{where} cannot be read or written: {error.strerror or error}", ExitCode.FAILED)
+        # The interpreter must not complain about what is left to write on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ExitCode.FAILED
     sys.exit(code)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.cli.calls import Caller, call_process
+from tests.cli.calls import COMMAND, Caller, call_process
 
 NODE = {"id": 0, "cpus": "0-3", "memory": "16Gi"}
 MACHINE = {
@@ -102,3 +104,24 @@ def test_a_file_whose_name_is_no_text_is_drawn_under_a_name_that_can_be_printed(
         called = call_process("topology", str(file), "-o", form)
         assert (called.code, called.err) == (0, "")
         assert "\x1b" not in called.out
+
+
+@pytest.mark.parametrize(
+    ("command", "redirected", "words"),
+    [
+        ("topology epyc-7502p", ">&-", "stdout is closed"),
+        ("map epyc-7502p -o svg", ">/dev/full", "stdin or stdout cannot be read or written: No space left"),
+        ("place --topology epyc-7502p", ">/dev/full", "cannot be read or written: No space left"),
+        ("plan --requests -", "<&-", "stdin holds no request"),
+    ],
+)
+def test_streams_that_are_closed_or_full_are_told_in_one_sentence(
+    command: str, redirected: str, words: str
+) -> None:
+    line = f"{shlex.join(COMMAND)} {command} {redirected}"
+    stdin = None if redirected.startswith("<") else '{"vcpus": 1}\n'
+    done = subprocess.run(["sh", "-c", line], input=stdin, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith("kvplace: ")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
