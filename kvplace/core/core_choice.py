@@ -260,24 +260,54 @@ def _touching(
     full = [one for one in bins if one.units]
     units = [one.units for one in full]
     inside = [tuple([tuple([w for core, w in one.cores if core & cpus]) for cpus in touched]) for one in full]
-    kinds: Sequence[Hashable] = range(len(full)) if uses else inside
     also = [([int(bool(widths[place])) for widths in inside], 1) for place in range(len(touched))]
     anywhere = _touching_all(full, need, touched, None) if sum(units) >= need else None
     if anywhere is None:
         return None
-    best: CoreChoice | None = None
     for count in range(fewest(units, need), len(full) + 1):
-        for looked_at, chosen in enumerate(covers(units, kinds, need, count, also=also)):
-            found = _touching_all([full[index] for index in chosen], need, touched, uses)
-            if found is not None and (best is None or found.rank < best.rank):
-                best = found
-            if best is not None and looked_at >= (
-                _MOST_TIES if best.cores == anywhere.cores else MOST_CHOICES
-            ):
-                break
-        if best is not None:
-            return best
+        best = _touching_with(full, need, count, inside, also, touched, anywhere.cores)
+        if best is None:
+            continue
+        choices = [best]
+        if uses:  # whose bins are all unlike: some more are looked at
+            more = islice(covers(units, range(len(full)), need, count, also=also), _MOST_TIES)
+            choices += [[full[index] for index in chosen] for chosen in more]
+        served = [_touching_all(chosen, need, touched, uses) for chosen in choices]
+        return min([one for one in served if one is not None], key=lambda one: one.rank)
     return None
+
+
+def _touching_with(
+    bins: Sequence[Bin],
+    need: int,
+    count: int,
+    kinds: Sequence[Hashable],
+    also: Sequence[tuple[Sequence[int], int]],
+    touched: Sequence[int],
+    least: int,
+) -> list[Bin] | None:
+    """Of the choices of `count` bins with something of every set one with the fewest cores.
+
+    Once there is one, only such are looked at whose widest cores could do with fewer.
+    """
+    units = [one.units for one in bins]
+    beyond = _threads_beyond(bins)
+    best: list[Bin] | None = None
+    cores, looked_at = need + 1, 0
+    while cores > least:
+        fewer = [(amounts, need - (cores - 1) * t) for t, amounts in enumerate(beyond, start=1)]
+        for indexes in covers(units, kinds, need, count, also=[*also, *fewer]):
+            chosen = [bins[index] for index in indexes]
+            found = _touching_all(chosen, need, touched, None)
+            looked_at += 1
+            if found is not None and found.cores < cores:
+                best, cores = chosen, found.cores
+                break
+            if looked_at > MOST_CHOICES and best is not None:
+                return best
+        else:
+            return best
+    return best
 
 
 def _touching_all(
