@@ -34,9 +34,9 @@ from benchmarks.peers.kube_scheduler import (
     most_allocated,
 )
 from benchmarks.peers.kubelet import with_numa_mask
+from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.node_choice import Strategy
 from kvplace.core.request import Request, Scope
 from kvplace.core.topology import Topology
 from kvplace.simulate.cluster_document import ClusterNode

@@ -23,7 +23,7 @@ from benchmarks._machines import SHAPES
 from benchmarks._plots import Figure, NotInstalled, write_plot
 from benchmarks._tables import table
 from benchmarks.peers.kubelet import packed
-from kvplace.core.allocate import place
+from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from random import Random
 
 from benchmarks._tables import table
-from kvplace.core.allocate import place
-from kvplace.core.draft import PlanNode
+from kvplace.core.allocator.allocate import place
+from kvplace.core.cluster.draft import PlanNode
+from kvplace.core.cluster.planning import Plan, Tally, Wanted, plan
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import Occupant, claim_of, within
 from kvplace.core.placement import Placement
-from kvplace.core.planning import Plan, Tally, Wanted, plan
 from kvplace.core.request import Request, Scope
 from kvplace.core.topology import Topology
 from kvplace.simulate.machine_files import read_machine

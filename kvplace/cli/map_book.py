@@ -20,9 +20,9 @@ from typing import Any
 
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import cpus_of, parse_cpu_list
+from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, Corrupt
 from kvplace.core.ledger import Claim, ClaimState, Ledger, read_ledger
-from kvplace.core.occupancy import printable
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import Policy
 

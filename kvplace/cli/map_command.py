@@ -18,7 +18,7 @@ from kvplace.core.errors import BadBody
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvplace.core.drawing import CoreMap
+    from kvplace.core.drawing.core_map import CoreMap
 
 _WIDE = 160
 """Columns of `-o wide` in a file or pipe."""
@@ -107,7 +107,7 @@ def command(
     """
     from kvplace.cli.map_book import Book, read_book, read_found
     from kvplace.core.cpuset import parse_cpu_list
-    from kvplace.core.drawing import draw
+    from kvplace.core.drawing.core_map import draw
     from kvplace.core.ledger import Ledger
 
     known = find_machine(machine, cpu_manager_state=cpu_manager_state)
@@ -139,11 +139,11 @@ def _write(drawing: CoreMap, target: Target) -> None:
 
 def _draw(drawing: CoreMap, form: Form, file: TextIO) -> None:
     if form is Form.SVG:
-        from kvplace.core.svg_map import svg_map
+        from kvplace.core.drawing.svg_map import svg_map
 
         file.write(svg_map(drawing))
     elif form is Form.JSON:
-        from kvplace.core.drawing import core_map_document
+        from kvplace.core.drawing.core_map import core_map_document
 
         file.write(json.dumps(core_map_document(drawing), indent=2) + "\n")
     else:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from kvplace.core.allocate import place
+from kvplace.core.allocator.allocate import place
 from kvplace.core.answer_json import move_document, placement_document, refusal_document
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.make_room import Move, make_room
-from kvplace.core.mending import Mend, mends, move_text
 from kvplace.core.occupant import Occupant, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.request_json import Json, id_of, json_object, known_keys, request_of, shown
+from kvplace.core.room.make_room import Move, make_room
+from kvplace.core.room.mending import Mend, mends, move_text
 from kvplace.core.topology import Topology
 
 MOST_BYTES = 1024 * 1024

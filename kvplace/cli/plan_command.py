@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace.cli.output import print_json, say
+from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
-from kvplace.core.node_choice import Strategy
 
 if TYPE_CHECKING:
-    from kvplace.core.planning import Plan
+    from kvplace.core.cluster.planning import Plan
     from kvplace.simulate.optimum import Optimum
 
 
@@ -72,7 +72,7 @@ def command(
 
     Leaves with 4 when some found no room, and with 3 when none did.
     """  # noqa: D301 - click wants the character itself
-    from kvplace.core.planning import plan
+    from kvplace.core.cluster.planning import plan
     from kvplace.simulate.optimum import best_possible
     from kvplace.simulate.plan_cluster import read_plan_cluster
     from kvplace.simulate.wanted import read_wanted

@@ -80,7 +80,7 @@ def command(
     Runs until SIGTERM. Any number of replicas may run side by side.
     """
     from kvplace.admission.settings import AdmissionSettings
-    from kvplace.core.node_choice import Strategy
+    from kvplace.core.cluster.node_choice import Strategy
     from kvplace.scheduler.extender import ExtenderSettings, Mode
     from kvplace.serve.process import run
     from kvplace.serve.settings import Address, ServeSettings, TlsFiles

@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.drawing import Cell, CellState, CoreBox, CoreMap, L3Box, NodeBox
-from kvplace.core.occupancy import name_of, printable
+from kvplace.core.drawing.core_map import Cell, CellState, CoreBox, CoreMap, L3Box, NodeBox
+from kvplace.core.drawing.occupancy import name_of, printable
 from kvplace.core.quantity import format_bytes
 
 _COLOURS = (

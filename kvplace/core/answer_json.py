@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from kvplace.core.cpu_map import write_cpu_map
 from kvplace.core.cpuset import cpus_of, format_cpu_list
-from kvplace.core.make_room import Move
-from kvplace.core.mending import Mend
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import OnFailure
 from kvplace.core.request_json import Json
+from kvplace.core.room.make_room import Move
+from kvplace.core.room.mending import Mend
 from kvplace.core.topology import Topology
 
 

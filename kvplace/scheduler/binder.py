@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from kvplace.core.allocate import place
+from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange

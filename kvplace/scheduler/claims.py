@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from kvplace.core.allocate import place
+from kvplace.core.allocator.allocate import place
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.free import Free
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange

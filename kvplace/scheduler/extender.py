@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 
+from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate, scores, why
 from kvplace.core.errors import BadAnnotation, KvplaceError
 from kvplace.core.free import Free
-from kvplace.core.node_choice import Candidate, Strategy, best_candidate, scores, why
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.request_document import PodRequest

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from kvplace.core.allocate import place
+from kvplace.core.allocator.allocate import place
+from kvplace.core.cluster.node_choice import Candidate
 from kvplace.core.free import Free
-from kvplace.core.node_choice import Candidate
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request

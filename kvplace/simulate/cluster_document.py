@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kvplace.core.allocate import place
+from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadBody, BadTopology
 from kvplace.core.free import Free, free_of

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
+from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, BadTopology
-from kvplace.core.occupancy import printable
 from kvplace.core.topology import Topology
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
 from kvplace.linux.sysfs import discover

@@ -25,13 +25,13 @@ from functools import reduce
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from kvplace.core.draft import Draft, NodeDraft, PlanNode, Shape, domains_of, shapes_of
+from kvplace.core.allocator.layout import Domain
+from kvplace.core.allocator.supply import Supply
+from kvplace.core.cluster.draft import Draft, NodeDraft, PlanNode, Shape, domains_of, shapes_of
+from kvplace.core.cluster.planning import Suggestion, Tally, Wanted
 from kvplace.core.errors import Misconfigured
-from kvplace.core.layout import Domain
 from kvplace.core.placement import Placement
-from kvplace.core.planning import Suggestion, Tally, Wanted
 from kvplace.core.request import NumaMemory, Request, Smt
-from kvplace.core.supply import Supply
 
 if TYPE_CHECKING:
     import highspy

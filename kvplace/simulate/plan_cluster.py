@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvplace.core.draft import PlanNode
+from kvplace.core.cluster.draft import PlanNode
 from kvplace.core.errors import BadBody
 from kvplace.core.occupant import Occupant
 from kvplace.simulate.cluster_document import cluster_of, load_cluster

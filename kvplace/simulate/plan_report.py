@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplace.core.answer_json import placement_document, refusal_document
+from kvplace.core.cluster.planning import Denied, Plan, Tally
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.placement import Placement
-from kvplace.core.planning import Denied, Plan, Tally
 from kvplace.core.quantity import format_bytes
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request_json import Json

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvplace.core.drawing import CoreMap, core_map_document, draw
+from kvplace.core.drawing.core_map import CoreMap, core_map_document, draw
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.placement import PodPlacement

@@ -17,10 +17,10 @@ from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 
+from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
-from kvplace.core.make_room import MOST_MOVES
-from kvplace.core.node_choice import Strategy
 from kvplace.core.request import Request
+from kvplace.core.room.make_room import MOST_MOVES
 from kvplace.simulate.cluster_document import ClusterNode, cluster_of
 from kvplace.simulate.documents import Part, load_document, read_document
 from kvplace.simulate.traffic import Kind, Mix, Vm

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from kvplace.core.cluster.planning import Wanted
 from kvplace.core.errors import BadBody
-from kvplace.core.planning import Wanted
 from kvplace.core.request_json import id_of, json_object, request_of
 from kvplace.simulate.documents import Part, read_document
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from kvplace.cli.machine import find_machine
 from kvplace.cli.terminal_map import print_map
 from kvplace.core.cpuset import mask_of
-from kvplace.core.drawing import draw
+from kvplace.core.drawing.core_map import draw
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, merge_patch
 from kvplace.core.request import Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
@@ -26,7 +26,7 @@ from tests.captured import captured_files, captured_folder
 from tests.cli.calls import Caller
 from tests.cli.test_map_book import placement
 from tests.core.claims import with_vm
-from tests.core.test_occupancy import book, claim
+from tests.core.drawing.test_occupancy import book, claim
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 MACHINE = read_machine("2x-epyc-9354-nps2")

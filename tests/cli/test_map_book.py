@@ -275,8 +275,8 @@ def test_deep_and_long_documents_are_one_sentence(text: str) -> None:
 
 
 def _drawn_or_told(content: bytes) -> None:
-    from kvplace.core.drawing import core_map_document, draw
-    from kvplace.core.svg_map import svg_map
+    from kvplace.core.drawing.core_map import core_map_document, draw
+    from kvplace.core.drawing.svg_map import svg_map
 
     before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(content))
     try:

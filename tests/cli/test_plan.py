@@ -13,9 +13,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.core.cluster.planning import Wanted
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
-from kvplace.core.planning import Wanted
 from kvplace.core.request import Request, Scope
 from kvplace.simulate.wanted import wanted_of
 from tests.cli.calls import Caller

@@ -9,7 +9,7 @@ import pytest
 from lxml import etree
 
 from kvplace.core import annotations as keys
-from kvplace.core.allocate import place
+from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kvplace.core.allocate import place
+from kvplace.core.allocator.allocate import place
 from kvplace.core.annotations import read_wish
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import free_of

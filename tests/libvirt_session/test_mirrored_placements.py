@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.core.allocate import place
+from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvplace.core.allocate import place
+from kvplace.core.allocator.allocate import place
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.free import Free
 from kvplace.core.ledger import Claim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplace.core.node_choice import Strategy
+from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.request import Scope
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.scheduler.extender import ExtenderSettings, Mode

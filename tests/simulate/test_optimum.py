@@ -11,19 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvplace.core.allocate import place
-from kvplace.core.draft import PlanNode
+from kvplace.core.allocator.allocate import place
+from kvplace.core.cluster.draft import PlanNode
+from kvplace.core.cluster.planning import Tally, Wanted, plan
 from kvplace.core.errors import Misconfigured
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger
 from kvplace.core.occupant import Occupant, claim_of, within
 from kvplace.core.placement import Placement
-from kvplace.core.planning import Tally, Wanted, plan
 from kvplace.core.request import NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
 from kvplace.simulate.optimum import best_possible
+from tests.core.cluster.test_planning import machine, nodes, vms
 from tests.core.machines import GIB, requests, topologies
-from tests.core.test_planning import machine, nodes, vms
 
 _placed = lru_cache(maxsize=200_000)(place)
 

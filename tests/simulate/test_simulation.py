@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.node_choice import Strategy
 from kvplace.core.request import Request
 from kvplace.simulate.cluster_state import cluster_state, empty_amounts
 from kvplace.simulate.documents import Part

@@ -10,7 +10,7 @@ import yaml
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.vm import review_vm
 from kvplace.admission.vmi import admit_vmi
-from kvplace.core.allocate import place
+from kvplace.core.allocator.allocate import place
 from kvplace.core.annotations import ASKING, read_wish
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger

@@ -1,0 +1,351 @@
+"""Which CPUs and memory one VM gets on one machine.
+
+`place` is the one question that Filter, Bind, the simulator and the offline commands ask; its answer
+depends on its arguments alone. Among all placements that the request allows it takes the smallest by
+sockets, NUMA nodes, the largest and then the summed distance between them, L3 groups, cores, the damage
+to later VMs, and ids, in this order; all but the damage exactly.
+
+The search goes from coarse to fine. First the best sets of NUMA nodes are found by counting alone: the
+regions. Only inside those are L3 groups and cores chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, islice
+
+from kvplace.core.allocator.assignment import Seat, placement_of
+from kvplace.core.allocator.core_choice import MOST_CHOICES, CoreChoice, Taken, choose_cores, cores_needed
+from kvplace.core.allocator.layout import Bin, Cell
+from kvplace.core.allocator.look_ahead import damage_of
+from kvplace.core.allocator.refusing import refuse
+from kvplace.core.allocator.regions import MOST_REGIONS, Region, best_regions, spread_groups, touch_plans
+from kvplace.core.allocator.supply import Supply, fewest
+from kvplace.core.cpuset import cpus_of
+from kvplace.core.free import Free, crowd, free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.placement import Placement
+from kvplace.core.refusal import Refusal
+from kvplace.core.request import Policy, Request, Scope, Smt
+from kvplace.core.topology import Topology
+
+_MOST_EQUALS = 4
+"""Regions with equally few L3 groups and cores that are searched for the least damage."""
+
+
+def place(topology: Topology, free: Free, request: Request) -> Placement | Refusal:
+    """Choose CPUs and memory for one VM, or say what is missing."""
+    supply = Supply(topology, free, request)
+    seat = _best_seat(supply)
+    if seat is None:
+        return refuse(
+            supply,
+            never=not _fits_empty(topology, request),
+            fits=lambda other: bool(best_regions(Supply(topology, free, other))),
+        )
+    return placement_of(supply, seat)
+
+
+@lru_cache(maxsize=4096)
+def _fits_empty(topology: Topology, request: Request) -> bool:
+    return bool(best_regions(Supply(topology, free_of(topology, Ledger()), request)))
+
+
+def _best_seat(supply: Supply) -> Seat | None:
+    regions = _unlike(supply, best_regions(supply))
+    if len(regions) > 1:
+        promised = sorted(
+            ((_promise(supply, region), region) for region in regions), key=lambda pair: pair[0]
+        )
+    else:
+        promised = [((0, 0, 0, 0), region) for region in regions]
+    best: _Found | None = None
+    for number, (promise, region) in enumerate(promised):
+        if best is not None and (
+            promise > best.key or (number >= _MOST_EQUALS and promise[:3] >= best.key[:3])
+        ):
+            break
+        choice = _serve(supply, region)
+        if choice is not None:
+            found = _weighed(supply, region, choice)
+            if best is None or found.is_better_than(best):
+                best = found
+    return best.seat if best is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    key: tuple[int, int, int, int]
+    """L3 groups, cores, uses by others of what a sharing VM names, damage to later VMs."""
+    cpus: int
+    seat: Seat
+
+    def is_better_than(self, other: _Found) -> bool:
+        if self.key != other.key:
+            return self.key < other.key
+        unlike = self.cpus ^ other.cpus
+        return bool(self.cpus & unlike & -unlike)
+
+
+def _promise(supply: Supply, region: Region) -> tuple[int, int, int, int]:
+    """A key that no choice inside the region can be better than; far cheaper than the choice itself."""
+    nothing = (0, 0, 0, 0)
+    if supply.request.policy is Policy.NUMA:
+        choice = _whole_pool(supply, region)
+        return _weighed(supply, region, choice).key
+    giving = 0 if len(region.parts) > supply.need or not supply.needs_memory else len(region.parts)
+    if supply.spreads and len(region.parts) <= supply.need:
+        if region.domain.straddled:
+            return nothing
+        if supply.request.scope is Scope.SPREAD_NUMA and not region.domain.crossed:
+            return (*_promise_of_shares(supply, region), 0, 0)
+        groups = spread_groups(supply, region)
+        shares = [(_bins(supply, region, cells), supply.need // len(groups)) for cells in groups]
+    elif len(region.parts) > 1 or region.domain.crossed:
+        shares = [(_bins(supply, region, region.cells), supply.need)]
+    else:
+        return _promise_of_node(supply, region)
+    l3_groups = sum(fewest([one.units for one in bins], share) for bins, share in shares if share)
+    cores = sum(cores_needed(bins, share) for bins, share in shares if share)
+    return (max(l3_groups, 0 if region.domain.straddled else giving), max(cores, giving), 0, 0)
+
+
+def _promise_of_node(supply: Supply, region: Region) -> tuple[int, int, int, int]:
+    (part,) = region.parts
+    count = supply.count(part)
+    lost = 0
+    if supply.request.owns_cpus:
+        free = (supply.free.cpus & part.cpus).bit_count()
+        lost = damage_of(free, free - supply.need)
+    return (*count.least_for(supply.need), 0, lost)
+
+
+def _promise_of_shares(supply: Supply, region: Region) -> tuple[int, int]:
+    """L3 groups and cores that equal shares of each NUMA node take at least."""
+    low, over = divmod(supply.need, len(region.parts))
+    l3_groups = cores = 0
+    larger: list[tuple[int, int]] = []
+    for part in region.parts:
+        count = supply.count(part)
+        groups, opened = count.least_for(low)
+        l3_groups += groups
+        cores += opened
+        if over and count.units > low:
+            more_groups, more_opened = count.least_for(low + 1)
+            larger.append((more_groups - groups, more_opened - opened))
+    for more_groups, more_opened in sorted(larger)[:over]:
+        l3_groups += more_groups
+        cores += more_opened
+    return (l3_groups, cores)
+
+
+def _unlike(supply: Supply, regions: list[Region]) -> list[Region]:
+    """Leave out regions that differ from an earlier one in nothing but ids."""
+    if len(regions) == 1 or supply.uses:
+        return regions
+    unlike: dict[object, Region] = {}
+    for region in regions:
+        if region.domain.crossed or (region.domain.straddled and len(region.parts) > 1):
+            return regions
+        kinds = [
+            (supply.count(part).kind, (supply.free.cpus & part.cpus).bit_count()) for part in region.parts
+        ]
+        unlike.setdefault(tuple(sorted(kinds)), region)
+    return list(unlike.values())
+
+
+# Inside a region.
+
+
+def _serve(supply: Supply, region: Region) -> CoreChoice | None:
+    if supply.request.policy is Policy.NUMA:
+        return _whole_pool(supply, region)
+    if not supply.spreads:
+        uses = None if supply.request.owns_cpus else supply.uses
+        touched = _must_be_touched(supply, region)
+        return choose_cores(_bins(supply, region, region.cells), supply.need, uses=uses, touched=touched)
+    groups = spread_groups(supply, region)
+    if len(region.parts) > supply.need:
+        return _serve_some(supply, region, groups)
+    if not region.domain.crossed and (len(region.parts) == len(groups) or not supply.needs_memory):
+        return _serve_evenly(supply, region, groups, [()] * len(groups))
+    return _better(_serve_evenly(supply, region, groups, touched) for touched in touch_plans(region, groups))
+
+
+def _better(choices: Iterable[CoreChoice | None]) -> CoreChoice | None:
+    found = [choice for choice in choices if choice is not None]
+    return min(found, key=lambda choice: choice.rank) if found else None
+
+
+def _serve_evenly(
+    supply: Supply, region: Region, groups: Sequence[Sequence[Cell]], touched: Sequence[Sequence[int]]
+) -> CoreChoice | None:
+    """Share the need out over groups of cells, with equal shares but for one unit.
+
+    `touched` has for each group the CPUs of the NUMA nodes that must give one there.
+    """
+    labels = {cell.l3 for cells in groups for cell in cells}
+    if len({(cell.l3, index) for index, cells in enumerate(groups) for cell in cells}) == len(labels):
+        return _serve_each(supply, region, groups, touched)
+    return _serve_across(supply, region, groups, touched)
+
+
+def _serve_some(supply: Supply, region: Region, groups: Sequence[Sequence[Cell]]) -> CoreChoice | None:
+    """Share the need out over any of the groups: the VM uses the others for their memory alone."""
+    best: CoreChoice | None = None
+    most = min(supply.need, len(groups))
+    for count in range(1, most + 1):
+        if best is not None and best.l3_groups < count and not region.domain.straddled:
+            break
+        if region.domain.straddled:
+            served = (
+                _serve_evenly(supply, region, chosen, [()] * count)
+                for chosen in islice(combinations(groups, count), MOST_REGIONS)
+            )
+            found = _better(served)
+        else:
+            found = _serve_so_many(supply, region, groups, count)
+        best = _better((best, found))
+    return best
+
+
+def _serve_so_many(
+    supply: Supply, region: Region, groups: Sequence[Sequence[Cell]], count: int
+) -> CoreChoice | None:
+    """Share the need out over the `count` groups that serve it best, group by group."""
+    low, over = divmod(supply.need, count)
+    ways: dict[tuple[int, int], CoreChoice] = {(0, 0): CoreChoice(0, 0, 0, ())}
+    """The best way for each number of groups and of those with a larger share."""
+    for cells in groups:
+        for (number, larger), before in list(ways.items()):
+            for more in (0, 1):
+                way = (number + 1, larger + more)
+                if way[0] > count or way[1] > over:
+                    continue
+                share = _share(supply, region, cells, low + more)
+                if share is None:
+                    continue
+                together = _together((before, share))
+                if way not in ways or together.rank < ways[way].rank:
+                    ways[way] = together
+    return ways.get((count, over))
+
+
+def _share(
+    supply: Supply, region: Region, cells: Sequence[Cell], need: int, touched: Sequence[int] = ()
+) -> CoreChoice | None:
+    """Serve a share of the need from one group; regions have groups in common, so it is remembered."""
+    key = (tuple([cell.cpus for cell in cells]), need, *touched)
+    if key not in supply.shares:
+        uses = None if supply.request.owns_cpus else supply.uses
+        bins = _bins(supply, region, cells)
+        supply.shares[key] = choose_cores(bins, need, uses=uses, touched=touched)
+    return supply.shares[key]
+
+
+def _together(shares: Sequence[CoreChoice]) -> CoreChoice:
+    return CoreChoice(
+        sum([share.l3_groups for share in shares]),
+        sum([share.cores for share in shares]),
+        sum([share.damage for share in shares]),
+        tuple([taken for share in shares for taken in share.taken]),
+    )
+
+
+def _serve_each(
+    supply: Supply, region: Region, groups: Sequence[Sequence[Cell]], touched: Sequence[Sequence[int]]
+) -> CoreChoice | None:
+    """Serve each group by itself, with one unit more where that must be or costs least."""
+    low, over = divmod(supply.need, len(groups))
+    shares: dict[int, CoreChoice] = {}
+    larger: list[tuple[tuple[int, ...], int, CoreChoice]] = []
+    for index, cells in enumerate(groups):
+        inside = [cpus for cpus in touched[index] if any(cell.cpus & ~cpus for cell in cells) or not cells]
+        share = _share(supply, region, cells, low, inside) if len(inside) <= low else None
+        more = None
+        if over and len(inside) <= low + 1:
+            more = _share(supply, region, cells, low + 1, inside)
+        if share is not None:
+            shares[index] = share
+        if more is not None:
+            before = share.rank if share is not None else (MOST_CHOICES, 0, 0)
+            costs = tuple(b - a for a, b in zip(before, more.rank, strict=True))
+            larger.append((costs, index, more))
+    costly = sorted(larger, key=lambda entry: entry[:2])
+    shares |= {index: more for _, index, more in costly[:over]}
+    if len(larger) < over or len(shares) < len(groups):
+        return None
+    return _together([shares[index] for index in range(len(groups))])
+
+
+def _serve_across(
+    supply: Supply, region: Region, groups: Sequence[Sequence[Cell]], touched: Sequence[Sequence[int]]
+) -> CoreChoice | None:
+    """Share out evenly where L3 groups reach over several of the groups: the fewest of them first."""
+    labels = sorted({cell.l3 for cells in groups for cell in cells})
+    looked_at = 0
+    for count in range(1, len(labels) + 1):
+        best: CoreChoice | None = None
+        for chosen in combinations(labels, count):
+            looked_at += 1
+            inside = [[cell for cell in cells if cell.l3 in chosen] for cells in groups]
+            found = _serve_each(supply, region, inside, touched)
+            if found is not None and (best is None or found.cores < best.cores):
+                best = found
+            if looked_at > MOST_CHOICES and best is not None:
+                break
+        if best is not None:
+            return CoreChoice(count, best.cores, best.damage, best.taken)
+    return None
+
+
+def _must_be_touched(supply: Supply, region: Region) -> list[int]:
+    """The CPUs of each NUMA node, when not all of them would give a CPU without being told to.
+
+    That is so only where the VM needs the node for its memory: no other region has a node too many.
+    """
+    parts = region.parts
+    if not supply.needs_memory or not 1 < len(parts) <= supply.need:
+        return []
+    units = [region.units_of(supply, part) for part in parts]
+    if sum(units) - min(units) < supply.need:
+        return []
+    return [part.cpus for part in parts]
+
+
+def _bins(supply: Supply, region: Region, cells: Iterable[Cell]) -> list[Bin]:
+    if not region.domain.straddled:
+        return [supply.bin((cell,)) for cell in cells]
+    by_l3: dict[int, list[Cell]] = {}
+    for cell in cells:
+        by_l3.setdefault(cell.l3, []).append(cell)
+    return [supply.bin(group) for group in by_l3.values()]
+
+
+def _whole_pool(supply: Supply, region: Region) -> CoreChoice:
+    """Policy `numa`: all CPUs of the shared pool there, the less crowded the better."""
+    taken = [Taken(core, core) for one in _bins(supply, region, region.cells) for core, _ in one.cores]
+    uses = [supply.uses.get(cpu, 0) for one in taken for cpu in cpus_of(one.cpus)]
+    return CoreChoice(0, 0, crowd(uses, supply.need), tuple(taken))
+
+
+def _weighed(supply: Supply, region: Region, choice: CoreChoice) -> _Found:
+    cpus = owned = 0
+    for taken in choice.taken:
+        cpus |= taken.cpus
+        owned |= taken.core if supply.smt is not Smt.PREFER else taken.cpus
+    lost = 0
+    for part in region.parts:
+        if owned & part.cpus:
+            lost += _lost(supply.free.cpus & part.cpus, owned)
+            lost += sum(_lost(supply.free.cpus & cell.cpus, owned) for cell in part.cells)
+    uses = 0 if supply.request.owns_cpus else choice.damage
+    nodes = tuple(part.node for part in region.parts)
+    return _Found((choice.l3_groups, choice.cores, uses, lost), cpus, Seat(nodes, choice.taken))
+
+
+def _lost(free: int, owned: int) -> int:
+    before = free.bit_count()
+    return damage_of(before, before - (free & owned).bit_count())

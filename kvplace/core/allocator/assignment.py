@@ -1,0 +1,149 @@
+"""From the chosen cores to a placement: the order of the vCPUs, emulator CPUs, memory by NUMA node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvplace.core.allocator.core_choice import Taken
+from kvplace.core.allocator.supply import Supply
+from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.guest_cells import mirrored
+from kvplace.core.placement import Placement
+from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Policy, Scope, Smt
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a VM sits: NUMA nodes by their index in the topology, and what it takes of each core."""
+
+    nodes: tuple[int, ...]
+    taken: tuple[Taken, ...]
+
+
+def placement_of(supply: Supply, seat: Seat) -> Placement:
+    """Give every vCPU its CPU, and the VM its memory."""
+    topology, request = supply.topology, supply.request
+    cores = sorted(seat.taken, key=lambda taken: _place_in_machine(supply, taken))
+    units = [cpu for taken in cores for cpu in cpus_of(taken.cpus)]
+    named = mask_of(units)
+    vcpus: tuple[int, ...]
+    if request.policy is Policy.NUMA:
+        vcpus, emulator_own = (), named
+    else:
+        own = _emulators_unit(supply, cores) if supply.need > request.vcpus else None
+        vcpus = tuple(cpu for cpu in units if cpu != own)
+        emulator_own = 0 if own is None else 1 << own
+    whole = named
+    if supply.smt is not Smt.PREFER:
+        whole = mask_of(cpu for taken in cores for cpu in cpus_of(taken.core))
+    if supply.smt is Smt.REQUIRE:
+        emulator_own |= whole & ~named
+        named = whole
+    nodes = [topology.numa_nodes[index] for index in seat.nodes]
+    placement = Placement(
+        policy=request.policy,
+        vcpus=vcpus,
+        cpus=named,
+        owned=whole if request.owns_cpus else 0,
+        emulator_cpus=emulator_own or _emulator_cpus(supply, seat, mask_of(vcpus) or named),
+        io_thread_cpus=(),
+        numa_nodes=tuple(node.id for node in nodes),
+        memory=_memory(supply, seat.nodes),
+        huge_pages=_pages(supply, seat.nodes),
+        packages=topology.packages_of(named),
+        l3_groups=tuple(sorted({supply.layout.l3_of[cpu] for cpu in cpus_of(named)})),
+        numa_memory=request.numa_memory if supply.free.memory else NumaMemory.OFF,
+    )
+    if request.guest_numa is GuestNuma.MIRROR:
+        placement = replace(placement, guest_cells=mirrored(topology, placement))
+    return placement
+
+
+def _place_in_machine(supply: Supply, taken: Taken) -> tuple[int, int, int, int, int]:
+    """Siblings stay side by side, and so do the CPUs of a package, of a NUMA node, of an L3 group.
+
+    Cores of which less is taken come last in their node, so that they shift no pair of siblings.
+    """
+    layout = supply.layout
+    first = (taken.core & -taken.core).bit_length() - 1
+    return (
+        layout.package_of[first],
+        layout.node_of[first],
+        -taken.cpus.bit_count(),
+        layout.l3_of[first],
+        first,
+    )
+
+
+def _emulators_unit(supply: Supply, cores: Sequence[Taken]) -> int:
+    """The CPU that QEMU's own threads get for themselves: the last one, of a core that is taken in part.
+
+    Where the VM is spread evenly it comes from a part with the larger share, so that the vCPUs are spread
+    evenly too.
+    """
+    layout = supply.layout
+    where = {
+        Scope.SPREAD_SOCKETS: layout.package_of,
+        Scope.SPREAD_NUMA: layout.node_of,
+    }.get(supply.request.scope)
+    shares: dict[int, int] = {}
+    if where is not None:
+        for taken in cores:
+            for cpu in cpus_of(taken.cpus):
+                shares[where[cpu]] = shares.get(where[cpu], 0) + 1
+    largest = max(shares.values(), default=0)
+    _, _, cpu = min(
+        (taken.cpus.bit_count(), -place, taken.cpus.bit_length() - 1)
+        for place, taken in enumerate(cores)
+        if where is None or shares[where[taken.cpus.bit_length() - 1]] == largest
+    )
+    return cpu
+
+
+def _emulator_cpus(supply: Supply, seat: Seat, own: int) -> int:
+    """CPUs for QEMU's own threads that can never become another VM's exclusive ones.
+
+    That is the reserved CPUs of the VM's NUMA nodes, else those of the machine; without any, the VM's
+    own: its emulator may slow itself down, never a neighbour.
+    """
+    topology = supply.topology
+    if supply.request.emulator_threads is EmulatorThreads.WITH_VCPUS:
+        return own
+    near = 0
+    for index in seat.nodes:
+        near |= topology.numa_nodes[index].cpus & topology.reserved
+    return near or topology.reserved or own
+
+
+def _memory(supply: Supply, nodes: Sequence[int]) -> dict[int, int]:
+    if not supply.counts_memory:
+        return {}
+    ids = [supply.topology.numa_nodes[index].id for index in nodes]
+    pages = _pages(supply, nodes)
+    shares = _even_split(supply.small_memory, [supply.memory_of(index) for index in nodes])
+    return {
+        node: share + sum(size * count for size, count in pages.get(node, {}).items())
+        for node, share in zip(ids, shares, strict=True)
+    }
+
+
+def _pages(supply: Supply, nodes: Sequence[int]) -> dict[int, dict[int, int]]:
+    split: dict[int, dict[int, int]] = {}
+    for size, count in sorted(supply.request.huge_pages.items()):
+        room = [supply.pages_of(index, size) for index in nodes]
+        for index, share in zip(nodes, _even_split(count, room), strict=True):
+            if share:
+                split.setdefault(supply.topology.numa_nodes[index].id, {})[size] = share
+    return split
+
+
+def _even_split(amount: int, room: Sequence[int]) -> list[int]:
+    """Split an amount as evenly as the room allows; the room must suffice in sum."""
+    shares = [0] * len(room)
+    open_bins = sorted(range(len(room)), key=lambda index: (room[index], index))
+    for done, index in enumerate(open_bins):
+        share = min(room[index], -(-amount // (len(room) - done)))
+        shares[index] = share
+        amount -= share
+    return shares

@@ -1,0 +1,213 @@
+"""The sets of NUMA nodes that have what a VM needs and lie nearest to each other, by branch and bound.
+
+A machine with many NUMA nodes has too many sets of them to look at each. Sets grow node by node, and one
+that can no longer become large enough, or as near as the best so far, is given up with all that would grow
+from it; so nothing that could be best is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from kvplace.core.allocator.layout import NodePart
+from kvplace.core.allocator.supply import Supply, fewest
+
+MOST_EQUALS = 4_096
+"""Equally near sets that are kept: reached where more than 14 NUMA nodes differ in what is free alone."""
+
+Distances = tuple[int, int]
+"""The largest and the summed distance between the NUMA nodes of a set."""
+
+SizedPart = tuple[int, NodePart]
+"""A part of a NUMA node, after its units."""
+
+Found = TypeVar("Found")
+_Amount = tuple[Sequence[int], int]
+"""What each part has of something, and how much of it a set must have."""
+
+
+class NodeSets:
+    """Parts of NUMA nodes of which sets are sought, the largest first, and what they have."""
+
+    def __init__(self, supply: Supply, parts: Iterable[SizedPart], *, a_package_each: bool = False) -> None:
+        """`a_package_each` says that no two parts share a package, so that it does not tell them apart."""
+        ordered = sorted(parts, key=_largest_first)
+        kinds: Sequence[Hashable] = range(len(ordered))
+        if not supply.uses:
+            of_kind: dict[Hashable, list[SizedPart]] = {}
+            for sized in ordered:
+                kind = _kind(supply, sized[1], 0 if a_package_each else sized[1].packages)
+                of_kind.setdefault(kind, []).append(sized)
+            ordered = [sized for same in of_kind.values() for sized in same]
+            kinds = [kind for kind, same in of_kind.items() for _ in same]
+        self.units = [units for units, _ in ordered]
+        self._parts = [part for _, part in ordered]
+        nodes = [part.node for part in self._parts]
+        self._need = supply.need
+        self._amounts = supply.amounts_of(nodes)
+        self.like_last = [index > 0 and kinds[index - 1] == kind for index, kind in enumerate(kinds)]
+        """Whether a part is of the kind of the one before: of one kind the first are enough to look at."""
+        distances = supply.layout.distances
+        self.rows = [[distances[node][other] for other in nodes] for node in nodes]
+        self.steps = sorted({far for place, row in enumerate(self.rows) for far in row[place + 1 :]})
+        """The distances that there are."""
+        self.varied = len(self.steps) > 1
+
+    @property
+    def fewest(self) -> int:
+        """How many of the parts it takes at least; more than there are when all do not suffice."""
+        needs = [(self.units, self._need), *self._amounts]
+        return max(fewest(amounts, need) for amounts, need in needs)
+
+    def members(self, chosen: Iterable[int]) -> tuple[NodePart, ...]:
+        """The chosen parts in the machine's order."""
+        return tuple(sorted([self._parts[index] for index in chosen], key=lambda part: part.node))
+
+    def nearest(
+        self,
+        count: int,
+        accepts: Callable[[tuple[NodePart, ...]], Iterable[Found]],
+        *,
+        within: Distances | None = None,
+        share: int = 0,
+        larger: int = 0,
+        package_share: int = 0,
+    ) -> tuple[Distances, list[Found]] | None:
+        """Find what is accepted of the nearest sets of so many parts; None when nothing is.
+
+        `accepts` makes anything of a set that has the units and the memory. Sets farther apart than `within`
+        do not count. Every part of a set has `share` units at least, and `larger` of them one more; the parts
+        in each of the packages have `package_share` together.
+        """
+        candidates = [index for index, units in enumerate(self.units) if units >= share]
+        if len(candidates) < count:
+            return None
+        amounts: list[_Amount] = [*self._amounts]
+        if larger:
+            amounts.append(([int(units > share) for units in self.units], larger))
+        for package in {part.packages for part in self._parts} if package_share else ():
+            inside = [
+                units * (p.packages == package) for units, p in zip(self.units, self._parts, strict=True)
+            ]
+            amounts.append((inside, package_share))
+        nowhere = [0] * len(self.units)
+        least = self._least_step(candidates, count)
+        for far in self.steps if count > 1 else (0,):
+            if far < least:
+                continue
+            most = far * count * count
+            if within is not None:
+                if far > within[0]:
+                    break
+                if far == within[0]:
+                    most = within[1]
+            alike = 0 if self.varied else far * count * (count - 1) // 2
+            search = _Growth(self, amounts, accepts, far, most)
+            search.grow(candidates, (), count, self._need, alike, nowhere)
+            if search.found:
+                return (far, search.total), search.found
+        return None
+
+    def _least_step(self, candidates: Sequence[int], count: int) -> int:
+        """A distance that some two nodes of every set of so many are apart at least."""
+        if count == 1 or not self.varied:
+            return 0
+        reaches = []
+        for one in candidates:
+            row = self.rows[one]
+            reaches.append(sorted([row[other] for other in candidates if other != one])[count - 2])
+        return sorted(reaches)[count - 1]
+
+
+class _Growth(Generic[Found]):
+    """One search for sets of which no two nodes are farther apart than `far`."""
+
+    def __init__(
+        self,
+        parts: NodeSets,
+        amounts: Sequence[_Amount],
+        accepts: Callable[[tuple[NodePart, ...]], Iterable[Found]],
+        far: int,
+        most: int,
+    ) -> None:
+        self._parts = parts
+        self._amounts = amounts
+        self._accepts = accepts
+        self._far = far
+        self._most = most
+        """Sets with a larger sum of distances are of no use any more."""
+        self.found: list[Found] = []
+        self.total = most
+        """The summed distance in each set of which something was found."""
+
+    def grow(
+        self,
+        candidates: Sequence[int],
+        chosen: tuple[int, ...],
+        left: int,
+        missing: int,
+        total: int,
+        sums: Sequence[int],
+    ) -> None:
+        """Add `left` of the candidates to the chosen parts, in every way that can be of use.
+
+        `missing` units must come with them. `total` is the summed distance between the chosen ones, `sums`
+        that from each part to all of them.
+        """
+        parts = self._parts
+        units, like_last = parts.units, parts.like_last
+        for place in range(len(candidates) - left + 1):
+            if sum([units[index] for index in candidates[place : place + left]]) < missing:
+                return
+            index = candidates[place]
+            if like_last[index] and (not chosen or chosen[-1] != index - 1):
+                continue
+            now = total + sums[index]
+            taken = (*chosen, index)
+            if left == 1:
+                if now <= self._most and self._suffice(taken, (), 0):
+                    self._accept(taken, now)
+                continue
+            row = parts.rows[index]
+            rest, more = candidates[place + 1 :], sums
+            if parts.varied:
+                rest = [other for other in rest if row[other] <= self._far]
+                more = [one + other for one, other in zip(sums, row, strict=True)]
+                nearest = sorted([more[other] for other in rest])[: left - 1]
+                between = parts.steps[0] * (left - 1) * (left - 2) // 2
+                if len(nearest) < left - 1 or now + sum(nearest) + between > self._most:
+                    continue
+            if self._suffice(taken, rest, left - 1):
+                self.grow(rest, taken, left - 1, missing - units[index], now, more)
+
+    def _suffice(self, chosen: Sequence[int], rest: Sequence[int], left: int) -> bool:
+        """Whether the chosen parts and the `left` largest of the rest have what is needed besides units."""
+        for amounts, need in self._amounts:
+            have = sum([amounts[index] for index in chosen])
+            if have < need:
+                largest = sorted([amounts[index] for index in rest], reverse=True)
+                if have + sum(largest[:left]) < need:
+                    return False
+        return True
+
+    def _accept(self, chosen: Sequence[int], total: int) -> None:
+        for found in self._accepts(self._parts.members(chosen)):
+            if total < self.total:
+                self.total = self._most = total
+                self.found.clear()
+            self.found.append(found)
+            if len(self.found) >= MOST_EQUALS:
+                self._most = total - 1
+                return
+
+
+def _largest_first(sized: SizedPart) -> int:
+    return -sized[0]
+
+
+def _kind(supply: Supply, part: NodePart, packages: int) -> Hashable:
+    """Parts of one kind differ in ids alone: of sets that do not differ otherwise one is enough."""
+    amounts = [amounts[0] for amounts, _ in supply.amounts_of([part.node])] if supply.needs_memory else ()
+    free = (supply.free.cpus & part.cpus).bit_count()
+    return (part.surroundings, packages, supply.count(part).kind, free, *amounts)

@@ -1,0 +1,1 @@
+"""Many nodes: which one a VM goes to, and many VMs planned together."""

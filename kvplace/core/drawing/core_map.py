@@ -1,0 +1,316 @@
+"""The core map of a machine as drawing data: nested boxes with a cell for every thread.
+
+The nesting is the one that operators know from lstopo: socket, NUMA node, L3, core, thread. The terminal,
+SVG, JSON and any web page draw the same data. Owners are told apart by letters, so that a map is readable
+without colours and on paper. Levels need not nest in a real machine; each box holds the part of its level
+that lies in the box around it, so a NUMA node that spans two sockets stands in both, marked as a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.drawing.occupancy import Fault, FaultKind, Occupancy
+from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.node_topology import API_VERSION
+from kvplace.core.quantity import format_bytes
+from kvplace.core.topology import NumaNode, Topology
+
+KIND = "CoreMap"
+
+
+class CellState(Enum):
+    """What a thread of the machine is used for."""
+
+    FREE = "free"
+    ISOLATED = "isolated"
+    """Free, and kept by the kernel from threads that do not ask for it (isolcpus)."""
+    RESERVED = "reserved"
+    FOREIGN = "foreign"
+    """Held by somebody outside of kvplace."""
+    OWNED = "owned"
+    IDLE = "idle"
+    """Owned, and kept free of work by its owner: the sibling of an isolated vCPU."""
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One thread."""
+
+    cpu: int
+    state: CellState
+    vms: tuple[str, ...] = ()
+    """Letters of the VMs that own or share it; more than one owner is a conflict."""
+    strays: tuple[str, ...] = ()
+    """Letters of the VMs whose threads were found here and are not placed here."""
+    fault: FaultKind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CoreBox:
+    """The threads of one core, ascending."""
+
+    cells: tuple[Cell, ...]
+    part: bool = False
+    """Other threads of the core stand in another box; so with the larger boxes."""
+
+
+@dataclass(frozen=True, slots=True)
+class L3Box:
+    """An L3 cache, by its place among the machine's L3 groups."""
+
+    index: int
+    cores: tuple[CoreBox, ...]
+    part: bool = False
+
+    @property
+    def cpus(self) -> int:
+        """Its threads as a set."""
+        return sum(1 << cell.cpu for core in self.cores for cell in core.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBox:
+    """A NUMA node with its memory in bytes."""
+
+    id: int
+    memory: int
+    """All of it, huge pages included; 0 when the machine does not say."""
+    free_memory: int
+    """What is neither set aside as huge pages nor claimed."""
+    huge_pages: Mapping[int, tuple[int, int]]
+    """(Free, all) by page size in bytes."""
+    l3_groups: tuple[L3Box, ...]
+    part: bool = False
+
+    @property
+    def room(self) -> tuple[str, ...]:
+        """Say how much memory is left, and how many huge pages of each size."""
+        size, unit = (1 << 30, "GiB") if self.memory >= 1 << 30 else (1 << 20, "MiB")
+        memory = f"{self.free_memory / size:.0f} of {self.memory / size:.0f} {unit} free"
+        return (
+            memory if self.memory else "memory unknown",
+            *(
+                f"{free} of {count} pages of {format_bytes(size)} free"
+                for size, (free, count) in self.huge_pages.items()
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackageBox:
+    """A socket."""
+
+    id: int
+    nodes: tuple[NodeBox, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LegendEntry:
+    """Whose letters stand in the cells."""
+
+    label: str
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class CoreMap:
+    """A machine drawn."""
+
+    name: str
+    packages: tuple[PackageBox, ...]
+    memory_only: tuple[NodeBox, ...]
+    """NUMA nodes without CPUs."""
+    legend: tuple[LegendEntry, ...]
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def cells(self) -> Iterator[Cell]:
+        """Every thread once, in the order of the drawing."""
+        for core in self.cores:
+            yield from core.cells
+
+    @property
+    def cores(self) -> Iterator[CoreBox]:
+        """Every core, or part of one, in the order of the drawing."""
+        for package in self.packages:
+            for node in package.nodes:
+                for l3 in node.l3_groups:
+                    yield from l3.cores
+
+    def count(self, state: CellState) -> int:
+        """Say how many threads are in this state."""
+        return sum(1 for cell in self.cells if cell.state is state)
+
+    @property
+    def summary(self) -> str:
+        """Say in one line how many threads are in which state."""
+        cells = list(self.cells)
+        parts = [f"{len(cells)} CPUs"]
+        parts += [f"{count} {state.value}" for state in CellState if (count := self.count(state))]
+        for kind in FaultKind:
+            if count := sum(cell.fault is kind for cell in cells):
+                parts.append(f"{count} in {kind.value}")
+        return ", ".join(parts)
+
+
+def draw(
+    name: str,
+    topology: Topology,
+    ledger: Ledger | None = None,
+    *,
+    foreign: int = 0,
+    found: Mapping[str, int] = MappingProxyType({}),
+) -> CoreMap:
+    """Draw a machine with what its ledger says is claimed; what contradicts it is marked, never left out.
+
+    `foreign` and `found` are what others hold, and where threads really are (see `Occupancy`). VMs are
+    lettered in the order of the lowest CPU they use, so the letters follow the drawing.
+    """
+    occupancy = Occupancy(topology, ledger if ledger is not None else Ledger(), foreign, found)
+    painter = _Painter(occupancy)
+    return CoreMap(
+        name=name,
+        packages=tuple(
+            PackageBox(package.id, tuple(painter.nodes_in(package.cpus))) for package in topology.packages
+        ),
+        memory_only=tuple(painter.node(node, 0) for node in topology.numa_nodes if not node.cpus),
+        legend=tuple(LegendEntry(occupancy.labels[claim.uid], claim) for claim in occupancy.claims),
+        faults=occupancy.faults,
+    )
+
+
+class _Painter:
+    def __init__(self, occupancy: Occupancy) -> None:
+        self._topology = occupancy.topology
+        self._ledger = occupancy.ledger
+        self._occupancy = occupancy
+        self._working = 0
+        for claim in occupancy.claims:
+            self._working |= claim.cpus & claim.owned
+
+    def nodes_in(self, cpus: int) -> Iterator[NodeBox]:
+        for node in self._topology.numa_nodes:
+            if node.cpus & cpus:
+                yield self.node(node, node.cpus & cpus)
+
+    def node(self, node: NumaNode, cpus: int) -> NodeBox:
+        in_pages = sum(size * count for size, count in node.huge_pages.items())
+        claimed = self._ledger.plain_memory.get(node.id, 0)
+        pages = self._ledger.huge_pages
+        return NodeBox(
+            id=node.id,
+            memory=node.memory,
+            free_memory=max(0, node.memory - in_pages - claimed),
+            huge_pages={
+                size: (max(0, count - pages.get((node.id, size), 0)), count)
+                for size, count in sorted(node.huge_pages.items())
+            },
+            l3_groups=tuple(
+                L3Box(index, tuple(self._cores_in(l3 & cpus)), part=bool(l3 & ~cpus))
+                for index, l3 in enumerate(self._topology.l3_groups)
+                if l3 & cpus
+            ),
+            part=cpus != node.cpus,
+        )
+
+    def _cores_in(self, cpus: int) -> Iterator[CoreBox]:
+        for core in self._topology.cores:
+            if core & cpus:
+                yield CoreBox(tuple(map(self._cell, cpus_of(core & cpus))), part=bool(core & ~cpus))
+
+    def _cell(self, cpu: int) -> Cell:
+        occupancy, labels = self._occupancy, self._occupancy.labels
+        holders = occupancy.holders.get(cpu, ())
+        fault = next((kind for kind in FaultKind if occupancy.faulty[kind] >> cpu & 1), None)
+        return Cell(
+            cpu,
+            self._state(cpu),
+            tuple(labels[uid] for uid in (*holders, *occupancy.sharers.get(cpu, ()))),
+            tuple(labels[uid] for uid in occupancy.strays.get(cpu, ())),
+            fault,
+        )
+
+    def _state(self, cpu: int) -> CellState:
+        if cpu in self._occupancy.holders:
+            return CellState.OWNED if self._working >> cpu & 1 else CellState.IDLE
+        for state, cpus in (
+            (CellState.FOREIGN, self._occupancy.foreign),
+            (CellState.SHARED, int(cpu in self._occupancy.sharers) << cpu),
+            (CellState.RESERVED, self._topology.reserved),
+            (CellState.ISOLATED, self._topology.isolated),
+        ):
+            if cpus >> cpu & 1:
+                return state
+        return CellState.FREE
+
+
+def core_map_document(drawing: CoreMap) -> dict[str, Any]:
+    """Write a drawing as JSON."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": drawing.name,
+        "sockets": [
+            {"id": package.id, "numaNodes": [_node_document(node) for node in package.nodes]}
+            for package in drawing.packages
+        ],
+        "memoryOnlyNodes": [_node_document(node) for node in drawing.memory_only],
+        "legend": [
+            {
+                "label": entry.label,
+                "namespace": entry.claim.namespace,
+                "pod": entry.claim.pod,
+                "vmi": entry.claim.vmi,
+                "policy": entry.claim.policy.value,
+                "cpus": format_cpu_list(entry.claim.cpus),
+                "owned": format_cpu_list(entry.claim.owned),
+            }
+            for entry in drawing.legend
+        ],
+        "faults": [
+            {"kind": fault.kind.value, "cpus": format_cpu_list(fault.cpus), "message": fault.sentence}
+            for fault in drawing.faults
+        ],
+    }
+
+
+def _node_document(node: NodeBox) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        **_part(node),
+        "memory": node.memory,
+        "freeMemory": node.free_memory,
+        "hugePages": {
+            str(size): {"free": free, "count": count} for size, (free, count) in node.huge_pages.items()
+        },
+        "l3Groups": [
+            {
+                "index": l3.index,
+                **_part(l3),
+                "cores": [[_cell_document(cell) for cell in core.cells] for core in l3.cores],
+            }
+            for l3 in node.l3_groups
+        ],
+    }
+
+
+def _part(box: NodeBox | L3Box) -> dict[str, bool]:
+    return {"part": True} if box.part else {}
+
+
+def _cell_document(cell: Cell) -> dict[str, Any]:
+    document: dict[str, Any] = {"cpu": cell.cpu, "state": cell.state.value}
+    if cell.vms:
+        document["vms"] = list(cell.vms)
+    if cell.strays:
+        document["strays"] = list(cell.strays)
+    if cell.fault is not None:
+        document["fault"] = cell.fault.value
+    return document

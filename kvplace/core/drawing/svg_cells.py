@@ -1,0 +1,127 @@
+"""The cells of a core map in SVG: what a thread looks like in each state, and the key that says so.
+
+Each state has a shape or pattern of its own besides its colour: square for one VM alone, round where VMs
+share, dashed and in small letters where the owner keeps it idle, hatched, crossed or dotted for what no VM
+has, hollow for free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from xml.etree.ElementTree import Element
+
+from kvplace.core.drawing.core_map import Cell, CellState, CoreMap
+from kvplace.core.drawing.svg_blocks import Block, shortened, tag, text_width
+
+SIDE = 28.0
+"""Width and height of a cell, with its share of the space between cells."""
+
+_SIZE = 11.0
+_LETTERS = 7
+_GLYPHS = {CellState.ISOLATED: ":", CellState.RESERVED: "#", CellState.FOREIGN: "%"}
+_MEANINGS = {
+    CellState.OWNED: ("A", "owned by VM A"),
+    CellState.IDLE: ("a", "owned by A, kept idle"),
+    CellState.SHARED: ("A", "shared by A, ×2: by two VMs"),
+    CellState.FREE: ("", "free"),
+    CellState.ISOLATED: (":", "free, isolated by the kernel"),
+    CellState.RESERVED: ("#", "reserved for the host"),
+    CellState.FOREIGN: ("%", "held by somebody else"),
+}
+
+
+def patterns(defs: Element) -> None:
+    """Add the grounds of the states that have no VM."""
+    for state, lines in ((CellState.RESERVED, ["M0 6L6 0"]), (CellState.FOREIGN, ["M0 6L6 0", "M0 0L6 6"])):
+        pattern = _pattern(defs, state)
+        for line in lines:
+            tag(pattern, "path", class_="hatch", d=line)
+    tag(_pattern(defs, CellState.ISOLATED), "circle", class_="dot", cx=3, cy=3, r=1.2)
+
+
+def cell_mark(cell: Cell) -> str:
+    """Say in a few letters what a cell is: whose, by how many, `!` and whose thread is there astray."""
+    if cell.state is CellState.SHARED and len(cell.vms) > 1:
+        mark = f"×{len(cell.vms)}"
+    else:
+        mark = _GLYPHS.get(cell.state) or "/".join(cell.vms)
+    if cell.state is CellState.IDLE:
+        mark = mark.lower()
+    if cell.fault is not None:
+        mark += "!"
+    mark += "/".join(cell.strays)
+    return mark if len(mark) <= _LETTERS else mark[: _LETTERS - 1] + "…"
+
+
+def paint_cell(
+    parent: Element, state: CellState, colour: str, mark: str, x: float, y: float, *, cpu: str, fault: bool
+) -> None:
+    """Paint a cell; without a mark its CPU stands in the middle, without a CPU its mark does."""
+    side = SIDE - 2
+    ground: dict[str, str | float] = {"class": colour, "x": x + 1, "y": y + 1, "width": side, "height": side}
+    match state:
+        case CellState.SHARED:
+            ground |= {"rx": side / 2}
+        case CellState.IDLE:
+            ground |= {"class": f"{colour} idle", "rx": 3, "fill-opacity": 0.45}
+        case _:
+            ground |= {"rx": 3}
+    tag(parent, "rect", **ground)
+    if state in _GLYPHS:
+        tag(
+            parent, "rect", fill=f"url(#kvplace-{state.value})",
+            x=x + 1.5, y=y + 1.5, width=side - 1, height=side - 1, rx=3,
+        )  # fmt: skip
+    if fault:
+        tag(parent, "rect", class_="fault", x=x + 2, y=y + 2, width=side - 2, height=side - 2, rx=3)
+    middle = x + SIDE / 2
+    if mark:
+        if cpu:
+            tag(parent, "text", cpu, class_="middle", x=middle, y=y + 10.5, font_size=7.5)
+        size = min(12.5, 23 / text_width(mark, 1))
+        down = 22.0 if cpu else 18.5
+        tag(parent, "text", mark, class_="middle strong", x=middle, y=y + down, font_size=size)
+    elif cpu:
+        tag(parent, "text", cpu, class_="middle muted", x=middle, y=y + 17, font_size=8.5)
+
+
+def key_of(drawing: CoreMap, width: float) -> Block:
+    """Explain the states that a drawing shows, as lines of sample cells."""
+    entries = [
+        (state, "vm0" if state in _OF_VMS else "plain", mark, words, False)
+        for state, (mark, words) in _MEANINGS.items()
+        if drawing.count(state)
+    ]
+    if any(cell.fault for cell in drawing.cells):
+        entries.append((CellState.FREE, "plain", "!", "conflict or drift, told below", True))
+    places = list(_places([words for *_, words, _ in entries], width))
+
+    def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
+        for (state, colour, mark, words, fault), (left, line) in zip(entries, places, strict=True):
+            top = y + line * (SIDE + 6)
+            paint_cell(parent, state, colour, mark, x + left, top, cpu="", fault=fault)
+            words = shortened(words, _SIZE, width - SIDE - 6)
+            tag(parent, "text", words, x=x + left + SIDE + 6, y=top + 18, font_size=_SIZE)
+
+    return Block(width, (places[-1][1] + 1) * (SIDE + 6) - 6, draw)
+
+
+_OF_VMS = (CellState.OWNED, CellState.IDLE, CellState.SHARED)
+
+
+def _places(texts: list[str], width: float) -> Iterator[tuple[float, int]]:
+    left, line = 0.0, 0
+    for text in texts:
+        wide = SIDE + 6 + text_width(text, _SIZE) + 18
+        if left and left + wide > width + 18:
+            left, line = 0.0, line + 1
+        yield left, line
+        left += wide
+
+
+def _pattern(defs: Element, state: CellState) -> Element:
+    pattern = tag(
+        defs, "pattern", id=f"kvplace-{state.value}", width=6, height=6, patternUnits="userSpaceOnUse"
+    )
+    tag(pattern, "rect", class_="hatch-ground", width=6, height=6)
+    return pattern

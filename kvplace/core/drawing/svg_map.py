@@ -1,0 +1,238 @@
+"""A core map as an SVG picture, in the nesting that operators know from lstopo.
+
+A cell for each thread with its CPU number; the letters of its VM, which the legend names; what has no VM is
+hollow, hatched or dotted. A red edge and `!` mark what contradicts the books. The picture needs nothing from
+outside, runs nothing, follows the reader's choice of light or dark, and says everything in words too: in a
+description for those who hear it, and for each cell where a pointer rests on it. Equal maps give equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from xml.etree.ElementTree import Element, indent, tostring
+
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.drawing.core_map import Cell, CellState, CoreBox, CoreMap, L3Box, NodeBox, PackageBox
+from kvplace.core.drawing.occupancy import name_of, printable
+from kvplace.core.drawing.svg_blocks import Block, fixed, grid, shortened, stack, tag, text_width
+from kvplace.core.drawing.svg_cells import SIDE, cell_mark, key_of, paint_cell, patterns
+from kvplace.core.drawing.svg_style import COLOURS, ROOT, style_sheet
+
+_GAP = 4.0
+_PAD = 8.0
+_LINE = 15.0
+_SMALL = 10.0
+_NAME = 11.5
+_MARGIN = 20.0
+_ENTRY = 225.0
+"""Width of a legend entry."""
+_NARROWEST = 660.0
+_MOST_FAULTS = 20
+"""Faults told below the map; all are told in the description."""
+
+
+def svg_map(drawing: CoreMap) -> str:
+    """Write a drawing as an SVG document in ASCII, so that it is read alike however it is served."""
+    painter = _Painter(drawing)
+    body = painter.body()
+    width, height = body.width + 2 * _MARGIN, body.height + 2 * _MARGIN
+    root = Element(
+        "svg",
+        {
+            "xmlns": "http://www.w3.org/2000/svg",
+            "class": ROOT,
+            "width": f"{width:.0f}",
+            "height": f"{height:.0f}",
+            "viewBox": f"0 0 {width:.0f} {height:.0f}",
+            "role": "img",
+            "aria-labelledby": "kvplace-title kvplace-words",
+        },
+    )
+    tag(root, "title", f"Core map of {printable(drawing.name)}", id="kvplace-title")
+    tag(root, "desc", "\n".join(_words(drawing)), id="kvplace-words")
+    tag(root, "style", style_sheet())
+    patterns(tag(root, "defs"))
+    tag(root, "rect", class_="page", width="100%", height="100%")
+    body.draw(root, _MARGIN, _MARGIN, body.width, body.height)
+    indent(root, " ")
+    document: bytes = tostring(root, encoding="us-ascii")
+    return document.decode() + "\n"
+
+
+def _words(drawing: CoreMap) -> Iterator[str]:
+    yield f"{printable(drawing.name)}: {drawing.summary}."
+    for package in drawing.packages:
+        nodes = ", ".join(f"NUMA node {node.id}{_part(node)}" for node in package.nodes)
+        yield f"Socket {package.id}: {nodes}."
+    for entry in drawing.legend:
+        cpus = format_cpu_list(entry.claim.cpus | entry.claim.owned)
+        yield f"{entry.label} is {name_of(entry.claim)}, policy {entry.claim.policy.value}, CPUs {cpus}."
+    for fault in drawing.faults:
+        yield f"{fault.kind.value.capitalize()}: {fault.sentence}."
+
+
+class _Painter:
+    def __init__(self, drawing: CoreMap) -> None:
+        self._drawing = drawing
+        self._vms = {
+            entry.label: (f"vm{index % COLOURS}", name_of(entry.claim))
+            for index, entry in enumerate(drawing.legend)
+        }
+
+    def body(self) -> Block:
+        drawing = self._drawing
+        machine = grid([self._package(package) for package in drawing.packages], 12, 1.7)
+        width = max(machine.width, _NARROWEST)
+        blocks = [self._heading(width), fixed(machine)]
+        if drawing.memory_only:
+            blocks.append(fixed(grid([self._node(node) for node in drawing.memory_only], 10, 12)))
+        blocks.append(key_of(drawing, width))
+        if drawing.faults:
+            blocks.append(self._faults(width))
+        if drawing.legend:
+            blocks.append(self._legend(width))
+        return stack(blocks, 14)
+
+    def _heading(self, width: float) -> Block:
+        def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
+            title = shortened(printable(self._drawing.name), 18, width)
+            tag(parent, "text", title, class_="strong", x=x, y=y + 16, font_size=18)
+            for number, line in enumerate(lines):
+                tag(parent, "text", line, class_="muted", x=x, y=y + 34 + number * _LINE, font_size=_NAME)
+
+        lines = _wrapped(self._drawing.summary.split(", "), ", ", _NAME, width)
+        return Block(width, 24 + len(lines) * _LINE, draw)
+
+    def _package(self, package: PackageBox) -> Block:
+        nodes = grid([self._node(node) for node in package.nodes], 10, 2.0)
+        return _frame("package", package.id, [f"socket {package.id}"], nodes)
+
+    def _node(self, node: NodeBox) -> Block:
+        captions = [f"NUMA {node.id}{_part(node)}", *node.room]
+        if not node.l3_groups:
+            return _frame("numa", node.id, [captions[0], "memory only", *captions[1:]], stack([], 0))
+        return _frame("numa", node.id, captions, grid([self._l3(l3) for l3 in node.l3_groups], _PAD, 2.2))
+
+    def _l3(self, l3: L3Box) -> Block:
+        cores = fixed(grid([self._core(core) for core in l3.cores], _GAP, 3.2))
+        return _frame("l3", l3.index, [f"L3 {l3.index}{_part(l3)}"], cores)
+
+    def _core(self, core: CoreBox) -> Block:
+        columns = 1 if len(core.cells) < 3 else 2
+        rows = -(-len(core.cells) // columns)
+        width, height = columns * SIDE + 4, rows * SIDE + 4
+
+        def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
+            group = tag(parent, "g", data_core=format_cpu_list(sum(1 << cell.cpu for cell in core.cells)))
+            dashed = {"stroke_dasharray": "3 2"} if core.part else {}
+            tag(group, "rect", class_="core", x=x, y=y, width=width, height=height, rx=4, **dashed)
+            for number, cell in enumerate(core.cells):
+                left, top = number % columns, number // columns
+                self._cell(group, cell, x + 2 + left * SIDE, y + 2 + top * SIDE)
+
+        return Block(width, height, draw)
+
+    def _cell(self, parent: Element, cell: Cell, x: float, y: float) -> None:
+        group = tag(parent, "g", data_cpu=cell.cpu, data_state=cell.state.value)
+        if cell.vms:
+            group.set("data-vms", " ".join(cell.vms))
+        if cell.fault is not None:
+            group.set("data-fault", cell.fault.value)
+        tag(group, "title", self._sentence(cell))
+        colour = self._vms[cell.vms[0]][0] if len(cell.vms) == 1 else "plain"
+        paint_cell(
+            group, cell.state, colour, cell_mark(cell), x, y,
+            cpu=str(cell.cpu), fault=cell.fault is not None,
+        )  # fmt: skip
+
+    def _sentence(self, cell: Cell) -> str:
+        words = [f"CPU {cell.cpu}: {cell.state.value}"]
+        if cell.vms:
+            words.append("by " + ", ".join(f"{label} {self._vms[label][1]}" for label in cell.vms))
+        if cell.strays:
+            strays = ", ".join(f"{label} {self._vms[label][1]}" for label in cell.strays)
+            words.append(f"with threads of {strays}")
+        if cell.fault is not None:
+            words.append(f"({cell.fault.value})")
+        return " ".join(words)
+
+    def _faults(self, width: float) -> Block:
+        faults = self._drawing.faults
+        told = [f"! {fault.kind.value}: {fault.sentence}" for fault in faults[:_MOST_FAULTS]]
+        if len(faults) > _MOST_FAULTS:
+            told.append(f"! and {len(faults) - _MOST_FAULTS} more")
+        lines = [line for sentence in told for line in _wrapped(sentence.split(" "), " ", _NAME, width)]
+
+        def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
+            for number, line in enumerate(lines):
+                tag(parent, "text", line, class_="alarm", x=x, y=y + 11 + number * _LINE, font_size=_NAME)
+
+        return Block(width, len(lines) * _LINE, draw)
+
+    def _legend(self, width: float) -> Block:
+        columns = max(1, int((width + _PAD) // (_ENTRY + _PAD)))
+        entries = self._drawing.legend
+        rows = -(-len(entries) // columns)
+        room = (width + _PAD) / columns - _PAD - SIDE - 8
+
+        def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
+            for number, entry in enumerate(entries):
+                left = x + number // rows * ((width + _PAD) / columns)
+                top = y + number % rows * 34
+                claim = entry.claim
+                group = tag(parent, "g", data_vm=entry.label)
+                state = CellState.OWNED if claim.owned else CellState.SHARED
+                colour = self._vms[entry.label][0]
+                paint_cell(group, state, colour, entry.label, left, top, cpu="", fault=False)
+                words = f"{claim.policy.value} {format_cpu_list(claim.cpus | claim.owned)}"
+                tag(group, "title", f"{entry.label}: {name_of(claim)}, {words}")
+                for text, size, down, kind in (
+                    (name_of(claim), _NAME, 12.0, ""),
+                    (words, _SMALL, 25.0, "muted"),
+                ):
+                    tag(
+                        group, "text", shortened(text, size, room),
+                        class_=kind, x=left + SIDE + 8, y=top + down, font_size=size,
+                    )  # fmt: skip
+
+        return Block(width, rows * 34 - 6, draw)
+
+
+def _frame(level: str, number: int, captions: list[str], body: Block) -> Block:
+    rows = _wrapped(captions, "   ", _SMALL, max(body.width, 110.0))
+    title = len(rows) * 14.0 + 2
+    width = max(body.width, *(text_width(row, _SMALL) for row in rows)) + 2 * _PAD
+    height = title + body.height + 2 * _PAD - (2 if body.height else 6)
+
+    def draw(parent: Element, x: float, y: float, room: float, tall: float) -> None:
+        group = tag(parent, "g")
+        group.set(f"data-{level}", str(number))
+        tag(group, "rect", class_=level, x=x, y=y, width=room, height=tall, rx=6)
+        for line, row in enumerate(rows):
+            first, rest = (captions[0], row[len(captions[0]) :]) if line == 0 else ("", row)
+            top = y + _PAD + 9 + line * 14
+            if first:
+                tag(group, "text", first, class_="strong", x=x + _PAD, y=top, font_size=_SMALL)
+            if rest.strip():
+                left = x + _PAD + text_width(row[: len(row) - len(rest.lstrip())], _SMALL)
+                tag(group, "text", rest.strip(), x=left, y=top, font_size=_SMALL)
+        top = _PAD + title
+        body.draw(group, x + _PAD, y + top, room - 2 * _PAD, tall - top - _PAD)
+
+    return Block(width, height, draw)
+
+
+def _part(box: NodeBox | L3Box) -> str:
+    return " (part)" if box.part else ""
+
+
+def _wrapped(words: list[str], separator: str, size: float, width: float) -> list[str]:
+    """Join words to lines that are at most that wide; a longer word has a line of its own."""
+    lines = [words[0]]
+    for word in words[1:]:
+        longer = lines[-1] + separator + word
+        if text_width(longer, size) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines

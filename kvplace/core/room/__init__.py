@@ -1,0 +1,1 @@
+"""Which running VMs would have to move, or what of a request to change, so that a VM fits."""

@@ -1,0 +1,134 @@
+"""Every answer equals that of a search through every set of CPUs, on small machines of any build.
+
+Objectives 1-4 (sockets, NUMA nodes, distances, L3 groups, cores) are promised to be exact, and so is yes or
+no. `test_exact_small_machines.py` looks at all free sets of a few machines; here the machines are any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from kvplace.core.allocator.allocate import place
+from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.placement import Placement
+from kvplace.core.request import Policy, Request, Scope, Smt
+from kvplace.core.topology import Topology
+from tests.core.allocator.exhaustive import BestKeys, Judge, Key, best_key, with_cpus
+from tests.core.allocator.validity import key_of_valid
+from tests.core.machines import OFFERED_SCOPES, PINNING, frees, requests, topologies
+
+Case = tuple[Topology, Free, Request]
+
+
+def cases(
+    most_cpus: int,
+    *,
+    policies: tuple[Policy, ...] = PINNING,
+    scopes: tuple[Scope, ...] = tuple(Scope),
+    memory: bool | None = None,
+) -> st.SearchStrategy[Case]:
+    """Any machine, nested or tangled, with anything free and a request that makes sense for its policy."""
+    return topologies(most_cpus=most_cpus, tangled=None, memory=memory).flatmap(
+        lambda machine: st.tuples(
+            st.just(machine),
+            frees(machine),
+            requests(most_vcpus=most_cpus, scopes=scopes, policies=policies).map(sensible),
+        )
+    )
+
+
+def sensible(request: Request) -> Request:
+    """Whole cores of its own only an exclusive VM can have; a floating one has no threads to put on cores."""
+    if request.policy is Policy.NUMA or (request.smt is Smt.ISOLATE and not request.owns_cpus):
+        return replace(request, smt=Smt.PREFER)
+    return request
+
+
+def key_of_answer(case: Case) -> Key | None:
+    """The key of what the allocator gives, checked to be right; None for a refusal."""
+    answer = place(*case)
+    event(f"fits {isinstance(answer, Placement)}")
+    return key_of_valid(*case, answer) if isinstance(answer, Placement) else None
+
+
+@settings(max_examples=250)
+@given(cases(16))
+def test_a_vm_is_placed_as_well_as_a_search_of_every_set_of_cpus_could_place_it(case: Case) -> None:
+    assert key_of_answer(case) == best_key(*case)
+
+
+@settings(max_examples=150)
+@given(cases(16, memory=True))
+def test_memory_and_huge_pages_are_found_where_a_search_of_every_set_of_cpus_finds_them(case: Case) -> None:
+    assert key_of_answer(case) == best_key(*case)
+
+
+@settings(max_examples=100)
+@given(cases(16, policies=(Policy.NUMA,), scopes=OFFERED_SCOPES))
+def test_a_vm_on_the_pool_of_numa_nodes_gets_the_best_of_all_sets_of_nodes(case: Case) -> None:
+    # Which CPUs and caches come with the nodes is not the VM's choice, so it is no objective.
+    answer, best = key_of_answer(case), best_key(*case)
+    assert (answer and answer[:4]) == (best and best[:4])
+
+
+@settings(max_examples=150)
+@given(cases(14))
+def test_a_vm_is_hopeless_exactly_when_the_search_finds_no_room_on_the_empty_machine(case: Case) -> None:
+    machine, free, request = case
+    answer = place(machine, free, request)
+    if not isinstance(answer, Placement):
+        assert answer.never == (best_key(machine, free_of(machine, Ledger()), request) is None)
+
+
+@settings(max_examples=100)
+@given(cases(7, policies=(Policy.SHARE, Policy.IMMOVABLE)))
+def test_of_equally_good_cpus_a_sharing_vm_gets_those_that_others_use_least(case: Case) -> None:
+    machine, free, request = case
+    request = replace(request, smt=Smt.PREFER)
+    answer = place(machine, free, request)
+    if isinstance(answer, Placement):
+        judge = Judge(machine, free, request)
+        assert (key_of_valid(machine, free, request, answer), others_on(free, answer.cpus)) == min(
+            (key, others_on(free, cpus))
+            for cpus in all_sets(free.pool, judge.need)
+            for key, _ in judge.sittings(cpus, free.pool)
+        )
+
+
+@settings(max_examples=150)
+@given(cases(7))
+def test_the_search_that_skips_like_cpus_finds_what_a_search_of_all_of_them_finds(case: Case) -> None:
+    machine, free, request = case
+    judge = Judge(machine, free, request)
+    usable = judge.usable(free.cpus if request.owns_cpus else free.pool)
+    keys = [
+        key
+        for cpus in all_sets(usable, judge.need)
+        if not judge.one_per_core or all((core & cpus).bit_count() <= 1 for core in machine.cores)
+        for key, _ in judge.sittings(cpus, usable)
+    ]
+    assert best_key(machine, free, request) == min(keys, default=None)
+
+
+@settings(max_examples=50)
+@given(cases(6))
+def test_the_search_for_all_free_sets_at_once_finds_what_each_search_finds(case: Case) -> None:
+    machine, free, request = case
+    keys = BestKeys(machine, free, request)
+    for cpus in range(machine.cpus + 1):
+        one = with_cpus(free, request, cpus)
+        assert keys.key(request.vcpus, cpus) == best_key(machine, one, request)
+
+
+def all_sets(cpus: int, count: int) -> list[int]:
+    return [mask_of(chosen) for chosen in combinations(cpus_of(cpus), count)]
+
+
+def others_on(free: Free, cpus: int) -> int:
+    return sum(count for cpu, count in free.uses if cpus >> cpu & 1)

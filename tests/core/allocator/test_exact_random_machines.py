@@ -1,0 +1,53 @@
+"""Thousands of random machines of up to 16 CPUs, each with one question that is hard to answer well.
+
+Hypothesis looks for the small and odd; these look for the crowded. A case that fails here is made anew from
+its number: `random_case(NUMBER, 16)`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from kvplace.core.allocator.allocate import place
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.placement import Placement
+from kvplace.core.request import Policy, Request
+from kvplace.core.topology import Topology
+from tests.core.allocator.exhaustive import Key, best_key
+from tests.core.allocator.random_cases import random_case, scarce_memory_case
+from tests.core.allocator.validity import key_of_valid
+
+Case = tuple[Topology, Free, Request]
+CASES = 20_000 if os.environ.get("KVPLACE_EXHAUSTIVE") else 300
+"""Of each kind and in each of the four parts that run side by side."""
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize(("question", "most_cpus"), [(random_case, 16), (scarce_memory_case, 12)])
+def test_no_answer_is_worse_than_the_best_of_all_sets_of_cpus(
+    question: Callable[[int, int], Case], most_cpus: int, part: int
+) -> None:
+    placed = 0
+    for number in range(part * CASES, (part + 1) * CASES):
+        machine, free, request = question(number, most_cpus)
+        where = f"{question.__name__}({number}, {most_cpus})"
+        best = best_key(machine, free, request)
+        answer = place(machine, free, request)
+        if isinstance(answer, Placement):
+            placed += 1
+            found = key_of_valid(machine, free, request, answer)
+            assert decided(request, found) == decided(request, best), where
+        else:
+            assert best is None, where
+            hopeless = best_key(machine, free_of(machine, Ledger()), request) is None
+            assert answer.never == hopeless, where
+    assert CASES / 3 < placed < CASES
+
+
+def decided(request: Request, key: Key | None) -> tuple[int, ...] | None:
+    """The part of a key that the VM's policy leaves open; `numa` takes whatever CPUs the nodes have."""
+    return key[:4] if key is not None and request.policy is Policy.NUMA else key

@@ -1,0 +1,171 @@
+"""What makes a placement right, whoever chose it: the contract's hard constraints, one assertion each.
+
+Written from the contract alone, so that the allocator is not its own judge.
+"""
+
+from __future__ import annotations
+
+from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.free import Free
+from kvplace.core.placement import Placement
+from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.topology import Topology
+from tests.core.allocator.exhaustive import Key, domains, key_of, mask_of_nodes, units
+
+SPREADS = (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
+
+
+def key_of_valid(machine: Topology, free: Free, request: Request, placement: Placement) -> Key:
+    """The key of a placement, after every rule for it has been checked."""
+    check_cpus(machine, free, request, placement)
+    check_domains(machine, free, request, placement)
+    check_emulator(machine, request, placement)
+    check_memory(free, request, placement)
+    touched = placement.cpus | placement.owned
+    near = touched
+    if request.policy is not Policy.NUMA and len(placement.numa_nodes) > units(request):
+        (domain,) = (domain for domain in domains(machine, request.scope) if not touched & ~domain)
+        near = domain & mask_of_nodes([machine.node_by_id[node] for node in placement.numa_nodes])
+    return key_of(machine, touched, placement.numa_nodes, near)
+
+
+def check_cpus(machine: Topology, free: Free, request: Request, placement: Placement) -> None:
+    """The VM has as many CPUs as it asked for, of those that are free for it, and owns what it must."""
+    cpus, owned, vcpus = placement.cpus, placement.owned, mask_of(placement.vcpus)
+    assert placement.policy is request.policy
+    assert placement.numa_memory is (request.numa_memory if free.memory else NumaMemory.OFF)
+    assert not cpus & ~(free.cpus if request.owns_cpus else free.pool)
+    assert not owned & ~free.cpus
+    assert not vcpus & ~cpus
+    assert not cpus & machine.reserved
+    if request.policy is Policy.NUMA:
+        assert placement.vcpus == ()
+        assert owned == 0
+        assert cpus.bit_count() >= request.vcpus
+        return
+    assert len(placement.vcpus) == request.vcpus == vcpus.bit_count()
+    need = request.vcpus + (request.emulator_threads is EmulatorThreads.ISOLATE)
+    cores = [core for core in machine.cores if core & cpus]
+    if request.smt is not Smt.PREFER:
+        available = free.cpus if request.owns_cpus else free.pool
+        assert not any(core & ~available for core in cores)
+        assert all(core in machine.undivided_cores for core in cores)
+    whole = mask_of(cpu for core in cores for cpu in cpus_of(core))
+    match request.smt:
+        case Smt.PREFER:
+            assert cpus.bit_count() == need
+        case Smt.REQUIRE:
+            assert cpus == whole
+            assert cpus.bit_count() >= need
+            assert sum(1 for core in cores if not core & vcpus) <= need - request.vcpus
+        case Smt.ISOLATE:
+            assert cpus.bit_count() == need == len(cores)
+    if not request.owns_cpus:
+        assert owned == 0
+    else:
+        assert owned == (cpus if request.smt is Smt.PREFER else whole)
+
+
+def check_domains(machine: Topology, free: Free, request: Request, placement: Placement) -> None:
+    """The scope holds, shares are equal, and the placement names the domains that it uses, all of them."""
+    touched = placement.cpus | placement.owned
+    inside = [domain for domain in domains(machine, request.scope) if not touched & ~domain]
+    assert inside
+    assert placement.packages == machine.packages_of(touched)
+    assert placement.l3_groups == tuple(n for n, l3 in enumerate(machine.l3_groups) if l3 & touched)
+    nodes = [machine.node_by_id[node] for node in placement.numa_nodes]
+    assert [node for node in machine.numa_nodes if node in nodes] == nodes
+    giving = {node.id for node in nodes if node.cpus & touched}
+    assert giving == set(machine.nodes_of(touched))
+    if len(giving) < len(nodes):
+        assert placement.policy is not Policy.NUMA
+        assert len(nodes) > units(request)
+        usable = whole_cores(machine, free, request)
+        assert all(node.cpus & inside[0] & usable for node in nodes)
+    if request.policy is Policy.NUMA:
+        pool = mask_of_nodes(nodes) & free.pool
+        assert any(placement.cpus == pool & domain for domain in inside)
+    elif request.scope in SPREADS:
+        check_shares(machine, request, placement)
+
+
+def check_shares(machine: Topology, request: Request, placement: Placement) -> None:
+    """No socket or NUMA node carries two threads more than another that carries any."""
+    parts = (
+        [package.cpus for package in machine.packages]
+        if request.scope is Scope.SPREAD_SOCKETS
+        else [node.cpus for node in machine.numa_nodes]
+    )
+    vcpus = mask_of(placement.vcpus)
+    used = [part for part in parts if part & placement.cpus]
+    shares = [(part & vcpus).bit_count() for part in used]
+    if request.emulator_threads is not EmulatorThreads.ISOLATE:
+        assert max(shares) - min(shares) <= 1
+        return
+    # One unit more is the emulator's; of left-over threads any may be it.
+    emulator = placement.emulator_cpus & placement.cpus & ~vcpus
+    assert any(
+        max(counts) - min(counts) <= 1
+        for part in used
+        if part & emulator
+        for counts in [[share + (other is part) for share, other in zip(shares, used, strict=True)]]
+    )
+
+
+def check_emulator(machine: Topology, request: Request, placement: Placement) -> None:
+    """QEMU's own threads run where they were asked to, and never on a CPU that another VM may own."""
+    vcpus, emulator = mask_of(placement.vcpus), placement.emulator_cpus
+    spare = placement.cpus & ~vcpus
+    assert emulator
+    assert not emulator & ~(machine.reserved | placement.cpus)
+    near = (
+        mask_of(cpu for node in placement.numa_nodes for cpu in cpus_of(machine.node_by_id[node].cpus))
+        & machine.reserved
+    )
+    if request.policy is Policy.NUMA:
+        assert emulator in (near, machine.reserved, placement.cpus)
+    elif request.emulator_threads is EmulatorThreads.ISOLATE:
+        assert emulator == spare
+    elif spare:  # the odd thread of a core that is owned whole
+        assert request.smt is Smt.REQUIRE
+        assert emulator == spare
+    elif request.emulator_threads is EmulatorThreads.WITH_VCPUS:
+        assert emulator == vcpus
+    else:
+        assert emulator == (near or machine.reserved or vcpus)
+
+
+def check_memory(free: Free, request: Request, placement: Placement) -> None:
+    """Memory and pages are on the VM's nodes, all there, and split as evenly as the room allows."""
+    nodes = placement.numa_nodes
+    pages = {(node, size): n for node, sizes in placement.huge_pages.items() for size, n in sizes.items()}
+    assert {node for node, _ in pages} <= set(nodes)
+    for size, count in request.huge_pages.items():
+        room = [max(0, free.pages_by_node.get((node, size), 0)) for node in nodes]
+        check_split([pages.get((node, size), 0) for node in nodes], room, count, 1)
+    assert {size for _, size in pages} <= set(request.huge_pages)
+    if not free.memory or not request.memory or request.numa_memory is NumaMemory.OFF:
+        assert placement.memory == {}
+        return
+    assert set(placement.memory) == set(nodes)
+    paged = {node: sum(size * n for (where, size), n in pages.items() if where == node) for node in nodes}
+    plain = max(0, request.memory - sum(size * n for size, n in request.huge_pages.items()))
+    room = [max(0, free.memory_by_node[node]) for node in nodes]
+    check_split([placement.memory[node] - paged[node] for node in nodes], room, plain, len(nodes))
+
+
+def check_split(shares: list[int], room: list[int], amount: int, slack: int) -> None:
+    """A share is smaller than another, by more than `slack`, only where there is no more room."""
+    assert sum(shares) == amount
+    assert all(0 <= share <= most for share, most in zip(shares, room, strict=True))
+    assert all(
+        share == most or share >= max(shares) - slack for share, most in zip(shares, room, strict=True)
+    )
+
+
+def whole_cores(machine: Topology, free: Free, request: Request) -> int:
+    """The CPUs that may carry a thread of the VM."""
+    available = free.cpus if request.owns_cpus else free.pool
+    if request.smt is Smt.PREFER:
+        return available
+    return mask_of(cpu for core in machine.undivided_cores if not core & ~available for cpu in cpus_of(core))

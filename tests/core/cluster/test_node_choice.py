@@ -1,0 +1,220 @@
+"""Of the nodes that could hold a VM the one is taken where it sits best, then as the operator wants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.allocator.allocate import place
+from kvplace.core.cluster.node_choice import (
+    MAX_SCORE,
+    Candidate,
+    Strategy,
+    best_candidate,
+    quality,
+    scores,
+    why,
+)
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.placement import Placement
+from kvplace.core.request import NumaMemory, Policy, Request
+from kvplace.core.topology import NumaNode, Package, Topology
+
+GIB = 1 << 30
+MACHINE = Topology(
+    packages=(Package(0, 0b0011), Package(1, 0b1100)),
+    numa_nodes=tuple(
+        NumaNode(node, 1 << node, 0, {}, {other: 10 + 11 * abs(other - node) for other in range(4)})
+        for node in range(4)
+    ),
+    l3_groups=(1, 2, 4, 8),
+    cores=(1, 2, 4, 8),
+)
+
+
+def candidate(node: str, cpus: int, free_cpus: int = 4) -> Candidate:
+    placement = Placement(
+        policy=Policy.EXCLUSIVE,
+        vcpus=(),
+        cpus=cpus,
+        owned=cpus,
+        emulator_cpus=0,
+        io_thread_cpus=(),
+        numa_nodes=MACHINE.nodes_of(cpus),
+        memory={},
+        huge_pages={},
+        packages=MACHINE.packages_of(cpus),
+        l3_groups=tuple(index for index, l3 in enumerate(MACHINE.l3_groups) if l3 & cpus),
+        numa_memory=NumaMemory.PREFERRED,
+    )
+    return Candidate(node, MACHINE, placement, Free((1 << free_cpus) - 1, (1 << free_cpus) - 1))
+
+
+candidates = st.lists(
+    st.builds(candidate, st.sampled_from("abcdefgh"), st.integers(1, 15), st.integers(1, 4)),
+    unique_by=lambda one: one.node,
+    min_size=1,
+)
+strategies = st.sampled_from(Strategy)
+
+
+def test_how_a_vm_sits_is_told_by_sockets_nodes_distance_and_caches() -> None:
+    assert quality(MACHINE, candidate("a", 0b0001).placement) == (1, 1, 0, 1)
+    assert quality(MACHINE, candidate("a", 0b0011).placement) == (1, 2, 21, 2)
+    assert quality(MACHINE, candidate("a", 0b1001).placement) == (2, 2, 43, 2)
+
+
+def test_one_socket_goes_before_one_node_more_and_nearness_before_fullness() -> None:
+    crossing, apart, near = candidate("a", 0b0110, 4), candidate("b", 0b1011, 4), candidate("c", 0b0011, 1)
+    for strategy in Strategy:
+        assert best_candidate([crossing, apart, near], strategy) is near
+        assert best_candidate([apart, crossing], strategy) is crossing
+
+
+def test_where_vms_sit_alike_pack_takes_the_fullest_node_and_spread_the_emptiest() -> None:
+    full, empty = candidate("b", 1, free_cpus=2), candidate("a", 1, free_cpus=9)
+    assert best_candidate([empty, full], Strategy.PACK) is full
+    assert best_candidate([full, empty], Strategy.SPREAD) is empty
+
+
+def machine(memory_gib: int, pages: int = 0, cpus: int = 16) -> Topology:
+    everything = (1 << cpus) - 1
+    node = NumaNode(0, everything, (memory_gib + pages) * GIB, {GIB: pages} if pages else {})
+    return Topology(
+        packages=(Package(0, everything),),
+        numa_nodes=(node,),
+        l3_groups=(everything,),
+        cores=tuple(1 << cpu for cpu in range(cpus)),
+    )
+
+
+def seated(name: str, topology: Topology, request: Request, taken: int = 0, memory_gib: int = 0) -> Candidate:
+    free = free_of(topology, Ledger())
+    free = replace(
+        free,
+        cpus=free.cpus >> taken << taken,
+        pool=free.pool >> taken << taken,
+        memory=tuple((node, count - memory_gib * GIB) for node, count in free.memory),
+    )
+    found = place(topology, free, request)
+    assert isinstance(found, Placement)
+    return Candidate(name, topology, found, free)
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_much_memory_per_cpu_goes_where_the_machine_has_it_and_little_where_it_has_little(
+    strategy: Strategy,
+) -> None:
+    poor, rich = machine(32), machine(128)
+    for memory, expected in ((1, "poor"), (4, "poor"), (32, "rich")):
+        request = Request(2, memory=memory * GIB)
+        found = [seated("poor", poor, request), seated("rich", rich, request)]
+        best = best_candidate(found, strategy)
+        assert best is not None
+        assert best.node == expected
+        (other,) = [one for one in found if one is not best]
+        assert why(best, other, strategy) == "CPUs and memory are used more evenly"
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_huge_pages_are_left_for_those_who_want_them(strategy: Strategy) -> None:
+    paged, plain = machine(64, pages=16), machine(64)
+    request = Request(2, memory=8 * GIB)
+    found = [seated("a", paged, request), seated("b", plain, request)]
+    best = best_candidate(found, strategy)
+    assert best is found[1]
+    assert why(best, found[0], strategy) == "its huge pages are left for VMs that want them"
+    assert best_candidate([seated("a", paged, request)], strategy) is not None
+    wanting = Request(2, memory=4 * GIB, huge_pages={GIB: 4})
+    assert best_candidate([seated("a", paged, wanting)], strategy) is not None
+
+
+def test_memory_that_is_not_known_or_not_asked_for_does_not_decide() -> None:
+    request, unknown = Request(2), machine(0)
+    full, empty = seated("b", unknown, request, taken=4), seated("a", machine(64), request)
+    assert best_candidate([empty, full], Strategy.PACK) is full
+
+
+def test_pack_takes_an_exact_hole_rather_than_nibble_at_the_fullest_node() -> None:
+    request = Request(4)
+    hole, nibbled = seated("b", machine(64), request, taken=12), seated("a", machine(64), request, taken=11)
+    assert best_candidate([nibbled, hole], Strategy.PACK) is hole
+    larger = seated("c", machine(64), request, taken=8)
+    assert best_candidate([nibbled, larger], Strategy.PACK) is nibbled
+    assert why(nibbled, larger, Strategy.PACK) == "more slots for later VMs are left"
+    assert best_candidate([hole, nibbled, larger], Strategy.SPREAD) is larger
+    assert why(larger, hole, Strategy.SPREAD) == "the node is emptier"
+
+
+@pytest.mark.parametrize("strategy", [Strategy.PACK, Strategy.SPREAD])
+@pytest.mark.parametrize(("memory", "expected"), [(1, "memory is short"), (32, "cpus are short")])
+def test_a_vm_goes_where_it_uses_what_would_be_stranded(
+    strategy: Strategy, memory: int, expected: str
+) -> None:
+    request = Request(2, memory=memory * GIB)
+    found = [
+        seated("cpus are short", machine(64), request, taken=12, memory_gib=8),
+        seated("level", machine(64), request, taken=8, memory_gib=32),
+        seated("memory is short", machine(64), request, taken=2, memory_gib=28),
+    ]
+    best = best_candidate(found, strategy)
+    assert best is not None
+    assert best.node == expected
+    assert why(best, found[1], strategy) == "CPUs and memory are used more evenly"
+
+
+def test_a_vm_that_asks_for_both_alike_cares_only_under_balance_how_even_a_node_is() -> None:
+    request = Request(2, memory=8 * GIB)
+    level = seated("b", machine(64), request, taken=4, memory_gib=16)
+    uneven = seated("a", machine(64), request, taken=4, memory_gib=32)
+    assert best_candidate([level, uneven], Strategy.PACK) is uneven
+    assert best_candidate([level, uneven], Strategy.SPREAD) is uneven
+    assert best_candidate([level, uneven], Strategy.BALANCE) is level
+    assert why(uneven, level, Strategy.PACK) == "first by name"
+
+
+def test_nodes_alike_are_told_apart_by_their_names() -> None:
+    first, second = candidate("a", 1), candidate("b", 1)
+    assert all(why(first, second, strategy) == "first by name" for strategy in Strategy)
+
+
+def test_of_equal_nodes_the_first_by_name_is_taken_and_of_none_none() -> None:
+    assert best_candidate([candidate("b", 1), candidate("a", 1)], Strategy.PACK) == candidate("a", 1)
+    assert best_candidate([], Strategy.PACK) is None
+
+
+@given(candidates, strategies, st.randoms(use_true_random=False))
+def test_the_choice_does_not_depend_on_the_order_of_the_nodes(
+    found: list[Candidate], strategy: Strategy, chance: object
+) -> None:
+    shuffled = list(found)
+    chance.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert best_candidate(shuffled, strategy) is best_candidate(found, strategy)
+    assert scores(shuffled, strategy) == scores(found, strategy)
+
+
+@given(candidates, strategies)
+def test_scores_go_from_ten_for_the_best_down_to_zero_in_the_order_of_the_choice(
+    found: list[Candidate], strategy: Strategy
+) -> None:
+    given_scores = scores(found, strategy)
+    best = best_candidate(found, strategy)
+    assert best is not None
+    assert given_scores.keys() == {one.node for one in found}
+    assert given_scores[best.node] == MAX_SCORE
+    assert all(0 <= score <= MAX_SCORE for score in given_scores.values())
+    ranked = sorted(found, key=lambda one: one.rank(strategy))
+    told = [given_scores[one.node] for one in ranked]
+    assert told == sorted(told, reverse=True)
+    for one in found:
+        for other in found:
+            if one.rank(strategy)[:-1] == other.rank(strategy)[:-1]:
+                assert given_scores[one.node] == given_scores[other.node]
+
+
+def test_without_candidates_nobody_gets_a_score() -> None:
+    assert scores([], Strategy.PACK) == {}

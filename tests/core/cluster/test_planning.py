@@ -1,0 +1,264 @@
+"""Many VMs planned at once: sound, never worse than one after the other, and better where room is short."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvplace.core.allocator.allocate import place
+from kvplace.core.cluster.draft import Draft, NodeDraft, PlanNode, shapes_of
+from kvplace.core.cluster.node_choice import Strategy
+from kvplace.core.cluster.planning import Plan, Tally, Wanted, plan
+from kvplace.core.free import free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.occupant import Occupant, claim_of, within
+from kvplace.core.placement import Placement
+from kvplace.core.refusal import Refusal
+from kvplace.core.request import Policy, Request, Scope
+from kvplace.core.topology import NumaNode, Package, Topology
+from tests.core.allocator.running import occupied
+from tests.core.cluster.clusters import ANY_REQUEST, check_sound, clusters, one_by_one, wanted_vms
+from tests.core.machines import GIB, topologies
+
+strategies = st.sampled_from(Strategy)
+few = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+
+def machine(*cpus_of_nodes: int, memory: int = 0) -> Topology:
+    """One socket of NUMA nodes with so many cores of one thread each."""
+    sets, first = [], 0
+    for cpus in cpus_of_nodes:
+        sets.append(((1 << cpus) - 1) << first)
+        first += cpus
+    return Topology(
+        packages=(Package(0, (1 << first) - 1),),
+        numa_nodes=tuple(NumaNode(number, cpus, memory) for number, cpus in enumerate(sets)),
+        l3_groups=tuple(sets),
+        cores=tuple(1 << cpu for cpu in range(first)),
+    )
+
+
+def nodes(*topologies: Topology) -> list[PlanNode]:
+    return [PlanNode(f"node-{number}", topology) for number, topology in enumerate(topologies)]
+
+
+def vms(*sizes: int, scope: Scope = Scope.ONE_NUMA) -> list[Wanted]:
+    return [Wanted(f"vm-{number}", Request(size, scope=scope)) for number, size in enumerate(sizes)]
+
+
+def occupants_of(node: PlanNode, found: Plan, wanted: Sequence[Wanted]) -> list[Occupant]:
+    """Who is on a node once the moves are made and the planned VMs have started."""
+    requests = {vm.id: vm.request for vm in wanted}
+    running = {vm.id: vm for vm in node.running}
+    for one in found.moves:
+        if one.node == node.name:
+            vm = running[one.move.id]
+            assert vm.placement == one.move.before
+            free = free_of(
+                node.topology,
+                Ledger(),
+                [claim_of(other.id, other.placement) for other in running.values()],
+                only=node.only,
+            )
+            assert not one.move.after.owned & ~vm.placement.owned & ~free.cpus
+            running[vm.id] = Occupant(vm.id, vm.request, one.move.after)
+            check_sound(node, list(running.values()))
+    planned = [Occupant(s.id, requests[s.id], s.placement) for s in found.seats if s.node == node.name]
+    return [*running.values(), *planned]
+
+
+@given(clusters(), wanted_vms, strategies, st.booleans())
+@few
+def test_nothing_is_given_twice_and_every_vm_has_an_answer(
+    cluster: list[PlanNode], wanted: list[Wanted], strategy: Strategy, make_room: bool
+) -> None:
+    found = plan(cluster, wanted, strategy, make_room=make_room)
+    for node in cluster:
+        check_sound(node, occupants_of(node, found, wanted))
+    answered = [seat.id for seat in found.seats] + [vm.id for vm in found.denied]
+    assert sorted(answered) == sorted(vm.id for vm in wanted)
+    placed = {seat.id for seat in found.seats}
+    assert found.placed == Tally(len(placed), sum(vm.request.vcpus for vm in wanted if vm.id in placed))
+    assert make_room or not found.moves
+
+
+@given(clusters(), wanted_vms, strategies)
+@few
+def test_a_plan_places_no_less_than_one_after_the_other(
+    cluster: list[PlanNode], wanted: list[Wanted], strategy: Strategy
+) -> None:
+    found = plan(cluster, wanted, strategy)
+    assert found.one_by_one == one_by_one(cluster, wanted, strategy)
+    assert found.placed >= found.one_by_one
+    assert plan(cluster, wanted, strategy, make_room=True).placed >= found.placed
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_nor_where_many_vms_compete_for_little_room(seed: int) -> None:
+    chance = Random(seed)
+    cluster = nodes(*(machine(8, 6, memory=24 * GIB) for _ in range(3)))
+    wanted = [
+        Wanted(
+            f"vm-{number}",
+            Request(
+                chance.randint(1, 8), scope=chance.choice(list(Scope)), memory=chance.randint(0, 9) * GIB
+            ),
+        )
+        for number in range(chance.randint(8, 16))
+    ]
+    found = plan(cluster, wanted)
+    assert found.one_by_one == one_by_one(cluster, wanted, Strategy.PACK) <= found.placed
+    for node in cluster:
+        check_sound(node, occupants_of(node, found, wanted))
+
+
+@given(clusters(), wanted_vms, strategies)
+@few
+def test_equal_input_gives_equal_plans(
+    cluster: list[PlanNode], wanted: list[Wanted], strategy: Strategy
+) -> None:
+    assert plan(cluster, wanted, strategy, make_room=True) == plan(cluster, wanted, strategy, make_room=True)
+
+
+@given(clusters(), wanted_vms)
+@few
+def test_who_is_refused_fits_nowhere_beside_the_others_and_every_node_says_why(
+    cluster: list[PlanNode], wanted: list[Wanted]
+) -> None:
+    found = plan(cluster, wanted)
+    for vm in found.denied:
+        assert set(vm.refusals) == {node.name for node in cluster}
+        for node in cluster:
+            claims = [claim_of(one.id, one.placement) for one in occupants_of(node, found, wanted)]
+            free = free_of(node.topology, Ledger(), claims)
+            assert place(node.topology, free, vm.request) == vm.refusals[node.name]
+
+
+@given(st.data())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+def test_what_is_free_on_a_draft_is_what_the_ledger_would_leave(data: st.DataObject) -> None:
+    topology = data.draw(topologies(most_cpus=16, memory=True))
+    running = tuple(data.draw(occupied(topology, ANY_REQUEST, most=3)))
+    draft = Draft.empty([PlanNode("node", topology, running)])
+    shapes = shapes_of(data.draw(st.lists(ANY_REQUEST, min_size=1, max_size=6)))
+    for vm, shape in enumerate(shapes):
+        answer = draft.nodes[0].ask(shape)
+        if isinstance(answer, Refusal):
+            continue
+        assert draft.nodes[0].fitting(shape)
+        draft.seat(vm, 0, answer)
+        if data.draw(st.booleans()):
+            draft.unseat(data.draw(st.sampled_from(sorted(draft.seats))))
+        seated = [claim_of(str(number), draft.placement_of(number)) for number in draft.seats]
+        claims = [*(claim_of(f"running {one.id}", one.placement) for one in running), *seated]
+        assert draft.nodes[0].free == free_of(topology, Ledger(), claims)
+
+
+def test_large_vms_that_come_late_find_the_room_that_small_ones_would_have_taken() -> None:
+    cluster = nodes(machine(8, 8))
+    found = plan(cluster, vms(3, 3, 8), Strategy.SPREAD)
+    assert found.one_by_one.vms <= 3
+    assert found.placed == Tally(3, 14)
+
+
+def test_a_domain_is_filled_with_the_vms_that_leave_nothing_over() -> None:
+    # The largest first leaves holes: 9+4+3 and 8+5+3 need both nodes full to the last CPU.
+    found = plan(nodes(machine(16), machine(16)), vms(5, 4, 3, 3, 9, 8))
+    assert found.placed == Tally(6, 32)
+
+
+def test_where_not_all_fit_as_many_as_possible_do() -> None:
+    found = plan(nodes(machine(8)), vms(8, 4, 2, 2))
+    assert [seat.id for seat in found.seats] == ["vm-1", "vm-2", "vm-3"]
+    assert found.one_by_one == Tally(1, 8)
+    assert [vm.id for vm in found.denied] == ["vm-0"]
+
+
+def test_of_as_many_vms_those_with_more_vcpus_are_placed() -> None:
+    assert plan(nodes(machine(8)), vms(5, 6, 7)).placed == Tally(1, 7)
+
+
+def test_vms_that_need_the_nodes_with_much_memory_get_them() -> None:
+    cluster = nodes(machine(8, memory=8 * GIB), machine(8, memory=64 * GIB))
+    wanted = [
+        Wanted("small", Request(8, scope=Scope.ONE_NUMA, memory=4 * GIB)),
+        Wanted("large", Request(8, scope=Scope.ONE_NUMA, memory=32 * GIB)),
+    ]
+    for order in (wanted, wanted[::-1]):
+        found = plan(cluster, order)
+        assert {seat.id: seat.node for seat in found.seats} == {"small": "node-0", "large": "node-1"}
+
+
+def strewn(numa_nodes: int = 2) -> PlanNode:
+    """NUMA nodes of four CPUs, half of each taken by a VM that runs there."""
+    topology = machine(*[4] * numa_nodes)
+    request = Request(2, scope=Scope.ONE_NUMA)
+    running = []
+    for number in range(numa_nodes):
+        found = place(topology, within(free_of(topology, Ledger()), 0b11 << 4 * number), request)
+        assert isinstance(found, Placement)
+        running.append(Occupant(f"running-{number}", request, found))
+    return PlanNode("node", topology, tuple(running))
+
+
+def test_running_vms_stay_where_they_are_unless_they_may_move() -> None:
+    node, wanted = strewn(), vms(4)
+    assert plan([node], wanted).placed == Tally(0, 0)
+    found = plan([node], wanted, make_room=True)
+    assert found.placed == Tally(1, 4)
+    assert len(found.moves) == 1
+    check_sound(node, occupants_of(node, found, wanted))
+
+
+def test_room_is_made_for_one_vm_after_the_other() -> None:
+    node, wanted = strewn(4), vms(4, 4, 4)
+    found = plan([node], wanted, make_room=True)
+    assert found.placed == Tally(2, 8)
+    assert len(found.moves) == 2
+    check_sound(node, occupants_of(node, found, wanted))
+
+
+def test_a_vm_that_must_not_move_does_not() -> None:
+    node = strewn()
+    fixed = tuple(
+        Occupant(vm.id, Request(2, scope=Scope.ONE_NUMA, policy=Policy.IMMOVABLE), vm.placement)
+        for vm in node.running
+    )
+    assert not plan([PlanNode("node", node.topology, fixed)], vms(4), make_room=True).moves
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_while_everything_fits_vms_go_where_the_strategy_sends_them(strategy: Strategy) -> None:
+    found = plan(nodes(machine(8), machine(8)), vms(2, 2), strategy)
+    used = {seat.node for seat in found.seats}
+    assert len(used) == (2 if strategy is Strategy.SPREAD else 1)
+
+
+def test_a_suggestion_is_followed_where_it_can_be() -> None:
+    cluster = nodes(machine(4), machine(4))
+    wanted = vms(4, 4, 4)
+    found = plan(cluster, wanted, suggestion=[(2, 1, 0b1111), (0, 0, 0b1111), (1, 0, 0b1111)])
+    assert found.placed == Tally(2, 8)
+
+
+def test_no_vms_make_an_empty_plan() -> None:
+    assert plan(nodes(machine(4)), []) == Plan((), (), (), Tally(0, 0), Tally(0, 0))
+
+
+def test_a_copy_of_a_draft_does_not_follow_the_other() -> None:
+    draft = Draft.empty(nodes(machine(4)))
+    (shape,) = shapes_of([Request(2)])
+    kept = draft.copy()
+    answer = draft.nodes[0].ask(shape)
+    assert isinstance(answer, Placement)
+    draft.seat(0, 0, answer)
+    assert (kept.seats, draft.seats) == ({}, {0: 0})
+    assert isinstance(kept.nodes[0], NodeDraft)
+    assert kept.nodes[0].free.cpus == 0b1111
+    kept.become(draft)
+    assert kept.placement_of(0) == answer
+    assert kept.waiting(2) == [1]

@@ -1,0 +1,67 @@
+"""VMs without a seat get one when others change theirs, or give them up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvplace.core.cluster.draft import Draft, PlanNode, Shape, shapes_of
+from kvplace.core.cluster.reseating import let_in, trade
+from kvplace.core.placement import Placement
+from kvplace.core.request import Request, Scope
+from tests.core.cluster.test_planning import machine
+
+
+def shapes(*sizes: int) -> list[Shape]:
+    return shapes_of([Request(size, scope=Scope.ONE_NUMA) for size in sizes])
+
+
+def seated(nodes: Sequence[int], shapes: Sequence[Shape], seats: Mapping[int, int]) -> Draft:
+    """Machines of so many CPUs, and VMs on them by their number."""
+    draft = Draft.empty([PlanNode(f"node-{number}", machine(cpus)) for number, cpus in enumerate(nodes)])
+    for vm, node in seats.items():
+        answer = draft.nodes[node].ask(shapes[vm])
+        assert isinstance(answer, Placement)
+        draft.seat(vm, node, answer)
+    return draft
+
+
+def test_a_vm_that_finds_room_takes_it() -> None:
+    wanted = shapes(2, 2)
+    draft = seated([4], wanted, {0: 0})
+    let_in(draft, wanted)
+    assert draft.seats == {0: 0, 1: 0}
+
+
+def test_a_vm_enters_when_another_one_goes_elsewhere() -> None:
+    wanted = shapes(2, 2, 4)
+    draft = seated([4, 4], wanted, {0: 0, 1: 1})
+    let_in(draft, wanted)
+    assert draft.seats in ({0: 1, 1: 1, 2: 0}, {0: 0, 1: 0, 2: 1})
+
+
+def test_who_makes_way_may_push_out_another_one() -> None:
+    wanted = shapes(4, 3, 6)
+    draft = seated([6, 4, 3], wanted, {0: 0, 1: 1})
+    let_in(draft, wanted)
+    assert draft.seats == {0: 1, 1: 2, 2: 0}
+
+
+def test_nobody_loses_a_seat_to_one_who_enters() -> None:
+    wanted = shapes(4, 2, 2)
+    draft = seated([4], wanted, {0: 0})
+    let_in(draft, wanted)
+    assert draft.seats == {0: 0}
+
+
+def test_two_take_the_seat_of_one() -> None:
+    wanted = shapes(4, 2, 2)
+    draft = seated([4], wanted, {0: 0})
+    trade(draft, wanted)
+    assert draft.seats == {1: 0, 2: 0}
+
+
+def test_a_larger_one_takes_the_seat_of_a_smaller_one_and_not_the_reverse() -> None:
+    wanted = shapes(3, 4, 2)
+    draft = seated([4], wanted, {0: 0})
+    trade(draft, wanted)
+    assert draft.seats == {1: 0}

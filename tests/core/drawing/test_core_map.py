@@ -1,0 +1,161 @@
+"""The core map shows every thread once, where it is, and whose it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.drawing.core_map import Cell, CellState, core_map_document, draw
+from kvplace.core.drawing.occupancy import label_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.request import Policy, Request, Scope, Smt
+from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.simulate.machine_files import machine_names, read_machine
+from tests.core.claims import with_vm
+
+GIB = 1 << 30
+
+
+def _cell(topology: Topology, ledger: Ledger, cpu: int) -> Cell:
+    return next(cell for cell in draw("node", topology, ledger).cells if cell.cpu == cpu)
+
+
+@given(st.sampled_from(machine_names()), st.lists(st.sampled_from(list(Smt)), max_size=4))
+def test_every_thread_of_a_machine_is_drawn_exactly_once(name: str, smts: list[Smt]) -> None:
+    machine, ledger = read_machine(name), Ledger()
+    for number, smt in enumerate(smts):
+        ledger = with_vm(machine, ledger, f"vm-{number}", Request(4, scope=Scope.ANY, smt=smt))
+    drawing = draw(name, machine, ledger)
+    assert sorted(cell.cpu for cell in drawing.cells) == list(cpus_of(machine.cpus))
+    owned = {cell.cpu for cell in drawing.cells if cell.state in (CellState.OWNED, CellState.IDLE)}
+    assert mask_of(owned) == ledger.owned
+    assert drawing.count(CellState.RESERVED) == machine.reserved.bit_count()
+
+
+def test_boxes_nest_as_the_machine_does() -> None:
+    drawing = draw("node", read_machine("2x-epyc-7763-nps4"))
+    assert [package.id for package in drawing.packages] == [0, 1]
+    assert [node.id for node in drawing.packages[1].nodes] == [4, 5, 6, 7]
+    assert [l3.index for l3 in drawing.packages[1].nodes[0].l3_groups] == [8, 9]
+    first_core = drawing.packages[1].nodes[0].l3_groups[0].cores[0]
+    assert [cell.cpu for cell in first_core.cells] == [64, 192]
+
+
+def test_an_l3_that_spans_numa_nodes_is_drawn_in_each_with_its_part() -> None:
+    drawing = draw("node", read_machine("2x-xeon-8480plus-snc4"))
+    nodes = drawing.packages[0].nodes
+    assert [[l3.index for l3 in node.l3_groups] for node in nodes] == [[0]] * 4
+    assert [len(node.l3_groups[0].cores) for node in nodes] == [14] * 4
+
+
+def test_a_numa_node_that_spans_sockets_is_drawn_in_both_with_its_part() -> None:
+    machine = Topology(
+        packages=(Package(0, 0b0011), Package(1, 0b1100)),
+        numa_nodes=(NumaNode(0, 0b1111, memory=GIB), NumaNode(7, 0, memory=GIB)),
+        l3_groups=(0b1111,),
+        cores=(0b0101, 0b1010),
+    )
+    drawing = draw("odd", machine)
+    assert [node.id for package in drawing.packages for node in package.nodes] == [0, 0]
+    assert [cell.cpu for cell in drawing.cells] == [0, 1, 2, 3]
+    assert [node.id for node in drawing.memory_only] == [7]
+
+
+def test_letters_follow_the_machine_and_idle_siblings_are_told_from_working_ones() -> None:
+    machine = read_machine("epyc-7502p")
+    ledger = with_vm(machine, Ledger(), "isolated", Request(2, scope=Scope.ONE_L3, smt=Smt.ISOLATE))
+    ledger = with_vm(machine, ledger, "plain", Request(2, scope=Scope.ONE_L3))
+    drawing = draw("node", machine, ledger)
+    by_vm = {entry.claim.vmi: entry for entry in drawing.legend}
+    first = min(by_vm.values(), key=lambda entry: min(cpus_of(entry.claim.owned)))
+    assert first.label == "A"
+    isolated = by_vm["isolated"]
+    states = {cell.cpu: cell.state for cell in drawing.cells if isolated.label in cell.vms}
+    assert sorted(state.value for state in states.values()) == ["idle", "idle", "owned", "owned"]
+
+
+def test_shared_cpus_say_how_many_share_them() -> None:
+    machine = read_machine("epyc-7502p")
+    wish = Request(60, scope=Scope.ANY, policy=Policy.SHARE)
+    one = with_vm(machine, Ledger(), "first", wish)
+    assert _cell(machine, one, 5) == Cell(5, CellState.SHARED, ("A",))
+    two = with_vm(machine, one, "second", wish)
+    assert _cell(machine, two, 5) == Cell(5, CellState.SHARED, ("A", "B"))
+
+
+def test_memory_and_huge_pages_of_a_vm_are_counted_once_each() -> None:
+    machine = read_machine("2x-xeon-6338")
+    wish = Request(8, scope=Scope.ONE_NUMA, memory=20 * GIB, huge_pages={GIB: 16})
+    ledger = with_vm(machine, Ledger(), "paged", wish)
+    before, after = (draw("node", machine, book).packages[0].nodes[0] for book in (Ledger(), ledger))
+    assert before.huge_pages == {GIB: (128, 128)}
+    assert after.huge_pages == {GIB: (112, 128)}
+    assert before.memory - before.free_memory == 128 * GIB
+    assert before.free_memory - after.free_memory == 4 * GIB
+
+
+def test_the_drawing_is_json_with_the_legend() -> None:
+    machine = read_machine("altra-max-m128-30")
+    ledger = with_vm(machine, Ledger(), "db", Request(4))
+    document = json.loads(json.dumps(core_map_document(draw("altra", machine, ledger))))
+    assert document["sockets"][0]["numaNodes"][0]["l3Groups"][0]["cores"][2] == [
+        {"cpu": 2, "state": "owned", "vms": ["A"]}
+    ]
+    assert document["legend"] == [
+        {
+            "label": "A",
+            "namespace": "default",
+            "pod": "virt-launcher-db",
+            "vmi": "db",
+            "policy": "exclusive",
+            "cpus": "2-5",
+            "owned": "2-5",
+        }
+    ]
+
+
+@given(st.integers(0, 5000))
+def test_every_vm_has_letters_of_its_own(index: int) -> None:
+    assert label_of(index) != label_of(index + 1)
+    assert (label_of(0), label_of(25), label_of(26), label_of(701), label_of(702)) == (
+        "A",
+        "Z",
+        "AA",
+        "ZZ",
+        "AAA",
+    )
+    assert label_of(index).isalpha()
+
+
+def test_what_is_left_of_memory_is_said_in_units_that_fit() -> None:
+    machine = Topology(
+        packages=(Package(0, 1),),
+        numa_nodes=(
+            NumaNode(0, 1, memory=3 * GIB, huge_pages={2 << 20: 512}),
+            NumaNode(1, 0, memory=300 << 20),
+            NumaNode(2, 0, memory=0),
+        ),
+        l3_groups=(1,),
+        cores=(1,),
+    )
+    drawing = draw("odd", machine)
+    assert drawing.packages[0].nodes[0].room == ("2 of 3 GiB free", "512 of 512 pages of 2Mi free")
+    assert [node.room for node in drawing.memory_only] == [("300 of 300 MiB free",), ("memory unknown",)]
+
+
+def test_free_cpus_that_the_kernel_isolates_are_told_from_free_ones_and_those_of_others_from_both() -> None:
+    machine = replace(read_machine("epyc-7502p"), reserved=0b1, isolated=0b11110)
+    ledger = with_vm(machine, Ledger(), "db", Request(2))
+    drawing = draw("node", machine, ledger, foreign=0b11 << 40 | 0b10)
+    states = {cell.cpu: cell.state for cell in drawing.cells}
+    assert states[0] is CellState.RESERVED
+    assert {cpu for cpu, state in states.items() if state is CellState.FOREIGN} == {40, 41} | (
+        {1} - set(cpus_of(ledger.owned))
+    )
+    isolated = {cpu for cpu, state in states.items() if state is CellState.ISOLATED}
+    assert isolated == {1, 2, 3, 4} - set(cpus_of(ledger.owned | 0b10))
+    assert drawing.summary.startswith("64 CPUs, ")
