@@ -31,6 +31,11 @@ from kvplace.core.errors import ExitCode
     help="Kept VMs may move, so that a new one fits well; the answer lists the moves in their order.",
 )
 @click.option(
+    "--thorough",
+    is_flag=True,
+    help="Search three moves to the end, which may take minutes for one request on a large machine.",
+)
+@click.option(
     "--explain/--no-explain", default=True, help="Say with each refusal what would mend it (default: yes)."
 )
 @cpu_manager_state_option
@@ -40,6 +45,7 @@ def command(
     free: str | None,
     keep: bool,
     make_room: bool,
+    thorough: bool,
     explain: bool,
     cpu_manager_state: Path | None,
     output: Output,
@@ -59,6 +65,8 @@ def command(
 
     if make_room and not keep:
         raise click.UsageError("--make-room moves the VMs that --keep has kept; give both")
+    if thorough and not make_room:
+        raise click.UsageError("--thorough is about the search of --make-room; give both")
     found = find_machine(machine, cpu_manager_state=cpu_manager_state)
     for note in found.notes:
         say(note)
@@ -69,6 +77,7 @@ def command(
         foreign=found.kubelet_cpus,
         keep=keep,
         rearrange=make_room,
+        thorough=thorough,
         explain=explain,
     )
     seen: set[Outcome] = set()

@@ -59,13 +59,15 @@ class Placing:
         foreign: int = 0,
         keep: bool = False,
         rearrange: bool = False,
+        thorough: bool = False,
         explain: bool = True,
     ) -> None:
         """Begin with a machine on which nothing is kept.
 
         `free` are the CPUs that may be given out when a line does not say itself, `foreign` those that
-        others hold in any case; `rearrange` lets kept VMs move so that a new one fits well, `explain` says
-        with each refusal what would mend it.
+        others hold in any case; `rearrange` lets kept VMs move so that a new one fits well, which a
+        `thorough` search looks for however long it takes; `explain` says with each refusal what would mend
+        it.
         """
         self._name = name
         self._topology = topology
@@ -73,6 +75,7 @@ class Placing:
         self._foreign = foreign
         self._keep = keep
         self._rearrange = rearrange
+        self._thorough = thorough
         self._explain = explain
         self._ledger = Ledger()
         self._kept: dict[str, Occupant] = {}
@@ -125,7 +128,8 @@ class Placing:
 
     def _found(self, request: Request, only: int) -> tuple[Placement | Refusal, tuple[Move, ...]]:
         if self._rearrange:
-            room = make_room(self._topology, tuple(self._kept.values()), request, only=only)
+            running = tuple(self._kept.values())
+            room = make_room(self._topology, running, request, only=only, thorough=self._thorough)
             if room is not None:
                 return room.placement, room.moves
         return place(self._topology, free_of(self._topology, self._ledger, only=only), request), ()

@@ -58,6 +58,7 @@ def make_room(
     only: int | None = None,
     most_moves: int = MOST_MOVES,
     fixed: Collection[str] = (),
+    thorough: bool = False,
 ) -> Room | None:
     """Find the moves after which a VM fits well: in its scope, over no more NUMA nodes than if all were free.
 
@@ -67,7 +68,8 @@ def make_room(
 
     One and two moves are searched without bound, and so is everything on machines of up to 16 CPUs. On
     larger ones three moves are looked for as long as a bound on the effort allows, and so are choices of
-    CPUs that differ in their cores alone.
+    CPUs that differ in their cores alone; a `thorough` search knows no bound, and where no moves help on a
+    large machine it may take minutes.
     """
     empty = place(topology, free_of(topology, Ledger(), only=only), request)
     if isinstance(empty, Refusal):
@@ -77,7 +79,7 @@ def make_room(
     if not isinstance(now, Refusal) and len(now.numa_nodes) <= len(empty.numa_nodes):
         return Room(now, ())
     most_moves = min(most_moves, MOST_MOVES, len(occupants) + 1)
-    found = RoomSearch(standing, request, empty, frozenset(fixed)).best(most_moves)
+    found = RoomSearch(standing, request, empty, frozenset(fixed), thorough=thorough).best(most_moves)
     return None if found is None else Room(found.seated.placement, _moves(standing, found))
 
 

@@ -48,6 +48,8 @@ class RoomSearch:
         request: Request,
         empty: Placement,
         fixed: frozenset[str],
+        *,
+        thorough: bool,
     ) -> None:
         self._standing = standing
         self._topology = standing.topology
@@ -63,7 +65,7 @@ class RoomSearch:
         self._newcomer = newcomer(standing, request, len(empty.numa_nodes), self._reachable)
         self._wishes: dict[str, Wish] = {}
         self._kinds: dict[str, object] = {}
-        self._small = self._topology.cpus.bit_count() <= _SMALL_MACHINE
+        self._thorough = thorough or self._topology.cpus.bit_count() <= _SMALL_MACHINE
         self._best: Found | None = None
         self._equals = 0
         self._seen: set[object] = set()
@@ -80,7 +82,7 @@ class RoomSearch:
         for count in range(1, most_moves + 1):
             self._seen.clear()
             self._steps.effort = 0
-            self._kinds = self._kinds_of_vms(by_l3=by_l3 or count < 3 or self._small)
+            self._kinds = self._kinds_of_vms(by_l3=by_l3 or count < 3 or self._thorough)
             if count == 3:
                 self._stop_on_the_way()
             for region in self._newcomer.regions:
@@ -191,7 +193,7 @@ class RoomSearch:
 
     @property
     def _most_effort(self) -> int:
-        return 1 << 60 if self._small else _MOST_EFFORT
+        return 1 << 60 if self._thorough else _MOST_EFFORT
 
     def _keep(self, steps: tuple[Step, ...], seated: Seated) -> int:
         """Remember an answer if it is the best, and say what it costs."""

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cpuset import mask_of, parse_cpu_list
+from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import Standing, sitting_of, within
@@ -204,7 +204,11 @@ def _check(topology: Topology, occupants: Sequence[Occupant], request: Request, 
             assert not move.after.owned & ~free.cpus
         else:
             assert not move.after.cpus & ~free.pool
-        again = place(topology, within(free, move.after.cpus | move.after.owned), one.request)
+        # Whole cores: a sharing VM with one vCPU for each names the threads that it runs on alone.
+        cores = {topology.core_of[cpu] for cpu in cpus_of(move.after.cpus | move.after.owned)}
+        if one.request.smt is Smt.PREFER:
+            cores = {move.after.cpus | move.after.owned}
+        again = place(topology, within(free, sum(cores)), one.request)
         assert isinstance(again, Placement)
         assert (again.numa_nodes, again.memory) == (move.after.numa_nodes, move.after.memory)
         assert sitting_of(topology, move.after) <= sitting_of(topology, one.placement)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, combinations
 from random import Random
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -153,8 +154,15 @@ def _light(request: Request) -> Request:
     return replace(request, memory=0, huge_pages={}, emulator_threads=EmulatorThreads.SHARED)
 
 
-def _agrees(topology: Topology, occupants: list[Occupant], request: Request, most_moves: int) -> None:
-    found = make_room(topology, occupants, request, most_moves=most_moves)
+def _agrees(
+    topology: Topology,
+    occupants: list[Occupant],
+    request: Request,
+    most_moves: int,
+    *,
+    thorough: bool = False,
+) -> None:
+    found = make_room(topology, occupants, request, most_moves=most_moves, thorough=thorough)
     truth = fewest_and_cheapest(topology, occupants, request, most_moves)
     assert (None if found is None else (len(found.moves), found.bytes_moved)) == truth
 
@@ -173,3 +181,37 @@ def test_up_to_three_moves_are_as_few_and_cheap_as_moves_can_be(
     given_: tuple[Topology, list[Occupant], Request],
 ) -> None:
     _agrees(*given_, 3)
+
+
+@_slow
+@given(tight())
+def test_a_thorough_search_keeps_no_bound_on_any_machine(
+    given_: tuple[Topology, list[Occupant], Request],
+) -> None:
+    with patch.multiple("kvplace.core.room.search", _SMALL_MACHINE=0, _MOST_EFFORT=0):
+        _agrees(*given_, 3, thorough=True)
+
+
+def test_the_bound_costs_answers_of_three_moves_only() -> None:
+    """Four NUMA nodes have a CPU to spare each: the three VMs of one go to the others."""
+    each = [mask_of(range(first, first + 4)) for first in (0, 4, 8, 12)]
+    topology = _like_nodes(4, 4, 1, 0)
+    occupants = [
+        Occupant(f"{node}-{number}", request, placement)
+        for node, cpus in enumerate(each)
+        for number in range(3)
+        if isinstance(
+            placement := place(
+                topology,
+                within(free_of(topology, Ledger()), cpus & ~mask_of(range(node * 4, node * 4 + number))),
+                request := Request(1, scope=Scope.ONE_NUMA),
+            ),
+            Placement,
+        )
+    ]
+    new = Request(4, scope=Scope.ONE_NUMA)
+    with patch.multiple("kvplace.core.room.search", _SMALL_MACHINE=0, _MOST_EFFORT=0):
+        assert make_room(topology, occupants, new) is None
+        room = make_room(topology, occupants, new, thorough=True)
+    assert room is not None
+    assert len(room.moves) == 3
