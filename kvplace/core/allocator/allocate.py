@@ -11,8 +11,8 @@ regions. Only inside those are L3 groups and cores chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, islice
 
@@ -33,6 +33,10 @@ from kvplace.core.topology import Topology
 
 _MOST_EQUALS = 4
 """Regions with equally few L3 groups and cores that are searched for the least damage."""
+
+
+_MOST_ACROSS = 4_000
+"""Sets of L3 groups looked into where these reach over several of the groups that get equal shares."""
 
 
 def place(topology: Topology, free: Free, request: Request) -> Placement | Refusal:
@@ -283,22 +287,45 @@ def _serve_each(
 def _serve_across(
     supply: Supply, region: Region, groups: Sequence[Sequence[Cell]], touched: Sequence[Sequence[int]]
 ) -> CoreChoice | None:
-    """Share out evenly where L3 groups reach over several of the groups: the fewest of them first."""
+    """Share out evenly where L3 groups reach over several of the groups: the fewest of them first.
+
+    Past a bound, as few as are left when one after the other is given up.
+    """
     labels = sorted({cell.l3 for cells in groups for cell in cells})
+    if _serve_each(supply, region, groups, touched) is None:
+        return None
+    low = supply.need // len(groups)
+    units = {
+        label: [supply.cell_units([cell for cell in cells if cell.l3 == label]) for cells in groups]
+        for label in labels
+    }
+
+    def within(chosen: Collection[int]) -> CoreChoice | None:
+        if any(sum(units[label][index] for label in chosen) < low for index in range(len(groups))):
+            return None
+        inside = [[cell for cell in cells if cell.l3 in chosen] for cells in groups]
+        return _serve_each(supply, region, inside, touched)
+
     looked_at = 0
-    for count in range(1, len(labels) + 1):
+    for count in range(fewest([sum(units[label]) for label in labels], supply.need), len(labels) + 1):
         best: CoreChoice | None = None
         for chosen in combinations(labels, count):
             looked_at += 1
-            inside = [[cell for cell in cells if cell.l3 in chosen] for cells in groups]
-            found = _serve_each(supply, region, inside, touched)
+            if looked_at > _MOST_ACROSS:
+                break
+            found = within(chosen)
             if found is not None and (best is None or found.cores < best.cores):
                 best = found
-            if looked_at > MOST_CHOICES and best is not None:
-                break
         if best is not None:
-            return CoreChoice(count, best.cores, best.damage, best.taken)
-    return None
+            return replace(best, l3_groups=count)
+        if looked_at > _MOST_ACROSS:
+            break
+    for label in sorted(labels, key=lambda label: sum(units[label])):
+        fewer = [other for other in labels if other != label]
+        if within(fewer) is not None:
+            labels = fewer
+    left = within(labels)
+    return left and replace(left, l3_groups=len(labels))
 
 
 def _must_be_touched(supply: Supply, region: Region) -> list[int]:

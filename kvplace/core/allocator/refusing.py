@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -77,10 +78,39 @@ def _uneven(supply: Supply, reason: Reason, fits: Callable[[Request], bool], nev
     noun = "sockets" if supply.request.scope is Scope.SPREAD_SOCKETS else "NUMA nodes"
     needed = supply.request.vcpus
     most = min(needed - 1, _most_in_equal_shares(supply) - (supply.need - needed))
-    best = next((count for count in range(most, 0, -1) if fits(replace(supply.request, vcpus=count))), 0)
+    best = _largest(most, _surely_alike(supply), lambda count: fits(replace(supply.request, vcpus=count)))
     also = " that have the memory too" if supply.needs_memory else ""
     message = f"no equal shares of {needed} vCPUs over {noun}{also}, best {best}"
     return Refusal(reason, message, _shortfall(needed, best, noun), never)
+
+
+def _largest(most: int, alike: int, fits: Callable[[int], bool]) -> int:
+    """The largest number that fits, up to `most`; from `alike` on, smaller ones fit where larger ones do."""
+    low, high = min(alike, most + 1) - 1, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    if low >= alike:
+        return low
+    return next((count for count in range(low, 0, -1) if fits(count)), 0)
+
+
+def _surely_alike(supply: Supply) -> int:
+    """A number of vCPUs from which on a smaller VM can be spread wherever a larger one can.
+
+    Where each share has a CPU for every NUMA node that it may have to touch, taking one away leaves enough.
+    Where levels cross nothing is sure.
+    """
+    (domain,) = supply.layout.domains[supply.request.scope]
+    if domain.crossed:
+        return supply.request.vcpus
+    if supply.request.scope is Scope.SPREAD_NUMA:
+        return len(domain.parts) + 1
+    nodes = Counter(part.packages for part in domain.parts)
+    return len(nodes) * max(nodes.values()) + 1
 
 
 def _most_in_equal_shares(supply: Supply) -> int:

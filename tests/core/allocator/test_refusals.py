@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
+from kvplace.core.placement import Placement
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import EmulatorThreads, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
+from tests.core.allocator.random_cases import random_case, scarce_memory_case
 from tests.core.claims import with_vm
 
 GIB = 1 << 30
@@ -195,3 +199,21 @@ def test_cpus_that_only_look_free_are_counted_as_those_of_vms_that_share(vms: in
     there = place(MACHINE, free_of(MACHINE, ledger, only=parse_cpu_list("0-3,16-18")), sharing)
     assert isinstance(there, Refusal)
     assert there.message == "no NUMA node with 8 CPUs of the shared pool, best 7 on numa 0"
+
+
+def test_the_largest_vm_that_could_be_spread_is_named_when_the_shares_do_not_come_out_even() -> None:
+    seen = 0
+    for seed in range(1, 1500, 3):
+        machine, free, request = (random_case, scarce_memory_case)[seed % 2](seed, 32)
+        scope = (Scope.SPREAD_NUMA, Scope.SPREAD_SOCKETS)[seed // 3 % 2]
+        request = replace(request, scope=scope, policy=Policy.EXCLUSIVE)
+        answer = place(machine, free, request)
+        if isinstance(answer, Refusal) and "equal shares" in answer.message:
+            seen += 1
+            sizes = [
+                vcpus
+                for vcpus in range(1, request.vcpus)
+                if isinstance(place(machine, free, replace(request, vcpus=vcpus)), Placement)
+            ]
+            assert answer.shortfall["best"] == max(sizes, default=0)
+    assert seen > 10
