@@ -2,10 +2,10 @@
 
 Every replica and every offline command ranks with the same key, so equal states give equal nodes. The key
 says, in this order and each smaller-is-better: how the VM would sit; how much others use the CPUs that it
-would share; whether it brings the free shares of
-CPUs and memory together or drives them apart, since what is left of one without the other is stranded;
-whether huge pages are free there that it has no use for; then, as the strategy wants, the slots for later
-VMs that it breaks and how full the node is; then the name. Benchmarks show what each of these is worth.
+would share; whether it brings the free shares of CPUs and memory together or drives them apart, since what is
+left of one without the other is stranded; whether huge pages are free there that it has no use for; then, as
+the strategy wants, how full the node is and the slots for later VMs that it breaks; then the name. Benchmarks
+show what each of these is worth.
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ _STEPS = 32
 """Into how many steps a difference between shares is rounded."""
 
 
+_TWO_TO_A_CPU = 1000
+"""How crowded shared CPUs may be before `pack` leaves the node: each new one is lost to exclusive VMs."""
+
+
 class Strategy(Enum):
     """What the operator wants of many nodes (`serve --strategy`)."""
 
     PACK = "pack"
-    """Fill nodes up, in a way that keeps slots for large VMs."""
+    """Fill nodes up, one after the other."""
     SPREAD = "spread"
     """Go where most CPUs are free."""
     BALANCE = "balance"
@@ -52,7 +56,7 @@ _SLOTS = "more slots for later VMs are left"
 _FULLER = "the node is fuller"
 _NAME = "first by name"
 _TOLD = {
-    Strategy.PACK: (*_SITS, _CROWD, _EVEN, _PAGES, _L3, _SLOTS, _FULLER, _NAME),
+    Strategy.PACK: (*_SITS, _CROWD, _EVEN, _PAGES, _L3, _FULLER, _SLOTS, _NAME),
     Strategy.SPREAD: (*_SITS, _CROWD, _EVEN, _PAGES, _L3, "the node is emptier", _SLOTS, _NAME),
     Strategy.BALANCE: (*_SITS, _CROWD, _EVEN, _EVEN, _PAGES, _L3, _SLOTS, _NAME),
 }
@@ -81,7 +85,8 @@ class Candidate:
     def pack(self) -> Rank:
         """The rank where VMs fill nodes up."""
         *_, l3_groups = self._quality
-        return (*self._sits, self._crowd, *self._suits, l3_groups, self._damage, self._left, self.node)
+        crowd = max(0, self._crowd - _TWO_TO_A_CPU) if self.placement.vcpus else self._crowd
+        return (*self._sits, crowd, *self._suits, l3_groups, self._left, self._damage, self.node)
 
     @cached_property
     def spread(self) -> Rank:

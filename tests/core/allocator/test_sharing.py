@@ -94,8 +94,15 @@ def test_an_exclusive_vm_never_gets_what_a_sharing_one_names() -> None:
     assert not owner.owned & ledger.claims["uid-shares"].cpus
 
 
-@pytest.mark.parametrize("strategy", Strategy)
-@pytest.mark.parametrize("policy", [Policy.SHARE, Policy.NUMA])
+@pytest.mark.parametrize(
+    ("policy", "strategy"),
+    [
+        (policy, strategy)
+        for policy in (Policy.SHARE, Policy.NUMA)
+        for strategy in Strategy
+        if (policy, strategy) != (Policy.SHARE, Strategy.PACK)
+    ],
+)
 def test_a_node_is_not_crowded_with_sharing_vms_while_another_has_cpus_that_nobody_uses(
     policy: Policy, strategy: Strategy
 ) -> None:
@@ -113,3 +120,17 @@ def test_a_node_is_not_crowded_with_sharing_vms_while_another_has_cpus_that_nobo
         nodes[best.node] = with_vm(MACHINE, nodes[best.node], f"vm-{number}", request)
         assert max(chosen.values()) <= 60
     assert min(chosen.values()) >= 52
+
+
+def test_pack_puts_two_sharing_vms_to_a_cpu_before_it_takes_cpus_of_another_node() -> None:
+    request = Request(4, policy=Policy.SHARE)
+    nodes = {"a": Ledger(), "b": Ledger()}
+    for number in range(130):  # 120 of them are two to each of the 240 CPUs of a node
+        found = [
+            Candidate(name, MACHINE, placed(ledger, request), free_of(MACHINE, ledger), request.vcpus)
+            for name, ledger in nodes.items()
+        ]
+        best = best_candidate(found, Strategy.PACK)
+        assert best is not None
+        nodes[best.node] = with_vm(MACHINE, nodes[best.node], f"vm-{number}", request)
+    assert [len(ledger.claims) for ledger in nodes.values()] == [120, 10]

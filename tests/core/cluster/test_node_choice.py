@@ -145,7 +145,7 @@ def test_pack_takes_an_exact_hole_rather_than_nibble_at_the_fullest_node() -> No
     assert best_candidate([nibbled, hole], Strategy.PACK) is hole
     larger = seated("c", machine(64), request, taken=8)
     assert best_candidate([nibbled, larger], Strategy.PACK) is nibbled
-    assert why(nibbled, larger, Strategy.PACK) == "more slots for later VMs are left"
+    assert why(nibbled, larger, Strategy.PACK) == "the node is fuller"
     assert best_candidate([hole, nibbled, larger], Strategy.SPREAD) is larger
     assert why(larger, hole, Strategy.SPREAD) == "the node is emptier"
 
