@@ -171,7 +171,8 @@ class Extender:
             claim = self._book.ledger_of(node).claims.get(uid)
             placement = placed_again(topology, request, claim) if claim is not None else None
             if placement is not None:
-                found[node] = Candidate(node, topology, placement, Free(placement.owned, placement.cpus))
+                own = Free(placement.owned, placement.cpus)
+                found[node] = Candidate(node, topology, placement, own, request.vcpus)
         return found
 
     async def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:

@@ -71,7 +71,7 @@ class Candidate:
     topology: Topology
     placement: Placement
     free: Free
-    vcpus: int = 0
+    vcpus: int
     """The VM's, where its placement names no CPU for each of them."""
 
     def rank(self, strategy: Strategy) -> Rank:

@@ -54,7 +54,7 @@ def one_by_one(nodes: Sequence[PlanNode], wanted: Sequence[Wanted], strategy: St
             free = free_of(node.topology, Ledger(), claims[node.name], only=node.only)
             answer = place(node.topology, free, vm.request)
             if isinstance(answer, Placement):
-                candidates.append(Candidate(node.name, node.topology, answer, free))
+                candidates.append(Candidate(node.name, node.topology, answer, free, vm.request.vcpus))
         best = best_candidate(candidates, strategy)
         if best is not None:
             claims[best.node].append(claim_of(vm.id, best.placement))

@@ -51,7 +51,7 @@ def candidate(node: str, cpus: int, free_cpus: int = 4) -> Candidate:
         l3_groups=tuple(index for index, l3 in enumerate(MACHINE.l3_groups) if l3 & cpus),
         numa_memory=NumaMemory.PREFERRED,
     )
-    return Candidate(node, MACHINE, placement, Free((1 << free_cpus) - 1, (1 << free_cpus) - 1))
+    return Candidate(node, MACHINE, placement, Free((1 << free_cpus) - 1, (1 << free_cpus) - 1), 1)
 
 
 candidates = st.lists(
@@ -102,7 +102,7 @@ def seated(name: str, topology: Topology, request: Request, taken: int = 0, memo
     )
     found = place(topology, free, request)
     assert isinstance(found, Placement)
-    return Candidate(name, topology, found, free)
+    return Candidate(name, topology, found, free, request.vcpus)
 
 
 @pytest.mark.parametrize("strategy", Strategy)
