@@ -123,6 +123,8 @@ class Session:
         for stream in list(self._streams):
             await stream.close()
         await self._http.close()
+        # Connections of requests that were given up a moment ago are closed in the loop's next round.
+        await asyncio.sleep(0)
 
     async def pause(self, seconds: float) -> None:
         """Wait, but no longer than until the session is closed."""
