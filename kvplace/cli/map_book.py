@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import difflib
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from kvplace.core.cpu_map import CPU_MAP
@@ -64,8 +62,10 @@ class Book:
 def read_book(source: str, machine: str, fingerprint: str) -> Book:
     """Read a file, or stdin for `-`, for the machine of that name and fingerprint; raises BadBody."""
     what = "--placements" if source == "-" else f"--placements {source}"
+    from kvplace.simulate.documents import read_text
+
     reader = _Reader(what, fingerprint)
-    for where, document in _documents(_text(source, what), what):
+    for where, document in _documents(read_text(source, what, _MOST_BYTES), what):
         reader.read(document, where)
     return reader.book(machine)
 
@@ -273,23 +273,6 @@ def _owning_vmi(references: object) -> str:
         if isinstance(reference, Mapping) and reference.get("kind") == "VirtualMachineInstance":
             return str(reference.get("name", ""))
     return ""
-
-
-def _text(source: str, what: str) -> str:
-    try:
-        if source == "-":
-            content = sys.stdin.buffer.read(_MOST_BYTES + 1)
-        else:
-            with Path(source).open("rb") as file:
-                content = file.read(_MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise BadBody(f"{what} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > _MOST_BYTES:
-        raise BadBody(f"{what} is longer than {_MOST_BYTES} bytes")
-    try:
-        return content.decode("utf-8-sig")
-    except ValueError:
-        raise BadBody(f"{what} is no text in UTF-8") from None
 
 
 def _documents(text: str, what: str) -> Iterator[tuple[str, Json]]:

@@ -6,6 +6,7 @@ hold. Unknown keys are refused: a misspelt key would be a wish that nobody heard
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,17 +106,25 @@ class Part:
 
 def load_document(path: Path) -> Part:
     """Read a YAML or JSON file that holds one object; raises BadBody that names the file."""
+    return read_document(read_text(str(path.absolute()), str(path)), str(path))
+
+
+def read_text(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
+    """Read a file, or stdin for `-`, as text in UTF-8; raises BadBody, which calls it `what`."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+        if source == "-":
+            content = sys.stdin.buffer.read(most_bytes + 1)
+        else:
+            with Path(source).open("rb") as file:
+                content = file.read(most_bytes + 1)
     except (OSError, ValueError) as error:
-        raise BadBody(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > _MOST_BYTES:
-        raise BadBody(f"{path} is larger than {_MOST_BYTES} bytes")
+        raise BadBody(f"{what} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > most_bytes:
+        raise BadBody(f"{what} is larger than {most_bytes} bytes")
     try:
-        return read_document(content.decode("utf-8-sig"), str(path))
-    except UnicodeDecodeError:
-        raise BadBody(f"{path} is no text in UTF-8") from None
+        return content.decode("utf-8-sig")
+    except ValueError:
+        raise BadBody(f"{what} is no text in UTF-8") from None
 
 
 def read_document(text: str, what: str) -> Part:

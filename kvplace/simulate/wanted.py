@@ -10,17 +10,14 @@ so many equal VMs, named web-01 to web-20.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from kvplace.core.cluster.planning import Wanted
 from kvplace.core.errors import BadBody
 from kvplace.core.request_json import id_of, json_object, request_of
-from kvplace.simulate.documents import Part, read_document
+from kvplace.simulate.documents import Part, read_document, read_text
 
 MOST_VMS = 20_000
-_MOST_BYTES = 16 * 1024 * 1024
 _KEY = "requests"
 
 
@@ -30,7 +27,7 @@ def read_wanted(source: str, taken: Iterable[str] = ()) -> tuple[Wanted, ...]:
     `taken` are the ids of VMs that exist already.
     """
     what = "stdin" if source == "-" else source
-    return wanted_of(_text(source, what), what, taken)
+    return wanted_of(read_text(source, what), what, taken)
 
 
 def wanted_of(text: str, what: str, taken: Iterable[str] = ()) -> tuple[Wanted, ...]:
@@ -51,25 +48,6 @@ def wanted_of(text: str, what: str, taken: Iterable[str] = ()) -> tuple[Wanted, 
     if not found:
         raise BadBody(f'{what} holds no request; write one such as {{"vcpus": 8}} a line')
     return tuple(found.values())
-
-
-def _text(source: str, what: str) -> str:
-    try:
-        if source == "-":
-            content = sys.stdin.buffer.read(_MOST_BYTES + 1)
-        else:
-            with Path(source).open("rb") as file:
-                content = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise BadBody(f"{what} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise BadBody(f"{what!r} is no name of a file") from None
-    if len(content) > _MOST_BYTES:
-        raise BadBody(f"{what} is larger than {_MOST_BYTES} bytes")
-    try:
-        return content.decode("utf-8-sig")
-    except ValueError:
-        raise BadBody(f"{what} is no text in UTF-8") from None
 
 
 def _parts(text: str, what: str) -> Iterator[Part]:
