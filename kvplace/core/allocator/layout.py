@@ -175,15 +175,18 @@ class Layout:
         return frozenset(group for group, count in groups.items() if count > 1)
 
     def _domain(self, name: str, cpus: int) -> Domain:
+        by_node: dict[int, list[Cell]] = {}
+        for cell in self._cells:
+            if cell.cpus & cpus:
+                by_node.setdefault(cell.node, []).append(_cut(cell, cpus))
         parts: list[NodePart] = []
-        for index, node in enumerate(self.topology.numa_nodes):
-            cells = tuple(_cut(cell, cpus) for cell in self._cells if cell.node == index and cell.cpus & cpus)
-            if cells:
-                packages = 0
-                for cell in cells:
-                    packages |= 1 << cell.package
-                surroundings = (self.twins[index], *self.shared_l3_groups(cells))
-                parts.append(NodePart(index, node.cpus & cpus, cells, packages, surroundings))
+        for index, cells in sorted(by_node.items()):
+            packages = 0
+            for cell in cells:
+                packages |= 1 << cell.package
+            inside = self.topology.numa_nodes[index].cpus & cpus
+            surroundings = (self.twins[index], *self.shared_l3_groups(cells))
+            parts.append(NodePart(index, inside, tuple(cells), packages, surroundings))
         groups = [cell.l3 for part in parts for cell in part.cells]
         return Domain(
             name,
