@@ -21,6 +21,7 @@ from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, Corrupt
 from kvplace.core.ledger import Claim, ClaimState, Ledger, read_ledger
+from kvplace.core.occupant import claim_of
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import Policy
 
@@ -253,19 +254,8 @@ class _Reader:
 
 def _claim(placement: PodPlacement, uid: str) -> Claim:
     alone = placement.policy is Policy.EXCLUSIVE
-    return Claim(
-        uid=uid,
-        namespace="",
-        pod=uid,
-        vmi="",
-        policy=placement.policy,
-        state=ClaimState.BOUND,
-        cpus=placement.cpus,
-        owned=placement.owned or (placement.cpus if alone else 0),
-        memory=placement.memory,
-        huge_pages=placement.huge_pages,
-        since="",
-    )
+    owned = placement.owned or (placement.cpus if alone else 0)
+    return replace(claim_of(uid, placement), state=ClaimState.BOUND, owned=owned)
 
 
 def _owning_vmi(references: object) -> str:

@@ -9,7 +9,7 @@ from itertools import combinations
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger
-from kvplace.core.placement import Placement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, Request
 from kvplace.core.topology import Topology
 
@@ -23,7 +23,7 @@ class Occupant:
     placement: Placement
 
 
-def claim_of(uid: str, placement: Placement) -> Claim:
+def claim_of(uid: str, placement: Placement | PodPlacement) -> Claim:
     """Write what a VM holds as the claim of a book that only counts."""
     return Claim(
         uid=uid,

@@ -147,3 +147,13 @@ def _take(held: dict[str, int], owned: dict[str, bool], uid: str, cpus: int) -> 
         if owned[uid] or owned[other]:
             assert not cpus & theirs
     held[uid] = cpus
+
+
+def test_words_about_moving_need_those_that_they_are_about(kvplace: Caller) -> None:
+    for given_, sentence in (
+        (["--make-room"], "--make-room moves the VMs that --keep has kept; give both"),
+        (["--keep", "--thorough"], "--thorough is about the search of --make-room; give both"),
+    ):
+        called = kvplace("place", "--topology", "2x-epyc-9354", *given_, stdin="")
+        assert called.code == 2
+        assert sentence in called.err

@@ -34,7 +34,6 @@ from kvplace.core.topology import Topology
 _MOST_EQUALS = 4
 """Regions with equally few L3 groups and cores that are searched for the least damage."""
 
-
 _MOST_ACROSS = 4_000
 """Sets of L3 groups looked into where these reach over several of the groups that get equal shares."""
 

@@ -31,7 +31,6 @@ Rank = tuple[int, int, int, int, int, int, int, int, int, str]
 _STEPS = 32
 """Into how many steps a difference between shares is rounded."""
 
-
 _TWO_TO_A_CPU = 1000
 """How crowded shared CPUs may be before `pack` leaves the node: each new one is lost to exclusive VMs."""
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 
+from kvplace.core.allocator import allocate
 from kvplace.core.allocator.allocate import place
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
@@ -20,6 +22,7 @@ from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import Key, best_key
 from tests.core.allocator.random_cases import random_case, scarce_memory_case
 from tests.core.allocator.validity import key_of_valid
+from tests.core.machines import SPREAD_SCOPES
 
 Case = tuple[Topology, Free, Request]
 CASES = 20_000 if os.environ.get("KVPLACE_EXHAUSTIVE") else 300
@@ -51,3 +54,27 @@ def test_no_answer_is_worse_than_the_best_of_all_sets_of_cpus(
 def decided(request: Request, key: Key | None) -> tuple[int, ...] | None:
     """The part of a key that the VM's policy leaves open; `numa` takes whatever CPUs the nodes have."""
     return key[:4] if key is not None and request.policy is Policy.NUMA else key
+
+
+def test_past_the_bound_on_shares_over_common_l3_groups_only_these_are_more_than_need_be() -> None:
+    across = worse = 0
+    for number in range(4_000):
+        machine, free, request = random_case(number, 20)
+        if request.scope not in SPREAD_SCOPES:
+            continue
+        exact = place(machine, free, request)
+        with (
+            patch.object(allocate, "_MOST_ACROSS", 0),
+            patch.object(allocate, "_serve_across", wraps=allocate._serve_across) as reached,
+        ):
+            bounded = place(machine, free, request)
+        across += reached.called
+        assert isinstance(bounded, Placement) == isinstance(exact, Placement), number
+        if isinstance(bounded, Placement) and isinstance(exact, Placement):
+            found = key_of_valid(machine, free, request, bounded)
+            best = key_of_valid(machine, free, request, exact)
+            assert found[:4] == best[:4], number
+            assert found >= best, number
+            worse += found > best
+    assert across > 10
+    assert worse < across
