@@ -21,11 +21,9 @@ class Reason(Enum):
     NO_NUMA_NODE_FITS = "NoNumaNodeFits"
     NO_L3_FITS = "NoL3Fits"
     NO_NODE_FITS = "NotEnoughCpus"
-    NOT_ENOUGH_CORES = "NotEnoughWholeCores"
     NOT_ENOUGH_MEMORY = "NotEnoughMemory"
     NOT_ENOUGH_HUGE_PAGES = "NotEnoughHugePages"
     NO_TOPOLOGY = "NoTopology"
-    NOT_OFFERED = "NotOffered"
 
 
 @dataclass(frozen=True, slots=True)
