@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -23,6 +22,7 @@ from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.kube.api_errors import ApiUnavailable, TooLarge, error_of_response
 from kvplace.kube.credentials import Credentials, Source, load_credentials
 from kvplace.kube.retry import Backoff, persistently
+from kvplace.kube.sockets import Sockets
 
 _log = logging.getLogger(__name__)
 
@@ -89,11 +89,12 @@ class Session:
         self._reloading = asyncio.Lock()
         self._closed = asyncio.Event()
         self._streams: set[LineStream] = set()
+        self._sockets = Sockets()
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=limits.connections,
                 keepalive_timeout=75,
-                socket_factory=_socket_that_notices_a_dead_peer,
+                socket_factory=self._sockets.open,
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"User-Agent": "kvplace"},
@@ -122,8 +123,7 @@ class Session:
         for stream in list(self._streams):
             await stream.close()
         await self._http.close()
-        # Connections of requests that were given up a moment ago are closed in the loop's next round.
-        await asyncio.sleep(0)
+        await self._sockets.hang_up()
 
     async def pause(self, seconds: float) -> None:
         """Wait, but no longer than until the session is closed."""
@@ -325,14 +325,3 @@ def _error_of_transport(error: Exception, call: Call) -> KvplaceError:
             return ApiUnavailable(f"{what}: no connection to the API server ({error})", untouched=True)
         case _:
             return ApiUnavailable(f"{what}: the connection to the API server broke ({error!r})")
-
-
-def _socket_that_notices_a_dead_peer(address: tuple[Any, Any, int, str, Any]) -> socket.socket:
-    """Make a socket whose half-open connection is found out within about a minute."""
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, option):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return made

@@ -18,6 +18,8 @@ from typing import Any, Literal, Self
 import aiohttp
 import msgspec
 
+from kvplace.kube.sockets import Sockets
+
 Json = dict[str, Any]
 Change = tuple[Literal["seen", "deleted"], Json]
 
@@ -40,13 +42,14 @@ class KubeClient:
         self._tls = ssl.create_default_context(cafile=str(ca_file))
         self._headers = {"Authorization": f"Bearer {token}"}
         self._session: aiohttp.ClientSession | None = None
+        self._sockets = Sockets()
         self._exchanges: set[asyncio.Future[Json]] = set()
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             self._url,
             headers=self._headers,
-            connector=aiohttp.TCPConnector(ssl=self._tls, limit=32),
+            connector=aiohttp.TCPConnector(ssl=self._tls, limit=32, socket_factory=self._sockets.open),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
         )
         return self
@@ -56,11 +59,8 @@ class KubeClient:
     ) -> None:
         await asyncio.gather(*self._exchanges, return_exceptions=True)
         if self._session is not None:
-            # Saying goodbye over TLS takes longer than the loop of a test may live.
-            if self._session.connector is not None:
-                await self._session.connector.close(abort_ssl=True)
             await self._session.close()
-            await asyncio.sleep(0)
+            await self._sockets.hang_up()
 
     @property
     def session(self) -> aiohttp.ClientSession:

@@ -378,3 +378,29 @@ async def test_in_a_pod_the_service_account_is_used(
     async with await open_session() as session:
         with pytest.raises(Forbidden, match=f"system:serviceaccount:{namespace}:default"):
             await session.request(GET)
+
+
+async def test_a_request_given_up_in_its_handshake_leaves_no_connection(control_plane: ControlPlane) -> None:
+    answered = False
+    rounds = 0
+    while not answered:
+        before = open_sockets()
+        session = await open_session(Source(kubeconfig=str(control_plane.kubeconfig)))
+        asking = asyncio.create_task(session.request(Call("GET", "list", "pods", "/api/v1/pods")))
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        answered = asking.done()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await session.close()
+        assert open_sockets() == before, f"given up after {rounds} rounds of the loop"
+        rounds += 5
+
+
+def open_sockets() -> set[str]:
+    """The sockets of this process."""
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            links.append(str(descriptor.readlink()))
+    return {link for link in links if link.startswith("socket:")}
