@@ -8,7 +8,7 @@ that lies in the box around it, so a NUMA node that spans two sockets stands in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -191,16 +191,20 @@ class _Painter:
         self._topology = occupancy.topology
         self._ledger = occupancy.ledger
         self._occupancy = occupancy
+        self._node_of = _place_of_each([node.cpus for node in self._topology.numa_nodes])
+        self._l3_of = _place_of_each(self._topology.l3_groups)
+        self._core_of = _place_of_each(self._topology.cores)
         self._working = 0
         for claim in occupancy.claims:
             self._working |= claim.cpus & claim.owned
 
     def nodes_in(self, cpus: int) -> Iterator[NodeBox]:
-        for node in self._topology.numa_nodes:
-            if node.cpus & cpus:
-                yield self.node(node, node.cpus & cpus)
+        nodes = self._topology.numa_nodes
+        for index in self._touched(self._node_of, cpus):
+            yield self.node(nodes[index], nodes[index].cpus & cpus)
 
     def node(self, node: NumaNode, cpus: int) -> NodeBox:
+        l3s = self._topology.l3_groups
         in_pages = sum(size * count for size, count in node.huge_pages.items())
         claimed = self._ledger.plain_memory.get(node.id, 0)
         pages = self._ledger.huge_pages
@@ -213,17 +217,20 @@ class _Painter:
                 for size, count in sorted(node.huge_pages.items())
             },
             l3_groups=tuple(
-                L3Box(index, tuple(self._cores_in(l3 & cpus)), part=bool(l3 & ~cpus))
-                for index, l3 in enumerate(self._topology.l3_groups)
-                if l3 & cpus
+                L3Box(index, tuple(self._cores_in(l3s[index] & cpus)), part=bool(l3s[index] & ~cpus))
+                for index in self._touched(self._l3_of, cpus)
             ),
             part=cpus != node.cpus,
         )
 
     def _cores_in(self, cpus: int) -> Iterator[CoreBox]:
-        for core in self._topology.cores:
-            if core & cpus:
-                yield CoreBox(tuple(map(self._cell, cpus_of(core & cpus))), part=bool(core & ~cpus))
+        for index in self._touched(self._core_of, cpus):
+            core = self._topology.cores[index]
+            yield CoreBox(tuple(map(self._cell, cpus_of(core & cpus))), part=bool(core & ~cpus))
+
+    def _touched(self, set_of: Mapping[int, int], cpus: int) -> list[int]:
+        """The places of the sets that some CPUs belong to, in their order."""
+        return sorted({set_of[cpu] for cpu in cpus_of(cpus)})
 
     def _cell(self, cpu: int) -> Cell:
         occupancy, labels = self._occupancy, self._occupancy.labels
@@ -249,6 +256,11 @@ class _Painter:
             if cpus >> cpu & 1:
                 return state
         return CellState.FREE
+
+
+def _place_of_each(sets: Sequence[int]) -> dict[int, int]:
+    """By CPU the place, among the sets, of the one that it belongs to."""
+    return {cpu: place for place, cpus in enumerate(sets) for cpu in cpus_of(cpus)}
 
 
 def core_map_document(drawing: CoreMap) -> dict[str, Any]:
