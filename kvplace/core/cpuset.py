@@ -28,6 +28,11 @@ def cpus_of(mask: int) -> Iterator[int]:
         mask ^= low
 
 
+def place_of_each(sets: Iterable[int]) -> dict[int, int]:
+    """Map each CPU to the place, among the sets, of the one that it belongs to."""
+    return {cpu: place for place, mask in enumerate(sets) for cpu in cpus_of(mask)}
+
+
 def lowest(mask: int, count: int) -> int:
     """Take the `count` lowest ids of a set; fewer when it has fewer."""
     taken = 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
-from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.cpuset import cpus_of, format_cpu_list, place_of_each
 from kvplace.core.errors import BadTopology
 
 
@@ -102,12 +102,19 @@ class Topology:
     @cached_property
     def undivided_cores(self) -> tuple[int, ...]:
         """The cores that lie in one package, one NUMA node and one L3 group, as all cores should."""
-        domains = [
-            *self.l3_groups,
-            *(node.cpus for node in self.numa_nodes),
-            *(package.cpus for package in self.packages),
+        levels = [
+            place_of_each(sets)
+            for sets in (
+                self.l3_groups,
+                [node.cpus for node in self.numa_nodes],
+                [package.cpus for package in self.packages],
+            )
         ]
-        return tuple(core for core in self.cores if all(core & cpus in (0, core) for cpus in domains))
+        return tuple(
+            core
+            for core in self.cores
+            if all(len({place[cpu] for cpu in cpus_of(core)}) == 1 for place in levels)
+        )
 
     @cached_property
     def package_of(self) -> Mapping[int, int]:

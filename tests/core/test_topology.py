@@ -33,6 +33,13 @@ MACHINE = Topology(
 DOCUMENT: dict[str, Any] = topology_document(MACHINE)
 
 
+@given(topologies(tangled=None))
+def test_a_core_is_undivided_when_no_set_of_any_level_holds_a_part_of_it(machine: Topology) -> None:
+    sets = [*machine.l3_groups, *(n.cpus for n in machine.numa_nodes), *(p.cpus for p in machine.packages)]
+    divided = {core for core in machine.cores for cpus in sets if core & cpus and core & ~cpus}
+    assert machine.undivided_cores == tuple(core for core in machine.cores if core not in divided)
+
+
 @given(topologies())
 def test_a_machine_written_and_read_is_the_same_machine(machine: Topology) -> None:
     again = read_topology(json.loads(json.dumps(topology_document(machine))))

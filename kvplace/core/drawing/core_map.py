@@ -8,13 +8,13 @@ that lies in the box around it, so a NUMA node that spans two sockets stands in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.cpuset import cpus_of, format_cpu_list, place_of_each
 from kvplace.core.drawing.occupancy import Fault, FaultKind, Occupancy
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_topology import API_VERSION
@@ -191,9 +191,9 @@ class _Painter:
         self._topology = occupancy.topology
         self._ledger = occupancy.ledger
         self._occupancy = occupancy
-        self._node_of = _place_of_each([node.cpus for node in self._topology.numa_nodes])
-        self._l3_of = _place_of_each(self._topology.l3_groups)
-        self._core_of = _place_of_each(self._topology.cores)
+        self._node_of = place_of_each([node.cpus for node in self._topology.numa_nodes])
+        self._l3_of = place_of_each(self._topology.l3_groups)
+        self._core_of = place_of_each(self._topology.cores)
         self._working = 0
         for claim in occupancy.claims:
             self._working |= claim.cpus & claim.owned
@@ -256,11 +256,6 @@ class _Painter:
             if cpus >> cpu & 1:
                 return state
         return CellState.FREE
-
-
-def _place_of_each(sets: Sequence[int]) -> dict[int, int]:
-    """By CPU the place, among the sets, of the one that it belongs to."""
-    return {cpu: place for place, cpus in enumerate(sets) for cpu in cpus_of(cpus)}
 
 
 def core_map_document(drawing: CoreMap) -> dict[str, Any]:
