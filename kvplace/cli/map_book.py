@@ -24,6 +24,7 @@ from kvplace.core.ledger import Claim, ClaimState, Ledger, read_ledger
 from kvplace.core.occupant import claim_of
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import Policy
+from kvplace.core.strict_json import kind_of
 
 FORMS = (
     "lines of `kvplace place --keep -o json`, a NodeLedger, pods with their annotations, "
@@ -245,7 +246,7 @@ class _Reader:
 
     def _object(self, value: object, where: str) -> Json:
         if not isinstance(value, Mapping):
-            raise self._bad(where, f"is no object but {type(value).__name__}")
+            raise self._bad(where, f"is no object but {kind_of(value)}")
         return value
 
     def _bad(self, where: str, mend: str) -> BadBody:

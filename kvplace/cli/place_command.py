@@ -81,8 +81,8 @@ def command(
         explain=explain,
     )
     seen: set[Outcome] = set()
-    for line in _lines(sys.stdin.buffer, MOST_BYTES):
-        answer = placing.answer(line)
+    for number, line in _lines(sys.stdin.buffer, MOST_BYTES):
+        answer = placing.answer(line, number)
         seen.add(answer.outcome)
         if output is Output.JSON:
             click.echo(json.dumps(answer.document, separators=(",", ":")))
@@ -94,11 +94,16 @@ def command(
     return ExitCode.DOES_NOT_FIT if Outcome.REFUSED in seen and Outcome.PLACED not in seen else ExitCode.DONE
 
 
-def _lines(stream: BinaryIO, most: int) -> Iterator[bytes]:
-    """Read lines as they come; of one that is too long only its beginning, which is no request."""
+def _lines(stream: BinaryIO, most: int) -> Iterator[tuple[int, bytes]]:
+    """Read lines as they come, with their numbers; empty ones are none.
+
+    Of one that is too long only its beginning comes, which is no request.
+    """
+    number = 0
     while line := stream.readline(most):
+        number += 1
         cut = line
         while len(cut) >= most and not cut.endswith(b"\n"):
             cut = stream.readline(most)
         if text := line.strip(b" \t\r\n"):
-            yield text if len(line) < most else line
+            yield number, text if len(line) < most else line

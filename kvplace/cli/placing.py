@@ -19,9 +19,10 @@ from kvplace.core.occupant import Occupant, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
-from kvplace.core.request_json import Json, id_of, json_object, known_keys, request_of, shown
+from kvplace.core.request_json import id_of, request_of
 from kvplace.core.room.make_room import Move, make_room
 from kvplace.core.room.mending import Mend, mends, move_text
+from kvplace.core.strict_json import Json, json_object, known_keys, shown
 from kvplace.core.topology import Topology
 
 MOST_BYTES = 1024 * 1024
@@ -83,16 +84,17 @@ class Placing:
         self._mended: dict[tuple[Request, int], tuple[Mend, ...]] = {}
         """What was found for the machine as it stands, since the same VMs tend to be asked for again."""
 
-    def answer(self, line: str | bytes) -> Answer:
-        """Answer one line of JSON."""
+    def answer(self, line: str | bytes, number: int = 0) -> Answer:
+        """Answer one line of JSON; its number, where it has one, names it when it is wrong and has no id."""
         name = ""
         try:
             wish = json_object(_text(line), what="the line")
             name = id_of(wish, "release" if "release" in wish else "id")
             return self._release(wish, name) if "release" in wish else self._place(wish, name)
         except BadBody as error:
-            document = {"id": name, "error": str(error)} if name else {"error": str(error)}
-            return Answer(Outcome.WRONG, document, f"{name or 'request'}: {error}")
+            called: Json = {"id": name} if name else {"line": number} if number else {}
+            told = name or (f"line {number}" if number else "request")
+            return Answer(Outcome.WRONG, {**called, "error": str(error)}, f"{told}: {error}")
 
     def _place(self, wish: Json, name: str) -> Answer:
         self._asked += 1
@@ -110,7 +112,7 @@ class Placing:
             return Answer(Outcome.REFUSED, document, f"{uid}: {found.message}{told}")
         if self._keep:
             self._take(uid, request, found, moves)
-        document["placement"] = placement_document(self._name, self._topology, found, uid=name)
+        document["placement"] = placement_document(self._name, self._topology, request, found, uid=name)
         where = (
             f"socket {_listed(found.packages)}, NUMA node {_listed(found.numa_nodes)}, "
             f"L3 {_listed(found.l3_groups)}"
@@ -123,7 +125,8 @@ class Placing:
         return Answer(Outcome.PLACED, document, sentence)
 
     def _moved(self, move: Move) -> Json:
-        placed = placement_document(self._name, self._topology, move.after, uid=move.id)
+        request = self._kept[move.id].request
+        placed = placement_document(self._name, self._topology, request, move.after, uid=move.id)
         return {**move_document(move), "placement": placed}
 
     def _found(self, request: Request, only: int) -> tuple[Placement | Refusal, tuple[Move, ...]]:

@@ -85,7 +85,12 @@ def command(
     if output in ("json", "yaml"):
         from kvplace.simulate.plan_report import plan_document
 
-        document = plan_document(found, {node.name: node.topology for node in nodes}, optimum)
+        document = plan_document(
+            found,
+            {node.name: node.topology for node in nodes},
+            {vm.id: vm.request for vm in wanted},
+            optimum,
+        )
         if output == "json":
             print_json(document)
         else:

@@ -9,17 +9,23 @@ from kvplace.core.cpu_map import write_cpu_map
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.refusal import Refusal
-from kvplace.core.request import OnFailure
-from kvplace.core.request_json import Json
+from kvplace.core.request import Request
 from kvplace.core.room.make_room import Move
 from kvplace.core.room.mending import Mend
+from kvplace.core.strict_json import Json
 from kvplace.core.topology import Topology
 
 
-def placement_document(machine: str, topology: Topology, placement: Placement, *, uid: str = "") -> Json:
+def placement_document(
+    machine: str, topology: Topology, request: Request, placement: Placement, *, uid: str = ""
+) -> Json:
     """Write a placement: the annotation `kvplace.io/placement` of a pod of that UID, and where it lies."""
     bound = PodPlacement.of(
-        placement, pod_uid=uid, node=machine, topology=topology.fingerprint, on_failure=OnFailure.WAIT
+        placement,
+        pod_uid=uid,
+        node=machine,
+        topology=topology.fingerprint,
+        on_failure=request.on_failure,
     )
     document: Json = json.loads(bound.to_json())
     document["sockets"] = list(placement.packages)

@@ -6,15 +6,13 @@ what it holds and what it may hold; unknown keys are refused, since a misspelt w
 
 from __future__ import annotations
 
-import difflib
-import json
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.errors import BadBody
-from kvplace.core.quantity import parse_bytes
+from kvplace.core.quantity import about_bytes, format_bytes, parse_bytes
 from kvplace.core.request import (
     MAX_VCPUS,
     EmulatorThreads,
@@ -26,8 +24,7 @@ from kvplace.core.request import (
     Scope,
     Smt,
 )
-
-Json: TypeAlias = dict[str, Any]
+from kvplace.core.strict_json import known_keys, shown
 
 REQUEST_KEYS = (
     "vcpus", "cpuSet", "policy", "smt", "emulatorThreads", "numaMemory", "guestNuma", "onFailure",
@@ -46,9 +43,9 @@ def request_of(wish: Mapping[str, Any], *, also: Iterable[str] = ()) -> Request:
     `also` are the keys beside it that the caller reads itself.
     """
     known_keys(wish, (*also, *REQUEST_KEYS))
-    vcpus = _number(wish, "vcpus", MAX_VCPUS)
-    if not vcpus:
+    if wish.get("vcpus", 0) == 0:
         raise BadBody("vcpus is missing or 0; say how many vCPUs the VM has")
+    vcpus = _number(wish, "vcpus", MAX_VCPUS, least=1)
     request = Request(
         vcpus=vcpus,
         scope=_word(wish, "cpuSet", Scope.ONE_SOCKET, tuple(Scope)),
@@ -62,35 +59,12 @@ def request_of(wish: Mapping[str, Any], *, also: Iterable[str] = ()) -> Request:
         huge_pages=_huge_pages(wish),
         io_threads=_number(wish, "ioThreads", _MOST_IO_THREADS),
     )
+    _check_pages(request)
     found = contradiction_in(request)
     if found is not None:
         word, other = (f"{_KEYS[type(one)]}: {one.value!r}" for one in (found.word, found.other))
         raise BadBody(f"{word} contradicts {other}: {found.reason}")
     return request
-
-
-def json_object(text: str, *, what: str) -> Json:
-    """Read one JSON object; raises BadBody, also for a key that stands in it twice.
-
-    Two values under one key would make the answer depend on the reader's taste.
-    """
-    try:
-        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
-        raise BadBody(f"{what} is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise BadBody(f'{what} must be a JSON object such as {{"vcpus": 8}}, not {type(found).__name__}')
-    return found
-
-
-def known_keys(wish: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise BadBody for the first key that is not known, with the one that is probably meant."""
-    known = tuple(known)
-    for key in wish:
-        if key not in known:
-            near = difflib.get_close_matches(str(key)[:60], known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise BadBody(f"{shown(key)} is not known; {hint}")
 
 
 def id_of(wish: Mapping[str, Any], key: str = "id") -> str:
@@ -101,30 +75,6 @@ def id_of(wish: Mapping[str, Any], key: str = "id") -> str:
     if not value.isprintable():
         raise BadBody(f"{key} is {shown(value)}; it must consist of printable characters")
     return value
-
-
-def shown(value: object) -> str:
-    """Write a value as it was given, cut to what fits a sentence."""
-    try:
-        text = repr(value)
-    except ValueError:  # an int of more digits than Python writes
-        return f"a number of {int(value).bit_length()} bits" if isinstance(value, int) else "too large"
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> Json:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"the key {shown(key)} stands in it twice")
-            seen.add(key)
-    return found
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no JSON number")
 
 
 def _word(wish: Mapping[str, Any], key: str, default: _Word, words: tuple[_Word, ...]) -> _Word:
@@ -139,10 +89,10 @@ def _word(wish: Mapping[str, Any], key: str, default: _Word, words: tuple[_Word,
     )
 
 
-def _number(wish: Mapping[str, Any], key: str, most: int, *, what: str = "") -> int:
-    value = wish.get(key, 0)
-    if type(value) is not int or not 0 <= value <= most:
-        raise BadBody(f"{what or key} is {shown(value)}; it must be a whole number up to {most}")
+def _number(wish: Mapping[str, Any], key: str, most: int, *, least: int = 0, what: str = "") -> int:
+    value = wish.get(key, least)
+    if type(value) is not int or not least <= value <= most:
+        raise BadBody(f"{what or key} is {shown(value)}; it must be a whole number from {least} to {most}")
     return value
 
 
@@ -158,9 +108,20 @@ def _huge_pages(wish: Mapping[str, Any]) -> dict[int, int]:
         page = _bytes(size, "hugepages")
         if not page:
             raise BadBody(f"hugepages: {shown(size)} is no page size; write 2Mi or 1Gi")
-        if number:
-            found[page] = found.get(page, 0) + number
-    return found
+        if page in found:
+            raise BadBody(f"hugepages names pages of {format_bytes(page)} twice; write one count of them")
+        found[page] = number
+    return {page: number for page, number in found.items() if number}
+
+
+def _check_pages(request: Request) -> None:
+    """Refuse a page more than the memory fills: what lies in huge pages is part of it."""
+    paged = sum(size * count for size, count in request.huge_pages.items())
+    if request.memory and paged - request.memory >= min(request.huge_pages, default=0) > 0:
+        raise BadBody(
+            f"hugepages hold {about_bytes(paged)}, more than the {about_bytes(request.memory)} of memory that"
+            " they are part of"
+        )
 
 
 def _bytes(value: object, key: str) -> int:

@@ -11,13 +11,13 @@ CPU sets are Linux cpu lists, memory is a quantity, huge pages are counts by pag
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadTopology
 from kvplace.core.quantity import format_bytes, parse_bytes, parse_page_counts
+from kvplace.core.strict_json import kind_of, shown
 from kvplace.core.topology import NumaNode, Package, Topology
 
 _MAX_ENTRIES = 16384
@@ -83,7 +83,7 @@ def read_topology(document: object) -> Topology:
 
 def _object(value: object, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise BadTopology(f"{where} must be a JSON object, not {type(value).__name__}")
+        raise BadTopology(f"{where} must be a JSON object, not {kind_of(value)}")
     return value
 
 
@@ -118,7 +118,7 @@ def _cpus(entry: Mapping[str, Any], key: str, where: str, default: str | None = 
 
 def _parse(value: object, where: str) -> int:
     if not isinstance(value, str):
-        raise BadTopology(f"{where} must be a CPU list such as '0-3,8', not {reprlib.repr(value)}")
+        raise BadTopology(f"{where} must be a CPU list such as '0-3,8', not {shown(value)}")
     try:
         return parse_cpu_list(value, what=where)
     except ValueError as error:
@@ -133,7 +133,7 @@ def _count(value: object, where: str) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 18:
         return int(value)
     if type(value) is not int or value < 0:
-        raise BadTopology(f"{where} must be a whole number from 0 up, not {reprlib.repr(value)}")
+        raise BadTopology(f"{where} must be a whole number from 0 up, not {shown(value)}")
     return value
 
 
@@ -146,7 +146,7 @@ def _page_counts(value: object, where: str) -> dict[int, int]:
 
 def _bytes(value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise BadTopology(f"{where} must be a quantity such as 16Gi, not {reprlib.repr(value)}")
+        raise BadTopology(f"{where} must be a quantity such as 16Gi, not {shown(value)}")
     try:
         return parse_bytes(value)
     except ValueError as error:

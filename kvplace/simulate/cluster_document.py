@@ -28,7 +28,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.occupant import Occupant, claim_of
 from kvplace.core.refusal import Refusal
-from kvplace.core.request_json import shown
+from kvplace.core.strict_json import shown
 from kvplace.core.topology import Topology
 from kvplace.simulate.documents import Part, load_document
 from kvplace.simulate.machine_files import machine_names, read_machine

@@ -14,7 +14,8 @@ from typing import Any
 
 from kvplace.core.errors import BadBody
 from kvplace.core.request import Request
-from kvplace.core.request_json import Json, json_object, known_keys, request_of, shown
+from kvplace.core.request_json import request_of
+from kvplace.core.strict_json import Json, json_object, kind_of, known_keys, shown
 
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_DEPTH = 100
@@ -144,7 +145,8 @@ def read_document(text: str, what: str) -> Part:
     except (ValueError, OverflowError) as error:
         raise BadBody(f"{what} holds what cannot be read: {_one_line(error)}") from None
     if not isinstance(found, dict):
-        raise BadBody(f"{what} must hold an object with keys such as nodes, not {type(found).__name__}")
+        held = "nothing" if found is None else kind_of(found)
+        raise BadBody(f"{what} holds {held}; it must hold an object of keys and values")
     return Part("", _with_texts_for_keys(found, what))
 
 

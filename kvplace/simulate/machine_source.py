@@ -20,6 +20,7 @@ from typing import Any
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, BadTopology
+from kvplace.core.strict_json import json_object, kind_of
 from kvplace.core.topology import Topology
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
 from kvplace.linux.sysfs import discover
@@ -105,7 +106,6 @@ def _of_tree(path: Path, archive: bytes | None, name: str) -> Machine:
 
 
 def _document(path: Path, content: bytes) -> Mapping[str, Any]:
-    from kvplace.core.request_json import json_object
     from kvplace.simulate.documents import read_document
 
     try:
@@ -144,7 +144,7 @@ def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise BadTopology(f"status.kubeletCpus must be a CPU list, not {type(value).__name__}")
+        raise BadTopology(f"status.kubeletCpus must be a CPU list, not {kind_of(value)}")
     return value
 
 

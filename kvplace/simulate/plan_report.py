@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvplace.core.answer_json import placement_document, refusal_document
+from kvplace.core.answer_json import move_document, placement_document, refusal_document
 from kvplace.core.cluster.planning import Denied, Plan, Tally
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import format_bytes
 from kvplace.core.refusal import Reason, Refusal
-from kvplace.core.request_json import Json
+from kvplace.core.request import Request
+from kvplace.core.strict_json import Json
 from kvplace.core.topology import Topology
 from kvplace.scheduler.refusals import grouped
 from kvplace.simulate.optimum import Optimum
@@ -99,28 +100,23 @@ def bound_sentence(plan: Plan, optimum: Optimum) -> str:
     )
 
 
-def plan_document(plan: Plan, machines: Mapping[str, Topology], optimum: Optimum | None) -> Json:
-    """Write a plan for other programs."""
+def plan_document(
+    plan: Plan, machines: Mapping[str, Topology], wishes: Mapping[str, Request], optimum: Optimum | None
+) -> Json:
+    """Write a plan for other programs; machines are known by their node, wishes by the VM's id."""
     document: Json = {
         "placed": [
             {
                 "id": seat.id,
                 "node": seat.node,
-                "placement": placement_document(seat.node, machines[seat.node], seat.placement, uid=seat.id),
+                "placement": placement_document(
+                    seat.node, machines[seat.node], wishes[seat.id], seat.placement, uid=seat.id
+                ),
             }
             for seat in plan.seats
         ],
         "refused": [_refusal_group(group) for group in refusal_groups(plan)],
-        "moves": [
-            {
-                "node": one.node,
-                "id": one.move.id,
-                "from": _cpus(one.move.before),
-                "to": _cpus(one.move.after),
-                "bytesMoved": one.move.bytes_moved,
-            }
-            for one in plan.moves
-        ],
+        "moves": [{"node": one.node, **move_document(one.move)} for one in plan.moves],
         "summary": {
             "wanted": _tally(wanted(plan)),
             "placed": _tally(plan.placed),

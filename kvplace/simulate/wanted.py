@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 
 from kvplace.core.cluster.planning import Wanted
 from kvplace.core.errors import BadBody
-from kvplace.core.request_json import id_of, json_object, request_of
+from kvplace.core.request_json import id_of, request_of
+from kvplace.core.strict_json import json_object
 from kvplace.simulate.documents import Part, read_document, read_text
 
 MOST_VMS = 20_000

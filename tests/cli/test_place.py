@@ -127,6 +127,12 @@ def test_cpus_that_others_hold_are_free_for_nobody_whatever_the_line_says() -> N
     assert _ask(placing, vcpus=2, free="8-11")["placement"]["cpus"] == "10-11"
 
 
+def test_the_placement_says_what_is_to_be_done_on_failure_as_it_was_asked() -> None:
+    placing = _placing()
+    assert _ask(placing, vcpus=1)["placement"]["onFailure"] == "wait"
+    assert _ask(placing, vcpus=1, onFailure="float")["placement"]["onFailure"] == "float"
+
+
 def test_huge_pages_are_counted_by_numa_node() -> None:
     placing = _placing(keep=True)
     wish = {"vcpus": 2, "cpuSet": "one-numa", "memory": "100Gi", "hugepages": {"1Gi": 100}}
@@ -142,8 +148,8 @@ def test_huge_pages_are_counted_by_numa_node() -> None:
         ("[1]", "must be a JSON object"),
         ("null", "must be a JSON object"),
         ("{}", "vcpus is missing or 0"),
-        ('{"vcpus": true}', "vcpus is True; it must be a whole number"),
-        ('{"vcpus": 5000}', "it must be a whole number up to 4096"),
+        ('{"vcpus": true}', "vcpus is true; it must be a whole number"),
+        ('{"vcpus": 5000}', "it must be a whole number from 1 to 4096"),
         ('{"vcpus": 1.5}', "vcpus is 1.5"),
         ('{"vcpus": 1, "cpuset": "any"}', "'cpuset' is not known; did you mean 'cpuSet'?"),
         ('{"vcpus": 1, "cpuSet": "one-sock"}', "'one-sock' is not known; it must be one of one-socket"),
@@ -188,7 +194,7 @@ def test_bytes_that_are_no_text_and_lines_without_end_are_refused_and_the_next_l
         stdin=b'{"id":"\xff"}\n{"id": "' + b"x" * 3_000_000 + b'"}\n{"vcpus":1}\n',
     )
     no_text, too_long, right = map(json.loads, called.out.splitlines())
-    assert no_text == {"error": "the line is no UTF-8: byte 0xff at position 8"}
+    assert no_text == {"line": 1, "error": "the line is no UTF-8: byte 0xff at position 8"}
     assert too_long == {"error": "the line is longer than 1048576 bytes; write one request per line"}
     assert "placement" in right
     assert called.code == 2

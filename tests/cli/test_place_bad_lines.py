@@ -73,17 +73,25 @@ def test_a_wrong_line_takes_nothing(line: str | bytes, vcpus: int) -> None:
     [
         ('{"vcpus": 2, "vcpus": 3}', "the key 'vcpus' stands in it twice"),
         ('{"vcpus": NaN}', "NaN is no JSON number"),
-        ('{"vcpus": 1000000}', "vcpus is 1000000; it must be a whole number up to 4096"),
+        ('{"vcpus": 1000000}', "vcpus is 1000000; it must be a whole number from 1 to 4096"),
         ('{"vcpus": -3}', "vcpus is -3; it must be a whole number"),
         ('{"vcpus": 0}', "vcpus is missing or 0"),
-        ('{"vcpus": 1' + "0" * 5000 + "}", "the line is no JSON: Exceeds the limit"),
-        ('{"vcpus": 1' + "0" * 500 + "}", "it must be a whole number up to 4096"),
+        ('{"vcpus": 1' + "0" * 5000 + "}", "the line: it holds a number of 5001 digits"),
+        ('{"vcpus": 1' + "0" * 500 + "}", "it must be a whole number from 1 to 4096"),
         ('{"vcpus": 1, "memory": "' + "9" * 500 + 'Gi"}', "is not a quantity such as 8Gi"),
         ('{"vcpus": 1, "memory": "8GB"}', "memory: '8GB' is not a quantity such as 8Gi"),
         ('{"vcpus": 1, "id": "a\\nb"}', "must consist of printable characters"),
         ('{"vcpus": 1, "id": "\\ud800"}', "must consist of printable characters"),
         ('{"vcpus": 1, "' + "k" * 500 + '": 1}', "is not known; known are id, free, vcpus"),
         ('{"vcpus": 1, "hugepages": {"3Q": 1}}', "hugepages: '3Q' is not a quantity"),
+        ('{"vcpus": 1, "hugepages": {"1Gi": 1, "1024Mi": 1}}', "names pages of 1Gi twice"),
+        (
+            '{"vcpus": 1, "hugepages": {"1Gi": 2}, "memory": "1Gi"}',
+            "hugepages hold 2Gi, more than the 1Gi of",
+        ),
+        ('{"vcpus": null}', "vcpus is null; it must be"),
+        ('["vcpus"]', "not a list"),
+        ('{"a":' * 5_000, "it is nested too deeply"),
     ],
 )
 def test_the_sentence_names_what_is_wrong_and_stays_short(line: str, words: str) -> None:
@@ -91,6 +99,25 @@ def test_the_sentence_names_what_is_wrong_and_stays_short(line: str, words: str)
     assert answer.outcome is Outcome.WRONG
     assert words in answer.document["error"]
     assert len(answer.document["error"]) < 400
+
+
+def test_a_line_that_is_wrong_and_has_no_id_is_named_by_its_number(kvplace: Caller) -> None:
+    stdin = '{"vcpus": 1}\n\n{"vcpus": 0}\n{"id": "db", "vcpus": 0}\n'
+    told = kvplace("place", "--topology", "epyc-7502p", stdin=stdin).out.splitlines()
+    assert told[1].startswith("line 3: vcpus is missing or 0")
+    assert told[2].startswith("db: vcpus is missing or 0")
+    written = kvplace("place", "--topology", "epyc-7502p", "-o", "json", stdin=stdin).out.splitlines()
+    assert [json.loads(line).get("line") for line in written] == [None, 3, None]
+
+
+@pytest.mark.parametrize("memory", ["2Gi", "2048Mi", "1500Mi", 0])
+def test_huge_pages_may_hold_the_memory_rounded_up_to_whole_pages(memory: str | int) -> None:
+    line = json.dumps({"vcpus": 1, "memory": memory, "hugepages": {"1Gi": 2}})
+    assert Placing("node", MACHINE).answer(line).outcome is not Outcome.WRONG
+
+
+def test_what_some_editors_put_before_a_text_is_no_part_of_it() -> None:
+    assert Placing("node", MACHINE).answer('\ufeff{"vcpus": 1}').outcome is Outcome.PLACED
 
 
 def test_wrong_lines_end_in_exit_code_2_and_refusals_alone_in_3(kvplace: Caller) -> None:

@@ -132,7 +132,7 @@ def test_running_vms_move_only_when_they_may_and_each_move_is_told(kvplace: Call
     assert kvplace("plan", "--cluster", str(cluster), "--requests", "-", stdin=asked).code == 3
     document = planned(kvplace, asked, "--cluster", str(cluster), "--make-room")
     (move,) = document["moves"]
-    assert (move["node"], move["bytesMoved"]) == ("worker", 0)
+    assert (move["node"], move["bytes"]) == ("worker", 0)
     assert move["id"] in "ab"
     assert [one["id"] for one in document["placed"]] == ["new"]
     called = kvplace("plan", "--cluster", str(cluster), "--requests", "-", "--make-room", stdin=asked)
@@ -193,7 +193,7 @@ def test_a_count_makes_equal_vms_with_numbered_names() -> None:
         ('{"vcpus":8}\n[]', "stdin, line 2 must be a JSON object"),
         ('{"vcpus":8}\n\n{"vcpu":8}', "stdin, line 3: 'vcpu' is not known; did you mean 'vcpus'?"),
         ('{"vcpus":0}', "stdin, line 1: vcpus is missing or 0"),
-        ('{"vcpus":-1}', "stdin, line 1: vcpus is -1; it must be a whole number up to 4096"),
+        ('{"vcpus":-1}', "stdin, line 1: vcpus is -1; it must be a whole number from 1 to 4096"),
         ('{"vcpus":1000000}', "stdin, line 1: vcpus is 1000000"),
         ('{"vcpus":8,"memory":"8 GB"}', "stdin, line 1: memory"),
         ('{"vcpus":8,"free":"0-3"}', "stdin, line 1: 'free' is not known"),
@@ -210,7 +210,7 @@ def test_a_count_makes_equal_vms_with_numbered_names() -> None:
         ("- 8\n", "stdin: requests[0] is 8; it must be an object"),
         ("vcpus: 8", "the key 'vcpus' is not known"),
         ("requests: 8", "stdin: requests is 8; it must be a list of objects"),
-        ("just words", "stdin must hold an object"),
+        ("just words", "stdin holds a text; it must hold an object"),
     ],
 )
 def test_bad_requests_get_one_sentence_that_says_where(kvplace: Caller, text: str, sentence: str) -> None:

@@ -57,5 +57,5 @@ def test_a_wrong_scenario_is_a_mistake_of_the_user_that_names_file_and_key(tmp_p
     with pytest.raises(BadBody) as error:
         play(tmp_path, SMALL.replace("vcpus: 8", "vcpus: many"))
     assert str(error.value).endswith(
-        "scenario.yaml: mix[0].request: vcpus is 'many'; it must be a whole number up to 4096"
+        "scenario.yaml: mix[0].request: vcpus is 'many'; it must be a whole number from 1 to 4096"
     )

@@ -197,7 +197,7 @@ def test_a_trace_is_played_in_the_order_of_time_and_ends_go_before_arrivals() ->
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"mix": None}, "mix is None; it must be a list"),
+        ({"mix": None}, "mix is null; it must be a list"),
         ({"mix": []}, "mix has no entry with a share above 0"),
         ({"vms": []}, "either mix"),
         ({"mix": [{"share": -1, "request": {"vcpus": 1}}]}, "mix[0].share is -1; it must be a number from 0"),

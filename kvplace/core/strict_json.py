@@ -1,0 +1,100 @@
+"""JSON of which nothing is overlooked, and what its values are called in a sentence for people.
+
+Python's own reader takes the last of two equal keys, numbers that are none, and answers in its own terms
+where a document is too deep or a number too long. Whoever wrote the document should hear what is wrong in
+the terms of JSON.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from kvplace.core.errors import BadBody
+
+Json: TypeAlias = dict[str, Any]
+
+_MOST_DIGITS = 1000
+_MOST_SHOWN = 80
+
+
+def json_object(text: str, *, what: str) -> Json:
+    """Read one JSON object; raises BadBody, also for a key that stands in it twice.
+
+    Two values under one key would make the answer depend on the reader's taste.
+    """
+    found = _read(text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}"), what)
+    if not isinstance(found, dict):
+        raise BadBody(f'{what} must be a JSON object such as {{"vcpus": 8}}, not {kind_of(found)}')
+    return found
+
+
+def known_keys(wish: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise BadBody for the first key that is not known, with the one that is probably meant."""
+    known = tuple(known)
+    for key in wish:
+        if key not in known:
+            near = difflib.get_close_matches(str(key)[:60], known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise BadBody(f"{shown(key)} is not known; {hint}")
+
+
+def shown(value: object) -> str:
+    """Write a value as it was given, cut to what fits a sentence."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python writes
+        return f"a number of {int(value).bit_length()} bits" if isinstance(value, int) else "too large"
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+def kind_of(value: object) -> str:
+    """Say what a value is, in the words of JSON: `a list`."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    match value:
+        case str():
+            return "a text"
+        case Mapping():
+            return "an object"
+        case list():
+            return "a list"
+        case int() | float():
+            return "a number"
+    return "something else"
+
+
+def _read(text: str, what: str) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_int=_whole, parse_constant=_no_number)
+    except RecursionError:
+        raise BadBody(f"{what} is no JSON that anybody writes: it is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise BadBody(f"{what} is no JSON: {error}") from None
+    except ValueError as error:
+        raise BadBody(f"{what}: {error}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Json:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {shown(key)} stands in it twice")
+            seen.add(key)
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"it holds a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no JSON number")
