@@ -53,6 +53,8 @@ def _named(text: str) -> Machine:
     from kvplace.simulate.machine_files import read_machine
     from kvplace.simulate.machine_source import Machine, read_machine_at
 
+    if not text:
+        raise BadTopology("the name of the machine is empty; give a file, or leave it out for this machine")
     path = Path(text)
     try:
         there = path.exists()

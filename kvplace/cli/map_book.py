@@ -24,7 +24,7 @@ from kvplace.core.ledger import Claim, ClaimState, Ledger, read_ledger
 from kvplace.core.occupant import claim_of
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import Policy
-from kvplace.core.strict_json import kind_of
+from kvplace.core.strict_json import json_object, kind_of
 
 FORMS = (
     "lines of `kvplace place --keep -o json`, a NodeLedger, pods with their annotations, "
@@ -129,7 +129,7 @@ class _Reader:
         spec = document.get("spec")
         try:
             ledger = read_ledger({} if spec is None else spec)
-        except (Corrupt, AttributeError) as error:
+        except Corrupt as error:
             raise self._bad(where, str(error)) from None
         name = self._object(document.get("metadata") or {}, f"{where} metadata").get("name", "")
         node = self._nodes.setdefault(str(name), _Node())
@@ -277,13 +277,7 @@ def _documents(text: str, what: str) -> Iterator[tuple[str, Json]]:
         yield "", read_document(text, what).keys
         return
     for number, line in lines:
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError):
-            raise BadBody(f"{what}: line {number} is no JSON, as the lines before it are") from None
-        if not isinstance(document, dict):
-            raise BadBody(f"{what}: line {number} is no JSON object")
-        yield f"line {number}", document
+        yield f"line {number}", json_object(line, what=f"{what}: line {number}")
 
 
 def _is_object(line: str) -> bool:

@@ -88,7 +88,7 @@ class Placing:
         """Answer one line of JSON; its number, where it has one, names it when it is wrong and has no id."""
         name = ""
         try:
-            wish = json_object(_text(line), what="the line")
+            wish = json_object(_text(line), what="the line", like='{"vcpus": 8}')
             name = id_of(wish, "release" if "release" in wish else "id")
             return self._release(wish, name) if "release" in wish else self._place(wish, name)
         except BadBody as error:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.core.errors import BadBody, Misconfigured
+from kvplace.cli.output import say
+from kvplace.core.errors import BadAnnotation, BadBody, BadDomainXml, Misconfigured
 
 if TYPE_CHECKING:
     from kvplace.core.placement import PodPlacement
 
+_MOST_PLACEMENT = 1024 * 1024
 _FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 
 
@@ -41,37 +43,47 @@ def command(domain: Path, placement: Path | None, cpu_map: str | None, machine: 
         raise click.UsageError("give --placement or --cpu-map, one of the two", click.get_current_context())
     if placement is not None and str(placement) == str(domain) == "-":
         raise click.UsageError("--domain and --placement cannot both be stdin", click.get_current_context())
-    xml = _read(domain, "--domain", MAX_DOMAIN_BYTES)
-    if placement is not None:
-        chosen = _placement(_read(placement, "--placement", 1024 * 1024))
-    else:
-        chosen = PodPlacement.of_cpu_map(cpu_map or "")
+    xml = _read(domain, MAX_DOMAIN_BYTES)
+    chosen = PodPlacement.of_cpu_map(cpu_map or "") if placement is None else _placement(placement)
     if chosen.floats:
         raise Misconfigured(
             "this placement says that the VM runs unpinned: the hook leaves its domain as it is"
         )
-    sys.stdout.buffer.write(rewrite(xml, chosen, _nodes(machine), _tell))
+    nodes = _nodes(machine)
+    try:
+        rewritten = rewrite(xml, chosen, nodes, say)
+    except BadDomainXml as error:
+        raise BadDomainXml(f"{_called('--domain', domain)}: {error}") from None
+    sys.stdout.buffer.write(rewritten)
     sys.stdout.buffer.flush()
 
 
-def _tell(sentence: str) -> None:
-    click.echo(f"kvplace: {sentence}", err=True)
-
-
-def _placement(raw: bytes) -> PodPlacement:
+def _placement(path: Path) -> PodPlacement:
     """Read an annotation, or one answer of `kvplace place`, which holds the same fields and more."""
     from kvplace.core.placement import PodPlacement
+    from kvplace.core.strict_json import json_object
+    from kvplace.simulate.documents import read_text
 
+    what = _called("--placement", path)
+    text = read_text(str(path), what, _MOST_PLACEMENT)
+    lines = text.strip().splitlines()
+    if not lines:
+        raise BadBody(f"{what} is empty; give an answer of `kvplace place -o json`")
+    if len(lines) > 1 and all(line.startswith("{") and line.endswith("}") for line in lines):
+        raise BadBody(f"{what} holds {len(lines)} answers; give the one for this VM alone")
+    document = json_object(text, what=what)
+    if "refusal" in document:
+        raise BadBody(f"{what} holds a refusal: there are no CPUs to pin to")
+    if "placement" not in document and "version" not in document:
+        raise BadBody(f"{what} holds no placement; give an answer of `kvplace place -o json`")
     try:
-        text = raw.decode()
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadBody(f"--placement is no JSON: {error}") from None
-    if isinstance(document, dict) and "placement" in document:
-        text = json.dumps(document["placement"])
-    elif isinstance(document, dict) and "refusal" in document:
-        raise BadBody("--placement holds a refusal: there are no CPUs to pin to")
-    return PodPlacement.from_json(text)
+        return PodPlacement.from_json(json.dumps(document.get("placement", document)))
+    except BadAnnotation as error:
+        raise BadBody(f"{what}: the placement {error.mend}") from None
+
+
+def _called(option: str, path: Path) -> str:
+    return option if str(path) == "-" else f"{option} {path}"
 
 
 def _nodes(machine: str | None) -> Mapping[int, int]:
@@ -84,7 +96,8 @@ def _nodes(machine: str | None) -> Mapping[int, int]:
     return {cpu: node.id for node in find_machine(machine).topology.numa_nodes for cpu in cpus_of(node.cpus)}
 
 
-def _read(path: Path, option: str, most: int) -> bytes:
+def _read(path: Path, most: int) -> bytes:
+    what = _called("--domain", path)
     try:
         if str(path) == "-":
             content = sys.stdin.buffer.read(most + 1)
@@ -92,7 +105,7 @@ def _read(path: Path, option: str, most: int) -> bytes:
             with path.open("rb") as file:
                 content = file.read(most + 1)
     except OSError as error:
-        raise BadBody(f"{option}: {path} cannot be read: {error.strerror}") from None
+        raise BadBody(f"{what} cannot be read: {error.strerror}") from None
     if len(content) > most:
-        raise BadBody(f"{option}: {path} is longer than {most} bytes")
+        raise BadBody(f"{what} is longer than {most} bytes")
     return content

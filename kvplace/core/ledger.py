@@ -12,12 +12,15 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import Conflict, Corrupt
 from kvplace.core.quantity import format_bytes, parse_page_counts
 from kvplace.core.request import Policy
+from kvplace.core.strict_json import kind_of, shown
+
+_Word = TypeVar("_Word", bound=Enum)
 
 
 class OwnershipConflict(Conflict):
@@ -214,18 +217,19 @@ def claim_document(claim: Claim) -> dict[str, Any]:
 def read_ledger(spec: Mapping[str, Any]) -> Ledger:
     """Read a NodeLedger's spec; raises Corrupt, naming CPU or claim, on content that its schema forbids."""
     try:
+        spec = _object({"spec": spec}, "spec")
         owners = {
             _number(cpu, MAX_CPU): _text({"owner": owner}, "owner")
-            for cpu, owner in (spec.get("owners") or {}).items()
+            for cpu, owner in _object(spec, "owners").items()
         }
-        documents = dict((spec.get("claims") or {}).items())
-    except _UNREADABLE as error:
+        documents = _object(spec, "claims")
+    except ValueError as error:
         raise Corrupt(f"owners or claims of a ledger cannot be read: {error}") from error
     claims = {}
     for uid, raw in documents.items():
         try:
-            claims[uid] = _read_claim(uid, raw)
-        except _UNREADABLE as error:
+            claims[uid] = _read_claim(uid, _object({"it": raw}, "it"))
+        except ValueError as error:
             raise Corrupt(f"the claim of pod {uid} cannot be read: {error}") from error
     return Ledger(owners, claims)
 
@@ -235,7 +239,6 @@ def confirmed(claim: Claim) -> Claim:
     return replace(claim, state=ClaimState.BOUND)
 
 
-_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
 _MOST_BYTES = (1 << 63) - 1
 
 
@@ -245,26 +248,42 @@ def _read_claim(uid: str, raw: Mapping[str, Any]) -> Claim:
         namespace=_text(raw, "namespace"),
         pod=_text(raw, "pod"),
         vmi=_text(raw, "vmi", ""),
-        policy=Policy(raw["policy"]),
-        state=ClaimState(raw["state"]),
+        policy=_word(raw, "policy", Policy),
+        state=_word(raw, "state", ClaimState),
         cpus=parse_cpu_list(_text(raw, "cpus", ""), what="cpus"),
         owned=parse_cpu_list(_text(raw, "owned", ""), what="owned"),
         memory={
             _number(node, MAX_CPU): _number(count, _MOST_BYTES)
-            for node, count in (raw.get("memory") or {}).items()
+            for node, count in _object(raw, "memory").items()
         },
         huge_pages={
             _number(node, MAX_CPU): parse_page_counts(pages)
-            for node, pages in (raw.get("hugePages") or {}).items()
+            for node, pages in _object(raw, "hugePages").items()
         },
         since=_text(raw, "since", ""),
     )
 
 
+def _object(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Read an object under a key; a missing one is empty."""
+    value = raw.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"{key} is {kind_of(value)}, not an object")
+    return value or {}
+
+
+def _word(raw: Mapping[str, Any], key: str, kind: type[_Word]) -> _Word:
+    value = raw.get(key)
+    for word in kind:
+        if word.value == value:
+            return word
+    raise ValueError(f"{key} is {shown(value)}, not one of {', '.join(str(word.value) for word in kind)}")
+
+
 def _text(raw: Mapping[str, Any], key: str, default: str | None = None) -> str:
     value = raw.get(key, default)
     if not isinstance(value, str):
-        raise TypeError(f"{key} is {value!r}, which is no text")
+        raise ValueError(f"{key} is {shown(value)}, which is no text")  # noqa: TRY004
     return value
 
 
@@ -272,5 +291,5 @@ def _number(value: object, most: int) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 5:
         value = int(value)
     if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{value!r} is no whole number from 0 to {most}")
+        raise ValueError(f"{shown(value)} is no whole number from 0 to {most}")
     return value

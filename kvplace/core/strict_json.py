@@ -7,7 +7,6 @@ the terms of JSON.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
@@ -20,19 +19,23 @@ _MOST_DIGITS = 1000
 _MOST_SHOWN = 80
 
 
-def json_object(text: str, *, what: str) -> Json:
+def json_object(text: str, *, what: str, like: str = "") -> Json:
     """Read one JSON object; raises BadBody, also for a key that stands in it twice.
 
-    Two values under one key would make the answer depend on the reader's taste.
+    Two values under one key would make the answer depend on the reader's taste. `like` is an example for
+    whoever wrote something else.
     """
     found = _read(text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}"), what)
     if not isinstance(found, dict):
-        raise BadBody(f'{what} must be a JSON object such as {{"vcpus": 8}}, not {kind_of(found)}')
+        example = f" such as {like}" if like else ""
+        raise BadBody(f"{what} must be a JSON object{example}, not {kind_of(found)}")
     return found
 
 
 def known_keys(wish: Mapping[str, Any], known: Iterable[str]) -> None:
     """Raise BadBody for the first key that is not known, with the one that is probably meant."""
+    import difflib  # seldom needed, and slow to load
+
     known = tuple(known)
     for key in wish:
         if key not in known:

@@ -167,7 +167,7 @@ def _parse(xml: bytes) -> etree._Element:
     try:
         root = etree.fromstring(xml.strip(), parser)
     except (etree.XMLSyntaxError, ValueError) as error:
-        why = " ".join(str(error).split())
+        why = " ".join((getattr(error, "msg", None) or str(error)).split())
         raise BadTopology(f"it is not well-formed XML: {why}") from None
     if root.tag != "capabilities":
         tag = str(cast(object, root.tag))[:60]

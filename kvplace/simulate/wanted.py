@@ -58,7 +58,7 @@ def _parts(text: str, what: str) -> Iterator[Part]:
     if lines[0][1].lstrip().startswith("{") and _is_object(lines[0][1]):
         for number, line in lines:
             where = f"{what}, line {number}"
-            yield Part(where, json_object(line, what=where))
+            yield Part(where, json_object(line, what=where, like='{"vcpus": 8}'))
         return
     document = _list(text, what) if lines[0][1].lstrip()[:1] in ("[", "-") else read_document(text, what)
     try:

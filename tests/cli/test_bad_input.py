@@ -65,6 +65,12 @@ def test_a_file_of_junk_is_refused_in_one_short_sentence(
     assert len(called.err) < 700
 
 
+def test_a_machine_without_a_name_is_not_taken_for_the_folder_that_one_is_in(kvplace: Caller) -> None:
+    called = kvplace("topology", "")
+    assert (called.code, called.out) == (2, "")
+    assert "the name of the machine is empty" in called.err
+
+
 @pytest.mark.parametrize("arguments", READERS, ids=" ".join)
 def test_a_file_without_an_end_is_refused(kvplace: Caller, arguments: tuple[str, ...]) -> None:
     given = ["/dev/zero" if argument == "{}" else argument for argument in arguments]

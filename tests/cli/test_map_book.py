@@ -215,7 +215,7 @@ def test_nothing_at_all_is_an_empty_book(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[]", "must hold an object"),
+        ("[]", "holds a list; it must hold an object"),
         ("{", "is no JSON"),
         ("a: [", "is no YAML"),
         ("{}", "is nothing that says who has which CPUs; give lines of `kvplace place --keep -o json`"),
@@ -225,7 +225,8 @@ def test_nothing_at_all_is_an_empty_book(tmp_path: Path) -> None:
         ('{"kind":"List","items":[3]}', "items[0]: is no object but a number"),
         ('{"kind":"Pod","metadata":3}', "metadata: is no object but a number"),
         (lines(answer("db", 4)) + "junk\n", "line 2 is no JSON"),
-        (lines(answer("db", 4)) + "3\n", "line 2 is no JSON object"),
+        (lines(answer("db", 4)) + '{"id": 1, "id": 2}\n', "line 2: the key 'id' stands in it twice"),
+        (lines(answer("db", 4)) + "3\n", "line 2 must be a JSON object, not a number"),
         (lines(answer("db", 4), {"placement": 3}), "line 2 placement: is no object but a number"),
         (lines(answer("db", 4), {"placement": {}}), "line 2: the placement has version None"),
         (lines(answer("db", 4), {"moves": 3}), "line 2: moves must be a list"),

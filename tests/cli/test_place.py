@@ -195,7 +195,10 @@ def test_bytes_that_are_no_text_and_lines_without_end_are_refused_and_the_next_l
     )
     no_text, too_long, right = map(json.loads, called.out.splitlines())
     assert no_text == {"line": 1, "error": "the line is no UTF-8: byte 0xff at position 8"}
-    assert too_long == {"error": "the line is longer than 1048576 bytes; write one request per line"}
+    assert too_long == {
+        "line": 2,
+        "error": "the line is longer than 1048576 bytes; write one request per line",
+    }
     assert "placement" in right
     assert called.code == 2
 

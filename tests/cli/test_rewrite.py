@@ -75,7 +75,11 @@ def test_a_bare_cpu_map_and_the_text_of_an_annotation_are_enough(
 @pytest.mark.parametrize(
     ("placement", "words"),
     [
-        ("{", "--placement is no JSON"),
+        ("{", "placement.json is no JSON"),
+        ("", "placement.json is empty"),
+        ('{"placement": {}}\n{"placement": {}}\n', "holds 2 answers; give the one for this VM alone"),
+        ('{"error": "what?"}', "placement.json holds no placement"),
+        ('{"version": 1, "version": 1}', "the key 'version' stands in it twice"),
         ("[]", "must be a JSON object"),
         ('{"refusal": {}}', "holds a refusal"),
         ('{"version": 9}', "has version 9"),
@@ -90,6 +94,7 @@ def test_a_placement_that_pins_nothing_is_refused(
     called = kvplace("rewrite", "--domain", str(domain), "--placement", str(path))
     assert (called.code, called.out) == (2, "")
     assert words in called.err
+    assert called.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

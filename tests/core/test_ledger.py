@@ -225,6 +225,26 @@ def test_a_claim_that_its_schema_forbids_is_named(change: dict[str, Any]) -> Non
         read_ledger(SPEC | {"claims": {"a": SPEC["claims"]["a"] | change}})
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"claims": {"a": 5}}, "it is a number, not an object"),
+        ({"claims": {"a": {"namespace": "n", "pod": "p"}}}, "policy is null, not one of exclusive, share, "),
+        (
+            {"claims": {"a": SPEC["claims"]["a"] | {"state": "Bound"}}},
+            "state is 'Bound', not one of ",
+        ),
+        ({"claims": {"a": SPEC["claims"]["a"] | {"memory": [1]}}}, "memory is a list, not an object"),
+        ({"claims": [1]}, "claims is a list, not an object"),
+        ([], "spec is a list, not an object"),
+    ],
+)
+def test_what_is_wrong_in_a_ledger_is_said_in_the_words_of_the_document(spec: Any, words: str) -> None:
+    with pytest.raises(Corrupt) as error:
+        read_ledger(spec)
+    assert words in str(error.value)
+
+
 @pytest.mark.parametrize("owners", [{"-1": "a"}, {"99999999999": "a"}, {"2": 7}, {"x": "a"}, ["a"]], ids=str)
 def test_owners_that_their_schema_forbids_are_named(owners: Any) -> None:
     with pytest.raises(Corrupt, match=r"^owners "):
