@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 WIDTH = 100
 """Columns of a drawing or table that goes into a file or pipe."""
 
+ENDLESS = 1_000_000
+"""Columns of a table whose lines must stay whole, since other programs may read them."""
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -59,18 +62,35 @@ def print_yaml(document: object) -> None:
     click.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
 
 
+def cpu_lines(cpus: int, width: int) -> str:
+    """Write a CPU list in lines of about that many columns, which end where an entry does."""
+    from kvplace.core.cpuset import format_cpu_list
+
+    lines = [""]
+    for entry in format_cpu_list(cpus).split(","):
+        if lines[-1] and len(lines[-1]) + len(entry) + 2 > width:
+            lines[-1] += ","
+            lines.append(entry)
+        else:
+            lines[-1] += f",{entry}" if lines[-1] else entry
+    return "\n".join(lines)
+
+
 def say(sentence: str) -> None:
     """Tell the person something that is not part of the answer."""
     click.echo(f"kvplace: {sentence}", err=True)
 
 
-def console() -> Console:
-    """Open stdout for drawing: with colours on a terminal, unless NO_COLOR is set."""
+def console(width: int = WIDTH) -> Console:
+    """Open stdout for drawing: with colours on a terminal, unless NO_COLOR is set.
+
+    `width` counts where stdout is no terminal.
+    """
     from rich.console import Console
 
     return Console(
         file=sys.stdout,
-        width=None if sys.stdout.isatty() else WIDTH,
+        width=None if sys.stdout.isatty() else width,
         highlight=False,
         markup=False,
         emoji=False,

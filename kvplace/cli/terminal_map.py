@@ -20,6 +20,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from kvplace.cli.output import cpu_lines
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.drawing.core_map import Cell, CellState, CoreBox, CoreMap, L3Box, NodeBox
 from kvplace.core.drawing.occupancy import name_of, printable
@@ -69,22 +70,23 @@ def print_map(out: Console, drawing: CoreMap, *, compact: bool = False, wide: bo
     for fault in drawing.faults:
         out.print(Text.assemble(("! ", _ALARM), f"{fault.kind.value}: {fault.sentence}"))
     if drawing.legend:
-        out.print(_names(drawing) if compact else _legend(drawing, wide=wide))
+        out.print(_names(drawing) if compact else _legend(drawing, out.width, wide=wide))
 
 
 class _Printer:
     def __init__(self, width: int, drawing: CoreMap, *, wide: bool) -> None:
         self._inner = width - _FRAME
         self._wide = wide
+        nodes = [node for package in drawing.packages for node in package.nodes]
+        self._margin = max(len(_l3_title(l3)) for node in nodes for l3 in node.l3_groups)
         self._cell = max((len(entry.label) for entry in drawing.legend), default=1)
         self._cell += any(cell.fault for cell in drawing.cells)
         self._colours = {entry.label: _colour(index) for index, entry in enumerate(drawing.legend)}
 
     def node(self, node: NodeBox) -> Iterator[Text]:
         yield Text(f"NUMA {node.id}{_star(node)}  {', '.join(node.room)}")
-        margin = max((len(_l3_title(l3)) for l3 in node.l3_groups), default=0)
         for l3 in node.l3_groups:
-            yield from self._l3(l3, margin)
+            yield from self._l3(l3, self._margin)
 
     def _l3(self, l3: L3Box, margin: int) -> Iterator[Text]:
         line = Text(_l3_title(l3).ljust(margin))
@@ -179,17 +181,17 @@ def _names(drawing: CoreMap) -> Columns:
     )
 
 
-def _legend(drawing: CoreMap, *, wide: bool) -> Table:
+def _legend(drawing: CoreMap, width: int, *, wide: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("", "VM", "POLICY", "CPUS", *(("MEMORY", "HUGE PAGES") if wide else ())):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", no_wrap=title == "CPUS")
     for index, entry in enumerate(drawing.legend):
         claim = entry.claim
         row = [
             Text(entry.label, style=f"bold {_colour(index)}"),
             Text(name_of(claim)),
             claim.policy.value,
-            format_cpu_list(claim.cpus | claim.owned),
+            cpu_lines(claim.cpus | claim.owned, width // (3 if wide else 2)),
         ]
         if wide:
             row.append(", ".join(f"{format_bytes(size)} on {node}" for node, size in claim.memory.items()))

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace.cli.machine import cpu_manager_state_option, find_machine
-from kvplace.cli.output import Output, console, output_option_of, print_json, print_yaml, say
+from kvplace.cli.output import (
+    ENDLESS,
+    Output,
+    console,
+    cpu_lines,
+    output_option_of,
+    print_json,
+    print_yaml,
+    say,
+)
+
+_BESIDE_CPUS = 76
+"""Columns of the table of NUMA nodes that are not for their CPUs."""
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,17 +59,18 @@ def command(file: str | None, reserved: str | None, cpu_manager_state: Path | No
 
 
 def _print_tables(machine: Machine, *, wide: bool) -> None:
-    out = console()
+    out = console(ENDLESS)
     for line in _summary(machine):
         out.print(line, soft_wrap=True)
     out.print()
-    out.print(_nodes(machine.topology))
+    out.print(_nodes(machine.topology, max(20, out.width - _BESIDE_CPUS)))
     if any(other != node.id for node in machine.topology.numa_nodes for other in node.distances):
-        out.print()
-        out.print(_distances(machine.topology))
+        click.echo()
+        for row in _distances(machine.topology):
+            click.echo(row)
     if wide:
         out.print()
-        out.print(_l3_groups(machine.topology))
+        out.print(_l3_groups(machine.topology, out.width // 3))
 
 
 def _summary(machine: Machine) -> Iterator[str]:
@@ -78,15 +91,13 @@ def _summary(machine: Machine) -> Iterator[str]:
             yield f"{what}: {format_cpu_list(cpus)}"
 
 
-def _nodes(topology: Topology) -> Table:
-    from kvplace.core.cpuset import format_cpu_list
-
+def _nodes(topology: Topology, room: int) -> Table:
     table = _table("NUMA", "SOCKET", "CPUS", "L3", "CORES", "THREADS/CORE", "MEMORY", "HUGE PAGES")
     for node in topology.numa_nodes:
         table.add_row(
             str(node.id),
             _list(topology.packages_of(node.cpus)),
-            format_cpu_list(node.cpus) or "-",
+            cpu_lines(node.cpus, room) or "-",
             str(len(topology.l3_in(node.cpus))),
             str(len(topology.cores_in(node.cpus))),
             _list(sorted({core.bit_count() for core in topology.cores_in(node.cpus)})),
@@ -102,17 +113,22 @@ def _huge_pages(node: NumaNode) -> str:
     return ", ".join(f"{count} x {format_bytes(size)}" for size, count in node.huge_pages.items()) or "-"
 
 
-def _distances(topology: Topology) -> Table:
-    """The matrix as it was described, a line for each node that looks: `-` where nothing was said."""
-    table = _table("DISTANCE", *(f"to {node.id}" for node in topology.numa_nodes))
-    for node in topology.numa_nodes:
-        table.add_row(
-            f"from {node.id}", *(str(node.distances.get(other.id, "-")) for other in topology.numa_nodes)
-        )
-    return table
+def _distances(topology: Topology) -> Iterator[str]:
+    """The matrix as it was described, a line for each node that looks: `-` where nothing was said.
+
+    Its lines stay whole however narrow the terminal is: broken ones could not be read at all.
+    """
+    nodes = topology.numa_nodes
+    rows = [["DISTANCE", *(f"to {node.id}" for node in nodes)]]
+    rows += [
+        [f"from {node.id}", *(str(node.distances.get(other.id, "-")) for other in nodes)] for node in nodes
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _l3_groups(topology: Topology) -> Table:
+def _l3_groups(topology: Topology, room: int) -> Table:
     from kvplace.core.cpuset import format_cpu_list
 
     table = _table("L3", "SOCKET", "NUMA", "CPUS", "CORES (THREADS OF EACH)")
@@ -121,7 +137,7 @@ def _l3_groups(topology: Topology) -> Table:
             str(index),
             _list(topology.packages_of(cpus)),
             _list(topology.nodes_of(cpus)),
-            format_cpu_list(cpus),
+            cpu_lines(cpus, room),
             "  ".join(format_cpu_list(core) for core in topology.cores_in(cpus)),
         )
     return table
@@ -132,7 +148,7 @@ def _table(*titles: str) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in titles:
-        table.add_column(title, overflow="fold", justify="left")
+        table.add_column(title, overflow="fold", justify="left", no_wrap=title == "CPUS")
     return table
 
 

@@ -54,7 +54,7 @@ def test_the_map_shows_owners_idle_siblings_sharers_reserved_and_free(
     assert out.splitlines()[0] == (
         "2x-epyc-9354-nps2: 128 CPUs, 110 free, 8 reserved, 6 owned, 2 idle, 2 shared"
     )
-    assert "L3 0  ## Aa Aa" in out
+    assert "L3 0   ## Aa Aa" in out
     assert "!" not in out
     assert "default/quiet" in out
     assert "exclusive" in out

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.topology import NumaNode
+from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.core.topology_document import read_topology, topology_document
 from kvplace.simulate.machine_files import read_machine
 from tests.captured import captured_files, captured_folder
@@ -54,6 +54,24 @@ def test_the_wide_table_names_the_threads_of_every_core(kvplace: Caller) -> None
     machine = read_machine("2x-epyc-7763-nps4")
     shown = " ".join(lines)
     assert all(format_cpu_list(core) in shown for core in machine.cores)
+
+
+def test_in_a_file_every_numa_node_and_its_distances_have_a_line_however_long(
+    kvplace: Caller, tmp_path: Path
+) -> None:
+    count, distances = 40, dict.fromkeys(range(40), 20)
+    cpus = [mask_of(range(number, 4 * count, count)) for number in range(count)]
+    machine = Topology(
+        packages=(Package(0, (1 << 4 * count) - 1),),
+        numa_nodes=tuple(NumaNode(n, mask, 1 << 34, distances=distances) for n, mask in enumerate(cpus)),
+        l3_groups=tuple(cpus),
+        cores=tuple(1 << cpu for cpu in range(4 * count)),
+    )
+    file = _written(tmp_path, json.dumps(topology_document(machine)))
+    lines = [line.split() for line in kvplace("topology", file).out.splitlines()]
+    for node in machine.numa_nodes:
+        assert [str(node.id), "0", format_cpu_list(node.cpus)] in [line[:3] for line in lines]
+        assert ["from", str(node.id), *["20"] * count] in lines
 
 
 def test_distances_are_shown_as_they_were_given(kvplace: Caller, tmp_path: Path) -> None:
