@@ -150,6 +150,11 @@ class PodPlacement:
             memory={},
         )
 
+    @property
+    def memory_nodes(self) -> tuple[int, ...]:
+        """The NUMA nodes that give the VM memory; all of its nodes where that is not known."""
+        return tuple(node for node in self.numa_nodes if self.memory.get(node)) or self.numa_nodes
+
     def to_json(self) -> str:
         """Write the annotation's one line."""
         mirrored = (

@@ -45,7 +45,7 @@ def bind_memory(root: etree._Element, placement: PodPlacement, node_of_cpu: Mapp
     mode = placement.numa_memory.value
     memory = etree.Element("memory")
     memory.set("mode", mode)
-    memory.set("nodeset", format_cpu_list(mask_of(placement.numa_nodes)))
+    memory.set("nodeset", format_cpu_list(mask_of(placement.memory_nodes)))
     bindings = [memory]
     for cell, node in _node_of_cells(root, placement, node_of_cpu).items():
         memnode = etree.Element("memnode")

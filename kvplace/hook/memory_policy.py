@@ -88,13 +88,13 @@ def try_to_bind(mode: NumaMemory, nodes: Sequence[int]) -> str | None:
 def _obstacle(placement: PodPlacement, allowed_nodes: int | None, trial: Trial) -> str | None:
     if not placement.numa_nodes:
         return "the placement names no NUMA node"
-    nodes = mask_of(placement.numa_nodes)
+    nodes = mask_of(placement.memory_nodes)
     if allowed_nodes is not None and nodes & ~allowed_nodes:
         return (
             f"NUMA node {format_cpu_list(nodes & ~allowed_nodes)} of the placement is outside the nodes "
             f"{format_cpu_list(allowed_nodes)} that this pod may take memory from"
         )
-    return trial(placement.numa_memory, placement.numa_nodes)
+    return trial(placement.numa_memory, placement.memory_nodes)
 
 
 def _why(call: str, policy: int, nodes: Sequence[int]) -> str:

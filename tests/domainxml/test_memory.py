@@ -40,6 +40,14 @@ def test_the_memory_gets_mode_and_nodes_in_full(mode: NumaMemory) -> None:
     assert bindings(answer) == [{"is": "memory", "mode": mode.value, "nodeset": "0-1"}]
 
 
+@pytest.mark.parametrize("mode", [NumaMemory.PREFERRED, NumaMemory.STRICT, NumaMemory.INTERLEAVE])
+def test_a_node_that_gives_vcpus_and_no_memory_is_left_out(mode: NumaMemory) -> None:
+    placement = replace(TWO_NODES, numa_memory=mode, memory={0: 8 << 30, 1: 0})
+    assert bindings(rewrite(domain("<vcpu>4</vcpu>"), placement))[0]["nodeset"] == "0"
+    unknown = replace(TWO_NODES, numa_memory=mode, memory={})
+    assert bindings(rewrite(domain("<vcpu>4</vcpu>"), unknown))[0]["nodeset"] == "0-1"
+
+
 def test_an_earlier_binding_is_replaced_and_unknown_parts_stay() -> None:
     xml = domain(
         "<vcpu>4</vcpu><numatune><memory mode='strict' placement='auto'/><later/>"
