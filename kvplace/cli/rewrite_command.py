@@ -16,6 +16,7 @@ from kvplace.core.errors import BadAnnotation, BadBody, BadDomainXml, Misconfigu
 if TYPE_CHECKING:
     from kvplace.core.placement import PodPlacement
 
+_VMI = "VirtualMachineInstance"
 _MOST_PLACEMENT = 1024 * 1024
 _FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 
@@ -34,26 +35,39 @@ _FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
     metavar="FILE",
     help="The machine; needed only to bind the memory of guest NUMA cells.",
 )
-def command(domain: Path, placement: Path | None, cpu_map: str | None, machine: str | None) -> None:
+@click.option(
+    "--vmi",
+    type=_FILE,
+    help="The VirtualMachineInstance, as the hook gets it beside the domain; what it means for the answer is "
+    "told on stderr.",
+)
+def command(
+    domain: Path, placement: Path | None, cpu_map: str | None, machine: str | None, vmi: Path | None
+) -> None:
     """Print a libvirt domain with its threads pinned and its memory bound as a placement says."""
     from kvplace.core.placement import PodPlacement
     from kvplace.domainxml import MAX_DOMAIN_BYTES, rewrite
 
     if (placement is None) == (cpu_map is None):
         raise click.UsageError("give --placement or --cpu-map, one of the two", click.get_current_context())
-    if placement is not None and str(placement) == str(domain) == "-":
-        raise click.UsageError("--domain and --placement cannot both be stdin", click.get_current_context())
+    if [str(path) for path in (domain, placement, vmi)].count("-") > 1:
+        raise click.UsageError(
+            "--domain, --placement and --vmi cannot be stdin together", click.get_current_context()
+        )
     xml = _read(domain, MAX_DOMAIN_BYTES)
     chosen = PodPlacement.of_cpu_map(cpu_map or "") if placement is None else _placement(placement)
     if chosen.floats:
         raise Misconfigured(
             "this placement says that the VM runs unpinned: the hook leaves its domain as it is"
         )
+    notes = () if vmi is None else _notes_about(vmi)
     nodes = _nodes(machine)
     try:
         rewritten = rewrite(xml, chosen, nodes, say)
     except BadDomainXml as error:
         raise BadDomainXml(f"{_called('--domain', domain)}: {error}") from None
+    for note in notes:
+        say(note)
     sys.stdout.buffer.write(rewritten)
     sys.stdout.buffer.flush()
 
@@ -80,6 +94,21 @@ def _placement(path: Path) -> PodPlacement:
         return PodPlacement.from_json(json.dumps(document.get("placement", document)))
     except BadAnnotation as error:
         raise BadBody(f"{what}: the placement {error.mend}") from None
+
+
+def _notes_about(path: Path) -> tuple[str, ...]:
+    """Say what a VMI means for the domain; raises BadBody when it is none."""
+    from kvplace.hook.define_domain import MIGRATION_TARGET, is_migration_target
+    from kvplace.simulate.documents import read_document, read_text
+
+    what = _called("--vmi", path)
+    vmi = read_document(read_text(str(path), what), what).keys
+    if vmi.get("kind", _VMI) != _VMI or "metadata" not in vmi:
+        raise BadBody(f"{what} holds no {_VMI}; give what `kubectl get vmi NAME -o json` prints")
+    try:
+        return (MIGRATION_TARGET,) if is_migration_target(vmi) else ()
+    except AttributeError:
+        raise BadBody(f"{what}: its status.migrationState is no object") from None
 
 
 def _called(option: str, path: Path) -> str:

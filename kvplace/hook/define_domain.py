@@ -25,6 +25,9 @@ _FIELD_BYTES = 16
 """What a message adds around the document."""
 
 
+MIGRATION_TARGET = "migration target: KubeVirt discards this answer and keeps the source's pins"
+
+
 def define_domain(xml: bytes, vmi: bytes, around: Surroundings, trial: Trial = try_to_bind) -> bytes:
     """Pin the domain; raises KvplaceError when its owner wants to wait.
 
@@ -65,14 +68,15 @@ def about_vmi(vmi: bytes, around: Surroundings) -> dict[str, str]:
         metadata = said["metadata"]
         about["vm"] = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
         about["uid"] = str(metadata.get("uid", ""))
-        if _is_migration_target(said):
-            about["note"] = "migration target: KubeVirt discards this answer and keeps the source's pins"
+        if is_migration_target(said):
+            about["note"] = MIGRATION_TARGET
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         about["note"] = "the VMI is not readable"
     return about
 
 
-def _is_migration_target(vmi: Mapping[str, Mapping[str, Mapping[str, object]]]) -> bool:
+def is_migration_target(vmi: Mapping[str, Mapping[str, Mapping[str, object]]]) -> bool:
+    """Say whether KubeVirt asks for the domain of a migration's target; errors are those of the shape."""
     state = (vmi.get("status") or {}).get("migrationState") or {}
     return bool(state.get("targetPod")) and not state.get("completed")
 

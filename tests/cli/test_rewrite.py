@@ -97,6 +97,36 @@ def test_a_placement_that_pins_nothing_is_refused(
     assert called.err.count("\n") == 1
 
 
+def test_a_vmi_is_read_beside_the_domain_and_a_migration_is_told(
+    kvplace: Caller, domain: Path, tmp_path: Path
+) -> None:
+    captured = captured_folder("kubevirt/domains") / "01-amd64-plain-4vcpu.vmi.json"
+    pinned = ("rewrite", "--domain", str(domain), "--cpu-map", '{"socket0": ["2", "34"]}')
+    plain = kvplace(*pinned)
+    assert kvplace(*pinned, "--vmi", str(captured)) == plain
+    target = json.loads(captured.read_text(encoding="utf-8"))
+    target.setdefault("status", {})["migrationState"] = {"targetPod": "virt-launcher-b"}
+    told = kvplace(*pinned, "--vmi", "-", stdin=json.dumps(target))
+    assert (told.code, told.out) == (0, plain.out)
+    assert "KubeVirt discards this answer" in told.err
+
+
+@pytest.mark.parametrize(
+    ("vmi", "words"),
+    [
+        ("", "holds nothing"),
+        ('{"kind": "Pod", "metadata": {}}', "holds no VirtualMachineInstance"),
+        ('{"metadata": {}, "status": 3}', "status.migrationState is no object"),
+    ],
+)
+def test_what_is_no_vmi_is_refused(kvplace: Caller, domain: Path, vmi: str, words: str) -> None:
+    pinned = ("rewrite", "--domain", str(domain), "--cpu-map", '{"socket0": ["2", "34"]}')
+    called = kvplace(*pinned, "--vmi", "-", stdin=vmi)
+    assert (called.code, called.out) == (2, "")
+    assert words in called.err
+    assert called.err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("xml", "words"),
     [
@@ -120,4 +150,4 @@ def test_a_missing_file_and_a_wrong_cpu_map_are_named(kvplace: Caller, domain: P
     assert "none.xml cannot be read: No such file or directory" in called.err
     assert "annotation cpu-map" in kvplace("rewrite", "--domain", str(domain), "--cpu-map", "{}").err
     both = kvplace("rewrite", "--domain", "-", "--placement", "-")
-    assert "cannot both be stdin" in both.err
+    assert "cannot be stdin together" in both.err
