@@ -30,7 +30,17 @@ if TYPE_CHECKING:
     from kvplace.simulate.machine_source import Machine
 
 
-@click.command("topology", short_help="Show what a machine is made of.")
+class _NamingMachines(click.Command):
+    """Ends its help with the server types that there are."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from kvplace.simulate.machine_files import machine_names
+
+        with formatter.section("Server types"):
+            formatter.write_text(", ".join(machine_names()))
+
+
+@click.command("topology", cls=_NamingMachines, short_help="Show what a machine is made of.")
 @click.argument("file", required=False)
 @click.option("--reserved", metavar="CPUS", help="CPUs to keep for the host, for instance 0-1,64-65.")
 @cpu_manager_state_option

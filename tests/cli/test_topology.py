@@ -12,7 +12,7 @@ import yaml
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.core.topology_document import read_topology, topology_document
-from kvplace.simulate.machine_files import read_machine
+from kvplace.simulate.machine_files import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.cli.calls import Caller
 from tests.libvirt.written_capabilities import capabilities_of
@@ -38,6 +38,11 @@ def test_json_and_yaml_say_the_same_and_either_is_taken_again(kvplace: Caller, t
     assert document["spec"]["reserved"] == "0,64"
     for text in (as_json, as_yaml):
         assert json.loads(kvplace("topology", _written(tmp_path, text), "-o", "json").out) == document
+
+
+def test_the_help_names_the_server_types(kvplace: Caller) -> None:
+    told = kvplace("topology", "--help").out
+    assert all(name in told for name in machine_names())
 
 
 def test_the_name_is_that_of_the_object(kvplace: Caller) -> None:

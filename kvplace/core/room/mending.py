@@ -157,7 +157,8 @@ class _Trial:
                 continue
             best = self._largest(needed - 1, with_pages)
             value = {format_bytes(of): n for of, n in with_pages(best).huge_pages.items()}
-            what = f"with {best} huge pages of {format_bytes(size)} instead of {needed}"
+            page = f"huge pages of {format_bytes(size)}"
+            what = f"with {best} {page} instead of {needed}" if best else f"without {page}"
             yield (needed - best) / needed, self._mend("hugepages", value, what, with_pages(best))
 
     def less_memory(self) -> Iterator[tuple[float, Mend]]:

@@ -108,6 +108,13 @@ def _mends(
             {"1Gi": 2},
             "with 2 huge pages of 1Gi instead of 4 it fits on NUMA node 0",
         ),
+        (
+            Request(2, scope=Scope.ONE_NUMA, memory=4 * GIB, huge_pages={GIB // 2: 4}),
+            "0-15",
+            "hugepages",
+            {},
+            "without huge pages of 512Mi it fits on NUMA node 0",
+        ),
     ],
 )
 def test_of_each_kind_of_change_the_smallest_that_helps_is_told(
