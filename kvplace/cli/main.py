@@ -62,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdin = io.TextIOWrapper(io.BytesIO())
     if sys.stdout is None:
         sys.exit(_failed("stdout is closed: the answer has nowhere to go", ExitCode.FAILED))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names that a terminal cannot write must not end a map
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()

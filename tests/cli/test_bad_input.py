@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -110,6 +111,19 @@ def test_a_file_whose_name_is_no_text_is_drawn_under_a_name_that_can_be_printed(
         called = call_process("topology", str(file), "-o", form)
         assert (called.code, called.err) == (0, "")
         assert "\x1b" not in called.out
+
+
+@pytest.mark.parametrize("form", ["table", "wide", "json", "svg"])
+def test_a_vm_whose_name_the_terminal_cannot_write_is_drawn_all_the_same(form: str) -> None:
+    placed = call_process(
+        "place", "--topology", "epyc-7502p", "--keep", "-o", "json", stdin='{"id": "データ", "vcpus": 2}\n'
+    )
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    called = call_process(
+        "map", "epyc-7502p", "--placements", "-", "-o", form, stdin=placed.out, environment=ascii_only
+    )
+    assert (called.code, called.err) == (0, "")
+    assert called.out.isascii()
 
 
 @pytest.mark.parametrize(
