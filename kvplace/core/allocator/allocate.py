@@ -112,7 +112,15 @@ def _promise(supply: Supply, region: Region) -> tuple[int, int, int, int]:
         return _promise_of_node(supply, region)
     l3_groups = sum(fewest([one.units for one in bins], share) for bins, share in shares if share)
     cores = sum(cores_needed(bins, share) for bins, share in shares if share)
-    return (max(l3_groups, 0 if region.domain.straddled else giving), max(cores, giving), 0, 0)
+    lost = _promise_of_nodes(supply, region) if supply.request.owns_cpus else 0
+    return (max(l3_groups, 0 if region.domain.straddled else giving), max(cores, giving), 0, lost)
+
+
+def _promise_of_nodes(supply: Supply, region: Region) -> int:
+    """The least damage to NUMA nodes: what they have left is worth most together in one of them."""
+    free = [(supply.free.cpus & part.cpus).bit_count() for part in region.parts]
+    left = max(0, sum(free) - supply.need)
+    return sum([damage_of(amount, 0) for amount in free]) - damage_of(left, 0)
 
 
 def _promise_of_node(supply: Supply, region: Region) -> tuple[int, int, int, int]:
@@ -345,7 +353,9 @@ def _bins(supply: Supply, region: Region, cells: Iterable[Cell]) -> list[Bin]:
     if not region.domain.straddled:
         return [supply.bin((cell,)) for cell in cells]
     by_l3: dict[int, list[Cell]] = {}
-    for cell in cells:
+    # As with L3 groups, the NUMA nodes with most are used up, and what is left over lies in the smallest.
+    free = {part.node: supply.units(part) for part in region.parts}
+    for cell in sorted(cells, key=lambda cell: -free[cell.node]):
         by_l3.setdefault(cell.l3, []).append(cell)
     return [supply.bin(group) for group in by_l3.values()]
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.core.allocator.allocate import place
 from kvplace.core.allocator.look_ahead import LARGE, damage_of
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.free import Free
+from kvplace.core.placement import Placement
+from kvplace.core.request import Request, Scope
+from tests.core.allocator.shapes import machine
 
 FREE = st.integers(0, 600)
 
@@ -41,3 +47,31 @@ def test_a_slot_is_not_broken_while_a_broken_one_will_do(slot: int, size: int) -
 def test_a_whole_numa_node_is_left_whole_while_another_has_room_beside_its_large_slot() -> None:
     assert damage_of(40, 36) < damage_of(32, 28)
     assert damage_of(36, 32) < damage_of(64, 60)
+
+
+SUB_NUMA = machine(
+    packages=["0-29"],
+    nodes=["0-5", "6-11", "12-17", "18-23", "24-29"],
+    l3=["0-29"],
+    cores=[str(cpu) for cpu in range(30)],
+)
+"""Five NUMA nodes under one L3, as sub-NUMA clusters are: all sets of two are as near."""
+
+
+def numa_nodes_and_cpus(free: str, vcpus: int) -> tuple[tuple[int, ...], int]:
+    cpus = parse_cpu_list(free)
+    answer = place(SUB_NUMA, Free(cpus, cpus), Request(vcpus, Scope.ANY))
+    assert isinstance(answer, Placement)
+    return answer.numa_nodes, answer.cpus
+
+
+def test_a_vm_over_two_numa_nodes_takes_the_two_that_it_fills_however_many_pairs_there_are() -> None:
+    nodes, cpus = numa_nodes_and_cpus("0-5,6-10,12-15,18-20,24-25", 7)
+    assert nodes == (2, 3)
+    assert cpus == parse_cpu_list("12-15,18-20")
+
+
+def test_what_a_vm_leaves_over_lies_in_the_smaller_of_its_numa_nodes_under_a_common_l3() -> None:
+    nodes, cpus = numa_nodes_and_cpus("0-3,6-10", 7)
+    assert nodes == (0, 1)
+    assert cpus == parse_cpu_list("0-1,6-10")
