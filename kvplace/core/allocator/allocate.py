@@ -17,18 +17,17 @@ from functools import lru_cache
 from itertools import combinations, islice
 
 from kvplace.core.allocator.assignment import Seat, placement_of
-from kvplace.core.allocator.core_choice import MOST_CHOICES, CoreChoice, Taken, choose_cores, cores_needed
+from kvplace.core.allocator.core_choice import CoreChoice, Rank, Taken, bound_of_uses, choose_cores, least_of
 from kvplace.core.allocator.layout import Bin, Cell
 from kvplace.core.allocator.look_ahead import damage_of
 from kvplace.core.allocator.refusing import refuse
 from kvplace.core.allocator.regions import MOST_REGIONS, Region, best_regions, spread_groups, touch_plans
 from kvplace.core.allocator.supply import Supply, fewest
-from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free, crowd, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
-from kvplace.core.request import Policy, Request, Scope, Smt
+from kvplace.core.request import Policy, Request, Smt
 from kvplace.core.topology import Topology
 
 _MOST_EQUALS = 4
@@ -36,6 +35,8 @@ _MOST_EQUALS = 4
 
 _MOST_ACROSS = 4_000
 """Sets of L3 groups looked into where these reach over several of the groups that get equal shares."""
+_NEVER = 1 << 20
+"""More L3 groups than there are, for a share that cannot be served."""
 
 
 def place(topology: Topology, free: Free, request: Request) -> Placement | Refusal:
@@ -65,17 +66,33 @@ def _best_seat(supply: Supply) -> Seat | None:
     else:
         promised = [((0, 0, 0, 0), region) for region in regions]
     best: _Found | None = None
+    worst: Rank | None = None
     for number, (promise, region) in enumerate(promised):
-        if best is not None and (
-            promise > best.key or (number >= _MOST_EQUALS and promise[:3] >= best.key[:3])
-        ):
-            break
-        choice = _serve(supply, region)
+        if best is not None:
+            if promise > best.key or (number >= _MOST_EQUALS and promise[:3] >= best.key[:3]):
+                break
+            # Past some equally good regions only better ones count.
+            worst = (*best.key[:2], best.key[2] - (number >= _MOST_EQUALS))
+            if promise[:2] == worst[:2] and _uses_at_least(supply, region, best) > worst[2]:
+                continue
+        choice = _serve(supply, region, worst)
         if choice is not None:
             found = _weighed(supply, region, choice)
             if best is None or found.is_better_than(best):
                 best = found
     return best.seat if best is not None else None
+
+
+def _uses_at_least(supply: Supply, region: Region, best: _Found) -> int:
+    """How many uses CPUs of a region have by others at least, where it takes as few groups and cores."""
+    usage = supply.usage
+    if usage is None or usage.prices is None:
+        return 0
+    if usage.is_spent:
+        return best.key[2] + 1
+    bins = [one for one in _bins(supply, region, region.cells) if one.units]
+    worths = usage.worths(usage.prices, bins)
+    return bound_of_uses(usage.prices, bins, worths, supply.need, best.key[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +111,18 @@ class _Found:
 
 def _promise(supply: Supply, region: Region) -> tuple[int, int, int, int]:
     """A key that no choice inside the region can be better than; far cheaper than the choice itself."""
-    nothing = (0, 0, 0, 0)
     if supply.request.policy is Policy.NUMA:
         choice = _whole_pool(supply, region)
         return _weighed(supply, region, choice).key
     giving = 0 if len(region.parts) > supply.need or not supply.needs_memory else len(region.parts)
     if supply.spreads and len(region.parts) <= supply.need:
         if region.domain.straddled:
-            return nothing
-        if supply.request.scope is Scope.SPREAD_NUMA and not region.domain.crossed:
-            return (*_promise_of_shares(supply, region), 0, 0)
-        groups = spread_groups(supply, region)
-        shares = [(_bins(supply, region, cells), supply.need // len(groups)) for cells in groups]
+            return (0, 0, 0, 0)
+        l3_groups, cores = _promise_of_shares(supply, region)
     elif len(region.parts) > 1 or region.domain.crossed:
-        shares = [(_bins(supply, region, region.cells), supply.need)]
+        l3_groups, cores = least_of(_bins(supply, region, region.cells), supply.need)
     else:
         return _promise_of_node(supply, region)
-    l3_groups = sum(fewest([one.units for one in bins], share) for bins, share in shares if share)
-    cores = sum(cores_needed(bins, share) for bins, share in shares if share)
     lost = _promise_of_nodes(supply, region) if supply.request.owns_cpus else 0
     return (max(l3_groups, 0 if region.domain.straddled else giving), max(cores, giving), 0, lost)
 
@@ -134,22 +145,33 @@ def _promise_of_node(supply: Supply, region: Region) -> tuple[int, int, int, int
 
 
 def _promise_of_shares(supply: Supply, region: Region) -> tuple[int, int]:
-    """L3 groups and cores that equal shares of each NUMA node take at least."""
-    low, over = divmod(supply.need, len(region.parts))
+    """L3 groups and cores that equal shares take at least."""
+    groups = spread_groups(supply, region)
+    low, over = divmod(supply.need, len(groups))
     l3_groups = cores = 0
     larger: list[tuple[int, int]] = []
-    for part in region.parts:
-        count = supply.count(part)
-        groups, opened = count.least_for(low)
-        l3_groups += groups
+    for cells in groups:
+        (count, opened), more = _least_of_share(supply, region, cells, low)
+        l3_groups += count
         cores += opened
-        if over and count.units > low:
-            more_groups, more_opened = count.least_for(low + 1)
-            larger.append((more_groups - groups, more_opened - opened))
+        if more is not None:
+            larger.append((more[0] - count, more[1] - opened))
     for more_groups, more_opened in sorted(larger)[:over]:
         l3_groups += more_groups
         cores += more_opened
     return (l3_groups, cores)
+
+
+def _least_of_share(
+    supply: Supply, region: Region, cells: Sequence[Cell], low: int
+) -> tuple[tuple[int, int], tuple[int, int] | None]:
+    """What a share takes at least, and what one unit more; regions have groups in common."""
+    key = (low, *[cell.cpus for cell in cells])
+    if key not in supply.least_of_shares:
+        bins = _bins(supply, region, cells)
+        more = sum([one.units for one in bins]) > low
+        supply.least_of_shares[key] = (least_of(bins, low), least_of(bins, low + 1) if more else None)
+    return supply.least_of_shares[key]
 
 
 def _unlike(supply: Supply, regions: list[Region]) -> list[Region]:
@@ -170,13 +192,14 @@ def _unlike(supply: Supply, regions: list[Region]) -> list[Region]:
 # Inside a region.
 
 
-def _serve(supply: Supply, region: Region) -> CoreChoice | None:
+def _serve(supply: Supply, region: Region, worst: Rank | None) -> CoreChoice | None:
+    """Serve the VM from a region; None too when it is not served as well as what is the `worst` of use."""
     if supply.request.policy is Policy.NUMA:
         return _whole_pool(supply, region)
     if not supply.spreads:
-        uses = None if supply.request.owns_cpus else supply.uses
         touched = _must_be_touched(supply, region)
-        return choose_cores(_bins(supply, region, region.cells), supply.need, uses=uses, touched=touched)
+        bins = _bins(supply, region, region.cells)
+        return choose_cores(bins, supply.need, usage=supply.usage, touched=touched, worst=worst)
     groups = spread_groups(supply, region)
     if len(region.parts) > supply.need:
         return _serve_some(supply, region, groups)
@@ -250,9 +273,8 @@ def _share(
     """Serve a share of the need from one group; regions have groups in common, so it is remembered."""
     key = (tuple([cell.cpus for cell in cells]), need, *touched)
     if key not in supply.shares:
-        uses = None if supply.request.owns_cpus else supply.uses
         bins = _bins(supply, region, cells)
-        supply.shares[key] = choose_cores(bins, need, uses=uses, touched=touched)
+        supply.shares[key] = choose_cores(bins, need, usage=supply.usage, touched=touched)
     return supply.shares[key]
 
 
@@ -281,7 +303,7 @@ def _serve_each(
         if share is not None:
             shares[index] = share
         if more is not None:
-            before = share.rank if share is not None else (MOST_CHOICES, 0, 0)
+            before = share.rank if share is not None else (_NEVER, 0, 0)
             costs = tuple(b - a for a, b in zip(before, more.rank, strict=True))
             larger.append((costs, index, more))
     costly = sorted(larger, key=lambda entry: entry[:2])
@@ -363,8 +385,11 @@ def _bins(supply: Supply, region: Region, cells: Iterable[Cell]) -> list[Bin]:
 def _whole_pool(supply: Supply, region: Region) -> CoreChoice:
     """Policy `numa`: all CPUs of the shared pool there, the less crowded the better."""
     taken = [Taken(core, core) for one in _bins(supply, region, region.cells) for core, _ in one.cores]
-    uses = [supply.uses.get(cpu, 0) for one in taken for cpu in cpus_of(one.cpus)]
-    return CoreChoice(0, 0, crowd(uses, supply.need), tuple(taken))
+    return CoreChoice(0, 0, _crowd(supply, region), tuple(taken))
+
+
+def _crowd(supply: Supply, region: Region) -> int:
+    return crowd([use for cell in region.cells for use in supply.uses_of(cell)], supply.need)
 
 
 def _weighed(supply: Supply, region: Region, choice: CoreChoice) -> _Found:
@@ -372,14 +397,19 @@ def _weighed(supply: Supply, region: Region, choice: CoreChoice) -> _Found:
     for taken in choice.taken:
         cpus |= taken.cpus
         owned |= taken.core if supply.smt is not Smt.PREFER else taken.cpus
+    lost = _damage(supply, region, owned)
+    uses = 0 if supply.request.owns_cpus else choice.damage
+    nodes = tuple(part.node for part in region.parts)
+    return _Found((choice.l3_groups, choice.cores, uses, lost), cpus, Seat(nodes, choice.taken))
+
+
+def _damage(supply: Supply, region: Region, owned: int) -> int:
     lost = 0
     for part in region.parts:
         if owned & part.cpus:
             lost += _lost(supply.free.cpus & part.cpus, owned)
-            lost += sum(_lost(supply.free.cpus & cell.cpus, owned) for cell in part.cells)
-    uses = 0 if supply.request.owns_cpus else choice.damage
-    nodes = tuple(part.node for part in region.parts)
-    return _Found((choice.l3_groups, choice.cores, uses, lost), cpus, Seat(nodes, choice.taken))
+            lost += sum([_lost(supply.free.cpus & cell.cpus, owned) for cell in part.cells])
+    return lost
 
 
 def _lost(free: int, owned: int) -> int:

@@ -26,7 +26,9 @@ def placement_of(supply: Supply, seat: Seat) -> Placement:
     topology, request = supply.topology, supply.request
     cores = sorted(seat.taken, key=lambda taken: _place_in_machine(supply, taken))
     units = [cpu for taken in cores for cpu in cpus_of(taken.cpus)]
-    named = mask_of(units)
+    named = 0
+    for taken in cores:
+        named |= taken.cpus
     vcpus: tuple[int, ...]
     if request.policy is Policy.NUMA:
         vcpus, emulator_own = (), named
@@ -36,7 +38,8 @@ def placement_of(supply: Supply, seat: Seat) -> Placement:
         emulator_own = 0 if own is None else 1 << own
     whole = named
     if supply.smt is not Smt.PREFER:
-        whole = mask_of(cpu for taken in cores for cpu in cpus_of(taken.core))
+        for taken in cores:
+            whole |= taken.core
     if supply.smt is Smt.REQUIRE:
         emulator_own |= whole & ~named
         named = whole
@@ -52,7 +55,7 @@ def placement_of(supply: Supply, seat: Seat) -> Placement:
         memory=_memory(supply, seat.nodes),
         huge_pages=_pages(supply, seat.nodes),
         packages=topology.packages_of(named),
-        l3_groups=tuple(sorted({supply.layout.l3_of[cpu] for cpu in cpus_of(named)})),
+        l3_groups=tuple(sorted({supply.layout.l3_of[_first(taken)] for taken in cores})),
         numa_memory=request.numa_memory if supply.free.memory else NumaMemory.OFF,
     )
     if request.guest_numa is GuestNuma.MIRROR:
@@ -65,8 +68,7 @@ def _place_in_machine(supply: Supply, taken: Taken) -> tuple[int, int, int, int,
 
     Cores of which less is taken come last in their node, so that they shift no pair of siblings.
     """
-    layout = supply.layout
-    first = (taken.core & -taken.core).bit_length() - 1
+    layout, first = supply.layout, _first(taken)
     return (
         layout.package_of[first],
         layout.node_of[first],
@@ -74,6 +76,10 @@ def _place_in_machine(supply: Supply, taken: Taken) -> tuple[int, int, int, int,
         layout.l3_of[first],
         first,
     )
+
+
+def _first(taken: Taken) -> int:
+    return (taken.core & -taken.core).bit_length() - 1
 
 
 def _emulators_unit(supply: Supply, cores: Sequence[Taken]) -> int:

@@ -6,20 +6,23 @@ that destroys least for later VMs, or for a sharing VM the one whose CPUs are le
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 
+from kvplace.core.allocator.bin_sets import BinSets, least_cores, most_worth, threads_beyond
 from kvplace.core.allocator.layout import Bin
-from kvplace.core.allocator.least_used import least_used
+from kvplace.core.allocator.least_used import LeastUsed, Prices, Usage, least_used, likely_prices
 from kvplace.core.allocator.look_ahead import damage_of
 from kvplace.core.allocator.supply import fewest
-from kvplace.core.cpuset import cpus_of, lowest
+from kvplace.core.cpuset import lowest
 
-MOST_CHOICES = 20_000
-"""Choices looked at before a search settles for the best so far; reached on contrived machines only."""
 _MOST_TIES = 16
 """Choices of equal rank looked at for the one with the least damage."""
+
+
+Rank = tuple[int, int, int]
+"""L3 groups, cores, and damage or uses by others: smaller is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class CoreChoice:
     taken: tuple[Taken, ...]
 
     @property
-    def rank(self) -> tuple[int, int, int]:
+    def rank(self) -> Rank:
         """Smaller is better."""
         return (self.l3_groups, self.cores, self.damage)
 
@@ -52,157 +55,128 @@ def choose_cores(
     bins: Sequence[Bin],
     need: int,
     *,
-    uses: Mapping[int, int] | None = None,
+    usage: Usage | None = None,
     touched: Sequence[int] = (),
+    worst: Rank | None = None,
 ) -> CoreChoice | None:
     """Serve a need from bins, or None when they hold too little.
 
-    `uses` counts the VMs that name each CPU already: given for a sharing VM, not for an exclusive one.
-    Every set of CPUs in `touched` must give at least one unit, for which the need must suffice.
+    `usage` counts the VMs that name each CPU already: given for a sharing VM where there are any. Every set
+    of CPUs in `touched`, which have none in common, must give at least one unit, for which the need must
+    suffice. None too when every choice ranks behind `worst`.
     """
     if not need:
         return CoreChoice(0, 0, 0, ())
-    if touched:
-        return _touching(bins, need, touched, uses)
-    full: Sequence[Bin] = [one for one in bins if one.units]
-    chosen: Sequence[Bin]
-    count = fewest([one.units for one in full], need)
-    if count > len(full):
+    full = [one for one in bins if one.units]
+    if usage is None and not touched:
+        count = fewest([one.units for one in full], need)
+        if count > len(full):
+            return None
+        chosen: Sequence[Bin] | None = full
+        if count == 1:
+            able = [one for one in full if one.units >= need]
+            chosen = [min(able, key=lambda one: (cores_needed((one,), need), _damage((one,), need)))]
+        elif count < len(full):
+            chosen = _with_least_damage(full, need, worst)
+        return _of_bins(chosen, need) if chosen is not None else None
+    if sum([one.units for one in full]) < need:
         return None
-    if uses:
-        return _least_used_of(full, need, count, uses)
-    if count == len(full):
-        chosen = full
-    elif count == 1:
-        able = [one for one in full if one.units >= need]
-        chosen = [min(able, key=lambda one: (cores_needed((one,), need), _damage((one,), need)))]
-    else:
-        chosen = _best_bins(full, need, count)
-    # The large groups are used up, what is left over lies in the smallest: small VMs that settle there
-    # then do not keep a large group broken when this one has gone.
-    ordered = sorted(chosen, key=lambda one: -one.units)
-    taken = pick_cores([core for one in ordered for core in one.cores], need)
-    return CoreChoice(len(chosen), len(taken), _damage(ordered, need), taken)
+    if not all(any(core & cpus for one in full for core, _ in one.cores) for cpus in touched):
+        return None
+    if usage is not None:
+        return _least_used_of(full, need, touched, usage, worst)
+    _, _, found = BinSets(full, need, touched).smallest()
+    return _touching([full[index] for index in found], need, touched)
 
 
-def _best_bins(bins: Sequence[Bin], need: int, count: int) -> Sequence[Bin]:
-    """Of the choices of `count` bins one with the fewest cores, of those with the least damage."""
-    kinds = [one.widths for one in bins]
-    choices = _with_fewest_cores(bins, kinds, need, count)
+def _with_least_damage(bins: Sequence[Bin], need: int, worst: Rank | None) -> list[Bin] | None:
+    """Of the smallest choices of bins, in L3 groups and cores, one of those with the least damage."""
+    sets = BinSets(bins, need)
+    count, cores, _ = sets.smallest()
+    if worst is not None and (count, cores) > worst[:2]:
+        return None
+    choices = ([bins[index] for index in sorted(chosen)] for chosen in sets.chosen(count, cores))
     return min(islice(choices, _MOST_TIES), key=lambda chosen: _damage(chosen, need))
 
 
-def _least_used_of(bins: Sequence[Bin], need: int, count: int, uses: Mapping[int, int]) -> CoreChoice:
-    """Of the choices of `count` bins one with the fewest cores, of those with the least used CPUs."""
-    best: CoreChoice | None = None
-    for chosen in islice(_with_fewest_cores(bins, range(len(bins)), need, count), _MOST_TIES):
-        taken = pick_cores([core for one in chosen for core in one.cores], need, uses)
-        found = CoreChoice(count, len(taken), _uses(taken, uses), taken)
-        if best is None or found.rank < best.rank:
+def _of_bins(bins: Sequence[Bin], need: int) -> CoreChoice:
+    # The large groups are used up, what is left over lies in the smallest: small VMs that settle there
+    # then do not keep a large group broken when this one has gone.
+    ordered = sorted(bins, key=lambda one: -one.units)
+    taken = pick_cores([core for one in ordered for core in one.cores], need)
+    return CoreChoice(len(bins), len(taken), _damage(ordered, need), taken)
+
+
+def _touching(bins: Sequence[Bin], need: int, touched: Sequence[int]) -> CoreChoice:
+    """Open the widest core of every set that must be touched, then go on as without that."""
+    cores = [core for one in bins for core in one.cores]
+    opened = [max([core for core in cores if core[0] & cpus], key=lambda core: core[1]) for cpus in touched]
+    rest = [core for core in cores if core not in opened]
+    taken: list[Taken] = []
+    for number, (core, width) in enumerate(opened, start=1):
+        count = min(width, need - (len(opened) - number))
+        taken.append(Taken(core, _units_of(core, count)))
+        need -= count
+    if need:
+        taken += pick_cores(rest, need)
+    return CoreChoice(len(bins), len(taken), 0, tuple(taken))
+
+
+def _least_used_of(
+    bins: Sequence[Bin], need: int, touched: Sequence[int], usage: Usage, worst: Rank | None
+) -> CoreChoice | None:
+    """Of the smallest choices of bins one whose CPUs others use least.
+
+    What bins are worth at some prices bounds what a choice of them can cost: only such are looked at that may
+    cost less than the best so far.
+    """
+    sets = BinSets(bins, need, touched)
+    count, cores, chosen = sets.smallest()
+    prices = usage.prices
+    if prices is None:
+        everything = usage.offers([core for one in bins for core in one.cores])
+        prices = likely_prices(everything, need, cores)
+    worths = usage.worths(prices, bins)
+    if worst is None or (count, cores) < worst[:2]:
+        chosen = next(sets.chosen(count, cores, worths), chosen)
+    elif (count, cores) > worst[:2]:
+        return None
+    else:
+        chosen = next(sets.chosen(count, cores, worths, max(0, prices.of(cores, need) - worst[2])), ())
+        if not chosen:
+            return None
+    least = bound_of_uses(prices, bins, worths, need, (count, cores))
+    best: LeastUsed | None = None
+    seen = set()
+    while True:
+        seen.add(frozenset(chosen))
+        inside = usage.offers([core for index in chosen for core in bins[index].cores])
+        usage.looked_at += len(inside)
+        found = least_used(inside, need, cores, touched, near=prices)
+        if best is None or found.cost < best.cost:
             best = found
-    assert best is not None
-    return best
+        if count == len(bins) or least >= best.cost or (usage.is_spent and len(seen) > 1):
+            break
+        prices = found.prices
+        worths = usage.worths(prices, bins)
+        least = max(least, bound_of_uses(prices, bins, worths, need, (count, cores)))
+        if least >= best.cost:
+            break
+        enough = max(0, prices.of(cores, need) - best.cost + 1)
+        more = (one for one in sets.chosen(count, cores, worths, enough) if frozenset(one) not in seen)
+        chosen = next(more, ())
+        if not chosen:
+            break
+    usage.prices = best.prices
+    taken = tuple([Taken(core, cpus) for core, cpus in best.taken])
+    return CoreChoice(count, cores, best.cost, taken)
 
 
-def _with_fewest_cores(
-    bins: Sequence[Bin], kinds: Sequence[Hashable], need: int, count: int
-) -> Iterator[list[Bin]]:
-    """Yield the choices of `count` bins that cover a need with the fewest cores, the tightest first.
-
-    The largest m of some cores give a need just when for every t their threads beyond t make up for the
-    rest: the sum of what each core has more than t must be the need less m times t. That is a cover by
-    several amounts, one for each t.
-    """
-    units = [one.units for one in bins]
-    beyond = _threads_beyond(bins)
-    cores = max(
-        -(-(need - sum(sorted(amounts, reverse=True)[:count])) // t)
-        for t, amounts in enumerate([*beyond, [0] * len(bins)], start=1)
-    )
-    found = False
-    while not found:
-        also = [(amounts, need - cores * t) for t, amounts in enumerate(beyond, start=1)]
-        for indexes in covers(units, kinds, need, count, also=also, tight_first=True):
-            found = True
-            yield [bins[index] for index in indexes]
-        cores += 1
-
-
-def _threads_beyond(bins: Sequence[Bin]) -> list[list[int]]:
-    """For 1, 2 and so on how many units the cores of each bin have beyond that; none beyond the last."""
-    widest = max([one.widths[0] for one in bins])
-    narrowest = min([one.widths[-1] for one in bins])
-    return [
-        [sum([width - t for width in one.widths if width > t]) for one in bins]
-        for t in range(1, widest)
-        if narrowest < widest
-    ]
-
-
-def covers(
-    units: Sequence[int],
-    kinds: Sequence[Hashable],
-    need: int,
-    count: int,
-    *,
-    also: Sequence[tuple[Sequence[int], int]] = (),
-    tight_first: bool = False,
-) -> Iterator[tuple[int, ...]]:
-    """Yield every choice of `count` groups that covers a need, as ascending indexes.
-
-    Groups of one kind are interchangeable: of choices that differ in nothing else only the one with the
-    lowest indexes comes. Choices with large groups come first, or with `tight_first` last. `also` are
-    further amounts by group, with the need that each must cover; groups of one kind have equal ones.
-    """
-    members: dict[Hashable, list[int]] = {}
-    for index, kind in enumerate(kinds):
-        members.setdefault((units[index], kind), []).append(index)
-    classes = sorted(members.values(), key=lambda indexes: -units[indexes[0]])
-    if tight_first:
-        classes.reverse()
-    sizes = [units[indexes[0]] for indexes in classes]
-    starts = [0, *accumulate(len(indexes) for indexes in classes)]
-    sums = [0, *accumulate(units[index] for indexes in classes for index in indexes)]
-    others = [_Amount(amounts, missing, classes) for amounts, missing in also]
-
-    def choose(place: int, missing: int, left: int) -> Iterator[tuple[int, ...]]:
-        if not left:
-            if missing <= 0 and all(other.missing <= 0 for other in others):
-                yield ()
-            return
-        start = starts[place]
-        if start + left >= len(sums):
-            return
-        most = sums[-1] - sums[-1 - left] if tight_first else sums[start + left] - sums[start]
-        if most < missing or any(other.most[place][left] < other.missing for other in others):
-            return
-        indexes = classes[place]
-        for number in range(min(left, len(indexes)), -1, -1):
-            for other in others:
-                other.missing -= number * other.sizes[place]
-            for rest in choose(place + 1, missing - number * sizes[place], left - number):
-                yield (*indexes[:number], *rest)
-            for other in others:
-                other.missing += number * other.sizes[place]
-
-    for chosen in choose(0, need, count):
-        yield tuple(sorted(chosen))
-
-
-class _Amount:
-    """A further amount that a choice of groups must cover, and what is missing of it on the way."""
-
-    def __init__(self, amounts: Sequence[int], need: int, classes: Sequence[Sequence[int]]) -> None:
-        self.missing = need
-        self.sizes = [amounts[indexes[0]] for indexes in classes]
-        self.most = [[0]]
-        largest: list[int] = []
-        for size, indexes in zip(reversed(self.sizes), reversed(classes), strict=True):
-            largest += [size] * len(indexes)
-            largest.sort(reverse=True)
-            self.most.append([0, *accumulate(largest)])
-        self.most.reverse()
-        """What the largest groups of the classes from a place on give together, by their number."""
+def bound_of_uses(
+    prices: Prices, bins: Sequence[Bin], worths: Sequence[int], need: int, size: tuple[int, int]
+) -> int:
+    """What a need from so many bins and so many cores of them costs at least, by what bins are worth."""
+    return prices.of(size[1], need) - most_worth(bins, worths, need, size)
 
 
 def _damage(bins: Sequence[Bin], need: int) -> int:
@@ -210,10 +184,6 @@ def _damage(bins: Sequence[Bin], need: int) -> int:
     over = sum(one.units for one in bins) - need
     lost = damage_of(smallest.units, over)
     return lost + sum(damage_of(one.units, 0) for one in bins if one is not smallest)
-
-
-def _uses(taken: Iterable[Taken], uses: Mapping[int, int]) -> int:
-    return sum(uses.get(cpu, 0) for one in taken for cpu in cpus_of(one.cpus))
 
 
 def cores_needed(bins: Sequence[Bin], need: int) -> int:
@@ -225,12 +195,24 @@ def cores_needed(bins: Sequence[Bin], need: int) -> int:
     return fewest([width for one in bins for width in one.widths], need)
 
 
-def pick_cores(
-    cores: Sequence[tuple[int, int]], need: int, uses: Mapping[int, int] | None = None
-) -> tuple[Taken, ...]:
+def least_of(bins: Sequence[Bin], need: int) -> tuple[int, int]:
+    """How many bins a need takes at least, and how many cores of so many bins; there must be as much."""
+    if not need:
+        return (0, 0)
+    full = [one for one in bins if one.units]
+    count = fewest([one.units for one in full], need)
+    widest = max([one.widths[0] for one in full])
+    if all(one.widths[0] == widest == one.widths[-1] for one in full):
+        return count, -(-need // widest)
+    beyond = [threads_beyond(one.widths) for one in full]
+    amounts = [[of_bin[t] if t < len(of_bin) else 0 for of_bin in beyond] for t in range(widest)]
+    amounts.append([sum(of_bin) for of_bin in beyond])
+    reach = [sum(sorted(of_bins, reverse=True)[:count]) for of_bins in amounts]
+    return count, least_cores(reach, need, widest)
+
+
+def pick_cores(cores: Sequence[tuple[int, int]], need: int) -> tuple[Taken, ...]:
     """Cover a need with the fewest cores, the last one as tight as possible; they must suffice."""
-    if uses:
-        return tuple([Taken(core, cpus) for core, cpus in least_used(cores, need, uses)])
     by_width: dict[int, list[int]] = {}
     for core, width in cores:
         by_width.setdefault(width, []).append(core)
@@ -252,81 +234,3 @@ def pick_cores(
 
 def _units_of(core: int, count: int) -> int:
     return core if core.bit_count() == count else lowest(core, count)
-
-
-def _touching(
-    bins: Sequence[Bin], need: int, touched: Sequence[int], uses: Mapping[int, int] | None
-) -> CoreChoice | None:
-    full = [one for one in bins if one.units]
-    units = [one.units for one in full]
-    inside = [tuple([tuple([w for core, w in one.cores if core & cpus]) for cpus in touched]) for one in full]
-    also = [([int(bool(widths[place])) for widths in inside], 1) for place in range(len(touched))]
-    anywhere = _touching_all(full, need, touched, None) if sum(units) >= need else None
-    if anywhere is None:
-        return None
-    for count in range(fewest(units, need), len(full) + 1):
-        best = _touching_with(full, need, count, inside, also, touched, anywhere.cores)
-        if best is None:
-            continue
-        choices = [best]
-        if uses:  # whose bins are all unlike: some more are looked at
-            more = islice(covers(units, range(len(full)), need, count, also=also), _MOST_TIES)
-            choices += [[full[index] for index in chosen] for chosen in more]
-        served = [_touching_all(chosen, need, touched, uses) for chosen in choices]
-        return min([one for one in served if one is not None], key=lambda one: one.rank)
-    return None
-
-
-def _touching_with(
-    bins: Sequence[Bin],
-    need: int,
-    count: int,
-    kinds: Sequence[Hashable],
-    also: Sequence[tuple[Sequence[int], int]],
-    touched: Sequence[int],
-    least: int,
-) -> list[Bin] | None:
-    """Of the choices of `count` bins with something of every set one with the fewest cores.
-
-    Once there is one, only such are looked at whose widest cores could do with fewer.
-    """
-    units = [one.units for one in bins]
-    beyond = _threads_beyond(bins)
-    best: list[Bin] | None = None
-    cores, looked_at = need + 1, 0
-    while cores > least:
-        fewer = [(amounts, need - (cores - 1) * t) for t, amounts in enumerate(beyond, start=1)]
-        for indexes in covers(units, kinds, need, count, also=[*also, *fewer]):
-            chosen = [bins[index] for index in indexes]
-            found = _touching_all(chosen, need, touched, None)
-            looked_at += 1
-            if found is not None and found.cores < cores:
-                best, cores = chosen, found.cores
-                break
-            if looked_at > MOST_CHOICES and best is not None:
-                return best
-        else:
-            return best
-    return best
-
-
-def _touching_all(
-    bins: Sequence[Bin], need: int, touched: Sequence[int], uses: Mapping[int, int] | None
-) -> CoreChoice | None:
-    """Open the widest core of every set that must be touched, then go on as without that."""
-    cores = [core for one in bins for core in one.cores]
-    opened: list[tuple[int, int]] = []
-    for cpus in touched:
-        here = [core for core in cores if core[0] & cpus]
-        if not here:
-            return None
-        opened.append(max(here, key=lambda core: core[1]))
-    rest = [core for core in cores if core not in opened]
-    taken: list[Taken] = []
-    for number, (core, width) in enumerate(opened, start=1):
-        count = min(width, need - (len(opened) - number))
-        taken.append(Taken(core, _units_of(core, count)))
-        need -= count
-    if need:
-        taken += pick_cores(rest, need, uses)
-    return CoreChoice(len(bins), len(taken), _uses(taken, uses or {}), tuple(taken))

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 
-from kvplace.core.allocator.core_choice import covers
+from kvplace.core.allocator.covering import covers
 from kvplace.core.allocator.layout import Cell, Domain, NodePart
 from kvplace.core.allocator.node_sets import NodeSets, SizedPart
 from kvplace.core.allocator.supply import Supply, fewest
@@ -257,23 +257,40 @@ def _spreads(supply: Supply, region: Region) -> bool:
     """Whether the need can be shared out evenly, where the scope asks for that."""
     if not supply.spreads:
         return True
-    groups = spread_groups(supply, region)
-    if len(groups) == 1 or len(region.parts) > supply.need:
+    if len(region.parts) > supply.need:
         return True
-    low, over = divmod(supply.need, len(groups))
+    if not region.domain.crossed:
+        return _spreads_over(*_sizes_of_groups(supply, region), supply.need)
+    groups = spread_groups(supply, region)
     units = [supply.cell_units(cells) for cells in groups]
-    if min(units) < low or sum(1 for amount in units if amount > low) < over:
+    return any(
+        _spreads_over(units, [len(touched) for touched in plan], supply.need)
+        for plan in touch_plans(region, groups)
+    )
+
+
+def _sizes_of_groups(supply: Supply, region: Region) -> tuple[list[int], list[int]]:
+    """The units of each group that the scope spreads over, and how many NUMA nodes it is."""
+    units: dict[int, int] = {}
+    nodes: dict[int, int] = {}
+    for part in region.parts:
+        group = part.packages if supply.request.scope is Scope.SPREAD_SOCKETS else part.node
+        units[group] = units.get(group, 0) + supply.units(part)
+        nodes[group] = nodes.get(group, 0) + 1
+    return list(units.values()), list(nodes.values())
+
+
+def _spreads_over(units: Sequence[int], touched: Sequence[int], need: int) -> bool:
+    """Whether groups of so many units can give equal shares, each at least as many as it must touch nodes."""
+    low, over = divmod(need, len(units))
+    if len(units) > 1 and (min(units) < low or sum([amount > low for amount in units]) < over):
         return False
-    for plan in touch_plans(region, groups):
-        nodes = [len(touched) for touched in plan]
-        larger = [count > low for count in nodes]
-        if (
-            max(nodes) <= low + 1
-            and sum(larger) <= over
-            and all(amount > low for amount, more in zip(units, larger, strict=True) if more)
-        ):
-            return True
-    return False
+    larger = [count > low for count in touched]
+    return (
+        max(touched) <= low + 1
+        and sum(larger) <= over
+        and all(amount > low for amount, more in zip(units, larger, strict=True) if more)
+    )
 
 
 def touch_plans(region: Region, groups: Sequence[Sequence[Cell]]) -> Iterator[list[list[int]]]:

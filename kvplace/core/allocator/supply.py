@@ -12,6 +12,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from kvplace.core.allocator.layout import Bin, Cell, Domain, NodePart, PartCount, layout_of
+from kvplace.core.allocator.least_used import Usage
+from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
@@ -39,8 +41,12 @@ class Supply:
         self._unit = _UNITS[self.smt]
         self.spreads = request.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
         self.uses = dict(free.uses) if not request.owns_cpus else {}
+        self._cell_uses: dict[int, list[int]] = {}
+        self.usage = Usage(self.uses) if self.uses else None
         self.shares: dict[Hashable, CoreChoice | None] = {}
         """What was chosen in groups of cells, for regions that have such groups in common."""
+        self.least_of_shares: dict[Hashable, tuple[tuple[int, int], tuple[int, int] | None]] = {}
+        """What shares from such groups take at least, of L3 groups and of cores, and with one unit more."""
         self._bins, self._parts = self.layout.bins, self.layout.part_counts
         if len(self._bins) + len(self._parts) > _MOST_REMEMBERED:
             self._bins.clear()
@@ -103,6 +109,13 @@ class Supply:
     def cell_units(self, cells: Iterable[Cell]) -> int:
         """How many units lie in cells."""
         return sum(self._count(cell).units for cell in cells)
+
+    def uses_of(self, cell: Cell) -> Sequence[int]:
+        """How many VMs name each of the CPUs of the pool in a cell."""
+        if cell.cpus not in self._cell_uses:
+            pool = cpus_of(self.free.pool & cell.cpus)
+            self._cell_uses[cell.cpus] = [self.uses.get(cpu, 0) for cpu in pool]
+        return self._cell_uses[cell.cpus]
 
     def _count(self, cell: Cell) -> Bin:
         available = self.cpus & cell.cpus

@@ -7,7 +7,8 @@ from itertools import product
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvplace.core.allocator.least_used import least_used
+from kvplace.core.allocator.least_used import Usage, least_used
+from kvplace.core.allocator.supply import fewest
 from kvplace.core.cpuset import cpus_of
 
 cores_and_uses = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=2), min_size=1, max_size=6)
@@ -22,7 +23,8 @@ def test_no_choice_of_as_few_cores_is_used_less_by_others(uses_of_cores: list[li
     for of_core in uses_of_cores:
         cores.append((((1 << len(of_core)) - 1) << len(uses), len(of_core)))
         uses |= dict(enumerate(of_core, start=len(uses)))
-    taken = least_used(cores, need, uses)
+    count = fewest([width for _, width in cores], need)
+    taken = least_used(Usage(uses).offers(cores), need, count).taken
     assert all((core, core.bit_count()) in cores and not cpus & ~core for core, cpus in taken)
     assert sum(cpus.bit_count() for _, cpus in taken) == need
     cost = sum(uses[cpu] for _, cpus in taken for cpu in cpus_of(cpus))
