@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvplace.core.cpuset import cpus_of
+from kvplace.core.cpuset import cpus_of, place_of_each
 from kvplace.core.refusal import THE_MACHINE
 from kvplace.core.request import Scope
 from kvplace.core.topology import Topology
@@ -102,17 +102,7 @@ class Layout:
         """The same of parts of NUMA nodes."""
         ids = [node.id for node in topology.numa_nodes]
         self.distances = tuple(tuple(topology.distance(a, b) for b in ids) for a in ids)
-        undivided = set(topology.undivided_cores)
-        cores_in_order = sorted(topology.cores, key=lambda core: core & -core)
-        self._cells = tuple(
-            Cell(n, p, g, cpus, cores, tuple(core for core in cores if core in undivided))
-            for n, node in enumerate(topology.numa_nodes)
-            for p, package in enumerate(topology.packages)
-            if node.cpus & package.cpus
-            for g, l3 in enumerate(topology.l3_groups)
-            if (cpus := node.cpus & package.cpus & l3)
-            for cores in [tuple(core & cpus for core in cores_in_order if core & cpus)]
-        )
+        self._cells = tuple(_cells_of(topology))
 
     @cached_property
     def domains(self) -> Mapping[Scope, tuple[Domain, ...]]:
@@ -195,6 +185,30 @@ class Layout:
             crossed=any(part.packages & (part.packages - 1) for part in parts),
             straddled=len(set(groups)) < len(groups),
         )
+
+
+def _cells_of(topology: Topology) -> Iterator[Cell]:
+    """Yield the cells by their NUMA node, package and L3 group, with their cores in the machine's order."""
+    levels = [
+        place_of_each(level)
+        for level in (
+            [node.cpus for node in topology.numa_nodes],
+            [package.cpus for package in topology.packages],
+            topology.l3_groups,
+        )
+    ]
+    pieces: dict[tuple[int, ...], dict[int, int]] = {}
+    for core in topology.cores:
+        for cpu in cpus_of(core):
+            inside = pieces.setdefault(tuple([place_of[cpu] for place_of in levels]), {})
+            inside[core] = inside.get(core, 0) | 1 << cpu
+    undivided = set(topology.undivided_cores)
+    for (node, package, l3), by_core in sorted(pieces.items()):
+        cores = tuple(by_core.values())
+        cpus = 0
+        for core in cores:
+            cpus |= core
+        yield Cell(node, package, l3, cpus, cores, tuple([core for core in cores if core in undivided]))
 
 
 def _cut(cell: Cell, cpus: int) -> Cell:
