@@ -20,7 +20,8 @@ from typing import Any
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, BadTopology
-from kvplace.core.strict_json import json_object, kind_of
+from kvplace.core.node_topology import KIND
+from kvplace.core.strict_json import json_object, kind_of, shown
 from kvplace.core.topology import Topology
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
 from kvplace.linux.sysfs import discover
@@ -127,6 +128,7 @@ def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
     from kvplace.core.topology_document import read_topology
 
     try:
+        document = _one_object(document)
         if any(key.startswith("socket") for key in document):
             note = (
                 "a cpu-map says nothing about siblings, caches, NUMA nodes and memory: each socket is a node"
@@ -140,6 +142,19 @@ def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
         return machine._holding(parse_cpu_list(_text(held), what="status.kubeletCpus"), "status.kubeletCpus")
     except (BadTopology, BadAnnotation, ValueError) as error:
         raise BadTopology(f"{path}: {error}") from None
+
+
+def _one_object(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Take the object out of a list of one, as `kubectl get` writes lists; raises BadTopology for others."""
+    items = document.get("items")
+    if str(document.get("kind")).endswith("List") and isinstance(items, list):
+        if len(items) != 1 or not isinstance(items[0], Mapping):
+            raise BadTopology(f"it lists {len(items)} objects; give the {KIND} of one machine alone")
+        document = items[0]
+    kind = document.get("kind", KIND)
+    if kind != KIND:
+        raise BadTopology(f"it is a {shown(kind)}, not a {KIND}; give {MEANT}")
+    return document
 
 
 def _text(value: object) -> str:

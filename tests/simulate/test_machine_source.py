@@ -88,6 +88,14 @@ def test_cpus_that_the_kubelet_holds_elsewhere_are_told_and_left_out() -> None:
     assert found.notes == ("/here/state names CPU 64-65, which the machine does not have",)
 
 
+def test_the_only_machine_of_a_list_is_that_machine(tmp_path: Path) -> None:
+    for kind in ("List", "NodeTopologyList"):
+        path = tmp_path / "list"
+        path.write_text(yaml.safe_dump({"kind": kind, "items": [DOCUMENT]}), encoding="utf-8")
+        assert read_machine_at(path).name == "worker"
+        assert read_machine_at(path).topology == MACHINE
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -102,6 +110,9 @@ def test_cpus_that_the_kubelet_holds_elsewhere_are_told_and_left_out() -> None:
         (b"a: [", "is no YAML"),
         (b"a: &x [1]\nb: *x", "refers back with *x"),
         (b"cores: x", "packages must be a list"),
+        (b'{"kind": "Node", "spec": {}}', "it is a 'Node', not a NodeTopology; give a folder or tar"),
+        (b'{"kind": "List", "items": [{}, {}]}', "it lists 2 objects; give the NodeTopology of one machine"),
+        (b'{"kind": "List", "items": [{"kind": "Node"}]}', "it is a 'Node', not a NodeTopology"),
         (b'{"socket0": ["2", "2"]}', "names CPU 2 twice"),
         (b'{"socketX": ["2"]}', "key 'socketX' must be socket0"),
         (json.dumps(DOCUMENT | {"status": {"kubeletCpus": 3}}).encode(), "kubeletCpus must be a CPU list"),
