@@ -45,7 +45,7 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> R
         most, where = _most([(_pages_in(supply, domain, size), domain.name) for domain in able])
         if most < count:
             also = f"{supply.need} {kind} and " if everywhere >= count else ""
-            pages = f"{count} free huge pages of {format_bytes(size)}"
+            pages = f"{count} free huge page{'s' * (count > 1)} of {format_bytes(size)}"
             message = f"no {noun} with {also}{pages}, best {most} on {where}"
             return Refusal(Reason.NOT_ENOUGH_HUGE_PAGES, message, _shortfall(count, most, where), never)
         able = [domain for domain in able if _pages_in(supply, domain, size) >= count]

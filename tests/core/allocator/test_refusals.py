@@ -138,6 +138,12 @@ def left(free: str, taken_memory: dict[int, int] | None = None) -> Free:
             "no socket with 4 free huge pages of 1Gi, best 0 on socket 0",
         ),
         (
+            left("0-7"),
+            Request(2, memory=GIB, huge_pages={GIB: 1}),
+            Reason.NOT_ENOUGH_HUGE_PAGES,
+            "no socket with 1 free huge page of 1Gi, best 0 on socket 0",
+        ),
+        (
             left("0-3,12"),
             Request(2, scope=Scope.ONE_NUMA, memory=4 * GIB, huge_pages={GIB: 4}),
             Reason.NOT_ENOUGH_HUGE_PAGES,
