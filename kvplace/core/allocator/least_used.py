@@ -18,7 +18,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 CoreUse = tuple[int, int]
 """The available CPUs of a core, and those of them that are taken."""
 
-_MOST_LOOKED_AT = 256
+_MOST_LOOKED_AT = 128
 _NEVER = 1 << 60
 
 
