@@ -92,7 +92,7 @@ class BinSets:
         least = fewest([one.units for one in self._bins], self._need)
         if self._forced:
             least = max(least, -(-self._forced // max([sum(map(bool, widths)) for widths in self._opened])))
-        for count in range(least, len(self._bins)):
+        for count in range(least, len(self._bins) + 1):
             if self._forced and not self._some(count, self._need):
                 continue
             most = [sum(sorted(of_bins, reverse=True)[:count]) for of_bins in zip(*amounts, strict=True)]
@@ -101,11 +101,7 @@ class BinSets:
             while not (found := self._some(count, cores)):
                 cores += 1
             return count, cores, found
-        everything = tuple(range(len(self._bins)))
-        cores = max(1, self._forced)
-        while not self._fit(everything, cores):
-            cores += 1
-        return len(self._bins), cores, everything
+        raise AssertionError("the bins do not suffice")
 
     def chosen(
         self, count: int, cores: int, worths: Sequence[int] = (), least: int = 0

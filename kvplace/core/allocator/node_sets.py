@@ -91,6 +91,9 @@ class NodeSets:
                 units * (p.packages == package) for units, p in zip(self.units, self._parts, strict=True)
             ]
             amounts.append((inside, package_share))
+        for of_parts, need in [(self.units, self._need), *amounts]:
+            if sum(sorted([of_parts[index] for index in candidates], reverse=True)[:count]) < need:
+                return None
         nowhere = [0] * len(self.units)
         least = self._least_step(candidates, count)
         for far in self.steps if count > 1 else (0,):
