@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from kvplace.core.allocator.core_choice import Taken
 from kvplace.core.allocator.supply import Supply
@@ -24,7 +25,8 @@ class Seat:
 def placement_of(supply: Supply, seat: Seat) -> Placement:
     """Give every vCPU its CPU, and the VM its memory."""
     topology, request = supply.topology, supply.request
-    cores = sorted(seat.taken, key=lambda taken: _place_in_machine(supply, taken))
+    placed = sorted([(_place_in_machine(supply, taken), taken) for taken in seat.taken], key=itemgetter(0))
+    cores = [taken for _, taken in placed]
     units = [cpu for taken in cores for cpu in cpus_of(taken.cpus)]
     named = 0
     for taken in cores:
@@ -55,7 +57,7 @@ def placement_of(supply: Supply, seat: Seat) -> Placement:
         memory=_memory(supply, seat.nodes),
         huge_pages=_pages(supply, seat.nodes),
         packages=topology.packages_of(named),
-        l3_groups=tuple(sorted({supply.layout.l3_of[_first(taken)] for taken in cores})),
+        l3_groups=tuple(sorted({place[3] for place, _ in placed})),
         numa_memory=request.numa_memory if supply.free.memory else NumaMemory.OFF,
     )
     if request.guest_numa is GuestNuma.MIRROR:
@@ -68,7 +70,8 @@ def _place_in_machine(supply: Supply, taken: Taken) -> tuple[int, int, int, int,
 
     Cores of which less is taken come last in their node, so that they shift no pair of siblings.
     """
-    layout, first = supply.layout, _first(taken)
+    layout = supply.layout
+    first = (taken.core & -taken.core).bit_length() - 1
     return (
         layout.package_of[first],
         layout.node_of[first],
@@ -76,10 +79,6 @@ def _place_in_machine(supply: Supply, taken: Taken) -> tuple[int, int, int, int,
         layout.l3_of[first],
         first,
     )
-
-
-def _first(taken: Taken) -> int:
-    return (taken.core & -taken.core).bit_length() - 1
 
 
 def _emulators_unit(supply: Supply, cores: Sequence[Taken]) -> int:

@@ -84,14 +84,17 @@ class BinSets:
 
     def smallest(self) -> tuple[int, int, tuple[int, ...]]:
         """The fewest bins, the fewest cores of so many, and one set of both, by index."""
+        units = [one.units for one in self._bins]
+        least = fewest(units, self._need)
+        if self._forced:
+            least = max(least, -(-self._forced // max([sum(map(bool, widths)) for widths in self._opened])))
+        elif self._steps == 1:
+            return least, -(-self._need // self._widest), self._largest(units, least)
         amounts = [self._counted(beyond) for beyond in self._beyond]
         opened = [
             sum([min(max(widths), threads) for widths in zip(*self._opened, strict=True)])
             for threads in range(self._steps)
         ]
-        least = fewest([one.units for one in self._bins], self._need)
-        if self._forced:
-            least = max(least, -(-self._forced // max([sum(map(bool, widths)) for widths in self._opened])))
         for count in range(least, len(self._bins) + 1):
             if self._forced and not self._some(count, self._need):
                 continue
