@@ -6,6 +6,7 @@ between them: no other choice of cores on the machine can be better in these.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
@@ -206,13 +207,31 @@ def _choose_packages(
         if region.packages.bit_count() == sockets and _spreads(supply, region):
             yield region
         return
-    numbers = list(cpus_of(everything))
-    units = [_units_of_package(supply, parts, package) for package in numbers]
+    share, larger, per_package, larger_packages = 1, 0, 1, 0
+    match supply.request.scope:
+        case Scope.SPREAD_NUMA:
+            share, larger = divmod(supply.need, len(parts))
+        case Scope.SPREAD_SOCKETS:
+            per_package, larger_packages = divmod(supply.need, sockets)
+    of_parts = [supply.units_by_package(part) for part in parts]
+    of_packages = Counter[int]()
+    for of_part in of_parts:
+        of_packages.update(of_part)
+    numbers = sorted([package for package, amount in of_packages.items() if amount >= per_package])
+    units = [of_packages[package] for package in numbers]
+    inside = [[of_part.get(package, 0) for package in numbers] for of_part in of_parts]
+    least = [fewest(of_part, share) for of_part in inside]
+    more = sorted([fewest(of_part, share + 1) - count for of_part, count in zip(inside, least, strict=True)])
+    nodes = max([sum(map(bool, of_package)) for of_package in zip(*inside, strict=True)], default=0)
+    if len(numbers) < sockets or sum(least) + sum(more[:larger]) > sockets * nodes:
+        return
+    also = [(of_part, share) for of_part in inside]
+    also.append(([int(amount > per_package) for amount in units], larger_packages))
     yielded = 0
     kinds = range(len(numbers)) if supply.uses else [_kind(supply, parts, number) for number in numbers]
-    for chosen in covers(units, kinds, supply.need, sockets):
+    for chosen in covers(units, kinds, supply.need, sockets, also=also):
         region = Region(parts, mask_of(numbers[index] for index in chosen), domain)
-        if all(region.units_of(supply, part) for part in parts) and _spreads(supply, region):
+        if _spreads(supply, region):
             yielded += 1
             yield region
             if yielded >= MOST_REGIONS:

@@ -7,7 +7,8 @@ are found in, and remembered with the machine.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ class Supply:
         self._unit = _UNITS[self.smt]
         self.spreads = request.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
         self.uses = dict(free.uses) if not request.owns_cpus else {}
+        self._by_package: dict[int, Mapping[int, int]] = {}
         self._cell_uses: dict[int, list[int]] = {}
         self.usage = Usage(self.uses) if self.uses else None
         self.shares: dict[Hashable, CoreChoice | None] = {}
@@ -109,6 +111,15 @@ class Supply:
     def cell_units(self, cells: Iterable[Cell]) -> int:
         """How many units lie in cells."""
         return sum(self._count(cell).units for cell in cells)
+
+    def units_by_package(self, part: NodePart) -> Mapping[int, int]:
+        """How many units of a NUMA node lie in each package, by its index."""
+        if part.cpus not in self._by_package:
+            units = Counter[int]()
+            for cell in part.cells:
+                units[cell.package] += self._count(cell).units
+            self._by_package[part.cpus] = units
+        return self._by_package[part.cpus]
 
     def uses_of(self, cell: Cell) -> Sequence[int]:
         """How many VMs name each of the CPUs of the pool in a cell."""
