@@ -30,7 +30,6 @@ from kvplace.core.allocator.supply import Supply
 from kvplace.core.cluster.draft import Draft, NodeDraft, PlanNode, Shape, domains_of, shapes_of
 from kvplace.core.cluster.planning import Suggestion, Tally, Wanted
 from kvplace.core.errors import Misconfigured
-from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Request, Smt
 
 if TYPE_CHECKING:
@@ -215,7 +214,7 @@ class _Programme:
 def _variables(shape: Shape, index: int, node: NodeDraft) -> list[_Variable]:
     found = []
     for domain in domains_of(node.node.topology, shape.request):
-        if isinstance(node.ask_within(shape, domain.cpus), Placement):
+        if node.ask_within(shape, domain.cpus) is not None:
             ids = [numa.id for numa in node.node.topology.numa_nodes if numa.cpus & domain.cpus]
             cpus, cores = _least_owned(node, shape.request, domain)
             found.append(_Variable(shape, index, domain, frozenset(ids), cpus, cores))

@@ -41,15 +41,18 @@ _NEVER = 1 << 20
 
 def place(topology: Topology, free: Free, request: Request) -> Placement | Refusal:
     """Choose CPUs and memory for one VM, or say what is missing."""
+    return try_place(topology, free, request) or refuse(
+        Supply(topology, free, request),
+        never=not _fits_empty(topology, request),
+        fits=lambda other: bool(best_regions(Supply(topology, free, other))),
+    )
+
+
+def try_place(topology: Topology, free: Free, request: Request) -> Placement | None:
+    """Choose as `place` does; None where it refuses, whose reasons may cost more than the search."""
     supply = Supply(topology, free, request)
     seat = _best_seat(supply)
-    if seat is None:
-        return refuse(
-            supply,
-            never=not _fits_empty(topology, request),
-            fits=lambda other: bool(best_regions(Supply(topology, free, other))),
-        )
-    return placement_of(supply, seat)
+    return None if seat is None else placement_of(supply, seat)
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ different sums, not by that of the ways.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from operator import sub
 from typing import NamedTuple
 
@@ -58,6 +58,9 @@ class Cover:
         for row, amount in zip(rows, missing, strict=True):
             if row[spare] < amount:
                 return
+        if not left:
+            yield ()
+            return
         state = (place, left, missing)
         if state in self._dead:
             return
@@ -77,17 +80,12 @@ class Cover:
         No number of groups has more than the largest amounts that single groups add.
         """
         gains = self._gains[place:]
-        limit = self._limits[place] = (
-            sum([fewest for fewest, _, _ in gains]),
-            [
-                [*accumulate(sorted(chain.from_iterable(added), reverse=True), initial=sum(first))]
-                for first, added in zip(
-                    zip(*[first for _, first, _ in gains], strict=True),
-                    zip(*[added for _, _, added in gains], strict=True),
-                    strict=True,
-                )
-            ],
-        )
+        rows = []
+        for amount in range(len(gains[0][1])):
+            added = [step for _, _, steps in gains for step in steps[amount]]
+            added.sort(reverse=True)
+            rows.append([*accumulate(added, initial=sum([first[amount] for _, first, _ in gains]))])
+        limit = self._limits[place] = (sum([fewest for fewest, _, _ in gains]), rows)
         return limit
 
 

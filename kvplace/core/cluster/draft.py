@@ -11,13 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvplace.core.allocator.allocate import place
+from kvplace.core.allocator.allocate import try_place
 from kvplace.core.allocator.layout import Domain, layout_of
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import Occupant, claim_of, within
 from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
 from kvplace.core.request import NumaMemory, Request
 from kvplace.core.topology import Topology
 
@@ -73,20 +72,19 @@ class Room:
 
 
 class Answers:
-    """What `place` has answered, by machine, state and shape."""
+    """What `try_place` has answered, by machine, state and shape."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, Free, Shape], Placement | Refusal] = {}
+        self._known: dict[tuple[str, Free, Shape], Placement | None] = {}
 
-    def place(self, topology: Topology, free: Free, shape: Shape) -> Placement | Refusal:
-        """Answer as `place` does."""
+    def place(self, topology: Topology, free: Free, shape: Shape) -> Placement | None:
+        """Answer as `try_place` does."""
         key = (topology.fingerprint, free, shape)
-        answer = self._known.get(key)
-        if answer is None:
+        if key not in self._known:
             if len(self._known) >= _MOST_ANSWERS:
                 self._known.clear()
-            answer = self._known[key] = place(topology, free, shape.request)
-        return answer
+            self._known[key] = try_place(topology, free, shape.request)
+        return self._known[key]
 
 
 class NodeDraft:
@@ -106,7 +104,7 @@ class NodeDraft:
         """The placements of the planned VMs here, by the number of the VM."""
         self._answers = answers
         self._free = free
-        self._here: dict[Shape, Placement | Refusal] = {}
+        self._here: dict[Shape, Placement | None] = {}
         self._rooms: dict[tuple[object, ...], tuple[Room, ...]] = {}
         self._fitting: dict[Shape, tuple[Room, ...]] = {}
 
@@ -121,14 +119,13 @@ class NodeDraft:
         ]
         return free_of(self.node.topology, Ledger(), claims, only=self.node.only)
 
-    def ask(self, shape: Shape) -> Placement | Refusal:
-        """Where a VM would sit on this node beside those that are here."""
-        answer = self._here.get(shape)
-        if answer is None:
-            answer = self._here[shape] = self._answers.place(self.node.topology, self.free, shape)
-        return answer
+    def ask(self, shape: Shape) -> Placement | None:
+        """Where a VM would sit on this node beside those that are here; None when it has no room."""
+        if shape not in self._here:
+            self._here[shape] = self._answers.place(self.node.topology, self.free, shape)
+        return self._here[shape]
 
-    def ask_within(self, shape: Shape, cpus: int) -> Placement | Refusal:
+    def ask_within(self, shape: Shape, cpus: int) -> Placement | None:
         """Where a VM would sit on this node if it had to keep to these CPUs."""
         return self._answers.place(self.node.topology, within(self.free, cpus), shape)
 

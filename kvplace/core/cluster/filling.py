@@ -11,7 +11,6 @@ from enum import Enum
 
 from kvplace.core.cluster.draft import Draft, Shape
 from kvplace.core.cluster.seating import NARROW_FIRST, seat_all, tightest
-from kvplace.core.placement import Placement
 
 
 class First(Enum):
@@ -63,7 +62,7 @@ class _Waiting:
                 continue
             tried.add(shape)
             answer = draft.nodes[index].ask_within(shape, cpus)
-            if isinstance(answer, Placement):
+            if answer is not None:
                 draft.seat(vms.pop(position), index, answer)
                 return
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.draft import Draft, PlanNode, Shape, shapes_of
 from kvplace.core.cluster.filling import First, fill
 from kvplace.core.cluster.node_choice import Strategy, quality
@@ -174,7 +175,7 @@ def _follow(draft: Draft, suggestion: Suggestion, order: Sequence[int], shapes: 
         suggestion, key=lambda one: (NARROW_FIRST[shapes[one[0]].request.scope], -shapes[one[0]].vcpus, one)
     ):
         answer = draft.nodes[node].ask_within(shapes[vm], cpus)
-        if isinstance(answer, Placement):
+        if answer is not None:
             draft.seat(vm, node, answer)
     seat_all(draft, [vm for vm in order if vm not in draft.seats], shapes, tightest)
 
@@ -206,7 +207,9 @@ def _plan(
             seats.append(Seat(vm.id, name, draft.placement_of(number)))
             continue
         if shape not in refusals:
-            answers = {node.node.name: node.ask(shape) for node in draft.nodes}
+            answers = {
+                node.node.name: place(node.node.topology, node.free, shape.request) for node in draft.nodes
+            }
             refusals[shape] = {
                 name: answer for name, answer in answers.items() if isinstance(answer, Refusal)
             }

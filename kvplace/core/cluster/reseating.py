@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from kvplace.core.cluster.draft import Draft, NodeDraft, Shape
 from kvplace.core.cluster.seating import hardness, tightest
-from kvplace.core.placement import Placement
 
 LONGEST_CHAIN = 3
 """Most VMs that change seats for one that enters."""
@@ -66,7 +65,7 @@ def _take_over(draft: Draft, vm: int, order: Sequence[int], shapes: Sequence[Sha
         if shape in refused:
             continue
         answer = node.ask(shape) if node.fitting(shape) else None
-        if isinstance(answer, Placement):
+        if answer is not None:
             draft.seat(one, index, answer)
             entered.append(one)
         else:
@@ -108,7 +107,7 @@ class _Chains:
             trial = draft.copy()
             trial.unseat(other)
             answer = trial.nodes[index].ask(shape)
-            if not isinstance(answer, Placement):
+            if answer is None:
                 continue
             trial.seat(vm, index, answer)
             spot = tightest(trial, self._shapes[other])

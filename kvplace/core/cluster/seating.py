@@ -46,7 +46,7 @@ def by_strategy(strategy: Strategy) -> Chooser:
             answer = node.ask(shape)
             known[node, shape] = (
                 Candidate(node.node.name, node.node.topology, answer, node.free, shape.vcpus)
-                if isinstance(answer, Placement)
+                if answer is not None
                 else None
             )
         return known[node, shape]
@@ -150,6 +150,6 @@ def _first(draft: Draft, shape: Shape, left: Callable[[Room], float]) -> Spot | 
     )
     for _, index, cpus in ordered:
         answer = draft.nodes[index].ask_within(shape, cpus)
-        if isinstance(answer, Placement):
+        if answer is not None:
             return index, answer
     return None

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvplace.core.allocator.allocate import place
+from kvplace.core.allocator.allocate import try_place
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, format_bytes
-from kvplace.core.refusal import Refusal
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.room.make_room import Move, Occupant, make_room
 from kvplace.core.topology import Topology
@@ -107,7 +106,7 @@ class _Trial:
         self._topology = topology
         self._free = free
         self._request = request
-        self._answers: dict[Request, Placement | Refusal] = {}
+        self._answers: dict[Request, Placement | None] = {}
 
     def scopes(self) -> Iterator[Mend]:
         wider = _SCOPES[_SCOPES.index(self._request.scope) + 1 :]
@@ -201,19 +200,18 @@ class _Trial:
                 high = middle - 1
         return low
 
-    def _place(self, request: Request) -> Placement | Refusal:
-        found = self._answers.get(request)
-        if found is None:
-            found = self._answers[request] = place(self._topology, self._free, request)
-        return found
+    def _place(self, request: Request) -> Placement | None:
+        if request not in self._answers:
+            self._answers[request] = try_place(self._topology, self._free, request)
+        return self._answers[request]
 
     def _fits(self, request: Request) -> bool:
         """Whether a VM may ask for this, and fits."""
-        return contradiction_in(request) is None and isinstance(self._place(request), Placement)
+        return contradiction_in(request) is None and self._place(request) is not None
 
     def _mend(self, field: str, value: Any, what: str, request: Request) -> Mend:
         placement = self._place(request)
-        assert isinstance(placement, Placement)
+        assert placement is not None
         return Mend(field, value, f"{what} it fits {where(request, placement)}", request, placement)
 
 

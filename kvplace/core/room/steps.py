@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from kvplace.core.allocator.allocate import place
+from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cpuset import cpus_of, lowest
 from kvplace.core.free import Free
 from kvplace.core.occupant import Standing, bytes_moved, sitting_of, within
 from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
 from kvplace.core.request import Policy, Request, Smt
 from kvplace.core.room.regions import Region, Wish
 from kvplace.core.topology import Topology
@@ -48,22 +47,20 @@ class Steps:
         self._topology = standing.topology
         self._request = request
         self._most_nodes = most_nodes
-        self._answers: dict[tuple[Free, Request], Placement | Refusal] = {}
+        self._answers: dict[tuple[Free, Request], Placement | None] = {}
         self.effort = 0
         """What the search has cost so far, counted and not timed; whoever searches adds 1 for each look."""
 
     def fits_well(self, free: Free) -> Placement | None:
         """Place the new VM, or None when it would not lie well."""
         found = self._place(free, self._request)
-        if isinstance(found, Refusal) or len(found.numa_nodes) > self._most_nodes:
-            return None
-        return found
+        return None if found is None or len(found.numa_nodes) > self._most_nodes else found
 
     def carried_out(self, steps: Sequence[Step], newcomer: Region) -> Seated | None:
         """Take the steps in this order, the new VM's CPUs kept aside first, else not."""
         everybody_gone = self._standing.free({step.wish.id: None for step in steps})
         kept = self._place(within(everybody_gone, newcomer.cpus), self._request)
-        if isinstance(kept, Refusal):
+        if kept is None:
             return None
         for aside in (kept.cpus | kept.owned, 0):
             if (seated := self._in_turn(steps, aside)) is not None:
@@ -105,19 +102,18 @@ class Steps:
     def _sat(self, wish: Wish, free: Free) -> Placement | None:
         found = self._place(free, wish.request)
         assert wish.before is not None
-        if isinstance(found, Refusal):
+        if found is None:
             return None
         worse = sitting_of(self._topology, found) > sitting_of(self._topology, wish.before)
         return None if worse else found
 
-    def _place(self, free: Free, request: Request) -> Placement | Refusal:
+    def _place(self, free: Free, request: Request) -> Placement | None:
         key = (free, request)
-        found = self._answers.get(key)
         self.effort += _LOOKED_UP
-        if found is None:
+        if key not in self._answers:
             self.effort += _FOUND
-            found = self._answers[key] = place(self._topology, free, request)
-        return found
+            self._answers[key] = try_place(self._topology, free, request)
+        return self._answers[key]
 
     def any_way(self, steps: Sequence[Step], most_effort: int, below: int | None = None) -> Seated | None:
         """Take the steps in this order, each VM on every choice of CPUs that makes a difference.

@@ -17,7 +17,6 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import Occupant, claim_of, within
 from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
 from kvplace.core.request import Policy, Request, Scope
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.allocator.running import occupied
@@ -147,7 +146,7 @@ def test_what_is_free_on_a_draft_is_what_the_ledger_would_leave(data: st.DataObj
     shapes = shapes_of(data.draw(st.lists(ANY_REQUEST, min_size=1, max_size=6)))
     for vm, shape in enumerate(shapes):
         answer = draft.nodes[0].ask(shape)
-        if isinstance(answer, Refusal):
+        if answer is None:
             continue
         assert draft.nodes[0].fitting(shape)
         draft.seat(vm, 0, answer)
@@ -254,7 +253,7 @@ def test_a_copy_of_a_draft_does_not_follow_the_other() -> None:
     (shape,) = shapes_of([Request(2)])
     kept = draft.copy()
     answer = draft.nodes[0].ask(shape)
-    assert isinstance(answer, Placement)
+    assert answer is not None
     draft.seat(0, 0, answer)
     assert (kept.seats, draft.seats) == ({}, {0: 0})
     assert isinstance(kept.nodes[0], NodeDraft)
