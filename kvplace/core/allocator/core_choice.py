@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import combinations, islice
+from math import comb
 
 from kvplace.core.allocator.bin_sets import BinSets, least_cores, most_worth, threads_beyond
 from kvplace.core.allocator.layout import Bin
@@ -89,8 +90,13 @@ def choose_cores(
     return _touching([full[index] for index in found], need, touched)
 
 
-def _with_least_damage(bins: Sequence[Bin], need: int, worst: Rank | None) -> list[Bin] | None:
+def _with_least_damage(bins: Sequence[Bin], need: int, worst: Rank | None) -> Sequence[Bin] | None:
     """Of the smallest choices of bins, in L3 groups and cores, one of those with the least damage."""
+    count = fewest([one.units for one in bins], need)
+    if comb(len(bins), count) <= _MOST_TIES:
+        tight_first = combinations(sorted(bins, key=lambda one: one.units), count)
+        able = [chosen for chosen in tight_first if sum([one.units for one in chosen]) >= need]
+        return min(able, key=lambda chosen: (cores_needed(chosen, need), _damage(chosen, need)))
     sets = BinSets(bins, need)
     count, cores, _ = sets.smallest()
     if worst is not None and (count, cores) > worst[:2]:
