@@ -10,8 +10,8 @@ set's doing and not the machine's.
 
 Sought: the slowest question of its kind that 900 steps find, 300 random ones and then small changes of the
 slowest so far. What is free, the VMs that share each CPU, the memory of each NUMA node (little: at most 16
-GiB) and the sizes of the VM are all open to change, and nothing is counted before. The median is that of the
-random questions.
+GiB) and the sizes of the VM are all open to change; no L3 group and no NUMA node was counted before. The
+median is that of the random questions.
 """
 
 from __future__ import annotations
