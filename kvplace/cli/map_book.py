@@ -4,6 +4,7 @@
     a NodeLedger, or a list of them              as `kubectl get nodeledger -o yaml` prints it
     pods, or a list of them                      by their annotations, as `kubectl get pods -o json` has them
     annotations `kvplace.io/placement`           a line each
+    what `kvplace plan -o json` or yaml prints   running VMs after their moves, and those it places
 
 Books that contradict themselves are read all the same: the map is where one sees it.
 """
@@ -27,8 +28,8 @@ from kvplace.core.request import Policy
 from kvplace.core.strict_json import json_object, kind_of
 
 FORMS = (
-    "lines of `kvplace place --keep -o json`, a NodeLedger, pods with their annotations, "
-    f"or annotations {PLACEMENT}, a line each"
+    "lines of `kvplace place --keep -o json`, a plan of `kvplace plan -o json`, a NodeLedger, "
+    f"pods with their annotations, or annotations {PLACEMENT}, a line each"
 )
 _MOST_BYTES = 64 * 1024 * 1024
 _ANSWERS = ("placement", "refusal", "released", "error", "moves")
@@ -61,21 +62,27 @@ class Book:
         raise BadBody(f"{printable(name)[:60]!r} has no CPUs in --placements{hint}")
 
 
-def read_book(source: str, machine: str, fingerprint: str) -> Book:
-    """Read a file, or stdin for `-`, for the machine of that name and fingerprint; raises BadBody."""
+def read_book(source: str, machine: str, fingerprint: str, *, node: str | None = None) -> Book:
+    """Read a file, or stdin for `-`, for the machine of that name and fingerprint.
+
+    `node` says which of several nodes is meant; without it that is the one with the machine's name. Raises
+    BadBody, also when the text has nothing on that node.
+    """
     what = "--placements" if source == "-" else f"--placements {source}"
     from kvplace.simulate.documents import read_text
 
     reader = _Reader(what, fingerprint)
     for where, document in _documents(read_text(source, what, _MOST_BYTES), what):
         reader.read(document, where)
-    return reader.book(machine)
+    return reader.book(machine, node)
 
 
 @dataclass(slots=True)
 class _Node:
     claims: dict[str, Claim] = field(default_factory=dict)
     owners: dict[int, str] = field(default_factory=dict)
+    elsewhere: int = 0
+    """How many placements were made for a machine with another fingerprint."""
 
 
 class _Reader:
@@ -84,7 +91,6 @@ class _Reader:
         self._fingerprint = fingerprint
         self._nodes: dict[str, _Node] = {}
         self._notes: list[str] = []
-        self._elsewhere = 0
 
     def read(self, document: Json, where: str) -> None:
         items = document.get("items")
@@ -95,35 +101,55 @@ class _Reader:
             self._ledger(document, where)
         elif document.get("kind") == "Pod":
             self._pod(document, where)
+        elif "placed" in document:
+            self._plan(document, where)
         elif any(key in document for key in _ANSWERS):
             self._answer(document, where)
         elif "podUid" in document:
             placement = self._placement(document, where)
-            self._take(placement.node, _claim(placement, placement.pod_uid or where), where)
+            self._take(placement.node, placement, _claim(placement, placement.pod_uid or where), where)
         else:
             raise self._bad(where, f"is nothing that says who has which CPUs; give {FORMS}")
 
-    def book(self, machine: str) -> Book:
-        named = sorted(name for name in self._nodes if name)
+    def book(self, machine: str, wanted: str | None) -> Book:
+        chosen = self._chosen(machine) if wanted is None else self._named(wanted)
+        nodes = [self._nodes[name] for name in dict.fromkeys((chosen, "")) if name in self._nodes]
+        elsewhere = sum(node.elsewhere for node in nodes)
+        if elsewhere:
+            self._notes.append(
+                f"{elsewhere} placements were made for a machine with another fingerprint than this one"
+            )
+        claims: dict[str, Claim] = {}
+        owners: dict[int, str] = {}
+        for node in nodes:
+            claims |= node.claims
+            owners |= node.owners
+        return Book(Ledger(owners, claims), tuple(self._notes))
+
+    def _chosen(self, machine: str) -> str:
+        named = sorted(filter(None, self._nodes))
         chosen = machine if machine in named or not named else named[0]
         if chosen != machine and len(named) > 1:
-            shown = ", ".join(map(printable, named[:5])) + (" and others" if len(named) > 5 else "")
-            raise BadBody(f"{self._what} is about the nodes {shown}, none of them called {machine}; keep one")
+            raise BadBody(
+                f"{self._what} is about the nodes {_few(named)}, none of them called {machine}; "
+                "say with --node which one to draw"
+            )
         if chosen != machine:
             self._notes.append(f"{self._what} is about node {printable(chosen)}, drawn on {machine}")
         if len(named) > 1:
             self._notes.append(f"{self._what} is also about {len(named) - 1} other nodes, which are left out")
-        if self._elsewhere:
-            self._notes.append(
-                f"{self._elsewhere} placements were made for a machine with another fingerprint than this one"
-            )
-        claims: dict[str, Claim] = {}
-        owners: dict[int, str] = {}
-        for name in (chosen, ""):
-            node = self._nodes.get(name, _Node())
-            claims |= node.claims
-            owners |= node.owners
-        return Book(Ledger(owners, claims), tuple(self._notes))
+        return chosen
+
+    def _named(self, name: str) -> str:
+        named = sorted(filter(None, self._nodes))
+        if name in named:
+            return name
+        near = difflib.get_close_matches(name, named, n=1)
+        if near:
+            hint = f"did you mean {printable(near[0])!r}?"
+        else:
+            hint = f"it is about {_few(named)}" if named else "it names no node; leave out --node"
+        raise BadBody(f"{self._what} says of no VM on a node {printable(name)[:60]!r}; {hint}")
 
     def _ledger(self, document: Json, where: str) -> None:
         spec = document.get("spec")
@@ -163,19 +189,29 @@ class _Reader:
             pod=str(metadata.get("name", claim.uid)),
             vmi=_owning_vmi(metadata.get("ownerReferences")),
         )
-        self._take(placement.node or str(spec.get("nodeName", "")), claim, where)
+        self._take(placement.node or str(spec.get("nodeName", "")), placement, claim, where)
+
+    def _plan(self, document: Json, where: str) -> None:
+        """Running VMs stand in a plan where they are before its moves, placed ones as they will be after."""
+        self._seats(document, "running", where)
+        self._moves(document, where)
+        self._seats(document, "placed", where)
+
+    def _seats(self, document: Json, key: str, where: str) -> None:
+        for number, vm in enumerate(self._list(document, key, where)):
+            at = f"{where} {key}[{number}]".lstrip()
+            self._seat(self._object(vm, at), at)
+
+    def _seat(self, vm: Json, where: str) -> None:
+        placement = self._placement(self._object(vm.get("placement"), f"{where} placement".lstrip()), where)
+        self._take(placement.node, placement, _claim(placement, str(vm.get("id") or where)), where)
 
     def _answer(self, document: Json, where: str) -> None:
         if "released" in document:
             self._release(str(document["released"]), where)
-        moves = document.get("moves", [])
-        if not isinstance(moves, list):
-            raise self._bad(where, "moves must be a list")
-        for move in moves:
-            self._move(self._object(move, f"{where} move"), where)
+        self._moves(document, where)
         if "placement" in document:
-            placement = self._placement(self._object(document["placement"], f"{where} placement"), where)
-            self._take(placement.node, _claim(placement, str(document.get("id") or where)), where)
+            self._seat(document, where)
 
     def _release(self, uid: str, where: str) -> None:
         nodes = [node for node in self._nodes.values() if uid in node.claims]
@@ -183,6 +219,10 @@ class _Reader:
             self._notes.append(f"{where}: {printable(uid)!r} is released and had nothing")
         for node in nodes:
             self._drop(node, uid)
+
+    def _moves(self, document: Json, where: str) -> None:
+        for move in self._list(document, "moves", where):
+            self._move(self._object(move, f"{where} move".lstrip()), where)
 
     def _move(self, move: Json, where: str) -> None:
         uid = str(move.get("id"))
@@ -200,8 +240,9 @@ class _Reader:
         self._drop(node, uid)
         self._put(node, after)
 
-    def _take(self, name: str, claim: Claim, where: str) -> None:
+    def _take(self, name: str, placement: PodPlacement, claim: Claim, where: str) -> None:
         node = self._nodes.setdefault(name, _Node())
+        node.elsewhere += bool(placement.topology) and placement.topology != self._fingerprint
         if claim.uid in node.claims:
             self._notes.append(
                 f"{where}: {printable(claim.uid)!r} is placed again without a release; both are drawn"
@@ -226,11 +267,9 @@ class _Reader:
 
     def _parsed(self, text: str, where: str) -> PodPlacement:
         try:
-            placement = PodPlacement.from_json(text)
+            return PodPlacement.from_json(text)
         except BadAnnotation as error:
             raise self._bad(where, f"the placement {error.mend}") from None
-        self._elsewhere += bool(placement.topology) and placement.topology != self._fingerprint
-        return placement
 
     def _of_cpu_map(self, text: str, where: str) -> PodPlacement:
         try:
@@ -249,6 +288,12 @@ class _Reader:
             raise self._bad(where, f"is no object but {kind_of(value)}")
         return value
 
+    def _list(self, document: Json, key: str, where: str) -> list[object]:
+        value = document.get(key, [])
+        if not isinstance(value, list):
+            raise self._bad(where, f"{key} must be a list")
+        return value
+
     def _bad(self, where: str, mend: str) -> BadBody:
         return BadBody(f"{self._what}: {f'{where}: ' if where else ''}{mend}")
 
@@ -257,6 +302,10 @@ def _claim(placement: PodPlacement, uid: str) -> Claim:
     alone = placement.policy is Policy.EXCLUSIVE
     owned = placement.owned or (placement.cpus if alone else 0)
     return replace(claim_of(uid, placement), state=ClaimState.BOUND, owned=owned)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(map(printable, names[:5])) + (" and others" if len(names) > 5 else "")
 
 
 def _owning_vmi(references: object) -> str:

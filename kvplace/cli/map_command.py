@@ -67,8 +67,14 @@ class Target:
 @click.option(
     "--placements",
     metavar="FILE",
-    help="Who has what, `-` for stdin: answers of `kvplace place --keep -o json`, a NodeLedger "
-    "(`kubectl get nodeledger NODE -o yaml`), or pods (`kubectl get pods -A -o json`).",
+    help="Who has what, `-` for stdin: answers of `kvplace place --keep -o json`, a plan of "
+    "`kvplace plan -o json`, a NodeLedger (`kubectl get nodeledger NODE -o yaml`), or pods "
+    "(`kubectl get pods -A -o json`).",
+)
+@click.option(
+    "--node",
+    metavar="NAME",
+    help="Which node of --placements to draw; left out: the only one, or the one with the machine's name.",
 )
 @cpu_manager_state_option
 @click.option("--foreign", metavar="CPUS", help="CPUs that somebody else holds, for instance 8-11,40-43.")
@@ -92,6 +98,7 @@ class Target:
 def command(
     machine: str | None,
     placements: str | None,
+    node: str | None,
     cpu_manager_state: Path | None,
     foreign: str | None,
     found: tuple[str, ...],
@@ -110,15 +117,19 @@ def command(
     from kvplace.core.drawing.core_map import draw
     from kvplace.core.ledger import Ledger
 
+    if node is not None and placements is None:
+        raise click.UsageError("--node says which node of --placements to draw; give --placements too")
     known = find_machine(machine, cpu_manager_state=cpu_manager_state)
     book = Book(Ledger())
     if placements is not None:
-        book = read_book(placements, known.name, known.topology.fingerprint)
+        book = read_book(placements, known.name, known.topology.fingerprint, node=node)
     try:
         held = known.kubelet_cpus | parse_cpu_list(foreign or "", what="--foreign")
     except ValueError as error:
         raise BadBody(str(error)) from None
-    drawing = draw(known.name, known.topology, book.ledger, foreign=held, found=read_found(found, book))
+    drawing = draw(
+        node or known.name, known.topology, book.ledger, foreign=held, found=read_found(found, book)
+    )
     for sentence in (*known.notes, *book.notes):
         say(sentence)
     for fault in drawing.faults:

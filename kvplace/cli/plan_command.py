@@ -85,12 +85,7 @@ def command(
     if output in ("json", "yaml"):
         from kvplace.simulate.plan_report import plan_document
 
-        document = plan_document(
-            found,
-            {node.name: node.topology for node in nodes},
-            {vm.id: vm.request for vm in wanted},
-            optimum,
-        )
+        document = plan_document(found, nodes, wanted, optimum)
         if output == "json":
             print_json(document)
         else:

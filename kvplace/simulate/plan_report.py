@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplace.core.answer_json import move_document, placement_document, refusal_document
-from kvplace.core.cluster.planning import Denied, Plan, Tally
+from kvplace.core.cluster.draft import PlanNode
+from kvplace.core.cluster.planning import Denied, Plan, Tally, Wanted
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import format_bytes
 from kvplace.core.refusal import Reason, Refusal
-from kvplace.core.request import Request
 from kvplace.core.strict_json import Json
-from kvplace.core.topology import Topology
 from kvplace.scheduler.refusals import grouped
 from kvplace.simulate.optimum import Optimum
 
@@ -101,22 +100,25 @@ def bound_sentence(plan: Plan, optimum: Optimum) -> str:
 
 
 def plan_document(
-    plan: Plan, machines: Mapping[str, Topology], wishes: Mapping[str, Request], optimum: Optimum | None
+    plan: Plan, nodes: Sequence[PlanNode], wanted_vms: Sequence[Wanted], optimum: Optimum | None
 ) -> Json:
-    """Write a plan for other programs; machines are known by their node, wishes by the VM's id."""
+    """Write a plan for other programs, with the VMs that run on its nodes as they are before its moves."""
+    machines = {node.name: node.topology for node in nodes}
+    requests = {vm.id: vm.request for vm in wanted_vms}
+    requests |= {vm.id: vm.request for node in nodes for vm in node.running}
+
+    def seat(uid: str, node: str, placement: Placement) -> Json:
+        written = placement_document(node, machines[node], requests[uid], placement, uid=uid)
+        return {"id": uid, "node": node, "placement": written}
+
     document: Json = {
-        "placed": [
-            {
-                "id": seat.id,
-                "node": seat.node,
-                "placement": placement_document(
-                    seat.node, machines[seat.node], wishes[seat.id], seat.placement, uid=seat.id
-                ),
-            }
-            for seat in plan.seats
-        ],
+        "placed": [seat(one.id, one.node, one.placement) for one in plan.seats],
         "refused": [_refusal_group(group) for group in refusal_groups(plan)],
-        "moves": [{"node": one.node, **move_document(one.move)} for one in plan.moves],
+        "moves": [
+            {"node": one.node, **move_document(one.move), **seat(one.move.id, one.node, one.move.after)}
+            for one in plan.moves
+        ],
+        "running": [seat(vm.id, node.name, vm.placement) for node in nodes for vm in node.running],
         "summary": {
             "wanted": _tally(wanted(plan)),
             "placed": _tally(plan.placed),

@@ -164,6 +164,8 @@ def test_the_ledger_of_the_node_is_found_in_a_list(dump: Any, tmp_path: Path) ->
     assert book.ledger == ledger
     assert len(book.notes) == 1
     assert "is also about 1 other nodes" in book.notes[0]
+    asked = read_book(str(tmp_path / "placements"), "worker-7", MACHINE.fingerprint, node=NAME)
+    assert (asked.ledger, asked.notes) == (ledger, ())
     assert read(dump(mine), tmp_path).ledger == ledger
     elsewhere = read(dump(mine | {"metadata": {"name": "worker-7"}}), tmp_path)
     assert elsewhere.ledger == ledger
@@ -172,7 +174,7 @@ def test_the_ledger_of_the_node_is_found_in_a_list(dump: Any, tmp_path: Path) ->
 
 def test_ledgers_of_other_nodes_alone_are_refused(tmp_path: Path) -> None:
     both = [{"kind": "NodeLedger", "metadata": {"name": name}, "spec": {}} for name in ("a", "b")]
-    with pytest.raises(BadBody, match="is about the nodes a, b, none of them called epyc-7502p; keep one"):
+    with pytest.raises(BadBody, match="is about the nodes a, b, none of them called epyc-7502p; say with"):
         read(json.dumps({"kind": "List", "items": both}), tmp_path)
 
 
@@ -230,6 +232,11 @@ def test_nothing_at_all_is_an_empty_book(tmp_path: Path) -> None:
         (lines(answer("db", 4), {"placement": 3}), "line 2 placement: is no object but a number"),
         (lines(answer("db", 4), {"placement": {}}), "line 2: the placement has version None"),
         (lines(answer("db", 4), {"moves": 3}), "line 2: moves must be a list"),
+        (lines({"placed": 3}), "placed must be a list"),
+        (lines({"placed": [], "running": None}), "running must be a list"),
+        (lines({"placed": [answer("db", 4), {"id": "web"}]}), "placed[1] placement: is no object but "),
+        (lines({}, {"placed": [3]}), "line 1: is nothing that says who has which CPUs"),
+        (lines({"released": "x"}, {"placed": [3]}), "line 2 placed[0]: is no object but a number"),
         (lines(answer("db", 4), {"moves": [{"id": "db", "to": "x"}]}), "line 2: to 'x'"),
         (lines(pod("x", **{"cpu-map": "{}"})), "the cpu-map names no CPU"),
     ],
@@ -253,7 +260,9 @@ LEDGER = {
         Ledger(), LedgerChange(claims=tuple(with_vm(MACHINE, Ledger(), "db", Request(2)).claims.values()))
     ),
 }
-DOCUMENTS = (answer("db", 4, 5) | {"moves": [{"id": "a", "from": "1", "to": "2"}]}, pod("db", 4), LEDGER)
+MOVED = {"moves": [{"id": "a", "from": "1", "to": "2"}]}
+PLAN = {"running": [answer("a", 1)], "placed": [answer("db", 4, 5)], **MOVED}
+DOCUMENTS = (answer("db", 4, 5) | MOVED, pod("db", 4), LEDGER, PLAN)
 
 
 @given(st.lists(st.one_of(*map(disturbed, DOCUMENTS)) | json_values, min_size=1, max_size=3), st.booleans())

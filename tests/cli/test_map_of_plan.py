@@ -1,0 +1,179 @@
+"""`kvplace map` draws what `kvplace plan` says of a node: who runs there, who moves, who comes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.cli.map_book import read_book
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.errors import BadBody
+from tests.cli.calls import Caller
+from tests.core.junk import answer_or_sentence
+
+NAME = "epyc-7502p"
+CLUSTER = """
+nodes:
+- name: worker
+  machine: epyc-7502p
+  running:
+  - {id: a, request: {vcpus: 2, cpuSet: one-l3}, cpus: "4,36"}
+  - {id: b, request: {vcpus: 2, cpuSet: one-l3}, cpus: "8,40"}
+  - {id: c, request: {vcpus: 40}, cpus: "12-31,44-63"}
+- {name: large, machine: 2x-epyc-9354-nps2}
+- {name: idle, machine: epyc-7502p}
+"""
+REQUESTS = """
+{"id":"new","vcpus":8,"cpuSet":"one-l3"}
+{"id":"wide","vcpus":120,"cpuSet":"any"}
+{"id":"all","vcpus":60}
+"""
+
+
+@pytest.fixture
+def plan(kvplace: Caller, tmp_path: Path) -> Path:
+    """A plan with a moved VM on one node, and VMs on two others."""
+    (tmp_path / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
+    return planned(kvplace, tmp_path, REQUESTS, "json")
+
+
+def planned(kvplace: Caller, folder: Path, requests: str, form: str) -> Path:
+    cluster = str(folder / "cluster.yaml")
+    called = kvplace(
+        "plan", "--cluster", cluster, "--requests", "-", "--make-room", "-o", form, stdin=requests
+    )
+    assert called.err == ""
+    path = folder / f"plan.{form}"
+    path.write_text(called.out, encoding="utf-8")
+    return path
+
+
+def drawn(kvplace: Caller, plan: Path, machine: str, node: str) -> dict[str, str]:
+    """The CPUs of each VM in the map of a node, which has nothing to tell on stderr."""
+    called = kvplace("map", machine, "--placements", str(plan), "--node", node, "-o", "json")
+    assert (called.code, called.err) == (0, "")
+    document: dict[str, Any] = json.loads(called.out)
+    assert document["name"] == node
+    return {entry["pod"]: entry["cpus"] for entry in document["legend"]}
+
+
+def cpus_in(document: dict[str, Any], node: str) -> dict[str, str]:
+    """Where the VMs of a node are after the plan, by the plan's own words."""
+    found = {vm["id"]: vm["placement"]["cpus"] for vm in document["running"] if vm["node"] == node}
+    found |= {move["id"]: move["to"] for move in document["moves"] if move["node"] == node}
+    return found | {vm["id"]: vm["placement"]["cpus"] for vm in document["placed"] if vm["node"] == node}
+
+
+def test_a_node_is_drawn_as_it_is_after_the_moves_of_the_plan(kvplace: Caller, plan: Path) -> None:
+    document = json.loads(plan.read_text())
+    (move,) = document["moves"]
+    assert move["id"] in "ab"
+    assert move["placement"]["cpus"] == move["to"] != move["from"]
+    found = drawn(kvplace, plan, NAME, "worker")
+    assert found == cpus_in(document, "worker")
+    assert set(found) == {"a", "b", "c", "new"}
+    assert found[move["id"]] == move["to"]
+
+
+def test_each_node_of_a_plan_has_a_map_of_its_own(kvplace: Caller, plan: Path) -> None:
+    document = json.loads(plan.read_text())
+    assert drawn(kvplace, plan, "2x-epyc-9354-nps2", "large") == cpus_in(document, "large")
+    assert set(drawn(kvplace, plan, NAME, "idle")) == {"all"}
+
+
+def test_running_vms_stand_in_a_plan_where_they_are_before_it(plan: Path) -> None:
+    running = json.loads(plan.read_text())["running"]
+    assert {vm["id"]: vm["placement"]["cpus"] for vm in running} == {
+        "a": "4,36",
+        "b": "8,40",
+        "c": "12-31,44-63",
+    }
+    assert {vm["placement"]["node"] for vm in running} == {"worker"}
+
+
+def test_a_plan_in_yaml_is_drawn_as_one_in_json(kvplace: Caller, plan: Path) -> None:
+    same = planned(kvplace, plan.parent, REQUESTS, "yaml")
+    assert drawn(kvplace, same, NAME, "worker") == drawn(kvplace, plan, NAME, "worker")
+
+
+def test_a_plan_for_one_node_needs_no_name_of_it(kvplace: Caller, plan: Path) -> None:
+    small = planned(kvplace, plan.parent, '{"id":"web","vcpus":2,"cpuSet":"one-l3"}', "json")
+    document = json.loads(small.read_text())
+    assert {vm["node"] for vm in document["placed"] + document["running"]} == {"worker"}
+    called = kvplace("map", NAME, "--placements", str(small))
+    assert called.code == 0
+    assert called.err == f"kvplace: --placements {small} is about node worker, drawn on epyc-7502p\n"
+
+
+def test_a_plan_for_several_nodes_asks_which_one(kvplace: Caller, plan: Path) -> None:
+    called = kvplace("map", NAME, "--placements", str(plan))
+    assert (called.code, called.out) == (2, "")
+    assert called.err == (
+        f"kvplace: --placements {plan} is about the nodes idle, large, worker, none of them called "
+        "epyc-7502p; say with --node which one to draw\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "hint"),
+    [("workr", "did you mean 'worker'?"), ("zoo", "it is about idle, large, worker"), ("", "it is about")],
+)
+def test_a_node_of_which_the_plan_does_not_speak_is_refused(
+    kvplace: Caller, plan: Path, node: str, hint: str
+) -> None:
+    called = kvplace("map", NAME, "--placements", str(plan), "--node", node)
+    assert (called.code, called.out, called.err.count("\n")) == (2, "", 1)
+    assert f"{plan} says of no VM on a node {node!r}; {hint}" in called.err
+
+
+def test_placements_that_name_no_node_cannot_be_asked_for_one(kvplace: Caller) -> None:
+    called = kvplace("map", NAME, "--placements", "-", "--node", "worker")
+    assert called.code == 2
+    assert "says of no VM on a node 'worker'; it names no node; leave out --node" in called.err
+
+
+def test_a_node_without_placements_is_a_mistake(kvplace: Caller) -> None:
+    called = kvplace("map", NAME, "--node", "worker")
+    assert (called.code, called.out) == (2, "")
+    assert "--node says which node of --placements to draw; give --placements too" in called.err
+
+
+def test_only_placements_of_the_drawn_node_are_held_against_its_machine(kvplace: Caller, plan: Path) -> None:
+    called = kvplace("map", NAME, "--placements", str(plan), "--node", "large")
+    assert called.code == 0
+    assert called.err.startswith(
+        "kvplace: 1 placements were made for a machine with another fingerprint than this one\n"
+    )
+    assert "but the machine has no such CPU" in called.err
+
+
+def test_a_plan_that_does_not_tell_of_running_vms_says_which_move_cannot_be_drawn(
+    kvplace: Caller, plan: Path
+) -> None:
+    document = json.loads(plan.read_text())
+    del document["running"]
+    plan.write_text(json.dumps(document), encoding="utf-8")
+    called = kvplace("map", NAME, "--placements", str(plan), "--node", "worker")
+    assert called.code == 0
+    assert f"{document['moves'][0]['id']!r} is moved and had nothing" in called.err
+
+
+def test_an_old_owner_keeps_nothing_that_the_plan_gives_to_another(kvplace: Caller, plan: Path) -> None:
+    found = drawn(kvplace, plan, NAME, "worker")
+    sizes = [parse_cpu_list(cpus).bit_count() for cpus in found.values()]
+    together = parse_cpu_list(",".join(found.values()))
+    assert sorted(sizes) == [2, 2, 8, 40]
+    assert together.bit_count() == sum(sizes)
+
+
+@given(st.text(max_size=20))
+def test_any_text_as_a_node_is_one_sentence(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    path.write_text('{"placed": []}', encoding="utf-8")
+    answer, _ = answer_or_sentence(lambda node: read_book(str(path), NAME, "", node=node), name, BadBody)
+    assert answer is None
