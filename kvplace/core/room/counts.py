@@ -61,11 +61,15 @@ class Counts:
         self._wholes: dict[frozenset[str], int] = {}
 
     def ever(self, wish: Wish) -> bool:
-        """Whether the machine as a whole has enough: moves change where things are, not how many."""
+        """Whether the machine as a whole has enough: moves change where things are, not how many.
+
+        Only VMs with whole cores may own fewer CPUs elsewhere, where cores are of unlike width.
+        """
         free, pool = self._left(frozenset())
-        if all(uid not in self._names for uid in self._movable) and wish.owned_at_least > free.bit_count():
+        needed = wish.owned_at_least - self._saved_at_most()
+        if all(uid not in self._names for uid in self._movable) and needed > free.bit_count():
             return False
-        if wish.owned_at_least > pool.bit_count():
+        if needed > pool.bit_count():
             return False
         small = sum(max(0, count) for count in self._memory.values())
         return not self._memory or wish.small_memory <= small
@@ -117,6 +121,14 @@ class Counts:
             if not step.wish.owns and owned + step.wish.units > (pool & cpus).bit_count():
                 return False
         return True
+
+    def _saved_at_most(self) -> int:
+        """How many CPUs fewer all VMs may own when they have moved."""
+        if len({core.bit_count() for core in self._topology.cores}) == 1:
+            return 0
+        return sum(
+            owned.bit_count() - self._movable[uid].request.vcpus for uid, owned in self._owned.items() if owned
+        )
 
     def _left(self, gone: frozenset[str]) -> tuple[int, int]:
         known = self._frees.get(gone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import Standing, sitting_of, within
 from kvplace.core.placement import Placement
-from kvplace.core.request import Policy, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, Policy, Request, Scope, Smt
 from kvplace.core.room.make_room import Occupant, Room, make_room
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.simulate.machine_files import read_machine
@@ -37,7 +38,7 @@ def _machine(nodes: int, width: int, memory: int = 0, pages: int = 0) -> Topolog
 
 def _runs(topology: Topology, uid: str, cpus: str, **wish: object) -> Occupant:
     mask = parse_cpu_list(cpus)
-    request = Request(mask.bit_count(), scope=Scope.ONE_NUMA, **wish)  # type: ignore[arg-type]
+    request = Request(**{"vcpus": mask.bit_count(), "scope": Scope.ONE_NUMA, **wish})  # type: ignore[arg-type]
     free = free_of(topology, Ledger())
     found = place(topology, within(free, mask), request)
     assert isinstance(found, Placement)
@@ -114,6 +115,14 @@ def test_memory_and_huge_pages_must_fit_where_a_vm_goes() -> None:
     assert _moves(room) == [("c", 0b11 << 8, 0b11 << 2)]
     occupants[2] = _runs(machine, "c", "8-9", **paged)
     assert make_room(machine, occupants, Request(4, scope=Scope.ONE_NUMA)) is None
+
+
+def test_an_isolated_vm_goes_where_it_leaves_fewer_siblings_idle() -> None:
+    uneven = replace(_machine(1, 4), cores=(0b0101, 0b0010, 0b1000))
+    lavish = _runs(uneven, "isolated", "0-2", vcpus=2, smt=Smt.ISOLATE)
+    assert lavish.placement.owned == 0b0111
+    room = make_room(uneven, [lavish], Request(1, emulator_threads=EmulatorThreads.ISOLATE))
+    assert _moves(room) == [("isolated", lavish.placement.cpus, 0b1010)]
 
 
 def test_what_does_not_move_stays() -> None:
