@@ -127,7 +127,9 @@ class Counts:
         if len({core.bit_count() for core in self._topology.cores}) == 1:
             return 0
         return sum(
-            owned.bit_count() - self._movable[uid].request.vcpus for uid, owned in self._owned.items() if owned
+            owned.bit_count() - self._movable[uid].request.vcpus
+            for uid, owned in self._owned.items()
+            if owned
         )
 
     def _left(self, gone: frozenset[str]) -> tuple[int, int]:
