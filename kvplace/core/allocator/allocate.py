@@ -118,9 +118,7 @@ def _promise(supply: Supply, region: Region) -> tuple[int, int, int, int]:
         choice = _whole_pool(supply, region)
         return _weighed(supply, region, choice).key
     giving = 0 if len(region.parts) > supply.need or not supply.needs_memory else len(region.parts)
-    if supply.spreads and len(region.parts) <= supply.need:
-        if region.domain.straddled:
-            return (0, 0, 0, 0)
+    if supply.spreads and len(region.parts) <= supply.need and not region.domain.straddled:
         l3_groups, cores = _promise_of_shares(supply, region)
     elif len(region.parts) > 1 or region.domain.crossed:
         l3_groups, cores = least_of(_bins(supply, region, region.cells), supply.need)
