@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +130,15 @@ def read_text(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
 
 
 def read_document(text: str, what: str) -> Part:
-    """Read a text in YAML, or in JSON where it begins with a brace, that holds one object."""
+    """Read a text in YAML, or in JSON where it begins with a brace, that holds one object.
+
+    Dates are texts, as in JSON.
+    """
     if text.lstrip()[:1] == "{":
         return Part("", json_object(text, what=what))
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loader = _dateless_loader()
     try:
         _check_events(yaml.parse(text, Loader=loader), what)
         node = yaml.compose(text, Loader=loader)
@@ -142,12 +146,27 @@ def read_document(text: str, what: str) -> Part:
         found = yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
         raise BadBody(f"{what} is no YAML: {_one_line(error)}") from None
-    except (ValueError, OverflowError) as error:
-        raise BadBody(f"{what} holds what cannot be read: {_one_line(error)}") from None
+    except (ValueError, OverflowError):
+        raise BadBody(
+            f"{what} holds a number that cannot be read; put it into quotes if it is a text"
+        ) from None
     if not isinstance(found, dict):
         held = "nothing" if found is None else kind_of(found)
         raise BadBody(f"{what} holds {held}; it must hold an object of keys and values")
     return Part("", _with_texts_for_keys(found, what))
+
+
+@cache
+def _dateless_loader() -> Any:
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        yaml_implicit_resolvers = {
+            first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    return Loader
 
 
 def _check_events(events: Iterable[Any], what: str) -> None:

@@ -21,7 +21,7 @@ from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, BadTopology
 from kvplace.core.node_topology import KIND
-from kvplace.core.strict_json import json_object, kind_of, shown
+from kvplace.core.strict_json import kind_of, shown
 from kvplace.core.topology import Topology
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
 from kvplace.linux.sysfs import discover
@@ -113,8 +113,6 @@ def _document(path: Path, content: bytes) -> Mapping[str, Any]:
         text = content.decode("utf-8")
         if ":" not in text:
             raise BadTopology(f"{path} describes no machine; give {MEANT}")
-        if text.startswith("{"):
-            return json_object(text, what=str(path))
         return read_document(text, str(path)).keys
     except UnicodeDecodeError:
         raise BadTopology(f"{path} is neither text nor an archive; give {MEANT}") from None
@@ -129,7 +127,7 @@ def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
 
     try:
         document = _one_object(document)
-        if any(key.startswith("socket") for key in document):
+        if any(str(key).startswith("socket") for key in document):
             note = (
                 "a cpu-map says nothing about siblings, caches, NUMA nodes and memory: each socket is a node"
             )
@@ -148,8 +146,10 @@ def _one_object(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Take the object out of a list of one, as `kubectl get` writes lists; raises BadTopology for others."""
     items = document.get("items")
     if str(document.get("kind")).endswith("List") and isinstance(items, list):
-        if len(items) != 1 or not isinstance(items[0], Mapping):
+        if len(items) != 1:
             raise BadTopology(f"it lists {len(items)} objects; give the {KIND} of one machine alone")
+        if not isinstance(items[0], Mapping):
+            raise BadTopology(f"items[0] is {kind_of(items[0])}; give {MEANT}")
         document = items[0]
     kind = document.get("kind", KIND)
     if kind != KIND:

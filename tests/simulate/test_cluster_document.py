@@ -139,12 +139,19 @@ def test_names_stand_once_and_running_vms_need_a_node_of_their_own() -> None:
         ("1: a\n", "the key 1 is no text"),
         ("a: [", "is no YAML"),
         ("- " * 200, "nests more than"),
-        ("a: 2026-13-45", "holds what cannot be read"),
+        ("a: " + "9" * 6_000, "holds a number that cannot be read; put it into quotes if"),
+        ("a: 0x_", "holds a number that cannot be read"),
     ],
 )
 def test_a_text_that_cannot_mean_one_thing_is_refused(text: str, said: str) -> None:
     with pytest.raises(BadBody, match=said):
         read_document(text, "c.yaml")
+
+
+def test_a_date_is_a_text() -> None:
+    assert read_document("2026-01-01: 2026-01-02T03:04:05Z", "c.yaml").keys == {
+        "2026-01-01": "2026-01-02T03:04:05Z"
+    }
 
 
 @given(texts | st.sampled_from(DEEP_OR_LONG))

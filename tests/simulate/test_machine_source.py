@@ -112,6 +112,7 @@ def test_the_only_machine_of_a_list_is_that_machine(tmp_path: Path) -> None:
         (b"cores: x", "packages must be a list"),
         (b'{"kind": "Node", "spec": {}}', "it is a 'Node', not a NodeTopology; give a folder or tar"),
         (b'{"kind": "List", "items": [{}, {}]}', "it lists 2 objects; give the NodeTopology of one machine"),
+        (b'{"kind": "List", "items": [3]}', "items[0] is a number; give a folder or tar archive"),
         (b'{"kind": "List", "items": [{"kind": "Node"}]}', "it is a 'Node', not a NodeTopology"),
         (b'{"socket0": ["2", "2"]}', "names CPU 2 twice"),
         (b'{"socketX": ["2"]}', "key 'socketX' must be socket0"),
