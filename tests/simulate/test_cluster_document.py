@@ -139,7 +139,7 @@ def test_names_stand_once_and_running_vms_need_a_node_of_their_own() -> None:
         ("1: a\n", "the key 1 is no text"),
         ("a: [", "is no YAML"),
         ("- " * 200, "nests more than"),
-        ("a: " + "9" * 6_000, "holds a number that cannot be read; put it into quotes if"),
+        ("a: " + "9" * 6_000, "holds a number that cannot be read; quote it if"),
         ("a: 0x_", "holds a number that cannot be read"),
     ],
 )
