@@ -147,9 +147,7 @@ def read_document(text: str, what: str) -> Part:
     except yaml.YAMLError as error:
         raise BadBody(f"{what} is no YAML: {_one_line(error)}") from None
     except (ValueError, OverflowError):
-        raise BadBody(
-            f"{what} holds a number that cannot be read; put it into quotes if it is a text"
-        ) from None
+        raise BadBody(f"{what} holds a number that cannot be read; quote it if it is a text") from None
     if not isinstance(found, dict):
         held = "nothing" if found is None else kind_of(found)
         raise BadBody(f"{what} holds {held}; it must hold an object of keys and values")
