@@ -143,8 +143,6 @@ def _print_summary(report: DemoReport, refusals: list[RefusalGroup], out: Consol
 
 
 def _spread(splits: Mapping[int, int], noun: str) -> str:
-    return ", ".join(f"{_count(vms, 'VM')} on {_count(number, noun)}" for number, vms in splits.items())
+    from kvplace.core.quantity import counted
 
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return ", ".join(f"{counted(vms, 'VM')} on {counted(number, noun)}" for number, vms in splits.items())

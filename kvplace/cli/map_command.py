@@ -112,7 +112,8 @@ def command(
     What contradicts itself is marked in the map and told on stderr: two VMs on one CPU, CPUs that the
     machine lacks, threads that are not where they were placed.
     """
-    from kvplace.cli.map_book import Book, read_book, read_found
+    from kvplace.cli.map_book import Book, read_found
+    from kvplace.cli.map_forms import read_book
     from kvplace.core.cpuset import parse_cpu_list
     from kvplace.core.drawing.core_map import draw
     from kvplace.core.ledger import Ledger

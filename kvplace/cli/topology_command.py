@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,14 +21,14 @@ from kvplace.cli.output import (
     say,
 )
 
-_BESIDE_CPUS = 76
-"""Columns of the table of NUMA nodes that are not for their CPUs."""
-
 if TYPE_CHECKING:
     from rich.table import Table
 
     from kvplace.core.topology import NumaNode, Topology
     from kvplace.simulate.machine_source import Machine
+
+_BESIDE_CPUS = 76
+"""Columns of the table of NUMA nodes that are not for their CPUs."""
 
 
 class _NamingMachines(click.Command):
@@ -37,7 +38,17 @@ class _NamingMachines(click.Command):
         from kvplace.simulate.machine_files import machine_names
 
         with formatter.section("Server types"):
-            formatter.write_text(", ".join(machine_names()))
+            indent = " " * formatter.current_indent
+            names = ", ".join(machine_names())
+            lines = textwrap.wrap(
+                names,
+                formatter.width,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            formatter.write("\n".join(lines) + "\n")
 
 
 @click.command("topology", cls=_NamingMachines, short_help="Show what a machine is made of.")
@@ -85,12 +96,13 @@ def _print_tables(machine: Machine, *, wide: bool) -> None:
 
 def _summary(machine: Machine) -> Iterator[str]:
     from kvplace.core.cpuset import format_cpu_list
+    from kvplace.core.quantity import counted
 
     topology = machine.topology
     yield (
-        f"{machine.name}: {_count(len(topology.packages), 'socket')}, "
-        f"{_count(len(topology.numa_nodes), 'NUMA node')}, {_count(len(topology.l3_groups), 'L3 cache')}, "
-        f"{_count(len(topology.cores), 'core')}, {_count(topology.cpus.bit_count(), 'CPU')}"
+        f"{machine.name}: {counted(len(topology.packages), 'socket')}, "
+        f"{counted(len(topology.numa_nodes), 'NUMA node')}, {counted(len(topology.l3_groups), 'L3 cache')}, "
+        f"{counted(len(topology.cores), 'core')}, {counted(topology.cpus.bit_count(), 'CPU')}"
     )
     for what, cpus in (
         ("reserved for the host", topology.reserved),
@@ -164,7 +176,3 @@ def _table(*titles: str) -> Table:
 
 def _list(numbers: Iterable[int]) -> str:
     return ",".join(map(str, numbers)) or "-"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Kubernetes quantities of bytes and CPUs, read exactly.
+"""Kubernetes quantities of bytes and CPUs, read exactly; and numbers as people write them.
 
 Follows apimachinery's resource.Quantity: binary suffixes Ki..Ei, decimal k..E, `m`, and exponents.
 """
@@ -106,3 +106,8 @@ def about_bytes(count: int) -> str:
     digits = 0 if amount >= 100 else 1 if amount >= 10 else 2
     text = f"{amount:.{digits}f}"
     return (text.rstrip("0").rstrip(".") if digits else text) + _BINARY[power - 1]
+
+
+def counted(number: int, noun: str) -> str:
+    """Write how many there are of something that people count: `1 node`, `2 nodes`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

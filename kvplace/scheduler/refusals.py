@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvplace.core.quantity import counted
 from kvplace.core.refusal import THE_MACHINE, Reason, Refusal
 
 
@@ -36,7 +37,7 @@ def grouped(refusals: Mapping[str, Refusal]) -> GroupedRefusals:
         told.append((len(nodes), text))
         (unresolvable if never else failed).update(dict.fromkeys(nodes, text))
     told.sort(key=lambda pair: (-pair[0], pair[1]))
-    summary = "; ".join(f"{count} {'node' if count == 1 else 'nodes'}: {text}" for count, text in told)
+    summary = "; ".join(f"{counted(count, 'node')}: {text}" for count, text in told)
     return GroupedRefusals(failed, unresolvable, summary)
 
 

@@ -10,7 +10,7 @@ from kvplace.core.cluster.draft import PlanNode
 from kvplace.core.cluster.planning import Denied, Plan, Tally, Wanted
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.placement import Placement
-from kvplace.core.quantity import format_bytes
+from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.strict_json import Json
 from kvplace.scheduler.refusals import grouped
@@ -61,7 +61,7 @@ def summary(plan: Plan, optimum: Optimum | None) -> list[tuple[str, str]]:
     total = wanted(plan)
     nodes = len({seat.node for seat in plan.seats})
     lines = [
-        ("placed", f"{_of(plan.placed, total)} on {_count(nodes, 'node')}"),
+        ("placed", f"{_of(plan.placed, total)} on {counted(nodes, 'node')}"),
         ("one by one", f"{_of(plan.one_by_one, total)}, in the order given"),
     ]
     if optimum is not None:
@@ -69,13 +69,13 @@ def summary(plan: Plan, optimum: Optimum | None) -> list[tuple[str, str]]:
     if plan.moves:
         moved = sum(one.move.bytes_moved for one in plan.moves)
         memory = f", with {_rounded(moved)} of memory to another NUMA node" if moved else ""
-        lines.append(("moves", f"{_count(len(plan.moves), 'move')} of running VMs first{memory}"))
+        lines.append(("moves", f"{counted(len(plan.moves), 'move')} of running VMs first{memory}"))
         lines += [
             ("", f"{one.node}: {one.move.id} from {_cpus(one.move.before)} to {_cpus(one.move.after)}")
             for one in plan.moves
         ]
     if plan.denied:
-        lines.append(("refused", _count(len(plan.denied), "VM")))
+        lines.append(("refused", counted(len(plan.denied), "VM")))
         for group in refusal_groups(plan):
             more = f" and {len(group.vms) - 1} more" if len(group.vms) > 1 else ""
             lines.append(("", f"{group.vms[0]}{more} ({group.wish}): {group.reason}"))
@@ -87,14 +87,14 @@ def bound_sentence(plan: Plan, optimum: Optimum) -> str:
     bound, placed = optimum.bound, plan.placed
     moved = ", counted with running VMs where they are" if plan.moves else ""
     if placed == bound or placed.vms > bound.vms:
-        return f"bound {_count(bound.vms, 'VM')}, placed {placed.vms}: no plan places more{moved}"
+        return f"bound {counted(bound.vms, 'VM')}, placed {placed.vms}: no plan places more{moved}"
     ended = "" if optimum.finished else f", stopped after {optimum.seconds:.0f} s"
     if placed.vms < bound.vms:
         gap = bound.vms - placed.vms
-        return f"bound {_count(bound.vms, 'VM')}, placed {placed.vms}, gap {gap}{ended}{moved}"
+        return f"bound {counted(bound.vms, 'VM')}, placed {placed.vms}, gap {gap}{ended}{moved}"
     gap = bound.vcpus - placed.vcpus
     return (
-        f"bound {_count(bound.vms, 'VM')}, placed {placed.vms}: no plan places more; "
+        f"bound {counted(bound.vms, 'VM')}, placed {placed.vms}: no plan places more; "
         f"of their vCPUs at most {bound.vcpus}, placed {placed.vcpus}, gap {gap}{ended}{moved}"
     )
 
@@ -186,16 +186,12 @@ def _wish(vm: Denied) -> str:
     request = vm.request
     memory = f", {format_bytes(request.memory)}" if request.memory else ""
     policy = "" if request.owns_cpus else f", {request.policy.value}"
-    return f"{_count(request.vcpus, 'vCPU')}, {request.scope.value}{policy}{memory}"
+    return f"{counted(request.vcpus, 'vCPU')}, {request.scope.value}{policy}{memory}"
 
 
 def _tally(counted: Tally) -> Json:
     return {"vms": counted.vms, "vcpus": counted.vcpus}
 
 
-def _of(counted: Tally, total: Tally) -> str:
-    return f"{counted.vms} of {_count(total.vms, 'VM')} with {counted.vcpus} of {_count(total.vcpus, 'vCPU')}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _of(part: Tally, total: Tally) -> str:
+    return f"{part.vms} of {counted(total.vms, 'VM')} with {part.vcpus} of {counted(total.vcpus, 'vCPU')}"

@@ -13,7 +13,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.cli.map_book import Book, read_book, read_found
+from kvplace.cli.map_book import Book, read_found
+from kvplace.cli.map_forms import read_book
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import BadBody
 from kvplace.core.ledger import Ledger, LedgerChange, merge_patch
@@ -163,7 +164,7 @@ def test_the_ledger_of_the_node_is_found_in_a_list(dump: Any, tmp_path: Path) ->
     book = read(dump({"kind": "List", "items": [others, mine]}), tmp_path)
     assert book.ledger == ledger
     assert len(book.notes) == 1
-    assert "is also about 1 other nodes" in book.notes[0]
+    assert "is also about 1 other node, not drawn here" in book.notes[0]
     asked = read_book(str(tmp_path / "placements"), "worker-7", MACHINE.fingerprint, node=NAME)
     assert (asked.ledger, asked.notes) == (ledger, ())
     assert read(dump(mine), tmp_path).ledger == ledger
@@ -197,6 +198,21 @@ def test_pods_are_read_by_their_annotations(tmp_path: Path) -> None:
     assert book.claim_of("shop/db").uid == book.claim_of("virt-launcher-db").uid == "uid-db"
 
 
+def test_a_vm_that_runs_unpinned_is_in_no_book_and_one_without_a_name_is(tmp_path: Path) -> None:
+    floats = PodPlacement.floating(pod_uid="u", node=NAME)
+    text = lines(json.loads(floats.to_json()), answer("db", 4))
+    assert held(read(text, tmp_path)) == {"db": "4"}
+    assert held(read(placement((4,)).to_json(), tmp_path)) == {"unnamed": "4"}
+    assert held(read(lines(answer("", 4)), tmp_path)) == {"unnamed": "4"}
+
+
+def test_a_sentence_about_a_text_of_one_document_names_no_place_in_it(tmp_path: Path) -> None:
+    book = read(lines({"placed": [], "moves": [{"id": "db"}]}), tmp_path)
+    assert book.notes == ("'db' is moved and had nothing",)
+    with pytest.raises(BadBody, match="placements: metadata: is no object but a number"):
+        read('{"kind": "Pod", "metadata": 3}', tmp_path)
+
+
 def test_annotations_alone_are_read_by_the_uid_of_their_pod(tmp_path: Path) -> None:
     text = "".join(placement(cpus, uid=f"u{cpus[0]}").to_json() + "\n" for cpus in ((4, 5), (6,)))
     assert held(read(text, tmp_path)) == {"u4": "4-5", "u6": "6"}
@@ -206,7 +222,10 @@ def test_placements_for_another_machine_are_told(tmp_path: Path) -> None:
     document = answer("db", 4)
     document["placement"]["topology"] = "sha256:0000"
     assert read(lines(document), tmp_path).notes == (
-        "1 placements were made for a machine with another fingerprint than this one",
+        (
+            f"--placements {tmp_path / 'placements'} holds 1 placement made for a machine with another "
+            "fingerprint than this one"
+        ),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.cli.map_book import read_book
+from kvplace.cli.map_forms import read_book
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
 from tests.cli.calls import Caller
@@ -128,13 +128,13 @@ def test_a_node_of_which_the_plan_does_not_speak_is_refused(
 ) -> None:
     called = kvplace("map", NAME, "--placements", str(plan), "--node", node)
     assert (called.code, called.out, called.err.count("\n")) == (2, "", 1)
-    assert f"{plan} says of no VM on a node {node!r}; {hint}" in called.err
+    assert f"{plan} tells of no VM on a node {node!r}; {hint}" in called.err
 
 
 def test_placements_that_name_no_node_cannot_be_asked_for_one(kvplace: Caller) -> None:
     called = kvplace("map", NAME, "--placements", "-", "--node", "worker")
     assert called.code == 2
-    assert "says of no VM on a node 'worker'; it names no node; leave out --node" in called.err
+    assert "tells of no VM on a node 'worker'; it names no node; leave out --node" in called.err
 
 
 def test_a_node_without_placements_is_a_mistake(kvplace: Caller) -> None:
@@ -147,7 +147,7 @@ def test_only_placements_of_the_drawn_node_are_held_against_its_machine(kvplace:
     called = kvplace("map", NAME, "--placements", str(plan), "--node", "large")
     assert called.code == 0
     assert called.err.startswith(
-        "kvplace: 1 placements were made for a machine with another fingerprint than this one\n"
+        f"kvplace: --placements {plan} holds 1 placement made for a machine with another fingerprint "
     )
     assert "but the machine has no such CPU" in called.err
 

@@ -40,9 +40,13 @@ def test_json_and_yaml_say_the_same_and_either_is_taken_again(kvplace: Caller, t
         assert json.loads(kvplace("topology", _written(tmp_path, text), "-o", "json").out) == document
 
 
-def test_the_help_names_the_server_types(kvplace: Caller) -> None:
-    told = kvplace("topology", "--help").out
-    assert all(name in told for name in machine_names())
+def test_the_help_names_the_server_types_however_narrow_the_terminal(
+    kvplace: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns in range(50, 90):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        told = kvplace("topology", "--help").out
+        assert all(name in told for name in machine_names())
 
 
 def test_the_name_is_that_of_the_object(kvplace: Caller) -> None:

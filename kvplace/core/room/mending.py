@@ -15,7 +15,7 @@ from kvplace.core.contradictions import contradiction_in
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
-from kvplace.core.quantity import about_bytes, format_bytes
+from kvplace.core.quantity import about_bytes, counted, format_bytes
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.room.make_room import Move, Occupant, make_room
 from kvplace.core.topology import Topology
@@ -141,8 +141,8 @@ class _Trial:
         else:
             best = self._largest(min(needed - 1, self._free.pool.bit_count()), with_vcpus)
         if best:
-            what = "1 vCPU" if best == 1 else f"{best} vCPUs"
-            yield (needed - best) / needed, self._mend("vcpus", best, f"with {what}", with_vcpus(best))
+            what = f"with {counted(best, 'vCPU')}"
+            yield (needed - best) / needed, self._mend("vcpus", best, what, with_vcpus(best))
 
     def fewer_pages(self) -> Iterator[tuple[float, Mend]]:
         for size, needed in sorted(self._request.huge_pages.items()):
