@@ -127,9 +127,8 @@ class Counts:
         if len({core.bit_count() for core in self._topology.cores}) == 1:
             return 0
         return sum(
-            owned.bit_count() - self._movable[uid].request.vcpus
+            max(0, owned.bit_count() - self._movable[uid].request.vcpus)  # a VM with fewer here may stay
             for uid, owned in self._owned.items()
-            if owned
         )
 
     def _left(self, gone: frozenset[str]) -> tuple[int, int]:

@@ -125,6 +125,14 @@ def test_an_isolated_vm_goes_where_it_leaves_fewer_siblings_idle() -> None:
     assert _moves(room) == [("isolated", lavish.placement.cpus, 0b1010)]
 
 
+def test_a_vm_that_lies_mostly_outside_the_cpus_that_may_be_used_asks_for_no_more_of_them() -> None:
+    plain = _machine(3, 4)
+    uneven = replace(plain, cores=(*plain.cores[:8], mask_of([8, 11]), mask_of([9]), mask_of([10])))
+    occupants = [_runs(uneven, "a", "0-1"), _runs(uneven, "b", "4-5"), _runs(uneven, "outside", "8-10")]
+    room = make_room(uneven, occupants, Request(4, scope=Scope.ONE_NUMA), only=parse_cpu_list("0-7,10"))
+    assert len(_moves(room)) == 1
+
+
 def test_what_does_not_move_stays() -> None:
     machine = _machine(2, 4)
     free_to_go = [_runs(machine, "a", "0-1"), _runs(machine, "b", "4-5")]
