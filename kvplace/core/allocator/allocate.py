@@ -118,14 +118,17 @@ def _promise(supply: Supply, region: Region) -> tuple[int, int, int, int]:
         choice = _whole_pool(supply, region)
         return _weighed(supply, region, choice).key
     giving = 0 if len(region.parts) > supply.need or not supply.needs_memory else len(region.parts)
+    apart = 0 if region.domain.straddled else giving
     if supply.spreads and len(region.parts) <= supply.need and not region.domain.straddled:
         l3_groups, cores = _promise_of_shares(supply, region)
+        if l3_groups < apart:
+            l3_groups, cores = least_of(_bins(supply, region, region.cells), supply.need, apart)
     elif len(region.parts) > 1 or region.domain.crossed:
-        l3_groups, cores = least_of(_bins(supply, region, region.cells), supply.need)
+        l3_groups, cores = least_of(_bins(supply, region, region.cells), supply.need, apart)
     else:
         return _promise_of_node(supply, region)
     lost = _promise_of_nodes(supply, region) if supply.request.owns_cpus else 0
-    return (max(l3_groups, 0 if region.domain.straddled else giving), max(cores, giving), 0, lost)
+    return (l3_groups, max(cores, giving), 0, lost)
 
 
 def _promise_of_nodes(supply: Supply, region: Region) -> int:
@@ -269,12 +272,21 @@ def _serve_so_many(
 
 
 def _share(
-    supply: Supply, region: Region, cells: Sequence[Cell], need: int, touched: Sequence[int] = ()
+    supply: Supply,
+    region: Region,
+    cells: Sequence[Cell],
+    need: int,
+    touched: Sequence[int] = (),
+    *,
+    as_one: bool = False,
 ) -> CoreChoice | None:
-    """Serve a share of the need from one group; regions have groups in common, so it is remembered."""
-    key = (tuple([cell.cpus for cell in cells]), need, *touched)
+    """Serve a share of the need from one group; regions have groups in common, so it is remembered.
+
+    `as_one` says that it does not matter here how many L3 groups that takes.
+    """
+    key = (tuple([cell.cpus for cell in cells]), need, as_one, *touched)
     if key not in supply.shares:
-        bins = _bins(supply, region, cells)
+        bins = [supply.bin(cells)] if as_one else _bins(supply, region, cells)
         supply.shares[key] = choose_cores(bins, need, usage=supply.usage, touched=touched)
     return supply.shares[key]
 
@@ -289,7 +301,12 @@ def _together(shares: Sequence[CoreChoice]) -> CoreChoice:
 
 
 def _serve_each(
-    supply: Supply, region: Region, groups: Sequence[Sequence[Cell]], touched: Sequence[Sequence[int]]
+    supply: Supply,
+    region: Region,
+    groups: Sequence[Sequence[Cell]],
+    touched: Sequence[Sequence[int]],
+    *,
+    as_one: bool = False,
 ) -> CoreChoice | None:
     """Serve each group by itself, with one unit more where that must be or costs least."""
     low, over = divmod(supply.need, len(groups))
@@ -297,10 +314,12 @@ def _serve_each(
     larger: list[tuple[tuple[int, ...], int, CoreChoice]] = []
     for index, cells in enumerate(groups):
         inside = [cpus for cpus in touched[index] if any(cell.cpus & ~cpus for cell in cells) or not cells]
-        share = _share(supply, region, cells, low, inside) if len(inside) <= low else None
+        share = None
+        if len(inside) <= low:
+            share = _share(supply, region, cells, low, inside, as_one=as_one)
         more = None
         if over and len(inside) <= low + 1:
-            more = _share(supply, region, cells, low + 1, inside)
+            more = _share(supply, region, cells, low + 1, inside, as_one=as_one)
         if share is not None:
             shares[index] = share
         if more is not None:
@@ -322,8 +341,6 @@ def _serve_across(
     Past a bound, as few as are left when one after the other is given up.
     """
     labels = sorted({cell.l3 for cells in groups for cell in cells})
-    if _serve_each(supply, region, groups, touched) is None:
-        return None
     low = supply.need // len(groups)
     units = {
         label: [supply.cell_units([cell for cell in cells if cell.l3 == label]) for cells in groups]
@@ -334,8 +351,11 @@ def _serve_across(
         if any(sum(units[label][index] for label in chosen) < low for index in range(len(groups))):
             return None
         inside = [[cell for cell in cells if cell.l3 in chosen] for cells in groups]
-        return _serve_each(supply, region, inside, touched)
+        served = _serve_each(supply, region, inside, touched, as_one=True)
+        return served and replace(served, l3_groups=len(chosen))
 
+    if within(labels) is None:
+        return None
     looked_at = 0
     for count in range(fewest([sum(units[label]) for label in labels], supply.need), len(labels) + 1):
         best: CoreChoice | None = None
@@ -343,19 +363,16 @@ def _serve_across(
             looked_at += 1
             if looked_at > _MOST_ACROSS:
                 break
-            found = within(chosen)
-            if found is not None and (best is None or found.cores < best.cores):
-                best = found
+            best = _better((best, within(chosen)))
         if best is not None:
-            return replace(best, l3_groups=count)
+            return best
         if looked_at > _MOST_ACROSS:
             break
     for label in sorted(labels, key=lambda label: sum(units[label])):
         fewer = [other for other in labels if other != label]
         if within(fewer) is not None:
             labels = fewer
-    left = within(labels)
-    return left and replace(left, l3_groups=len(labels))
+    return within(labels)
 
 
 def _must_be_touched(supply: Supply, region: Region) -> list[int]:

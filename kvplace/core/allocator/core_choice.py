@@ -201,12 +201,15 @@ def cores_needed(bins: Sequence[Bin], need: int) -> int:
     return fewest([width for one in bins for width in one.widths], need)
 
 
-def least_of(bins: Sequence[Bin], need: int) -> tuple[int, int]:
-    """How many bins a need takes at least, and how many cores of so many bins; there must be as much."""
+def least_of(bins: Sequence[Bin], need: int, least: int = 0) -> tuple[int, int]:
+    """How many bins a need takes at least, and how many cores of so many bins; there must be as much.
+
+    `least` says how many bins it takes in any case.
+    """
     if not need:
         return (0, 0)
     full = [one for one in bins if one.units]
-    count = fewest([one.units for one in full], need)
+    count = max(least, fewest([one.units for one in full], need))
     widest = max([one.widths[0] for one in full])
     if all(one.widths[0] == widest == one.widths[-1] for one in full):
         return count, -(-need // widest)

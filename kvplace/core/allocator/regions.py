@@ -134,7 +134,7 @@ def _nodes_as_packages(
     """Search where every package is one NUMA node."""
     sets = NodeSets(supply, parts, a_package_each=True)
     for count in range(sets.fewest, len(parts) + 1):
-        if best is not None and count > best.rank[0]:
+        if best is not None and (count, count) > best.rank[:2]:
             break
         best = _nearest(supply, domain, sets, (count, count), best)
     return best
@@ -200,10 +200,11 @@ def _choose_packages(
 ) -> Iterator[Region]:
     """Yield the regions with so many packages in NUMA nodes."""
     everything = mask_of_packages(parts)
-    if supply.request.policy is Policy.NUMA or len(parts) > supply.need:
+    pools = supply.request.policy is Policy.NUMA
+    if pools or len(parts) > supply.need:
         # Without a choice: the whole pools are used, or some of the nodes give memory alone.
-        packages = mask_of(p for p in cpus_of(everything) if _units_of_package(supply, parts, p))
-        region = Region(parts, everything if len(parts) > supply.need else packages, domain)
+        used = mask_of(p for p in cpus_of(everything) if _units_of_package(supply, parts, p))
+        region = Region(parts, used if pools else everything, domain)
         if region.packages.bit_count() == sockets and _spreads(supply, region):
             yield region
         return

@@ -54,6 +54,29 @@ def scarce_memory_case(seed: int, most_cpus: int) -> tuple[Topology, Free, Reque
     )
 
 
+def crossed_case(seed: int, most_cpus: int) -> tuple[Topology, Free, Request]:
+    """A question to a machine whose packages, NUMA nodes and L3 groups all cross; often for equal shares."""
+    chance = Random(seed)
+    machine = random_machine(chance, most_cpus)
+    pieces = list(machine.cores) if chance.random() < 0.75 else [1 << cpu for cpu in cpus_of(machine.cpus)]
+    packages = dealt(chance, pieces, min(len(pieces), len(machine.packages)))
+    nodes = dealt(chance, pieces, min(len(pieces), len(machine.numa_nodes)))
+    l3_groups = dealt(chance, pieces, chance.randint(1, len(pieces)))
+    machine = replace(
+        machine,
+        packages=tuple(map(Package, range(len(packages)), packages)),
+        numa_nodes=tuple(
+            replace(node, cpus=cpus) for node, cpus in zip(machine.numa_nodes, nodes, strict=True)
+        ),
+        l3_groups=tuple(l3_groups),
+    )
+    free = random_free(chance, machine)
+    request = random_request(chance, machine, free)
+    if request.policy is not Policy.NUMA and chance.random() < 0.6:
+        request = replace(request, scope=chance.choice(SPREAD_SCOPES))
+    return machine, free, request
+
+
 def random_machine(chance: Random, most_cpus: int) -> Topology:
     """A machine of up to so many CPUs; two in three have levels that nest as they should."""
     widths = chance.choice(WIDTHS)

@@ -20,7 +20,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import Key, best_key
-from tests.core.allocator.random_cases import random_case, scarce_memory_case
+from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import SPREAD_SCOPES
 
@@ -30,7 +30,9 @@ CASES = 20_000 if os.environ.get("KVPLACE_EXHAUSTIVE") else 300
 
 
 @pytest.mark.parametrize("part", range(4))
-@pytest.mark.parametrize(("question", "most_cpus"), [(random_case, 16), (scarce_memory_case, 12)])
+@pytest.mark.parametrize(
+    ("question", "most_cpus"), [(random_case, 16), (scarce_memory_case, 12), (crossed_case, 11)]
+)
 def test_no_answer_is_worse_than_the_best_of_all_sets_of_cpus(
     question: Callable[[int, int], Case], most_cpus: int, part: int
 ) -> None:

@@ -1,0 +1,105 @@
+"""Machines on which packages, NUMA nodes and L3 groups all cross, and those where memory forces NUMA nodes.
+
+What a region promises is compared with what is found in it: a promise that is too high would hide a
+better region, which only a machine with several equally near ones would show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kvplace.core.allocator.allocate import _promise, _serve, _weighed, place
+from kvplace.core.allocator.regions import best_regions
+from kvplace.core.allocator.supply import Supply
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.placement import Placement
+from kvplace.core.request import Policy, Request, Scope
+from kvplace.core.topology import Topology
+from tests.core.allocator.exhaustive import best_key
+from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
+from tests.core.allocator.shapes import machine, slit
+from tests.core.allocator.validity import key_of_valid
+from tests.core.machines import GIB
+
+Case = tuple[Topology, Free, Request]
+
+
+def placed(case: Case) -> Placement:
+    """The placement, as good as the best of all sets of CPUs."""
+    answer = place(*case)
+    assert isinstance(answer, Placement), answer
+    assert key_of_valid(*case, answer) == best_key(*case)
+    return answer
+
+
+def test_l3_groups_that_memory_forces_on_a_vm_bring_their_wider_cores() -> None:
+    far = slit(*[[10 if a == b else 11 if a // 4 == b // 4 else 20 for b in range(8)] for a in range(8)])
+    groups = ["0-7", "8-9", "10-11", "12-13", "14-15", "16-17", "18-19", "20-21"]
+    on = machine(
+        packages=["0-21"],
+        nodes=groups,
+        l3=groups,
+        cores=[*map(str, range(8)), *groups[1:6], "18", "19", "20", "21"],
+        distances=far,
+        memory=[1] * 8,
+    )
+    case = (on, free_of(on, Ledger()), Request(8, memory=4 * GIB))
+    assert placed(case).numa_nodes == (0, 1, 2, 3)
+
+
+def test_equal_shares_over_common_l3_groups_take_the_fewest_cores_whichever_share_is_larger() -> None:
+    on = machine(
+        packages=["0-8"],
+        nodes=["0-3", "4-8"],
+        l3=["0-1,4-6", "2-3,7-8"],
+        cores=["0", "1", "2", "3", "4-5", "6", "7-8"],
+    )
+    case = (on, free_of(on, Ledger()), Request(7, scope=Scope.SPREAD_NUMA))
+    assert placed(case).cpus & parse_cpu_list("4-8") == parse_cpu_list("4-5,7-8")
+
+
+def test_a_package_of_which_no_cpu_is_in_the_pool_counts_for_no_vm_of_policy_numa() -> None:
+    on = machine(
+        packages=["0,2-3,5", "1,4"],
+        nodes=["0-1", "2", "3-4", "5"],
+        l3=["0-5"],
+        cores=["0", "1", "2", "3", "4", "5"],
+        distances=slit([10, 21, 12, 21], [21, 10, 21, 21], [12, 21, 10, 21], [21, 21, 21, 10]),
+        memory=[1, 1, 1, 1],
+    )
+    free = free_of(on, Ledger(), only=parse_cpu_list("0,2-3,5"))
+    case = (on, free, Request(1, scope=Scope.ANY, policy=Policy.NUMA, memory=2 * GIB))
+    assert placed(case).numa_nodes == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("question", "first"), [(random_case, 0), (scarce_memory_case, 218_000), (crossed_case, 0)]
+)
+def test_no_choice_in_a_region_is_better_than_it_promises(
+    question: Callable[[int, int], Case], first: int
+) -> None:
+    looked_into = 0
+    for number in range(first, first + 400):
+        case = question(number, 12)
+        for region in best_regions(Supply(*case)):
+            choice = _serve(Supply(*case), region, None)
+            if choice is not None:
+                supply = Supply(*case)
+                assert _promise(supply, region) <= _weighed(supply, region, choice).key, number
+                looked_into += 1
+    assert looked_into > 200
+
+
+def test_an_l3_group_over_two_numa_nodes_gives_way_to_one_whose_numa_node_lies_in_both_packages() -> None:
+    on = machine(
+        packages=["0,2", "1,3"],
+        nodes=["0-1", "2", "3"],
+        l3=["0-1", "2-3"],
+        cores=["0", "1", "2", "3"],
+    )
+    case = (on, free_of(on, Ledger()), Request(2, scope=Scope.ONE_L3))
+    assert placed(case).numa_nodes == (0,)
