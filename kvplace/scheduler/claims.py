@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from kvplace.core.allocator.allocate import place
+from kvplace.core.allocator.allocate import try_place
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.free import Free
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
 from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.request_document import PodRequest
 from kvplace.core.topology import Topology
@@ -58,8 +57,8 @@ def placed_again(topology: Topology, request: Request, claim: Claim) -> Placemen
             for size, count in pages.items()
         ),
     )
-    found = place(topology, inside, request)
-    if isinstance(found, Refusal) or (found.owned, found.cpus) != (claim.owned, claim.cpus):
+    found = try_place(topology, inside, request)
+    if found is None or (found.owned, found.cpus) != (claim.owned, claim.cpus):
         return None
     return found
 

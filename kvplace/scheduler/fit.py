@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from kvplace.core.allocator.allocate import place
+from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.cluster.node_choice import Candidate
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
@@ -86,7 +86,7 @@ class FitTable:
         else:
             self._answers.move_to_end(key)
         if isinstance(answer, Refusal):
-            if state.empty is not None and isinstance(place(state.topology, state.empty, request), Refusal):
+            if state.empty is not None and try_place(state.topology, state.empty, request) is None:
                 return replace(answer, never=True)
             return answer
         return Candidate(node, state.topology, answer, state.free, request.vcpus)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvplace.core.allocator.allocate import place
+from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange
@@ -177,7 +177,7 @@ class _Run:
         self._cluster = SimulatedCluster(scenario.nodes, strategy)
         self._found = Outcome(strategy, seed)
         self._drawn: Drawn | None = None
-        self._alone: dict[tuple[object, ...], Placement | Refusal] = {}
+        self._alone: dict[tuple[object, ...], Placement | None] = {}
         if scenario.mix is not None:
             amounts = [empty_amounts(node.topology) for node in scenario.nodes]
             self._drawn = Drawn(
@@ -255,9 +255,8 @@ class _Run:
         """Where a VM would sit on an empty machine."""
         key = (topology.fingerprint, request.key)
         if key not in self._alone:
-            self._alone[key] = place(topology, free_of(topology, Ledger()), request)
-        alone = self._alone[key]
-        return alone if isinstance(alone, Placement) else None
+            self._alone[key] = try_place(topology, free_of(topology, Ledger()), request)
+        return self._alone[key]
 
     def _is_split(self, best: Candidate, request: Request) -> bool:
         alone = self._alone_on(best.topology, request)

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from kvplace.core.allocator.allocate import place
+from kvplace.core.allocator.allocate import try_place
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import Occupant, Standing, bytes_moved
 from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.room.search import Found, RoomSearch
 from kvplace.core.topology import Topology
@@ -71,12 +70,12 @@ def make_room(
     CPUs that differ in their cores alone; a `thorough` search knows no bound, and where no moves help on a
     large machine it may take minutes.
     """
-    empty = place(topology, free_of(topology, Ledger(), only=only), request)
-    if isinstance(empty, Refusal):
+    empty = try_place(topology, free_of(topology, Ledger(), only=only), request)
+    if empty is None:
         return None
     standing = Standing(topology, occupants, only)
-    now = place(topology, standing.free({}), request)
-    if not isinstance(now, Refusal) and len(now.numa_nodes) <= len(empty.numa_nodes):
+    now = try_place(topology, standing.free({}), request)
+    if now is not None and len(now.numa_nodes) <= len(empty.numa_nodes):
         return Room(now, ())
     most_moves = min(most_moves, MOST_MOVES, len(occupants) + 1)
     found = RoomSearch(standing, request, empty, frozenset(fixed), thorough=thorough).best(most_moves)
