@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, parse_cpu_list
+from kvplace.core.strict_json import shown
 
 if TYPE_CHECKING:
     from kvplace.core.placement import Placement
@@ -142,7 +143,7 @@ def read_guest_cells(raw: object, threads: object, *, vcpus: int) -> tuple[Guest
     if not raw:
         return ()
     if type(threads) is not int or threads < 1 or vcpus % threads:
-        raise ValueError(f"guestThreads is {threads!r}, which does not divide {vcpus} vCPUs into cores")
+        raise ValueError(f"guestThreads is {shown(threads)}, which does not divide {vcpus} vCPUs into cores")
     cells = tuple(_read_cell(number, entry, len(raw), threads) for number, entry in enumerate(raw))
     if sorted(vcpu for cell in cells for vcpu in cell.vcpus) != list(range(vcpus)):
         raise ValueError(f"guestCells do not hold each of the {vcpus} vCPUs once")
@@ -159,9 +160,9 @@ def _read_cell(number: int, raw: object, count: int, threads: int) -> GuestCell:
         raise ValueError(f"{at} must be an object")  # noqa: TRY004
     node, memory, distances = raw.get("node"), raw.get("memory", 0), raw.get("distances")
     if type(node) is not int or not 0 <= node <= MAX_CPU:
-        raise ValueError(f"{at}.node is {node!r}, which is not a NUMA node")
+        raise ValueError(f"{at}.node is {shown(node)}, which is not a NUMA node")
     if type(memory) is not int or not 0 <= memory <= 1 << 60:
-        raise ValueError(f"{at}.memory is {memory!r}; it must be a number of bytes")
+        raise ValueError(f"{at}.memory is {shown(memory)}; it must be a number of bytes")
     if not isinstance(raw.get("vcpus"), str):
         raise ValueError(f"{at}.vcpus must be a list such as '0-3'")  # noqa: TRY004
     if not isinstance(distances, list) or len(distances) != count:
@@ -169,7 +170,7 @@ def _read_cell(number: int, raw: object, count: int, threads: int) -> GuestCell:
     for other, value in enumerate(distances):
         least, most = (LOCAL_DISTANCE,) * 2 if other == number else (LEAST_DISTANCE, MOST_DISTANCE)
         if type(value) is not int or not least <= value <= most:
-            raise ValueError(f"{at}.distances[{other}] is {value!r}; it must be from {least} to {most}")
+            raise ValueError(f"{at}.distances[{other}] is {shown(value)}; it must be from {least} to {most}")
     return GuestCell(
         id=number,
         node=node,

@@ -24,6 +24,7 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.guest_cells import GuestCell, read_guest_cells, write_guest_cells
 from kvplace.core.quantity import format_bytes, parse_page_counts
 from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.strict_json import shown
 
 PLACEMENT = "kvplace.io/placement"
 VERSION = 1
@@ -245,7 +246,7 @@ class _Reader:
         version = raw.get("version")
         if type(version) is not int or version != VERSION:
             raise self.bad(
-                f"has version {version!r}; this program reads version {VERSION}, use matching releases"
+                f"has version {shown(version)}; this program reads version {VERSION}, use matching releases"
             )
 
     def bad(self, mend: str) -> BadAnnotation:
@@ -254,7 +255,7 @@ class _Reader:
     def text(self, key: str, default: str | None = None) -> str:
         value = self._raw.get(key, default)
         if not isinstance(value, str):
-            raise self.bad(f"{key} must be a text, not {value!r}")
+            raise self.bad(f"{key} must be a text, not {shown(value)}")
         return value
 
     def word(self, key: str, kind: type[_Word], default: _Word | None = None) -> _Word:
@@ -263,7 +264,7 @@ class _Reader:
             if member.value == value:
                 return member
         offered = ", ".join(str(member.value) for member in kind)
-        raise self.bad(f"{key} is {value!r}; it must be one of {offered}")
+        raise self.bad(f"{key} is {shown(value)}; it must be one of {offered}")
 
     def cpus(self, key: str, default: str | None = None) -> int:
         try:
@@ -284,7 +285,7 @@ class _Reader:
         counts: dict[int, int] = {}
         for node, count in self._by_node(key, "bytes by NUMA node"):
             if type(count) is not int or count < 0:
-                raise self.bad(f"{key} holds {str(node)!r}: {count!r}, which is not bytes by NUMA node")
+                raise self.bad(f"{key} holds {str(node)!r}: {shown(count)}, which is not bytes by NUMA node")
             counts[node] = count
         return counts
 
@@ -313,7 +314,7 @@ class _Reader:
             raise self.bad(f"{key} must be an object of {what}")
         for node, entry in value.items():
             if not (node.isascii() and node.isdigit() and len(node) <= 5):
-                raise self.bad(f"{key} holds {node!r}, which is not a NUMA node")
+                raise self.bad(f"{key} holds {shown(node)}, which is not a NUMA node")
             yield int(node), entry
 
     def ids(self, key: str) -> tuple[int, ...]:
@@ -322,5 +323,5 @@ class _Reader:
             raise self.bad(f"{key} must be a list of ids")
         for entry in value:
             if type(entry) is not int or not 0 <= entry <= MAX_CPU:
-                raise self.bad(f"{key} holds {entry!r}, which is not an id from 0 to {MAX_CPU}")
+                raise self.bad(f"{key} holds {shown(entry)}, which is not an id from 0 to {MAX_CPU}")
         return tuple(value)

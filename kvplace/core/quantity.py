@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 
+from kvplace.core.strict_json import shown
+
 _SUFFIXES: dict[str, Fraction] = {
     "": Fraction(1),
     "n": Fraction(1, 10**9),
@@ -39,7 +41,7 @@ def parse_quantity(text: str | int) -> Fraction:
         return Fraction(text)
     match = _FORM.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{_shown(text)} is not a quantity such as 8Gi, 512Mi, 4 or 500m")
+        raise ValueError(f"{shown(text)} is not a quantity such as 8Gi, 512Mi, 4 or 500m")
     sign, number, suffix = match.groups()
     if suffix[:1] in ("e", "E") and len(suffix) > 1 and suffix != "Ei":
         scale = Fraction(10) ** int(suffix[1:])
@@ -47,7 +49,7 @@ def parse_quantity(text: str | int) -> Fraction:
         scale = _SUFFIXES[suffix]
     else:
         raise ValueError(
-            f"{_shown(text)} has the unknown suffix {suffix!r}; use Ki, Mi, Gi, Ti, k, M, G, T or m"
+            f"{shown(text)} has the unknown suffix {suffix!r}; use Ki, Mi, Gi, Ti, k, M, G, T or m"
         )
     value = Fraction(number) * scale
     return -value if sign == "-" else value
@@ -60,15 +62,11 @@ def parse_bytes(text: str | int) -> int:
     """
     value = parse_quantity(text)
     if value < 0:
-        raise ValueError(f"{_shown(text)} is negative")
+        raise ValueError(f"{shown(text)} is negative")
     count = -(-value.numerator // value.denominator)
     if count > _MOST:
-        raise ValueError(f"{_shown(text)} is more than Kubernetes can count in bytes, {_MOST}")
+        raise ValueError(f"{shown(text)} is more than Kubernetes can count in bytes, {_MOST}")
     return count
-
-
-def _shown(text: str | int) -> str:
-    return repr(text) if isinstance(text, int) or len(text) <= 60 else repr(text[:57] + "...")
 
 
 def parse_page_counts(pages: object) -> dict[int, int]:
@@ -83,7 +81,9 @@ def parse_page_counts(pages: object) -> dict[int, int]:
         if size in counts:
             raise ValueError(f"names pages of {format_bytes(size)} twice")
         if type(count) is not int or not 0 <= count <= _MOST_PAGES:
-            raise ValueError(f"{count!r} pages of {text}; it must be a whole number from 0 to {_MOST_PAGES}")
+            raise ValueError(
+                f"{shown(count)} pages of {text}; it must be a whole number from 0 to {_MOST_PAGES}"
+            )
         counts[size] = count
     return counts
 

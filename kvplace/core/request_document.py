@@ -24,6 +24,7 @@ from kvplace.core.request import (
     Scope,
     Smt,
 )
+from kvplace.core.strict_json import shown
 
 VERSION = 1
 _MAX_TEXT = 16 * 1024
@@ -112,7 +113,9 @@ def read_request(text: str) -> PodRequest:
 
 def _number(text: str, key: str, value: object, most: int) -> int:
     if type(value) is not int or not 0 <= value <= most:
-        raise BadAnnotation(REQUEST, text, f"{key} is {value!r}; it must be a whole number from 0 to {most}")
+        raise BadAnnotation(
+            REQUEST, text, f"{key} is {shown(value)}; it must be a whole number from 0 to {most}"
+        )
     return value
 
 
@@ -121,4 +124,4 @@ def _word(text: str, raw: dict[str, Any], key: str, kind: type[_Word]) -> _Word:
         if raw.get(key) == member.value:
             return member
     offered = ", ".join(str(member.value) for member in kind)
-    raise BadAnnotation(REQUEST, text, f"{key} is {raw.get(key)!r}; it must be one of {offered}")
+    raise BadAnnotation(REQUEST, text, f"{key} is {shown(raw.get(key))}; it must be one of {offered}")

@@ -249,7 +249,8 @@ def test_nothing_at_all_is_an_empty_book(tmp_path: Path) -> None:
         (lines(answer("db", 4)) + '{"id": 1, "id": 2}\n', "line 2: the key 'id' stands in it twice"),
         (lines(answer("db", 4)) + "3\n", "line 2 must be a JSON object, not a number"),
         (lines(answer("db", 4), {"placement": 3}), "line 2 placement: is no object but a number"),
-        (lines(answer("db", 4), {"placement": {}}), "line 2: the placement has version None"),
+        (lines(answer("db", 4), {"placement": {}}), "line 2: the placement has version null"),
+        (lines({"version": 1, "podUid": ["x" * 60_000]}), "the placement podUid must be a text, not ['xxx"),
         (lines(answer("db", 4), {"moves": 3}), "line 2: moves must be a list"),
         (lines({"placed": 3}), "placed must be a list"),
         (lines({"placed": [], "running": None}), "running must be a list"),
@@ -266,6 +267,7 @@ def test_what_cannot_be_meant_is_refused_in_one_sentence(tmp_path: Path, text: s
     assert words in str(error.value)
     assert str(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 600
 
 
 def test_bytes_that_are_no_text_are_refused(kvplace: Caller) -> None:

@@ -147,7 +147,7 @@ def test_a_bare_cpu_map_gives_each_vcpu_its_cpu_in_order_and_leaves_memory_alone
     ("change", "mend"),
     [
         ({"version": 2}, "has version 2; this program reads version 1, use matching releases"),
-        ({"version": None}, "has version None; this program reads version 1, use matching releases"),
+        ({"version": None}, "has version null; this program reads version 1, use matching releases"),
         ({"podUid": 7}, "podUid must be a text, not 7"),
         ({"policy": "mine"}, "policy is 'mine'; it must be one of exclusive, share, numa, immovable, none"),
         ({"vcpus": [2, 2, 3, 35]}, "vcpus gives one CPU to two vCPUs"),

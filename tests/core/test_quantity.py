@@ -78,7 +78,7 @@ def test_page_counts_are_read_by_size_in_bytes(counts: dict[int, int]) -> None:
         ({"0": 1}, "a page of 0 bytes is none"),
         ({"2Mi": 1, "2048Ki": 1}, "names pages of 2Mi twice"),
         ({"2Mi": "7"}, "'7' pages of 2Mi; it must be a whole number from 0 to 1099511627776"),
-        ({"2Mi": True}, "True pages of 2Mi; it must be a whole number from 0 to 1099511627776"),
+        ({"2Mi": True}, "true pages of 2Mi; it must be a whole number from 0 to 1099511627776"),
     ],
     ids=str,
 )
