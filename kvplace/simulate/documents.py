@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from kvplace.core.errors import BadBody
 from kvplace.core.request import Request
 from kvplace.core.request_json import request_of
-from kvplace.core.strict_json import Json, json_object, kind_of, known_keys, shown
+from kvplace.core.strict_json import json_object, kind_of, known_keys, shown
 
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_DEPTH = 100
@@ -81,7 +81,7 @@ class Part:
         value = self.keys.get(key, {})
         if not isinstance(value, Mapping):
             raise self.bad(key, "it must be an object of keys and values")
-        return Part(self.path(key), _with_texts_for_keys(value, self.path(key)))
+        return Part(self.path(key), value)
 
     def parts(self, key: str, most: int) -> tuple[Part, ...]:
         """Read a list of objects; an empty one when the key is missing."""
@@ -95,7 +95,7 @@ class Part:
             where = f"{self.path(key)}[{number}]"
             if not isinstance(entry, Mapping):
                 raise BadBody(f"{where} is {shown(entry)}; it must be an object of keys and values")
-            found.append(Part(where, _with_texts_for_keys(entry, where)))
+            found.append(Part(where, entry))
         return tuple(found)
 
     def request(self, *also: str) -> Request:
@@ -132,13 +132,13 @@ def read_text(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
 def read_document(text: str, what: str) -> Part:
     """Read a text in YAML, or in JSON where it begins with a brace, that holds one object.
 
-    Dates are texts, as in JSON.
+    All keys are texts, and so are dates, as in JSON.
     """
     if text.lstrip()[:1] == "{":
         return Part("", json_object(text, what=what))
     import yaml
 
-    loader = _dateless_loader()
+    loader = _json_loader()
     try:
         _check_events(yaml.parse(text, Loader=loader), what)
         node = yaml.compose(text, Loader=loader)
@@ -151,11 +151,12 @@ def read_document(text: str, what: str) -> Part:
     if not isinstance(found, dict):
         held = "nothing" if found is None else kind_of(found)
         raise BadBody(f"{what} holds {held}; it must hold an object of keys and values")
-    return Part("", _with_texts_for_keys(found, what))
+    return Part("", found)
 
 
 @cache
-def _dateless_loader() -> Any:
+def _json_loader() -> Any:
+    """Make the loader that knows no other values than JSON: keys and dates are texts."""
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -163,6 +164,12 @@ def _dateless_loader() -> Any:
             first: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
             for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    key.tag = "tag:yaml.org,2002:str"
+            return super().construct_mapping(node, deep)
 
     return Loader
 
@@ -204,10 +211,3 @@ def _check_keys(node: Any) -> None:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
-
-
-def _with_texts_for_keys(found: Mapping[Any, Any], where: str) -> Json:
-    for key in found:
-        if not isinstance(key, str):
-            raise BadBody(f"{where}: the key {shown(key)} is no text; write it in quotes")
-    return dict(found)

@@ -127,7 +127,7 @@ def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
 
     try:
         document = _one_object(document)
-        if any(str(key).startswith("socket") for key in document):
+        if any(key.startswith("socket") for key in document):
             note = (
                 "a cpu-map says nothing about siblings, caches, NUMA nodes and memory: each socket is a node"
             )

@@ -47,6 +47,7 @@ CONTENTS = {
     "a date as a key": b"socket0: [{2001-01-01: 2}]\nplaced: [{placement: {2001-01-01: 2}}]\n",
     "a date as a value": b"socket0: [2001-01-01]\nplaced: [{placement: 2001-01-01}]\n",
     "a number as a key of the one object of a list": b"kind: List\nitems: [{1: 2}]\n",
+    "pages of no size": b"spec: {claims: {u: {hugePages: {0: {null: 3}}}}}\n",
     "an entity": b'<!DOCTYPE a [<!ENTITY a "b">]><capabilities>&a;</capabilities>',
     "deep XML": b"<a>" * 100_000,
     "half an archive": b"\x1f\x8b" + b"\0" * 50,

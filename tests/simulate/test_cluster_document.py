@@ -136,7 +136,8 @@ def test_names_stand_once_and_running_vms_need_a_node_of_their_own() -> None:
         ("a: 1\na: 2\n", "the key 'a' stands in it twice"),
         ('{"a": 1, "a": 2}', "the key 'a' stands in it twice"),
         ("- a\n", "must hold an object"),
-        ("1: a\n", "the key 1 is no text"),
+        ("1: a\n'1': b\n", "the key '1' stands in it twice"),
+        ("? [a]\n: b\n", "is no YAML"),
         ("a: [", "is no YAML"),
         ("- " * 200, "nests more than"),
         ("a: " + "9" * 6_000, "holds a number that cannot be read; quote it if"),
@@ -148,9 +149,11 @@ def test_a_text_that_cannot_mean_one_thing_is_refused(text: str, said: str) -> N
         read_document(text, "c.yaml")
 
 
-def test_a_date_is_a_text() -> None:
-    assert read_document("2026-01-01: 2026-01-02T03:04:05Z", "c.yaml").keys == {
-        "2026-01-01": "2026-01-02T03:04:05Z"
+def test_keys_and_dates_are_texts_as_in_json() -> None:
+    text = "2026-01-01: 2026-01-02T03:04:05Z\nin: [{1.50: a, 07: b, null: c, yes: d, <<: e}]"
+    assert read_document(text, "c.yaml").keys == {
+        "2026-01-01": "2026-01-02T03:04:05Z",
+        "in": [{"1.50": "a", "07": "b", "null": "c", "yes": "d", "<<": "e"}],
     }
 
 
