@@ -19,6 +19,10 @@ from kvplace.core.request import Scope
 from kvplace.core.topology import Topology
 
 _MOST_LAYOUTS = 2048
+_MOST_COUNTS = 1 << 17
+"""Counts remembered of all machines together, of about 1 KB each."""
+_STATES_KEPT = 16
+"""How often every cell of a machine may be counted anew before its counts are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,12 @@ class Layout:
         ids = [node.id for node in topology.numa_nodes]
         self.distances = tuple(tuple(topology.distance(a, b) for b in ids) for a in ids)
         self._cells = tuple(_cells_of(topology))
+
+    def forget_beyond(self, most: int) -> None:
+        """Forget what was counted, when it is more than so much and more than a few states of the machine."""
+        if len(self.bins) + len(self.part_counts) > max(most, _STATES_KEPT * len(self._cells)):
+            self.bins.clear()
+            self.part_counts.clear()
 
     @cached_property
     def domains(self) -> Mapping[Scope, tuple[Domain, ...]]:
@@ -223,10 +233,11 @@ _layouts: dict[str, Layout] = {}
 
 
 def layout_of(topology: Topology) -> Layout:
-    """The layout of a machine; equal machines share one."""
+    """The layout of a machine; equal machines share one, and all of them what may be remembered."""
     layout = _layouts.get(topology.fingerprint)
     if layout is None:
         if len(_layouts) >= _MOST_LAYOUTS:
             _layouts.clear()
         layout = _layouts[topology.fingerprint] = Layout(topology)
+    layout.forget_beyond(_MOST_COUNTS // len(_layouts))
     return layout

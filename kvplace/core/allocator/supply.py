@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _UNITS = {smt: number for number, smt in enumerate(Smt)}
 """Numbers for what is counted: as keys much cheaper than the words themselves."""
-_MOST_REMEMBERED = 1 << 16
 
 
 class Supply:
@@ -50,9 +49,6 @@ class Supply:
         self.least_of_shares: dict[Hashable, tuple[tuple[int, int], tuple[int, int] | None]] = {}
         """What shares from such groups take at least, of L3 groups and of cores, and with one unit more."""
         self._bins, self._parts = self.layout.bins, self.layout.part_counts
-        if len(self._bins) + len(self._parts) > _MOST_REMEMBERED:
-            self._bins.clear()
-            self._parts.clear()
         counts_memory = bool(free.memory and request.memory and request.numa_memory is not NumaMemory.OFF)
         pages_bytes = sum(size * count for size, count in request.huge_pages.items())
         self.small_memory = max(0, request.memory - pages_bytes) if counts_memory else 0

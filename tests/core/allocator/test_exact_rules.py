@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import TypeVar
+from unittest.mock import patch
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from kvplace.core.allocator import layout
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free, free_of
@@ -123,6 +125,26 @@ def test_what_does_not_fit_is_hopeless_only_when_the_empty_machine_has_no_room_f
     assert isinstance(answer, Refusal)
     empty = place(machine, free_of(machine, Ledger()), request)
     assert answer.never == isinstance(empty, Refusal)
+
+
+def test_many_machines_together_remember_no_more_than_one_and_answer_as_before() -> None:
+    chance = Random(7)
+    machines = [random_machine(chance, 40) for _ in range(12)]
+    questions = []
+    for _ in range(40):
+        for machine in machines:
+            free = random_free(chance, machine)
+            questions.append((machine, free, random_request(chance, machine, free)))
+    answers = [place(*question) for question in questions]
+    with (
+        patch.object(layout, "_layouts", {}),
+        patch.object(layout, "_MOST_COUNTS", 240),
+        patch.object(layout, "_STATES_KEPT", 0),
+    ):
+        assert [place(*question) for question in questions] == answers
+        for machine in machines:
+            known = layout.layout_of(machine)
+            assert len(known.bins) + len(known.part_counts) <= 20
 
 
 def renumbered(machine: Topology, free: Free, chance: Random) -> tuple[Topology, Free]:
