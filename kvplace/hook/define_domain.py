@@ -24,7 +24,6 @@ from kvplace.hook.wire import MAX_MESSAGE_BYTES
 _FIELD_BYTES = 16
 """What a message adds around the document."""
 
-
 MIGRATION_TARGET = "migration target: KubeVirt discards this answer and keeps the source's pins"
 
 
