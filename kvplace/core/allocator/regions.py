@@ -277,12 +277,15 @@ def _spreads(supply: Supply, region: Region) -> bool:
     """Whether the need can be shared out evenly, where the scope asks for that."""
     if not supply.spreads:
         return True
-    if len(region.parts) > supply.need:
-        return True
     if not region.domain.crossed:
-        return _spreads_over(*_sizes_of_groups(supply, region), supply.need)
+        units, nodes = _sizes_of_groups(supply, region)
+        if len(region.parts) > supply.need:
+            return _some_spread(units, supply.need)
+        return _spreads_over(units, nodes, supply.need)
     groups = spread_groups(supply, region)
     units = [supply.cell_units(cells) for cells in groups]
+    if len(region.parts) > supply.need:
+        return _some_spread(units, supply.need)
     return any(
         _spreads_over(units, [len(touched) for touched in plan], supply.need)
         for plan in touch_plans(region, groups)
@@ -298,6 +301,16 @@ def _sizes_of_groups(supply: Supply, region: Region) -> tuple[list[int], list[in
         units[group] = units.get(group, 0) + supply.units(part)
         nodes[group] = nodes.get(group, 0) + 1
     return list(units.values()), list(nodes.values())
+
+
+def _some_spread(units: Sequence[int], need: int) -> bool:
+    """Whether any of the groups can give equal shares: the VM uses the others for their memory alone."""
+    ordered = sorted(units, reverse=True)
+    for count in range(1, min(need, len(ordered)) + 1):
+        low, over = divmod(need, count)
+        if ordered[count - 1] >= low and (not over or ordered[over - 1] > low):
+            return True
+    return False
 
 
 def _spreads_over(units: Sequence[int], touched: Sequence[int], need: int) -> bool:

@@ -103,3 +103,17 @@ def test_an_l3_group_over_two_numa_nodes_gives_way_to_one_whose_numa_node_lies_i
     )
     case = (on, free_of(on, Ledger()), Request(2, scope=Scope.ONE_L3))
     assert placed(case).numa_nodes == (0,)
+
+
+def test_an_eighth_numa_node_is_taken_where_the_packages_of_seven_cannot_share_six_vcpus_evenly() -> None:
+    far = [[10 if one == other else 21 for other in range(8)] for one in range(8)]
+    on = machine(
+        packages=["0-4", "5-6", "7-8"],
+        nodes=["0", "1", "2", "3", "4", "5-6", "7", "8"],
+        l3=["0-4", "5-6", "7-8"],
+        cores=[str(cpu) for cpu in range(9)],
+        distances=slit(*far),
+        memory=[3, 3, 3, 3, 3, 3, 3, 1],
+    )
+    request = Request(6, scope=Scope.SPREAD_SOCKETS, memory=20 * GIB)
+    assert len(placed((on, free_of(on, Ledger()), request)).numa_nodes) == 8
