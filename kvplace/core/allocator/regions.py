@@ -21,6 +21,10 @@ from kvplace.core.request import Policy, Scope
 MOST_REGIONS = 64
 """Equally good regions that are worth a look inside."""
 
+_MOST_PACKAGE_SETS = 2_000
+"""Sets of packages with several NUMA nodes each that are looked at once one of them serves: it takes fourteen
+packages to have more, and costs nearness at most."""
+
 Rank = tuple[int, int, int, int]
 """Sockets, NUMA nodes, the largest and the summed distance between them."""
 
@@ -111,7 +115,9 @@ def _package_by_package(supply: Supply, domain: Domain, best: _Best | None) -> _
     for count in range(fewest(room, supply.need), len(packages) + 1):
         if best is not None and count > best.rank[0]:
             break
-        for chosen in covers(room, range(len(room)), supply.need, count, also=also):
+        for number, chosen in enumerate(covers(room, range(len(room)), supply.need, count, also=also)):
+            if number >= _MOST_PACKAGE_SETS and best is not None and best.rank[0] == count:
+                break
             parts = [part for index in chosen for part in packages[index]]
             best = _in_packages(supply, domain, parts, count, best)
     return best

@@ -102,3 +102,28 @@ def ranks(machine: Topology, free: Free, request: Request) -> Iterator[Rank]:
             far = [machine.distance(one, other) for one, other in combinations(chosen, 2)]
             sockets = len({package_of[node] for node in chosen})
             yield sockets, count, max(far, default=0), sum(far)
+
+
+@pytest.mark.parametrize("scope", [Scope.ANY, Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA])
+def test_half_of_thirty_two_sockets_of_two_numa_nodes_each_is_found_among_more_sets_than_can_be_tried(
+    scope: Scope,
+) -> None:
+    sockets = 32
+    machine = Topology(
+        packages=tuple(Package(socket, 0b1111 << 4 * socket) for socket in range(sockets)),
+        numa_nodes=tuple(
+            NumaNode(
+                node,
+                0b11 << 2 * node,
+                memory=0,
+                distances={other: 10 if other == node else 20 for other in range(64)},
+            )
+            for node in range(2 * sockets)
+        ),
+        l3_groups=tuple(0b1111 << 4 * socket for socket in range(sockets)),
+        cores=tuple(1 << cpu for cpu in range(4 * sockets)),
+    )
+    free = Free(machine.cpus, machine.cpus)
+    answer = place(machine, free, Request(2 * sockets, scope=scope))
+    assert isinstance(answer, Placement)
+    assert (len(answer.packages), len(answer.numa_nodes)) == (sockets // 2, sockets)
