@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.topology import NumaNode, Package, Topology
-from kvplace.simulate.server_types import ServerType, topology_of
+from kvplace.machines.server_types import ServerType, topology_of
 
 
 def _servers(

@@ -39,9 +39,9 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import Request, Scope
 from kvplace.core.topology import Topology
-from kvplace.simulate.cluster_document import ClusterNode
+from kvplace.machines.cluster import ClusterNode
+from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
-from kvplace.simulate.machine_files import machine_names, read_machine
 from kvplace.simulate.simulation import SimulatedCluster
 from kvplace.simulate.traffic import Arrival, Drawn, Kind, Mix, Vm
 

@@ -47,7 +47,7 @@ from tests.control_plane.kube_stream import ApiRefused, KubeClient
 from tests.end_to_end.installation import Installation
 from tests.end_to_end.machines import node_shape, node_topology
 
-MACHINES = Path(__file__).resolve().parents[1] / "kvplace" / "simulate" / "machines"
+MACHINES = Path(__file__).resolve().parents[1] / "kvplace" / "machines" / "shipped_machines"
 SERVER_TYPES = ("2x-epyc-9354-nps2", "2x-xeon-6338", "epyc-9654p", "2x-xeon-8480plus-snc4")
 VCPUS = (2, 2, 2, 4, 4, 4, 8, 8, 16)
 AFTERWARDS_S = 4.0

@@ -21,8 +21,8 @@ from kvplace.core.occupant import claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request, Scope
 from kvplace.core.topology import Topology
+from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.scheduler.fit import FitTable, NodeState
-from kvplace.simulate.machine_files import machine_names, read_machine
 
 GIB = 1 << 30
 SIZES = (2, 4, 4, 8, 8, 16)

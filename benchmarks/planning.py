@@ -32,8 +32,8 @@ from kvplace.core.occupant import Occupant, claim_of, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request, Scope
 from kvplace.core.topology import Topology
-from kvplace.simulate.machine_files import read_machine
-from kvplace.simulate.optimum import Optimum, best_possible
+from kvplace.machines.shipped import read_machine
+from kvplace.plan.optimum import Optimum, best_possible
 
 MACHINE = "2x-epyc-9354-nps2"
 GIB = 1 << 30

@@ -13,7 +13,7 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody, BadTopology
 
 if TYPE_CHECKING:
-    from kvplace.simulate.machine_source import Machine
+    from kvplace.machines.machine import Machine
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -39,7 +39,7 @@ def find_machine(
     `reserved` (a CPU list) replaces the CPUs that a description keeps for the host, `cpu_manager_state`
     what it says of the kubelet. Raises BadTopology or BadBody that names the file or the CPUs.
     """
-    from kvplace.simulate.machine_source import read_live_machine
+    from kvplace.machines.machine import read_live_machine
 
     machine = read_live_machine(platform.node() or "localhost") if text is None else _named(text)
     if reserved is not None:
@@ -50,8 +50,8 @@ def find_machine(
 
 
 def _named(text: str) -> Machine:
-    from kvplace.simulate.machine_files import read_machine
-    from kvplace.simulate.machine_source import Machine, read_machine_at
+    from kvplace.machines.machine import Machine, read_machine_at
+    from kvplace.machines.shipped import read_machine
 
     if not text:
         raise BadTopology("the name of the machine is empty; give a file, or leave it out for this machine")

@@ -43,7 +43,7 @@ def read_book(source: str, machine: str, fingerprint: str, *, node: str | None =
     BadBody, also when the text has nothing on that node.
     """
     what = "--placements" if source == "-" else f"--placements {source}"
-    from kvplace.simulate.documents import read_text
+    from kvplace.documents.reading import read_text
 
     reader = _Reader(what, fingerprint)
     for where, document in _documents(read_text(source, what, _MOST_BYTES), what):
@@ -212,7 +212,7 @@ def _owning_vmi(references: object) -> str:
 
 def _documents(text: str, what: str) -> Iterator[tuple[str, Json]]:
     """Take a text apart: a JSON object on each line, or one document in JSON or YAML."""
-    from kvplace.simulate.documents import read_document
+    from kvplace.documents.reading import read_document
 
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:

@@ -13,7 +13,7 @@ from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from kvplace.core.cluster.planning import Plan
-    from kvplace.simulate.optimum import Optimum
+    from kvplace.plan.optimum import Optimum
 
 
 @click.command("plan", short_help="Place many VMs at once on the nodes of a cluster.")
@@ -73,9 +73,9 @@ def command(
     Leaves with 4 when some found no room, and with 3 when none did.
     """  # noqa: D301 - click wants the character itself
     from kvplace.core.cluster.planning import plan
-    from kvplace.simulate.optimum import best_possible
-    from kvplace.simulate.plan_cluster import read_plan_cluster
-    from kvplace.simulate.wanted import read_wanted
+    from kvplace.plan.optimum import best_possible
+    from kvplace.plan.plan_cluster import read_plan_cluster
+    from kvplace.plan.wanted import read_wanted
 
     nodes = read_plan_cluster(cluster)
     wanted = read_wanted(requests, (vm.id for node in nodes for vm in node.running))
@@ -83,7 +83,7 @@ def command(
     suggestion = optimum.suggestion if optimum is not None else ()
     found = plan(nodes, wanted, Strategy(strategy), make_room=make_room, suggestion=suggestion)
     if output in ("json", "yaml"):
-        from kvplace.simulate.plan_report import plan_document
+        from kvplace.plan.plan_report import plan_document
 
         document = plan_document(found, nodes, wanted, optimum)
         if output == "json":
@@ -105,7 +105,7 @@ def command(
 
 
 def _print(plan: Plan, optimum: Optimum | None, *, wide: bool) -> None:
-    from kvplace.simulate.plan_report import HEADS, WIDE_HEADS, rows, summary
+    from kvplace.plan.plan_report import HEADS, WIDE_HEADS, rows, summary
 
     if plan.seats:
         _print_columns([WIDE_HEADS if wide else HEADS, *rows(plan, wide=wide)])

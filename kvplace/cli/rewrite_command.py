@@ -76,7 +76,7 @@ def _placement(path: Path) -> PodPlacement:
     """Read an annotation, or one answer of `kvplace place`, which holds the same fields and more."""
     from kvplace.core.placement import PodPlacement
     from kvplace.core.strict_json import json_object
-    from kvplace.simulate.documents import read_text
+    from kvplace.documents.reading import read_text
 
     what = _called("--placement", path)
     text = read_text(str(path), what, _MOST_PLACEMENT)
@@ -98,8 +98,8 @@ def _placement(path: Path) -> PodPlacement:
 
 def _notes_about(path: Path) -> tuple[str, ...]:
     """Say what a VMI means for the domain; raises BadBody when it is none."""
+    from kvplace.documents.reading import read_document, read_text
     from kvplace.hook.define_domain import MIGRATION_TARGET, is_migration_target
-    from kvplace.simulate.documents import read_document, read_text
 
     what = _called("--vmi", path)
     vmi = read_document(read_text(str(path), what), what).keys

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kvplace.core.topology import NumaNode, Topology
-    from kvplace.simulate.machine_source import Machine
+    from kvplace.machines.machine import Machine
 
 _BESIDE_CPUS = 76
 """Columns of the table of NUMA nodes that are not for their CPUs."""
@@ -35,7 +35,7 @@ class _NamingMachines(click.Command):
     """Ends its help with the server types that there are."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from kvplace.simulate.machine_files import machine_names
+        from kvplace.machines.shipped import machine_names
 
         with formatter.section("Server types"):
             indent = " " * formatter.current_indent

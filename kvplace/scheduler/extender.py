@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 
+from kvplace.core.cluster.grouped_refusals import grouped
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate, scores, why
 from kvplace.core.errors import BadAnnotation, KvplaceError
 from kvplace.core.free import Free
@@ -28,7 +29,6 @@ from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.claims import claim_of, placed_again, rfc3339
 from kvplace.scheduler.metrics import BINDS, FILTERS, REFUSALS
 from kvplace.scheduler.node_book import NodeBook
-from kvplace.scheduler.refusals import grouped
 from kvplace.scheduler.telling import Telling
 from kvplace.scheduler.wire import (
     BindingArgs,

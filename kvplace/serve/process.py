@@ -31,9 +31,9 @@ from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.http import Routes
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, listening
 from kvplace.scheduler.node_book import NodeBook, running_book
-from kvplace.serve.json_log import log_as_json
 from kvplace.serve.settings import Address, ServeSettings
-from kvplace.serve.tls import RenewedTls
+from kvplace.service.json_log import log_as_json
+from kvplace.service.tls import RenewedTls
 
 log = logging.getLogger(__name__)
 

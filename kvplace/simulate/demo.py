@@ -30,13 +30,13 @@ from kvplace.domainxml import rewrite
 from kvplace.hook.pod import placement_of_pod
 from kvplace.hook.surroundings import Surroundings
 from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.machines.server_types import SERVER_TYPES
+from kvplace.machines.shipped import read_machine
 from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.node_book import NodeBook, running_book
 from kvplace.scheduler.wire import FilterResult, read_binding_args, read_extender_args
-from kvplace.simulate.machine_files import read_machine
 from kvplace.simulate.orders import orders
 from kvplace.simulate.report import DemoReport, DemoSettings, PlacedVm, RefusedVm
-from kvplace.simulate.server_types import SERVER_TYPES
 from kvplace.simulate.virt_launcher import domain_xml, launcher_pod, vmi_of
 from kvplace.simulate.vm_templates import read_templates
 

@@ -21,8 +21,8 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
 from kvplace.core.request import Request
 from kvplace.core.room.make_room import MOST_MOVES
-from kvplace.simulate.cluster_document import ClusterNode, cluster_of
-from kvplace.simulate.documents import Part, load_document, read_document
+from kvplace.documents.reading import Part, load_document, read_document
+from kvplace.machines.cluster import ClusterNode, cluster_of
 from kvplace.simulate.traffic import Kind, Mix, Vm
 
 _MOST_REQUESTS = 1_000_000

@@ -22,8 +22,8 @@ from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.room.make_room import Room, make_room
 from kvplace.core.topology import Topology
+from kvplace.machines.cluster import ClusterNode
 from kvplace.scheduler.fit import FitTable, NodeState
-from kvplace.simulate.cluster_document import ClusterNode
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
 from kvplace.simulate.scenario import Scenario
 from kvplace.simulate.traffic import Arrival, Drawn, Event, Vm, traced

@@ -21,7 +21,7 @@ from benchmarks.peers.koordinator import least_allocated, most_allocated
 from benchmarks.peers.kubelet import distributed, packed, packed_by_l3, with_numa_mask
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.topology import NumaNode, Package, Topology
-from kvplace.simulate.server_types import ServerType, topology_of
+from kvplace.machines.server_types import ServerType, topology_of
 from tests.captured import captured_folder
 
 Json = dict[str, Any]

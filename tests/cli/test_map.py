@@ -21,7 +21,7 @@ from kvplace.core.drawing.core_map import draw
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, merge_patch
 from kvplace.core.request import Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
-from kvplace.simulate.machine_files import machine_names, read_machine
+from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.cli.calls import Caller
 from tests.cli.test_map_book import placement

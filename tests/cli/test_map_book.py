@@ -20,7 +20,7 @@ from kvplace.core.errors import BadBody
 from kvplace.core.ledger import Ledger, LedgerChange, merge_patch
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy, Request, Scope, Smt
-from kvplace.simulate.machine_files import read_machine
+from kvplace.machines.shipped import read_machine
 from tests.cli.calls import Caller
 from tests.core.claims import with_vm
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values

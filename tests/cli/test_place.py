@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvplace.cli.placing import Outcome, Placing
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.placement import PodPlacement
-from kvplace.simulate.machine_files import machine_names, read_machine
+from kvplace.machines.shipped import machine_names, read_machine
 from tests.cli.calls import COMMAND, Caller
 
 MACHINE = read_machine("2x-epyc-9354")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvplace.cli.placing import Outcome, Placing
 from kvplace.core.request_json import REQUEST_KEYS
-from kvplace.simulate.machine_files import read_machine
+from kvplace.machines.shipped import read_machine
 from tests.cli.calls import Caller
 
 MACHINE = read_machine("epyc-7502p")

@@ -17,7 +17,7 @@ from kvplace.core.cluster.planning import Wanted
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.request import Request, Scope
-from kvplace.simulate.wanted import wanted_of
+from kvplace.plan.wanted import wanted_of
 from tests.cli.calls import Caller
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values, texts
 

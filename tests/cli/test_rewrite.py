@@ -13,7 +13,7 @@ from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.domainxml import rewrite
 from kvplace.domainxml.threads import vcpus_of
-from kvplace.simulate.machine_files import read_machine
+from kvplace.machines.shipped import read_machine
 from tests.captured import captured_folder
 from tests.cli.calls import Caller
 

@@ -12,7 +12,7 @@ import yaml
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.core.topology_document import read_topology, topology_document
-from kvplace.simulate.machine_files import machine_names, read_machine
+from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.cli.calls import Caller
 from tests.libvirt.written_capabilities import capabilities_of

@@ -10,7 +10,7 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import Policy, Request, Scope
 from kvplace.core.topology import Topology, topology_of_cpu_map
-from kvplace.simulate.machine_files import read_machine
+from kvplace.machines.shipped import read_machine
 from tests.core.claims import with_vm
 from tests.core.machines import subsets, topologies
 

@@ -28,7 +28,7 @@ from tests.control_plane.kubevirt_parts import KubeVirt
 from tests.end_to_end.installation import SIDECAR_IMAGE, Installation
 from tests.end_to_end.machines import node_shape, write_machine
 
-MACHINES = Path(__file__).resolve().parents[2] / "kvplace" / "simulate" / "machines"
+MACHINES = Path(__file__).resolve().parents[2] / "kvplace" / "machines" / "shipped_machines"
 
 
 def main(arguments: list[str] | None = None) -> int:

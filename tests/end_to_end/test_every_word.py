@@ -21,7 +21,7 @@ from lxml import etree
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.placement import PLACEMENT, PodPlacement
-from kvplace.simulate.machine_files import read_machine
+from kvplace.machines.shipped import read_machine
 from tests.control_plane.cluster import ControlPlane
 from tests.control_plane.containers import Image, ProcessRunner, python_image
 from tests.control_plane.hollow_node import nodes_in_background

@@ -14,7 +14,7 @@ from kvplace.core.errors import BadTopology
 from kvplace.core.topology import Topology
 from kvplace.libvirt.capabilities import MAX_BYTES, read_capabilities
 from kvplace.linux.sysfs import discover
-from kvplace.simulate.machine_files import machine_names, read_machine
+from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.core.junk import answer_or_sentence
 from tests.libvirt.written_capabilities import capabilities_of

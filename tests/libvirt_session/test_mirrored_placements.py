@@ -21,7 +21,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import GuestNuma, NumaMemory, OnFailure, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.domainxml import rewrite
-from kvplace.simulate.machine_files import read_machine
+from kvplace.machines.shipped import read_machine
 from tests.libvirt_session.daemon import LibvirtSession, RunningDomain
 from tests.libvirt_session.documents import minimal_domain
 

@@ -12,7 +12,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import BadTopology
 from kvplace.core.topology import Topology
 from kvplace.linux.sysfs import discover
-from kvplace.simulate.machine_files import machine_names, read_machine
+from kvplace.machines.shipped import machine_names, read_machine
 from tests.linux.written_tree import WrittenTree, hexadecimal, sysfs_of
 
 CPU = "sys/devices/system/cpu"

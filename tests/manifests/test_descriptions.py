@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kvplace.core.topology_document import read_topology
-from kvplace.simulate.machine_files import machine_names, read_machine
+from kvplace.machines.shipped import machine_names, read_machine
 from tests.control_plane.cluster import ControlPlane
 from tests.manifests.conftest import STRICTLY
 

@@ -23,7 +23,7 @@ from kvplace.core.errors import Misconfigured
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.serve.process import run, serving
 from kvplace.serve.settings import Address, ServeSettings, TlsFiles
-from kvplace.serve.tls import RenewedTls
+from kvplace.service.tls import RenewedTls
 
 LOOPBACK = Address("127.0.0.1", 0)
 

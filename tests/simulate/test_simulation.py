@@ -15,9 +15,9 @@ from kvplace.core.errors import BadBody
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import Request
+from kvplace.documents.reading import Part
+from kvplace.machines.shipped import read_machine
 from kvplace.simulate.cluster_state import cluster_state, empty_amounts
-from kvplace.simulate.documents import Part
-from kvplace.simulate.machine_files import read_machine
 from kvplace.simulate.scenario import Scenario, example_scenario, example_text, scenario_of
 from kvplace.simulate.simulation import simulate
 from kvplace.simulate.simulation_report import report_document

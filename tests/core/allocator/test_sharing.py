@@ -14,7 +14,7 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request, Scope
-from kvplace.simulate.machine_files import read_machine
+from kvplace.machines.shipped import read_machine
 from tests.core.claims import with_vm
 
 MACHINE = read_machine("2x-epyc-7763-nps4")

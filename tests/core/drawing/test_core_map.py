@@ -14,7 +14,7 @@ from kvplace.core.drawing.occupancy import label_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
-from kvplace.simulate.machine_files import machine_names, read_machine
+from kvplace.machines.shipped import machine_names, read_machine
 from tests.core.claims import with_vm
 
 GIB = 1 << 30

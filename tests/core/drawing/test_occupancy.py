@@ -11,7 +11,7 @@ from kvplace.core.cpuset import cpus_of
 from kvplace.core.drawing.occupancy import FaultKind, Occupancy, printable
 from kvplace.core.ledger import Claim, ClaimState, Ledger
 from kvplace.core.request import Policy, Request, Scope, Smt
-from kvplace.simulate.machine_files import read_machine
+from kvplace.machines.shipped import read_machine
 from tests.core.claims import with_vm
 
 MACHINE = replace(read_machine("epyc-7502p"), reserved=0b1)

@@ -21,7 +21,7 @@ from kvplace.core.drawing.svg_map import svg_map
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
-from kvplace.simulate.machine_files import machine_names, read_machine
+from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.core.claims import with_vm
 from tests.core.drawing.test_occupancy import book, claim

@@ -17,7 +17,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, Policy, Request, Scope, Smt
 from kvplace.core.room.make_room import Occupant, Room, make_room
 from kvplace.core.topology import NumaNode, Package, Topology
-from kvplace.simulate.machine_files import read_machine
+from kvplace.machines.shipped import read_machine
 from tests.core.allocator.running import occupied
 from tests.core.machines import GIB, requests, topologies
 

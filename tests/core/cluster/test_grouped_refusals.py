@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvplace.core.cluster.grouped_refusals import grouped
 from kvplace.core.refusal import Reason, Refusal
-from kvplace.scheduler.refusals import grouped
 
 
 def lacking(best: int, where: str, *, never: bool = False) -> Refusal:

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from kvplace.core.errors import Misconfigured
-from kvplace.serve.tls import RenewedTls
+from kvplace.service.tls import RenewedTls
 from tests.serve.test_listeners import Certificates, certificates
 
 __all__ = ["certificates"]

@@ -16,7 +16,7 @@ from kvplace.core.cluster.planning import Wanted
 from kvplace.core.errors import BadBody
 from kvplace.core.request_json import id_of, request_of
 from kvplace.core.strict_json import json_object
-from kvplace.simulate.documents import Part, read_document, read_text
+from kvplace.documents.reading import Part, read_document, read_text
 
 MOST_VMS = 20_000
 _KEY = "requests"

@@ -7,8 +7,8 @@ from pathlib import Path
 from kvplace.core.cluster.draft import PlanNode
 from kvplace.core.errors import BadBody
 from kvplace.core.occupant import Occupant
-from kvplace.simulate.cluster_document import cluster_of, load_cluster
-from kvplace.simulate.documents import read_document
+from kvplace.documents.reading import read_document
+from kvplace.machines.cluster import cluster_of, load_cluster
 
 SMALL_CLUSTER = """\
 nodes:

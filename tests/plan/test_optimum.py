@@ -21,7 +21,7 @@ from kvplace.core.occupant import Occupant, claim_of, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
-from kvplace.simulate.optimum import best_possible
+from kvplace.plan.optimum import best_possible
 from tests.core.cluster.test_planning import machine, nodes, vms
 from tests.core.machines import GIB, requests, topologies
 

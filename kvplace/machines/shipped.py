@@ -1,7 +1,7 @@
 """The machine descriptions that come with kvplace, by name.
 
 They have the form that `kvplace topology -o json` prints, so that a captured machine can stand beside
-them. Written anew, after a change of `server_types`, by `python -m kvplace.simulate.machine_files`.
+them. Written anew, after a change of `server_types`, by `python -m kvplace.machines.shipped`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvplace.core.errors import BadTopology
 from kvplace.core.node_topology import node_topology
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
-from kvplace.simulate.server_types import SERVER_TYPES, ServerType, topology_of
+from kvplace.machines.server_types import SERVER_TYPES, ServerType, topology_of
 
 TITLE = "kvplace.io/machine"
 """Annotation of a machine description: what an operator calls the machine."""
@@ -57,8 +57,8 @@ def write_machines(folder: Path) -> None:
 
 
 def _folder() -> Traversable:
-    return files("kvplace.simulate") / "machines"
+    return files("kvplace.machines") / "shipped_machines"
 
 
 if __name__ == "__main__":
-    write_machines(Path(__file__).parent / "machines")
+    write_machines(Path(__file__).parent / "shipped_machines")

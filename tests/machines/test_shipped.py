@@ -14,8 +14,8 @@ import pytest
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadTopology
 from kvplace.core.topology import Topology
-from kvplace.simulate.machine_files import machine_document, machine_names, read_machine
-from kvplace.simulate.server_types import SERVER_TYPES, ServerType
+from kvplace.machines.server_types import SERVER_TYPES, ServerType
+from kvplace.machines.shipped import machine_document, machine_names, read_machine
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ def test_every_machine_that_comes_with_kvplace_has_its_facts_checked() -> None:
 
 @pytest.mark.parametrize("server", SERVER_TYPES, ids=lambda server: server.name)
 def test_the_written_machines_are_those_of_their_data_sheets(server: ServerType) -> None:
-    written = (files("kvplace.simulate") / "machines" / f"{server.name}.json").read_text(encoding="utf-8")
+    written = (files("kvplace.machines") / "shipped_machines" / f"{server.name}.json").read_text(
+        encoding="utf-8"
+    )
     assert json.loads(written) == machine_document(server)
 
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from kvplace.core.answer_json import move_document, placement_document, refusal_document
 from kvplace.core.cluster.draft import PlanNode
+from kvplace.core.cluster.grouped_refusals import grouped
 from kvplace.core.cluster.planning import Denied, Plan, Tally, Wanted
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.strict_json import Json
-from kvplace.scheduler.refusals import grouped
-from kvplace.simulate.optimum import Optimum
+from kvplace.plan.optimum import Optimum
 
 HEADS = ("VM", "NODE", "CPUS", "NUMA")
 WIDE_HEADS = (*HEADS, "SOCKETS", "L3", "EMULATOR", "MEMORY")

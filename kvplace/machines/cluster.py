@@ -30,9 +30,9 @@ from kvplace.core.occupant import Occupant, claim_of
 from kvplace.core.refusal import Refusal
 from kvplace.core.strict_json import shown
 from kvplace.core.topology import Topology
-from kvplace.simulate.documents import Part, load_document
-from kvplace.simulate.machine_files import machine_names, read_machine
-from kvplace.simulate.machine_source import read_machine_at
+from kvplace.documents.reading import Part, load_document
+from kvplace.machines.machine import read_machine_at
+from kvplace.machines.shipped import machine_names, read_machine
 
 MOST_NODES = 10_000
 _MOST_RUNNING = 4096

@@ -107,7 +107,7 @@ def _of_tree(path: Path, archive: bytes | None, name: str) -> Machine:
 
 
 def _document(path: Path, content: bytes) -> Mapping[str, Any]:
-    from kvplace.simulate.documents import read_document
+    from kvplace.documents.reading import read_document
 
     try:
         text = content.decode("utf-8")

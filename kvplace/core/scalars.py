@@ -1,0 +1,46 @@
+"""Types of the plain numbers and texts that kvplace passes about, so that mypy tells them apart.
+
+A CPU id, a NUMA node's id and its index in a topology are all small integers, and a mask of CPUs is an
+integer, too: taken for each other they give a wrong answer and no error. At run time each is the `int` or
+`str` that it wraps, at no cost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NewType
+
+CpuId = NewType("CpuId", int)
+"""A CPU (a hardware thread) as Linux numbers it."""
+NumaId = NewType("NumaId", int)
+"""A NUMA node as Linux numbers it; ids may have gaps."""
+NumaIndex = NewType("NumaIndex", int)
+"""The position of a NUMA node in `Topology.numa_nodes`; positions have no gaps."""
+PackageId = NewType("PackageId", int)
+"""A package (socket) as Linux numbers it."""
+Bytes = NewType("Bytes", int)
+"""An amount of memory, or the size of a huge page."""
+NodeName = NewType("NodeName", str)
+"""The name of a Kubernetes Node."""
+PodUid = NewType("PodUid", str)
+"""The UID of a pod."""
+
+if TYPE_CHECKING:
+
+    class CpuMask(int):
+        """A set of CPUs: bit *n* stands for the CPU that Linux numbers *n*.
+
+        mypy knows that set operations on masks give masks; a NewType of `int` would turn into `int` at each.
+        """
+
+        def __and__(self, other: int) -> CpuMask: ...
+        def __rand__(self, other: int) -> CpuMask: ...
+        def __or__(self, other: int) -> CpuMask: ...
+        def __ror__(self, other: int) -> CpuMask: ...
+        def __xor__(self, other: int) -> CpuMask: ...
+        def __invert__(self) -> CpuMask: ...
+
+else:
+    CpuMask = NewType("CpuMask", int)
+
+NO_CPUS = CpuMask(0)
+"""The empty set of CPUs."""

@@ -1,0 +1,1 @@
+"""Reading machines and clusters from whatever describes them."""

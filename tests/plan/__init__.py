@@ -1,0 +1,1 @@
+"""Plans and the bound that they are compared with."""
