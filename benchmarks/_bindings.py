@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from tests.control_plane.cluster import ControlPlane
+from harness.control_plane.cluster import ControlPlane
 
 _PATIENCE_S = 120.0
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"

@@ -37,15 +37,15 @@ from typing import Any
 from benchmarks._bindings import Bindings
 from benchmarks._processes import cpu_of_all, used_since
 from benchmarks._tables import table
+from harness.control_plane.cluster import ControlPlane, Scheduler
+from harness.control_plane.kube_stream import ApiRefused, KubeClient
+from harness.kvplace_cluster.installation import Installation
+from harness.kvplace_cluster.machines import node_shape, node_topology
 from kvplace.admission.pod import admit_pod
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
-from tests.control_plane.cluster import ControlPlane, Scheduler
-from tests.control_plane.kube_stream import ApiRefused, KubeClient
-from tests.end_to_end.installation import Installation
-from tests.end_to_end.machines import node_shape, node_topology
 
 MACHINES = Path(__file__).resolve().parents[1] / "kvplace" / "machines" / "shipped_machines"
 SERVER_TYPES = ("2x-epyc-9354-nps2", "2x-xeon-6338", "epyc-9654p", "2x-xeon-8480plus-snc4")

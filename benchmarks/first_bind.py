@@ -23,13 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from benchmarks._bindings import Bindings
 from benchmarks._tables import table
 from benchmarks.bound_per_second import MACHINES
+from harness.control_plane.build import KUBEVIRT, built
+from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.kvplace_cluster.installation import Installation
+from harness.kvplace_cluster.machines import node_shape
+from harness.kvplace_cluster.vms import VMIS, vmi_manifest
 from kvplace.core.topology_document import read_topology
-from tests.control_plane.build import KUBEVIRT, built
-from tests.control_plane.cluster import ControlPlane
-from tests.control_plane.kubevirt_parts import KubeVirt
-from tests.end_to_end.installation import Installation
-from tests.end_to_end.machines import node_shape
-from tests.end_to_end.vms import VMIS, vmi_manifest
 
 NODES = 10
 KINDS: Mapping[str, Mapping[str, str]] = {"asks": {"cpu-set": "one-numa"}, "does not ask": {}}

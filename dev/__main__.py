@@ -54,7 +54,7 @@ def cluster(arguments: list[str]) -> int:
     """Starts a real API server, scheduler, KubeVirt and kvplace on this machine, to try by hand."""
     VENV.ensure(CHECKS)
     _build_servers()
-    command = [str(VENV.python), "-m", "tests.end_to_end", *arguments]
+    command = [str(VENV.python), "-m", "harness.kvplace_cluster", *arguments]
     return show(command, cwd=PROJECT, environment=_environment())
 
 
@@ -121,7 +121,7 @@ def _prepare_tests() -> None:
 def _build_servers() -> None:
     # Its own words are worth seeing: a cold build takes minutes.
     say("building the API server, the scheduler and KubeVirt's callers (minutes when cold, then kept)")
-    code = show([VENV.python, "-m", "tests.control_plane.build"], cwd=PROJECT, environment=_environment())
+    code = show([VENV.python, "-m", "harness.control_plane.build"], cwd=PROJECT, environment=_environment())
     if code != 0:
         raise StepFailed("the servers that the tests run against could not be built; see above")
 

@@ -8,9 +8,9 @@ import pytest
 from dev.step import in_ci
 
 pytest_plugins = [
-    "tests.control_plane.fixtures",
-    "tests.control_plane.kubevirt_fixtures",
-    "tests.libvirt_session.fixtures",
+    "harness.control_plane.fixtures",
+    "harness.control_plane.kubevirt_fixtures",
+    "harness.libvirt_session.fixtures",
 ]
 
 # A slow machine is no failure: nothing here is judged by the clock.

@@ -19,10 +19,10 @@ from typing import Any
 import yaml
 from aiohttp import web
 
+from harness.control_plane.cluster import ControlPlane, RequestRefused
 from kvplace.admission.http import admission_routes
 from kvplace.admission.review import AdmissionRequest, read_object
 from tests.admission.makers import SETTINGS
-from tests.control_plane.cluster import ControlPlane, RequestRefused
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 _API = "/apis/admissionregistration.k8s.io/v1"

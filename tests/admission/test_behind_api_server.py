@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, KubectlFailed, RequestRefused
+from harness.control_plane.kubevirt_parts import KubeVirt
 from kvplace.core.annotations import ASKING
 from tests.admission.makers import ASKS, OUR_ENTRY, Json, container, plain_pod, written_request
 from tests.admission.registered import Server, registered
-from tests.control_plane.cluster import MERGE_PATCH, ControlPlane, KubectlFailed, RequestRefused
-from tests.control_plane.kubevirt_parts import KubeVirt
 from tests.manifests.policies import refused
 
 PODS = "/api/v1/namespaces/{}/pods"

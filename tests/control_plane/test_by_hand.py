@@ -15,7 +15,7 @@ import pytest
 @pytest.mark.usefixtures("kubernetes_programs")
 def test_the_printed_lines_lead_to_a_cluster_that_ctrl_c_removes() -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.control_plane", "--nodes=2", "--cpus=4"],
+        [sys.executable, "-m", "harness.control_plane", "--nodes=2", "--cpus=4"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

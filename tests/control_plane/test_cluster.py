@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from tests.control_plane.cluster import (
+from harness.control_plane.cluster import (
     STRATEGIC_MERGE_PATCH,
     ControlPlane,
     KubectlFailed,
     RequestRefused,
 )
-from tests.control_plane.watching import watch_one_object
+from harness.control_plane.watching import watch_one_object
 
 
 def plain_pod(name: str, **spec: Any) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def test_an_extender_is_asked_by_the_scheduler_that_names_it(
 
 STARTER = """
 import os, sys
-from tests.control_plane.cluster import ControlPlane
+from harness.control_plane.cluster import ControlPlane
 plane = ControlPlane(controller_manager=True)
 plane.add_scheduler()
 print(plane.folder, *(server.pid for server in plane.servers), flush=True)

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from harness.control_plane.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ControlPlane, RequestRefused
+from harness.control_plane.container_life import Timing
+from harness.control_plane.containers import SEARCH_PATH, Image, ProcessRunner
+from harness.control_plane.hollow_node import HollowNodes, NodeShape, NodesInBackground, nodes_in_background
+from harness.control_plane.watching import condition, is_ready, wait_for, wait_until_gone
 from tests.captured import captured_folder
-from tests.control_plane.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ControlPlane, RequestRefused
-from tests.control_plane.container_life import Timing
-from tests.control_plane.containers import SEARCH_PATH, Image, ProcessRunner
-from tests.control_plane.hollow_node import HollowNodes, NodeShape, NodesInBackground, nodes_in_background
-from tests.control_plane.watching import condition, is_ready, wait_for, wait_until_gone
 
 SHELL = "tests.kvplace.io/shell"
 QUICK = Timing(probe_period_s=0.05, restart_backoff_s=0)
@@ -392,10 +392,10 @@ def test_every_kind_of_virt_launcher_pod_gets_its_containers_ready_and_waits_for
 
 STARTER = """
 import sys
-from tests.control_plane.cluster import ControlPlane
-from tests.control_plane.containers import Image, ProcessRunner
-from tests.control_plane.hollow_node import NodeShape, nodes_in_background
-from tests.control_plane.watching import is_ready, wait_for
+from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.containers import Image, ProcessRunner
+from harness.control_plane.hollow_node import NodeShape, nodes_in_background
+from harness.control_plane.watching import is_ready, wait_for
 
 runner = ProcessRunner({"shell": Image(("sleep", "infinity"))})
 with ControlPlane() as plane, nodes_in_background(plane, [NodeShape("n")], runner=runner) as nodes:

@@ -15,10 +15,10 @@ from xml.etree.ElementTree import canonicalize
 import pytest
 from lxml import etree
 
+from harness.control_plane.launcher_side import LauncherSide
 from kvplace.core.cpuset import mask_of
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from tests.control_plane.launcher_side import LauncherSide
 
 NODE = "worker-1"
 CPUS = tuple(sorted(os.sched_getaffinity(0))[:2])

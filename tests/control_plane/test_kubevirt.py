@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.control_plane.cluster import ControlPlane, RequestRefused
-from tests.control_plane.hollow_node import NodeShape, nodes_in_background
-from tests.control_plane.kubevirt_parts import NAMESPACE, KubeVirt
+from harness.control_plane.cluster import ControlPlane, RequestRefused
+from harness.control_plane.hollow_node import NodeShape, nodes_in_background
+from harness.control_plane.kubevirt_parts import NAMESPACE, KubeVirt
 
 VMIS = "virtualmachineinstances"
 VMS = "virtualmachines"

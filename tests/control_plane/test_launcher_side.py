@@ -17,8 +17,8 @@ import pytest
 import yaml
 from lxml import etree
 
+from harness.control_plane.launcher_side import HostCell, LauncherSide, LauncherSideFailed, host_topology
 from tests.captured import captured_files, captured_folder
-from tests.control_plane.launcher_side import HostCell, LauncherSide, LauncherSideFailed, host_topology
 
 SAMPLES = [path.name.removesuffix(".vmi.json") for path in captured_files("kubevirt/domains", "*.vmi.json")]
 # Recorded from a KubeVirt after the one that is linked here, and with the firmware of another machine.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.control_plane.pod_files import (
+from harness.control_plane.pod_files import (
     NotPlayed,
     PodVolumes,
     environment,

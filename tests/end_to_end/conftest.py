@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.containers import Image, ProcessRunner, python_image
+from harness.control_plane.hollow_node import NodesInBackground, nodes_in_background
+from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.kvplace_cluster.installation import SIDECAR_IMAGE, Installation
+from harness.kvplace_cluster.machines import two_socket_machine, write_machine
 from kvplace.core.topology import Topology
-from tests.control_plane.cluster import ControlPlane
-from tests.control_plane.containers import Image, ProcessRunner, python_image
-from tests.control_plane.hollow_node import NodesInBackground, nodes_in_background
-from tests.control_plane.kubevirt_parts import KubeVirt
-from tests.end_to_end.installation import SIDECAR_IMAGE, Installation
-from tests.end_to_end.machines import two_socket_machine, write_machine
 
 
 @pytest.fixture(scope="session")

@@ -18,19 +18,19 @@ from typing import Any
 import pytest
 from lxml import etree
 
+from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.containers import Image, ProcessRunner, python_image
+from harness.control_plane.hollow_node import nodes_in_background
+from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.control_plane.launcher_side import LauncherSide
+from harness.control_plane.watching import wait_for
+from harness.kvplace_cluster.installation import SIDECAR_IMAGE, Installation, described_nodes
+from harness.kvplace_cluster.machines import GIB, node_shape, write_machine
+from harness.kvplace_cluster.vms import VMS, vm_manifest
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.machines.shipped import read_machine
-from tests.control_plane.cluster import ControlPlane
-from tests.control_plane.containers import Image, ProcessRunner, python_image
-from tests.control_plane.hollow_node import nodes_in_background
-from tests.control_plane.kubevirt_parts import KubeVirt
-from tests.control_plane.launcher_side import LauncherSide
-from tests.control_plane.watching import wait_for
-from tests.end_to_end.installation import SIDECAR_IMAGE, Installation, described_nodes
-from tests.end_to_end.machines import GIB, node_shape, write_machine
-from tests.end_to_end.vms import VMS, vm_manifest
 
 NODE = "words"
 MACHINE = read_machine("2x-epyc-7763-nps4")

@@ -10,17 +10,17 @@ from typing import Any
 import yaml
 from lxml import etree
 
+from harness.control_plane.cluster import MERGE_PATCH, ControlPlane
+from harness.control_plane.hollow_node import NodesInBackground
+from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.control_plane.launcher_side import LauncherSide
+from harness.control_plane.watching import is_ready, wait_for
+from harness.kvplace_cluster.installation import Installation, described_nodes
+from harness.kvplace_cluster.machines import node_shape
+from harness.kvplace_cluster.vms import VMIS, VMS, vm_manifest, vmi_manifest
 from kvplace.core.cpuset import cpus_of, format_cpu_list, parse_cpu_list
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.topology import Topology
-from tests.control_plane.cluster import MERGE_PATCH, ControlPlane
-from tests.control_plane.hollow_node import NodesInBackground
-from tests.control_plane.kubevirt_parts import KubeVirt
-from tests.control_plane.launcher_side import LauncherSide
-from tests.control_plane.watching import is_ready, wait_for
-from tests.end_to_end.installation import Installation, described_nodes
-from tests.end_to_end.machines import node_shape
-from tests.end_to_end.vms import VMIS, VMS, vm_manifest, vmi_manifest
 
 
 def test_a_vm_made_from_a_template_that_asks_for_one_socket_starts_pinned_to_one_and_gives_its_cores_back(

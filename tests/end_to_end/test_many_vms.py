@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.hollow_node import nodes_in_background
+from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.control_plane.watching import wait_for
+from harness.kvplace_cluster.installation import Installation, described_nodes
+from harness.kvplace_cluster.machines import node_shape, two_socket_machine
+from harness.kvplace_cluster.vms import VMIS, vmi_manifest
 from kvplace.core.cpuset import cpus_of, format_cpu_list, parse_cpu_list
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.topology import Topology
-from tests.control_plane.cluster import ControlPlane
-from tests.control_plane.hollow_node import nodes_in_background
-from tests.control_plane.kubevirt_parts import KubeVirt
-from tests.control_plane.watching import wait_for
-from tests.end_to_end.installation import Installation, described_nodes
-from tests.end_to_end.machines import node_shape, two_socket_machine
-from tests.end_to_end.vms import VMIS, vmi_manifest
 
 COUNT = 50
 LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.kvplace_cluster.installation import Installation
+from harness.kvplace_cluster.vms import VMIS, VMS
 from kvplace.simulate.vm_templates import read_templates
-from tests.control_plane.cluster import ControlPlane
-from tests.control_plane.kubevirt_parts import KubeVirt
-from tests.end_to_end.installation import Installation
-from tests.end_to_end.vms import VMIS, VMS
 
 TEMPLATES = read_templates()
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
+from harness.control_plane.launcher_side import HookReport, LauncherSide
 from kvplace.core.cpuset import mask_of
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.request import OnFailure, Policy
 from tests.captured import captured_folder
-from tests.control_plane.launcher_side import HookReport, LauncherSide
 from tests.hook.conftest import HookProcess
 from tests.hook.test_process import ON_THIS_MACHINE
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control_plane.cluster import ControlPlane, RequestRefused
+from harness.control_plane.cluster import ControlPlane, RequestRefused
 from tests.kube.worlds import LEDGERS_PATH, ApiWorld, MemoryWorld
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 
+from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, RequestRefused
 from kvplace.core.ledger import Claim, claim_document
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import topology_document
@@ -24,7 +25,6 @@ from kvplace.kube.cluster import LEDGERS, NODES, Init, InitApply, InitDone
 from kvplace.kube.list_watch import Empty, InitListed, Unreadable, step
 from kvplace.kube.records import EventRecord, EventType
 from kvplace.kube.session import open_session
-from tests.control_plane.cluster import MERGE_PATCH, ControlPlane, RequestRefused
 from tests.core.machines import topologies
 from tests.kube.api_stub import ApiStub, answer, api_stub
 from tests.kube.conftest import ledger_json

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from harness.control_plane.cluster import MERGE_PATCH, SERVER_SIDE_APPLY, ControlPlane, RequestRefused
 from kvplace.core.ledger import Ledger, LedgerChange, claim_document, read_ledger
 from kvplace.kube.api_errors import OWNERSHIP_RULE
-from tests.control_plane.cluster import MERGE_PATCH, SERVER_SIDE_APPLY, ControlPlane, RequestRefused
 from tests.kube.claims import claim
 from tests.kube.conftest import ledger_json
 from tests.kube.worlds import LEDGERS_PATH

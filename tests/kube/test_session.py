@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from kubernetes.aio.config import incluster_config
 from yarl import URL
 
+from harness.control_plane.cluster import ControlPlane
 from kvplace.core.errors import Conflict, Forbidden, Misconfigured, Refused, Unavailable
 from kvplace.core.ledger import OwnershipConflict
 from kvplace.kube.api_errors import (
@@ -31,7 +32,6 @@ from kvplace.kube.api_errors import (
 from kvplace.kube.credentials import Source
 from kvplace.kube.retry import Backoff, persistently
 from kvplace.kube.session import Call, Limits, Session, open_session, path_of
-from tests.control_plane.cluster import ControlPlane
 from tests.kube.api_stub import ApiStub, answer, api_stub, broken, status
 
 GET = Call("GET", "get", "pods", "/api/v1/namespaces/a/pods/b", name="b")

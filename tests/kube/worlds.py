@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias, cast
 
+from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.cluster import Apply, Cluster, Delete, InitApply, InitDone, Kind, WatchEvent
 from kvplace.kube.credentials import Source
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import EventRecord, EventType
 from kvplace.kube.session import Limits, open_session
-from tests.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane
 
 Json = dict[str, Any]
 TOPOLOGIES_PATH = "/apis/kvplace.io/v1alpha1/nodetopologies"

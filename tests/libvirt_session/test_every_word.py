@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from harness.libvirt_session.daemon import LibvirtSession
+from harness.libvirt_session.documents import minimal_domain
 from kvplace.core.allocator.allocate import place
 from kvplace.core.annotations import read_wish
 from kvplace.core.cpuset import cpus_of
@@ -19,8 +21,6 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Request
 from kvplace.core.topology import NumaNode, Package, Topology
-from tests.libvirt_session.daemon import LibvirtSession
-from tests.libvirt_session.documents import minimal_domain
 from tests.libvirt_session.test_hook_in_pod import POD_UID, Sidecar
 from tests.libvirt_session.test_kubevirt_domains import policies_of_guest_memory
 

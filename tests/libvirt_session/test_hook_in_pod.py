@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.libvirt_session.daemon import PROJECT, LibvirtSession
+from harness.libvirt_session.documents import minimal_domain, without_its_pod
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
-from tests.libvirt_session.daemon import PROJECT, LibvirtSession
-from tests.libvirt_session.documents import minimal_domain, without_its_pod
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 pytestmark = pytest.mark.libvirt_session
@@ -59,7 +59,7 @@ class Sidecar:
         """Asks for a domain, with this placement on the pod."""
         (self._folder / "placement").write_text(placement.to_json())
         (self._folder / "domain.xml").write_text(domain)
-        command = [sys.executable, "-m", "tests.libvirt_session.hook_in_pod"]
+        command = [sys.executable, "-m", "harness.libvirt_session.hook_in_pod"]
         return subprocess.run(
             [*command, self._session.pod.to_json(), VMI, str(self._folder / "domain.xml")],
             cwd=PROJECT,

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.libvirt_session.daemon import LibvirtSession
+from harness.libvirt_session.documents import minimal_domain, without_its_pod
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.domainxml import rewrite
 from tests.captured import captured_files, captured_folder
-from tests.libvirt_session.daemon import LibvirtSession
-from tests.libvirt_session.documents import minimal_domain, without_its_pod
 
 pytestmark = pytest.mark.libvirt_session
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 from lxml import etree
 
+from harness.libvirt_session.daemon import LibvirtSession, RunningDomain
+from harness.libvirt_session.documents import minimal_domain, without_its_pod
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
-from tests.libvirt_session.daemon import LibvirtSession, RunningDomain
-from tests.libvirt_session.documents import minimal_domain, without_its_pod
 from tests.libvirt_session.test_kubevirt_domains import policies_of_guest_memory
 
 pytestmark = pytest.mark.libvirt_session

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.libvirt_session.daemon import LibvirtSession, RunningDomain
+from harness.libvirt_session.documents import minimal_domain
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.free import free_of
@@ -22,8 +24,6 @@ from kvplace.core.request import GuestNuma, NumaMemory, OnFailure, Policy, Reque
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.domainxml import rewrite
 from kvplace.machines.shipped import read_machine
-from tests.libvirt_session.daemon import LibvirtSession, RunningDomain
-from tests.libvirt_session.documents import minimal_domain
 
 pytestmark = pytest.mark.libvirt_session
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.libvirt_session.daemon import UID, LibvirtSession, NoLibvirtHere, session_daemon
+from harness.libvirt_session.documents import minimal_domain
 from kvplace.core.cpuset import cpus_of, mask_of
-from tests.libvirt_session.daemon import UID, LibvirtSession, NoLibvirtHere, session_daemon
-from tests.libvirt_session.documents import minimal_domain
 
 pytestmark = pytest.mark.libvirt_session
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.control_plane.cluster import ControlPlane
+from harness.control_plane.cluster import ControlPlane
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 STRICTLY = ("--server-side", "--validate=strict", "--warnings-as-errors")

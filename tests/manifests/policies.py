@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from tests.control_plane.cluster import Json, RequestRefused
+from harness.control_plane.cluster import Json, RequestRefused
 
 
 class NotInForce(Exception):

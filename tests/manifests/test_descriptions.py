@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from harness.control_plane.cluster import ControlPlane
 from kvplace.core.topology_document import read_topology
 from kvplace.machines.shipped import machine_names, read_machine
-from tests.control_plane.cluster import ControlPlane
 from tests.manifests.conftest import STRICTLY
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.watching import watch_one_object
 from kvplace import __version__
 from kvplace.cli.serve_command import command as serve_command
-from tests.control_plane.cluster import ControlPlane
-from tests.control_plane.watching import watch_one_object
 from tests.manifests.conftest import STRICTLY, Render
 
 FOLDERS = ("own-certificates", "cert-manager")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.control_plane.cluster import ControlPlane
+from harness.control_plane.cluster import ControlPlane
 from tests.manifests.conftest import MANIFESTS
 from tests.manifests.test_objects import NAMESPACE, Json, of_kind, settings_of, templates
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.control_plane.cluster import MERGE_PATCH, ControlPlane, Json, RequestRefused
+from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, Json, RequestRefused
 from tests.manifests.policies import refused
 
 RELEASED_AT = "kvplace.io/released-at"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.control_plane.cluster import ControlPlane, Json
-from tests.control_plane.watching import watch_one_object
+from harness.control_plane.cluster import ControlPlane, Json
+from harness.control_plane.watching import watch_one_object
 
 Right = tuple[str, str, str, str]
 """API group, resource, the one object it is limited to or "", verb."""

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.control_plane.cluster import ControlPlane, Scheduler
-from tests.control_plane.watching import watch_one_object
+from harness.control_plane.cluster import ControlPlane, Scheduler
+from harness.control_plane.watching import watch_one_object
 from tests.manifests.asked_extender import AskedExtender
 from tests.manifests.conftest import MANIFESTS
 

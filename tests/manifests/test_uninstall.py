@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.control_plane.cluster import ControlPlane
+from harness.control_plane.cluster import ControlPlane
 from tests.manifests.conftest import STRICTLY
 from tests.manifests.policies import refused
 

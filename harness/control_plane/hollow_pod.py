@@ -15,11 +15,11 @@ from pathlib import Path
 
 import aiohttp
 
-from tests.control_plane.container_life import ContainerLife, Json, Timing
-from tests.control_plane.containers import ContainerRequest, ContainerRunner
-from tests.control_plane.kube_stream import STRATEGIC_MERGE_PATCH, ApiRefused, KubeClient
-from tests.control_plane.pod_files import NotPlayed, PodVolumes, environment, expand
-from tests.control_plane.pod_status import Addresses, PodContainers, StatusReading
+from harness.control_plane.container_life import ContainerLife, Json, Timing
+from harness.control_plane.containers import ContainerRequest, ContainerRunner
+from harness.control_plane.kube_stream import STRATEGIC_MERGE_PATCH, ApiRefused, KubeClient
+from harness.control_plane.pod_files import NotPlayed, PodVolumes, environment, expand
+from harness.control_plane.pod_status import Addresses, PodContainers, StatusReading
 
 
 @dataclass(frozen=True, slots=True)

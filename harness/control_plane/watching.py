@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from http.client import HTTPSConnection
 from typing import Any
 
-from tests.control_plane.cluster import ControlPlane
+from harness.control_plane.cluster import ControlPlane
 
 
 @contextlib.contextmanager

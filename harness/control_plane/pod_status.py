@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.control_plane.container_life import ContainerLife, now
+from harness.control_plane.container_life import ContainerLife, now
 
 Json = dict[str, Any]
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tests.control_plane.cluster import ControlPlane
-from tests.control_plane.container_life import Timing
-from tests.control_plane.containers import ContainerRunner
-from tests.control_plane.hollow_pod import HollowPod, Kubelet
-from tests.control_plane.kube_stream import ApiRefused, KubeClient
-from tests.control_plane.pod_status import Addresses
+from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.container_life import Timing
+from harness.control_plane.containers import ContainerRunner
+from harness.control_plane.hollow_pod import HollowPod, Kubelet
+from harness.control_plane.kube_stream import ApiRefused, KubeClient
+from harness.control_plane.pod_status import Addresses
 
 Json = dict[str, Any]
 Result = TypeVar("Result")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.libvirt_session.daemon import LibvirtSession, NoLibvirtHere, session_daemon
+from harness.libvirt_session.daemon import LibvirtSession, NoLibvirtHere, session_daemon
 
 
 def _session(*, deny_memory_policy: bool) -> Iterator[LibvirtSession]:

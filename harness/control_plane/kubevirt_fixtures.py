@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.control_plane.build import KUBEVIRT
-from tests.control_plane.cluster import ControlPlane
-from tests.control_plane.fixtures import programs
-from tests.control_plane.kubevirt_parts import KubeVirt
-from tests.control_plane.launcher_side import LauncherSide
+from harness.control_plane.build import KUBEVIRT
+from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.fixtures import programs
+from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.control_plane.launcher_side import LauncherSide
 
 
 @pytest.fixture(scope="session")

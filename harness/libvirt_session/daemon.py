@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.libvirt_session.cpuset_group import NAME, CpusetGroup, NoCpusetGroup
-from tests.libvirt_session.pod import MEMORY_POLICY_CALLS, Pod
-from tests.libvirt_session.threads import Affinities
+from harness.libvirt_session.cpuset_group import NAME, CpusetGroup, NoCpusetGroup
+from harness.libvirt_session.pod import MEMORY_POLICY_CALLS, Pod
+from harness.libvirt_session.threads import Affinities
 
 # A user that no system gives to anybody; only the daemon's own view of /etc knows it.
 UID = 1_640_107
@@ -187,7 +187,7 @@ def _launched(
     plan = {"parent": os.getpid(), "command": [program], "environment": environment}
     with (folder / "daemon.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.libvirt_session.launcher", pod.to_json(), json.dumps(plan)],
+            [sys.executable, "-m", "harness.libvirt_session.launcher", pod.to_json(), json.dumps(plan)],
             cwd=PROJECT,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from tests.control_plane.pod_files import Json, Mount
+from harness.control_plane.pod_files import Json, Mount
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KERNELS_OWN = ("/proc", "/sys", "/dev")

@@ -25,8 +25,8 @@ from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, Self
 
-from tests.control_plane.build import KUBERNETES, built
-from tests.control_plane.server_process import ServerProcess, reserve_port
+from harness.control_plane.build import KUBERNETES, built
+from harness.control_plane.server_process import ServerProcess, reserve_port
 
 Json = dict[str, Any]
 

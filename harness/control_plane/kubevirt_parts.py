@@ -15,8 +15,8 @@ from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any, Self
 
-from tests.control_plane.cluster import MERGE_PATCH, SERVER_SIDE_APPLY, ControlPlane, RequestRefused
-from tests.control_plane.server_process import ServerProcess
+from harness.control_plane.cluster import MERGE_PATCH, SERVER_SIDE_APPLY, ControlPlane, RequestRefused
+from harness.control_plane.server_process import ServerProcess
 
 Json = dict[str, Any]
 

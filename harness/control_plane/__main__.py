@@ -1,4 +1,4 @@
-"""`python -m tests.control_plane`: a cluster to try things on by hand, until Ctrl-C.
+"""`python -m harness.control_plane`: a cluster to try things on by hand, until Ctrl-C.
 
 It is put together from the same pieces as the tests' cluster and leaves nothing behind, however it ends.
 """
@@ -13,9 +13,9 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.control_plane.build import BuildFailed
-from tests.control_plane.cluster import ControlPlane
-from tests.control_plane.hollow_node import HollowNodes, NodeShape
+from harness.control_plane.build import BuildFailed
+from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.hollow_node import HollowNodes, NodeShape
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def kubectl_folder(plane: ControlPlane) -> Path:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.control_plane",
+        prog="python -m harness.control_plane",
         description="Run a Kubernetes control plane with hollow nodes on loopback until Ctrl-C.",
     )
     parser.add_argument("--nodes", type=int, default=3, help="hollow nodes (default: 3)")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.control_plane.build import KUBERNETES, KUBEVIRT, BuildFailed, GoModule, ToolchainMissing, built
-from tests.control_plane.cluster import ControlPlane
+from harness.control_plane.build import KUBERNETES, KUBEVIRT, BuildFailed, GoModule, ToolchainMissing, built
+from harness.control_plane.cluster import ControlPlane
 
 # Whoever writes a fixture that runs programs of a module names it here: they are then built before the
 # first test starts, outside any test's time limit and with the message on the terminal.

@@ -4,7 +4,7 @@ A cold build costs minutes, so the result is cached by everything that decides i
 flags and the Go version. Two processes that want the same programs at once share one build, and a build
 that dies half-way leaves nothing that could be mistaken for a result.
 
-`python -m tests.control_plane.build` builds all modules ahead of a test run.
+`python -m harness.control_plane.build` builds all modules ahead of a test run.
 """
 
 from __future__ import annotations

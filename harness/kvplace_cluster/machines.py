@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.control_plane.hollow_node import NodeShape
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.core.topology_document import topology_document
-from tests.control_plane.hollow_node import NodeShape
 
 GIB = 1 << 30
 

@@ -16,10 +16,10 @@ from typing import Any, Self
 
 import yaml
 
+from harness.control_plane.cluster import ControlPlane, RequestRefused, Scheduler
+from harness.control_plane.server_process import ServerProcess, reserve_port
+from harness.kvplace_cluster.machines import node_topology
 from kvplace.core.topology import Topology
-from tests.control_plane.cluster import ControlPlane, RequestRefused, Scheduler
-from tests.control_plane.server_process import ServerProcess, reserve_port
-from tests.end_to_end.machines import node_topology
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 NAMESPACE = "kvplace-system"

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.libvirt_session.pod import Pod, process_control
+from harness.libvirt_session.pod import Pod, process_control
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

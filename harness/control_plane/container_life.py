@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.control_plane.containers import ContainerRequest, ContainerRunner, RunningContainer
+from harness.control_plane.containers import ContainerRequest, ContainerRunner, RunningContainer
 
 Json = dict[str, Any]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import lxml.etree
 
 import kvplace.domainxml
+from harness.libvirt_session.pod import Pod
 from kvplace.hook import shim
-from tests.libvirt_session.pod import Pod
 
 # The pod's user cannot read the developer's home, so everything is loaded before it is entered.
 LOADED_BEFOREHAND = (ctypes, locale, shutil, lxml.etree, kvplace.domainxml)

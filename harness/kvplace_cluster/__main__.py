@@ -1,4 +1,4 @@
-"""`python -m tests.end_to_end`: a cluster with KubeVirt and kvplace to try by hand, until Ctrl-C.
+"""`python -m harness.kvplace_cluster`: a cluster with KubeVirt and kvplace to try by hand, until Ctrl-C.
 
 The same pieces as in the tests of the whole way: `kubectl apply -f vm-templates/web-server.yaml` makes a
 VM that is admitted, placed, bound and Scheduled; only QEMU is missing. Leaves nothing behind.
@@ -17,16 +17,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from harness.control_plane.__main__ import kubectl_folder
+from harness.control_plane.build import KUBERNETES, KUBEVIRT, BuildFailed, built
+from harness.control_plane.cluster import ControlPlane, RequestRefused
+from harness.control_plane.containers import Image, ProcessRunner, python_image
+from harness.control_plane.hollow_node import HollowNodes
+from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.kvplace_cluster.installation import SIDECAR_IMAGE, Installation
+from harness.kvplace_cluster.machines import node_shape, write_machine
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
-from tests.control_plane.__main__ import kubectl_folder
-from tests.control_plane.build import KUBERNETES, KUBEVIRT, BuildFailed, built
-from tests.control_plane.cluster import ControlPlane, RequestRefused
-from tests.control_plane.containers import Image, ProcessRunner, python_image
-from tests.control_plane.hollow_node import HollowNodes
-from tests.control_plane.kubevirt_parts import KubeVirt
-from tests.end_to_end.installation import SIDECAR_IMAGE, Installation
-from tests.end_to_end.machines import node_shape, write_machine
 
 MACHINES = Path(__file__).resolve().parents[2] / "kvplace" / "machines" / "shipped_machines"
 

@@ -1,0 +1,1 @@
+"""The real programs that tests and benchmarks run against: started here, and gone with who started them."""

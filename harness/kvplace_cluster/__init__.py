@@ -1,0 +1,1 @@
+"""kvplace installed from its manifests on the control plane, for tests, benchmarks and `./make cluster`."""
