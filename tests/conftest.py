@@ -1,5 +1,6 @@
 """What every test shares: the fixtures of the real servers, and no skipping where nobody would see it."""
 
+import signal
 from collections.abc import Generator
 
 import hypothesis
@@ -12,6 +13,11 @@ pytest_plugins = [
     "harness.control_plane.kubevirt_fixtures",
     "harness.libvirt_session.fixtures",
 ]
+
+# A parent that runs its jobs in the background has them ignore SIGINT. Every program that a test starts and
+# interrupts would inherit that and never end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow machine is no failure: nothing here is judged by the clock.
 hypothesis.settings.register_profile("kvplace", deadline=None, print_blob=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from harness.control_plane.containers import ContainerRequest, ContainerRunner, RunningContainer
+from harness.control_plane.containers import ContainerRequest, ContainerRunner, RunningContainer, log_tail
 
 Json = dict[str, Any]
 
@@ -74,11 +74,12 @@ class ContainerLife:
         try:
             while True:
                 self._hollow_end = asyncio.get_running_loop().create_future()
-                self.running = None if runner is None else await runner(request())
+                wanted = request()
+                self.running = None if runner is None else await runner(wanted)
                 self._become({"running": {"startedAt": now()}})
                 if self._stopping.is_set():
                     await self.stop_running(0)
-                ended = self._ended(await self._run_once())
+                ended = self._ended(await self._run_once(), wanted)
                 again = self.restart == "Always" or (self.restart == "OnFailure" and ended["exitCode"] != 0)
                 if self._stopping.is_set() or not again:
                     self._become({"terminated": ended})
@@ -114,18 +115,20 @@ class ContainerLife:
             raise ValueError(f"container {self.spec['name']} is not a running hollow one")
         self._hollow_end.set_result(exit_code)
 
-    def refuse(self, why: str) -> None:
-        """Say that the container cannot be started as the pod wants it."""
-        self._become({"waiting": {"reason": "CreateContainerConfigError", "message": why}})
+    def refuse(self, reason: str, message: str) -> None:
+        """Report that the container cannot be started, with a kubelet's reason and the cause."""
+        self._become({"waiting": {"reason": reason, "message": message}})
 
-    def _ended(self, code: int) -> Json:
+    def _ended(self, code: int, request: ContainerRequest) -> Json:
         self.started = self.ready = False
-        return {
+        ended = {
             "exitCode": code,
             "reason": "Completed" if code == 0 else "Error",
             "startedAt": self.state["running"]["startedAt"],
             "finishedAt": now(),
         }
+        # As with terminationMessagePolicy FallbackToLogsOnError: whoever waits for the pod sees why it died.
+        return ended if code == 0 else {**ended, "message": log_tail(request.log)}
 
     async def _back_off(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -21,6 +21,11 @@ from typing import Protocol
 
 from harness.control_plane.pod_files import Json, Mount
 
+
+class NotStarted(Exception):
+    """A container's root could not be prepared: its program never ran, so another try cannot help."""
+
+
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KERNELS_OWN = ("/proc", "/sys", "/dev")
 _OF_ITS_OWN = {"/run": "755", "/tmp": "1777"}
@@ -163,15 +168,16 @@ async def start_process(request: ContainerRequest, image: Image) -> ProcessConta
                 *("sh", "-c", _prepare_root(request, entrypoint[0])),
                 *("chroot", str(request.scratch / "root")),
                 *enter,
-                *("sh", "-c", 'exec "$@" </dev/null', "sh"),
+                *("sh", "-c", 'printf started >&0; exec "$@" </dev/null', "sh"),
                 *entrypoint,
                 *arguments,
-                # Standard input is a pipe that nobody writes to: its end says that all is prepared, or has
-                # failed.
+                # Standard input is the writing end of a pipe: a word in it says that the root is prepared.
                 stdin=outside,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                # A user's PATH may lack the folder that chroot is in.
+                env={"PATH": f"{os.environ.get('PATH', '')}:{SEARCH_PATH}"},
             )
     except BaseException:
         os.close(inside)
@@ -179,12 +185,23 @@ async def start_process(request: ContainerRequest, image: Image) -> ProcessConta
     finally:
         os.close(outside)
     try:
-        await _end_of_file(inside)
+        if not await _read_to_end(inside):
+            raise NotStarted(
+                f"container {request.name} of image {request.image} was not started:\n{log_tail(request.log)}"
+            )
     except BaseException:
         _signal_group(process.pid, signal.SIGKILL)
         await process.wait()
         raise
     return ProcessContainer(process, enter)
+
+
+def log_tail(log: Path) -> str:
+    """Return the end of a container's log, as much as a kubelet shows of it; empty when there is none."""
+    try:
+        return log.read_text(errors="replace")[-2048:].strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _prepare_root(request: ContainerRequest, program: str) -> str:
@@ -253,13 +270,13 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-async def _end_of_file(descriptor: int) -> None:
+async def _read_to_end(descriptor: int) -> bytes:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
     )
     try:
-        await reader.read()
+        return await reader.read()
     finally:
         transport.close()

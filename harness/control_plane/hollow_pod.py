@@ -16,10 +16,10 @@ from pathlib import Path
 import aiohttp
 
 from harness.control_plane.container_life import ContainerLife, Json, Timing
-from harness.control_plane.containers import ContainerRequest, ContainerRunner
+from harness.control_plane.containers import ContainerRequest, ContainerRunner, NotStarted
 from harness.control_plane.kube_stream import STRATEGIC_MERGE_PATCH, ApiRefused, KubeClient
 from harness.control_plane.pod_files import NotPlayed, PodVolumes, environment, expand
-from harness.control_plane.pod_status import Addresses, PodContainers, StatusReading
+from harness.control_plane.pod_status import RUN_CONTAINER_ERROR, Addresses, PodContainers, StatusReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class HollowPod:
         try:
             self.volumes.refresh(self.pod)
         except NotPlayed as missing:
-            self.containers.refuse(f"a hollow node has no {missing}")
+            self.containers.refuse("CreateContainerConfigError", f"a hollow node has no {missing}")
             return
         async with asyncio.TaskGroup() as tasks:
             for life in self.containers.init:
@@ -138,7 +138,9 @@ class HollowPod:
         try:
             await life.live(self._kubelet.runner, lambda: self._request(life.spec))
         except NotPlayed as missing:
-            life.refuse(f"a hollow node has no {missing}")
+            life.refuse("CreateContainerConfigError", f"a hollow node has no {missing}")
+        except NotStarted as failure:
+            life.refuse(RUN_CONTAINER_ERROR, str(failure))
 
     async def _stop_all(self, grace_s: float) -> None:
         # Sidecars among the init containers go last.

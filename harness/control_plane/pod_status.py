@@ -9,6 +9,17 @@ from harness.control_plane.container_life import ContainerLife, now
 
 Json = dict[str, Any]
 
+RUN_CONTAINER_ERROR = "RunContainerError"
+"""A kubelet's reason for a container that its runtime could not start."""
+
+
+def start_failures(pod: Json) -> list[str]:
+    """List why containers of a pod were not started by the runtime; another try would not help."""
+    statuses = pod.get("status", {}).get("initContainerStatuses", [])
+    statuses = [*statuses, *pod.get("status", {}).get("containerStatuses", [])]
+    waiting = [status.get("state", {}).get("waiting", {}) for status in statuses]
+    return [state["message"] for state in waiting if state.get("reason") == RUN_CONTAINER_ERROR]
+
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
@@ -40,10 +51,10 @@ class PodContainers:
             raise KeyError(f"no container {name}, only {', '.join(by_name)}")
         return by_name[name]
 
-    def refuse(self, why: str) -> None:
-        """Say of all containers that they cannot be started."""
+    def refuse(self, reason: str, message: str) -> None:
+        """Report of all containers that they cannot be started."""
         for life in [*self.init, *self.main]:
-            life.refuse(why)
+            life.refuse(reason, message)
 
     @property
     def are_initialized(self) -> bool:

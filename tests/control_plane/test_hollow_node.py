@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from harness.control_plane import watching
 from harness.control_plane.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH, ControlPlane, RequestRefused
 from harness.control_plane.container_life import Timing
 from harness.control_plane.containers import SEARCH_PATH, Image, ProcessRunner
@@ -388,6 +389,37 @@ def test_every_kind_of_virt_launcher_pod_gets_its_containers_ready_and_waits_for
         gates = [gate["conditionType"] for gate in ready["spec"].get("readinessGates", [])]
         assert gates == ["kubevirt.io/virtual-machine-unpaused"]
         assert condition(ready, "Ready") == "False"
+
+
+def test_a_container_that_dies_shows_the_end_of_its_log(pods: Pods) -> None:
+    pods.create("dying", pods.shell("echo no such socket >&2; exit 3"), restartPolicy="Never")
+    dead = pods.wait("dying", lambda pod: "terminated" in main(pod).get("state", {}))
+    assert main(dead)["state"]["terminated"]["message"] == "no such socket"
+
+
+def test_a_container_whose_root_cannot_be_prepared_ends_the_wait_with_the_cause(pods: Pods) -> None:
+    volume = {"name": "config", "emptyDir": {}}
+    mount = {"name": "config", "mountPath": "/proc/1/nowhere"}
+    pods.create("broken", pods.shell("sleep infinity", volumeMounts=[mount]), volumes=[volume])
+    with pytest.raises(AssertionError, match=r"container main .* was not started:\n.*/proc/1/nowhere"):
+        pods.wait("broken", is_ready)
+
+
+def test_a_path_without_sbin_is_enough_to_start_containers(
+    pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    pods.create("plain", pods.shell("exec sleep infinity"))
+    pods.wait("plain", is_ready)
+
+
+def test_a_wait_for_an_object_that_keeps_changing_ends_and_shows_it(
+    pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "PATIENCE_S", 1.0)
+    pods.create("restless", pods.shell("echo out of memory; exit 3"), restartPolicy="Always")
+    with pytest.raises(AssertionError, match=r"(?s)restless did not become.*out of memory"):
+        pods.wait("restless", lambda _: False)
 
 
 STARTER = """
