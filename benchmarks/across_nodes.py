@@ -34,12 +34,12 @@ from benchmarks.peers.kube_scheduler import (
     most_allocated,
 )
 from benchmarks.peers.kubelet import with_numa_mask
+from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import Request, Scope
 from kvplace.core.topology import Topology
-from kvplace.machines.cluster import ClusterNode
 from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
 from kvplace.simulate.simulation import SimulatedCluster

@@ -24,7 +24,7 @@ from random import Random
 
 from benchmarks._tables import table
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.draft import PlanNode
+from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.planning import Plan, Tally, Wanted, plan
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
@@ -84,11 +84,11 @@ class Run:
     finished: bool
 
 
-def cluster(count: int, chance: Random) -> list[PlanNode]:
+def cluster(count: int, chance: Random) -> list[ClusterNode]:
     """Nodes with VMs of 2 to 8 vCPUs that run wherever they happen to be."""
     machine = read_machine(MACHINE)
     return [
-        PlanNode(f"node-{number:03}", machine, running(machine, number, chance)) for number in range(count)
+        ClusterNode(f"node-{number:03}", machine, running(machine, number, chance)) for number in range(count)
     ]
 
 
@@ -106,7 +106,7 @@ def running(machine: Topology, number: int, chance: Random) -> tuple[Occupant, .
 
 
 def asked(
-    nodes: Sequence[PlanNode], mix: Callable[[Random], tuple[int, int]], chance: Random
+    nodes: Sequence[ClusterNode], mix: Callable[[Random], tuple[int, int]], chance: Random
 ) -> list[Wanted]:
     """VMs that together ask for the CPUs that are free, no more."""
     free = sum(node.topology.allocatable.bit_count() for node in nodes)
@@ -121,7 +121,7 @@ def asked(
         found.append(Wanted(f"vm-{len(found)}", request))
 
 
-def measure(nodes: Sequence[PlanNode], wanted: Sequence[Wanted], seconds: float) -> Run:
+def measure(nodes: Sequence[ClusterNode], wanted: Sequence[Wanted], seconds: float) -> Run:
     """Place the same VMs in every way."""
     placed: dict[str, Tally] = {}
     took: dict[str, float] = {}

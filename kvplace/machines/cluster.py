@@ -17,16 +17,15 @@ Paths are relative to the document. YAML or JSON.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from kvplace.core.allocator.allocate import place
+from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadBody, BadTopology
-from kvplace.core.free import Free, free_of
-from kvplace.core.ledger import Claim, Ledger, LedgerChange
-from kvplace.core.occupant import Occupant, claim_of
+from kvplace.core.free import free_of
+from kvplace.core.occupant import Occupant
 from kvplace.core.refusal import Refusal
 from kvplace.core.strict_json import shown
 from kvplace.core.topology import Topology
@@ -36,25 +35,6 @@ from kvplace.machines.shipped import machine_names, read_machine
 
 MOST_NODES = 10_000
 _MOST_RUNNING = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterNode:
-    """One node: its machine, and the VMs on it in the order of the document."""
-
-    name: str
-    topology: Topology
-    running: tuple[Occupant, ...] = ()
-
-    @property
-    def ledger(self) -> Ledger:
-        """What the running VMs hold, as the node's ledger says it."""
-        return Ledger().after(LedgerChange(claims=_claims(self.running)))
-
-    @property
-    def free(self) -> Free:
-        """What is left on the node."""
-        return free_of(self.topology, self.ledger)
 
 
 def load_cluster(path: Path) -> tuple[ClusterNode, ...]:
@@ -126,25 +106,20 @@ def _running(part: Part, topology: Topology) -> tuple[Occupant, ...]:
         name = vm.text("id")
         if not name or name in found:
             raise vm.bad("id", "every VM of a node needs an id of its own")
-        found[name] = _placed(vm, name, topology, found.values())
+        found[name] = _placed(vm, ClusterNode(name, topology, tuple(found.values())))
     return tuple(found[vm.text("id")] for vm in parts)
 
 
-def _placed(vm: Part, name: str, topology: Topology, before: Iterable[Occupant]) -> Occupant:
+def _placed(vm: Part, node: ClusterNode) -> Occupant:
     request = vm.part("request").request()
     given = _cpus(vm) if "cpus" in vm.keys else None
-    ledger = Ledger().after(LedgerChange(claims=_claims(before)))
-    placement = place(topology, free_of(topology, ledger, only=given), request)
+    placement = place(node.topology, free_of(node.topology, node.ledger, only=given), request)
     if isinstance(placement, Refusal):
         where = "" if given is None else f" on CPUs {format_cpu_list(given)}"
         raise BadBody(f"{vm.where}: the VM does not fit{where} beside those before it: {placement.message}")
     if given is not None and given != placement.cpus | placement.owned:
         raise vm.bad("cpus", f"the VM takes only {format_cpu_list(placement.cpus | placement.owned)} of them")
-    return Occupant(name, request, placement)
-
-
-def _claims(occupants: Iterable[Occupant]) -> tuple[Claim, ...]:
-    return tuple(claim_of(occupant.id, occupant.placement) for occupant in occupants)
+    return Occupant(node.name, request, placement)
 
 
 def _cpus(vm: Part) -> int:

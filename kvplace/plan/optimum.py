@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 
 from kvplace.core.allocator.layout import Domain
 from kvplace.core.allocator.supply import Supply
-from kvplace.core.cluster.draft import Draft, NodeDraft, PlanNode, Shape, domains_of, shapes_of
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.cluster.draft import Draft, NodeDraft, Shape, domains_of, shapes_of
 from kvplace.core.cluster.planning import Suggestion, Tally, Wanted
 from kvplace.core.errors import Misconfigured
 from kvplace.core.request import NumaMemory, Request, Smt
@@ -59,7 +60,9 @@ class Optimum:
     """The best assignment that the solver saw; not yet placements."""
 
 
-def best_possible(nodes: Sequence[PlanNode], wanted: Sequence[Wanted], *, seconds: float = 30.0) -> Optimum:
+def best_possible(
+    nodes: Sequence[ClusterNode], wanted: Sequence[Wanted], *, seconds: float = 30.0
+) -> Optimum:
     """Bound what any plan can seat; raises Misconfigured without HiGHS. Running VMs stay where they are."""
     try:
         import highspy

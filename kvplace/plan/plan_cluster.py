@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvplace.core.cluster.draft import PlanNode
+from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.errors import BadBody
-from kvplace.core.occupant import Occupant
 from kvplace.documents.reading import read_document
 from kvplace.machines.cluster import cluster_of, load_cluster
 
@@ -17,7 +16,7 @@ nodes:
 """
 
 
-def read_plan_cluster(path: str | None) -> tuple[PlanNode, ...]:
+def read_plan_cluster(path: str | None) -> tuple[ClusterNode, ...]:
     """Read the nodes of a cluster and what runs on them; raises BadBody that names file and key."""
     if path is None:
         cluster = cluster_of(read_document(SMALL_CLUSTER, "the small cluster"), Path())
@@ -30,11 +29,4 @@ def read_plan_cluster(path: str | None) -> tuple[PlanNode, ...]:
                 where = f"on {seen[vm.id]} and on {node.name}"
                 raise BadBody(f"{path}: a VM {vm.id!r} runs {where}; give every VM an id of its own")
             seen[vm.id] = node.name
-    return tuple(
-        PlanNode(
-            node.name,
-            node.topology,
-            tuple(Occupant(vm.id, vm.request, vm.placement) for vm in node.running),
-        )
-        for node in cluster
-    )
+    return cluster

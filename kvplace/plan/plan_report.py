@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplace.core.answer_json import move_document, placement_document, refusal_document
-from kvplace.core.cluster.draft import PlanNode
+from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.grouped_refusals import grouped
 from kvplace.core.cluster.planning import Denied, Plan, Tally, Wanted
 from kvplace.core.cpuset import format_cpu_list, mask_of
@@ -100,7 +100,7 @@ def bound_sentence(plan: Plan, optimum: Optimum) -> str:
 
 
 def plan_document(
-    plan: Plan, nodes: Sequence[PlanNode], wanted_vms: Sequence[Wanted], optimum: Optimum | None
+    plan: Plan, nodes: Sequence[ClusterNode], wanted_vms: Sequence[Wanted], optimum: Optimum | None
 ) -> Json:
     """Write a plan for other programs, with the VMs that run on its nodes as they are before its moves."""
     machines = {node.name: node.topology for node in nodes}

@@ -17,12 +17,13 @@ from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 
+from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
 from kvplace.core.request import Request
 from kvplace.core.room.make_room import MOST_MOVES
 from kvplace.documents.reading import Part, load_document, read_document
-from kvplace.machines.cluster import ClusterNode, cluster_of
+from kvplace.machines.cluster import cluster_of
 from kvplace.simulate.traffic import Kind, Mix, Vm
 
 _MOST_REQUESTS = 1_000_000

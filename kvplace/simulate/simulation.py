@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvplace.core.allocator.allocate import try_place
+from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange
@@ -22,7 +23,6 @@ from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.room.make_room import Room, make_room
 from kvplace.core.topology import Topology
-from kvplace.machines.cluster import ClusterNode
 from kvplace.scheduler.fit import FitTable, NodeState
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
 from kvplace.simulate.scenario import Scenario

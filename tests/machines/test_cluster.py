@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.topology_document import topology_document
 from kvplace.documents.reading import Part, read_document
-from kvplace.machines.cluster import ClusterNode, cluster_of, load_cluster
+from kvplace.machines.cluster import cluster_of, load_cluster
 from kvplace.machines.server_types import SERVER_TYPES
 from kvplace.machines.shipped import machine_document, read_machine
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts

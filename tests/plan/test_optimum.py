@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.draft import PlanNode
+from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.planning import Tally, Wanted, plan
 from kvplace.core.errors import Misconfigured
 from kvplace.core.free import Free, free_of
@@ -28,7 +28,7 @@ from tests.core.machines import GIB, requests, topologies
 _placed = lru_cache(maxsize=200_000)(place)
 
 
-def most(cluster: Sequence[PlanNode], wanted: Sequence[Wanted]) -> Tally:
+def most(cluster: Sequence[ClusterNode], wanted: Sequence[Wanted]) -> Tally:
     """The most that fits, by trying every set of CPUs on every node for every VM."""
     empty = tuple(free_of(node.topology, Ledger()) for node in cluster)
     reached: dict[tuple[Free, ...], Tally] = {empty: Tally(0, 0)}
@@ -137,7 +137,7 @@ def test_running_vms_take_their_share_of_the_bound() -> None:
     request = Request(3)
     placement = place(topology, free_of(topology, Ledger()), request)
     assert isinstance(placement, Placement)
-    node = PlanNode("node", topology, (Occupant("running", request, placement),))
+    node = ClusterNode("node", topology, (Occupant("running", request, placement),))
     assert best_possible([node], vms(1, 1)).bound == Tally(1, 1)
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.allocator.layout import Domain, layout_of
+from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import Occupant, claim_of, within
@@ -40,17 +41,6 @@ def shapes_of(requests: Iterable[Request]) -> list[Shape]:
     """Give every request its shape; equal ones share one."""
     known: dict[tuple[object, ...], Shape] = {}
     return [known.setdefault(request.key, Shape(request)) for request in requests]
-
-
-@dataclass(frozen=True, slots=True)
-class PlanNode:
-    """One node that VMs may be put on, with the VMs that run there and stay on it."""
-
-    name: str
-    topology: Topology
-    running: tuple[Occupant, ...] = ()
-    only: int | None = None
-    """The CPUs that may be given out, where that is not all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +82,7 @@ class NodeDraft:
 
     def __init__(
         self,
-        node: PlanNode,
+        node: ClusterNode,
         answers: Answers,
         running: tuple[Occupant, ...],
         seated: Mapping[int, Placement],
@@ -173,7 +163,7 @@ class Draft:
         """The index of the node of each VM that has a seat, by the number of the VM."""
 
     @classmethod
-    def empty(cls, nodes: Sequence[PlanNode]) -> Draft:
+    def empty(cls, nodes: Sequence[ClusterNode]) -> Draft:
         """The cluster before anything is planned."""
         answers = Answers()
         return cls([NodeDraft(node, answers, node.running, {}) for node in nodes], {})

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.draft import Draft, PlanNode, Shape, shapes_of
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.cluster.draft import Draft, Shape, shapes_of
 from kvplace.core.cluster.filling import First, fill
 from kvplace.core.cluster.node_choice import Strategy, quality
 from kvplace.core.cluster.reseating import let_in, trade
@@ -84,7 +85,7 @@ class Plan:
 
 
 def plan(
-    nodes: Sequence[PlanNode],
+    nodes: Sequence[ClusterNode],
     wanted: Sequence[Wanted],
     strategy: Strategy = Strategy.PACK,
     *,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.draft import PlanNode
+from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.cluster.planning import Tally, Wanted
 from kvplace.core.free import free_of
@@ -27,7 +27,7 @@ ANY_REQUEST = requests(
 
 
 @st.composite
-def clusters(draw: st.DrawFn, *, most_nodes: int = 4, most_cpus: int = 12) -> list[PlanNode]:
+def clusters(draw: st.DrawFn, *, most_nodes: int = 4, most_cpus: int = 12) -> list[ClusterNode]:
     """Nodes of one or two machine types, with VMs that run there."""
     machines = draw(st.lists(topologies(most_cpus=most_cpus), min_size=1, max_size=2))
     nodes = []
@@ -35,7 +35,7 @@ def clusters(draw: st.DrawFn, *, most_nodes: int = 4, most_cpus: int = 12) -> li
         machine = draw(st.sampled_from(machines))
         running = draw(occupied(machine, ANY_REQUEST, most=3)) if draw(st.booleans()) else []
         renamed = tuple(Occupant(f"node-{number}/{vm.id}", vm.request, vm.placement) for vm in running)
-        nodes.append(PlanNode(f"node-{number}", machine, renamed))
+        nodes.append(ClusterNode(f"node-{number}", machine, renamed))
     return nodes
 
 
@@ -44,7 +44,7 @@ wanted_vms = st.lists(ANY_REQUEST, min_size=1, max_size=10).map(
 )
 
 
-def one_by_one(nodes: Sequence[PlanNode], wanted: Sequence[Wanted], strategy: Strategy) -> Tally:
+def one_by_one(nodes: Sequence[ClusterNode], wanted: Sequence[Wanted], strategy: Strategy) -> Tally:
     """Count what finds room when every VM goes where Filter sends it, as it comes."""
     claims = {node.name: [claim_of(vm.id, vm.placement) for vm in node.running] for node in nodes}
     vms = vcpus = 0
@@ -63,7 +63,7 @@ def one_by_one(nodes: Sequence[PlanNode], wanted: Sequence[Wanted], strategy: St
     return Tally(vms, vcpus)
 
 
-def check_sound(node: PlanNode, occupants: Sequence[Occupant]) -> None:
+def check_sound(node: ClusterNode, occupants: Sequence[Occupant]) -> None:
     """Nobody has what another one has, and nobody what the node does not have."""
     for vm in occupants:
         others = [claim_of(other.id, other.placement) for other in occupants if other is not vm]

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.draft import Draft, NodeDraft, PlanNode, shapes_of
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.cluster.draft import Draft, NodeDraft, shapes_of
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cluster.planning import Plan, Tally, Wanted, plan
 from kvplace.core.free import free_of
@@ -41,15 +42,15 @@ def machine(*cpus_of_nodes: int, memory: int = 0) -> Topology:
     )
 
 
-def nodes(*topologies: Topology) -> list[PlanNode]:
-    return [PlanNode(f"node-{number}", topology) for number, topology in enumerate(topologies)]
+def nodes(*topologies: Topology) -> list[ClusterNode]:
+    return [ClusterNode(f"node-{number}", topology) for number, topology in enumerate(topologies)]
 
 
 def vms(*sizes: int, scope: Scope = Scope.ONE_NUMA) -> list[Wanted]:
     return [Wanted(f"vm-{number}", Request(size, scope=scope)) for number, size in enumerate(sizes)]
 
 
-def occupants_of(node: PlanNode, found: Plan, wanted: Sequence[Wanted]) -> list[Occupant]:
+def occupants_of(node: ClusterNode, found: Plan, wanted: Sequence[Wanted]) -> list[Occupant]:
     """Who is on a node once the moves are made and the planned VMs have started."""
     requests = {vm.id: vm.request for vm in wanted}
     running = {vm.id: vm for vm in node.running}
@@ -73,7 +74,7 @@ def occupants_of(node: PlanNode, found: Plan, wanted: Sequence[Wanted]) -> list[
 @given(clusters(), wanted_vms, strategies, st.booleans())
 @few
 def test_nothing_is_given_twice_and_every_vm_has_an_answer(
-    cluster: list[PlanNode], wanted: list[Wanted], strategy: Strategy, make_room: bool
+    cluster: list[ClusterNode], wanted: list[Wanted], strategy: Strategy, make_room: bool
 ) -> None:
     found = plan(cluster, wanted, strategy, make_room=make_room)
     for node in cluster:
@@ -88,7 +89,7 @@ def test_nothing_is_given_twice_and_every_vm_has_an_answer(
 @given(clusters(), wanted_vms, strategies)
 @few
 def test_a_plan_places_no_less_than_one_after_the_other(
-    cluster: list[PlanNode], wanted: list[Wanted], strategy: Strategy
+    cluster: list[ClusterNode], wanted: list[Wanted], strategy: Strategy
 ) -> None:
     found = plan(cluster, wanted, strategy)
     assert found.one_by_one == one_by_one(cluster, wanted, strategy)
@@ -118,7 +119,7 @@ def test_nor_where_many_vms_compete_for_little_room(seed: int) -> None:
 @given(clusters(), wanted_vms, strategies)
 @few
 def test_equal_input_gives_equal_plans(
-    cluster: list[PlanNode], wanted: list[Wanted], strategy: Strategy
+    cluster: list[ClusterNode], wanted: list[Wanted], strategy: Strategy
 ) -> None:
     assert plan(cluster, wanted, strategy, make_room=True) == plan(cluster, wanted, strategy, make_room=True)
 
@@ -126,7 +127,7 @@ def test_equal_input_gives_equal_plans(
 @given(clusters(), wanted_vms)
 @few
 def test_who_is_refused_fits_nowhere_beside_the_others_and_every_node_says_why(
-    cluster: list[PlanNode], wanted: list[Wanted]
+    cluster: list[ClusterNode], wanted: list[Wanted]
 ) -> None:
     found = plan(cluster, wanted)
     for vm in found.denied:
@@ -142,7 +143,7 @@ def test_who_is_refused_fits_nowhere_beside_the_others_and_every_node_says_why(
 def test_what_is_free_on_a_draft_is_what_the_ledger_would_leave(data: st.DataObject) -> None:
     topology = data.draw(topologies(most_cpus=16, memory=True))
     running = tuple(data.draw(occupied(topology, ANY_REQUEST, most=3)))
-    draft = Draft.empty([PlanNode("node", topology, running)])
+    draft = Draft.empty([ClusterNode("node", topology, running)])
     shapes = shapes_of(data.draw(st.lists(ANY_REQUEST, min_size=1, max_size=6)))
     for vm, shape in enumerate(shapes):
         answer = draft.nodes[0].ask(shape)
@@ -192,7 +193,7 @@ def test_vms_that_need_the_nodes_with_much_memory_get_them() -> None:
         assert {seat.id: seat.node for seat in found.seats} == {"small": "node-0", "large": "node-1"}
 
 
-def strewn(numa_nodes: int = 2) -> PlanNode:
+def strewn(numa_nodes: int = 2) -> ClusterNode:
     """NUMA nodes of four CPUs, half of each taken by a VM that runs there."""
     topology = machine(*[4] * numa_nodes)
     request = Request(2, scope=Scope.ONE_NUMA)
@@ -201,7 +202,7 @@ def strewn(numa_nodes: int = 2) -> PlanNode:
         found = place(topology, within(free_of(topology, Ledger()), 0b11 << 4 * number), request)
         assert isinstance(found, Placement)
         running.append(Occupant(f"running-{number}", request, found))
-    return PlanNode("node", topology, tuple(running))
+    return ClusterNode("node", topology, tuple(running))
 
 
 def test_running_vms_stay_where_they_are_unless_they_may_move() -> None:
@@ -227,7 +228,7 @@ def test_a_vm_that_must_not_move_does_not() -> None:
         Occupant(vm.id, Request(2, scope=Scope.ONE_NUMA, policy=Policy.IMMOVABLE), vm.placement)
         for vm in node.running
     )
-    assert not plan([PlanNode("node", node.topology, fixed)], vms(4), make_room=True).moves
+    assert not plan([ClusterNode("node", node.topology, fixed)], vms(4), make_room=True).moves
 
 
 @pytest.mark.parametrize("strategy", Strategy)

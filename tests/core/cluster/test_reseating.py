@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvplace.core.cluster.draft import Draft, PlanNode, Shape, shapes_of
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.cluster.draft import Draft, Shape, shapes_of
 from kvplace.core.cluster.reseating import let_in, trade
 from kvplace.core.request import Request, Scope
 from tests.core.cluster.test_planning import machine
@@ -16,7 +17,7 @@ def shapes(*sizes: int) -> list[Shape]:
 
 def seated(nodes: Sequence[int], shapes: Sequence[Shape], seats: Mapping[int, int]) -> Draft:
     """Machines of so many CPUs, and VMs on them by their number."""
-    draft = Draft.empty([PlanNode(f"node-{number}", machine(cpus)) for number, cpus in enumerate(nodes)])
+    draft = Draft.empty([ClusterNode(f"node-{number}", machine(cpus)) for number, cpus in enumerate(nodes)])
     for vm, node in seats.items():
         answer = draft.nodes[node].ask(shapes[vm])
         assert answer is not None

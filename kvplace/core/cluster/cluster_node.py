@@ -1,0 +1,32 @@
+"""A node of a cluster with the VMs that run on it: what a plan and a simulation start from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.occupant import Occupant, claim_of
+from kvplace.core.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """One node: its machine and its running VMs."""
+
+    name: str
+    topology: Topology
+    running: tuple[Occupant, ...] = ()
+    only: int | None = None
+    """The CPUs that may be given out, where that is not all of them."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """The claims of the running VMs."""
+        claims = tuple(claim_of(vm.id, vm.placement) for vm in self.running)
+        return Ledger().after(LedgerChange(claims=claims))
+
+    @property
+    def free(self) -> Free:
+        """What the running VMs leave free."""
+        return free_of(self.topology, self.ledger, only=self.only)
