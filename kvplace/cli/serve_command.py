@@ -83,7 +83,8 @@ def command(
     from kvplace.core.cluster.node_choice import Strategy
     from kvplace.scheduler.extender import ExtenderSettings, Mode
     from kvplace.serve.process import run
-    from kvplace.serve.settings import Address, ServeSettings, TlsFiles
+    from kvplace.serve.settings import ServeSettings
+    from kvplace.service.settings import Address, TlsFiles
 
     run(
         ServeSettings(

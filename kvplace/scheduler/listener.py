@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from collections.abc import AsyncIterator
 
@@ -11,6 +12,10 @@ from aiohttp import web
 
 from kvplace.scheduler.http import Routes, extender_application
 from kvplace.scheduler.http2 import Http2Connection
+from kvplace.service.listening import GRACE_S, make_runner, naming
+from kvplace.service.settings import Address
+
+_log = logging.getLogger(__name__)
 
 ALPN_PROTOCOLS = ("h2", "http/1.1")
 """What the TLS context of the listener offers, best first."""
@@ -48,39 +53,30 @@ class _Listener:
 
 
 @contextlib.asynccontextmanager
-async def listening(
-    routes: Routes,
-    host: str,
-    port: int,
-    tls: ssl.SSLContext | None,
-    *,
-    keep_alive_s: float,
-    patience_s: float,
-) -> AsyncIterator[tuple[str, int]]:
-    """Listen while the block runs; enters with the address, and answers what has begun before it ends.
+async def extender_listening(
+    routes: Routes, address: Address, tls: ssl.SSLContext | None
+) -> AsyncIterator[Address]:
+    """Listen while the block runs; gives the address with the port really used.
 
-    Raises OSError when the address cannot be had. `patience_s` bounds the wait at the end.
+    Answers the requests that have begun before it ends. Raises Misconfigured when the address cannot be used.
     """
-    runner = web.AppRunner(
-        extender_application(routes),
-        access_log=None,
-        keepalive_timeout=keep_alive_s,
-        shutdown_timeout=patience_s,
-    )
+    runner = make_runner(extender_application(routes))
     await runner.setup()
     try:
         assert runner.server is not None
         listener = _Listener(routes, runner.server)
-        server = await asyncio.get_running_loop().create_server(
-            lambda: _Agreed(listener), host, port, ssl=tls, backlog=128
-        )
+        with naming(address):
+            server = await asyncio.get_running_loop().create_server(
+                lambda: _Agreed(listener), address.host, address.port, ssl=tls, backlog=128
+            )
         try:
-            bound, number = server.sockets[0].getsockname()[:2]
-            yield bound, number
+            bound = Address(*server.sockets[0].getsockname()[:2])
+            _log.info("extender is on %s", bound)
+            yield bound
         finally:
             server.close()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(GRACE_S):
                     await listener.finish()
     finally:
         await runner.cleanup()

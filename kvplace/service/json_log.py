@@ -1,4 +1,4 @@
-"""Log lines of `kvplace serve`: one JSON object a line on stderr, with the same keys everywhere."""
+"""Log lines of a long-running process: one JSON object a line on stderr, with the same keys everywhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""TLS for the listeners, with certificates that may be renewed while we run.
+"""TLS of a listener, with certificates that may be renewed while the process runs.
 
-cert-manager and kubelet replace mounted files in place; a context that was made from the old ones would
-serve them until the process ends. So every new connection gets the newest context.
+cert-manager and the kubelet replace mounted files in place. A server context never looks at its files again,
+so every new connection gets the newest context that could be loaded.
 """
 
 from __future__ import annotations
@@ -13,78 +13,81 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvplace.core.errors import Misconfigured
+from kvplace.service.settings import TlsFiles
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class RenewedTls:
-    """A server context whose certificates follow their files."""
+    """A server context that follows its files."""
 
-    def __init__(
-        self, certificate: Path, key: Path, client_ca: Path | None = None, *, alpn: Sequence[str] = ()
-    ) -> None:
-        """Load the files; `client_ca` makes a certificate signed by it a condition of every connection.
+    def __init__(self, files: TlsFiles, *, alpn: Sequence[str] = ()) -> None:
+        """Load the files; `alpn` lists the protocols to offer, best first.
 
-        `alpn` names the protocols to offer, best first. Raises Misconfigured that names the file.
+        Raises Misconfigured that names the file.
         """
+        self._files = files
         self._alpn = list(alpn)
-        self._files = [path for path in (certificate, key, client_ca) if path is not None]
-        self._certificate, self._key, self._client_ca = certificate, key, client_ca
+        self._stamps = self._read_stamps()
         self._newest = self._load()
-        self._stamps = self._stamp()
         self.context = self._newest
-        self.context.sni_callback = self._give_newest
+        self.context.sni_callback = self._use_newest
 
     def renew(self) -> bool:
-        """Load the files again if one of them has changed; answers whether new ones are in force."""
-        stamps = self._stamp()
+        """Load the files again if one has changed; returns whether new certificates are in use.
+
+        Files that cannot be used leave the old certificates in use and are tried again.
+        """
+        stamps = self._read_stamps()
         if stamps == self._stamps:
             return False
         try:
             self._newest = self._load()
         except Misconfigured as error:
-            log.warning("the old certificates stay: %s", error)
+            _log.warning("the old certificates stay in use: %s", error)
             return False
         self._stamps = stamps
-        log.info("certificates renewed from %s", self._certificate)
+        _log.info("certificates loaded again from %s", self._files.certificate)
         return True
 
-    async def keep_renewed(self, *, every_s: float = 10.0) -> None:
-        """Look at the files now and then, until cancelled."""
+    async def keep_renewed(self) -> None:
+        """Renew whenever the files change, until cancelled."""
         while True:
-            await asyncio.sleep(every_s)
+            await asyncio.sleep(self._files.check_every_s)
             self.renew()
 
-    def _give_newest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+    def _use_newest(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = self._newest
 
     def _load(self) -> ssl.SSLContext:
+        files = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self._alpn:
             context.set_alpn_protocols(self._alpn)
         try:
-            # An empty passphrase, since without one OpenSSL asks the terminal for that of a locked key.
-            context.load_cert_chain(self._certificate, self._key, password="")
+            # Without a passphrase, OpenSSL would ask the terminal for that of an encrypted key.
+            context.load_cert_chain(files.certificate, files.key, password="")
         except (OSError, ssl.SSLError) as error:
             raise Misconfigured(
-                f"TLS certificate {self._certificate} with key {self._key} cannot be used: {error}"
+                f"TLS certificate {files.certificate} with key {files.key} cannot be used: {error}"
             ) from None
-        if self._client_ca is not None:
+        if files.client_ca is not None:
             try:
-                context.load_verify_locations(self._client_ca)
+                context.load_verify_locations(files.client_ca)
             except (OSError, ssl.SSLError) as error:
-                raise Misconfigured(f"client CA {self._client_ca} cannot be used: {error}") from None
+                raise Misconfigured(f"client CA {files.client_ca} cannot be used: {error}") from None
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def _stamp(self) -> list[tuple[int, int]]:
-        stamps = []
-        for path in self._files:
-            try:
-                status = path.stat()
-            except OSError:
-                stamps.append((0, 0))
-                continue
-            stamps.append((status.st_mtime_ns, status.st_ino))
-        return stamps
+    def _read_stamps(self) -> list[tuple[int, int] | None]:
+        files = (self._files.certificate, self._files.key, self._files.client_ca)
+        return [_stamp(path) for path in files if path is not None]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino

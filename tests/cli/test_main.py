@@ -76,7 +76,7 @@ def test_serve_says_in_a_sentence_what_an_address_looks_like(kvplace: Caller, tm
     files = [f"--{name}={tmp_path / name}" for name in ("tls-cert", "tls-key", "client-ca")]
     called = kvplace("serve", *files, "--sidecar-image=hook:1", "--extender-address=8443")
     assert called.code == 2
-    assert "'8443' is no address; write HOST:PORT" in called.err
+    assert "'8443' is not an address; write HOST:PORT" in called.err
 
 
 def test_nothing_that_needs_no_cluster_loads_a_client_of_one() -> None:

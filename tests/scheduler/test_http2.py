@@ -22,8 +22,9 @@ from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
 
 from kvplace.scheduler.http import Reply, Routes
 from kvplace.scheduler.http2 import Http2Connection
-from kvplace.scheduler.listener import ALPN_PROTOCOLS, listening
+from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
 from kvplace.scheduler.wire import MAX_BODY
+from kvplace.service.settings import Address
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -252,12 +253,9 @@ async def test_the_listener_speaks_what_the_handshake_agreed_on(offered: str, tm
     with certificates(tmp_path) as (server, client):
         if offered:
             client.set_alpn_protocols([offered])
-        async with listening(calls.as_routes, "127.0.0.1", 0, server, keep_alive_s=5, patience_s=5) as (
-            host,
-            port,
-        ):
+        async with extender_listening(calls.as_routes, Address("127.0.0.1", 0), server) as address:
             reader, writer = await asyncio.open_connection(
-                host, port, ssl=client, server_hostname="localhost"
+                address.host, address.port, ssl=client, server_hostname="localhost"
             )
             answered = await (over_http2 if offered == "h2" else over_http1)(reader, writer)
             writer.close()

@@ -1,1 +1,1 @@
-"""What long-running processes share."""
+"""What every long-running process shares."""

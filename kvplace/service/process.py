@@ -1,0 +1,68 @@
+"""The life of a long-running process: its signals, its background work and its last error."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AbstractAsyncContextManager
+
+from kvplace.core.errors import KvplaceError
+
+_log = logging.getLogger(__name__)
+
+
+def run_until_signal(service: AbstractAsyncContextManager[object]) -> None:
+    """Run a service until SIGTERM or SIGINT, also while it starts; it ends with its own `__aexit__`.
+
+    Raises the KvplaceError that ended it, also from a group of tasks that ended together.
+    """
+    try:
+        asyncio.run(_run(service))
+    except BaseExceptionGroup as group:
+        raise _kvplace_error_in(group) or group from group
+
+
+@contextlib.asynccontextmanager
+async def in_background(*work: Coroutine[object, object, None]) -> AsyncIterator[None]:
+    """Run endless work while the block runs; work that fails ends the block."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _run(service: AbstractAsyncContextManager[object]) -> None:
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    stopping = False
+
+    def stop() -> None:
+        nonlocal stopping
+        if not stopping:  # a second signal must not cut off what the first one lets finish
+            stopping = True
+            _log.info("stopping: requests that have begun are answered")
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        async with service:
+            await loop.create_future()
+    except asyncio.CancelledError:
+        if not stopping:
+            raise
+
+
+def _kvplace_error_in(group: BaseExceptionGroup[BaseException]) -> KvplaceError | None:
+    for error in group.exceptions:
+        found = _kvplace_error_in(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, KvplaceError):
+            return found
+    return None
