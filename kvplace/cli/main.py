@@ -26,9 +26,9 @@ COMMANDS = ("demo", "map", "place", "plan", "rewrite", "serve", "simulate", "top
 
 EXIT_CODES = """\b
 Exit codes:
-  0  done            3  does not fit (a true answer)   130  interrupted
-  1  failed          4  partly done
-  2  wrong usage     5  timed out
+  0  done             3  does not fit: a true answer
+  1  failed           4  partly done: some fit, some do not
+  2  bad usage/input  130  interrupted
 """
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.cli.placing import Outcome, Placing
+from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.machines.shipped import machine_names, read_machine
@@ -19,12 +19,12 @@ from tests.cli.calls import COMMAND, Caller
 MACHINE = read_machine("2x-epyc-9354")
 
 
-def _ask(placing: Placing, **wish: Any) -> dict[str, Any]:
-    return placing.answer(json.dumps(wish)).document
+def _ask(session: PlaceSession, **wish: Any) -> dict[str, Any]:
+    return session.answer(json.dumps(wish)).document
 
 
-def _placing(**settings: Any) -> Placing:
-    return Placing("node", MACHINE, **settings)
+def _session(**settings: Any) -> PlaceSession:
+    return PlaceSession("node", MACHINE, **settings)
 
 
 def test_a_placement_says_where_every_vcpu_is_and_what_that_is_part_of(kvplace: Caller) -> None:
@@ -41,7 +41,7 @@ def test_a_placement_says_where_every_vcpu_is_and_what_that_is_part_of(kvplace: 
 
 
 def test_a_placement_is_also_the_annotation_that_the_hook_reads() -> None:
-    document = _ask(_placing(), id="db", vcpus=4, smt="require")["placement"]
+    document = _ask(_session(), id="db", vcpus=4, smt="require")["placement"]
     read = PodPlacement.from_json(json.dumps(document))
     assert (read.pod_uid, read.node, read.topology) == ("db", "node", MACHINE.fingerprint)
     assert list(read.vcpus) == document["vcpus"]
@@ -71,9 +71,9 @@ def test_for_people_there_is_one_sentence_for_each_request(kvplace: Caller) -> N
     called = kvplace("place", "--topology", "epyc-7502p", stdin='{"id":"a","vcpus":2}\n\n{"vcpus":99}\n')
     assert called.out == (
         "a: CPUs 2,34 (socket 0, NUMA node 0, L3 0)\n"
-        "request-2: no socket with 99 free CPUs, best 60 on socket 0; with 60 vCPUs it fits on socket 0\n"
+        "request-3: no socket with 99 free CPUs, best 60 on socket 0; with 60 vCPUs it fits on socket 0\n"
     )
-    assert called.code == 0
+    assert called.code == 4
 
 
 def test_each_answer_comes_before_the_next_request_is_written() -> None:
@@ -96,7 +96,7 @@ def test_each_answer_comes_before_the_next_request_is_written() -> None:
             process.stdin.flush()
             given.append(json.loads(process.stdout.readline()))
         process.stdin.close()
-        assert process.wait() == 0
+        assert process.wait() == 4
     assert [next(key for key in answer if key != "id") for answer in given] == [
         "placement",
         "refusal",
@@ -107,38 +107,38 @@ def test_each_answer_comes_before_the_next_request_is_written() -> None:
 
 
 def test_without_keep_every_request_finds_the_machine_as_it_was() -> None:
-    placing = _placing()
-    assert _ask(placing, vcpus=60) == _ask(placing, vcpus=60)
-    assert "nothing is kept" in _ask(placing, release="a")["error"]
+    session = _session()
+    assert _ask(session, vcpus=60) == _ask(session, vcpus=60)
+    assert "nothing is kept" in _ask(session, release="a")["error"]
 
 
 def test_free_is_what_the_line_says_else_what_the_option_says_less_what_is_kept() -> None:
-    placing = _placing(free=parse_cpu_list("8-11,72-75"), keep=True)
-    assert _ask(placing, id="a", vcpus=4)["placement"]["cpus"] == "8-9,72-73"
-    assert _ask(placing, id="b", vcpus=4)["placement"]["cpus"] == "10-11,74-75"
-    assert _ask(placing, id="c", vcpus=1)["refusal"]["reason"] == "NoSocketFits"
-    assert _ask(placing, id="d", vcpus=2, free="11-12,75-76")["placement"]["cpus"] == "12,76"
-    assert "no CPU 128" in _ask(placing, vcpus=1, free="127-128")["error"]
+    session = _session(free=parse_cpu_list("8-11,72-75"), keep=True)
+    assert _ask(session, id="a", vcpus=4)["placement"]["cpus"] == "8-9,72-73"
+    assert _ask(session, id="b", vcpus=4)["placement"]["cpus"] == "10-11,74-75"
+    assert _ask(session, id="c", vcpus=1)["refusal"]["reason"] == "NoSocketFits"
+    assert _ask(session, id="d", vcpus=2, free="11-12,75-76")["placement"]["cpus"] == "12,76"
+    assert "no CPU 128" in _ask(session, vcpus=1, free="127-128")["error"]
 
 
 def test_cpus_that_others_hold_are_free_for_nobody_whatever_the_line_says() -> None:
-    placing = _placing(foreign=parse_cpu_list("8-9"), keep=True)
-    assert _ask(placing, vcpus=3, free="8-11")["refusal"]["shortfall"]["best"] == 2
-    assert _ask(placing, vcpus=2, free="8-11")["placement"]["cpus"] == "10-11"
+    session = _session(foreign=parse_cpu_list("8-9"), keep=True)
+    assert _ask(session, vcpus=3, free="8-11")["refusal"]["shortfall"]["best"] == 2
+    assert _ask(session, vcpus=2, free="8-11")["placement"]["cpus"] == "10-11"
 
 
 def test_the_placement_says_what_is_to_be_done_on_failure_as_it_was_asked() -> None:
-    placing = _placing()
-    assert _ask(placing, vcpus=1)["placement"]["onFailure"] == "wait"
-    assert _ask(placing, vcpus=1, onFailure="float")["placement"]["onFailure"] == "float"
+    session = _session()
+    assert _ask(session, vcpus=1)["placement"]["onFailure"] == "wait"
+    assert _ask(session, vcpus=1, onFailure="float")["placement"]["onFailure"] == "float"
 
 
 def test_huge_pages_are_counted_by_numa_node() -> None:
-    placing = _placing(keep=True)
+    session = _session(keep=True)
     wish = {"vcpus": 2, "cpuSet": "one-numa", "memory": "100Gi", "hugepages": {"1Gi": 100}}
-    first, second = (_ask(placing, id=name, **wish)["placement"]["numaNodes"] for name in "ab")
+    first, second = (_ask(session, id=name, **wish)["placement"]["numaNodes"] for name in "ab")
     assert sorted(first + second) == [0, 1]
-    assert _ask(placing, id="c", **wish)["refusal"]["reason"] == "NotEnoughHugePages"
+    assert _ask(session, id="c", **wish)["refusal"]["reason"] == "NotEnoughHugePages"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_huge_pages_are_counted_by_numa_node() -> None:
         ('{"vcpus": 1, "free": 3}', "free is 3"),
         ('{"vcpus": 1, "free": "3-1"}', "runs backwards"),
         ('{"vcpus": 1, "id": ""}', "id must be a text"),
-        ('{"release": "nobody"}', "id 'nobody' holds nothing"),
+        ('{"release": "nobody"}', "id 'nobody' holds no CPUs"),
         ('{"release": "a", "vcpus": 3}', "'vcpus' is not known"),
         ("[" * 100_000, "the line is no JSON"),
     ],
@@ -194,7 +194,7 @@ def test_bytes_that_are_no_text_and_lines_without_end_are_refused_and_the_next_l
         stdin=b'{"id":"\xff"}\n{"id": "' + b"x" * 3_000_000 + b'"}\n{"vcpus":1}\n',
     )
     no_text, too_long, right = map(json.loads, called.out.splitlines())
-    assert no_text == {"line": 1, "error": "the line is no UTF-8: byte 0xff at position 8"}
+    assert no_text == {"line": 1, "error": "the line is not valid UTF-8: byte 0xff at position 8"}
     assert too_long == {
         "line": 2,
         "error": "the line is longer than 1048576 bytes; write one request per line",
@@ -204,12 +204,39 @@ def test_bytes_that_are_no_text_and_lines_without_end_are_refused_and_the_next_l
 
 
 def test_an_id_that_holds_cpus_cannot_ask_again() -> None:
-    placing = _placing(keep=True)
-    _ask(placing, id="a", vcpus=1)
-    assert _ask(placing, id="a", vcpus=1) == {
+    session = _session(keep=True)
+    _ask(session, id="a", vcpus=1)
+    assert _ask(session, id="a", vcpus=1) == {
         "id": "a",
         "error": "id 'a' holds CPUs already; release it first, or use another id",
     }
+
+
+def test_a_request_without_an_id_is_called_by_the_number_of_its_line(kvplace: Caller) -> None:
+    stdin = '\n{"release": "x"}\n{"vcpus": 2}\n{"vcpus": 0}\n{"release": "request-3"}\n'
+    called = kvplace("place", "--topology", "epyc-7502p", "--keep", stdin=stdin)
+    assert [line.partition(": ")[0] for line in called.out.splitlines()] == [
+        "x",
+        "request-3",
+        "line 4",
+        "request-3",
+    ]
+    answers = kvplace("place", "--topology", "epyc-7502p", "--keep", "-o", "json", stdin=stdin).out
+    _, placed, invalid, released = map(json.loads, answers.splitlines())
+    assert (placed["id"], placed["placement"]["podUid"]) == ("request-3", "request-3")
+    assert invalid["line"] == 4
+    assert released == {"released": "request-3", "cpus": "2,34"}
+
+
+def test_an_answer_has_no_id_where_none_was_given_and_nothing_is_kept() -> None:
+    assert list(_ask(_session(), vcpus=2)) == ["placement"]
+
+
+@pytest.mark.parametrize("stdin", ["", "\n \n"])
+def test_no_requests_at_all_are_no_answers_and_a_word_on_stderr(kvplace: Caller, stdin: str) -> None:
+    called = kvplace("place", "--topology", "epyc-7502p", "-o", "json", stdin=stdin)
+    assert (called.code, called.out) == (0, "")
+    assert called.err == 'kvplace: <stdin> contains no requests; write one per line, such as {"vcpus": 8}\n'
 
 
 _wishes = st.fixed_dictionaries(
@@ -228,20 +255,20 @@ def test_kept_cpus_have_one_owner_and_released_ones_come_back(
     name: str, wishes: list[tuple[dict[str, Any], bool]]
 ) -> None:
     machine = read_machine(name)
-    placing = Placing(name, machine, keep=True)
+    session = PlaceSession(name, machine, keep=True)
     held: dict[str, int] = {}
     for number, (wish, leaves) in enumerate(wishes):
-        answer = placing.answer(json.dumps({**wish, "id": str(number)}))
-        if answer.outcome is Outcome.PLACED:
+        answer = session.answer(json.dumps({**wish, "id": str(number)}))
+        if answer.kind is AnswerKind.PLACED:
             owned = parse_cpu_list(answer.document["placement"]["owned"])
             assert not any(owned & others for others in held.values())
             assert not owned & machine.reserved
             held[str(number)] = owned
         if leaves and held:
             oldest = next(iter(held))
-            assert placing.answer(json.dumps({"release": oldest})).outcome is Outcome.RELEASED
+            assert session.answer(json.dumps({"release": oldest})).kind is AnswerKind.RELEASED
             del held[oldest]
     for name in held:
-        placing.answer(json.dumps({"release": name}))
-    everything = placing.answer(json.dumps({"vcpus": machine.allocatable.bit_count(), "cpuSet": "any"}))
-    assert everything.outcome is Outcome.PLACED
+        session.answer(json.dumps({"release": name}))
+    everything = session.answer(json.dumps({"vcpus": machine.allocatable.bit_count(), "cpuSet": "any"}))
+    assert everything.kind is AnswerKind.PLACED

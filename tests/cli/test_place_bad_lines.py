@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.cli.placing import Outcome, Placing
+from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.request_json import REQUEST_KEYS
 from kvplace.machines.shipped import read_machine
 from tests.cli.calls import Caller
@@ -47,25 +47,25 @@ _lines = (
 
 @given(st.lists(_lines, max_size=3), st.booleans())
 def test_whatever_the_lines_there_is_an_answer_to_each_and_the_next_is_right(
-    lines: list[str | bytes], rearrange: bool
+    lines: list[str | bytes], make_room: bool
 ) -> None:
-    placing = Placing("node", MACHINE, keep=True, rearrange=rearrange)
+    session = PlaceSession("node", MACHINE, keep=True, make_room=make_room)
     for line in lines:
-        answer = placing.answer(line)
+        answer = session.answer(line)
         assert json.loads(json.dumps(answer.document)) == answer.document
         assert answer.sentence.isprintable()
         assert len(answer.sentence) < 1000
-        assert (answer.outcome is Outcome.WRONG) == ("error" in answer.document)
-    fresh = placing.answer('{"id": "the last one", "vcpus": 1, "cpuSet": "any", "policy": "share"}')
-    assert fresh.outcome in (Outcome.PLACED, Outcome.REFUSED)
+        assert (answer.kind is AnswerKind.INVALID) == ("error" in answer.document)
+    fresh = session.answer('{"id": "the last one", "vcpus": 1, "cpuSet": "any", "policy": "share"}')
+    assert fresh.kind in (AnswerKind.PLACED, AnswerKind.REFUSED)
 
 
 @given(_lines, st.integers(1, 8))
 def test_a_wrong_line_takes_nothing(line: str | bytes, vcpus: int) -> None:
-    placing, untouched = (Placing("node", MACHINE, keep=True) for _ in range(2))
-    if placing.answer(line).outcome in (Outcome.WRONG, Outcome.REFUSED):
+    session, untouched = (PlaceSession("node", MACHINE, keep=True) for _ in range(2))
+    if session.answer(line).kind in (AnswerKind.INVALID, AnswerKind.REFUSED):
         wish = json.dumps({"id": "next", "vcpus": vcpus})
-        assert placing.answer(wish) == untouched.answer(wish)
+        assert session.answer(wish) == untouched.answer(wish)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ def test_a_wrong_line_takes_nothing(line: str | bytes, vcpus: int) -> None:
     ],
 )
 def test_the_sentence_names_what_is_wrong_and_stays_short(line: str, words: str) -> None:
-    answer = Placing("node", MACHINE).answer(line)
-    assert answer.outcome is Outcome.WRONG
+    answer = PlaceSession("node", MACHINE).answer(line)
+    assert answer.kind is AnswerKind.INVALID
     assert words in answer.document["error"]
     assert len(answer.document["error"]) < 400
 
@@ -113,22 +113,31 @@ def test_a_line_that_is_wrong_and_has_no_id_is_named_by_its_number(kvplace: Call
 @pytest.mark.parametrize("memory", ["2Gi", "2048Mi", "1500Mi", 0])
 def test_huge_pages_may_hold_the_memory_rounded_up_to_whole_pages(memory: str | int) -> None:
     line = json.dumps({"vcpus": 1, "memory": memory, "hugepages": {"1Gi": 2}})
-    assert Placing("node", MACHINE).answer(line).outcome is not Outcome.WRONG
+    assert PlaceSession("node", MACHINE).answer(line).kind is not AnswerKind.INVALID
 
 
 def test_what_some_editors_put_before_a_text_is_no_part_of_it() -> None:
-    assert Placing("node", MACHINE).answer('\ufeff{"vcpus": 1}').outcome is Outcome.PLACED
+    assert PlaceSession("node", MACHINE).answer('\ufeff{"vcpus": 1}').kind is AnswerKind.PLACED
 
 
-def test_wrong_lines_end_in_exit_code_2_and_refusals_alone_in_3(kvplace: Caller) -> None:
-    refused, wrong, right = '{"vcpus": 61}\n', "{}\n", '{"vcpus": 1}\n'
+def test_the_exit_code_says_whether_all_some_or_none_were_placed(kvplace: Caller) -> None:
+    refused, invalid, placed, released = (
+        '{"vcpus": 61}\n',
+        "{}\n",
+        '{"id": "a", "vcpus": 1}\n',
+        '{"release": "a"}\n',
+    )
     for lines, code in (
+        (placed, 0),
+        (placed + released, 0),
         (refused, 3),
-        (refused + right, 0),
-        (refused + wrong, 2),
-        (wrong + right, 2),
-        ("", 0),
+        (refused + refused, 3),
+        (refused + placed, 4),
+        (placed + refused + released, 4),
+        (refused + invalid, 2),
+        (invalid + placed, 2),
+        (refused + placed + invalid, 2),
     ):
-        called = kvplace("place", "--topology", "epyc-7502p", stdin=lines)
-        assert (called.code, called.out.count("\n")) == (code, lines.count("\n"))
-        assert "Traceback" not in called.err
+        called = kvplace("place", "--topology", "epyc-7502p", "--keep", stdin=lines)
+        assert (called.code, called.out.count("\n")) == (code, lines.count("\n")), lines
+        assert called.err == ""

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.cli.placing import Outcome, Placing
+from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.machines.shipped import machine_names, read_machine
@@ -20,11 +20,11 @@ from tests.cli.calls import Caller
 MACHINE = read_machine("2x-epyc-9354")  # two sockets of 60 CPUs to give out each
 
 
-def _ask(placing: Placing, **wish: Any) -> dict[str, Any]:
-    return placing.answer(json.dumps(wish)).document
+def _ask(session: PlaceSession, **wish: Any) -> dict[str, Any]:
+    return session.answer(json.dumps(wish)).document
 
 
-def _crowd(placing: Placing, small: Mapping[str, Any] = MappingProxyType({})) -> list[dict[str, Any]]:
+def _crowd(session: PlaceSession, small: Mapping[str, Any] = MappingProxyType({})) -> list[dict[str, Any]]:
     """Leave 12 CPUs free on each socket, between VMs of 8 and one of 40."""
     answers = []
     for name, vcpus, free in (
@@ -34,28 +34,28 @@ def _crowd(placing: Placing, small: Mapping[str, Any] = MappingProxyType({})) ->
         ("small-1", 8, "56-59,120-123"),
     ):
         wish = {"vcpus": vcpus, **(small if name.startswith("small") else {})}
-        answers.append(_ask(placing, id=name, cpuSet="one-numa", memory="8Gi", free=free, **wish))
+        answers.append(_ask(session, id=name, cpuSet="one-numa", memory="8Gi", free=free, **wish))
         assert "placement" in answers[-1]
     return answers
 
 
 def test_the_smallest_vm_in_the_way_moves_and_the_book_knows_it() -> None:
-    placing = Placing("node", MACHINE, keep=True, rearrange=True)
-    _crowd(placing)
-    answer = _ask(placing, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi")
+    session = PlaceSession("node", MACHINE, keep=True, make_room=True)
+    _crowd(session)
+    answer = _ask(session, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi")
     (move,) = answer["moves"]
     assert (move["id"], move["from"], move["bytes"]) == ("small-0", "24-27,88-91", 8 << 30)
     assert answer["placement"]["numaNodes"] == [0]
-    released = _ask(placing, release="small-0")
+    released = _ask(session, release="small-0")
     assert released == {"released": "small-0", "cpus": move["to"]}
     assert parse_cpu_list(move["to"]) & ~MACHINE.numa_nodes[1].cpus == 0
 
 
 def test_a_move_tells_the_whole_new_placement_and_the_map_draws_it(kvplace: Caller, tmp_path: Path) -> None:
-    placing = Placing("2x-epyc-9354", MACHINE, keep=True, rearrange=True)
+    session = PlaceSession("2x-epyc-9354", MACHINE, keep=True, make_room=True)
     answers = [
-        *_crowd(placing, small={"vcpus": 4, "smt": "isolate"}),
-        _ask(placing, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi"),
+        *_crowd(session, small={"vcpus": 4, "smt": "isolate"}),
+        _ask(session, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi"),
     ]
     (move,) = answers[-1]["moves"]
     after = PodPlacement.from_json(json.dumps(move["placement"]))
@@ -70,10 +70,29 @@ def test_a_move_tells_the_whole_new_placement_and_the_map_draws_it(kvplace: Call
     assert drawn["faults"] == []
 
 
+def test_a_move_names_the_vm_as_the_answer_to_it_did() -> None:
+    session = PlaceSession("node", MACHINE, keep=True, make_room=True)
+    kept = [
+        session.answer(json.dumps({"cpuSet": "one-numa", "memory": "8Gi", **request}), number).document
+        for number, request in enumerate(
+            (
+                {"vcpus": 40, "free": "4-23,68-87"},
+                {"vcpus": 8, "free": "24-27,88-91"},
+                {"vcpus": 40, "free": "36-55,100-119"},
+                {"vcpus": 8, "free": "56-59,120-123"},
+            ),
+            start=1,
+        )
+    ]
+    answer = session.answer('{"vcpus": 20, "cpuSet": "one-numa", "memory": "8Gi"}', 5).document
+    (move,) = answer["moves"]
+    assert move["id"] == kept[1]["id"] == move["placement"]["podUid"] == "request-2"
+
+
 def test_without_make_room_nothing_moves_and_the_refusal_says_what_could() -> None:
-    placing = Placing("node", MACHINE, keep=True)
-    _crowd(placing)
-    refusal = _ask(placing, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi")["refusal"]
+    session = PlaceSession("node", MACHINE, keep=True)
+    _crowd(session)
+    refusal = _ask(session, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi")["refusal"]
     first = refusal["mends"][0]
     assert first["change"] == "moves"
     assert [(move["id"], move["from"]) for move in first["moves"]] == [("small-0", "24-27,88-91")]
@@ -83,20 +102,20 @@ def test_without_make_room_nothing_moves_and_the_refusal_says_what_could() -> No
 
 
 def test_a_vm_that_fits_well_as_things_are_moves_nobody() -> None:
-    placing = Placing("node", MACHINE, keep=True, rearrange=True)
-    _crowd(placing)
-    answer = _ask(placing, vcpus=12, cpuSet="one-numa")
+    session = PlaceSession("node", MACHINE, keep=True, make_room=True)
+    _crowd(session)
+    answer = _ask(session, vcpus=12, cpuSet="one-numa")
     assert answer["moves"] == []
 
 
 def test_where_no_move_helps_the_vm_is_placed_scattered_or_refused_as_ever() -> None:
-    placing = Placing("node", MACHINE, keep=True, rearrange=True)
+    session = PlaceSession("node", MACHINE, keep=True, make_room=True)
     for name, free in (("a", "4-23,68-87"), ("b", "36-55,100-119")):
-        answer = _ask(placing, id=name, vcpus=40, policy="immovable", cpuSet="one-numa", free=free)
+        answer = _ask(session, id=name, vcpus=40, policy="immovable", cpuSet="one-numa", free=free)
         assert "placement" in answer
-    strewn = _ask(placing, id="new", vcpus=30, cpuSet="any")
+    strewn = _ask(session, id="new", vcpus=30, cpuSet="any")
     assert (strewn["placement"]["numaNodes"], strewn["moves"]) == ([0, 1], [])
-    assert "refusal" in _ask(placing, vcpus=30, cpuSet="one-numa")
+    assert "refusal" in _ask(session, vcpus=30, cpuSet="one-numa")
 
 
 def test_make_room_needs_kept_vms(kvplace: Caller) -> None:
@@ -121,14 +140,14 @@ _wishes = st.fixed_dictionaries(
     st.lists(st.tuples(_wishes, st.integers(0, 3)), min_size=6, max_size=30),
 )
 def test_no_cpu_has_two_owners_while_vms_move(name: str, wishes: list[tuple[dict[str, Any], int]]) -> None:
-    placing = Placing(name, read_machine(name), keep=True, rearrange=True, explain=False)
+    session = PlaceSession(name, read_machine(name), keep=True, make_room=True, explain=False)
     held: dict[str, int] = {}
     owned: dict[str, bool] = {}
     for number, (wish, leaves) in enumerate(wishes):
         uid = str(number)
         owned[uid] = wish.get("policy", "exclusive") == "exclusive"
-        answer = placing.answer(json.dumps({**wish, "id": uid}))
-        if answer.outcome is Outcome.PLACED:
+        answer = session.answer(json.dumps({**wish, "id": uid}))
+        if answer.kind is AnswerKind.PLACED:
             for move in answer.document["moves"]:
                 assert held[move["id"]] == parse_cpu_list(move["from"])
                 assert wishes[int(move["id"])][0].get("policy") != "immovable"
@@ -138,7 +157,7 @@ def test_no_cpu_has_two_owners_while_vms_move(name: str, wishes: list[tuple[dict
             _take(held, owned, uid, parse_cpu_list(placement["cpus"]) | parse_cpu_list(placement["owned"]))
         if not leaves and held:
             oldest = next(iter(held))
-            released = placing.answer(json.dumps({"release": oldest})).document
+            released = session.answer(json.dumps({"release": oldest})).document
             assert parse_cpu_list(released["cpus"]) == held.pop(oldest)
 
 
@@ -152,7 +171,7 @@ def _take(held: dict[str, int], owned: dict[str, bool], uid: str, cpus: int) -> 
 def test_words_about_moving_need_those_that_they_are_about(kvplace: Caller) -> None:
     for given_, sentence in (
         (["--make-room"], "--make-room moves the VMs that --keep has kept; give both"),
-        (["--keep", "--thorough"], "--thorough is about the search of --make-room; give both"),
+        (["--keep", "--thorough"], "--thorough is an option of --make-room; give both"),
     ):
         called = kvplace("place", "--topology", "2x-epyc-9354", *given_, stdin="")
         assert called.code == 2

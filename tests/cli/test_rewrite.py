@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
-from kvplace.cli.placing import Placing
+from kvplace.cli.place_session import PlaceSession
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.domainxml import rewrite
@@ -30,7 +30,9 @@ def domain(tmp_path: Path) -> Path:
 def test_an_answer_of_place_pins_a_domain_of_kubevirts(kvplace: Caller, tmp_path: Path) -> None:
     xml = captured_folder("kubevirt/domains") / "09-amd64-iothreads-shared.domain.xml"
     vcpus = len(vcpus_of(etree.fromstring(xml.read_bytes())).enabled)
-    answer = Placing("node", read_machine("epyc-7502p")).answer(json.dumps({"vcpus": vcpus, "memory": "1Gi"}))
+    answer = PlaceSession("node", read_machine("epyc-7502p")).answer(
+        json.dumps({"vcpus": vcpus, "memory": "1Gi"})
+    )
     placed = tmp_path / "placed.json"
     placed.write_text(json.dumps(answer.document), encoding="utf-8")
     called = kvplace("rewrite", "--domain", str(xml), "--placement", str(placed))
@@ -50,7 +52,7 @@ def test_a_guest_that_mirrors_its_server_gets_its_cells_and_stderr_says_what_it_
     free = format_cpu_list(server.core_of[near] | server.core_of[far])
     wish = {"vcpus": 4, "cpuSet": "spread-numa", "guestNuma": "mirror", "memory": "4Gi", "free": free}
     placed = tmp_path / "placed.json"
-    answer = Placing("node", server).answer(json.dumps(wish))
+    answer = PlaceSession("node", server).answer(json.dumps(wish))
     placed.write_text(json.dumps(answer.document), encoding="utf-8")
     called = kvplace("rewrite", "--domain", str(xml), "--placement", str(placed))
     assert called.code == 0

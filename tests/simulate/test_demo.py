@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from kvplace.cli.placing import Outcome, Placing
+from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.simulate.demo import run_demo
 from kvplace.simulate.orders import orders
@@ -157,8 +157,8 @@ def test_what_the_demo_gives_is_what_the_offline_command_gives() -> None:
     report = _run(DemoSettings(vms=1, nodes=1, seed=4))
     (vm,) = report.placed
     assert vm.name == "web-server-001"
-    placing = Placing(vm.node, report.machines[vm.node])
+    session = PlaceSession(vm.node, report.machines[vm.node])
     wish = {"vcpus": len(vm.placement.vcpus), "memory": sum(vm.placement.memory.values())}
-    answer = placing.answer(json.dumps(wish))
-    assert answer.outcome is Outcome.PLACED
+    answer = session.answer(json.dumps(wish))
+    assert answer.kind is AnswerKind.PLACED
     assert answer.document["placement"]["vcpus"] == list(vm.placement.vcpus)

@@ -1,0 +1,226 @@
+"""The lines of `kvplace place`: requests and releases for one machine, answered in their order.
+
+Requests and answers are a stable interface for other programs. A line that is invalid gets an error as its
+answer and takes nothing; the lines after it are answered all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import BinaryIO
+
+from kvplace.core.allocator.allocate import place
+from kvplace.core.answer_json import move_document, placement_document, refusal_document
+from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
+from kvplace.core.errors import BadBody
+from kvplace.core.free import free_of
+from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.occupant import Occupant, claim_of
+from kvplace.core.placement import Placement
+from kvplace.core.refusal import Refusal
+from kvplace.core.request import Request
+from kvplace.core.request_json import id_of, request_of
+from kvplace.core.room.make_room import Move, make_room
+from kvplace.core.room.mending import Mend, mends, move_text
+from kvplace.core.strict_json import Json, json_object, known_keys, shown
+from kvplace.core.topology import Topology
+
+MAX_LINE_BYTES = 1024 * 1024
+"""A line of this length or more is not read as a request."""
+_MAX_CACHED_SUGGESTIONS = 4096
+
+
+class AnswerKind(Enum):
+    """What became of one line."""
+
+    PLACED = "placed"
+    REFUSED = "refused"
+    RELEASED = "released"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one line, as JSON and as a sentence for people."""
+
+    kind: AnswerKind
+    document: Json
+    sentence: str
+
+
+class PlaceSession:
+    """One machine and the VMs that were kept on it."""
+
+    def __init__(
+        self,
+        name: str,
+        topology: Topology,
+        *,
+        free: int | None = None,
+        foreign: int = 0,
+        keep: bool = False,
+        make_room: bool = False,
+        thorough: bool = False,
+        explain: bool = True,
+    ) -> None:
+        """Start with no VM on the machine.
+
+        `free` are the CPUs for requests that do not name their own, all of them by default; `foreign` CPUs
+        are never given out. `make_room` lets kept VMs move, and `thorough` takes the bound off that search.
+        `explain` adds to each refusal the changes after which the VM fits.
+        """
+        self._name = name
+        self._topology = topology
+        self._free = topology.cpus if free is None else free
+        self._foreign = foreign
+        self._keep = keep
+        self._make_room = make_room
+        self._thorough = thorough
+        self._explain = explain
+        self._ledger = Ledger()
+        self._kept: dict[str, Occupant] = {}
+        self._suggestions: dict[tuple[Request, int], tuple[Mend, ...]] = {}
+        """For the machine as it stands: the same request tends to come again."""
+
+    def answer(self, line: str | bytes, number: int = 1) -> Answer:
+        """Answer one line of JSON. A line without an id goes by its number, counted from 1."""
+        name = ""
+        try:
+            document = json_object(_text(line), what="the line", like='{"vcpus": 8}')
+            name = id_of(document, "release" if "release" in document else "id")
+            if "release" in document:
+                return self._release(document, name)
+            return self._place(document, name, number)
+        except BadBody as error:
+            place: Json = {"id": name} if name else {"line": number}
+            return Answer(
+                AnswerKind.INVALID, {**place, "error": str(error)}, f"{name or f'line {number}'}: {error}"
+            )
+
+    def _place(self, document: Json, name: str, number: int) -> Answer:
+        uid = name or f"request-{number}"
+        if self._keep:
+            name = uid  # what is kept can be moved and released, so the answer says by which id
+            if uid in self._kept:
+                raise BadBody(f"id {uid!r} holds CPUs already; release it first, or use another id")
+        request = request_of(document, also=("id", "free"))
+        only = (self._cpus(document["free"]) if "free" in document else self._free) & ~self._foreign
+        answer: Json = {"id": name} if name else {}
+        found, moves = self._decide(request, only)
+        if isinstance(found, Refusal):
+            suggestions = self._suggest(request, only)
+            answer["refusal"] = refusal_document(found, suggestions)
+            first = f"; {suggestions[0].sentence}" if suggestions else ""
+            return Answer(AnswerKind.REFUSED, answer, f"{uid}: {found.message}{first}")
+        if self._keep:
+            self._take(uid, request, found, moves)
+        answer["placement"] = placement_document(self._name, self._topology, request, found, uid=name)
+        where = (
+            f"socket {_join(found.packages)}, NUMA node {_join(found.numa_nodes)}, "
+            f"L3 {_join(found.l3_groups)}"
+        )
+        cpus = _join(found.vcpus) or format_cpu_list(found.cpus)
+        sentence = f"{uid}: CPUs {cpus} ({where})"
+        if self._make_room:
+            answer["moves"] = [self._moved(move) for move in moves]
+            sentence += "".join(f"; move {move_text(move)}" for move in moves)
+        return Answer(AnswerKind.PLACED, answer, sentence)
+
+    def _moved(self, move: Move) -> Json:
+        request = self._kept[move.id].request
+        placed = placement_document(self._name, self._topology, request, move.after, uid=move.id)
+        return {**move_document(move), "placement": placed}
+
+    def _decide(self, request: Request, only: int) -> tuple[Placement | Refusal, tuple[Move, ...]]:
+        if self._make_room:
+            running = tuple(self._kept.values())
+            room = make_room(self._topology, running, request, only=only, thorough=self._thorough)
+            if room is not None:
+                return room.placement, room.moves
+        return place(self._topology, free_of(self._topology, self._ledger, only=only), request), ()
+
+    def _suggest(self, request: Request, only: int) -> tuple[Mend, ...]:
+        if not self._explain:
+            return ()
+        key = (request, only)
+        if key not in self._suggestions:
+            if len(self._suggestions) >= _MAX_CACHED_SUGGESTIONS:
+                self._suggestions.clear()
+            free = free_of(self._topology, self._ledger, only=only)
+            found = mends(self._topology, free, request, tuple(self._kept.values()), only=only)
+            self._suggestions[key] = found
+        return self._suggestions[key]
+
+    def _take(self, uid: str, request: Request, placement: Placement, moves: tuple[Move, ...]) -> None:
+        """Claim the CPUs of each move in turn, then those of the new VM: the ledger refuses a taken CPU."""
+        self._suggestions.clear()
+        for move in moves:
+            self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(move.id, move.after),)))
+            self._kept[move.id] = replace(self._kept[move.id], placement=move.after)
+        self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(uid, placement),)))
+        self._kept[uid] = Occupant(uid, request, placement)
+
+    def _release(self, document: Json, name: str) -> Answer:
+        known_keys(document, ("release",))
+        if not self._keep:
+            raise BadBody("nothing is kept, so nothing can be released; call with --keep")
+        occupant = self._kept.pop(name, None)
+        if occupant is None:
+            raise BadBody(f"id {name!r} holds no CPUs")
+        self._suggestions.clear()
+        self._ledger = self._ledger.after(LedgerChange(releases=(name,)))
+        cpus = format_cpu_list(occupant.placement.cpus | occupant.placement.owned)
+        return Answer(AnswerKind.RELEASED, {"released": name, "cpus": cpus}, f"{name}: released CPUs {cpus}")
+
+    def _cpus(self, value: object) -> int:
+        if not isinstance(value, str):
+            raise BadBody(f"free is {shown(value)}; it must be a CPU list such as '0-15,32-47'")
+        return free_cpus(value, "free", self._topology)
+
+
+def free_cpus(text: str, what: str, topology: Topology) -> int:
+    """Parse the list of free CPUs; raises BadBody when the machine does not have one of them."""
+    try:
+        cpus = parse_cpu_list(text, what=what)
+    except ValueError as error:
+        raise BadBody(str(error)) from None
+    if cpus & ~topology.cpus:
+        raise BadBody(
+            f"{what}: the machine has no CPU {format_cpu_list(cpus & ~topology.cpus)}; "
+            f"it has {format_cpu_list(topology.cpus)}"
+        )
+    return cpus
+
+
+def numbered_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Read lines as they arrive, with their numbers from 1; blank lines count and are left out.
+
+    Of a line that is too long only the beginning is returned, which is not read as a request.
+    """
+    number = 0
+    while line := stream.readline(MAX_LINE_BYTES):
+        number += 1
+        rest = line
+        while len(rest) >= MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            rest = stream.readline(MAX_LINE_BYTES)
+        if text := line.strip(b" \t\r\n"):
+            yield number, text if len(line) < MAX_LINE_BYTES else line
+
+
+def _text(line: str | bytes) -> str:
+    if len(line) >= MAX_LINE_BYTES:
+        raise BadBody(f"the line is longer than {MAX_LINE_BYTES} bytes; write one request per line")
+    if isinstance(line, str):
+        return line
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadBody(
+            f"the line is not valid UTF-8: byte {line[error.start]:#04x} at position {error.start + 1}"
+        ) from None
+
+
+def _join(ids: tuple[int, ...]) -> str:
+    return ",".join(str(number) for number in ids)
