@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from dev import mutants as mutation_testing
 from dev import requirements, system_packages
 from dev.environment import Environment
 from dev.requirements import Section
@@ -50,6 +51,12 @@ def bench(arguments: list[str]) -> int:
     return show([VENV.python, "-m", "benchmarks", *arguments], cwd=PROJECT, environment=_environment())
 
 
+def mutants(arguments: list[str]) -> int:
+    """Changes the code in small ways and lists the changes that no test notices (half an hour)."""
+    VENV.ensure((*CHECKS, Section.MUTATION))
+    return mutation_testing.run(PROJECT, VENV.bin, arguments, _environment())
+
+
 def cluster(arguments: list[str]) -> int:
     """Starts a real API server, scheduler, KubeVirt and kvplace on this machine, to try by hand."""
     VENV.ensure(CHECKS)
@@ -70,6 +77,7 @@ def clean(_arguments: list[str]) -> int:
     """Removes everything that these targets made inside the project."""
     for name in (
         ".venv",
+        "mutants",
         ".mypy_cache",
         ".pytest_cache",
         ".ruff_cache",
@@ -87,6 +95,7 @@ TARGETS: dict[str, Callable[[list[str]], int]] = {
     "test": test,
     "lint": lint,
     "bench": bench,
+    "mutants": mutants,
     "cluster": cluster,
     "constraints": constraints,
     "clean": clean,

@@ -24,6 +24,7 @@ class Section(StrEnum):
     AGENT = "agent"
     OPTIMAL = "optimal"
     BENCH = "bench"
+    MUTATION = "mutation"
     DEV = "dev"
 
 
@@ -35,6 +36,7 @@ _SELECTIONS: dict[Section, tuple[str, ...]] = {
     Section.AGENT: ("--extra", "agent"),
     Section.OPTIMAL: ("--extra", "optimal"),
     Section.BENCH: ("--extra", "bench"),
+    Section.MUTATION: ("--group", "mutation"),
     Section.DEV: ("--group", "dev"),
 }
 _HEAD = """\

@@ -1,6 +1,7 @@
 """Where the captured real data lies: documents and machines recorded from KubeVirt, libvirt and real hosts.
 
-They stand beside the project, not in it. A machine without them skips the tests that need them; CI must not.
+They stand beside the project, not in it; KVPLACE_CAPTURED_DATA names the folder when a copy of the project
+runs elsewhere. A machine without them skips the tests that need them; CI must not.
 """
 
 import os
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-_CAPTURED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+_BESIDE_THE_PROJECT = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+_CAPTURED = Path(os.environ.get("KVPLACE_CAPTURED_DATA", _BESIDE_THE_PROJECT))
 
 
 def captured_folder(name: str) -> Path:
