@@ -14,7 +14,7 @@ from kvplace.core.allocator.supply import fewest
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free
 from kvplace.core.refusal import Refusal
-from kvplace.core.request import Request, Scope
+from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.room.make_room import Occupant, make_room
 from kvplace.core.topology import Topology
 from kvplace.simulate.arrivals import Arrivals, Departure, Mix, Vm
@@ -93,7 +93,7 @@ class PeerMachine:
 
 def kvplace(topology: Topology, free: int, count: int) -> int | None:
     """The project's own allocator in the form of the peers."""
-    answer = place(topology, Free(free, free), Request(count, Scope.ANY))
+    answer = place(topology, Free(free, free), Request(count, PinningOptions(Scope.ANY)))
     return None if isinstance(answer, Refusal) else answer.cpus
 
 
@@ -109,7 +109,7 @@ class RoomMakingMachine:
 
     def take(self, vm: Vm) -> int | None:
         """Place the VM, with moves only when it would be forced without."""
-        request = Request(vm.cpus, Scope.ANY)
+        request = Request(vm.cpus, PinningOptions(Scope.ANY))
         placement = place(self._topology, Free(self.free, self.free), request)
         if isinstance(placement, Refusal):
             return None

@@ -38,7 +38,7 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.request import Request, Scope
+from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
@@ -49,7 +49,7 @@ GIB = 1 << 30
 SIZES = (50, 250, 1000)
 SEEDS = (1, 2, 3, 4, 5)
 MIX = tuple(
-    Kind(1.0, Request(cpus, scope=Scope.ANY, memory=memory * GIB))
+    Kind(1.0, Request(cpus, PinningOptions(scope=Scope.ANY), memory=memory * GIB))
     for cpus, memory in ((4, 4), (4, 16), (8, 16), (8, 32), (8, 64), (16, 32), (16, 64), (32, 128))
 )
 PER_CPU = sum(kind.request.memory for kind in MIX) / sum(kind.request.vcpus for kind in MIX)

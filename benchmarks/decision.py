@@ -19,7 +19,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.occupant import claim_of
 from kvplace.core.placement import Placement
-from kvplace.core.request import Request, Scope
+from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.scheduler.fit import FitTable, NodeState
@@ -27,9 +27,9 @@ from kvplace.scheduler.fit import FitTable, NodeState
 GIB = 1 << 30
 SIZES = (2, 4, 4, 8, 8, 16)
 ASKED = {
-    "8 CPUs on one NUMA node": Request(8, scope=Scope.ONE_NUMA, memory=16 * GIB),
-    "64 CPUs anywhere": Request(64, scope=Scope.ANY, memory=128 * GIB),
-    "8 CPUs, nowhere enough memory": Request(8, scope=Scope.ONE_NUMA, memory=4096 * GIB),
+    "8 CPUs on one NUMA node": Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=16 * GIB),
+    "64 CPUs anywhere": Request(64, PinningOptions(scope=Scope.ANY), memory=128 * GIB),
+    "8 CPUs, nowhere enough memory": Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=4096 * GIB),
 }
 
 

@@ -36,7 +36,7 @@ from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
-from kvplace.core.request import Policy, Request, Scope, Smt
+from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
 
 GIB = 1 << 30
@@ -44,39 +44,41 @@ _Asked = ParamSpec("_Asked")
 SIZES = (2, 4, 4, 8, 8, 16, 16, 32)
 ASKED = {
     "8, one socket": Request(8),
-    "8, one NUMA node": Request(8, scope=Scope.ONE_NUMA),
-    "8, one NUMA node, 16 GiB": Request(8, scope=Scope.ONE_NUMA, memory=16 * GIB),
-    "8, one L3 group": Request(8, scope=Scope.ONE_L3),
-    "8, anywhere": Request(8, scope=Scope.ANY),
-    "8, isolated": Request(8, smt=Smt.ISOLATE),
-    "48, anywhere": Request(48, scope=Scope.ANY),
-    "100, anywhere": Request(100, scope=Scope.ANY),
-    "40, spread over NUMA nodes": Request(40, scope=Scope.SPREAD_NUMA),
-    "40, one NUMA node (never)": Request(40, scope=Scope.ONE_NUMA),
-    "32, one NUMA node": Request(32, scope=Scope.ONE_NUMA),
+    "8, one NUMA node": Request(8, PinningOptions(scope=Scope.ONE_NUMA)),
+    "8, one NUMA node, 16 GiB": Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=16 * GIB),
+    "8, one L3 group": Request(8, PinningOptions(scope=Scope.ONE_L3)),
+    "8, anywhere": Request(8, PinningOptions(scope=Scope.ANY)),
+    "8, isolated": Request(8, PinningOptions(smt=Smt.ISOLATE)),
+    "48, anywhere": Request(48, PinningOptions(scope=Scope.ANY)),
+    "100, anywhere": Request(100, PinningOptions(scope=Scope.ANY)),
+    "40, spread over NUMA nodes": Request(40, PinningOptions(scope=Scope.SPREAD_NUMA)),
+    "40, one NUMA node (never)": Request(40, PinningOptions(scope=Scope.ONE_NUMA)),
+    "32, one NUMA node": Request(32, PinningOptions(scope=Scope.ONE_NUMA)),
     "8, one socket, 4 TiB (never)": Request(8, memory=4096 * GIB),
 }
 SOUGHT = {
-    "anywhere": Request(1, scope=Scope.ANY),
+    "anywhere": Request(1, PinningOptions(scope=Scope.ANY)),
     "one socket, memory": Request(1, memory=GIB),
-    "anywhere, memory": Request(1, scope=Scope.ANY, memory=GIB),
-    "anywhere, whole cores, memory": Request(1, scope=Scope.ANY, smt=Smt.REQUIRE, memory=GIB),
+    "anywhere, memory": Request(1, PinningOptions(scope=Scope.ANY), memory=GIB),
+    "anywhere, whole cores, memory": Request(1, PinningOptions(scope=Scope.ANY, smt=Smt.REQUIRE), memory=GIB),
     "isolated, spread over sockets, memory": Request(
-        1, scope=Scope.SPREAD_SOCKETS, smt=Smt.ISOLATE, memory=GIB
+        1, PinningOptions(scope=Scope.SPREAD_SOCKETS, smt=Smt.ISOLATE), memory=GIB
     ),
-    "spread over sockets, memory": Request(1, scope=Scope.SPREAD_SOCKETS, memory=GIB),
-    "spread over NUMA nodes, memory": Request(1, scope=Scope.SPREAD_NUMA, memory=GIB),
-    "sharing, one L3 group": Request(1, scope=Scope.ONE_L3, policy=Policy.SHARE),
-    "sharing, one socket, memory": Request(1, policy=Policy.SHARE, memory=GIB),
-    "sharing, anywhere": Request(1, scope=Scope.ANY, policy=Policy.SHARE),
-    "sharing, anywhere, memory": Request(1, scope=Scope.ANY, policy=Policy.SHARE, memory=GIB),
+    "spread over sockets, memory": Request(1, PinningOptions(scope=Scope.SPREAD_SOCKETS), memory=GIB),
+    "spread over NUMA nodes, memory": Request(1, PinningOptions(scope=Scope.SPREAD_NUMA), memory=GIB),
+    "sharing, one L3 group": Request(1, PinningOptions(scope=Scope.ONE_L3, policy=Policy.SHARE)),
+    "sharing, one socket, memory": Request(1, PinningOptions(policy=Policy.SHARE), memory=GIB),
+    "sharing, anywhere": Request(1, PinningOptions(scope=Scope.ANY, policy=Policy.SHARE)),
+    "sharing, anywhere, memory": Request(1, PinningOptions(scope=Scope.ANY, policy=Policy.SHARE), memory=GIB),
     "sharing, spread over sockets, memory": Request(
-        1, scope=Scope.SPREAD_SOCKETS, policy=Policy.SHARE, memory=GIB
+        1, PinningOptions(scope=Scope.SPREAD_SOCKETS, policy=Policy.SHARE), memory=GIB
     ),
     "sharing, spread over NUMA nodes, memory": Request(
-        1, scope=Scope.SPREAD_NUMA, policy=Policy.SHARE, memory=GIB
+        1, PinningOptions(scope=Scope.SPREAD_NUMA, policy=Policy.SHARE), memory=GIB
     ),
-    "pools of NUMA nodes, anywhere, memory": Request(1, scope=Scope.ANY, policy=Policy.NUMA, memory=GIB),
+    "pools of NUMA nodes, anywhere, memory": Request(
+        1, PinningOptions(scope=Scope.ANY, policy=Policy.NUMA), memory=GIB
+    ),
 }
 """The kinds of requests whose slowest question is sought."""
 
@@ -89,7 +91,9 @@ def filled(machine: Topology, chance: random.Random) -> int:
         if running and free.bit_count() < machine.cpus.bit_count() // 2:
             free |= running.pop(chance.randrange(len(running)))
             continue
-        taken = place(machine, _only(machine, free), Request(chance.choice(SIZES), scope=Scope.ANY))
+        taken = place(
+            machine, _only(machine, free), Request(chance.choice(SIZES), PinningOptions(scope=Scope.ANY))
+        )
         if isinstance(taken, Placement):
             running.append(taken.owned)
             free &= ~taken.owned

@@ -30,7 +30,7 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import Occupant, claim_of, within
 from kvplace.core.placement import Placement
-from kvplace.core.request import Request, Scope
+from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import read_machine
 from kvplace.plan.optimum import Optimum, best_possible
@@ -97,7 +97,7 @@ def running(machine: Topology, number: int, chance: Random) -> tuple[Occupant, .
     found: list[Occupant] = []
     for numa in chance.sample(machine.numa_nodes, RUNNING):
         vcpus = chance.choice((2, 4, 6, 8))
-        request = Request(vcpus, Scope.ONE_NUMA, memory=vcpus * 4 * GIB)
+        request = Request(vcpus, PinningOptions(Scope.ONE_NUMA), memory=vcpus * 4 * GIB)
         free = free_of(machine, Ledger(), [claim_of(vm.id, vm.placement) for vm in found])
         answer = place(machine, within(free, numa.cpus), request)
         assert isinstance(answer, Placement)
@@ -117,7 +117,7 @@ def asked(
         if vcpus > free:
             return found
         free -= vcpus
-        request = Request(vcpus, Scope.ONE_NUMA, memory=memory_gib * GIB)
+        request = Request(vcpus, PinningOptions(Scope.ONE_NUMA), memory=memory_gib * GIB)
         found.append(Wanted(f"vm-{len(found)}", request))
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kvplace.admission.objects import Owner, Pod, Vmi, title, view
@@ -41,14 +42,15 @@ from kvplace.core.annotations import (
     ON_FAILURE,
     REQUEST,
     RESULTS,
-    Wish,
-    read_wish,
+    read_options,
+    wants_crane_result,
+    wants_explanation,
 )
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import Conflict, Misconfigured
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT
-from kvplace.core.request import EmulatorThreads, GuestNuma, OnFailure, Policy, Request
+from kvplace.core.request import EmulatorThreads, GuestNuma, OnFailure, PinningOptions, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
 
 FORGEABLE = (PLACEMENT, REQUEST)
@@ -64,7 +66,7 @@ def needed_vmi(pod: Mapping[str, Any]) -> str | None:
     Raises Misconfigured for a pod that asks but cannot be answered.
     """
     seen = view(pod, Pod)
-    if _wish(seen) is None or not _is_launcher(seen):
+    if _options(seen) is None or not _is_launcher(seen):
         return None
     return _owner(seen, title(Pod, seen.metadata, "")).name
 
@@ -82,18 +84,18 @@ def admit_pod(
     Conflict when its VMI is gone or another one.
     """
     seen = view(pod, Pod)
-    wish = _wish(seen)
-    if wish is None:
+    options = _options(seen)
+    if options is None:
         return Admitted(_without(pod, seen, FORGEABLE))
     what = title(Pod, seen.metadata, namespace)
-    check_agreement(wish, seen.metadata.annotations)
+    check_agreement(options, seen.metadata.annotations or {})
     if not seen.spec.containers:
         raise Misconfigured(f"{what} asks for CPUs but has no container; add one")
     owner = _owner(seen, what) if _is_launcher(seen) else None
     of_vm = _controlling_vmi(owner, vmi, f"{namespace}/{owner.name}", what) if owner is not None else None
-    obstacle = _obstacle(seen, wish, of_vm, what)
+    obstacle = _obstacle(seen, options, of_vm, what)
     if obstacle is not None:
-        if wish.on_failure is OnFailure.WAIT:
+        if options.on_failure is OnFailure.WAIT:
             raise Misconfigured(obstacle)
         warning = f"runs unpinned, as {ON_FAILURE} is float: {obstacle}"
         return Admitted(_without(pod, seen, RESULTS), (warning,))
@@ -103,10 +105,11 @@ def admit_pod(
         else size_of_pod(seen.spec.containers, what)
     )
     after = copy.deepcopy(dict(pod))
-    _write(after, _request(wish, size, f"{namespace}/{owner.name}" if owner else ""))
+    vmi_name = f"{namespace}/{owner.name}" if owner else ""
+    _write(after, _request(seen.metadata.annotations or {}, options, size, vmi_name))
     warnings = [
         *_name_scheduler(after["spec"], seen, settings),
-        *raise_cpu_requests(after["spec"], seen, wish, size, what),
+        *raise_cpu_requests(after["spec"], seen, options, size, what),
     ]
     if isinstance(size, PodSize):
         warnings += [
@@ -120,7 +123,7 @@ def admit_pod(
     return Admitted(after, tuple(warnings))
 
 
-def _wish(pod: Pod) -> Wish | None:
+def _options(pod: Pod) -> PinningOptions | None:
     """Read what a pod asks for; None when it is none of ours."""
     annotations = pod.metadata.annotations or {}
     if annotations.get("kubevirt.io/ephemeral-provisioning") == "true":
@@ -129,8 +132,8 @@ def _wish(pod: Pod) -> Wish | None:
         # Its VMI was checked for keys that we do not know. A newer release may have written one since,
         # and that must not stop a live migration.
         annotations = {key: annotations[key] for key in ASKING if key in annotations}
-    wish = read_wish(annotations)
-    return None if wish is None or wish.policy is Policy.NONE else wish
+    options = read_options(annotations)
+    return None if options is None or options.policy is Policy.NONE else options
 
 
 def _is_launcher(pod: Pod) -> bool:
@@ -162,8 +165,8 @@ def _spec_of(vmi: Vmi) -> str:
     return f"{title(Vmi, vmi.metadata, '')}: spec"
 
 
-def _obstacle(pod: Pod, wish: Wish, vmi: Vmi | None, what: str) -> str | None:
-    """Say why a pod cannot be placed although its wish is a good one; None when it can."""
+def _obstacle(pod: Pod, options: PinningOptions, vmi: Vmi | None, what: str) -> str | None:
+    """Say why a pod cannot be placed although its options are valid; None when it can."""
     if pod.spec.node_name:
         return (
             f"{what}: spec.nodeName is {pod.spec.node_name}, so no scheduler is asked where its cores are; "
@@ -171,7 +174,7 @@ def _obstacle(pod: Pod, wish: Wish, vmi: Vmi | None, what: str) -> str | None:
         )
     if vmi is None:
         return None
-    conflict = conflict_with_kubevirt(pod.metadata.annotations or {}, wish, vmi.spec, _spec_of(vmi))
+    conflict = conflict_with_kubevirt(pod.metadata.annotations or {}, options, vmi.spec, _spec_of(vmi))
     if conflict is not None:
         return conflict
     if not sidecars_of(pod) and "kubevirt.io/migrationJobUID" not in (pod.metadata.labels or {}):
@@ -182,28 +185,21 @@ def _obstacle(pod: Pod, wish: Wish, vmi: Vmi | None, what: str) -> str | None:
     return None
 
 
-def _request(wish: Wish, size: VmSize | PodSize, vmi: str) -> PodRequest:
+def _request(
+    annotations: Mapping[str, str], options: PinningOptions, size: VmSize | PodSize, vmi: str
+) -> PodRequest:
     if isinstance(size, VmSize):
         vcpus, io_threads = size.vcpus, size.io_threads
-        emulator_threads, guest_numa = wish.emulator_threads, wish.guest_numa
     else:
         # Without an emulator no CPU has to be kept for one, and without a guest there is none to show cells.
         vcpus, io_threads = size.cpus, 0
-        emulator_threads, guest_numa = EmulatorThreads.SHARED, GuestNuma.OFF
-    request = Request(
-        vcpus=vcpus,
-        scope=wish.scope,
-        policy=wish.policy,
-        smt=wish.smt,
-        emulator_threads=emulator_threads,
-        numa_memory=wish.numa_memory,
-        guest_numa=guest_numa,
-        on_failure=wish.on_failure,
-        memory=size.memory,
-        huge_pages=size.huge_pages,
-        io_threads=io_threads,
+        options = replace(options, emulator_threads=EmulatorThreads.SHARED, guest_numa=GuestNuma.OFF)
+    return PodRequest(
+        Request(vcpus, options, memory=size.memory, huge_pages=size.huge_pages, io_threads=io_threads),
+        vmi=vmi,
+        explain=wants_explanation(annotations),
+        crane_result=wants_crane_result(annotations),
     )
-    return PodRequest(request, vmi=vmi, explain=wish.explain, spelling=wish.spelling)
 
 
 def _without(pod: Mapping[str, Any], seen: Pod, keys: tuple[str, ...]) -> Mapping[str, Any]:

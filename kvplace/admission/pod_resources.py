@@ -10,11 +10,10 @@ from kvplace.admission.pod_size import PodSize
 from kvplace.admission.sidecar import fields_of
 from kvplace.admission.vm_size import VmSize
 from kvplace.admission.vmi import owned_cpus
-from kvplace.core.annotations import Wish
 from kvplace.core.errors import Misconfigured
 from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.quantity import parse_quantity
-from kvplace.core.request import Policy
+from kvplace.core.request import PinningOptions, Policy
 
 _COMPUTE = "compute"
 
@@ -27,19 +26,19 @@ def mark(spec: dict[str, Any]) -> None:
 
 
 def raise_cpu_requests(
-    spec: dict[str, Any], pod: Pod, wish: Wish, size: VmSize | PodSize, what: str
+    spec: dict[str, Any], pod: Pod, options: PinningOptions, size: VmSize | PodSize, what: str
 ) -> tuple[str, ...]:
     """Raise the CPU requests in a copied pod spec to the CPUs that will be owned; answers warnings.
 
     Nothing is ever lowered, and no request passes its limit, so a Guaranteed pod stays one. Policies that
     own no CPUs leave all requests alone.
     """
-    if wish.policy is not Policy.EXCLUSIVE:
+    if options.policy is not Policy.EXCLUSIVE:
         return ()
     containers = pod.spec.containers
     if isinstance(size, VmSize):
         compute = next((entry for entry in containers if entry.name == _COMPUTE), containers[0])
-        wanted = {compute.name: owned_cpus(wish, size.vcpus)}
+        wanted = {compute.name: owned_cpus(options, size.vcpus)}
     else:
         wanted = dict(size.cpus_of)
     warnings: list[str] = []

@@ -1,4 +1,4 @@
-"""What happens to a VirtualMachineInstance at creation: its wish is checked and it gets the hook sidecar.
+"""What happens to a VirtualMachineInstance at creation: its options is checked and it gets the hook sidecar.
 
 One that asks for nothing, or for policy `none`, leaves as it came.
 """
@@ -21,13 +21,12 @@ from kvplace.core.annotations import (
     EMULATOR_THREADS,
     GUEST_NUMA,
     RESULTS,
-    Wish,
-    read_wish,
+    read_options,
 )
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import Misconfigured
 from kvplace.core.quantity import parse_quantity
-from kvplace.core.request import EmulatorThreads, GuestNuma, Policy
+from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy
 
 _WITHOUT_GUEST_CELLS = ("s390x",)
 """Architectures whose guests QEMU gives no NUMA cells."""
@@ -40,7 +39,7 @@ def admit_vmi(
     settings: AdmissionSettings,
     largest_node: int | None = None,
 ) -> Admitted:
-    """Check a new VMI's wish and add the hook sidecar; raises Misconfigured when it cannot be had.
+    """Check a new VMI's options and add the hook sidecar; raises Misconfigured when it cannot be had.
 
     `largest_node` is the number of CPUs that the largest known machine may give out.
     """
@@ -62,25 +61,25 @@ def admit_vmi(
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedWish:
-    """A wish that can be had, as far as the VM alone can tell."""
+class CheckedOptions:
+    """Options that the VM itself allows."""
 
-    wish: Wish
+    options: PinningOptions
     warnings: tuple[str, ...]
 
 
 def check_vm(
     annotations: Mapping[str, str], spec: VmiSpec, what: str, largest_node: int | None
-) -> CheckedWish | None:
+) -> CheckedOptions | None:
     """Check what a VM asks for against the VM itself; None when it asks for nothing.
 
     Raises Misconfigured; `what` leads its sentence and ends with the path of the VMI's spec.
     """
-    wish = read_wish(annotations)
-    if wish is None or wish.policy is Policy.NONE:
+    options = read_options(annotations)
+    if options is None or options.policy is Policy.NONE:
         return None
-    check_agreement(wish, annotations)
-    conflict = conflict_with_kubevirt(annotations, wish, spec, what)
+    check_agreement(options, annotations)
+    conflict = conflict_with_kubevirt(annotations, options, spec, what)
     if conflict is not None:
         raise Misconfigured(conflict)
     domain = spec.domain
@@ -90,27 +89,27 @@ def check_vm(
         warnings.append(
             f"{size.vcpus} vCPUs are more vCPUs than any machine known now has (largest: {largest_node})"
         )
-    if wish.emulator_threads is EmulatorThreads.ISOLATE and wish.policy is Policy.NUMA:
+    if options.emulator_threads is EmulatorThreads.ISOLATE and options.policy is Policy.NUMA:
         warnings.append(f"{EMULATOR_THREADS}: isolate has no effect: {CPU_POLICY}: numa names no CPUs")
-    if wish.guest_numa is GuestNuma.MIRROR and domain.cpu is not None and _can_grow(domain.cpu):
+    if options.guest_numa is GuestNuma.MIRROR and domain.cpu is not None and _can_grow(domain.cpu):
         warnings.append(
             f"{GUEST_NUMA}: mirror: vCPUs plugged in later, up to {what}.domain.cpu.maxSockets, get no cores "
             "of their own on the host and are dealt to the guest's NUMA cells in turn"
         )
     limit = domain.resources.limited.get("cpu") if domain.resources else None
-    owned = owned_cpus(wish, size.vcpus)
+    owned = owned_cpus(options, size.vcpus)
     if limit is not None and _exceeds(owned, limit):
         warnings.append(f"the CPU limit {limit} throttles the {owned} CPUs that the VM will own")
-    return CheckedWish(wish, tuple(warnings))
+    return CheckedOptions(options, tuple(warnings))
 
 
 def conflict_with_kubevirt(
-    annotations: Mapping[str, str], wish: Wish, spec: VmiSpec, what: str
+    annotations: Mapping[str, str], options: PinningOptions, spec: VmiSpec, what: str
 ) -> str | None:
     """Say what excludes what when a VM asks KubeVirt for the same, or is of a kind that cannot have it."""
     cpu = spec.domain.cpu
     mirror = f"annotation {GUEST_NUMA}: {annotations.get(GUEST_NUMA)!r}"
-    if wish.guest_numa is GuestNuma.MIRROR:
+    if options.guest_numa is GuestNuma.MIRROR:
         if cpu is not None and cpu.numa is not None and cpu.numa.guest_mapping_passthrough is not None:
             return (
                 f"{what}.domain.cpu.numa.guestMappingPassthrough and {mirror} exclude each other, because "
@@ -135,14 +134,14 @@ def _can_grow(cpu: Cpu) -> bool:
     return (cpu.max_sockets or 0) > (cpu.sockets or 1)
 
 
-def owned_cpus(wish: Wish, vcpus: int) -> int:
+def owned_cpus(options: PinningOptions, vcpus: int) -> int:
     """Count the CPUs that a VM will own at least; 0 for policies that own none.
 
     What whole cores cost on top (`kvplace.io/smt`) depends on the node, which nobody knows yet.
     """
-    if wish.policy is not Policy.EXCLUSIVE:
+    if options.policy is not Policy.EXCLUSIVE:
         return 0
-    return vcpus + (wish.emulator_threads is EmulatorThreads.ISOLATE)
+    return vcpus + (options.emulator_threads is EmulatorThreads.ISOLATE)
 
 
 def _exceeds(owned: int, limit: str | int) -> bool:

@@ -1,4 +1,4 @@
-"""The annotations a VM asks with, in every spelling, read into one `Wish`.
+"""The annotations a VM asks with, in every spelling, read into `PinningOptions`.
 
 Precedence is kvplace.io, then the bare `cpu-set`, then topology.crane.io, then qos.gocrane.io; since two
 spellings that contradict each other are refused, it only decides which of two keys an error names first.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from kvplace.core.request import (
     GuestNuma,
     NumaMemory,
     OnFailure,
+    PinningOptions,
     Policy,
     Scope,
     Smt,
@@ -63,31 +63,8 @@ RESULTS = (CPU_MAP, PLACEMENT, REQUEST, EXPLANATION, CRANE_RESULT)
 """Keys that only kvplace writes, and only on pods."""
 
 
-class Spelling(Enum):
-    """Whose words the user wrote, and so in whose words the result is also given."""
-
-    KVPLACE = "kvplace"
-    BARE = "bare"
-    CRANE = "crane"
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What the annotations say; the sizes come from the VM itself."""
-
-    scope: Scope = Scope.ONE_SOCKET
-    policy: Policy = Policy.EXCLUSIVE
-    smt: Smt = Smt.PREFER
-    emulator_threads: EmulatorThreads = EmulatorThreads.SHARED
-    numa_memory: NumaMemory = NumaMemory.PREFERRED
-    guest_numa: GuestNuma = GuestNuma.OFF
-    on_failure: OnFailure = OnFailure.WAIT
-    explain: bool = False
-    spelling: Spelling = Spelling.KVPLACE
-
-
-def read_wish(annotations: Mapping[str, str]) -> Wish | None:
-    """Read what a VM asks for; None when it asks for nothing and is not to be touched.
+def read_options(annotations: Mapping[str, str]) -> PinningOptions | None:
+    """Read the options of a VM; None when it has none of our annotations and must not be touched.
 
     Raises BadAnnotation for an unknown value, an unknown `kvplace.io/` key, or two spellings that
     contradict each other (both are named).
@@ -105,7 +82,8 @@ def read_wish(annotations: Mapping[str, str]) -> Wish | None:
     only_declines = all(key == CRANE_AWARENESS for key in ASKING if key in annotations) and scope is None
     if only_declines:
         return None
-    return Wish(
+    wants_explanation(annotations)
+    return PinningOptions(
         scope=scope or Scope.ONE_SOCKET,
         policy=policy or Policy.EXCLUSIVE,
         smt=_word(annotations, SMT, Smt, Smt.PREFER),
@@ -113,9 +91,17 @@ def read_wish(annotations: Mapping[str, str]) -> Wish | None:
         numa_memory=_word(annotations, NUMA_MEMORY, NumaMemory, NumaMemory.PREFERRED),
         guest_numa=_word(annotations, GUEST_NUMA, GuestNuma, GuestNuma.OFF),
         on_failure=_word(annotations, ON_FAILURE, OnFailure, OnFailure.WAIT),
-        explain=_lookup(annotations, EXPLAIN, {"true": True, "false": False}) or False,
-        spelling=_spelling(annotations),
     )
+
+
+def wants_explanation(annotations: Mapping[str, str]) -> bool:
+    """Whether the reasons for the choice of the node are to be written on the pod; raises BadAnnotation."""
+    return _lookup(annotations, EXPLAIN, {"true": True, "false": False}) or False
+
+
+def wants_crane_result(annotations: Mapping[str, str]) -> bool:
+    """Whether any key of Crane is set: its tools then expect the result in Crane's own annotation, too."""
+    return any(key in annotations for key in (CRANE_POLICY, CRANE_AWARENESS, CRANE_MANAGER))
 
 
 _Word = TypeVar("_Word", bound=Enum)
@@ -163,14 +149,6 @@ def _one_of_spellings(
             )
         chosen = chosen or (key, value)
     return chosen[1] if chosen else None
-
-
-def _spelling(annotations: Mapping[str, str]) -> Spelling:
-    """Crane's as soon as one of its words is there: its tools look for its answer, whatever else was said."""
-    if any(key in annotations for key in (CRANE_POLICY, CRANE_AWARENESS, CRANE_MANAGER)):
-        return Spelling.CRANE
-    ours = any(key.startswith(PREFIX) for key in ASKING if key in annotations)
-    return Spelling.KVPLACE if ours else Spelling.BARE
 
 
 def _refuse_unknown_keys(annotations: Mapping[str, str]) -> None:

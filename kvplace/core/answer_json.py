@@ -25,7 +25,7 @@ def placement_document(
         pod_uid=uid,
         node=machine,
         topology=topology.fingerprint,
-        on_failure=request.on_failure,
+        on_failure=request.options.on_failure,
     )
     document: Json = json.loads(bound.to_json())
     document["sockets"] = list(placement.packages)

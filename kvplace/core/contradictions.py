@@ -1,7 +1,7 @@
-"""Which words of one wish exclude each other.
+"""Which options of one VM exclude each other.
 
-Every word is served by itself. Two that cannot be kept at once are refused where their author still sees
-it, at admission, with both named, so that nothing behind admission ever has to choose between them.
+Each option works by itself. Two that cannot both be kept are refused at admission, where their author
+sees it, with both named, so that nothing after admission has to choose between them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from kvplace.core.annotations import (
     GUEST_NUMA,
     NUMA_MEMORY,
     SMT,
-    Wish,
 )
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.request import GuestNuma, NumaMemory, Policy, Request, Smt
+from kvplace.core.request import GuestNuma, NumaMemory, PinningOptions, Policy, Smt
 
 _KEYS: Mapping[type[Enum], tuple[str, ...]] = {
     Policy: (CPU_POLICY, CRANE_POLICY, CRANE_MANAGER),
@@ -78,23 +77,19 @@ CONTRADICTIONS = (
 )
 
 
-def contradiction_in(wish: Wish | Request) -> Contradiction | None:
-    """Find the first two words of a wish that exclude each other."""
-    words = (wish.policy, wish.smt, wish.numa_memory, wish.guest_numa)
+def contradiction_in(options: PinningOptions) -> Contradiction | None:
+    """Find the first two options that exclude each other."""
+    words = (options.policy, options.smt, options.numa_memory, options.guest_numa)
     return next((found for found in CONTRADICTIONS if found.word in words and found.other in words), None)
 
 
-def check_agreement(wish: Wish | Request, annotations: Mapping[str, str] | None = None) -> None:
-    """Raise BadAnnotation, naming both, for two words that exclude each other.
-
-    `annotations` are those that the wish was read from: with them the error names the keys that the user
-    wrote, without them the `kvplace.io/` ones.
-    """
-    found = contradiction_in(wish)
+def check_agreement(options: PinningOptions, annotations: Mapping[str, str]) -> None:
+    """Raise BadAnnotation for two options that exclude each other, naming both as the user wrote them."""
+    found = contradiction_in(options)
     if found is None:
         return
     (key, value), (other_key, other_value) = (
-        _as_written(word, annotations or {}) for word in (found.word, found.other)
+        _as_written(word, annotations) for word in (found.word, found.other)
     )
     raise BadAnnotation(key, value, f"contradicts {other_key}: {other_value!r}: {found.reason}")
 

@@ -87,7 +87,7 @@ def sitting_of(topology: Topology, placement: Placement) -> tuple[int, int, int,
 
 def memory_of(request: Request, placement: Placement) -> Mapping[int, int]:
     """Where a VM's memory lies, in bytes by NUMA node; even when the machine does not count it."""
-    if placement.memory or not request.memory or request.numa_memory is NumaMemory.OFF:
+    if placement.memory or not request.memory or request.options.numa_memory is NumaMemory.OFF:
         return placement.memory
     share, rest = divmod(request.memory, len(placement.numa_nodes))
     return {node: share + (number < rest) for number, node in enumerate(placement.numa_nodes)}

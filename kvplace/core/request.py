@@ -1,4 +1,4 @@
-"""What one VM asks for, normalised: the words of the annotations as enums, the sizes as numbers.
+"""What one VM asks for, normalised: the values of the annotations as enums, the sizes as numbers.
 
 A `Request` travels from pod admission to the extender in the annotation `kvplace.io/request`, so
 that nobody after admission needs to see the VM itself.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from types import MappingProxyType
 
 
@@ -76,11 +77,10 @@ MAX_VCPUS = 4096
 """Most vCPUs that a request may name; QEMU's own limit is below."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """One VM's wish for one placement; every field but `vcpus` has the user's default."""
+@dataclass(frozen=True, slots=True)
+class PinningOptions:
+    """How a VM is to be pinned: the values of its annotations. The sizes come from the VM itself."""
 
-    vcpus: int
     scope: Scope = Scope.ONE_SOCKET
     policy: Policy = Policy.EXCLUSIVE
     smt: Smt = Smt.PREFER
@@ -88,6 +88,14 @@ class Request:
     numa_memory: NumaMemory = NumaMemory.PREFERRED
     guest_numa: GuestNuma = GuestNuma.OFF
     on_failure: OnFailure = OnFailure.WAIT
+
+
+@dataclass(frozen=True)
+class Request:
+    """The request for one placement: the VM's options and its size."""
+
+    vcpus: int
+    options: PinningOptions = PinningOptions()
     memory: int = 0
     """Bytes of guest memory; 0 when unknown."""
     huge_pages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -97,22 +105,24 @@ class Request:
     def __hash__(self) -> int:
         return hash(self.key)
 
-    @property
+    @cached_property
     def key(self) -> tuple[object, ...]:
-        """Everything that decides a placement, hashable: equal keys get equal answers."""
+        """Everything that decides a placement, hashable: requests with equal keys get equal placements."""
+        options = self.options
         return (
             self.vcpus,
-            self.scope,
-            self.policy,
-            self.smt,
-            self.emulator_threads,
-            self.numa_memory,
-            self.guest_numa,
+            options.scope,
+            options.policy,
+            options.smt,
+            options.emulator_threads,
+            options.numa_memory,
+            options.guest_numa,
             self.memory,
             tuple(sorted(self.huge_pages.items())),
+            self.io_threads,
         )
 
     @property
     def owns_cpus(self) -> bool:
         """Whether the VM owns its CPUs alone."""
-        return self.policy is Policy.EXCLUSIVE
+        return self.options.policy is Policy.EXCLUSIVE

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from kvplace.core.annotations import REQUEST, Spelling
+from kvplace.core.annotations import REQUEST
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.quantity import format_bytes, parse_page_counts
 from kvplace.core.request import (
@@ -19,6 +19,7 @@ from kvplace.core.request import (
     GuestNuma,
     NumaMemory,
     OnFailure,
+    PinningOptions,
     Policy,
     Request,
     Scope,
@@ -39,29 +40,30 @@ class PodRequest:
     vmi: str = ""
     """`namespace/name` of the VMI, empty for a plain pod."""
     explain: bool = False
-    spelling: Spelling = Spelling.KVPLACE
+    crane_result: bool = False
+    """Whether the result is also written in Crane's annotation."""
 
 
 def write_request(pod: PodRequest) -> str:
     """Write the annotation's one line."""
-    request = pod.request
+    request, options = pod.request, pod.request.options
     return json.dumps(
         {
             "version": VERSION,
             "vcpus": request.vcpus,
-            "cpuSet": request.scope.value,
-            "policy": request.policy.value,
-            "smt": request.smt.value,
-            "emulatorThreads": request.emulator_threads.value,
-            "numaMemory": request.numa_memory.value,
-            "guestNuma": request.guest_numa.value,
-            "onFailure": request.on_failure.value,
+            "cpuSet": options.scope.value,
+            "policy": options.policy.value,
+            "smt": options.smt.value,
+            "emulatorThreads": options.emulator_threads.value,
+            "numaMemory": options.numa_memory.value,
+            "guestNuma": options.guest_numa.value,
+            "onFailure": options.on_failure.value,
             "memory": request.memory,
             "hugepages": {format_bytes(size): count for size, count in sorted(request.huge_pages.items())},
             "ioThreads": request.io_threads,
             "vmi": pod.vmi,
             "explain": pod.explain,
-            "spelling": pod.spelling.value,
+            "craneResult": pod.crane_result,
         },
         separators=(",", ":"),
     )
@@ -94,20 +96,22 @@ def read_request(text: str) -> PodRequest:
     return PodRequest(
         Request(
             vcpus=vcpus,
-            scope=_word(text, raw, "cpuSet", Scope),
-            policy=_word(text, raw, "policy", Policy),
-            smt=_word(text, raw, "smt", Smt),
-            emulator_threads=_word(text, raw, "emulatorThreads", EmulatorThreads),
-            numa_memory=_word(text, raw, "numaMemory", NumaMemory),
-            guest_numa=_word(text, raw, "guestNuma", GuestNuma),
-            on_failure=_word(text, raw, "onFailure", OnFailure),
+            options=PinningOptions(
+                scope=_word(text, raw, "cpuSet", Scope),
+                policy=_word(text, raw, "policy", Policy),
+                smt=_word(text, raw, "smt", Smt),
+                emulator_threads=_word(text, raw, "emulatorThreads", EmulatorThreads),
+                numa_memory=_word(text, raw, "numaMemory", NumaMemory),
+                guest_numa=_word(text, raw, "guestNuma", GuestNuma),
+                on_failure=_word(text, raw, "onFailure", OnFailure),
+            ),
             memory=_number(text, "memory", raw.get("memory", 0), 1 << 60),
             huge_pages=huge_pages,
             io_threads=_number(text, "ioThreads", raw.get("ioThreads", 0), 65535),
         ),
         vmi=vmi,
         explain=raw.get("explain") is True,
-        spelling=_word(text, raw, "spelling", Spelling),
+        crane_result=raw.get("craneResult") is True,
     )
 
 

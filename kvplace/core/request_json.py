@@ -19,6 +19,7 @@ from kvplace.core.request import (
     GuestNuma,
     NumaMemory,
     OnFailure,
+    PinningOptions,
     Policy,
     Request,
     Scope,
@@ -48,19 +49,21 @@ def request_of(wish: Mapping[str, Any], *, also: Iterable[str] = ()) -> Request:
     vcpus = _number(wish, "vcpus", MAX_VCPUS, least=1)
     request = Request(
         vcpus=vcpus,
-        scope=_word(wish, "cpuSet", Scope.ONE_SOCKET, tuple(Scope)),
-        policy=_word(wish, "policy", Policy.EXCLUSIVE, _POLICIES),
-        smt=_word(wish, "smt", Smt.PREFER, tuple(Smt)),
-        emulator_threads=_word(wish, "emulatorThreads", EmulatorThreads.SHARED, tuple(EmulatorThreads)),
-        numa_memory=_word(wish, "numaMemory", NumaMemory.PREFERRED, tuple(NumaMemory)),
-        guest_numa=_word(wish, "guestNuma", GuestNuma.OFF, tuple(GuestNuma)),
-        on_failure=_word(wish, "onFailure", OnFailure.WAIT, tuple(OnFailure)),
+        options=PinningOptions(
+            scope=_word(wish, "cpuSet", Scope.ONE_SOCKET, tuple(Scope)),
+            policy=_word(wish, "policy", Policy.EXCLUSIVE, _POLICIES),
+            smt=_word(wish, "smt", Smt.PREFER, tuple(Smt)),
+            emulator_threads=_word(wish, "emulatorThreads", EmulatorThreads.SHARED, tuple(EmulatorThreads)),
+            numa_memory=_word(wish, "numaMemory", NumaMemory.PREFERRED, tuple(NumaMemory)),
+            guest_numa=_word(wish, "guestNuma", GuestNuma.OFF, tuple(GuestNuma)),
+            on_failure=_word(wish, "onFailure", OnFailure.WAIT, tuple(OnFailure)),
+        ),
         memory=_bytes(wish.get("memory", 0), "memory"),
         huge_pages=_huge_pages(wish),
         io_threads=_number(wish, "ioThreads", _MOST_IO_THREADS),
     )
     _check_pages(request)
-    found = contradiction_in(request)
+    found = contradiction_in(request.options)
     if found is not None:
         word, other = (f"{_KEYS[type(one)]}: {one.value!r}" for one in (found.word, found.other))
         raise BadBody(f"{word} contradicts {other}: {found.reason}")

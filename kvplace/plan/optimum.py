@@ -229,7 +229,7 @@ def _least_owned(node: NodeDraft, request: Request, domain: Domain) -> tuple[int
     if not request.owns_cpus:
         return 0, 0
     need = Supply(node.node.topology, node.free, request).need
-    if request.smt is Smt.PREFER:
+    if request.options.smt is Smt.PREFER:
         return need, 0
     widths = {
         core.bit_count()
@@ -238,7 +238,7 @@ def _least_owned(node: NodeDraft, request: Request, domain: Domain) -> tuple[int
         for core in cell.whole_cores
         if not core & ~node.free.cpus
     }
-    if request.smt is Smt.ISOLATE:
+    if request.options.smt is Smt.ISOLATE:
         return need * min(widths), need
     cores = -(-need // max(widths))
     return (cores * max(widths) if len(widths) == 1 else need), cores
@@ -254,4 +254,4 @@ def _whole_cores(node: NodeDraft, domain: Domain) -> int:
 
 
 def _pages(request: Request, size: int) -> int:
-    return 0 if request.numa_memory is NumaMemory.OFF else request.huge_pages.get(size, 0)
+    return 0 if request.options.numa_memory is NumaMemory.OFF else request.huge_pages.get(size, 0)

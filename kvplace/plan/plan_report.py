@@ -185,8 +185,8 @@ def _rounded(count: int) -> str:
 def _wish(vm: Denied) -> str:
     request = vm.request
     memory = f", {format_bytes(request.memory)}" if request.memory else ""
-    policy = "" if request.owns_cpus else f", {request.policy.value}"
-    return f"{counted(request.vcpus, 'vCPU')}, {request.scope.value}{policy}{memory}"
+    policy = "" if request.owns_cpus else f", {request.options.policy.value}"
+    return f"{counted(request.vcpus, 'vCPU')}, {request.options.scope.value}{policy}{memory}"
 
 
 def _tally(counted: Tally) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kvplace.core.annotations import CRANE_RESULT, EXPLANATION, Spelling
+from kvplace.core.annotations import CRANE_RESULT, EXPLANATION
 from kvplace.core.cpu_map import CPU_MAP, write_cpu_map
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
@@ -27,13 +27,13 @@ def binding_annotations(
         pod_uid=pod_uid,
         node=node,
         topology=topology.fingerprint,
-        on_failure=wanted.request.on_failure,
+        on_failure=wanted.request.options.on_failure,
     )
     annotations = {
         PLACEMENT: bound.to_json(),
         CPU_MAP: write_cpu_map(topology, placement.vcpus or tuple(cpus_of(placement.cpus))),
     }
-    if wanted.spelling is Spelling.CRANE:
+    if wanted.crane_result:
         annotations[CRANE_RESULT] = _crane_result(topology, placement)
     if wanted.explain and explanation:
         annotations[EXPLANATION] = explanation

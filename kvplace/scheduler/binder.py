@@ -122,7 +122,7 @@ class Binder:
         try:
             decided = await self._claim_cores(args, wanted)
         except Refused:
-            if wanted.request.on_failure is not OnFailure.FLOAT:
+            if wanted.request.options.on_failure is not OnFailure.FLOAT:
                 raise
             floating = floating_annotations(pod_uid=args.uid, node=args.node)
             await self._bind_pod(args, None, floating, deadline)

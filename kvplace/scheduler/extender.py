@@ -156,7 +156,7 @@ class Extender:
         told = grouped(refusals)
         for reason in {refusal.reason for refusal in refusals.values()}:
             REFUSALS.labels(reason.value).inc()
-        if wanted.request.on_failure is OnFailure.FLOAT:
+        if wanted.request.options.on_failure is OnFailure.FLOAT:
             return _answer(args, list(args.names))
         self._tell_owner(args.pod, told.summary)
         return _answer(args, [], told.failed, told.unresolvable)

@@ -67,5 +67,5 @@ class Wishes:
 def _read(text: str) -> PodRequest:
     """Read a request; another release's admission may have let words through that exclude each other."""
     wanted = read_request(text)
-    check_agreement(wanted.request)
+    check_agreement(wanted.request.options, {})
     return wanted

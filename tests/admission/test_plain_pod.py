@@ -12,7 +12,7 @@ from kvplace.admission.json_patch import difference
 from kvplace.core.annotations import ASKING, RESULTS
 from kvplace.core.errors import KvplaceError
 from kvplace.core.quantity import parse_quantity
-from kvplace.core.request import GuestNuma, Policy, Request, Scope
+from kvplace.core.request import GuestNuma, PinningOptions, Policy, Request, Scope
 from tests.admission.makers import (
     ASKS,
     Json,
@@ -36,7 +36,9 @@ def test_a_plain_pod_is_as_large_as_the_limits_of_its_containers() -> None:
     )
     after, warnings = admit(raw)
     written = written_request(after)
-    assert written.request == Request(vcpus=6, scope=Scope.ONE_NUMA, memory=11 << 30, huge_pages={1 << 30: 2})
+    assert written.request == Request(
+        vcpus=6, options=PinningOptions(scope=Scope.ONE_NUMA), memory=11 << 30, huge_pages={1 << 30: 2}
+    )
     assert written.vmi == ""
     assert [cpu(after, f"c{index}") for index in range(3)] == ["4", "100m", "2"]
     assert warnings == ("annotation kvplace.io/emulator-threads has no effect on a pod without a VM",)
@@ -45,7 +47,7 @@ def test_a_plain_pod_is_as_large_as_the_limits_of_its_containers() -> None:
 
 def test_a_plain_pod_has_no_guest_to_show_cells() -> None:
     after, warnings = admit(plain_pod({**ASKS, "kvplace.io/guest-numa": "mirror"}))
-    assert written_request(after).request.guest_numa is GuestNuma.OFF
+    assert written_request(after).request.options.guest_numa is GuestNuma.OFF
     assert warnings == ("annotation kvplace.io/guest-numa has no effect on a pod without a VM",)
 
 
@@ -121,7 +123,7 @@ def test_policies_that_own_nothing_leave_the_requests_of_a_plain_pod_alone(polic
     raw = plain_pod({"kvplace.io/cpu-policy": policy}, {"limits": {"cpu": "4"}, "requests": {"cpu": "1"}})
     after, _ = admit(raw)
     assert cpu(after, "c0") == "1"
-    assert written_request(after).request.policy is Policy(policy)
+    assert written_request(after).request.options.policy is Policy(policy)
 
 
 # Anything

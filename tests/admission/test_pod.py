@@ -11,9 +11,18 @@ import pytest
 
 from kvplace.admission.json_patch import difference
 from kvplace.admission.pod import needed_vmi
-from kvplace.core.annotations import RESULTS, Spelling
+from kvplace.core.annotations import RESULTS
 from kvplace.core.errors import Conflict, Misconfigured
-from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, OnFailure, Request, Scope, Smt
+from kvplace.core.request import (
+    EmulatorThreads,
+    GuestNuma,
+    NumaMemory,
+    OnFailure,
+    PinningOptions,
+    Request,
+    Scope,
+    Smt,
+)
 from tests.admission.makers import (
     ASKS,
     Json,
@@ -96,7 +105,7 @@ def test_a_captured_launcher_pod_that_asks_is_made_ready_to_be_placed(path: Path
     assert (compute["requests"]["kvplace.io/vm"], compute["limits"]["kvplace.io/vm"]) == ("1", "1")
     written = written_request(after)
     assert written.vmi == f"default/{needed_vmi(raw)}"
-    assert written.request == Request(vcpus=4, scope=Scope.ONE_NUMA, memory=4 << 30)
+    assert written.request == Request(vcpus=4, options=PinningOptions(scope=Scope.ONE_NUMA), memory=4 << 30)
     assert is_guaranteed(after) == is_guaranteed(raw)
     untouched = {"metadata", "spec"}
     assert {key: after[key] for key in after.keys() - untouched} == {
@@ -194,17 +203,19 @@ def test_the_request_carries_every_wish_and_the_size_of_the_vm() -> None:
     written = written_request(admit(raw, vmi_of(raw, **size))[0])
     assert written.request == Request(
         vcpus=8,
-        scope=Scope.SPREAD_NUMA,
-        smt=Smt.ISOLATE,
-        emulator_threads=EmulatorThreads.ISOLATE,
-        numa_memory=NumaMemory.STRICT,
-        guest_numa=GuestNuma.MIRROR,
-        on_failure=OnFailure.FLOAT,
+        options=PinningOptions(
+            scope=Scope.SPREAD_NUMA,
+            smt=Smt.ISOLATE,
+            emulator_threads=EmulatorThreads.ISOLATE,
+            numa_memory=NumaMemory.STRICT,
+            guest_numa=GuestNuma.MIRROR,
+            on_failure=OnFailure.FLOAT,
+        ),
         memory=16 << 30,
         huge_pages={1 << 30: 16},
         io_threads=3,
     )
-    assert (written.explain, written.spelling) == (True, Spelling.KVPLACE)
+    assert (written.explain, written.crane_result) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from kvplace.cli.terminal_map import print_map
 from kvplace.core.cpuset import mask_of
 from kvplace.core.drawing.core_map import draw
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, merge_patch
-from kvplace.core.request import Policy, Request, Scope, Smt
+from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
@@ -47,9 +47,13 @@ def _ledger_file(folder: Path, ledger: Ledger) -> Path:
 def test_the_map_shows_owners_idle_siblings_sharers_reserved_and_free(
     kvplace: Caller, tmp_path: Path
 ) -> None:
-    ledger = with_vm(MACHINE, Ledger(), "quiet", Request(2, scope=Scope.ONE_L3, smt=Smt.ISOLATE))
-    ledger = with_vm(MACHINE, ledger, "loud", Request(4, scope=Scope.ONE_L3))
-    ledger = with_vm(MACHINE, ledger, "shared", Request(2, scope=Scope.ONE_L3, policy=Policy.SHARE))
+    ledger = with_vm(
+        MACHINE, Ledger(), "quiet", Request(2, PinningOptions(scope=Scope.ONE_L3, smt=Smt.ISOLATE))
+    )
+    ledger = with_vm(MACHINE, ledger, "loud", Request(4, PinningOptions(scope=Scope.ONE_L3)))
+    ledger = with_vm(
+        MACHINE, ledger, "shared", Request(2, PinningOptions(scope=Scope.ONE_L3, policy=Policy.SHARE))
+    )
     out = kvplace("map", "2x-epyc-9354-nps2", "--placements", str(_ledger_file(tmp_path, ledger))).out
     assert out.splitlines()[0] == (
         "2x-epyc-9354-nps2: 128 CPUs, 110 free, 8 reserved, 6 owned, 2 idle, 2 shared"
@@ -147,7 +151,7 @@ def test_cores_of_the_kubelets_static_policy_are_foreign(kvplace: Caller, tmp_pa
 
 
 def test_wide_adds_the_cpus_of_every_l3_and_the_memory_of_every_vm(kvplace: Caller, tmp_path: Path) -> None:
-    wish = Request(4, scope=Scope.ONE_NUMA, memory=3 << 30)
+    wish = Request(4, PinningOptions(scope=Scope.ONE_NUMA), memory=3 << 30)
     ledger = _ledger_file(tmp_path, with_vm(MACHINE, Ledger(), "db", wish))
     out = kvplace("map", "2x-epyc-9354-nps2", "--placements", str(ledger), "-o", "wide").out
     assert "CPUs 4-7,68-71" in out

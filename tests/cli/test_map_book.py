@@ -19,7 +19,7 @@ from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import BadBody
 from kvplace.core.ledger import Ledger, LedgerChange, merge_patch
 from kvplace.core.placement import PLACEMENT, PodPlacement
-from kvplace.core.request import NumaMemory, OnFailure, Policy, Request, Scope, Smt
+from kvplace.core.request import NumaMemory, OnFailure, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.machines.shipped import read_machine
 from tests.cli.calls import Caller
 from tests.core.claims import with_vm
@@ -115,7 +115,9 @@ def test_after_any_answers_of_place_the_book_is_that_of_place(
             ledger = ledger.after(LedgerChange(releases=(f"uid-{step[1:]}",)))
             answers.append({"released": step[1:], "cpus": ""})
         elif f"uid-{step}" not in ledger.claims:
-            ledger = with_vm(MACHINE, ledger, step, Request(3, scope=Scope.ANY, smt=Smt.ISOLATE))
+            ledger = with_vm(
+                MACHINE, ledger, step, Request(3, PinningOptions(scope=Scope.ANY, smt=Smt.ISOLATE))
+            )
             claim = ledger.claims[f"uid-{step}"]
             document = answer(step, *range(64))["placement"]
             document |= {"cpus": format_cpu_list(claim.cpus), "owned": format_cpu_list(claim.owned)}

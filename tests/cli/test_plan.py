@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvplace.core.cluster.planning import Wanted
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
-from kvplace.core.request import Request, Scope
+from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.plan.wanted import wanted_of
 from tests.cli.calls import Caller
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values, texts
@@ -159,7 +159,7 @@ def test_a_plan_is_better_than_one_after_the_other_where_room_is_short(kvplace: 
     assert counted["placed"]["vms"] > counted["oneByOne"]["vms"]
 
 
-DB = [Wanted("db", Request(8, Scope.ONE_NUMA)), Wanted("request-2", Request(2))]
+DB = [Wanted("db", Request(8, PinningOptions(Scope.ONE_NUMA))), Wanted("request-2", Request(2))]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from typing import Any
 from kvplace.controller.controller import Controller, ControllerSettings
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpuset import mask_of
-from kvplace.core.request import Request, Scope
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.kube.memory_cluster import MemoryCluster
@@ -28,6 +27,7 @@ from kvplace.scheduler.wire import (
     OwnerReference,
     WirePod,
 )
+from tests.core.requests import request_with
 
 EIGHT = Topology(
     packages=(Package(0, mask_of(range(8))),),
@@ -114,7 +114,7 @@ def asking_pod(
     cluster: MemoryCluster, name: str, vcpus: int = 2, *, explain: bool = False, **wishes: Any
 ) -> PodRecord:
     """Create a pod that asks for CPUs of one socket, or for what `wishes` say of its Request."""
-    asked = PodRequest(Request(vcpus, **{"scope": Scope.ONE_SOCKET, **wishes}), f"default/{name}", explain)
+    asked = PodRequest(request_with(vcpus, **wishes), f"default/{name}", explain)
     return cluster.create_pod(name, request=write_request(asked), vmi=name)
 
 

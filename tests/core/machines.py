@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 
 GIB = 1 << 30
@@ -113,11 +113,13 @@ def requests(
     pages = draw(st.integers(1, 6)) if paged else 0
     return Request(
         vcpus=draw(st.integers(1, 3) | st.integers(1, most_vcpus)),
-        scope=draw(st.sampled_from(scopes)),
-        policy=draw(st.sampled_from(policies)),
-        smt=draw(st.sampled_from(smts)),
-        emulator_threads=draw(st.sampled_from(EmulatorThreads)),
-        numa_memory=draw(st.sampled_from(NumaMemory)),
+        options=PinningOptions(
+            scope=draw(st.sampled_from(scopes)),
+            policy=draw(st.sampled_from(policies)),
+            smt=draw(st.sampled_from(smts)),
+            emulator_threads=draw(st.sampled_from(EmulatorThreads)),
+            numa_memory=draw(st.sampled_from(NumaMemory)),
+        ),
         memory=pages * GIB + draw(st.sampled_from([0, 0, GIB, 3 * GIB, 12 * GIB])),
         huge_pages={GIB: pages} if paged else {},
     )

@@ -8,13 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.annotations import ASKING, RESULTS, Spelling, Wish, read_wish
+from kvplace.core.annotations import ASKING, RESULTS, read_options, wants_crane_result, wants_explanation
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, OnFailure, Policy, Scope, Smt
+from kvplace.core.request import (
+    EmulatorThreads,
+    GuestNuma,
+    NumaMemory,
+    OnFailure,
+    PinningOptions,
+    Policy,
+    Scope,
+    Smt,
+)
 from tests.core.junk import answer_or_sentence
 
 EVERY_WORD = [
-    *(("cpu-set", scope.value, {"scope": scope, "spelling": Spelling.BARE}) for scope in Scope),
+    *(("cpu-set", scope.value, {"scope": scope}) for scope in Scope),
     *(("kvplace.io/cpu-set", scope.value, {"scope": scope}) for scope in Scope),
     *(("kvplace.io/cpu-policy", policy.value, {"policy": policy}) for policy in Policy),
     *(("kvplace.io/smt", smt.value, {"smt": smt}) for smt in Smt),
@@ -22,19 +31,18 @@ EVERY_WORD = [
     *(("kvplace.io/numa-memory", word.value, {"numa_memory": word}) for word in NumaMemory),
     *(("kvplace.io/guest-numa", word.value, {"guest_numa": word}) for word in GuestNuma),
     *(("kvplace.io/on-failure", word.value, {"on_failure": word}) for word in OnFailure),
-    ("kvplace.io/explain", "true", {"explain": True}),
-    ("kvplace.io/explain", "false", {"explain": False}),
+    ("kvplace.io/explain", "true", {}),
     *(
-        ("topology.crane.io/cpu-policy", word, {"policy": Policy(word), "spelling": Spelling.CRANE})
+        ("topology.crane.io/cpu-policy", word, {"policy": Policy(word)})
         for word in ("none", "exclusive", "numa", "immovable")
     ),
     (
         "topology.crane.io/topology-awareness",
         "true",
-        {"scope": Scope.ONE_NUMA, "spelling": Spelling.CRANE},
+        {"scope": Scope.ONE_NUMA},
     ),
     *(
-        ("qos.gocrane.io/cpu-manager", word, {"policy": Policy(word), "spelling": Spelling.CRANE})
+        ("qos.gocrane.io/cpu-manager", word, {"policy": Policy(word)})
         for word in ("none", "exclusive", "share")
     ),
 ]
@@ -42,26 +50,26 @@ EVERY_WORD = [
 
 @pytest.mark.parametrize(("key", "value", "says"), EVERY_WORD, ids=lambda part: str(part)[:60])
 def test_every_word_of_every_spelling_is_understood(key: str, value: str, says: dict[str, object]) -> None:
-    assert read_wish({key: value}) == Wish(**says)  # type: ignore[arg-type]
+    assert read_options({key: value}) == PinningOptions(**says)  # type: ignore[arg-type]
 
 
 def test_a_vm_that_carries_none_of_our_keys_asks_for_nothing() -> None:
-    assert read_wish({}) is None
-    assert read_wish({"kubevirt.io/domain": "x", "cpu-set-note": "y", "cpuset": "0-3"}) is None
+    assert read_options({}) is None
+    assert read_options({"kubevirt.io/domain": "x", "cpu-set-note": "y", "cpuset": "0-3"}) is None
 
 
 def test_results_that_were_inherited_ask_for_nothing() -> None:
-    assert read_wish(dict.fromkeys(RESULTS, "anything")) is None
+    assert read_options(dict.fromkeys(RESULTS, "anything")) is None
 
 
 def test_a_vm_that_only_declines_awareness_is_not_touched() -> None:
-    assert read_wish({"topology.crane.io/topology-awareness": "false"}) is None
+    assert read_options({"topology.crane.io/topology-awareness": "false"}) is None
     declined = {"topology.crane.io/topology-awareness": "false", "topology.crane.io/cpu-policy": "exclusive"}
-    assert read_wish(declined) == Wish(spelling=Spelling.CRANE)
+    assert read_options(declined) == PinningOptions()
 
 
-def test_spellings_that_agree_are_one_wish_and_cranes_words_get_cranes_answer() -> None:
-    wish = read_wish(
+def test_spellings_that_agree_are_read_as_one() -> None:
+    options = read_options(
         {
             "cpu-set": "one-numa",
             "kvplace.io/cpu-set": "one-numa",
@@ -71,11 +79,34 @@ def test_spellings_that_agree_are_one_wish_and_cranes_words_get_cranes_answer() 
         }
         | {"topology.crane.io/cpu-policy": "exclusive", "qos.gocrane.io/cpu-manager": "exclusive"}
     )
-    assert wish == Wish(scope=Scope.ONE_NUMA, policy=Policy.EXCLUSIVE, spelling=Spelling.CRANE)
+    assert options == PinningOptions(scope=Scope.ONE_NUMA, policy=Policy.EXCLUSIVE)
     crane = {"topology.crane.io/cpu-policy": "immovable", "kvplace.io/on-failure": "float"}
-    assert read_wish(crane) == Wish(
-        policy=Policy.IMMOVABLE, on_failure=OnFailure.FLOAT, spelling=Spelling.CRANE
-    )
+    assert read_options(crane) == PinningOptions(policy=Policy.IMMOVABLE, on_failure=OnFailure.FLOAT)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({"cpu-set": "any"}, False),
+        ({"kvplace.io/cpu-policy": "share"}, False),
+        ({"topology.crane.io/cpu-policy": "numa"}, True),
+        ({"topology.crane.io/topology-awareness": "true", "cpu-set": "one-numa"}, True),
+        ({"qos.gocrane.io/cpu-manager": "share", "kvplace.io/cpu-policy": "share"}, True),
+    ],
+    ids=str,
+)
+def test_any_key_of_crane_asks_for_its_result_annotation(
+    annotations: Mapping[str, str], expected: bool
+) -> None:
+    assert wants_crane_result(annotations) is expected
+
+
+def test_an_explanation_is_wanted_where_its_annotation_says_true() -> None:
+    assert wants_explanation({"kvplace.io/explain": "true"})
+    assert not wants_explanation({"kvplace.io/explain": "false"})
+    assert not wants_explanation({"cpu-set": "any"})
+    with pytest.raises(BadAnnotation, match="must be one of true, false"):
+        read_options({"kvplace.io/explain": "yes"})
 
 
 @pytest.mark.parametrize(
@@ -94,7 +125,7 @@ def test_spellings_that_contradict_each_other_are_refused_with_both_named(
     annotations: Mapping[str, str],
 ) -> None:
     with pytest.raises(BadAnnotation) as caught:
-        read_wish(annotations)
+        read_options(annotations)
     for key, value in annotations.items():
         assert key in str(caught.value)
         assert repr(value) in str(caught.value)
@@ -103,7 +134,7 @@ def test_spellings_that_contradict_each_other_are_refused_with_both_named(
 
 def test_a_typo_in_a_value_is_answered_with_the_word_that_was_meant() -> None:
     with pytest.raises(BadAnnotation) as caught:
-        read_wish({"cpu-set": "one-sokcet"})
+        read_options({"cpu-set": "one-sokcet"})
     assert str(caught.value) == (
         "annotation cpu-set: 'one-sokcet': must be one of one-socket, one-numa, one-l3, spread-sockets, "
         "spread-numa, any; did you mean 'one-socket'?"
@@ -112,7 +143,7 @@ def test_a_typo_in_a_value_is_answered_with_the_word_that_was_meant() -> None:
 
 def test_a_value_near_no_word_is_answered_with_all_of_them() -> None:
     with pytest.raises(BadAnnotation) as caught:
-        read_wish({"kvplace.io/smt": "42"})
+        read_options({"kvplace.io/smt": "42"})
     assert str(caught.value) == ("annotation kvplace.io/smt: '42': must be one of prefer, require, isolate")
 
 
@@ -128,14 +159,14 @@ def test_a_value_near_no_word_is_answered_with_all_of_them() -> None:
 )
 def test_a_typo_in_a_key_is_answered_with_the_key_that_was_meant(key: str, meant: str) -> None:
     with pytest.raises(BadAnnotation) as caught:
-        read_wish({key: "any"})
+        read_options({key: "any"})
     assert str(caught.value) == f"annotation {key}: 'any': is no annotation of kvplace; did you mean {meant}?"
 
 
 @pytest.mark.parametrize("key", ["kvplace.io/colour", "kvplace.io/", "kvplace.io/requests"])
 def test_a_key_near_none_is_answered_with_those_that_users_may_write(key: str) -> None:
     with pytest.raises(BadAnnotation) as caught:
-        read_wish({key: "blue"})
+        read_options({key: "blue"})
     assert str(caught.value) == (
         f"annotation {key}: 'blue': is no annotation of kvplace; known are kvplace.io/cpu-set, "
         "kvplace.io/cpu-policy, kvplace.io/smt, kvplace.io/emulator-threads, kvplace.io/numa-memory, "
@@ -144,8 +175,8 @@ def test_a_key_near_none_is_answered_with_those_that_users_may_write(key: str) -
 
 
 @given(st.dictionaries(st.sampled_from([*ASKING, "kvplace.io/x", "other"]), st.text(max_size=12)))
-def test_any_annotations_are_a_wish_nothing_or_one_sentence(annotations: dict[str, str]) -> None:
-    wish, sentence = answer_or_sentence(read_wish, annotations, BadAnnotation)
+def test_any_annotations_are_options_nothing_or_one_sentence(annotations: dict[str, str]) -> None:
+    options, sentence = answer_or_sentence(read_options, annotations, BadAnnotation)
     if sentence:
         assert any(sentence.startswith(f"annotation {key}: ") for key in annotations)
-    assert wish is None or isinstance(wish, Wish)
+    assert options is None or isinstance(options, PinningOptions)

@@ -1,4 +1,4 @@
-"""Two words that cannot be kept at once are refused with both named; every other wish passes."""
+"""Two words that cannot be kept at once are refused with both named; all other options pass."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 
-from kvplace.core.annotations import Wish, read_wish
+from kvplace.core.annotations import read_options
 from kvplace.core.contradictions import check_agreement, contradiction_in
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, PinningOptions, Policy, Scope, Smt
 
 POLICY, SMT, GUEST, MEMORY = (
     f"kvplace.io/{name}" for name in ("cpu-policy", "smt", "guest-numa", "numa-memory")
@@ -51,19 +51,19 @@ def test_words_that_exclude_each_other_are_both_named_as_they_were_written(
     first: tuple[str, str], second: tuple[str, str], reason: str
 ) -> None:
     annotations = dict((second, first))
-    wish = read_wish(annotations)
-    assert wish is not None
+    options = read_options(annotations)
+    assert options is not None
     with pytest.raises(BadAnnotation) as refused:
-        check_agreement(wish, annotations)
+        check_agreement(options, annotations)
     assert str(refused.value) == (
         f"annotation {first[0]}: {first[1]!r}: contradicts {second[0]}: {second[1]!r}: {reason}"
     )
 
 
 def test_without_the_annotations_the_error_names_the_keys_of_kvplace() -> None:
-    request = Request(vcpus=2, policy=Policy.NUMA, smt=Smt.ISOLATE)
+    options = PinningOptions(policy=Policy.NUMA, smt=Smt.ISOLATE)
     with pytest.raises(BadAnnotation) as refused:
-        check_agreement(request)
+        check_agreement(options, {})
     assert str(refused.value).startswith(
         "annotation kvplace.io/smt: 'isolate': contradicts kvplace.io/cpu-policy: 'numa': "
     )
@@ -73,7 +73,7 @@ def test_no_two_words_exclude_each_other_but_these() -> None:
     refused = {
         (policy, smt, memory, guest)
         for policy, smt, memory, guest in product(Policy, Smt, NumaMemory, GuestNuma)
-        if contradiction_in(Wish(policy=policy, smt=smt, numa_memory=memory, guest_numa=guest))
+        if contradiction_in(PinningOptions(policy=policy, smt=smt, numa_memory=memory, guest_numa=guest))
     }
     mirror = GuestNuma.MIRROR
     assert refused == {
@@ -90,4 +90,4 @@ def test_no_two_words_exclude_each_other_but_these() -> None:
 @pytest.mark.parametrize("policy", Policy)
 @pytest.mark.parametrize("emulator", EmulatorThreads)
 def test_every_scope_goes_with_every_policy(scope: Scope, policy: Policy, emulator: EmulatorThreads) -> None:
-    check_agreement(Request(vcpus=2, scope=scope, policy=policy, emulator_threads=emulator))
+    check_agreement(PinningOptions(scope=scope, policy=policy, emulator_threads=emulator), {})

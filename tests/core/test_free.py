@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from kvplace.core.cpuset import mask_of
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.request import Policy, Request, Scope
+from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.machines.shipped import read_machine
 from tests.core.claims import with_vm
 from tests.core.machines import subsets, topologies
 
 GIB = 1 << 30
-PAGED = Request(8, scope=Scope.ONE_NUMA, memory=20 * GIB, huge_pages={GIB: 16})
+PAGED = Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=20 * GIB, huge_pages={GIB: 16})
 
 
 def test_huge_pages_of_a_vm_are_not_taken_from_the_other_memory_too() -> None:
@@ -29,8 +29,10 @@ def test_huge_pages_of_a_vm_are_not_taken_from_the_other_memory_too() -> None:
 
 def test_what_is_free_is_what_may_be_given_out_less_what_is_owned_or_named() -> None:
     machine = read_machine("epyc-7502p")
-    owned = with_vm(machine, Ledger(), "own", Request(4, scope=Scope.ONE_L3))
-    ledger = with_vm(machine, owned, "share", Request(3, scope=Scope.ONE_L3, policy=Policy.SHARE))
+    owned = with_vm(machine, Ledger(), "own", Request(4, PinningOptions(scope=Scope.ONE_L3)))
+    ledger = with_vm(
+        machine, owned, "share", Request(3, PinningOptions(scope=Scope.ONE_L3, policy=Policy.SHARE))
+    )
     named = mask_of(ledger.shared_use)
     free = free_of(machine, ledger)
     assert free.pool == machine.allocatable & ~ledger.owned

@@ -9,14 +9,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.annotations import Spelling
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.request import GuestNuma, OnFailure, Policy, Request, Scope, Smt
+from kvplace.core.request import (
+    EmulatorThreads,
+    GuestNuma,
+    NumaMemory,
+    OnFailure,
+    PinningOptions,
+    Policy,
+    Request,
+    Scope,
+    Smt,
+)
 from kvplace.core.request_document import PodRequest, read_request, write_request
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
 from tests.core.machines import requests
 
 GIB = 1 << 30
+
+
+def options() -> st.SearchStrategy[PinningOptions]:
+    """Any options, also those that nobody can be given."""
+    return st.builds(
+        PinningOptions,
+        *map(st.sampled_from, (Scope, Policy, Smt, EmulatorThreads, NumaMemory, GuestNuma, OnFailure)),
+    )
+
 
 pod_requests = st.builds(
     PodRequest,
@@ -24,13 +42,7 @@ pod_requests = st.builds(
         lambda request: st.builds(
             Request,
             vcpus=st.just(request.vcpus),
-            scope=st.sampled_from(Scope),
-            policy=st.sampled_from(Policy),
-            smt=st.just(request.smt),
-            emulator_threads=st.just(request.emulator_threads),
-            numa_memory=st.just(request.numa_memory),
-            guest_numa=st.sampled_from(GuestNuma),
-            on_failure=st.sampled_from(OnFailure),
+            options=options(),
             memory=st.just(request.memory),
             huge_pages=st.dictionaries(st.sampled_from([1 << 21, GIB]), st.integers(1, 1 << 40)),
             io_threads=st.integers(0, 65535),
@@ -38,7 +50,7 @@ pod_requests = st.builds(
     ),
     vmi=st.sampled_from(["", "default/db", "ns/a-b-c"]),
     explain=st.booleans(),
-    spelling=st.sampled_from(Spelling),
+    crane_result=st.booleans(),
 )
 
 DOCUMENT: dict[str, Any] = json.loads(
@@ -69,7 +81,7 @@ def test_the_request_is_written_in_the_words_of_its_contract() -> None:
         "ioThreads": 1,
         "vmi": "ns/name",
         "explain": False,
-        "spelling": "kvplace",
+        "craneResult": False,
     }
 
 
@@ -88,7 +100,6 @@ def test_keys_of_later_versions_are_ignored() -> None:
         ({"vcpus": True}, "vcpus is true; it must be a whole number from 0 to 4096"),
         ({"cpuSet": "one"}, "cpuSet is 'one'; it must be one of one-socket, one-numa, one-l3, "),
         ({"cpuSet": ["any"]}, "cpuSet is ['any']; it must be one of "),
-        ({"spelling": None}, "spelling is null; it must be one of kvplace, bare, crane"),
         ({"memory": -1}, "memory is -1; it must be a whole number from 0 to "),
         ({"memory": "8Gi"}, "memory is '8Gi'; it must be a whole number from 0 to "),
         ({"hugepages": [8]}, "hugepages: must be an object of counts by page size"),
@@ -123,12 +134,12 @@ def test_text_that_is_deep_or_long_is_no_crash(text: str) -> None:
 
 def test_equal_keys_mean_equal_placements_and_leave_out_what_does_not_decide() -> None:
     plain = Request(4)
-    assert plain.key == Request(4, on_failure=OnFailure.FLOAT).key
+    assert plain.key == Request(4, PinningOptions(on_failure=OnFailure.FLOAT)).key
     for other in (
         Request(5),
-        Request(4, smt=Smt.ISOLATE),
+        Request(4, PinningOptions(smt=Smt.ISOLATE)),
         Request(4, memory=1),
-        Request(4, guest_numa=GuestNuma.MIRROR),
+        Request(4, PinningOptions(guest_numa=GuestNuma.MIRROR)),
         Request(4, huge_pages={GIB: 1}),
     ):
         assert other.key != plain.key

@@ -14,7 +14,7 @@ from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.request import OnFailure, Request
+from kvplace.core.request import OnFailure, PinningOptions, Request
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.domainxml import rewrite
 from tests.docs.test_pages import WORDS, in_code_marks, page, section
@@ -35,12 +35,8 @@ MACHINE = Topology(
 
 def domain_of(wish: dict[str, str], vcpus: int, gibibytes: int) -> etree._Element:
     """The domain of a VM of the page, by the allocator and the hook's rewriting."""
-    read = keys.read_wish(wish) or keys.Wish()
-    request = Request(
-        vcpus=vcpus,
-        memory=gibibytes * GIB,
-        **{field: getattr(read, field) for field in WORDS.values()},
-    )
+    options = keys.read_options(wish) or PinningOptions()
+    request = Request(vcpus, options, memory=gibibytes * GIB)
     answer = place(MACHINE, free_of(MACHINE, Ledger()), request)
     assert isinstance(answer, Placement), answer
     bound = PodPlacement.of(answer, pod_uid="", node="", topology="", on_failure=OnFailure.WAIT)

@@ -16,6 +16,7 @@ from kvplace.core import annotations as keys
 from kvplace.core.contradictions import CONTRADICTIONS
 from kvplace.core.errors import ExitCode
 from kvplace.core.refusal import Reason
+from kvplace.core.request import PinningOptions
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*(PROJECT / "docs").glob("*.md"), *PROJECT.glob("*.md"), PROJECT / "manifests" / "README.md"])
@@ -61,12 +62,12 @@ WORDS = {
     keys.GUEST_NUMA: "guest_numa",
     keys.ON_FAILURE: "on_failure",
 }
-"""Field of a wish by the key that sets it."""
+"""Field of `PinningOptions` by the key that sets it."""
 
 
 @pytest.mark.parametrize("key", WORDS)
 def test_every_value_is_explained_and_the_first_is_what_one_gets_without_the_key(key: str) -> None:
-    default = getattr(keys.Wish(), WORDS[key])
+    default = getattr(PinningOptions(), WORDS[key])
     below = section(section(page("annotations.md"), "What you can ask for"), f"`{key}`")
     assert first_cells(below) == {member.value for member in type(default)}
     first = re.search(r"^\| `([^`]+)`", below, re.MULTILINE)
@@ -75,7 +76,7 @@ def test_every_value_is_explained_and_the_first_is_what_one_gets_without_the_key
 
 
 def test_words_that_exclude_each_other_are_listed_and_no_others() -> None:
-    key_of = {type(getattr(keys.Wish(), field)): key for key, field in WORDS.items()}
+    key_of = {type(getattr(PinningOptions(), field)): key for key, field in WORDS.items()}
     excluded = {
         tuple(f"{key_of[type(word)]}: {word.value}" for word in (found.word, found.other))
         for found in CONTRADICTIONS

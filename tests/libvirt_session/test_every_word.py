@@ -14,7 +14,7 @@ import pytest
 from harness.libvirt_session.daemon import LibvirtSession
 from harness.libvirt_session.documents import minimal_domain
 from kvplace.core.allocator.allocate import place
-from kvplace.core.annotations import read_wish
+from kvplace.core.annotations import read_options
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
@@ -92,21 +92,13 @@ MEMORY = {"preferred": "prefer:0", "strict": "bind:0", "interleave": "interleave
 
 
 def pod_placement(topology: Topology, annotations: Mapping[str, str], vcpus: int) -> PodPlacement:
-    wish = read_wish(annotations)
-    assert wish is not None
-    request = Request(
-        vcpus,
-        scope=wish.scope,
-        policy=wish.policy,
-        smt=wish.smt,
-        emulator_threads=wish.emulator_threads,
-        numa_memory=wish.numa_memory,
-        memory=MEGABYTES << 20,
-    )
+    options = read_options(annotations)
+    assert options is not None
+    request = Request(vcpus, options, memory=MEGABYTES << 20)
     placement = place(topology, free_of(topology, Ledger()), request)
     assert isinstance(placement, Placement), placement
     return PodPlacement.of(
-        placement, pod_uid=POD_UID, node="worker-1", topology="", on_failure=wish.on_failure
+        placement, pod_uid=POD_UID, node="worker-1", topology="", on_failure=options.on_failure
     )
 
 

@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from kvplace.core.request import GuestNuma, NumaMemory, OnFailure, Policy, Reque
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.domainxml import rewrite
 from kvplace.machines.shipped import read_machine
+from tests.core.requests import request_with
 
 pytestmark = pytest.mark.libvirt_session
 
@@ -58,9 +60,9 @@ FOUR_THREADS = host((0, "0-7"), (1, "8-15"), cores="0-3 4-7 8-11 12-15", far=40)
 POOR = host((0, "0-3"), (1, "4-7"), cores="0-1 2-3 4-5 6-7", memory=168 * MIB)
 
 
-def mirrored(vcpus: int, **wish: object) -> Request:
-    words = {"scope": Scope.ANY, "numa_memory": NumaMemory.STRICT, "memory": 64 * MIB} | wish
-    return Request(vcpus, guest_numa=GuestNuma.MIRROR, **words)  # type: ignore[arg-type]
+def mirrored(vcpus: int, **wish: Any) -> Request:
+    words: dict[str, Any] = {"scope": Scope.ANY, "numa_memory": NumaMemory.STRICT, "memory": 64 * MIB} | wish
+    return request_with(vcpus, guest_numa=GuestNuma.MIRROR, **words)
 
 
 @dataclass(frozen=True)

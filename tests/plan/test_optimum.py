@@ -19,7 +19,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger
 from kvplace.core.occupant import Occupant, claim_of, within
 from kvplace.core.placement import Placement
-from kvplace.core.request import NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
 from kvplace.plan.optimum import best_possible
 from tests.core.cluster.test_planning import machine, nodes, vms
@@ -94,7 +94,10 @@ def test_nothing_can_be_done_that_the_bound_rules_out(machines: list[Topology], 
 @thorough
 def test_nor_by_memory_and_huge_pages(topology: Topology, asked: list[Request]) -> None:
     cluster = nodes(topology)
-    greedy = [replace(one, memory=one.memory + 5 * GIB, numa_memory=NumaMemory.STRICT) for one in asked]
+    greedy = [
+        replace(one, options=replace(one.options, numa_memory=NumaMemory.STRICT), memory=one.memory + 5 * GIB)
+        for one in asked
+    ]
     wanted = [Wanted(f"vm-{number}", request) for number, request in enumerate(greedy)]
     assert most(cluster, wanted) <= best_possible(cluster, wanted).bound
 
@@ -117,13 +120,18 @@ def test_where_only_cpus_are_short_the_bound_is_what_can_be_done_and_is_reached(
 
 def test_memory_and_huge_pages_are_part_of_the_bound() -> None:
     cluster = nodes(machine(8, memory=8 * GIB))
-    wanted = [Wanted(f"vm-{n}", Request(2, scope=Scope.ONE_NUMA, memory=3 * GIB)) for n in range(4)]
+    wanted = [
+        Wanted(f"vm-{n}", Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=3 * GIB)) for n in range(4)
+    ]
     assert best_possible(cluster, wanted).bound == Tally(2, 4)
 
 
 def test_whole_cores_are_part_of_the_bound() -> None:
     (cluster,) = nodes(machine(4))
-    asked = [Wanted("a", Request(3, smt=Smt.ISOLATE)), Wanted("b", Request(2, smt=Smt.REQUIRE))]
+    asked = [
+        Wanted("a", Request(3, PinningOptions(smt=Smt.ISOLATE))),
+        Wanted("b", Request(2, PinningOptions(smt=Smt.REQUIRE))),
+    ]
     assert best_possible([cluster], asked).bound == Tally(1, 3)
 
 

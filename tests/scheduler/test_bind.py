@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from kvplace.core.annotations import Spelling
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import Forbidden
 from kvplace.core.ledger import ClaimState, Ledger
@@ -334,7 +333,7 @@ async def test_sharing_vms_claim_named_cpus_and_own_none(cluster: Counting) -> N
 async def test_what_crane_asked_is_answered_in_its_words_too(cluster: Counting) -> None:
     cluster.create_node("two", topology=TWO)
     async with replica(cluster, controller=False) as one:
-        asked = PodRequest(Request(6), spelling=Spelling.CRANE)
+        asked = PodRequest(Request(6), crane_result=True)
         pod = cluster.create_pod("vm", request=write_request(asked))
         assert await one.bind(pod, "two") == ""
         assert cluster.pod_annotations("default", "vm")["topology.crane.io/topology-result"] == (

@@ -35,8 +35,10 @@ def seated(draw: st.DrawFn, policies: Sequence[Policy] = EVERY_POLICY) -> Case:
     """
     machine = draw(topologies(most_cpus=16))
     wish = draw(requests(most_vcpus=6, scopes=tuple(Scope), policies=policies))
-    mirrored = replace(wish, guest_numa=draw(st.sampled_from(GuestNuma)))
-    wish = next((one for one in (mirrored, wish) if contradiction_in(one) is None), Request(wish.vcpus))
+    mirrored = replace(wish, options=replace(wish.options, guest_numa=draw(st.sampled_from(GuestNuma))))
+    wish = next(
+        (one for one in (mirrored, wish) if contradiction_in(one.options) is None), Request(wish.vcpus)
+    )
     empty = free_of(machine, Ledger())
     smaller = [replace(wish, vcpus=vcpus) for vcpus in range(wish.vcpus, 0, -1)]
     chances = [*product([draw(frees(machine)), empty], smaller), (empty, Request(1))]
@@ -64,7 +66,7 @@ def test_a_placement_is_found_again_behind_its_claim(case: Case) -> None:
     found = placed_again(machine, request, claimed(placement, request))
     if found is None:  # more NUMA nodes give memory than CPUs: rare, and then it is decided anew
         assert len(placement.numa_nodes) > len(machine.nodes_of(placement.cpus | placement.owned))
-    elif request.owns_cpus or request.policy is Policy.NUMA:
+    elif request.owns_cpus or request.options.policy is Policy.NUMA:
         assert found == placement
     else:  # which of its CPUs the emulator gets depends on how many others used each, which a claim forgets
         kept = replace(found, vcpus=placement.vcpus, emulator_cpus=placement.emulator_cpus)

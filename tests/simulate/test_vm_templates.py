@@ -11,7 +11,7 @@ from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.vm import review_vm
 from kvplace.admission.vmi import admit_vmi
 from kvplace.core.allocator.allocate import place
-from kvplace.core.annotations import ASKING, read_wish
+from kvplace.core.annotations import ASKING, read_options
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
@@ -108,19 +108,9 @@ def test_the_database_that_mirrors_the_host_sees_several_nodes_of_one_size_somew
 def _placed(template: str, server: str) -> Placement | Refusal:
     """Place a template's VM on a free server."""
     spec = TEMPLATES[template]["spec"]["template"]
-    wish = read_wish(spec["metadata"]["annotations"])
-    assert wish is not None
+    options = read_options(spec["metadata"]["annotations"])
+    assert options is not None
     size = size_of({"metadata": {"name": template}, "spec": spec["spec"]})
-    request = Request(
-        vcpus=size.vcpus,
-        scope=wish.scope,
-        policy=wish.policy,
-        smt=wish.smt,
-        emulator_threads=wish.emulator_threads,
-        numa_memory=wish.numa_memory,
-        guest_numa=wish.guest_numa,
-        memory=size.memory,
-        huge_pages=size.huge_pages,
-    )
+    request = Request(size.vcpus, options, memory=size.memory, huge_pages=size.huge_pages)
     topology = read_machine(server)
     return place(topology, free_of(topology, Ledger()), request)

@@ -114,7 +114,7 @@ class _Found:
 
 def _promise(supply: Supply, region: Region) -> tuple[int, int, int, int]:
     """A key that no choice inside the region can be better than; far cheaper than the choice itself."""
-    if supply.request.policy is Policy.NUMA:
+    if supply.request.options.policy is Policy.NUMA:
         choice = _whole_pool(supply, region)
         return _weighed(supply, region, choice).key
     giving = 0 if len(region.parts) > supply.need or not supply.needs_memory else len(region.parts)
@@ -198,7 +198,7 @@ def _unlike(supply: Supply, regions: list[Region]) -> list[Region]:
 
 def _serve(supply: Supply, region: Region, worst: Rank | None) -> CoreChoice | None:
     """Serve the VM from a region; None too when it is not served as well as what is the `worst` of use."""
-    if supply.request.policy is Policy.NUMA:
+    if supply.request.options.policy is Policy.NUMA:
         return _whole_pool(supply, region)
     if not supply.spreads:
         touched = _must_be_touched(supply, region)

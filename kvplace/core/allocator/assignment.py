@@ -32,7 +32,7 @@ def placement_of(supply: Supply, seat: Seat) -> Placement:
     for taken in cores:
         named |= taken.cpus
     vcpus: tuple[int, ...]
-    if request.policy is Policy.NUMA:
+    if request.options.policy is Policy.NUMA:
         vcpus, emulator_own = (), named
     else:
         own = _emulators_unit(supply, cores) if supply.need > request.vcpus else None
@@ -47,7 +47,7 @@ def placement_of(supply: Supply, seat: Seat) -> Placement:
         named = whole
     nodes = [topology.numa_nodes[index] for index in seat.nodes]
     placement = Placement(
-        policy=request.policy,
+        policy=request.options.policy,
         vcpus=vcpus,
         cpus=named,
         owned=whole if request.owns_cpus else 0,
@@ -58,9 +58,9 @@ def placement_of(supply: Supply, seat: Seat) -> Placement:
         huge_pages=_pages(supply, seat.nodes),
         packages=topology.packages_of(named),
         l3_groups=tuple(sorted({place[3] for place, _ in placed})),
-        numa_memory=request.numa_memory if supply.free.memory else NumaMemory.OFF,
+        numa_memory=request.options.numa_memory if supply.free.memory else NumaMemory.OFF,
     )
-    if request.guest_numa is GuestNuma.MIRROR:
+    if request.options.guest_numa is GuestNuma.MIRROR:
         placement = replace(placement, guest_cells=mirrored(topology, placement))
     return placement
 
@@ -91,7 +91,7 @@ def _emulators_unit(supply: Supply, cores: Sequence[Taken]) -> int:
     where = {
         Scope.SPREAD_SOCKETS: layout.package_of,
         Scope.SPREAD_NUMA: layout.node_of,
-    }.get(supply.request.scope)
+    }.get(supply.request.options.scope)
     shares: dict[int, int] = {}
     if where is not None:
         for taken in cores:
@@ -113,7 +113,7 @@ def _emulator_cpus(supply: Supply, seat: Seat, own: int) -> int:
     own: its emulator may slow itself down, never a neighbour.
     """
     topology = supply.topology
-    if supply.request.emulator_threads is EmulatorThreads.WITH_VCPUS:
+    if supply.request.options.emulator_threads is EmulatorThreads.WITH_VCPUS:
         return own
     near = 0
     for index in seat.nodes:

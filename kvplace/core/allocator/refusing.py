@@ -29,12 +29,12 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> R
     those of the place where least is missing. `fits` tells whether the machine could serve another request.
     """
     request = supply.request
-    reason, noun = _SCOPES[request.scope]
-    domains = supply.layout.domains[request.scope]
+    reason, noun = _SCOPES[request.options.scope]
+    domains = supply.layout.domains[request.options.scope]
     kind = unit_name(request, supply.need)
     best, where = _most([(supply.units_in(domain), domain.name) for domain in domains])
     if best < supply.need:
-        if request.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA):
+        if request.options.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA):
             reason = Reason.NO_NODE_FITS
         shared = _shared_there(supply, domains, where)
         message = f"no {noun} with {supply.need} {kind}, best {best} on {where}{shared}"
@@ -75,7 +75,7 @@ def _shared_there(supply: Supply, domains: Sequence[Domain], where: str) -> str:
 
 def _uneven(supply: Supply, reason: Reason, fits: Callable[[Request], bool], never: bool) -> Refusal:
     """There is enough of everything, but not in equal shares."""
-    noun = "sockets" if supply.request.scope is Scope.SPREAD_SOCKETS else "NUMA nodes"
+    noun = "sockets" if supply.request.options.scope is Scope.SPREAD_SOCKETS else "NUMA nodes"
     needed = supply.request.vcpus
     most = min(needed - 1, _most_in_equal_shares(supply) - (supply.need - needed))
     best = _largest(most, _surely_alike(supply), lambda count: fits(replace(supply.request, vcpus=count)))
@@ -104,10 +104,10 @@ def _surely_alike(supply: Supply) -> int:
     Where each share has a CPU for every NUMA node that it may have to touch, taking one away leaves enough.
     Where levels cross nothing is sure.
     """
-    (domain,) = supply.layout.domains[supply.request.scope]
+    (domain,) = supply.layout.domains[supply.request.options.scope]
     if domain.crossed:
         return supply.request.vcpus
-    if supply.request.scope is Scope.SPREAD_NUMA:
+    if supply.request.options.scope is Scope.SPREAD_NUMA:
         return len(domain.parts) + 1
     nodes = Counter(part.packages for part in domain.parts)
     return len(nodes) * max(nodes.values()) + 1
@@ -115,10 +115,10 @@ def _surely_alike(supply: Supply) -> int:
 
 def _most_in_equal_shares(supply: Supply) -> int:
     """A number of units beyond which no VM can be spread, however memory lies on the nodes it must have."""
-    (domain,) = supply.layout.domains[supply.request.scope]
+    (domain,) = supply.layout.domains[supply.request.options.scope]
     parts = [part for part in domain.parts if supply.units(part)]
     fewest = 1
-    if supply.request.scope is Scope.SPREAD_NUMA:
+    if supply.request.options.scope is Scope.SPREAD_NUMA:
         units = [supply.units(part) for part in parts]
         fewest = supply.fewest_nodes_for_memory([part.node for part in parts])
     else:
@@ -162,7 +162,7 @@ def unit_name(request: Request, need: int) -> str:
     one = need == 1
     if not request.owns_cpus:
         return "CPU of the shared pool" if one else "CPUs of the shared pool"
-    match request.smt:
+    match request.options.smt:
         case Smt.ISOLATE:
             return "whole free core" if one else "whole free cores"
         case Smt.REQUIRE:

@@ -58,7 +58,7 @@ class Region:
 
 def best_regions(supply: Supply) -> list[Region]:
     """Find all regions that can serve the VM and rank first, in the machine's order; none if none can."""
-    domains = supply.layout.domains[supply.request.scope]
+    domains = supply.layout.domains[supply.request.options.scope]
     if not any(domain.crossed for domain in domains) and (found := list(_single_nodes(supply, domains))):
         return found
     best: _Best | None = None
@@ -89,7 +89,7 @@ def _single_nodes(supply: Supply, domains: Iterable[Domain]) -> Iterator[Region]
 
 def spread_groups(supply: Supply, region: Region) -> list[list[Cell]]:
     """The cells of a region by what the scope spreads over; all in one group when it does not spread."""
-    match supply.request.scope:
+    match supply.request.options.scope:
         case Scope.SPREAD_SOCKETS:
             groups: dict[int, list[Cell]] = {}
             for cell in region.cells:
@@ -177,7 +177,7 @@ def _nearest(
     sockets, count = size
     share = larger = package_share = 0
     if not domain.crossed and count <= supply.need and count > 1:
-        scope = supply.request.scope
+        scope = supply.request.options.scope
         if scope is Scope.SPREAD_NUMA or (scope is Scope.SPREAD_SOCKETS and sockets == count):
             share, larger = divmod(supply.need, count)
         elif scope is Scope.SPREAD_SOCKETS and sockets > 1:
@@ -206,7 +206,7 @@ def _choose_packages(
 ) -> Iterator[Region]:
     """Yield the regions with so many packages in NUMA nodes."""
     everything = mask_of_packages(parts)
-    pools = supply.request.policy is Policy.NUMA
+    pools = supply.request.options.policy is Policy.NUMA
     if pools or len(parts) > supply.need:
         # Without a choice: the whole pools are used, or some of the nodes give memory alone.
         used = mask_of(p for p in cpus_of(everything) if _units_of_package(supply, parts, p))
@@ -215,7 +215,7 @@ def _choose_packages(
             yield region
         return
     share, larger, per_package, larger_packages = 1, 0, 1, 0
-    match supply.request.scope:
+    match supply.request.options.scope:
         case Scope.SPREAD_NUMA:
             share, larger = divmod(supply.need, len(parts))
         case Scope.SPREAD_SOCKETS:
@@ -303,7 +303,7 @@ def _sizes_of_groups(supply: Supply, region: Region) -> tuple[list[int], list[in
     units: dict[int, int] = {}
     nodes: dict[int, int] = {}
     for part in region.parts:
-        group = part.packages if supply.request.scope is Scope.SPREAD_SOCKETS else part.node
+        group = part.packages if supply.request.options.scope is Scope.SPREAD_SOCKETS else part.node
         units[group] = units.get(group, 0) + supply.units(part)
         nodes[group] = nodes.get(group, 0) + 1
     return list(units.values()), list(nodes.values())

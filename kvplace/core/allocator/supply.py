@@ -34,12 +34,12 @@ class Supply:
         self.layout = layout_of(topology)
         self.free = free
         self.request = request
-        isolated_emulator = request.emulator_threads is EmulatorThreads.ISOLATE
-        self.need = request.vcpus + (isolated_emulator and request.policy is not Policy.NUMA)
+        isolated_emulator = request.options.emulator_threads is EmulatorThreads.ISOLATE
+        self.need = request.vcpus + (isolated_emulator and request.options.policy is not Policy.NUMA)
         self.cpus = free.cpus if request.owns_cpus else free.pool
-        self.smt = request.smt if request.policy is not Policy.NUMA else Smt.PREFER
+        self.smt = request.options.smt if request.options.policy is not Policy.NUMA else Smt.PREFER
         self._unit = _UNITS[self.smt]
-        self.spreads = request.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
+        self.spreads = request.options.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
         self.uses = dict(free.uses) if not request.owns_cpus else {}
         self._by_package: dict[int, Mapping[int, int]] = {}
         self._cell_uses: dict[int, list[int]] = {}
@@ -49,7 +49,9 @@ class Supply:
         self.least_of_shares: dict[Hashable, tuple[tuple[int, int], tuple[int, int] | None]] = {}
         """What shares from such groups take at least, of L3 groups and of cores, and with one unit more."""
         self._bins, self._parts = self.layout.bins, self.layout.part_counts
-        counts_memory = bool(free.memory and request.memory and request.numa_memory is not NumaMemory.OFF)
+        counts_memory = bool(
+            free.memory and request.memory and request.options.numa_memory is not NumaMemory.OFF
+        )
         pages_bytes = sum(size * count for size, count in request.huge_pages.items())
         self.small_memory = max(0, request.memory - pages_bytes) if counts_memory else 0
         self.counts_memory = counts_memory

@@ -33,7 +33,7 @@ class Shape:
         self.request = request
         self.vcpus = request.vcpus
         pages = sum(size * count for size, count in request.huge_pages.items())
-        self.memory = 0 if request.numa_memory is NumaMemory.OFF else max(0, request.memory - pages)
+        self.memory = 0 if request.options.numa_memory is NumaMemory.OFF else max(0, request.memory - pages)
         """Bytes outside huge pages that a VM takes from its NUMA nodes, where these are counted."""
 
 
@@ -121,7 +121,7 @@ class NodeDraft:
 
     def rooms(self, shape: Shape) -> tuple[Room, ...]:
         """What is left in every domain that the VM's scope allows, counted and not searched."""
-        key = (shape.request.scope, shape.request.owns_cpus)
+        key = (shape.request.options.scope, shape.request.owns_cpus)
         found = self._rooms.get(key)
         if found is None:
             topology, free = self.node.topology, self.free
@@ -197,7 +197,7 @@ class Draft:
 
 def domains_of(topology: Topology, request: Request) -> tuple[Domain, ...]:
     """Where all the CPUs of a VM may lie on a machine."""
-    return layout_of(topology).domains[request.scope]
+    return layout_of(topology).domains[request.options.scope]
 
 
 def _room(topology: Topology, domain: Domain, available: int, free: Free) -> Room:

@@ -23,8 +23,8 @@ class First(Enum):
 def fill(draft: Draft, order: Sequence[int], shapes: Sequence[Shape], first: First) -> None:
     """Seat exclusive VMs domain by domain, those of narrow scopes first; then the others, one by one."""
     exclusive = [vm for vm in order if shapes[vm].request.owns_cpus]
-    for scope in sorted({shapes[vm].request.scope for vm in exclusive}, key=NARROW_FIRST.__getitem__):
-        vms = [vm for vm in exclusive if shapes[vm].request.scope is scope]
+    for scope in sorted({shapes[vm].request.options.scope for vm in exclusive}, key=NARROW_FIRST.__getitem__):
+        vms = [vm for vm in exclusive if shapes[vm].request.options.scope is scope]
         waiting = _Waiting(vms, shapes)
         rooms = [
             (room.count, index, room.cpus)

@@ -173,7 +173,8 @@ def _attempts(
 def _follow(draft: Draft, suggestion: Suggestion, order: Sequence[int], shapes: Sequence[Shape]) -> None:
     """Seat the VMs that a suggestion names where it says, narrow scopes first, then the others."""
     for vm, node, cpus in sorted(
-        suggestion, key=lambda one: (NARROW_FIRST[shapes[one[0]].request.scope], -shapes[one[0]].vcpus, one)
+        suggestion,
+        key=lambda one: (NARROW_FIRST[shapes[one[0]].request.options.scope], -shapes[one[0]].vcpus, one),
     ):
         answer = draft.nodes[node].ask_within(shapes[vm], cpus)
         if answer is not None:

@@ -86,7 +86,7 @@ def hardness(draft: Draft, shapes: Iterable[Shape]) -> dict[Shape, tuple[float, 
     for shape in shapes:
         if shape in found:
             continue
-        key = (shape.request.scope, shape.request.owns_cpus)
+        key = (shape.request.options.scope, shape.request.owns_cpus)
         if key not in largest:
             rooms = [room for node in draft.nodes for room in node.rooms(shape)]
             largest[key] = (max(room.count for room in rooms), max(room.memory or 0 for room in rooms))
@@ -105,7 +105,7 @@ def hardest_first(draft: Draft, shapes: Sequence[Shape]) -> list[int]:
         key=lambda vm: (
             -hard[shapes[vm]][0],
             -hard[shapes[vm]][1],
-            NARROW_FIRST[shapes[vm].request.scope],
+            NARROW_FIRST[shapes[vm].request.options.scope],
             vm,
         ),
     )
@@ -115,7 +115,12 @@ def narrowest_first(shapes: Sequence[Shape]) -> list[int]:
     """Order by scope, then by size."""
     return sorted(
         range(len(shapes)),
-        key=lambda vm: (NARROW_FIRST[shapes[vm].request.scope], -shapes[vm].vcpus, -shapes[vm].memory, vm),
+        key=lambda vm: (
+            NARROW_FIRST[shapes[vm].request.options.scope],
+            -shapes[vm].vcpus,
+            -shapes[vm].memory,
+            vm,
+        ),
     )
 
 

@@ -45,7 +45,7 @@ class Counts:
         self._names = {
             uid: one.placement.cpus & ~one.placement.owned
             for uid, one in standing.occupants.items()
-            if one.request.policy in (Policy.SHARE, Policy.IMMOVABLE)
+            if one.request.options.policy in (Policy.SHARE, Policy.IMMOVABLE)
         }
         self._owned = {uid: one.placement.owned & standing.usable for uid, one in movable.items()}
         self._memory = dict(free.memory)

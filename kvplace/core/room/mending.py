@@ -84,7 +84,7 @@ def move_text(move: Move) -> str:
 
 def where(request: Request, placement: Placement) -> str:
     """Say where a VM lies in the words of its scope."""
-    match request.scope:
+    match request.options.scope:
         case Scope.ONE_L3:
             return f"on L3 group {placement.l3_groups[0]}"
         case Scope.ONE_SOCKET | Scope.SPREAD_SOCKETS:
@@ -109,24 +109,35 @@ class _Trial:
         self._answers: dict[Request, Placement | None] = {}
 
     def scopes(self) -> Iterator[Mend]:
-        wider = _SCOPES[_SCOPES.index(self._request.scope) + 1 :]
-        yield from self._first("cpuSet", "cpu-set", [replace(self._request, scope=word) for word in wider])
+        wider = _SCOPES[_SCOPES.index(self._request.options.scope) + 1 :]
+        yield from self._first(
+            "cpuSet",
+            "cpu-set",
+            [replace(self._request, options=replace(self._request.options, scope=word)) for word in wider],
+        )
 
     def words(self) -> Iterator[Mend]:
         request = self._request
         yield from self._first(
-            "smt", "smt", [replace(request, smt=word) for word in _WEAKER_SMT[request.smt]]
+            "smt",
+            "smt",
+            [
+                replace(request, options=replace(request.options, smt=word))
+                for word in _WEAKER_SMT[request.options.smt]
+            ],
         )
-        if request.emulator_threads is EmulatorThreads.ISOLATE:
-            shared = replace(request, emulator_threads=EmulatorThreads.SHARED)
+        if request.options.emulator_threads is EmulatorThreads.ISOLATE:
+            shared = replace(
+                request, options=replace(request.options, emulator_threads=EmulatorThreads.SHARED)
+            )
             yield from self._first("emulatorThreads", "emulator-threads", [shared])
-        if request.memory and request.numa_memory is not NumaMemory.OFF:
-            off = replace(request, numa_memory=NumaMemory.OFF)
+        if request.memory and request.options.numa_memory is not NumaMemory.OFF:
+            off = replace(request, options=replace(request.options, numa_memory=NumaMemory.OFF))
             yield from self._first("numaMemory", "numa-memory", [off])
 
     def sharing(self) -> Iterator[Mend]:
-        if self._request.policy is Policy.EXCLUSIVE:
-            shared = replace(self._request, policy=Policy.SHARE)
+        if self._request.options.policy is Policy.EXCLUSIVE:
+            shared = replace(self._request, options=replace(self._request.options, policy=Policy.SHARE))
             yield from self._first("policy", "cpu-policy", [shared])
 
     def fewer_vcpus(self) -> Iterator[tuple[float, Mend]]:
@@ -135,7 +146,7 @@ class _Trial:
         def with_vcpus(count: int) -> Request:
             return replace(self._request, vcpus=count)
 
-        if self._request.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA):
+        if self._request.options.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA):
             counts = range(min(needed - 1, self._free.pool.bit_count()), 0, -1)
             best = next((n for n in counts if self._fits(with_vcpus(n))), 0)  # equal shares have gaps
         else:
@@ -207,7 +218,7 @@ class _Trial:
 
     def _fits(self, request: Request) -> bool:
         """Whether a VM may ask for this, and fits."""
-        return contradiction_in(request) is None and self._place(request) is not None
+        return contradiction_in(request.options) is None and self._place(request) is not None
 
     def _mend(self, field: str, value: Any, what: str, request: Request) -> Mend:
         placement = self._place(request)
@@ -216,4 +227,10 @@ class _Trial:
 
 
 def _words(request: Request) -> tuple[Scope | Smt | EmulatorThreads | NumaMemory | Policy, ...]:
-    return (request.scope, request.smt, request.emulator_threads, request.numa_memory, request.policy)
+    return (
+        request.options.scope,
+        request.options.smt,
+        request.options.emulator_threads,
+        request.options.numa_memory,
+        request.options.policy,
+    )

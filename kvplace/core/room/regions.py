@@ -52,13 +52,13 @@ class Wish:
     @cached_property
     def units(self) -> int:
         """CPUs that it names, or whole cores with `smt: isolate`."""
-        isolated = self.request.emulator_threads is EmulatorThreads.ISOLATE
-        return self.request.vcpus + (isolated and self.request.policy is not Policy.NUMA)
+        isolated = self.request.options.emulator_threads is EmulatorThreads.ISOLATE
+        return self.request.vcpus + (isolated and self.request.options.policy is not Policy.NUMA)
 
     @cached_property
     def whole(self) -> bool:
         """Whether only whole cores will do."""
-        return self.request.smt is not Smt.PREFER and self.request.policy is not Policy.NUMA
+        return self.request.options.smt is not Smt.PREFER and self.request.options.policy is not Policy.NUMA
 
     @cached_property
     def owned_at_least(self) -> int:
@@ -79,7 +79,7 @@ def newcomer(standing: Standing, request: Request, most_nodes: int, movable: int
     wish = Wish("", request, (), _small_memory(standing, request))
     regions = [
         Region(cpus, frozenset(node.id for node in nodes), 0)
-        for cpus, nodes, _ in _regions(standing.topology, request.scope, lambda _: most_nodes)
+        for cpus, nodes, _ in _regions(standing.topology, request.options.scope, lambda _: most_nodes)
         if _may_hold(wish, cpus, movable)
     ]
     return Wish("", request, tuple(regions), wish.small_memory)
@@ -93,7 +93,7 @@ def mover(standing: Standing, occupant: Occupant, movable: int) -> Wish:
     wish = Wish(occupant.id, request, (), _small_memory(standing, request), before)
     regions = []
     for cpus, nodes, all_used in _regions(
-        topology, request.scope, lambda count: sits[1] if sits[0] == 1 else count
+        topology, request.options.scope, lambda count: sits[1] if sits[0] == 1 else count
     ):
         ids = frozenset(node.id for node in nodes)
         if all_used and _at_best(wish, topology, cpus, nodes) > sits:
@@ -154,6 +154,6 @@ def _may_hold(wish: Wish, cpus: int, movable: int) -> bool:
 
 def _small_memory(standing: Standing, request: Request) -> int:
     counted = any(node.memory for node in standing.topology.numa_nodes)
-    if not counted or request.numa_memory is NumaMemory.OFF:
+    if not counted or request.options.numa_memory is NumaMemory.OFF:
         return 0
     return max(0, request.memory - sum(size * count for size, count in request.huge_pages.items()))

@@ -58,7 +58,7 @@ class RoomSearch:
         self._movable = {
             uid: one
             for uid, one in standing.occupants.items()
-            if uid not in fixed and one.request.policy is not Policy.IMMOVABLE
+            if uid not in fixed and one.request.options.policy is not Policy.IMMOVABLE
         }
         self._counts = Counts(standing, self._movable)
         self._reachable = standing.free(dict.fromkeys(self._movable)).pool
@@ -74,7 +74,7 @@ class RoomSearch:
     def best(self, most_moves: int) -> Found | None:
         """Find the answer with the fewest moves, of these the cheapest."""
         by_l3 = any(
-            request.scope is Scope.ONE_L3
+            request.options.scope is Scope.ONE_L3
             for request in (self._newcomer.request, *(one.request for one in self._movable.values()))
         )
         if not self._counts.ever(self._newcomer):

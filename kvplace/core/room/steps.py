@@ -87,7 +87,7 @@ class Steps:
         """Place a VM in its region: on CPUs that it does not have yet if possible, else with its own."""
         cpus = step.region.cpus
         choices: tuple[int, ...]
-        if step.wish.request.policy is Policy.NUMA:
+        if step.wish.request.options.policy is Policy.NUMA:
             choices = (cpus,)
         elif step.wish.owns:
             choices = (cpus & ~aside & ~before.cpus & ~before.owned, cpus & ~aside)
@@ -165,7 +165,7 @@ def choices_of(
     have as many CPUs free and as many in the hands of the same VMs among `others`.
     """
     available = (free.cpus if wish.owns else free.pool) & region
-    if wish.request.policy is Policy.NUMA:
+    if wish.request.options.policy is Policy.NUMA:
         yield available
         return
     uses = dict(free.uses) if not wish.owns else {}
@@ -214,7 +214,7 @@ def _taken(kinds: Sequence[tuple[bool, Sequence[int]]], wish: Wish) -> Iterator[
 def _offers(alike: bool, cores: Sequence[int], wish: Wish) -> Iterator[tuple[int, int]]:
     """Yield (units, CPUs): some of the cores of one kind, some CPUs of each."""
     if wish.whole:
-        width = cores[0].bit_count() if wish.request.smt is Smt.REQUIRE else 1
+        width = cores[0].bit_count() if wish.request.options.smt is Smt.REQUIRE else 1
         for count in range(len(cores) + 1):
             yield count * width, sum(cores[:count])
     elif alike:

@@ -28,7 +28,7 @@ def best_key(machine: Topology, free: Free, request: Request) -> Key | None:
     """The smallest key of all placements there are; None when there is none."""
     judge = Judge(machine, free, request)
     available = judge.usable(free.cpus if request.owns_cpus else free.pool)
-    if request.policy is Policy.NUMA:
+    if request.options.policy is Policy.NUMA:
         return min(judge.pools(available), default=None)
     return min(
         (
@@ -59,7 +59,10 @@ def key_of(machine: Topology, cpus: int, nodes: Sequence[int], near: int) -> Key
 
 def units(request: Request) -> int:
     """How many CPUs, or whole cores, the request counts: one more when the emulator has its own."""
-    own = request.policy is not Policy.NUMA and request.emulator_threads is EmulatorThreads.ISOLATE
+    own = (
+        request.options.policy is not Policy.NUMA
+        and request.options.emulator_threads is EmulatorThreads.ISOLATE
+    )
     return request.vcpus + own
 
 
@@ -141,19 +144,19 @@ class Judge:
     def __init__(self, machine: Topology, free: Free, request: Request) -> None:
         self.machine = machine
         self.request = request
-        self.domains = domains(machine, request.scope)
-        self.one_per_core = request.owns_cpus and request.smt is Smt.ISOLATE
+        self.domains = domains(machine, request.options.scope)
+        self.one_per_core = request.owns_cpus and request.options.smt is Smt.ISOLATE
         self.need = units(request)
         self._memory = dict(free.memory)
         self._pages = {(node, size): count for node, size, count in free.huge_pages}
         paged = sum(size * count for size, count in request.huge_pages.items())
-        counts = free.memory and request.numa_memory is not NumaMemory.OFF
+        counts = free.memory and request.options.numa_memory is not NumaMemory.OFF
         self._plain = max(0, request.memory - paged) if counts else 0
         self._nodes = [node for node in machine.numa_nodes if node.cpus]
 
     def usable(self, available: int) -> int:
         """Those of the available CPUs that may carry a thread of the VM."""
-        if self.request.smt is Smt.PREFER:
+        if self.request.options.smt is Smt.PREFER:
             return available
         return mask_of(
             cpu for core in self.machine.undivided_cores if not core & ~available for cpu in cpus_of(core)
@@ -170,7 +173,7 @@ class Judge:
 
     def shares_are_equal(self, cpus: int) -> bool:
         """Whether the parts of a VM that is spread differ by at most one CPU."""
-        match self.request.scope:
+        match self.request.options.scope:
             case Scope.SPREAD_SOCKETS:
                 parts = [package.cpus & cpus for package in self.machine.packages]
             case Scope.SPREAD_NUMA:
@@ -224,7 +227,7 @@ class BestKeys:
     def __init__(self, machine: Topology, free: Free, request: Request) -> None:
         count = machine.cpus.bit_count()
         assert machine.cpus == (1 << count) - 1, "CPUs must be numbered without gaps"
-        assert request.policy is not Policy.NUMA, "its CPUs follow from its nodes: ask best_key"
+        assert request.options.policy is not Policy.NUMA, "its CPUs follow from its nodes: ask best_key"
         self._judge = Judge(machine, free, request)
         self._extra = self._judge.need - request.vcpus
         self._of_need = [[WORST] * (machine.cpus + 1) for _ in range(count + 1)]
@@ -259,7 +262,7 @@ class BestKeys:
     def _with_siblings(self, cpus: int) -> int | None:
         """The CPUs that must be free for these to be used; None when these cannot be, whatever is free."""
         request, machine = self._judge.request, self._judge.machine
-        if request.smt is Smt.PREFER:
+        if request.options.smt is Smt.PREFER:
             return cpus
         cores = [machine.core_of[cpu] for cpu in cpus_of(cpus)]
         if any(core not in machine.undivided_cores for core in cores):

@@ -11,7 +11,7 @@ from random import Random
 
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free
-from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.machines import GIB, OFFERED_SCOPES, SPREAD_SCOPES
 
@@ -39,15 +39,18 @@ def scarce_memory_case(seed: int, most_cpus: int) -> tuple[Topology, Free, Reque
     pages = sum(count for _, _, count in free.huge_pages)
     paged = chance.randint(1, pages) if pages and chance.random() < 0.4 else 0
     request = random_request(chance, machine, free)
-    spread = SPREAD_SCOPES if request.policy is not Policy.NUMA else ()
+    spread = SPREAD_SCOPES if request.options.policy is not Policy.NUMA else ()
     return (
         machine,
         free,
         replace(
             request,
+            options=replace(
+                request.options,
+                scope=chance.choice((Scope.ANY, Scope.ONE_SOCKET, *spread)),
+                numa_memory=NumaMemory.PREFERRED,
+            ),
             vcpus=chance.randint(1, 8),
-            scope=chance.choice((Scope.ANY, Scope.ONE_SOCKET, *spread)),
-            numa_memory=NumaMemory.PREFERRED,
             memory=(chance.randint(1, max(1, total)) + paged) * GIB,
             huge_pages={GIB: paged} if paged else {},
         ),
@@ -72,8 +75,8 @@ def crossed_case(seed: int, most_cpus: int) -> tuple[Topology, Free, Request]:
     )
     free = random_free(chance, machine)
     request = random_request(chance, machine, free)
-    if request.policy is not Policy.NUMA and chance.random() < 0.6:
-        request = replace(request, scope=chance.choice(SPREAD_SCOPES))
+    if request.options.policy is not Policy.NUMA and chance.random() < 0.6:
+        request = replace(request, options=replace(request.options, scope=chance.choice(SPREAD_SCOPES)))
     return machine, free, request
 
 
@@ -169,11 +172,13 @@ def random_request(chance: Random, machine: Topology, free: Free) -> Request:
     pages = chance.randint(1, 5) if free.huge_pages and chance.random() < 0.6 else 0
     return Request(
         vcpus=chance.randint(1, max(1, left)) if chance.random() < 0.8 else chance.randint(1, 4),
-        scope=chance.choice((*scopes, Scope.ANY, Scope.ANY, Scope.ANY)),
-        policy=policy,
-        smt=chance.choice((*smts, Smt.PREFER)),
-        emulator_threads=chance.choice((EmulatorThreads.SHARED,) * 3 + tuple(EmulatorThreads)),
-        numa_memory=chance.choice((*NumaMemory, NumaMemory.PREFERRED)),
+        options=PinningOptions(
+            scope=chance.choice((*scopes, Scope.ANY, Scope.ANY, Scope.ANY)),
+            policy=policy,
+            smt=chance.choice((*smts, Smt.PREFER)),
+            emulator_threads=chance.choice((EmulatorThreads.SHARED,) * 3 + tuple(EmulatorThreads)),
+            numa_memory=chance.choice((*NumaMemory, NumaMemory.PREFERRED)),
+        ),
         memory=pages * GIB
         + (chance.choice((1, 4, 9, 16)) * GIB if free.memory and chance.random() < 0.7 else 0),
         huge_pages={GIB: pages} if pages else {},

@@ -19,7 +19,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
-from kvplace.core.request import EmulatorThreads, Policy, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.machines import GIB, frees, requests, topologies
 
@@ -94,7 +94,12 @@ def test_successive_vms_never_overlap_and_their_departure_restores_everything(
 def test_a_vm_takes_no_more_sockets_than_it_must_when_memory_is_no_matter(
     machine: Topology, request: Request
 ) -> None:
-    request = replace(request, memory=0, huge_pages={}, emulator_threads=EmulatorThreads.SHARED)
+    request = replace(
+        request,
+        options=replace(request.options, emulator_threads=EmulatorThreads.SHARED),
+        memory=0,
+        huge_pages={},
+    )
     free = free_of(machine, Ledger())
     placement = placed((machine, free, request))
     sizes = sorted(((package.cpus & free.cpus).bit_count() for package in machine.packages), reverse=True)
@@ -109,7 +114,9 @@ def test_a_machine_of_thirty_numa_nodes_is_not_searched_set_by_set_for_memory_th
         l3_groups=tuple(1 << cpu for cpu in cpus),
         cores=tuple(1 << cpu for cpu in cpus),
     )
-    answer = place(machine, free_of(machine, Ledger()), Request(2, scope=Scope.ANY, memory=31 * GIB))
+    answer = place(
+        machine, free_of(machine, Ledger()), Request(2, PinningOptions(scope=Scope.ANY), memory=31 * GIB)
+    )
     assert isinstance(answer, Refusal)
     assert answer.shortfall["missing"] == GIB
 
@@ -125,10 +132,12 @@ SPLIT_CORES = Topology(
 @pytest.mark.parametrize("scope", [Scope.ANY, Scope.ONE_NUMA, Scope.ONE_L3])
 @pytest.mark.parametrize("smt", [Smt.REQUIRE, Smt.ISOLATE])
 def test_a_core_that_lies_in_two_caches_is_never_given_out_whole(scope: Scope, smt: Smt) -> None:
-    answer = place(SPLIT_CORES, free_of(SPLIT_CORES, Ledger()), Request(2, scope=scope, smt=smt))
+    answer = place(
+        SPLIT_CORES, free_of(SPLIT_CORES, Ledger()), Request(2, PinningOptions(scope=scope, smt=smt))
+    )
     assert isinstance(answer, Refusal)
     assert answer.shortfall["best"] == 0
-    plain = place(SPLIT_CORES, free_of(SPLIT_CORES, Ledger()), Request(2, scope=scope))
+    plain = place(SPLIT_CORES, free_of(SPLIT_CORES, Ledger()), Request(2, PinningOptions(scope=scope)))
     assert isinstance(plain, Placement)
 
 

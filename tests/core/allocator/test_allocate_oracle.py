@@ -45,8 +45,10 @@ def cases(
 
 def sensible(request: Request) -> Request:
     """Whole cores of its own only an exclusive VM can have; a floating one has no threads to put on cores."""
-    if request.policy is Policy.NUMA or (request.smt is Smt.ISOLATE and not request.owns_cpus):
-        return replace(request, smt=Smt.PREFER)
+    if request.options.policy is Policy.NUMA or (
+        request.options.smt is Smt.ISOLATE and not request.owns_cpus
+    ):
+        return replace(request, options=replace(request.options, smt=Smt.PREFER))
     return request
 
 
@@ -90,7 +92,7 @@ def test_a_vm_is_hopeless_exactly_when_the_search_finds_no_room_on_the_empty_mac
 @given(cases(7, policies=(Policy.SHARE, Policy.IMMOVABLE)))
 def test_of_equally_good_cpus_a_sharing_vm_gets_those_that_others_use_least(case: Case) -> None:
     machine, free, request = case
-    request = replace(request, smt=Smt.PREFER)
+    request = replace(request, options=replace(request.options, smt=Smt.PREFER))
     answer = place(machine, free, request)
     if isinstance(answer, Placement):
         judge = Judge(machine, free, request)

@@ -17,7 +17,7 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
-from kvplace.core.request import Policy, Request, Scope
+from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import best_key
 from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
@@ -58,7 +58,7 @@ def test_equal_shares_over_common_l3_groups_take_the_fewest_cores_whichever_shar
         l3=["0-1,4-6", "2-3,7-8"],
         cores=["0", "1", "2", "3", "4-5", "6", "7-8"],
     )
-    case = (on, free_of(on, Ledger()), Request(7, scope=Scope.SPREAD_NUMA))
+    case = (on, free_of(on, Ledger()), Request(7, PinningOptions(scope=Scope.SPREAD_NUMA)))
     assert placed(case).cpus & parse_cpu_list("4-8") == parse_cpu_list("4-5,7-8")
 
 
@@ -72,7 +72,7 @@ def test_a_package_of_which_no_cpu_is_in_the_pool_counts_for_no_vm_of_policy_num
         memory=[1, 1, 1, 1],
     )
     free = free_of(on, Ledger(), only=parse_cpu_list("0,2-3,5"))
-    case = (on, free, Request(1, scope=Scope.ANY, policy=Policy.NUMA, memory=2 * GIB))
+    case = (on, free, Request(1, PinningOptions(scope=Scope.ANY, policy=Policy.NUMA), memory=2 * GIB))
     assert placed(case).numa_nodes == (0, 2)
 
 
@@ -101,7 +101,7 @@ def test_an_l3_group_over_two_numa_nodes_gives_way_to_one_whose_numa_node_lies_i
         l3=["0-1", "2-3"],
         cores=["0", "1", "2", "3"],
     )
-    case = (on, free_of(on, Ledger()), Request(2, scope=Scope.ONE_L3))
+    case = (on, free_of(on, Ledger()), Request(2, PinningOptions(scope=Scope.ONE_L3)))
     assert placed(case).numa_nodes == (0,)
 
 
@@ -115,5 +115,5 @@ def test_an_eighth_numa_node_is_taken_where_the_packages_of_seven_cannot_share_s
         distances=slit(*far),
         memory=[3, 3, 3, 3, 3, 3, 3, 1],
     )
-    request = Request(6, scope=Scope.SPREAD_SOCKETS, memory=20 * GIB)
+    request = Request(6, PinningOptions(scope=Scope.SPREAD_SOCKETS), memory=20 * GIB)
     assert len(placed((on, free_of(on, Ledger()), request)).numa_nodes) == 8

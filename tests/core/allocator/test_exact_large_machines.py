@@ -19,7 +19,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
-from kvplace.core.request import EmulatorThreads, Policy, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.allocator.exhaustive import Key, best_key, units
 from tests.core.allocator.validity import key_of_valid, whole_cores
@@ -94,10 +94,12 @@ def nested_case(chance: Random, shape: tuple[int, int, int, int]) -> tuple[Topol
     smts = tuple(Smt) if policy is Policy.EXCLUSIVE else (Smt.PREFER, Smt.REQUIRE)
     request = Request(
         chance.randint(1, max(1, min(48, pool.bit_count()))),
-        scope=chance.choice((Scope.ANY, Scope.ANY, Scope.ONE_SOCKET, Scope.ONE_NUMA)),
-        policy=policy,
-        smt=chance.choice(smts),
-        emulator_threads=chance.choice(tuple(EmulatorThreads)),
+        PinningOptions(
+            scope=chance.choice((Scope.ANY, Scope.ANY, Scope.ONE_SOCKET, Scope.ONE_NUMA)),
+            policy=policy,
+            smt=chance.choice(smts),
+            emulator_threads=chance.choice(tuple(EmulatorThreads)),
+        ),
     )
     return machine, Free(cpus=pool if request.owns_cpus else 0, pool=pool), request
 
@@ -110,11 +112,11 @@ def best_by_tables(machine: Topology, free: Free, request: Request) -> Key | Non
     }
     package_of = {node.id: machine.packages_of(node.cpus)[0] for node in machine.numa_nodes}
     ranked: dict[tuple[int, int, int, int], list[tuple[int, ...]]] = {}
-    most = 1 if request.scope is Scope.ONE_NUMA else len(tables)
+    most = 1 if request.options.scope is Scope.ONE_NUMA else len(tables)
     for count in range(1, min(most, need) + 1):
         for chosen in combinations([node for node in tables if len(tables[node]) > 1], count):
             packages = len({package_of[node] for node in chosen})
-            if packages > 1 and request.scope is Scope.ONE_SOCKET:
+            if packages > 1 and request.options.scope is Scope.ONE_SOCKET:
                 continue
             if sum(max(tables[node]) for node in chosen) >= need:
                 distances = [machine.distance(a, b) for a, b in combinations(chosen, 2)]
@@ -128,7 +130,7 @@ def best_by_tables(machine: Topology, free: Free, request: Request) -> Key | Non
 
 def table_of_node(machine: Topology, usable: int, request: Request, most: int) -> Table:
     """What so many units of one NUMA node cost; only keys that can be had are in it, 0 is one."""
-    isolated = request.owns_cpus and request.smt is Smt.ISOLATE
+    isolated = request.owns_cpus and request.options.smt is Smt.ISOLATE
     table: Table = {0: (0, 0)}
     for l3 in machine.l3_groups:
         inside: Table = {0: (0, 0)}
@@ -167,7 +169,7 @@ def test_of_many_numa_nodes_exactly_those_that_have_memory_are_used(count: int) 
         l3_groups=tuple(3 << 2 * node for node in range(count)),
         cores=tuple(3 << 2 * node for node in range(count)),
     )
-    request = Request(count // 2, scope=Scope.ANY, memory=count // 2 * GIB)
+    request = Request(count // 2, PinningOptions(scope=Scope.ANY), memory=count // 2 * GIB)
     answer = place(machine, free_of(machine, Ledger()), request)
     assert isinstance(answer, Placement)
     assert answer.numa_nodes == tuple(range(1, count, 2))

@@ -16,7 +16,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
-from kvplace.core.request import Request, Scope
+from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import GIB
@@ -40,7 +40,7 @@ def test_of_many_unlike_numa_nodes_the_nearest_that_serve_are_used(
         machine, free = crowded(chance, packages)
         request = Request(
             free.cpus.bit_count() * chance.choice((4, 5, 6, 8)) // 10,
-            scope=scope,
+            PinningOptions(scope=scope),
             memory=memory * NODES * GIB,
         )
         answer = place(machine, free, request)
@@ -94,7 +94,7 @@ def ranks(machine: Topology, free: Free, request: Request) -> Iterator[Rank]:
                 continue
             if sum(memory[node] for node in chosen) < request.memory:
                 continue
-            if request.scope is Scope.SPREAD_NUMA and (
+            if request.options.scope is Scope.SPREAD_NUMA and (
                 min(units[node] for node in chosen) < share
                 or sum(units[node] > share for node in chosen) < larger
             ):
@@ -124,6 +124,6 @@ def test_half_of_thirty_two_sockets_of_two_numa_nodes_each_is_found_among_more_s
         cores=tuple(1 << cpu for cpu in range(4 * sockets)),
     )
     free = Free(machine.cpus, machine.cpus)
-    answer = place(machine, free, Request(2 * sockets, scope=scope))
+    answer = place(machine, free, Request(2 * sockets, PinningOptions(scope=scope)))
     assert isinstance(answer, Placement)
     assert (len(answer.packages), len(answer.numa_nodes)) == (sockets // 2, sockets)

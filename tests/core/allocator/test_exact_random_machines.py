@@ -55,14 +55,14 @@ def test_no_answer_is_worse_than_the_best_of_all_sets_of_cpus(
 
 def decided(request: Request, key: Key | None) -> tuple[int, ...] | None:
     """The part of a key that the VM's policy leaves open; `numa` takes whatever CPUs the nodes have."""
-    return key[:4] if key is not None and request.policy is Policy.NUMA else key
+    return key[:4] if key is not None and request.options.policy is Policy.NUMA else key
 
 
 def test_past_the_bound_on_shares_over_common_l3_groups_only_these_are_more_than_need_be() -> None:
     across = worse = 0
     for number in range(4_000):
         machine, free, request = random_case(number, 20)
-        if request.scope not in SPREAD_SCOPES:
+        if request.options.scope not in SPREAD_SCOPES:
             continue
         exact = place(machine, free, request)
         with (

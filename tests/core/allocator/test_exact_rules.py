@@ -83,14 +83,16 @@ def test_more_room_never_makes_an_answer_worse(case: Case, data: st.DataObject) 
     )
     after = key((machine, more, request))
     assert after is not None
-    if request.policy is not Policy.NUMA:  # which takes all the CPUs of its nodes, however many they become
+    if (
+        request.options.policy is not Policy.NUMA
+    ):  # which takes all the CPUs of its nodes, however many they become
         assert after <= before
 
 
 @given(cases | crowded)
 def test_a_smaller_vm_fits_where_a_larger_one_does(case: Case) -> None:
     machine, free, request = case
-    assume(request.vcpus > 1 and request.scope not in SPREAD_SCOPES and key(case) is not None)
+    assume(request.vcpus > 1 and request.options.scope not in SPREAD_SCOPES and key(case) is not None)
     assert key((machine, free, replace(request, vcpus=request.vcpus - 1))) is not None
     assert key((machine, free, replace(request, vcpus=1))) is not None
 

@@ -19,7 +19,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
-from kvplace.core.request import EmulatorThreads, Policy, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import BestKeys, Key, best_key, with_cpus
 from tests.core.allocator.shapes import SHAPES
@@ -33,20 +33,22 @@ WITH_MEMORY = {name for name, machine in SHAPES.items() if any(node.memory for n
 
 def usual_kinds(name: str) -> Iterator[Request]:
     """One request, of 1 vCPU, for every way of asking that is swept in the usual run."""
-    yield Request(1, scope=Scope.ANY)
+    yield Request(1, PinningOptions(scope=Scope.ANY))
     if name in LARGE:
         return
-    yield Request(1, scope=Scope.ANY, smt=Smt.REQUIRE)
-    yield Request(1, scope=Scope.ANY, smt=Smt.ISOLATE)
-    yield Request(1, scope=Scope.ONE_SOCKET, emulator_threads=EmulatorThreads.ISOLATE)
-    yield Request(1, scope=Scope.ONE_L3, smt=Smt.REQUIRE, emulator_threads=EmulatorThreads.ISOLATE)
-    yield Request(1, scope=Scope.SPREAD_NUMA)
-    yield Request(1, scope=Scope.SPREAD_SOCKETS, smt=Smt.REQUIRE)
-    yield Request(1, scope=Scope.ANY, policy=Policy.SHARE)
+    yield Request(1, PinningOptions(scope=Scope.ANY, smt=Smt.REQUIRE))
+    yield Request(1, PinningOptions(scope=Scope.ANY, smt=Smt.ISOLATE))
+    yield Request(1, PinningOptions(scope=Scope.ONE_SOCKET, emulator_threads=EmulatorThreads.ISOLATE))
+    yield Request(
+        1, PinningOptions(scope=Scope.ONE_L3, smt=Smt.REQUIRE, emulator_threads=EmulatorThreads.ISOLATE)
+    )
+    yield Request(1, PinningOptions(scope=Scope.SPREAD_NUMA))
+    yield Request(1, PinningOptions(scope=Scope.SPREAD_SOCKETS, smt=Smt.REQUIRE))
+    yield Request(1, PinningOptions(scope=Scope.ANY, policy=Policy.SHARE))
     if name in WITH_MEMORY:
         for scope in (Scope.ANY, Scope.ONE_SOCKET, Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA):
-            yield Request(1, scope=scope, memory=6 * GIB, huge_pages={GIB: 3})
-            yield Request(1, scope=scope, memory=4 * GIB, smt=Smt.REQUIRE)
+            yield Request(1, PinningOptions(scope=scope), memory=6 * GIB, huge_pages={GIB: 3})
+            yield Request(1, PinningOptions(scope=scope, smt=Smt.REQUIRE), memory=4 * GIB)
 
 
 def every_kind(name: str) -> Iterator[Request]:
@@ -62,18 +64,15 @@ def every_kind(name: str) -> Iterator[Request]:
         if policy is Policy.EXCLUSIVE or smt is not Smt.ISOLATE:
             yield Request(
                 1,
-                scope=scope,
-                policy=policy,
-                smt=smt,
-                emulator_threads=emulator,
+                PinningOptions(scope=scope, policy=policy, smt=smt, emulator_threads=emulator),
                 memory=memory * GIB,
                 huge_pages={GIB: pages} if pages else {},
             )
 
 
 def words(request: Request) -> str:
-    parts = [request.scope.value, request.policy.value, request.smt.value]
-    if request.emulator_threads is EmulatorThreads.ISOLATE:
+    parts = [request.options.scope.value, request.options.policy.value, request.options.smt.value]
+    if request.options.emulator_threads is EmulatorThreads.ISOLATE:
         parts.append("own emulator")
     if request.memory:
         parts.append(f"{request.memory // GIB}Gi")
@@ -112,7 +111,7 @@ def test_the_pool_of_the_best_numa_nodes_is_found_on_every_free_set(name: str, s
     empty = free_of(machine, Ledger())
     for cpus in range(machine.cpus + 1):
         for vcpus in range(1, machine.cpus.bit_count() + 1, 3):
-            request = Request(vcpus, scope=scope, policy=Policy.NUMA, memory=memory)
+            request = Request(vcpus, PinningOptions(scope=scope, policy=Policy.NUMA), memory=memory)
             free = with_cpus(empty, request, cpus)
             best = best_key(machine, free, request)
             found = key_of_answer(machine, free, request)

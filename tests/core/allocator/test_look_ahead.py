@@ -10,7 +10,7 @@ from kvplace.core.allocator.look_ahead import LARGE, damage_of
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
-from kvplace.core.request import Request, Scope
+from kvplace.core.request import PinningOptions, Request, Scope
 from tests.core.allocator.shapes import machine
 
 FREE = st.integers(0, 600)
@@ -60,7 +60,7 @@ SUB_NUMA = machine(
 
 def numa_nodes_and_cpus(free: str, vcpus: int) -> tuple[tuple[int, ...], int]:
     cpus = parse_cpu_list(free)
-    answer = place(SUB_NUMA, Free(cpus, cpus), Request(vcpus, Scope.ANY))
+    answer = place(SUB_NUMA, Free(cpus, cpus), Request(vcpus, PinningOptions(Scope.ANY)))
     assert isinstance(answer, Placement)
     return answer.numa_nodes, answer.cpus
 

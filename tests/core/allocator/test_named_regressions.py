@@ -18,7 +18,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
-from kvplace.core.request import Policy, Request, Scope, Smt
+from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.captured import captured_folder
 from tests.core.allocator.shapes import machine, slit
@@ -56,8 +56,10 @@ def test_nova_false_yes_a_part_of_nine_on_cells_of_eight_is_never_called_a_fit()
     """Nova's cache, keyed by ids that a fit overwrites, fits cells of 4, 4 and 9; the 9 are not pinned."""
     ledger = Ledger()
     for name in ("a", "b"):
-        ledger = with_vm(THREE_CELLS, ledger, name, Request(4, scope=Scope.ONE_NUMA))
-    answer = place(THREE_CELLS, free_of(THREE_CELLS, ledger), Request(9, scope=Scope.ONE_NUMA))
+        ledger = with_vm(THREE_CELLS, ledger, name, Request(4, PinningOptions(scope=Scope.ONE_NUMA)))
+    answer = place(
+        THREE_CELLS, free_of(THREE_CELLS, ledger), Request(9, PinningOptions(scope=Scope.ONE_NUMA))
+    )
     assert isinstance(answer, Refusal)
     assert answer.never
     assert answer.shortfall["missing"] == 1
@@ -65,7 +67,7 @@ def test_nova_false_yes_a_part_of_nine_on_cells_of_eight_is_never_called_a_fit()
 
 @pytest.mark.parametrize("scope", [Scope.ANY, Scope.SPREAD_NUMA])
 def test_nova_false_yes_every_vcpu_of_seventeen_over_three_cells_is_pinned(scope: Scope) -> None:
-    placement = placed(THREE_CELLS, free_of(THREE_CELLS, Ledger()), Request(17, scope=scope))
+    placement = placed(THREE_CELLS, free_of(THREE_CELLS, Ledger()), Request(17, PinningOptions(scope=scope)))
     assert len(placement.numa_nodes) == 3
     assert len(set(placement.vcpus)) == 17
 
@@ -82,13 +84,15 @@ def test_nova_false_no_a_fit_in_any_order_of_the_cells_is_found(free_of_cells: t
         memory=tuple((cell, count * GIB) for cell, count in enumerate(free_of_cells)),
     )
     everything = sum(free_of_cells)
-    placement = placed(THREE_CELLS, free, Request(everything, scope=Scope.ANY, memory=everything * GIB))
+    placement = placed(
+        THREE_CELLS, free, Request(everything, PinningOptions(scope=Scope.ANY), memory=everything * GIB)
+    )
     assert placement.cpus == pool
     assert placement.memory == {cell: count * GIB for cell, count in enumerate(free_of_cells)}
     two = sorted(free_of_cells)[1:]
     for request in (
-        Request(sum(two), scope=Scope.ANY, memory=sum(two) * GIB),
-        Request(2 * two[0], scope=Scope.SPREAD_NUMA, memory=2 * two[0] * GIB),
+        Request(sum(two), PinningOptions(scope=Scope.ANY), memory=sum(two) * GIB),
+        Request(2 * two[0], PinningOptions(scope=Scope.SPREAD_NUMA), memory=2 * two[0] * GIB),
     ):
         chosen = placed(THREE_CELLS, free, request).numa_nodes
         assert sorted(free_of_cells[cell] for cell in chosen) == two
@@ -99,7 +103,7 @@ def test_nova_stale_pins_cells_that_memory_rules_out_leave_no_pins_behind() -> N
     half = parse_cpu_list("0-3,8-11,16-19")
     for poor in range(3):
         free = Free(half, half, memory=tuple((cell, GIB * (cell != poor)) for cell in range(3)))
-        placement = placed(THREE_CELLS, free, Request(8, scope=Scope.ANY, memory=2 * GIB))
+        placement = placed(THREE_CELLS, free, Request(8, PinningOptions(scope=Scope.ANY), memory=2 * GIB))
         rich = tuple(cell for cell in range(3) if cell != poor)
         assert placement.numa_nodes == rich
         assert placement.vcpus == tuple(8 * cell + cpu for cell in rich for cpu in range(4))
@@ -107,7 +111,7 @@ def test_nova_stale_pins_cells_that_memory_rules_out_leave_no_pins_behind() -> N
 
 
 def test_nova_stale_pins_an_answer_knows_nothing_of_those_before_it() -> None:
-    request = Request(8, scope=Scope.ANY)
+    request = Request(8, PinningOptions(scope=Scope.ANY))
     answers = []
     for cpus in ("0-3,8-11", "8-11,16-19", "0-3,16-19", "0-3,8-11"):
         answers.append(placed(THREE_CELLS, only(THREE_CELLS, cpus), request))
@@ -125,7 +129,9 @@ def test_nova_permutations_ten_cells_and_one_vcpu_too_many_need_no_search() -> N
         memory=[8] * 10,
     )
     for scope, vcpus, memory in ((Scope.ANY, 81, 1), (Scope.SPREAD_NUMA, 80, 81), (Scope.SPREAD_NUMA, 81, 1)):
-        answer = place(ten, free_of(ten, Ledger()), Request(vcpus, scope=scope, memory=memory * GIB))
+        answer = place(
+            ten, free_of(ten, Ledger()), Request(vcpus, PinningOptions(scope=scope), memory=memory * GIB)
+        )
         assert isinstance(answer, Refusal)
 
 
@@ -138,10 +144,12 @@ def test_nova_five_vcpus_take_two_whole_cores_before_the_orphans() -> None:
 
 def test_nova_whole_cores_for_an_odd_count_leave_the_odd_thread_to_the_emulator() -> None:
     """Nova allows odd counts with `require` and leaves the sibling to whoever comes next."""
-    placement = placed(FOUR_CORES, only(FOUR_CORES, "1,2-7"), Request(5, smt=Smt.REQUIRE))
+    placement = placed(FOUR_CORES, only(FOUR_CORES, "1,2-7"), Request(5, PinningOptions(smt=Smt.REQUIRE)))
     assert placement.owned == placement.cpus == parse_cpu_list("2-7")
     assert placement.emulator_cpus == placement.cpus & ~mask_of(placement.vcpus)
-    assert isinstance(place(FOUR_CORES, only(FOUR_CORES, "1,3-7"), Request(5, smt=Smt.REQUIRE)), Refusal)
+    assert isinstance(
+        place(FOUR_CORES, only(FOUR_CORES, "1,3-7"), Request(5, PinningOptions(smt=Smt.REQUIRE))), Refusal
+    )
 
 
 @pytest.mark.parametrize("order", list(permutations(["8,40", "0,32", "16,48", "1,33"]))[::5])
@@ -154,9 +162,9 @@ def test_nova_order_of_cores_does_not_depend_on_how_they_were_listed(order: tupl
 
 def test_nova_memory_of_vms_that_own_no_cpus_counts_on_their_node_too() -> None:
     """Nova counts memory by cell for guests with cells alone; the others eat it, and pinned ones die."""
-    shares = Request(1, scope=Scope.ONE_NUMA, policy=Policy.SHARE, memory=6 * GIB)
+    shares = Request(1, PinningOptions(scope=Scope.ONE_NUMA, policy=Policy.SHARE), memory=6 * GIB)
     ledger = with_vm(THREE_CELLS, Ledger(), "shares", shares)
-    pinned = Request(2, scope=Scope.ONE_NUMA, memory=3 * GIB)
+    pinned = Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=3 * GIB)
     assert placed(THREE_CELLS, free_of(THREE_CELLS, ledger), pinned).numa_nodes == (1,)
     only_there = free_of(THREE_CELLS, ledger, only=parse_cpu_list("0-7"))
     assert isinstance(place(THREE_CELLS, only_there, pinned), Refusal)
@@ -175,10 +183,12 @@ def test_kubelet_mask_what_does_not_fit_a_socket_is_not_filled_up_from_another()
         cores=[f"{cpu},{cpu + 6}" for cpu in range(6)],
     )
     for scope in (Scope.ONE_SOCKET, Scope.ONE_NUMA, Scope.ONE_L3):
-        answer = place(two_sockets, free_of(two_sockets, Ledger()), Request(8, scope=scope))
+        answer = place(two_sockets, free_of(two_sockets, Ledger()), Request(8, PinningOptions(scope=scope)))
         assert isinstance(answer, Refusal)
         assert (answer.shortfall["best"], answer.shortfall["missing"]) == (6, 2)
-        assert placed(two_sockets, free_of(two_sockets, Ledger()), Request(6, scope=scope)).packages == (0,)
+        assert placed(
+            two_sockets, free_of(two_sockets, Ledger()), Request(6, PinningOptions(scope=scope))
+        ).packages == (0,)
 
 
 def test_kubelet_and_koordinator_know_no_distances_and_take_far_nodes_for_near_ones() -> None:
@@ -191,7 +201,10 @@ def test_kubelet_and_koordinator_know_no_distances_and_take_far_nodes_for_near_o
         distances=slit([10, 32, 12, 32], [32, 10, 32, 12], [12, 32, 10, 32], [32, 12, 32, 10]),
     )
     for scope in (Scope.ANY, Scope.ONE_SOCKET, Scope.SPREAD_NUMA):
-        assert placed(four, free_of(four, Ledger()), Request(8, scope=scope)).numa_nodes == (0, 2)
+        assert placed(four, free_of(four, Ledger()), Request(8, PinningOptions(scope=scope))).numa_nodes == (
+            0,
+            2,
+        )
 
 
 def test_kubelet_hybrid_a_cpu_in_use_is_not_given_away_a_second_time() -> None:
@@ -203,7 +216,7 @@ def test_kubelet_hybrid_a_cpu_in_use_is_not_given_away_a_second_time() -> None:
         cores=[*(f"{cpu},{cpu + 8}" for cpu in range(8)), *(str(cpu) for cpu in range(16, 24))],
     )
     for smt in Smt:
-        placement = placed(hybrid, only(hybrid, "9-23"), Request(2, smt=smt))
+        placement = placed(hybrid, only(hybrid, "9-23"), Request(2, PinningOptions(smt=smt)))
         assert not (placement.cpus | placement.owned) & ~parse_cpu_list("9-23")
 
 
@@ -215,7 +228,7 @@ def test_kubelet_uneven_sockets_the_free_cpus_of_both_are_counted_truly() -> Non
         l3=["0-7", "8-11"],
         cores=[str(cpu) for cpu in range(12)],
     )
-    placement = placed(uneven, only(uneven, "2-7,9-11"), Request(8, scope=Scope.ANY))
+    placement = placed(uneven, only(uneven, "2-7,9-11"), Request(8, PinningOptions(scope=Scope.ANY)))
     assert placement.cpus.bit_count() == 8
     assert not placement.cpus & ~parse_cpu_list("2-7,9-11")
     assert isinstance(place(uneven, only(uneven, "2-7,9-11"), Request(8)), Refusal)
@@ -230,7 +243,7 @@ def test_kubelet_l3_the_half_group_that_just_fits_is_taken_and_the_whole_one_kep
         cores=[f"{cpu}-{cpu + 1}" for cpu in range(0, 32, 2)],
         distances=slit([10, 12], [12, 10]),
     )
-    placement = placed(two_nodes, only(two_nodes, "0-7,16-19"), Request(4, scope=Scope.ANY))
+    placement = placed(two_nodes, only(two_nodes, "0-7,16-19"), Request(4, PinningOptions(scope=Scope.ANY)))
     assert placement.cpus == parse_cpu_list("16-19")
 
 
@@ -240,14 +253,14 @@ def test_kubelet_l3_the_half_group_that_just_fits_is_taken_and_the_whole_one_kep
 @pytest.mark.parametrize("smt", [Smt.REQUIRE, Smt.ISOLATE])
 def test_koordinator_sibling_leak_the_siblings_of_whole_cores_go_to_nobody_else(smt: Smt) -> None:
     """Its exclusive policy binds only those that ask for it too: an ordinary pod is given the siblings."""
-    ledger = with_vm(FOUR_CORES, Ledger(), "first", Request(3, smt=smt))
+    ledger = with_vm(FOUR_CORES, Ledger(), "first", Request(3, PinningOptions(smt=smt)))
     whole = 0b1111 if smt is Smt.REQUIRE else 0b111111
     assert ledger.owned == whole
     for policy in (Policy.EXCLUSIVE, Policy.SHARE, Policy.IMMOVABLE, Policy.NUMA):
         free = free_of(FOUR_CORES, ledger)
-        assert not placed(FOUR_CORES, free, Request(2, policy=policy)).cpus & whole
+        assert not placed(FOUR_CORES, free, Request(2, PinningOptions(policy=policy))).cpus & whole
         left = 8 - whole.bit_count()
-        assert isinstance(place(FOUR_CORES, free, Request(left + 1, policy=policy)), Refusal)
+        assert isinstance(place(FOUR_CORES, free, Request(left + 1, PinningOptions(policy=policy))), Refusal)
 
 
 def test_crane_sparse_node_ids_are_ids_and_not_places_in_a_list() -> None:
@@ -271,7 +284,9 @@ def test_crane_sparse_node_ids_are_ids_and_not_places_in_a_list() -> None:
         l3_groups=tuple(map(parse_cpu_list, nodes.values())),
         cores=tuple(1 << cpu for cpu in range(12)),
     )
-    placement = placed(sparse, free_of(sparse, Ledger()), Request(8, scope=Scope.ANY, memory=8 * GIB))
+    placement = placed(
+        sparse, free_of(sparse, Ledger()), Request(8, PinningOptions(scope=Scope.ANY), memory=8 * GIB)
+    )
     assert placement.numa_nodes == (0, 252)
     assert placement.memory == {0: 4 * GIB, 252: 4 * GIB}
     assert placement.packages == (3,)
@@ -280,7 +295,9 @@ def test_crane_sparse_node_ids_are_ids_and_not_places_in_a_list() -> None:
 @pytest.mark.parametrize("scope", [Scope.ANY, Scope.ONE_SOCKET, Scope.ONE_NUMA])
 def test_crane_worst_fit_the_node_that_just_fits_is_taken_and_the_empty_one_kept(scope: Scope) -> None:
     """Crane takes the NUMA node with the most free CPUs, and so leaves no whole one for large VMs."""
-    placement = placed(THREE_CELLS, only(THREE_CELLS, "0-7,12-15,16-22"), Request(4, scope=scope))
+    placement = placed(
+        THREE_CELLS, only(THREE_CELLS, "0-7,12-15,16-22"), Request(4, PinningOptions(scope=scope))
+    )
     assert placement.cpus == parse_cpu_list("12-15")
 
 
@@ -295,7 +312,7 @@ def test_crane_accounts_memory_is_counted_as_memory_and_given_back_to_the_byte()
         pages=[3, 5],
     )
     empty = free_of(paged, Ledger())
-    request = Request(3, scope=Scope.ONE_NUMA, memory=2 * GIB + 4097, huge_pages={GIB: 2})
+    request = Request(3, PinningOptions(scope=Scope.ONE_NUMA), memory=2 * GIB + 4097, huge_pages={GIB: 2})
     ledger = with_vm(paged, Ledger(), "vm", request)
     (claim,) = ledger.claims.values()
     (node,) = claim.memory
@@ -324,7 +341,9 @@ def test_katalyst_l3_a_whole_group_on_another_node_is_better_than_two_parts_on_t
         cores=[str(cpu) for cpu in range(16)],
     )
     for scope in (Scope.ANY, Scope.ONE_NUMA, Scope.ONE_L3):
-        placement = placed(two_nodes, only(two_nodes, "0-1,4-5,8-14"), Request(4, scope=scope))
+        placement = placed(
+            two_nodes, only(two_nodes, "0-1,4-5,8-14"), Request(4, PinningOptions(scope=scope))
+        )
         assert placement.cpus == parse_cpu_list("8-11")
 
 
@@ -353,10 +372,10 @@ def test_kubevirt_huge_pages_are_split_as_the_nodes_have_them_and_not_in_halves(
         memory=[8, 8],
         pages=[3, 5],
     )
-    request = Request(6, scope=Scope.SPREAD_NUMA, memory=8 * GIB, huge_pages={GIB: 8})
+    request = Request(6, PinningOptions(scope=Scope.SPREAD_NUMA), memory=8 * GIB, huge_pages={GIB: 8})
     placement = placed(paged, free_of(paged, Ledger()), request)
     assert placement.huge_pages == {0: {GIB: 3}, 1: {GIB: 5}}
-    nine = Request(6, scope=Scope.SPREAD_NUMA, memory=9 * GIB, huge_pages={GIB: 9})
+    nine = Request(6, PinningOptions(scope=Scope.SPREAD_NUMA), memory=9 * GIB, huge_pages={GIB: 9})
     assert isinstance(place(paged, free_of(paged, Ledger()), nine), Refusal)
 
 
@@ -378,7 +397,9 @@ def test_wherever_the_kubelet_places_a_vm_it_is_placed_here_on_no_more_sockets_a
             if scope is not Scope.ANY and all(expected & ~domain.cpus for domain in domains):
                 continue
             smt = Smt.REQUIRE if options.get("full_pcpus_only") else Smt.PREFER
-            request = Request(int(row["cpu_request"].removesuffix("000m")), scope=scope, smt=smt)
+            request = Request(
+                int(row["cpu_request"].removesuffix("000m")), PinningOptions(scope=scope, smt=smt)
+            )
             placement = placed(on, Free(cpus, cpus), request)
             assert len(placement.packages) <= len(on.packages_of(expected)), row["description"]
             assert len(placement.numa_nodes) <= len(on.nodes_of(expected)), row["description"]
@@ -397,7 +418,9 @@ def test_where_the_kubelet_lacks_cpus_a_vm_is_refused_here_too() -> None:
             vcpus = int(row["cpu_request"].removesuffix("000m"))
             if whole and vcpus == 1:  # an odd count of whole cores is no error here
                 continue
-            request = Request(vcpus, scope=Scope.ANY, smt=Smt.REQUIRE if whole else Smt.PREFER)
+            request = Request(
+                vcpus, PinningOptions(scope=Scope.ANY, smt=Smt.REQUIRE if whole else Smt.PREFER)
+            )
             assert isinstance(place(on, Free(cpus, cpus), request), Refusal), row["description"]
             refused += 1
     assert refused > 4
@@ -432,4 +455,4 @@ def test_a_sharing_vm_sits_on_whole_cores_however_many_groups_of_single_threads_
     # One thread of each core is free, in the last group both; another VM shares the first CPU.
     pool = mask_of((*range(0, last, 2), *range(last, last + 8)))
     free = Free(cpus=pool & ~1, pool=pool, uses=((0, 1),))
-    assert placed(on, free, Request(8, policy=Policy.SHARE)).cpus == 0xFF << last
+    assert placed(on, free, Request(8, PinningOptions(policy=Policy.SHARE))).cpus == 0xFF << last

@@ -12,7 +12,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Reason, Refusal
-from kvplace.core.request import EmulatorThreads, Policy, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.allocator.random_cases import random_case, scarce_memory_case
 from tests.core.claims import with_vm
@@ -58,55 +58,55 @@ def left(free: str, taken_memory: dict[int, int] | None = None) -> Free:
         ),
         (
             left("0-2,4-7,20,21"),
-            Request(8, scope=Scope.ONE_NUMA),
+            Request(8, PinningOptions(scope=Scope.ONE_NUMA)),
             Reason.NO_NUMA_NODE_FITS,
             "no NUMA node with 8 free CPUs, best 6 on numa 1",
         ),
         (
             left("0-31"),
-            Request(5, scope=Scope.ONE_L3),
+            Request(5, PinningOptions(scope=Scope.ONE_L3)),
             Reason.NO_L3_FITS,
             "no L3 group with 5 free CPUs, best 4 on L3 group 0",
         ),
         (
             left("0-31"),
-            Request(33, scope=Scope.ANY),
+            Request(33, PinningOptions(scope=Scope.ANY)),
             Reason.NO_NODE_FITS,
             "no machine with 33 free CPUs, best 32 on the machine",
         ),
         (
             left("0-3,16"),
-            Request(2, smt=Smt.ISOLATE),
+            Request(2, PinningOptions(smt=Smt.ISOLATE)),
             Reason.NO_SOCKET_FITS,
             "no socket with 2 whole free cores, best 1 on socket 0",
         ),
         (
             left("0-3,16"),
-            Request(3, smt=Smt.REQUIRE),
+            Request(3, PinningOptions(smt=Smt.REQUIRE)),
             Reason.NO_SOCKET_FITS,
             "no socket with 3 free CPUs on whole cores, best 2 on socket 0",
         ),
         (
             left("1-3"),
-            Request(1, smt=Smt.REQUIRE),
+            Request(1, PinningOptions(smt=Smt.REQUIRE)),
             Reason.NO_SOCKET_FITS,
             "no socket with 1 free CPU on whole cores, best 0 on socket 0",
         ),
         (
             left("0-3"),
-            Request(4, emulator_threads=EmulatorThreads.ISOLATE),
+            Request(4, PinningOptions(emulator_threads=EmulatorThreads.ISOLATE)),
             Reason.NO_SOCKET_FITS,
             "no socket with 5 free CPUs, best 4 on socket 0",
         ),
         (
             left("0"),
-            Request(2, policy=Policy.SHARE),
+            Request(2, PinningOptions(policy=Policy.SHARE)),
             Reason.NO_SOCKET_FITS,
             "no socket with 2 CPUs of the shared pool, best 1 on socket 0",
         ),
         (
             left("0-31"),
-            Request(2, scope=Scope.ONE_NUMA, memory=17 * GIB),
+            Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=17 * GIB),
             Reason.NOT_ENOUGH_MEMORY,
             "no NUMA node with 2 free CPUs and 17Gi of free memory, best 16Gi on numa 0",
         ),
@@ -127,7 +127,7 @@ def left(free: str, taken_memory: dict[int, int] | None = None) -> Free:
         ),
         (
             left("0-31"),
-            Request(2, scope=Scope.ONE_NUMA, memory=9 * GIB, huge_pages={GIB: 9}),
+            Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=9 * GIB, huge_pages={GIB: 9}),
             Reason.NOT_ENOUGH_HUGE_PAGES,
             "no NUMA node with 9 free huge pages of 1Gi, best 8 on numa 3",
         ),
@@ -145,13 +145,13 @@ def left(free: str, taken_memory: dict[int, int] | None = None) -> Free:
         ),
         (
             left("0-3,12"),
-            Request(2, scope=Scope.ONE_NUMA, memory=4 * GIB, huge_pages={GIB: 4}),
+            Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=4 * GIB, huge_pages={GIB: 4}),
             Reason.NOT_ENOUGH_HUGE_PAGES,
             "no NUMA node with 2 free CPUs and 4 free huge pages of 1Gi, best 0 on numa 0",
         ),
         (
             left("0-31", {3: 16 * GIB}),
-            Request(2, scope=Scope.ONE_NUMA, memory=5 * GIB, huge_pages={GIB: 4}),
+            Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=5 * GIB, huge_pages={GIB: 4}),
             Reason.NOT_ENOUGH_MEMORY,
             "no NUMA node with 2 free CPUs and 1Gi of free memory, best 0 on numa 3",
         ),
@@ -167,7 +167,7 @@ def test_the_sentence_names_constraint_shortfall_and_the_nearest_place(
 
 
 def test_the_numbers_of_the_sentence_are_there_for_programs_too() -> None:
-    answer = place(MACHINE, left("0-2,4-7,20,21"), Request(8, scope=Scope.ONE_NUMA))
+    answer = place(MACHINE, left("0-2,4-7,20,21"), Request(8, PinningOptions(scope=Scope.ONE_NUMA)))
     assert isinstance(answer, Refusal)
     assert answer.shortfall == {"needed": 8, "best": 6, "missing": 2, "where": "numa 1"}
     assert not answer.never
@@ -178,12 +178,12 @@ def test_a_vm_larger_than_the_machine_is_hopeless_and_one_that_only_waits_is_not
     for request, never in (
         (Request(16), False),
         (Request(17), True),
-        (Request(17, scope=Scope.ANY), False),
+        (Request(17, PinningOptions(scope=Scope.ANY)), False),
         (Request(2, memory=41 * GIB), True),
-        (Request(2, scope=Scope.ONE_NUMA, huge_pages={GIB: 9}, memory=9 * GIB), True),
-        (Request(8, smt=Smt.ISOLATE), False),
-        (Request(9, smt=Smt.ISOLATE), True),
-        (Request(16, emulator_threads=EmulatorThreads.ISOLATE), True),
+        (Request(2, PinningOptions(scope=Scope.ONE_NUMA), huge_pages={GIB: 9}, memory=9 * GIB), True),
+        (Request(8, PinningOptions(smt=Smt.ISOLATE)), False),
+        (Request(9, PinningOptions(smt=Smt.ISOLATE)), True),
+        (Request(16, PinningOptions(emulator_threads=EmulatorThreads.ISOLATE)), True),
     ):
         answer = place(MACHINE, full, request)
         assert isinstance(answer, Refusal)
@@ -196,12 +196,12 @@ def test_a_vm_larger_than_the_machine_is_hopeless_and_one_that_only_waits_is_not
 def test_cpus_that_only_look_free_are_counted_as_those_of_vms_that_share(vms: int, more: str) -> None:
     ledger = Ledger()
     for number in range(vms):
-        ledger = with_vm(MACHINE, ledger, f"shares-{number}", Request(1, policy=Policy.SHARE))
-    asked = Request(8, scope=Scope.ONE_NUMA)
+        ledger = with_vm(MACHINE, ledger, f"shares-{number}", Request(1, PinningOptions(policy=Policy.SHARE)))
+    asked = Request(8, PinningOptions(scope=Scope.ONE_NUMA))
     answer = place(MACHINE, free_of(MACHINE, ledger, only=parse_cpu_list("0-3,16-18")), asked)
     assert isinstance(answer, Refusal)
     assert answer.message.startswith(f"no NUMA node with 8 free CPUs, best {7 - vms} on numa 0{more}")
-    sharing = Request(8, scope=Scope.ONE_NUMA, policy=Policy.SHARE)
+    sharing = Request(8, PinningOptions(scope=Scope.ONE_NUMA, policy=Policy.SHARE))
     there = place(MACHINE, free_of(MACHINE, ledger, only=parse_cpu_list("0-3,16-18")), sharing)
     assert isinstance(there, Refusal)
     assert there.message == "no NUMA node with 8 CPUs of the shared pool, best 7 on numa 0"
@@ -212,7 +212,7 @@ def test_the_largest_vm_that_could_be_spread_is_named_when_the_shares_do_not_com
     for seed in range(1, 1500, 3):
         machine, free, request = (random_case, scarce_memory_case)[seed % 2](seed, 32)
         scope = (Scope.SPREAD_NUMA, Scope.SPREAD_SOCKETS)[seed // 3 % 2]
-        request = replace(request, scope=scope, policy=Policy.EXCLUSIVE)
+        request = replace(request, options=replace(request.options, scope=scope, policy=Policy.EXCLUSIVE))
         answer = place(machine, free, request)
         if isinstance(answer, Refusal) and "equal shares" in answer.message:
             seen += 1

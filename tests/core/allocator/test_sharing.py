@@ -13,13 +13,13 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import Placement
-from kvplace.core.request import Policy, Request, Scope
+from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.machines.shipped import read_machine
 from tests.core.claims import with_vm
 
 MACHINE = read_machine("2x-epyc-7763-nps4")
 """Eight NUMA nodes with 30 CPUs each to give out."""
-DESKTOP = Request(4, scope=Scope.ONE_NUMA, policy=Policy.NUMA)
+DESKTOP = Request(4, PinningOptions(scope=Scope.ONE_NUMA, policy=Policy.NUMA))
 
 
 def placed(ledger: Ledger, request: Request) -> Placement:
@@ -50,7 +50,7 @@ def test_a_crowded_machine_has_its_vms_of_policy_numa_evenly_on_all_nodes() -> N
 
 
 def test_a_pool_is_opened_where_exclusive_vms_have_left_no_whole_node_anyway() -> None:
-    ledger = with_vm(MACHINE, Ledger(), "owner", Request(14, scope=Scope.ONE_NUMA))
+    ledger = with_vm(MACHINE, Ledger(), "owner", Request(14, PinningOptions(scope=Scope.ONE_NUMA)))
     pool = placed(ledger, DESKTOP)
     assert pool.numa_nodes == (0,)
     assert not pool.cpus & ledger.owned
@@ -59,7 +59,7 @@ def test_a_pool_is_opened_where_exclusive_vms_have_left_no_whole_node_anyway() -
 def test_a_pool_counts_the_vcpus_of_vms_that_name_its_cpus() -> None:
     ledger, nodes = desktops(5)
     assert nodes == [0] * 5
-    naming = Request(8, scope=Scope.ONE_NUMA, policy=Policy.SHARE)
+    naming = Request(8, PinningOptions(scope=Scope.ONE_NUMA, policy=Policy.SHARE))
     on_the_pool = free_of(MACHINE, ledger, only=MACHINE.node_by_id[0].cpus)
     claim = ledger.claims["uid-desktop-0"]
     named = place(MACHINE, on_the_pool, naming)
@@ -70,7 +70,7 @@ def test_a_pool_counts_the_vcpus_of_vms_that_name_its_cpus() -> None:
 
 
 def test_cpus_that_come_free_join_no_pool_that_is_there_but_the_next_vm_s() -> None:
-    ledger = with_vm(MACHINE, Ledger(), "owner", Request(14, scope=Scope.ONE_NUMA))
+    ledger = with_vm(MACHINE, Ledger(), "owner", Request(14, PinningOptions(scope=Scope.ONE_NUMA)))
     ledger = with_vm(MACHINE, ledger, "first", DESKTOP)
     ledger = ledger.after(LedgerChange(releases=("uid-owner",)))
     assert ledger.claims["uid-first"].cpus.bit_count() == 16
@@ -81,7 +81,9 @@ def test_cpus_that_come_free_join_no_pool_that_is_there_but_the_next_vm_s() -> N
 def test_vms_that_name_shared_cpus_are_dealt_over_the_least_used(policy: Policy) -> None:
     ledger, scope = Ledger(), Scope.ONE_SOCKET
     for number in range(90):  # on 120 CPUs of each socket
-        ledger = with_vm(MACHINE, ledger, f"vm-{number}", Request(8, scope=scope, policy=policy))
+        ledger = with_vm(
+            MACHINE, ledger, f"vm-{number}", Request(8, PinningOptions(scope=scope, policy=policy))
+        )
     used = ledger.shared_use
     allocatable = MACHINE.allocatable
     assert mask_of(used) == allocatable
@@ -89,8 +91,8 @@ def test_vms_that_name_shared_cpus_are_dealt_over_the_least_used(policy: Policy)
 
 
 def test_an_exclusive_vm_never_gets_what_a_sharing_one_names() -> None:
-    ledger = with_vm(MACHINE, Ledger(), "shares", Request(5, policy=Policy.SHARE))
-    owner = placed(ledger, Request(20, scope=Scope.ONE_NUMA))
+    ledger = with_vm(MACHINE, Ledger(), "shares", Request(5, PinningOptions(policy=Policy.SHARE)))
+    owner = placed(ledger, Request(20, PinningOptions(scope=Scope.ONE_NUMA)))
     assert not owner.owned & ledger.claims["uid-shares"].cpus
 
 
@@ -106,7 +108,7 @@ def test_an_exclusive_vm_never_gets_what_a_sharing_one_names() -> None:
 def test_a_node_is_not_crowded_with_sharing_vms_while_another_has_cpus_that_nobody_uses(
     policy: Policy, strategy: Strategy
 ) -> None:
-    request = Request(4, scope=Scope.ONE_NUMA, policy=policy)
+    request = Request(4, PinningOptions(scope=Scope.ONE_NUMA, policy=policy))
     nodes = {"a": Ledger(), "b": Ledger()}
     chosen: Counter[str] = Counter()
     for number in range(2 * 56):  # on 240 CPUs of each: 7 VMs in each of 8 pools have a CPU for each vCPU
@@ -123,7 +125,7 @@ def test_a_node_is_not_crowded_with_sharing_vms_while_another_has_cpus_that_nobo
 
 
 def test_pack_puts_two_sharing_vms_to_a_cpu_before_it_takes_cpus_of_another_node() -> None:
-    request = Request(4, policy=Policy.SHARE)
+    request = Request(4, PinningOptions(policy=Policy.SHARE))
     nodes = {"a": Ledger(), "b": Ledger()}
     for number in range(130):  # 120 of them are two to each of the 240 CPUs of a node
         found = [

@@ -23,8 +23,8 @@ def key_of_valid(machine: Topology, free: Free, request: Request, placement: Pla
     check_memory(free, request, placement)
     touched = placement.cpus | placement.owned
     near = touched
-    if request.policy is not Policy.NUMA and len(placement.numa_nodes) > units(request):
-        (domain,) = (domain for domain in domains(machine, request.scope) if not touched & ~domain)
+    if request.options.policy is not Policy.NUMA and len(placement.numa_nodes) > units(request):
+        (domain,) = (domain for domain in domains(machine, request.options.scope) if not touched & ~domain)
         near = domain & mask_of_nodes([machine.node_by_id[node] for node in placement.numa_nodes])
     return key_of(machine, touched, placement.numa_nodes, near)
 
@@ -32,26 +32,26 @@ def key_of_valid(machine: Topology, free: Free, request: Request, placement: Pla
 def check_cpus(machine: Topology, free: Free, request: Request, placement: Placement) -> None:
     """The VM has as many CPUs as it asked for, of those that are free for it, and owns what it must."""
     cpus, owned, vcpus = placement.cpus, placement.owned, mask_of(placement.vcpus)
-    assert placement.policy is request.policy
-    assert placement.numa_memory is (request.numa_memory if free.memory else NumaMemory.OFF)
+    assert placement.policy is request.options.policy
+    assert placement.numa_memory is (request.options.numa_memory if free.memory else NumaMemory.OFF)
     assert not cpus & ~(free.cpus if request.owns_cpus else free.pool)
     assert not owned & ~free.cpus
     assert not vcpus & ~cpus
     assert not cpus & machine.reserved
-    if request.policy is Policy.NUMA:
+    if request.options.policy is Policy.NUMA:
         assert placement.vcpus == ()
         assert owned == 0
         assert cpus.bit_count() >= request.vcpus
         return
     assert len(placement.vcpus) == request.vcpus == vcpus.bit_count()
-    need = request.vcpus + (request.emulator_threads is EmulatorThreads.ISOLATE)
+    need = request.vcpus + (request.options.emulator_threads is EmulatorThreads.ISOLATE)
     cores = [core for core in machine.cores if core & cpus]
-    if request.smt is not Smt.PREFER:
+    if request.options.smt is not Smt.PREFER:
         available = free.cpus if request.owns_cpus else free.pool
         assert not any(core & ~available for core in cores)
         assert all(core in machine.undivided_cores for core in cores)
     whole = mask_of(cpu for core in cores for cpu in cpus_of(core))
-    match request.smt:
+    match request.options.smt:
         case Smt.PREFER:
             assert cpus.bit_count() == need
         case Smt.REQUIRE:
@@ -63,13 +63,13 @@ def check_cpus(machine: Topology, free: Free, request: Request, placement: Place
     if not request.owns_cpus:
         assert owned == 0
     else:
-        assert owned == (cpus if request.smt is Smt.PREFER else whole)
+        assert owned == (cpus if request.options.smt is Smt.PREFER else whole)
 
 
 def check_domains(machine: Topology, free: Free, request: Request, placement: Placement) -> None:
     """The scope holds, shares are equal, and the placement names the domains that it uses, all of them."""
     touched = placement.cpus | placement.owned
-    inside = [domain for domain in domains(machine, request.scope) if not touched & ~domain]
+    inside = [domain for domain in domains(machine, request.options.scope) if not touched & ~domain]
     assert inside
     assert placement.packages == machine.packages_of(touched)
     assert placement.l3_groups == tuple(n for n, l3 in enumerate(machine.l3_groups) if l3 & touched)
@@ -82,10 +82,10 @@ def check_domains(machine: Topology, free: Free, request: Request, placement: Pl
         assert len(nodes) > units(request)
         usable = whole_cores(machine, free, request)
         assert all(node.cpus & inside[0] & usable for node in nodes)
-    if request.policy is Policy.NUMA:
+    if request.options.policy is Policy.NUMA:
         pool = mask_of_nodes(nodes) & free.pool
         assert any(placement.cpus == pool & domain for domain in inside)
-    elif request.scope in SPREADS:
+    elif request.options.scope in SPREADS:
         check_shares(machine, request, placement)
 
 
@@ -93,13 +93,13 @@ def check_shares(machine: Topology, request: Request, placement: Placement) -> N
     """No socket or NUMA node carries two threads more than another that carries any."""
     parts = (
         [package.cpus for package in machine.packages]
-        if request.scope is Scope.SPREAD_SOCKETS
+        if request.options.scope is Scope.SPREAD_SOCKETS
         else [node.cpus for node in machine.numa_nodes]
     )
     vcpus = mask_of(placement.vcpus)
     used = [part for part in parts if part & placement.cpus]
     shares = [(part & vcpus).bit_count() for part in used]
-    if request.emulator_threads is not EmulatorThreads.ISOLATE:
+    if request.options.emulator_threads is not EmulatorThreads.ISOLATE:
         assert max(shares) - min(shares) <= 1
         return
     # One unit more is the emulator's; of left-over threads any may be it.
@@ -122,14 +122,14 @@ def check_emulator(machine: Topology, request: Request, placement: Placement) ->
         mask_of(cpu for node in placement.numa_nodes for cpu in cpus_of(machine.node_by_id[node].cpus))
         & machine.reserved
     )
-    if request.policy is Policy.NUMA:
+    if request.options.policy is Policy.NUMA:
         assert emulator in (near, machine.reserved, placement.cpus)
-    elif request.emulator_threads is EmulatorThreads.ISOLATE:
+    elif request.options.emulator_threads is EmulatorThreads.ISOLATE:
         assert emulator == spare
     elif spare:  # the odd thread of a core that is owned whole
-        assert request.smt is Smt.REQUIRE
+        assert request.options.smt is Smt.REQUIRE
         assert emulator == spare
-    elif request.emulator_threads is EmulatorThreads.WITH_VCPUS:
+    elif request.options.emulator_threads is EmulatorThreads.WITH_VCPUS:
         assert emulator == vcpus
     else:
         assert emulator == (near or machine.reserved or vcpus)
@@ -144,7 +144,7 @@ def check_memory(free: Free, request: Request, placement: Placement) -> None:
         room = [max(0, free.pages_by_node.get((node, size), 0)) for node in nodes]
         check_split([pages.get((node, size), 0) for node in nodes], room, count, 1)
     assert {size for _, size in pages} <= set(request.huge_pages)
-    if not free.memory or not request.memory or request.numa_memory is NumaMemory.OFF:
+    if not free.memory or not request.memory or request.options.numa_memory is NumaMemory.OFF:
         assert placement.memory == {}
         return
     assert set(placement.memory) == set(nodes)
@@ -166,6 +166,6 @@ def check_split(shares: list[int], room: list[int], amount: int, slack: int) -> 
 def whole_cores(machine: Topology, free: Free, request: Request) -> int:
     """The CPUs that may carry a thread of the VM."""
     available = free.cpus if request.owns_cpus else free.pool
-    if request.smt is Smt.PREFER:
+    if request.options.smt is Smt.PREFER:
         return available
     return mask_of(cpu for core in machine.undivided_cores if not core & ~available for cpu in cpus_of(core))

@@ -68,7 +68,7 @@ def check_sound(node: ClusterNode, occupants: Sequence[Occupant]) -> None:
     for vm in occupants:
         others = [claim_of(other.id, other.placement) for other in occupants if other is not vm]
         free = free_of(node.topology, Ledger(), others, only=node.only)
-        if vm.request.owns_cpus or vm.request.smt is Smt.PREFER:
+        if vm.request.owns_cpus or vm.request.options.smt is Smt.PREFER:
             check_cpus(node.topology, free, vm.request, vm.placement)
         else:  # whole cores when it came; their other threads may have found an owner since
             assert not vm.placement.cpus & ~free.pool

@@ -18,7 +18,7 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import Occupant, claim_of, within
 from kvplace.core.placement import Placement
-from kvplace.core.request import Policy, Request, Scope
+from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.allocator.running import occupied
 from tests.core.cluster.clusters import ANY_REQUEST, check_sound, clusters, one_by_one, wanted_vms
@@ -47,7 +47,10 @@ def nodes(*topologies: Topology) -> list[ClusterNode]:
 
 
 def vms(*sizes: int, scope: Scope = Scope.ONE_NUMA) -> list[Wanted]:
-    return [Wanted(f"vm-{number}", Request(size, scope=scope)) for number, size in enumerate(sizes)]
+    return [
+        Wanted(f"vm-{number}", Request(size, PinningOptions(scope=scope)))
+        for number, size in enumerate(sizes)
+    ]
 
 
 def occupants_of(node: ClusterNode, found: Plan, wanted: Sequence[Wanted]) -> list[Occupant]:
@@ -105,7 +108,9 @@ def test_nor_where_many_vms_compete_for_little_room(seed: int) -> None:
         Wanted(
             f"vm-{number}",
             Request(
-                chance.randint(1, 8), scope=chance.choice(list(Scope)), memory=chance.randint(0, 9) * GIB
+                chance.randint(1, 8),
+                PinningOptions(scope=chance.choice(list(Scope))),
+                memory=chance.randint(0, 9) * GIB,
             ),
         )
         for number in range(chance.randint(8, 16))
@@ -185,8 +190,8 @@ def test_of_as_many_vms_those_with_more_vcpus_are_placed() -> None:
 def test_vms_that_need_the_nodes_with_much_memory_get_them() -> None:
     cluster = nodes(machine(8, memory=8 * GIB), machine(8, memory=64 * GIB))
     wanted = [
-        Wanted("small", Request(8, scope=Scope.ONE_NUMA, memory=4 * GIB)),
-        Wanted("large", Request(8, scope=Scope.ONE_NUMA, memory=32 * GIB)),
+        Wanted("small", Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=4 * GIB)),
+        Wanted("large", Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=32 * GIB)),
     ]
     for order in (wanted, wanted[::-1]):
         found = plan(cluster, order)
@@ -196,7 +201,7 @@ def test_vms_that_need_the_nodes_with_much_memory_get_them() -> None:
 def strewn(numa_nodes: int = 2) -> ClusterNode:
     """NUMA nodes of four CPUs, half of each taken by a VM that runs there."""
     topology = machine(*[4] * numa_nodes)
-    request = Request(2, scope=Scope.ONE_NUMA)
+    request = Request(2, PinningOptions(scope=Scope.ONE_NUMA))
     running = []
     for number in range(numa_nodes):
         found = place(topology, within(free_of(topology, Ledger()), 0b11 << 4 * number), request)
@@ -225,7 +230,9 @@ def test_room_is_made_for_one_vm_after_the_other() -> None:
 def test_a_vm_that_must_not_move_does_not() -> None:
     node = strewn()
     fixed = tuple(
-        Occupant(vm.id, Request(2, scope=Scope.ONE_NUMA, policy=Policy.IMMOVABLE), vm.placement)
+        Occupant(
+            vm.id, Request(2, PinningOptions(scope=Scope.ONE_NUMA, policy=Policy.IMMOVABLE)), vm.placement
+        )
         for vm in node.running
     )
     assert not plan([ClusterNode("node", node.topology, fixed)], vms(4), make_room=True).moves

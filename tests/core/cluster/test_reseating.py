@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import Draft, Shape, shapes_of
 from kvplace.core.cluster.reseating import let_in, trade
-from kvplace.core.request import Request, Scope
+from kvplace.core.request import PinningOptions, Request, Scope
 from tests.core.cluster.test_planning import machine
 
 
 def shapes(*sizes: int) -> list[Shape]:
-    return shapes_of([Request(size, scope=Scope.ONE_NUMA) for size in sizes])
+    return shapes_of([Request(size, PinningOptions(scope=Scope.ONE_NUMA)) for size in sizes])
 
 
 def seated(nodes: Sequence[int], shapes: Sequence[Shape], seats: Mapping[int, int]) -> Draft:

@@ -12,7 +12,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.drawing.core_map import Cell, CellState, core_map_document, draw
 from kvplace.core.drawing.occupancy import label_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.request import Policy, Request, Scope, Smt
+from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from tests.core.claims import with_vm
@@ -28,7 +28,9 @@ def _cell(topology: Topology, ledger: Ledger, cpu: int) -> Cell:
 def test_every_thread_of_a_machine_is_drawn_exactly_once(name: str, smts: list[Smt]) -> None:
     machine, ledger = read_machine(name), Ledger()
     for number, smt in enumerate(smts):
-        ledger = with_vm(machine, ledger, f"vm-{number}", Request(4, scope=Scope.ANY, smt=smt))
+        ledger = with_vm(
+            machine, ledger, f"vm-{number}", Request(4, PinningOptions(scope=Scope.ANY, smt=smt))
+        )
     drawing = draw(name, machine, ledger)
     assert sorted(cell.cpu for cell in drawing.cells) == list(cpus_of(machine.cpus))
     owned = {cell.cpu for cell in drawing.cells if cell.state in (CellState.OWNED, CellState.IDLE)}
@@ -67,8 +69,10 @@ def test_a_numa_node_that_spans_sockets_is_drawn_in_both_with_its_part() -> None
 
 def test_letters_follow_the_machine_and_idle_siblings_are_told_from_working_ones() -> None:
     machine = read_machine("epyc-7502p")
-    ledger = with_vm(machine, Ledger(), "isolated", Request(2, scope=Scope.ONE_L3, smt=Smt.ISOLATE))
-    ledger = with_vm(machine, ledger, "plain", Request(2, scope=Scope.ONE_L3))
+    ledger = with_vm(
+        machine, Ledger(), "isolated", Request(2, PinningOptions(scope=Scope.ONE_L3, smt=Smt.ISOLATE))
+    )
+    ledger = with_vm(machine, ledger, "plain", Request(2, PinningOptions(scope=Scope.ONE_L3)))
     drawing = draw("node", machine, ledger)
     by_vm = {entry.claim.vmi: entry for entry in drawing.legend}
     first = min(by_vm.values(), key=lambda entry: min(cpus_of(entry.claim.owned)))
@@ -80,7 +84,7 @@ def test_letters_follow_the_machine_and_idle_siblings_are_told_from_working_ones
 
 def test_shared_cpus_say_how_many_share_them() -> None:
     machine = read_machine("epyc-7502p")
-    wish = Request(60, scope=Scope.ANY, policy=Policy.SHARE)
+    wish = Request(60, PinningOptions(scope=Scope.ANY, policy=Policy.SHARE))
     one = with_vm(machine, Ledger(), "first", wish)
     assert _cell(machine, one, 5) == Cell(5, CellState.SHARED, ("A",))
     two = with_vm(machine, one, "second", wish)
@@ -89,7 +93,7 @@ def test_shared_cpus_say_how_many_share_them() -> None:
 
 def test_memory_and_huge_pages_of_a_vm_are_counted_once_each() -> None:
     machine = read_machine("2x-xeon-6338")
-    wish = Request(8, scope=Scope.ONE_NUMA, memory=20 * GIB, huge_pages={GIB: 16})
+    wish = Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=20 * GIB, huge_pages={GIB: 16})
     ledger = with_vm(machine, Ledger(), "paged", wish)
     before, after = (draw("node", machine, book).packages[0].nodes[0] for book in (Ledger(), ledger))
     assert before.huge_pages == {GIB: (128, 128)}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.drawing.occupancy import FaultKind, Occupancy, printable
 from kvplace.core.ledger import Claim, ClaimState, Ledger
-from kvplace.core.request import Policy, Request, Scope, Smt
+from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.machines.shipped import read_machine
 from tests.core.claims import with_vm
 
@@ -110,8 +110,10 @@ def test_what_the_allocator_gives_and_the_threads_keep_to_is_without_fault(
 ) -> None:
     machine, ledger = read_machine("epyc-7502p"), Ledger()
     for number, smt in enumerate(smts):
-        ledger = with_vm(machine, ledger, f"vm-{number}", Request(3, scope=Scope.ANY, smt=smt))
-    ledger = with_vm(machine, ledger, "ci", Request(2, scope=Scope.ANY, policy=Policy.SHARE))
+        ledger = with_vm(
+            machine, ledger, f"vm-{number}", Request(3, PinningOptions(scope=Scope.ANY, smt=smt))
+        )
+    ledger = with_vm(machine, ledger, "ci", Request(2, PinningOptions(scope=Scope.ANY, policy=Policy.SHARE)))
     found = {uid: claim.cpus for uid, claim in ledger.claims.items()} if measured else {}
     assert Occupancy(machine, ledger, found=found).faults == ()
 

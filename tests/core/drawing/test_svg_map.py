@@ -19,7 +19,7 @@ from kvplace.core.drawing.core_map import CellState, CoreMap, draw
 from kvplace.core.drawing.svg_blocks import shortened, text_width
 from kvplace.core.drawing.svg_map import svg_map
 from kvplace.core.ledger import Ledger
-from kvplace.core.request import Policy, Request, Scope, Smt
+from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
@@ -143,9 +143,13 @@ def busy() -> CoreMap:
     machine = read_machine("2x-epyc-9354-nps2")
     ledger = Ledger()
     for number, smt in enumerate([Smt.PREFER, Smt.ISOLATE, Smt.REQUIRE] * 5):
-        ledger = with_vm(machine, ledger, f"vm-{number}", Request(3, scope=Scope.ANY, smt=smt))
+        ledger = with_vm(
+            machine, ledger, f"vm-{number}", Request(3, PinningOptions(scope=Scope.ANY, smt=smt))
+        )
     for number in range(2):
-        ledger = with_vm(machine, ledger, f"ci-{number}", Request(20, scope=Scope.ANY, policy=Policy.SHARE))
+        ledger = with_vm(
+            machine, ledger, f"ci-{number}", Request(20, PinningOptions(scope=Scope.ANY, policy=Policy.SHARE))
+        )
     first, second = list(ledger.claims.values())[:2]
     twice = replace(second, owned=second.owned | first.owned)
     ledger = Ledger(ledger.owners, {**ledger.claims, second.uid: twice})

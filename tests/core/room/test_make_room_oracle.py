@@ -19,7 +19,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import Occupant, Standing, bytes_moved, sitting_of, within
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
-from kvplace.core.request import EmulatorThreads, Policy, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.room.make_room import make_room
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.allocator.running import occupied
@@ -33,7 +33,7 @@ def _targets(topology: Topology, one: Occupant, free: Free) -> Iterator[Placemen
     available = free.cpus if one.request.owns_cpus else free.pool
     cpus = list(cpus_of(available))
     sizes = range(1, len(cpus) + 1)
-    if one.request.smt is Smt.PREFER:
+    if one.request.options.smt is Smt.PREFER:
         count = one.placement.cpus.bit_count()
         sizes = range(count, count + 1)
     for size in sizes:
@@ -66,7 +66,7 @@ def fewest_and_cheapest(
         following: dict[tuple[tuple[int, ...], ...], tuple[int, dict[str, Placement | None]]] = {}
         for cost, now in states.values() if moves < most_moves else ():
             for one in occupants:
-                if one.request.policy is Policy.IMMOVABLE:
+                if one.request.options.policy is Policy.IMMOVABLE:
                     continue
                 before = now.get(one.id) or one.placement
                 for after in _targets(topology, one, standing.free({**now, one.id: None})):
@@ -141,17 +141,24 @@ def tight(draw: st.DrawFn) -> tuple[Topology, list[Occupant], Request]:
         free = Standing(topology, occupants, None).free({})
         if free.cpus.bit_count() <= max(widths):
             break
-        request = Request(chance.randint(1, 3), scope=Scope.ONE_NUMA, memory=chance.randint(0, 3) * memory)
+        request = Request(
+            chance.randint(1, 3), PinningOptions(scope=Scope.ONE_NUMA), memory=chance.randint(0, 3) * memory
+        )
         found = place(topology, within(free, chance.choice(each)), request)
         if isinstance(found, Placement):
             occupants.append(Occupant(f"vm-{number}", request, found))
     left = Standing(topology, occupants, None).free({}).cpus.bit_count()
-    return topology, occupants, Request(min(left, max(widths)), scope=Scope.ONE_NUMA)
+    return topology, occupants, Request(min(left, max(widths)), PinningOptions(scope=Scope.ONE_NUMA))
 
 
 def _light(request: Request) -> Request:
     """The same VM without what seldom fits a small machine."""
-    return replace(request, memory=0, huge_pages={}, emulator_threads=EmulatorThreads.SHARED)
+    return replace(
+        request,
+        options=replace(request.options, emulator_threads=EmulatorThreads.SHARED),
+        memory=0,
+        huge_pages={},
+    )
 
 
 def _agrees(
@@ -204,12 +211,12 @@ def test_the_bound_costs_answers_of_three_moves_only() -> None:
             placement := place(
                 topology,
                 within(free_of(topology, Ledger()), cpus & ~mask_of(range(node * 4, node * 4 + number))),
-                request := Request(1, scope=Scope.ONE_NUMA),
+                request := Request(1, PinningOptions(scope=Scope.ONE_NUMA)),
             ),
             Placement,
         )
     ]
-    new = Request(4, scope=Scope.ONE_NUMA)
+    new = Request(4, PinningOptions(scope=Scope.ONE_NUMA))
     with patch.multiple("kvplace.core.room.search", _SMALL_MACHINE=0, _MOST_EFFORT=0):
         assert make_room(topology, occupants, new) is None
         room = make_room(topology, occupants, new, thorough=True)

@@ -15,7 +15,7 @@ from kvplace.core.free import Free
 from kvplace.core.occupant import Standing, within
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
-from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.room.make_room import Occupant
 from kvplace.core.room.mending import Mend, mends
 from kvplace.core.topology import NumaNode, Package, Topology
@@ -46,70 +46,70 @@ def _mends(
     ("request_", "free", "field", "value", "sentence"),
     [
         (
-            Request(8, scope=Scope.ONE_NUMA),
+            Request(8, PinningOptions(scope=Scope.ONE_NUMA)),
             "0-15",
             "vcpus",
             4,
             "with 4 vCPUs it fits on NUMA node 0",
         ),
         (
-            Request(3, scope=Scope.ONE_L3),
+            Request(3, PinningOptions(scope=Scope.ONE_L3)),
             "0-15",
             "cpuSet",
             "one-numa",
             "with cpu-set one-numa it fits on NUMA node 0",
         ),
         (
-            Request(6, scope=Scope.ONE_NUMA),
+            Request(6, PinningOptions(scope=Scope.ONE_NUMA)),
             "0-2,4-6,8-15",
             "cpuSet",
             "one-socket",
             "with cpu-set one-socket it fits on socket 1",
         ),
         (
-            Request(10, scope=Scope.ONE_SOCKET),
+            Request(10, PinningOptions(scope=Scope.ONE_SOCKET)),
             "0-15",
             "cpuSet",
             "spread-numa",
             "with cpu-set spread-numa it fits on NUMA nodes 0, 1 and 2",
         ),
         (
-            Request(3, scope=Scope.ONE_NUMA, smt=Smt.ISOLATE),
+            Request(3, PinningOptions(scope=Scope.ONE_NUMA, smt=Smt.ISOLATE)),
             "0-15",
             "smt",
             "require",
             "with smt require it fits on NUMA node 0",
         ),
         (
-            Request(4, scope=Scope.ONE_NUMA, emulator_threads=EmulatorThreads.ISOLATE),
+            Request(4, PinningOptions(scope=Scope.ONE_NUMA, emulator_threads=EmulatorThreads.ISOLATE)),
             "0-3",
             "emulatorThreads",
             "shared",
             "with emulator-threads shared it fits on NUMA node 0",
         ),
         (
-            Request(2, scope=Scope.ONE_NUMA, memory=9 * GIB),
+            Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=9 * GIB),
             "0-15",
             "memory",
             "6Gi",
             "with 6Gi of memory it fits on NUMA node 0",
         ),
         (
-            Request(2, scope=Scope.ONE_NUMA, memory=9 * GIB),
+            Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=9 * GIB),
             "0-15",
             "numaMemory",
             "off",
             "with numa-memory off it fits on NUMA node 0",
         ),
         (
-            Request(2, scope=Scope.ONE_NUMA, memory=4 * GIB, huge_pages={GIB: 4}),
+            Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=4 * GIB, huge_pages={GIB: 4}),
             "0-15",
             "hugepages",
             {"1Gi": 2},
             "with 2 huge pages of 1Gi instead of 4 it fits on NUMA node 0",
         ),
         (
-            Request(2, scope=Scope.ONE_NUMA, memory=4 * GIB, huge_pages={GIB // 2: 4}),
+            Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=4 * GIB, huge_pages={GIB // 2: 4}),
             "0-15",
             "hugepages",
             {},
@@ -124,7 +124,7 @@ def test_of_each_kind_of_change_the_smallest_that_helps_is_told(
 
 
 def _running(uid: str, cpus: str, size: int, policy: Policy = Policy.EXCLUSIVE) -> Occupant:
-    request = Request(size, scope=Scope.ONE_NUMA, policy=policy)
+    request = Request(size, PinningOptions(scope=Scope.ONE_NUMA, policy=policy))
     found = place(MACHINE, within(EMPTY, parse_cpu_list(cpus)), request)
     assert isinstance(found, Placement)
     return Occupant(uid, request, found)
@@ -137,7 +137,7 @@ def test_the_vm_that_is_in_the_way_is_named_with_where_it_can_go() -> None:
         _running("a", "8-10", 3),
         _running("b", "12-14", 3),
     ]
-    told = _mends(Request(4, scope=Scope.ONE_NUMA), occupants=occupants)
+    told = _mends(Request(4, PinningOptions(scope=Scope.ONE_NUMA)), occupants=occupants)
     assert told["moves"] == (None, "move web from 0-1 to 6-7, and it fits on NUMA node 0")
     assert next(iter(told)) == "moves"
 
@@ -150,7 +150,7 @@ def test_sharing_is_offered_where_others_already_share() -> None:
 
 def test_a_mend_is_no_word_that_contradicts_another() -> None:
     sharing = [_running(str(node), f"{4 * node}-{4 * node + 3}", 4, Policy.SHARE) for node in range(4)]
-    assert "policy" not in _mends(Request(2, smt=Smt.ISOLATE), occupants=sharing)
+    assert "policy" not in _mends(Request(2, PinningOptions(smt=Smt.ISOLATE)), occupants=sharing)
 
 
 @settings(suppress_health_check=list(HealthCheck))
@@ -188,4 +188,4 @@ def _a_little_less(mend: Mend, request: Request) -> Request | None:
 
 def test_a_vm_that_nothing_helps_is_told_nothing() -> None:
     nothing = Free(cpus=0, pool=0)
-    assert mends(MACHINE, nothing, Request(1, numa_memory=NumaMemory.OFF)) == ()
+    assert mends(MACHINE, nothing, Request(1, PinningOptions(numa_memory=NumaMemory.OFF))) == ()
