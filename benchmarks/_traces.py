@@ -13,9 +13,9 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.allocator.supply import fewest
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free
+from kvplace.core.moves.make_room import Occupant, make_room
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.core.room.make_room import Occupant, make_room
 from kvplace.core.topology import Topology
 from kvplace.simulate.arrivals import Arrivals, Departure, Mix, Vm
 

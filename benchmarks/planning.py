@@ -25,7 +25,7 @@ from random import Random
 from benchmarks._tables import table
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.cluster_node import ClusterNode
-from kvplace.core.cluster.planning import Plan, Tally, Wanted, plan
+from kvplace.core.cluster.planning import Plan, Tally, VmRequest, plan
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import Occupant, claim_of, within
@@ -107,21 +107,21 @@ def running(machine: Topology, number: int, chance: Random) -> tuple[Occupant, .
 
 def asked(
     nodes: Sequence[ClusterNode], mix: Callable[[Random], tuple[int, int]], chance: Random
-) -> list[Wanted]:
+) -> list[VmRequest]:
     """VMs that together ask for the CPUs that are free, no more."""
     free = sum(node.topology.allocatable.bit_count() for node in nodes)
     free -= sum(vm.placement.owned.bit_count() for node in nodes for vm in node.running)
-    found: list[Wanted] = []
+    found: list[VmRequest] = []
     while True:
         vcpus, memory_gib = mix(chance)
         if vcpus > free:
             return found
         free -= vcpus
         request = Request(vcpus, PinningOptions(Scope.ONE_NUMA), memory=memory_gib * GIB)
-        found.append(Wanted(f"vm-{len(found)}", request))
+        found.append(VmRequest(f"vm-{len(found)}", request))
 
 
-def measure(nodes: Sequence[ClusterNode], wanted: Sequence[Wanted], seconds: float) -> Run:
+def measure(nodes: Sequence[ClusterNode], wanted: Sequence[VmRequest], seconds: float) -> Run:
     """Place the same VMs in every way."""
     placed: dict[str, Tally] = {}
     took: dict[str, float] = {}
@@ -138,7 +138,7 @@ def measure(nodes: Sequence[ClusterNode], wanted: Sequence[Wanted], seconds: flo
     moved = timed("plan, make room", lambda: plan(nodes, wanted, make_room=True))
     optimum: Optimum = best_possible(nodes, wanted, seconds=seconds)
     placed["bound"], took["bound"] = optimum.bound, optimum.seconds
-    timed("plan with bound", lambda: plan(nodes, wanted, suggestion=optimum.suggestion))
+    timed("plan with bound", lambda: plan(nodes, wanted, hint=optimum.hint))
     total = Tally(len(wanted), sum(vm.request.vcpus for vm in wanted))
     return Run(total, placed, took, len(moved.moves), optimum.finished)
 

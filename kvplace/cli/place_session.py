@@ -17,13 +17,13 @@ from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.moves.make_room import Move, make_room
+from kvplace.core.moves.suggestions import Suggestion, find_suggestions, move_text
 from kvplace.core.occupant import Occupant, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.request_json import id_of, request_of
-from kvplace.core.room.make_room import Move, make_room
-from kvplace.core.room.mending import Mend, mends, move_text
 from kvplace.core.strict_json import Json, json_object, known_keys, shown
 from kvplace.core.topology import Topology
 
@@ -81,7 +81,7 @@ class PlaceSession:
         self._explain = explain
         self._ledger = Ledger()
         self._kept: dict[str, Occupant] = {}
-        self._suggestions: dict[tuple[Request, int], tuple[Mend, ...]] = {}
+        self._suggested: dict[tuple[Request, int], tuple[Suggestion, ...]] = {}
         """For the machine as it stands: the same request tends to come again."""
 
     def answer(self, line: str | bytes, number: int = 1) -> Answer:
@@ -141,21 +141,21 @@ class PlaceSession:
                 return room.placement, room.moves
         return place(self._topology, free_of(self._topology, self._ledger, only=only), request), ()
 
-    def _suggest(self, request: Request, only: int) -> tuple[Mend, ...]:
+    def _suggest(self, request: Request, only: int) -> tuple[Suggestion, ...]:
         if not self._explain:
             return ()
         key = (request, only)
-        if key not in self._suggestions:
-            if len(self._suggestions) >= _MAX_CACHED_SUGGESTIONS:
-                self._suggestions.clear()
+        if key not in self._suggested:
+            if len(self._suggested) >= _MAX_CACHED_SUGGESTIONS:
+                self._suggested.clear()
             free = free_of(self._topology, self._ledger, only=only)
-            found = mends(self._topology, free, request, tuple(self._kept.values()), only=only)
-            self._suggestions[key] = found
-        return self._suggestions[key]
+            found = find_suggestions(self._topology, free, request, tuple(self._kept.values()), only=only)
+            self._suggested[key] = found
+        return self._suggested[key]
 
     def _take(self, uid: str, request: Request, placement: Placement, moves: tuple[Move, ...]) -> None:
         """Claim the CPUs of each move in turn, then those of the new VM: the ledger refuses a taken CPU."""
-        self._suggestions.clear()
+        self._suggested.clear()
         for move in moves:
             self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(move.id, move.after),)))
             self._kept[move.id] = replace(self._kept[move.id], placement=move.after)
@@ -169,7 +169,7 @@ class PlaceSession:
         occupant = self._kept.pop(name, None)
         if occupant is None:
             raise BadBody(f"id {name!r} holds no CPUs")
-        self._suggestions.clear()
+        self._suggested.clear()
         self._ledger = self._ledger.after(LedgerChange(releases=(name,)))
         cpus = format_cpu_list(occupant.placement.cpus | occupant.placement.owned)
         return Answer(AnswerKind.RELEASED, {"released": name, "cpus": cpus}, f"{name}: released CPUs {cpus}")

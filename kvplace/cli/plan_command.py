@@ -80,8 +80,8 @@ def command(
     nodes = read_plan_cluster(cluster)
     wanted = read_wanted(requests, (vm.id for node in nodes for vm in node.running))
     optimum = best_possible(nodes, wanted, seconds=seconds) if optimal else None
-    suggestion = optimum.suggestion if optimum is not None else ()
-    found = plan(nodes, wanted, Strategy(strategy), make_room=make_room, suggestion=suggestion)
+    hint = optimum.hint if optimum is not None else ()
+    found = plan(nodes, wanted, Strategy(strategy), make_room=make_room, hint=hint)
     if output in ("json", "yaml"):
         from kvplace.plan.plan_report import plan_document
 
@@ -93,21 +93,21 @@ def command(
 
             click.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
     elif output == "name":
-        for seat in found.seats:
+        for seat in found.planned:
             click.echo(seat.id)
-        if found.denied:
-            say(f"no room for {len(found.denied)} of {len(wanted)} VMs")
+        if found.refused:
+            say(f"no room for {len(found.refused)} of {len(wanted)} VMs")
     else:
         _print(found, optimum, wide=output == "wide")
-    if not found.denied:
+    if not found.refused:
         return ExitCode.DONE
-    return ExitCode.PARTLY_DONE if found.seats else ExitCode.DOES_NOT_FIT
+    return ExitCode.PARTLY_DONE if found.planned else ExitCode.DOES_NOT_FIT
 
 
 def _print(plan: Plan, optimum: Optimum | None, *, wide: bool) -> None:
     from kvplace.plan.plan_report import HEADS, WIDE_HEADS, rows, summary
 
-    if plan.seats:
+    if plan.planned:
         _print_columns([WIDE_HEADS if wide else HEADS, *rows(plan, wide=wide)])
         click.echo()
     for title, sentence in summary(plan, optimum):

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from kvplace.cli.output import cpu_lines
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.drawing.core_map import Cell, CellState, CoreBox, CoreMap, L3Box, NodeBox
+from kvplace.core.drawing.core_map import CoreBox, CoreMap, L3Box, NodeBox, Thread, ThreadState
 from kvplace.core.drawing.occupancy import name_of, printable
 from kvplace.core.quantity import format_bytes
 
@@ -30,7 +30,12 @@ _COLOURS = (
     "bright_red", "bright_green", "bright_yellow", "bright_blue", "bright_magenta", "bright_cyan",
     "red", "green", "yellow", "blue", "magenta", "cyan",
 )  # fmt: skip
-_MARKS = {CellState.FREE: ".", CellState.ISOLATED: ":", CellState.RESERVED: "#", CellState.FOREIGN: "%"}
+_MARKS = {
+    ThreadState.FREE: ".",
+    ThreadState.ISOLATED: ":",
+    ThreadState.RESERVED: "#",
+    ThreadState.FOREIGN: "%",
+}
 _ALARM = "bold bright_red"
 _FRAME = 4
 """Columns of a frame and the blanks inside it."""
@@ -79,8 +84,8 @@ class _Printer:
         self._wide = wide
         nodes = [node for package in drawing.packages for node in package.nodes]
         self._margin = max(len(_l3_title(l3)) for node in nodes for l3 in node.l3_groups)
-        self._cell = max((len(entry.label) for entry in drawing.legend), default=1)
-        self._cell += any(cell.fault for cell in drawing.cells)
+        self._thread = max((len(entry.label) for entry in drawing.legend), default=1)
+        self._thread += any(thread.fault for thread in drawing.threads)
         self._colours = {entry.label: _colour(index) for index, entry in enumerate(drawing.legend)}
 
     def node(self, node: NodeBox) -> Iterator[Text]:
@@ -104,25 +109,29 @@ class _Printer:
 
     def _core(self, core: CoreBox) -> Text:
         group = Text()
-        for cell in core.cells:
-            mark, style = self._mark(cell)
+        for thread in core.threads:
+            mark, style = self._mark(thread)
             group.append(mark, style)
-            if cell.fault is not None:
+            if thread.fault is not None:
                 group.append("!", _ALARM)
-            group.append(" " * (self._cell - len(mark) - (cell.fault is not None)))
+            group.append(" " * (self._thread - len(mark) - (thread.fault is not None)))
         return group
 
-    def _mark(self, cell: Cell) -> tuple[str, str]:
-        if cell.state in _MARKS:
-            return _MARKS[cell.state], "dim"
-        colour = self._colours[cell.vms[0]]
-        match cell.state:
-            case CellState.IDLE:
-                return cell.vms[0].lower(), colour
-            case CellState.SHARED:
-                return (cell.vms[0], colour) if len(cell.vms) == 1 else (str(min(len(cell.vms), 9)), "bold")
+    def _mark(self, thread: Thread) -> tuple[str, str]:
+        if thread.state in _MARKS:
+            return _MARKS[thread.state], "dim"
+        colour = self._colours[thread.vms[0]]
+        match thread.state:
+            case ThreadState.IDLE:
+                return thread.vms[0].lower(), colour
+            case ThreadState.SHARED:
+                return (
+                    (thread.vms[0], colour)
+                    if len(thread.vms) == 1
+                    else (str(min(len(thread.vms), 9)), "bold")
+                )
             case _:
-                return cell.vms[0], f"bold {colour}"
+                return thread.vms[0], f"bold {colour}"
 
 
 def _colour(index: int) -> str:
@@ -139,19 +148,19 @@ def _star(box: NodeBox | L3Box) -> str:
 
 def _key(drawing: CoreMap) -> list[str]:
     meanings = {
-        CellState.OWNED: "A owned by VM A",
-        CellState.IDLE: "a owned and kept idle",
-        CellState.SHARED: "S shared by VM S, 2-9 by so many",
-        CellState.FREE: ". free",
-        CellState.ISOLATED: ": free, isolated by the kernel",
-        CellState.RESERVED: "# reserved",
-        CellState.FOREIGN: "% held by somebody else",
+        ThreadState.OWNED: "A owned by VM A",
+        ThreadState.IDLE: "a owned and kept idle",
+        ThreadState.SHARED: "S shared by VM S, 2-9 by so many",
+        ThreadState.FREE: ". free",
+        ThreadState.ISOLATED: ": free, isolated by the kernel",
+        ThreadState.RESERVED: "# reserved",
+        ThreadState.FOREIGN: "% held by somebody else",
     }
     shown = [text for state, text in meanings.items() if drawing.count(state)]
     nodes = [node for package in drawing.packages for node in package.nodes]
     if any(node.part or any(l3.part for l3 in node.l3_groups) for node in nodes):
         shown.append("* a part: the rest is in another box")
-    if any(cell.fault for cell in drawing.cells):
+    if any(thread.fault for thread in drawing.threads):
         shown.append("! conflict or drift")
     return shown
 

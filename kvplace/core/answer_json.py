@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from kvplace.core.cpu_map import write_cpu_map
 from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.moves.make_room import Move
+from kvplace.core.moves.suggestions import Suggestion
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
-from kvplace.core.room.make_room import Move
-from kvplace.core.room.mending import Mend
 from kvplace.core.strict_json import Json
 from kvplace.core.topology import Topology
 
@@ -36,26 +36,26 @@ def placement_document(
     return document
 
 
-def refusal_document(refusal: Refusal, mended: Sequence[Mend] = ()) -> Json:
-    """Write a refusal with its numbers, and with what would mend it where that was looked for."""
+def refusal_document(refusal: Refusal, suggestions: Sequence[Suggestion] = ()) -> Json:
+    """Write a refusal with its numbers, and with the changes after which the VM would fit."""
     document: Json = {
         "reason": refusal.reason.value,
         "message": refusal.message,
         "shortfall": dict(refusal.shortfall),
         "never": refusal.never,
     }
-    if mended:
-        document["mends"] = [mend_document(mend) for mend in mended]
+    if suggestions:
+        document["mends"] = [suggestion_document(suggestion) for suggestion in suggestions]
     return document
 
 
-def mend_document(mend: Mend) -> Json:
-    """Write a mend: the key that changes and what it would have to say, or the moves."""
-    document: Json = {"change": mend.field, "sentence": mend.sentence}
-    if mend.moves:
-        document["moves"] = [move_document(move) for move in mend.moves]
+def suggestion_document(suggestion: Suggestion) -> Json:
+    """Write a suggestion: the key that changes and what it would have to say, or the moves."""
+    document: Json = {"change": suggestion.field, "sentence": suggestion.sentence}
+    if suggestion.moves:
+        document["moves"] = [move_document(move) for move in suggestion.moves]
     else:
-        document["value"] = mend.value
+        document["value"] = suggestion.value
     return document
 
 

@@ -40,7 +40,7 @@ def claim_of(uid: str, placement: Placement | PodPlacement) -> Claim:
     )
 
 
-class Standing:
+class RunningVms:
     """Who sits where on one machine."""
 
     def __init__(self, topology: Topology, occupants: Iterable[Occupant], only: int | None) -> None:
@@ -74,7 +74,7 @@ def within(free: Free, cpus: int) -> Free:
     )
 
 
-def sitting_of(topology: Topology, placement: Placement) -> tuple[int, int, int, int]:
+def locality_of(topology: Topology, placement: Placement) -> tuple[int, int, int, int]:
     """How far a VM is strewn: sockets, NUMA nodes, the largest and the summed distance between these."""
     distances = [topology.distance(a, b) for a, b in combinations(placement.numa_nodes, 2)]
     return (

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 from kvplace.core.allocator.layout import Domain
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.cluster.cluster_node import ClusterNode
-from kvplace.core.cluster.draft import Draft, NodeDraft, Shape, domains_of, shapes_of
-from kvplace.core.cluster.planning import Suggestion, Tally, Wanted
+from kvplace.core.cluster.draft import Draft, NodeState, Shape, domains_of, shapes_of
+from kvplace.core.cluster.planning import Hint, Tally, VmRequest
 from kvplace.core.errors import Misconfigured
 from kvplace.core.request import NumaMemory, Request, Smt
 
@@ -56,12 +56,12 @@ class Optimum:
     finished: bool
     """Whether the programme was solved; else the bound is what was known when time ran out."""
     seconds: float
-    suggestion: Suggestion
+    hint: Hint
     """The best assignment that the solver saw; not yet placements."""
 
 
 def best_possible(
-    nodes: Sequence[ClusterNode], wanted: Sequence[Wanted], *, seconds: float = 30.0
+    nodes: Sequence[ClusterNode], wanted: Sequence[VmRequest], *, seconds: float = 30.0
 ) -> Optimum:
     """Bound what any plan can seat; raises Misconfigured without HiGHS. Running VMs stay where they are."""
     try:
@@ -88,7 +88,7 @@ def best_possible(
         programme.bound(solver.getInfo().mip_dual_bound if known else math.inf),
         status == highspy.HighsModelStatus.kOptimal,
         time.monotonic() - began,
-        programme.suggestion(list(solution.col_value)) if solution.value_valid else (),
+        programme.hint(list(solution.col_value)) if solution.value_valid else (),
     )
 
 
@@ -149,7 +149,7 @@ class _Programme:
         self._weight = sum(shape.vcpus for shape in shapes) + 1
         """What a VM is worth beside its vCPUs: more than all vCPUs together."""
 
-    def _add_node(self, node: NodeDraft, numbers: list[int]) -> None:
+    def _add_node(self, node: NodeState, numbers: list[int]) -> None:
         regions = {self._variables[n].domain.cpus: self._variables[n] for n in numbers}
         for cpus, region in regions.items():
             inside = [n for n in numbers if not self._variables[n].domain.cpus & ~cpus]
@@ -160,7 +160,7 @@ class _Programme:
             inside = [n for n in numbers if self._variables[n].numa <= numa]
             self._add_memory(node, numa, inside)
 
-    def _add_memory(self, node: NodeDraft, numa: frozenset[int], inside: list[int]) -> None:
+    def _add_memory(self, node: NodeState, numa: frozenset[int], inside: list[int]) -> None:
         shapes = {n: self._variables[n].shape for n in inside}
         if node.free.memory:
             there = sum(max(0, count) for id_, count in node.free.memory if id_ in numa)
@@ -204,7 +204,7 @@ class _Programme:
         vms, vcpus = divmod(math.floor(objective + _TOLERANCE), self._weight)
         return Tally(vms, vcpus)
 
-    def suggestion(self, values: Sequence[float]) -> Suggestion:
+    def hint(self, values: Sequence[float]) -> Hint:
         """Name the VMs behind the numbers of a solution."""
         waiting = {shape: list(reversed(vms)) for shape, vms in self._vms.items()}
         return tuple(
@@ -214,7 +214,7 @@ class _Programme:
         )
 
 
-def _variables(shape: Shape, index: int, node: NodeDraft) -> list[_Variable]:
+def _variables(shape: Shape, index: int, node: NodeState) -> list[_Variable]:
     found = []
     for domain in domains_of(node.node.topology, shape.request):
         if node.ask_within(shape, domain.cpus) is not None:
@@ -224,7 +224,7 @@ def _variables(shape: Shape, index: int, node: NodeDraft) -> list[_Variable]:
     return found
 
 
-def _least_owned(node: NodeDraft, request: Request, domain: Domain) -> tuple[int, int]:
+def _least_owned(node: NodeState, request: Request, domain: Domain) -> tuple[int, int]:
     """The CPUs and the whole cores that a VM owns at least, wherever in the domain it sits."""
     if not request.owns_cpus:
         return 0, 0
@@ -244,7 +244,7 @@ def _least_owned(node: NodeDraft, request: Request, domain: Domain) -> tuple[int
     return (cores * max(widths) if len(widths) == 1 else need), cores
 
 
-def _whole_cores(node: NodeDraft, domain: Domain) -> int:
+def _whole_cores(node: NodeState, domain: Domain) -> int:
     return sum(
         not core & ~node.free.cpus
         for part in domain.parts

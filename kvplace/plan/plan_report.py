@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvplace.core.answer_json import move_document, placement_document, refusal_document
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.grouped_refusals import grouped
-from kvplace.core.cluster.planning import Denied, Plan, Tally, Wanted
+from kvplace.core.cluster.planning import Plan, RefusedVm, Tally, VmRequest
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted, format_bytes
@@ -33,8 +33,8 @@ class RefusalGroup:
 
 def refusal_groups(plan: Plan) -> list[RefusalGroup]:
     """Put VMs with equal requests together, the largest group first."""
-    groups: dict[object, list[Denied]] = {}
-    for vm in plan.denied:
+    groups: dict[object, list[RefusedVm]] = {}
+    for vm in plan.refused:
         groups.setdefault(vm.request.key, []).append(vm)
     found = [
         RefusalGroup(
@@ -52,14 +52,14 @@ def rows(plan: Plan, *, wide: bool) -> list[tuple[str, ...]]:
     """Write a line of cells for every VM that has a place."""
     return [
         (seat.id, seat.node, *(_cells(seat.placement) if wide else _cells(seat.placement)[:2]))
-        for seat in plan.seats
+        for seat in plan.planned
     ]
 
 
 def summary(plan: Plan, optimum: Optimum | None) -> list[tuple[str, str]]:
     """Say in titled sentences what came of a plan."""
     total = wanted(plan)
-    nodes = len({seat.node for seat in plan.seats})
+    nodes = len({seat.node for seat in plan.planned})
     lines = [
         ("placed", f"{_of(plan.placed, total)} on {counted(nodes, 'node')}"),
         ("one by one", f"{_of(plan.one_by_one, total)}, in the order given"),
@@ -74,8 +74,8 @@ def summary(plan: Plan, optimum: Optimum | None) -> list[tuple[str, str]]:
             ("", f"{one.node}: {one.move.id} from {_cpus(one.move.before)} to {_cpus(one.move.after)}")
             for one in plan.moves
         ]
-    if plan.denied:
-        lines.append(("refused", counted(len(plan.denied), "VM")))
+    if plan.refused:
+        lines.append(("refused", counted(len(plan.refused), "VM")))
         for group in refusal_groups(plan):
             more = f" and {len(group.vms) - 1} more" if len(group.vms) > 1 else ""
             lines.append(("", f"{group.vms[0]}{more} ({group.wish}): {group.reason}"))
@@ -100,7 +100,7 @@ def bound_sentence(plan: Plan, optimum: Optimum) -> str:
 
 
 def plan_document(
-    plan: Plan, nodes: Sequence[ClusterNode], wanted_vms: Sequence[Wanted], optimum: Optimum | None
+    plan: Plan, nodes: Sequence[ClusterNode], wanted_vms: Sequence[VmRequest], optimum: Optimum | None
 ) -> Json:
     """Write a plan for other programs, with the VMs that run on its nodes as they are before its moves."""
     machines = {node.name: node.topology for node in nodes}
@@ -112,7 +112,7 @@ def plan_document(
         return {"id": uid, "node": node, "placement": written}
 
     document: Json = {
-        "placed": [seat(one.id, one.node, one.placement) for one in plan.seats],
+        "placed": [seat(one.id, one.node, one.placement) for one in plan.planned],
         "refused": [_refusal_group(group) for group in refusal_groups(plan)],
         "moves": [
             {"node": one.node, **move_document(one.move), **seat(one.move.id, one.node, one.move.after)}
@@ -137,8 +137,8 @@ def plan_document(
 
 def wanted(plan: Plan) -> Tally:
     """Count all VMs that the plan is about."""
-    vcpus = plan.placed.vcpus + sum(vm.request.vcpus for vm in plan.denied)
-    return Tally(plan.placed.vms + len(plan.denied), vcpus)
+    vcpus = plan.placed.vcpus + sum(vm.request.vcpus for vm in plan.refused)
+    return Tally(plan.placed.vms + len(plan.refused), vcpus)
 
 
 def _refusal_group(group: RefusalGroup) -> Json:
@@ -182,7 +182,7 @@ def _rounded(count: int) -> str:
     return format_bytes(-(-count // (1 << 20)) << 20)
 
 
-def _wish(vm: Denied) -> str:
+def _wish(vm: RefusedVm) -> str:
     request = vm.request
     memory = f", {format_bytes(request.memory)}" if request.memory else ""
     policy = "" if request.owns_cpus else f", {request.options.policy.value}"

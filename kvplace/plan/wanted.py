@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from kvplace.core.cluster.planning import Wanted
+from kvplace.core.cluster.planning import VmRequest
 from kvplace.core.errors import BadBody
 from kvplace.core.request_json import id_of, request_of
 from kvplace.core.strict_json import json_object
@@ -22,7 +22,7 @@ MOST_VMS = 20_000
 _KEY = "requests"
 
 
-def read_wanted(source: str, taken: Iterable[str] = ()) -> tuple[Wanted, ...]:
+def read_wanted(source: str, taken: Iterable[str] = ()) -> tuple[VmRequest, ...]:
     """Read requests from a file, or from stdin for `-`; raises BadBody that names the place.
 
     `taken` are the ids of VMs that exist already.
@@ -31,9 +31,9 @@ def read_wanted(source: str, taken: Iterable[str] = ()) -> tuple[Wanted, ...]:
     return wanted_of(read_text(source, what), what, taken)
 
 
-def wanted_of(text: str, what: str, taken: Iterable[str] = ()) -> tuple[Wanted, ...]:
+def wanted_of(text: str, what: str, taken: Iterable[str] = ()) -> tuple[VmRequest, ...]:
     """Read requests from a text; `what` says in errors where it came from."""
-    found: dict[str, Wanted] = {}
+    found: dict[str, VmRequest] = {}
     running = set(taken)
     for number, part in enumerate(_parts(text, what), start=1):
         for vm in _vms(part, number):
@@ -89,7 +89,7 @@ def _list(text: str, what: str) -> Part:
         raise BadBody(re.sub(r" \(char \d+\)| in \"<unicode string>\"", "", sentence)) from None
 
 
-def _vms(part: Part, number: int) -> Iterator[Wanted]:
+def _vms(part: Part, number: int) -> Iterator[VmRequest]:
     try:
         name = id_of(part.keys) or f"request-{number}"
         count = Part("", part.keys).count("count", 1, MOST_VMS, 1)
@@ -97,8 +97,8 @@ def _vms(part: Part, number: int) -> Iterator[Wanted]:
     except BadBody as error:
         raise BadBody(f"{part.where}: {error}") from None
     if "count" not in part.keys:
-        yield Wanted(name, request)
+        yield VmRequest(name, request)
         return
     width = max(2, len(str(count)))
     for one in range(1, count + 1):
-        yield Wanted(f"{name}-{one:0{width}d}", request)
+        yield VmRequest(f"{name}-{one:0{width}d}", request)

@@ -20,8 +20,8 @@ from pathlib import Path
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
+from kvplace.core.moves.make_room import MOST_MOVES
 from kvplace.core.request import Request
-from kvplace.core.room.make_room import MOST_MOVES
 from kvplace.documents.reading import Part, load_document, read_document
 from kvplace.machines.cluster import cluster_of
 from kvplace.simulate.traffic import Kind, Mix, Vm

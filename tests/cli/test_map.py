@@ -140,12 +140,12 @@ def test_cores_of_the_kubelets_static_policy_are_foreign(kvplace: Caller, tmp_pa
     called = kvplace("map", "epyc-7502p", "--cpu-manager-state", str(state), "-o", "json")
     sockets = json.loads(called.out)["sockets"]
     states = {
-        cell["cpu"]: cell["state"]
+        thread["cpu"]: thread["state"]
         for socket in sockets
         for node in socket["numaNodes"]
         for l3 in node["l3Groups"]
         for core in l3["cores"]
-        for cell in core
+        for thread in core
     }
     assert [cpu for cpu, word in sorted(states.items()) if word == "foreign"] == [4, 5]
 

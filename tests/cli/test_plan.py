@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.cluster.planning import Wanted
+from kvplace.core.cluster.planning import VmRequest
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.request import PinningOptions, Request, Scope
@@ -159,7 +159,7 @@ def test_a_plan_is_better_than_one_after_the_other_where_room_is_short(kvplace: 
     assert counted["placed"]["vms"] > counted["oneByOne"]["vms"]
 
 
-DB = [Wanted("db", Request(8, PinningOptions(Scope.ONE_NUMA))), Wanted("request-2", Request(2))]
+DB = [VmRequest("db", Request(8, PinningOptions(Scope.ONE_NUMA))), VmRequest("request-2", Request(2))]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.cluster_node import ClusterNode
-from kvplace.core.cluster.planning import Tally, Wanted, plan
+from kvplace.core.cluster.planning import Tally, VmRequest, plan
 from kvplace.core.errors import Misconfigured
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger
@@ -28,7 +28,7 @@ from tests.core.machines import GIB, requests, topologies
 _placed = lru_cache(maxsize=200_000)(place)
 
 
-def most(cluster: Sequence[ClusterNode], wanted: Sequence[Wanted]) -> Tally:
+def most(cluster: Sequence[ClusterNode], wanted: Sequence[VmRequest]) -> Tally:
     """The most that fits, by trying every set of CPUs on every node for every VM."""
     empty = tuple(free_of(node.topology, Ledger()) for node in cluster)
     reached: dict[tuple[Free, ...], Tally] = {empty: Tally(0, 0)}
@@ -82,12 +82,12 @@ some_vms = st.lists(exclusive, min_size=1, max_size=4)
 @thorough
 def test_nothing_can_be_done_that_the_bound_rules_out(machines: list[Topology], asked: list[Request]) -> None:
     cluster = nodes(*machines)
-    wanted = [Wanted(f"vm-{number}", request) for number, request in enumerate(asked)]
+    wanted = [VmRequest(f"vm-{number}", request) for number, request in enumerate(asked)]
     found = best_possible(cluster, wanted)
     assert found.finished
     best = most(cluster, wanted)
     assert best <= found.bound
-    assert plan(cluster, wanted, suggestion=found.suggestion).placed <= best
+    assert plan(cluster, wanted, hint=found.hint).placed <= best
 
 
 @given(topologies(most_cpus=6, memory=True), some_vms)
@@ -98,7 +98,7 @@ def test_nor_by_memory_and_huge_pages(topology: Topology, asked: list[Request]) 
         replace(one, options=replace(one.options, numa_memory=NumaMemory.STRICT), memory=one.memory + 5 * GIB)
         for one in asked
     ]
-    wanted = [Wanted(f"vm-{number}", request) for number, request in enumerate(greedy)]
+    wanted = [VmRequest(f"vm-{number}", request) for number, request in enumerate(greedy)]
     assert most(cluster, wanted) <= best_possible(cluster, wanted).bound
 
 
@@ -115,13 +115,14 @@ def test_where_only_cpus_are_short_the_bound_is_what_can_be_done_and_is_reached(
     wanted = vms(*asked, scope=scope)
     found = best_possible(cluster, wanted)
     assert found.bound == most(cluster, wanted)
-    assert plan(cluster, wanted, suggestion=found.suggestion).placed == found.bound
+    assert plan(cluster, wanted, hint=found.hint).placed == found.bound
 
 
 def test_memory_and_huge_pages_are_part_of_the_bound() -> None:
     cluster = nodes(machine(8, memory=8 * GIB))
     wanted = [
-        Wanted(f"vm-{n}", Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=3 * GIB)) for n in range(4)
+        VmRequest(f"vm-{n}", Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=3 * GIB))
+        for n in range(4)
     ]
     assert best_possible(cluster, wanted).bound == Tally(2, 4)
 
@@ -129,15 +130,15 @@ def test_memory_and_huge_pages_are_part_of_the_bound() -> None:
 def test_whole_cores_are_part_of_the_bound() -> None:
     (cluster,) = nodes(machine(4))
     asked = [
-        Wanted("a", Request(3, PinningOptions(smt=Smt.ISOLATE))),
-        Wanted("b", Request(2, PinningOptions(smt=Smt.REQUIRE))),
+        VmRequest("a", Request(3, PinningOptions(smt=Smt.ISOLATE))),
+        VmRequest("b", Request(2, PinningOptions(smt=Smt.REQUIRE))),
     ]
     assert best_possible([cluster], asked).bound == Tally(1, 3)
 
 
 def test_what_fits_nowhere_is_not_counted() -> None:
     found = best_possible(nodes(machine(4)), vms(5, 6))
-    assert (found.bound, found.finished, found.suggestion) == (Tally(0, 0), True, ())
+    assert (found.bound, found.finished, found.hint) == (Tally(0, 0), True, ())
 
 
 def test_running_vms_take_their_share_of_the_bound() -> None:

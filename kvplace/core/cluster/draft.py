@@ -77,7 +77,7 @@ class Answers:
         return self._known[key]
 
 
-class NodeDraft:
+class NodeState:
     """One node at one moment of a draft; never changed."""
 
     def __init__(
@@ -138,26 +138,26 @@ class NodeDraft:
             found = self._fitting[shape] = tuple(room for room in self.rooms(shape) if room.may_hold(shape))
         return found
 
-    def with_seat(self, vm: int, placement: Placement) -> NodeDraft:
+    def with_seat(self, vm: int, placement: Placement) -> NodeState:
         """The node with one planned VM more."""
         seated = {**self.seated, vm: placement}
-        return NodeDraft(self.node, self._answers, self.running, seated, _changed(self.free, placement, -1))
+        return NodeState(self.node, self._answers, self.running, seated, _changed(self.free, placement, -1))
 
-    def without(self, vm: int) -> NodeDraft:
+    def without(self, vm: int) -> NodeState:
         """The node with one planned VM less."""
         left = {number: placement for number, placement in self.seated.items() if number != vm}
         free = _changed(self.free, self.seated[vm], 1)
-        return NodeDraft(self.node, self._answers, self.running, left, free)
+        return NodeState(self.node, self._answers, self.running, left, free)
 
-    def rearranged(self, running: tuple[Occupant, ...], seated: Mapping[int, Placement]) -> NodeDraft:
+    def rearranged(self, running: tuple[Occupant, ...], seated: Mapping[int, Placement]) -> NodeState:
         """The node with its VMs, running and planned, where somebody has put them."""
-        return NodeDraft(self.node, self._answers, running, seated)
+        return NodeState(self.node, self._answers, running, seated)
 
 
 class Draft:
     """All nodes, and on which of them each planned VM sits so far."""
 
-    def __init__(self, nodes: Sequence[NodeDraft], seats: Mapping[int, int]) -> None:
+    def __init__(self, nodes: Sequence[NodeState], seats: Mapping[int, int]) -> None:
         self.nodes = list(nodes)
         self.seats = dict(seats)
         """The index of the node of each VM that has a seat, by the number of the VM."""
@@ -166,7 +166,7 @@ class Draft:
     def empty(cls, nodes: Sequence[ClusterNode]) -> Draft:
         """The cluster before anything is planned."""
         answers = Answers()
-        return cls([NodeDraft(node, answers, node.running, {}) for node in nodes], {})
+        return cls([NodeState(node, answers, node.running, {}) for node in nodes], {})
 
     def copy(self) -> Draft:
         """Keep this state: changes of either copy do not touch the other."""

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvplace.core.allocator.allocate import place
+from kvplace.core.cluster.bin_packing import First, fill
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import Draft, Shape, shapes_of
-from kvplace.core.cluster.filling import First, fill
-from kvplace.core.cluster.node_choice import Strategy, quality
-from kvplace.core.cluster.reseating import let_in, trade
-from kvplace.core.cluster.room_making import NodeMove, move_running
-from kvplace.core.cluster.seating import (
+from kvplace.core.cluster.greedy import (
     NARROW_FIRST,
     as_many_as_can_fit,
     by_strategy,
@@ -29,16 +26,19 @@ from kvplace.core.cluster.seating import (
     seat_all,
     tightest,
 )
+from kvplace.core.cluster.local_search import let_in, trade
+from kvplace.core.cluster.node_choice import Strategy, quality
+from kvplace.core.cluster.planned_moves import NodeMove, move_running
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 
-Suggestion: TypeAlias = Sequence[tuple[int, int, int]]
+Hint: TypeAlias = Sequence[tuple[int, int, int]]
 """(number of a VM, index of a node, CPUs there) that another search has found good together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class VmRequest:
     """A VM that somebody wants, with an id that no other one has."""
 
     id: str
@@ -46,7 +46,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class PlannedVm:
     """Where a VM goes."""
 
     id: str
@@ -55,7 +55,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Denied:
+class RefusedVm:
     """A VM for which no room was found, and what each node says to it beside all that have room."""
 
     id: str
@@ -75,8 +75,8 @@ class Tally:
 class Plan:
     """What becomes of every VM, in the order in which they were wanted."""
 
-    seats: tuple[Seat, ...]
-    denied: tuple[Denied, ...]
+    planned: tuple[PlannedVm, ...]
+    refused: tuple[RefusedVm, ...]
     moves: tuple[NodeMove, ...]
     """What running VMs must do first, in this order."""
     placed: Tally
@@ -86,11 +86,11 @@ class Plan:
 
 def plan(
     nodes: Sequence[ClusterNode],
-    wanted: Sequence[Wanted],
+    wanted: Sequence[VmRequest],
     strategy: Strategy = Strategy.PACK,
     *,
     make_room: bool = False,
-    suggestion: Suggestion = (),
+    hint: Hint = (),
 ) -> Plan:
     """Find room for as many VMs as possible, of equal plans for most vCPUs, of these the best seated.
 
@@ -98,12 +98,12 @@ def plan(
     everything fits, VMs go to nodes by the strategy, as they do in a cluster.
     """
     shapes = shapes_of(vm.request for vm in wanted)
-    found = list(_attempts(Draft.empty(nodes), shapes, strategy, suggestion))
+    found = list(_attempts(Draft.empty(nodes), shapes, strategy, hint))
     one_by_one = tally(found[0], shapes)
     best = max(found, key=lambda draft: _worth(draft, shapes))
     if len(best.seats) < len(shapes):
         widest = max(found, key=lambda draft: (tally(draft, shapes).vcpus, len(draft.seats)))
-        suggested = found[-1:] if suggestion else []
+        suggested = found[-1:] if hint else []
         repaired = [draft.copy() for draft in (best, widest, *suggested)]
         for draft in repaired:
             let_in(draft, shapes)
@@ -123,10 +123,8 @@ def tally(draft: Draft, shapes: Sequence[Shape]) -> Tally:
     return Tally(len(draft.seats), sum(shapes[vm].vcpus for vm in draft.seats))
 
 
-def _attempts(
-    empty: Draft, shapes: Sequence[Shape], strategy: Strategy, suggestion: Suggestion
-) -> Iterator[Draft]:
-    """Seat the VMs in one way after the other, the first one after the other as they arrive.
+def _attempts(empty: Draft, shapes: Sequence[Shape], strategy: Strategy, hint: Hint) -> Iterator[Draft]:
+    """PlannedVm the VMs in one way after the other, the first one after the other as they arrive.
 
     Ends early once all of them have seats: what follows seats more, not better.
     """
@@ -157,8 +155,8 @@ def _attempts(
                 lambda draft: fill(draft, many, shapes, First.COMMON),
             ]
         )
-    if suggestion:
-        ways.append([lambda draft: _follow(draft, suggestion, hardest, shapes)])
+    if hint:
+        ways.append([lambda draft: _follow(draft, hint, hardest, shapes)])
     for group in ways:
         everybody = False
         for way in group:
@@ -170,10 +168,10 @@ def _attempts(
             return
 
 
-def _follow(draft: Draft, suggestion: Suggestion, order: Sequence[int], shapes: Sequence[Shape]) -> None:
-    """Seat the VMs that a suggestion names where it says, narrow scopes first, then the others."""
+def _follow(draft: Draft, hint: Hint, order: Sequence[int], shapes: Sequence[Shape]) -> None:
+    """PlannedVm the VMs that a hint names where it says, narrow scopes first, then the others."""
     for vm, node, cpus in sorted(
-        suggestion,
+        hint,
         key=lambda one: (NARROW_FIRST[shapes[one[0]].request.options.scope], -shapes[one[0]].vcpus, one),
     ):
         answer = draft.nodes[node].ask_within(shapes[vm], cpus)
@@ -195,18 +193,18 @@ def _worth(draft: Draft, shapes: Sequence[Shape]) -> tuple[int, ...]:
 
 def _plan(
     draft: Draft,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[VmRequest],
     shapes: Sequence[Shape],
     moves: tuple[NodeMove, ...],
     one_by_one: Tally,
 ) -> Plan:
     refusals: dict[Shape, Mapping[str, Refusal]] = {}
-    seats: list[Seat] = []
-    denied: list[Denied] = []
+    seats: list[PlannedVm] = []
+    denied: list[RefusedVm] = []
     for number, (vm, shape) in enumerate(zip(wanted, shapes, strict=True)):
         if number in draft.seats:
             name = draft.nodes[draft.seats[number]].node.name
-            seats.append(Seat(vm.id, name, draft.placement_of(number)))
+            seats.append(PlannedVm(vm.id, name, draft.placement_of(number)))
             continue
         if shape not in refusals:
             answers = {
@@ -215,5 +213,5 @@ def _plan(
             refusals[shape] = {
                 name: answer for name, answer in answers.items() if isinstance(answer, Refusal)
             }
-        denied.append(Denied(vm.id, vm.request, refusals[shape]))
+        denied.append(RefusedVm(vm.id, vm.request, refusals[shape]))
     return Plan(tuple(seats), tuple(denied), moves, tally(draft, shapes), one_by_one)

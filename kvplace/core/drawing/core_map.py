@@ -1,4 +1,4 @@
-"""The core map of a machine as drawing data: nested boxes with a cell for every thread.
+"""The core map of a machine as drawing data: nested boxes with a thread for every thread.
 
 The nesting is the one that operators know from lstopo: socket, NUMA node, L3, core, thread. The terminal,
 SVG, JSON and any web page draw the same data. Owners are told apart by letters, so that a map is readable
@@ -24,7 +24,7 @@ from kvplace.core.topology import NumaNode, Topology
 KIND = "CoreMap"
 
 
-class CellState(Enum):
+class ThreadState(Enum):
     """What a thread of the machine is used for."""
 
     FREE = "free"
@@ -40,11 +40,11 @@ class CellState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Thread:
     """One thread."""
 
     cpu: int
-    state: CellState
+    state: ThreadState
     vms: tuple[str, ...] = ()
     """Letters of the VMs that own or share it; more than one owner is a conflict."""
     strays: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Cell:
 class CoreBox:
     """The threads of one core, ascending."""
 
-    cells: tuple[Cell, ...]
+    threads: tuple[Thread, ...]
     part: bool = False
     """Other threads of the core stand in another box; so with the larger boxes."""
 
@@ -72,7 +72,7 @@ class L3Box:
     @property
     def cpus(self) -> int:
         """Its threads as a set."""
-        return sum(1 << cell.cpu for core in self.cores for cell in core.cells)
+        return sum(1 << thread.cpu for core in self.cores for thread in core.threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class PackageBox:
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """Whose letters stand in the cells."""
+    """Whose letters stand in the threads."""
 
     label: str
     claim: Claim
@@ -131,10 +131,10 @@ class CoreMap:
     faults: tuple[Fault, ...] = ()
 
     @property
-    def cells(self) -> Iterator[Cell]:
+    def threads(self) -> Iterator[Thread]:
         """Every thread once, in the order of the drawing."""
         for core in self.cores:
-            yield from core.cells
+            yield from core.threads
 
     @property
     def cores(self) -> Iterator[CoreBox]:
@@ -144,18 +144,18 @@ class CoreMap:
                 for l3 in node.l3_groups:
                     yield from l3.cores
 
-    def count(self, state: CellState) -> int:
+    def count(self, state: ThreadState) -> int:
         """Say how many threads are in this state."""
-        return sum(1 for cell in self.cells if cell.state is state)
+        return sum(1 for thread in self.threads if thread.state is state)
 
     @property
     def summary(self) -> str:
         """Say in one line how many threads are in which state."""
-        cells = list(self.cells)
-        parts = [f"{len(cells)} CPUs"]
-        parts += [f"{count} {state.value}" for state in CellState if (count := self.count(state))]
+        threads = list(self.threads)
+        parts = [f"{len(threads)} CPUs"]
+        parts += [f"{count} {state.value}" for state in ThreadState if (count := self.count(state))]
         for kind in FaultKind:
-            if count := sum(cell.fault is kind for cell in cells):
+            if count := sum(thread.fault is kind for thread in threads):
                 parts.append(f"{count} in {kind.value}")
         return ", ".join(parts)
 
@@ -226,17 +226,17 @@ class _Painter:
     def _cores_in(self, cpus: int) -> Iterator[CoreBox]:
         for index in self._touched(self._core_of, cpus):
             core = self._topology.cores[index]
-            yield CoreBox(tuple(map(self._cell, cpus_of(core & cpus))), part=bool(core & ~cpus))
+            yield CoreBox(tuple(map(self._thread, cpus_of(core & cpus))), part=bool(core & ~cpus))
 
     def _touched(self, set_of: Mapping[int, int], cpus: int) -> list[int]:
         """The places of the sets that some CPUs belong to, in their order."""
         return sorted({set_of[cpu] for cpu in cpus_of(cpus)})
 
-    def _cell(self, cpu: int) -> Cell:
+    def _thread(self, cpu: int) -> Thread:
         occupancy, labels = self._occupancy, self._occupancy.labels
         holders = occupancy.holders.get(cpu, ())
         fault = next((kind for kind in FaultKind if occupancy.faulty[kind] >> cpu & 1), None)
-        return Cell(
+        return Thread(
             cpu,
             self._state(cpu),
             tuple(labels[uid] for uid in (*holders, *occupancy.sharers.get(cpu, ()))),
@@ -244,18 +244,18 @@ class _Painter:
             fault,
         )
 
-    def _state(self, cpu: int) -> CellState:
+    def _state(self, cpu: int) -> ThreadState:
         if cpu in self._occupancy.holders:
-            return CellState.OWNED if self._working >> cpu & 1 else CellState.IDLE
+            return ThreadState.OWNED if self._working >> cpu & 1 else ThreadState.IDLE
         for state, cpus in (
-            (CellState.FOREIGN, self._occupancy.foreign),
-            (CellState.SHARED, int(cpu in self._occupancy.sharers) << cpu),
-            (CellState.RESERVED, self._topology.reserved),
-            (CellState.ISOLATED, self._topology.isolated),
+            (ThreadState.FOREIGN, self._occupancy.foreign),
+            (ThreadState.SHARED, int(cpu in self._occupancy.sharers) << cpu),
+            (ThreadState.RESERVED, self._topology.reserved),
+            (ThreadState.ISOLATED, self._topology.isolated),
         ):
             if cpus >> cpu & 1:
                 return state
-        return CellState.FREE
+        return ThreadState.FREE
 
 
 def core_map_document(drawing: CoreMap) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def _node_document(node: NodeBox) -> dict[str, Any]:
             {
                 "index": l3.index,
                 **_part(l3),
-                "cores": [[_cell_document(cell) for cell in core.cells] for core in l3.cores],
+                "cores": [[_thread_document(thread) for thread in core.threads] for core in l3.cores],
             }
             for l3 in node.l3_groups
         ],
@@ -312,12 +312,12 @@ def _part(box: NodeBox | L3Box) -> dict[str, bool]:
     return {"part": True} if box.part else {}
 
 
-def _cell_document(cell: Cell) -> dict[str, Any]:
-    document: dict[str, Any] = {"cpu": cell.cpu, "state": cell.state.value}
-    if cell.vms:
-        document["vms"] = list(cell.vms)
-    if cell.strays:
-        document["strays"] = list(cell.strays)
-    if cell.fault is not None:
-        document["fault"] = cell.fault.value
+def _thread_document(thread: Thread) -> dict[str, Any]:
+    document: dict[str, Any] = {"cpu": thread.cpu, "state": thread.state.value}
+    if thread.vms:
+        document["vms"] = list(thread.vms)
+    if thread.strays:
+        document["strays"] = list(thread.strays)
+    if thread.fault is not None:
+        document["fault"] = thread.fault.value
     return document

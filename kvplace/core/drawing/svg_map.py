@@ -1,9 +1,10 @@
 """A core map as an SVG picture, in the nesting that operators know from lstopo.
 
-A cell for each thread with its CPU number; the letters of its VM, which the legend names; what has no VM is
+A thread for each thread with its CPU number; the letters of its VM, which the legend names; what has no VM is
 hollow, hatched or dotted. A red edge and `!` mark what contradicts the books. The picture needs nothing from
 outside, runs nothing, follows the reader's choice of light or dark, and says everything in words too: in a
-description for those who hear it, and for each cell where a pointer rests on it. Equal maps give equal bytes.
+description for those who hear it, and for each thread where a pointer rests on it.
+Equal maps give equal bytes.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree.ElementTree import Element, indent, tostring
 
-from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.drawing.core_map import Cell, CellState, CoreBox, CoreMap, L3Box, NodeBox, PackageBox
+from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.drawing.core_map import CoreBox, CoreMap, L3Box, NodeBox, PackageBox, Thread, ThreadState
 from kvplace.core.drawing.occupancy import name_of, printable
 from kvplace.core.drawing.svg_blocks import Block, fixed, grid, shortened, stack, tag, text_width
-from kvplace.core.drawing.svg_cells import SIDE, cell_mark, key_of, paint_cell, patterns
 from kvplace.core.drawing.svg_style import COLOURS, ROOT, style_sheet
+from kvplace.core.drawing.svg_threads import SIDE, key_of, paint_thread, patterns, thread_mark
 
 _GAP = 4.0
 _PAD = 8.0
@@ -118,42 +119,44 @@ class _Painter:
         return _frame("l3", l3.index, [f"L3 {l3.index}{_part(l3)}"], cores)
 
     def _core(self, core: CoreBox) -> Block:
-        columns = 1 if len(core.cells) < 3 else 2
-        rows = -(-len(core.cells) // columns)
+        columns = 1 if len(core.threads) < 3 else 2
+        rows = -(-len(core.threads) // columns)
         width, height = columns * SIDE + 4, rows * SIDE + 4
 
         def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
-            group = tag(parent, "g", data_core=format_cpu_list(sum(1 << cell.cpu for cell in core.cells)))
+            group = tag(
+                parent, "g", data_core=format_cpu_list(mask_of(thread.cpu for thread in core.threads))
+            )
             dashed = {"stroke_dasharray": "3 2"} if core.part else {}
             tag(group, "rect", class_="core", x=x, y=y, width=width, height=height, rx=4, **dashed)
-            for number, cell in enumerate(core.cells):
+            for number, thread in enumerate(core.threads):
                 left, top = number % columns, number // columns
-                self._cell(group, cell, x + 2 + left * SIDE, y + 2 + top * SIDE)
+                self._thread(group, thread, x + 2 + left * SIDE, y + 2 + top * SIDE)
 
         return Block(width, height, draw)
 
-    def _cell(self, parent: Element, cell: Cell, x: float, y: float) -> None:
-        group = tag(parent, "g", data_cpu=cell.cpu, data_state=cell.state.value)
-        if cell.vms:
-            group.set("data-vms", " ".join(cell.vms))
-        if cell.fault is not None:
-            group.set("data-fault", cell.fault.value)
-        tag(group, "title", self._sentence(cell))
-        colour = self._vms[cell.vms[0]][0] if len(cell.vms) == 1 else "plain"
-        paint_cell(
-            group, cell.state, colour, cell_mark(cell), x, y,
-            cpu=str(cell.cpu), fault=cell.fault is not None,
+    def _thread(self, parent: Element, thread: Thread, x: float, y: float) -> None:
+        group = tag(parent, "g", data_cpu=thread.cpu, data_state=thread.state.value)
+        if thread.vms:
+            group.set("data-vms", " ".join(thread.vms))
+        if thread.fault is not None:
+            group.set("data-fault", thread.fault.value)
+        tag(group, "title", self._sentence(thread))
+        colour = self._vms[thread.vms[0]][0] if len(thread.vms) == 1 else "plain"
+        paint_thread(
+            group, thread.state, colour, thread_mark(thread), x, y,
+            cpu=str(thread.cpu), fault=thread.fault is not None,
         )  # fmt: skip
 
-    def _sentence(self, cell: Cell) -> str:
-        words = [f"CPU {cell.cpu}: {cell.state.value}"]
-        if cell.vms:
-            words.append("by " + ", ".join(f"{label} {self._vms[label][1]}" for label in cell.vms))
-        if cell.strays:
-            strays = ", ".join(f"{label} {self._vms[label][1]}" for label in cell.strays)
+    def _sentence(self, thread: Thread) -> str:
+        words = [f"CPU {thread.cpu}: {thread.state.value}"]
+        if thread.vms:
+            words.append("by " + ", ".join(f"{label} {self._vms[label][1]}" for label in thread.vms))
+        if thread.strays:
+            strays = ", ".join(f"{label} {self._vms[label][1]}" for label in thread.strays)
             words.append(f"with threads of {strays}")
-        if cell.fault is not None:
-            words.append(f"({cell.fault.value})")
+        if thread.fault is not None:
+            words.append(f"({thread.fault.value})")
         return " ".join(words)
 
     def _faults(self, width: float) -> Block:
@@ -181,9 +184,9 @@ class _Painter:
                 top = y + number % rows * 34
                 claim = entry.claim
                 group = tag(parent, "g", data_vm=entry.label)
-                state = CellState.OWNED if claim.owned else CellState.SHARED
+                state = ThreadState.OWNED if claim.owned else ThreadState.SHARED
                 colour = self._vms[entry.label][0]
-                paint_cell(group, state, colour, entry.label, left, top, cpu="", fault=False)
+                paint_thread(group, state, colour, entry.label, left, top, cpu="", fault=False)
                 words = f"{claim.policy.value} {format_cpu_list(claim.cpus | claim.owned)}"
                 tag(group, "title", f"{entry.label}: {name_of(claim)}, {words}")
                 for text, size, down, kind in (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.occupant import Occupant, Standing, within
+from kvplace.core.occupant import Occupant, RunningVms, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request
 from kvplace.core.topology import Topology
@@ -27,7 +27,7 @@ def occupied(
     chance = Random(draw(st.integers(0, 1 << 32)))
     occupants: list[Occupant] = []
     for number, request in enumerate(draw(st.lists(requests, min_size=least, max_size=most))):
-        free = Standing(topology, occupants, None).free({})
+        free = RunningVms(topology, occupants, None).free({})
         cpus = list(cpus_of(free.pool))
         some = mask_of(chance.sample(cpus, chance.randint(0, len(cpus))))
         for choice in (within(free, some), free):

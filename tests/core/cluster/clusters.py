@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
-from kvplace.core.cluster.planning import Tally, Wanted
+from kvplace.core.cluster.planning import Tally, VmRequest
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import Occupant, claim_of
@@ -40,11 +40,11 @@ def clusters(draw: st.DrawFn, *, most_nodes: int = 4, most_cpus: int = 12) -> li
 
 
 wanted_vms = st.lists(ANY_REQUEST, min_size=1, max_size=10).map(
-    lambda found: [Wanted(f"vm-{number}", request) for number, request in enumerate(found)]
+    lambda found: [VmRequest(f"vm-{number}", request) for number, request in enumerate(found)]
 )
 
 
-def one_by_one(nodes: Sequence[ClusterNode], wanted: Sequence[Wanted], strategy: Strategy) -> Tally:
+def one_by_one(nodes: Sequence[ClusterNode], wanted: Sequence[VmRequest], strategy: Strategy) -> Tally:
     """Count what finds room when every VM goes where Filter sends it, as it comes."""
     claims = {node.name: [claim_of(vm.id, vm.placement) for vm in node.running] for node in nodes}
     vms = vcpus = 0

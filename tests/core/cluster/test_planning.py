@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.cluster_node import ClusterNode
-from kvplace.core.cluster.draft import Draft, NodeDraft, shapes_of
+from kvplace.core.cluster.draft import Draft, NodeState, shapes_of
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.cluster.planning import Plan, Tally, Wanted, plan
+from kvplace.core.cluster.planning import Plan, Tally, VmRequest, plan
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.occupant import Occupant, claim_of, within
@@ -46,14 +46,14 @@ def nodes(*topologies: Topology) -> list[ClusterNode]:
     return [ClusterNode(f"node-{number}", topology) for number, topology in enumerate(topologies)]
 
 
-def vms(*sizes: int, scope: Scope = Scope.ONE_NUMA) -> list[Wanted]:
+def vms(*sizes: int, scope: Scope = Scope.ONE_NUMA) -> list[VmRequest]:
     return [
-        Wanted(f"vm-{number}", Request(size, PinningOptions(scope=scope)))
+        VmRequest(f"vm-{number}", Request(size, PinningOptions(scope=scope)))
         for number, size in enumerate(sizes)
     ]
 
 
-def occupants_of(node: ClusterNode, found: Plan, wanted: Sequence[Wanted]) -> list[Occupant]:
+def occupants_of(node: ClusterNode, found: Plan, wanted: Sequence[VmRequest]) -> list[Occupant]:
     """Who is on a node once the moves are made and the planned VMs have started."""
     requests = {vm.id: vm.request for vm in wanted}
     running = {vm.id: vm for vm in node.running}
@@ -70,21 +70,21 @@ def occupants_of(node: ClusterNode, found: Plan, wanted: Sequence[Wanted]) -> li
             assert not one.move.after.owned & ~vm.placement.owned & ~free.cpus
             running[vm.id] = Occupant(vm.id, vm.request, one.move.after)
             check_sound(node, list(running.values()))
-    planned = [Occupant(s.id, requests[s.id], s.placement) for s in found.seats if s.node == node.name]
+    planned = [Occupant(s.id, requests[s.id], s.placement) for s in found.planned if s.node == node.name]
     return [*running.values(), *planned]
 
 
 @given(clusters(), wanted_vms, strategies, st.booleans())
 @few
 def test_nothing_is_given_twice_and_every_vm_has_an_answer(
-    cluster: list[ClusterNode], wanted: list[Wanted], strategy: Strategy, make_room: bool
+    cluster: list[ClusterNode], wanted: list[VmRequest], strategy: Strategy, make_room: bool
 ) -> None:
     found = plan(cluster, wanted, strategy, make_room=make_room)
     for node in cluster:
         check_sound(node, occupants_of(node, found, wanted))
-    answered = [seat.id for seat in found.seats] + [vm.id for vm in found.denied]
+    answered = [seat.id for seat in found.planned] + [vm.id for vm in found.refused]
     assert sorted(answered) == sorted(vm.id for vm in wanted)
-    placed = {seat.id for seat in found.seats}
+    placed = {seat.id for seat in found.planned}
     assert found.placed == Tally(len(placed), sum(vm.request.vcpus for vm in wanted if vm.id in placed))
     assert make_room or not found.moves
 
@@ -92,7 +92,7 @@ def test_nothing_is_given_twice_and_every_vm_has_an_answer(
 @given(clusters(), wanted_vms, strategies)
 @few
 def test_a_plan_places_no_less_than_one_after_the_other(
-    cluster: list[ClusterNode], wanted: list[Wanted], strategy: Strategy
+    cluster: list[ClusterNode], wanted: list[VmRequest], strategy: Strategy
 ) -> None:
     found = plan(cluster, wanted, strategy)
     assert found.one_by_one == one_by_one(cluster, wanted, strategy)
@@ -105,7 +105,7 @@ def test_nor_where_many_vms_compete_for_little_room(seed: int) -> None:
     chance = Random(seed)
     cluster = nodes(*(machine(8, 6, memory=24 * GIB) for _ in range(3)))
     wanted = [
-        Wanted(
+        VmRequest(
             f"vm-{number}",
             Request(
                 chance.randint(1, 8),
@@ -124,7 +124,7 @@ def test_nor_where_many_vms_compete_for_little_room(seed: int) -> None:
 @given(clusters(), wanted_vms, strategies)
 @few
 def test_equal_input_gives_equal_plans(
-    cluster: list[ClusterNode], wanted: list[Wanted], strategy: Strategy
+    cluster: list[ClusterNode], wanted: list[VmRequest], strategy: Strategy
 ) -> None:
     assert plan(cluster, wanted, strategy, make_room=True) == plan(cluster, wanted, strategy, make_room=True)
 
@@ -132,10 +132,10 @@ def test_equal_input_gives_equal_plans(
 @given(clusters(), wanted_vms)
 @few
 def test_who_is_refused_fits_nowhere_beside_the_others_and_every_node_says_why(
-    cluster: list[ClusterNode], wanted: list[Wanted]
+    cluster: list[ClusterNode], wanted: list[VmRequest]
 ) -> None:
     found = plan(cluster, wanted)
-    for vm in found.denied:
+    for vm in found.refused:
         assert set(vm.refusals) == {node.name for node in cluster}
         for node in cluster:
             claims = [claim_of(one.id, one.placement) for one in occupants_of(node, found, wanted)]
@@ -178,9 +178,9 @@ def test_a_domain_is_filled_with_the_vms_that_leave_nothing_over() -> None:
 
 def test_where_not_all_fit_as_many_as_possible_do() -> None:
     found = plan(nodes(machine(8)), vms(8, 4, 2, 2))
-    assert [seat.id for seat in found.seats] == ["vm-1", "vm-2", "vm-3"]
+    assert [seat.id for seat in found.planned] == ["vm-1", "vm-2", "vm-3"]
     assert found.one_by_one == Tally(1, 8)
-    assert [vm.id for vm in found.denied] == ["vm-0"]
+    assert [vm.id for vm in found.refused] == ["vm-0"]
 
 
 def test_of_as_many_vms_those_with_more_vcpus_are_placed() -> None:
@@ -190,12 +190,12 @@ def test_of_as_many_vms_those_with_more_vcpus_are_placed() -> None:
 def test_vms_that_need_the_nodes_with_much_memory_get_them() -> None:
     cluster = nodes(machine(8, memory=8 * GIB), machine(8, memory=64 * GIB))
     wanted = [
-        Wanted("small", Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=4 * GIB)),
-        Wanted("large", Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=32 * GIB)),
+        VmRequest("small", Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=4 * GIB)),
+        VmRequest("large", Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=32 * GIB)),
     ]
     for order in (wanted, wanted[::-1]):
         found = plan(cluster, order)
-        assert {seat.id: seat.node for seat in found.seats} == {"small": "node-0", "large": "node-1"}
+        assert {seat.id: seat.node for seat in found.planned} == {"small": "node-0", "large": "node-1"}
 
 
 def strewn(numa_nodes: int = 2) -> ClusterNode:
@@ -241,14 +241,14 @@ def test_a_vm_that_must_not_move_does_not() -> None:
 @pytest.mark.parametrize("strategy", Strategy)
 def test_while_everything_fits_vms_go_where_the_strategy_sends_them(strategy: Strategy) -> None:
     found = plan(nodes(machine(8), machine(8)), vms(2, 2), strategy)
-    used = {seat.node for seat in found.seats}
+    used = {seat.node for seat in found.planned}
     assert len(used) == (2 if strategy is Strategy.SPREAD else 1)
 
 
 def test_a_suggestion_is_followed_where_it_can_be() -> None:
     cluster = nodes(machine(4), machine(4))
     wanted = vms(4, 4, 4)
-    found = plan(cluster, wanted, suggestion=[(2, 1, 0b1111), (0, 0, 0b1111), (1, 0, 0b1111)])
+    found = plan(cluster, wanted, hint=[(2, 1, 0b1111), (0, 0, 0b1111), (1, 0, 0b1111)])
     assert found.placed == Tally(2, 8)
 
 
@@ -264,7 +264,7 @@ def test_a_copy_of_a_draft_does_not_follow_the_other() -> None:
     assert answer is not None
     draft.seat(0, 0, answer)
     assert (kept.seats, draft.seats) == ({}, {0: 0})
-    assert isinstance(kept.nodes[0], NodeDraft)
+    assert isinstance(kept.nodes[0], NodeState)
     assert kept.nodes[0].free.cpus == 0b1111
     kept.become(draft)
     assert kept.placement_of(0) == answer

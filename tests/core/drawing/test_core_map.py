@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.drawing.core_map import Cell, CellState, core_map_document, draw
+from kvplace.core.drawing.core_map import Thread, ThreadState, core_map_document, draw
 from kvplace.core.drawing.occupancy import label_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
@@ -20,8 +20,8 @@ from tests.core.claims import with_vm
 GIB = 1 << 30
 
 
-def _cell(topology: Topology, ledger: Ledger, cpu: int) -> Cell:
-    return next(cell for cell in draw("node", topology, ledger).cells if cell.cpu == cpu)
+def _thread(topology: Topology, ledger: Ledger, cpu: int) -> Thread:
+    return next(thread for thread in draw("node", topology, ledger).threads if thread.cpu == cpu)
 
 
 @given(st.sampled_from(machine_names()), st.lists(st.sampled_from(list(Smt)), max_size=4))
@@ -32,10 +32,12 @@ def test_every_thread_of_a_machine_is_drawn_exactly_once(name: str, smts: list[S
             machine, ledger, f"vm-{number}", Request(4, PinningOptions(scope=Scope.ANY, smt=smt))
         )
     drawing = draw(name, machine, ledger)
-    assert sorted(cell.cpu for cell in drawing.cells) == list(cpus_of(machine.cpus))
-    owned = {cell.cpu for cell in drawing.cells if cell.state in (CellState.OWNED, CellState.IDLE)}
+    assert sorted(thread.cpu for thread in drawing.threads) == list(cpus_of(machine.cpus))
+    owned = {
+        thread.cpu for thread in drawing.threads if thread.state in (ThreadState.OWNED, ThreadState.IDLE)
+    }
     assert mask_of(owned) == ledger.owned
-    assert drawing.count(CellState.RESERVED) == machine.reserved.bit_count()
+    assert drawing.count(ThreadState.RESERVED) == machine.reserved.bit_count()
 
 
 def test_boxes_nest_as_the_machine_does() -> None:
@@ -44,7 +46,7 @@ def test_boxes_nest_as_the_machine_does() -> None:
     assert [node.id for node in drawing.packages[1].nodes] == [4, 5, 6, 7]
     assert [l3.index for l3 in drawing.packages[1].nodes[0].l3_groups] == [8, 9]
     first_core = drawing.packages[1].nodes[0].l3_groups[0].cores[0]
-    assert [cell.cpu for cell in first_core.cells] == [64, 192]
+    assert [thread.cpu for thread in first_core.threads] == [64, 192]
 
 
 def test_an_l3_that_spans_numa_nodes_is_drawn_in_each_with_its_part() -> None:
@@ -63,7 +65,7 @@ def test_a_numa_node_that_spans_sockets_is_drawn_in_both_with_its_part() -> None
     )
     drawing = draw("odd", machine)
     assert [node.id for package in drawing.packages for node in package.nodes] == [0, 0]
-    assert [cell.cpu for cell in drawing.cells] == [0, 1, 2, 3]
+    assert [thread.cpu for thread in drawing.threads] == [0, 1, 2, 3]
     assert [node.id for node in drawing.memory_only] == [7]
 
 
@@ -78,7 +80,7 @@ def test_letters_follow_the_machine_and_idle_siblings_are_told_from_working_ones
     first = min(by_vm.values(), key=lambda entry: min(cpus_of(entry.claim.owned)))
     assert first.label == "A"
     isolated = by_vm["isolated"]
-    states = {cell.cpu: cell.state for cell in drawing.cells if isolated.label in cell.vms}
+    states = {thread.cpu: thread.state for thread in drawing.threads if isolated.label in thread.vms}
     assert sorted(state.value for state in states.values()) == ["idle", "idle", "owned", "owned"]
 
 
@@ -86,9 +88,9 @@ def test_shared_cpus_say_how_many_share_them() -> None:
     machine = read_machine("epyc-7502p")
     wish = Request(60, PinningOptions(scope=Scope.ANY, policy=Policy.SHARE))
     one = with_vm(machine, Ledger(), "first", wish)
-    assert _cell(machine, one, 5) == Cell(5, CellState.SHARED, ("A",))
+    assert _thread(machine, one, 5) == Thread(5, ThreadState.SHARED, ("A",))
     two = with_vm(machine, one, "second", wish)
-    assert _cell(machine, two, 5) == Cell(5, CellState.SHARED, ("A", "B"))
+    assert _thread(machine, two, 5) == Thread(5, ThreadState.SHARED, ("A", "B"))
 
 
 def test_memory_and_huge_pages_of_a_vm_are_counted_once_each() -> None:
@@ -155,11 +157,11 @@ def test_free_cpus_that_the_kernel_isolates_are_told_from_free_ones_and_those_of
     machine = replace(read_machine("epyc-7502p"), reserved=0b1, isolated=0b11110)
     ledger = with_vm(machine, Ledger(), "db", Request(2))
     drawing = draw("node", machine, ledger, foreign=0b11 << 40 | 0b10)
-    states = {cell.cpu: cell.state for cell in drawing.cells}
-    assert states[0] is CellState.RESERVED
-    assert {cpu for cpu, state in states.items() if state is CellState.FOREIGN} == {40, 41} | (
+    states = {thread.cpu: thread.state for thread in drawing.threads}
+    assert states[0] is ThreadState.RESERVED
+    assert {cpu for cpu, state in states.items() if state is ThreadState.FOREIGN} == {40, 41} | (
         {1} - set(cpus_of(ledger.owned))
     )
-    isolated = {cpu for cpu, state in states.items() if state is CellState.ISOLATED}
+    isolated = {cpu for cpu, state in states.items() if state is ThreadState.ISOLATED}
     assert isolated == {1, 2, 3, 4} - set(cpus_of(ledger.owned | 0b10))
     assert drawing.summary.startswith("64 CPUs, ")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvplace.cli.machine import find_machine
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.drawing.core_map import CellState, CoreMap, draw
+from kvplace.core.drawing.core_map import CoreMap, ThreadState, draw
 from kvplace.core.drawing.svg_blocks import shortened, text_width
 from kvplace.core.drawing.svg_map import svg_map
 from kvplace.core.ledger import Ledger
@@ -35,12 +35,12 @@ def parsed(drawing: CoreMap) -> ET.Element:
     return ET.fromstring(svg_map(drawing))
 
 
-def cells(root: ET.Element) -> list[ET.Element]:
+def threads(root: ET.Element) -> list[ET.Element]:
     return [group for group in root.iter(f"{SVG}g") if "data-cpu" in group.attrib]
 
 
 def cpus_below(group: ET.Element) -> int:
-    return mask_of(int(cell.attrib["data-cpu"]) for cell in cells(group))
+    return mask_of(int(thread.attrib["data-cpu"]) for thread in threads(group))
 
 
 def groups(root: ET.Element, level: str) -> list[ET.Element]:
@@ -57,7 +57,7 @@ def frame(group: ET.Element) -> tuple[float, float, float, float]:
 
 def check_drawn(root: ET.Element, machine: Topology) -> None:
     """Every thread once; each box holds the threads of its level and lies inside the box around it."""
-    assert sorted(int(cell.attrib["data-cpu"]) for cell in cells(root)) == list(cpus_of(machine.cpus))
+    assert sorted(int(thread.attrib["data-cpu"]) for thread in threads(root)) == list(cpus_of(machine.cpus))
     for package in groups(root, "package"):
         number = int(package.attrib["data-package"])
         assert [cpus_below(package)] == [each.cpus for each in machine.packages if each.id == number]
@@ -89,8 +89,8 @@ def test_every_thread_of_any_machine_stands_once_in_its_boxes(
     drawing = draw("any", machine, ledger, foreign=foreign, found={"db": mine >> 1})
     root = parsed(drawing)
     check_drawn(root, machine)
-    states = {int(cell.attrib["data-cpu"]): cell.attrib["data-state"] for cell in cells(root)}
-    assert states == {cell.cpu: cell.state.value for cell in drawing.cells}
+    states = {int(thread.attrib["data-cpu"]): thread.attrib["data-state"] for thread in threads(root)}
+    assert states == {thread.cpu: thread.state.value for thread in drawing.threads}
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -153,10 +153,10 @@ def busy() -> CoreMap:
     first, second = list(ledger.claims.values())[:2]
     twice = replace(second, owned=second.owned | first.owned)
     ledger = Ledger(ledger.owners, {**ledger.claims, second.uid: twice})
-    free = [cell.cpu for cell in draw("", machine, ledger).cells if cell.state is CellState.FREE]
+    free = [thread.cpu for thread in draw("", machine, ledger).threads if thread.state is ThreadState.FREE]
     machine = replace(machine, isolated=mask_of(free[:2]))
     drawing = draw("busy", machine, ledger, foreign=mask_of(free[-2:]), found={first.uid: 1 << free[3]})
-    assert all(map(drawing.count, CellState))
+    assert all(map(drawing.count, ThreadState))
     return drawing
 
 
@@ -183,28 +183,28 @@ def test_the_legend_names_every_vm_and_the_key_every_state() -> None:
 
 def test_whose_a_cell_is_can_be_read_without_colour() -> None:
     drawing = busy()
-    by_cpu = {cell.cpu: cell for cell in drawing.cells}
-    for group in cells(parsed(drawing)):
-        cell = by_cpu[int(group.attrib["data-cpu"])]
+    by_cpu = {thread.cpu: thread for thread in drawing.threads}
+    for group in threads(parsed(drawing)):
+        thread = by_cpu[int(group.attrib["data-cpu"])]
         texts = [text.text or "" for text in group.iter(f"{SVG}text")]
-        assert texts[0] == str(cell.cpu)
+        assert texts[0] == str(thread.cpu)
         mark = texts[1] if len(texts) > 1 else ""
-        assert ("!" in mark) == (cell.fault is not None)
-        match cell.state:
-            case CellState.OWNED:
-                assert mark.startswith(cell.vms[0])
-            case CellState.IDLE:
-                assert mark.startswith(cell.vms[0].lower())
-            case CellState.SHARED:
-                assert mark.startswith(cell.vms[0] if len(cell.vms) == 1 else f"×{len(cell.vms)}")
-            case CellState.FREE:
-                assert mark.strip("!") in ("", *cell.strays)
+        assert ("!" in mark) == (thread.fault is not None)
+        match thread.state:
+            case ThreadState.OWNED:
+                assert mark.startswith(thread.vms[0])
+            case ThreadState.IDLE:
+                assert mark.startswith(thread.vms[0].lower())
+            case ThreadState.SHARED:
+                assert mark.startswith(thread.vms[0] if len(thread.vms) == 1 else f"×{len(thread.vms)}")
+            case ThreadState.FREE:
+                assert mark.strip("!") in ("", *thread.strays)
             case state:
-                glyphs = {CellState.RESERVED: "#", CellState.FOREIGN: "%", CellState.ISOLATED: ":"}
+                glyphs = {ThreadState.RESERVED: "#", ThreadState.FOREIGN: "%", ThreadState.ISOLATED: ":"}
                 assert mark[0] == glyphs[state]
         title = group.find(f"{SVG}title")
         assert title is not None
-        assert (title.text or "").startswith(f"CPU {cell.cpu}: {cell.state.value}")
+        assert (title.text or "").startswith(f"CPU {thread.cpu}: {thread.state.value}")
 
 
 def luminance(colour: str) -> float:

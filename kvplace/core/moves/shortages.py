@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvplace.core.occupant import Occupant, Standing, claim_of
+from kvplace.core.moves.step_trials import Step
+from kvplace.core.moves.targets import Region, Wish
+from kvplace.core.occupant import Occupant, RunningVms, claim_of
 from kvplace.core.request import Policy
-from kvplace.core.room.regions import Region, Wish
-from kvplace.core.room.steps import Step
 
 _Key = TypeVar("_Key", int, tuple[int, int])
 """A NUMA node, or a NUMA node and a page size."""
@@ -37,17 +37,17 @@ class Shortage:
 class Counts:
     """The free CPUs and memory of a machine, and what each running VM would give back."""
 
-    def __init__(self, standing: Standing, movable: Mapping[str, Occupant]) -> None:
-        self._topology = standing.topology
+    def __init__(self, running_vms: RunningVms, movable: Mapping[str, Occupant]) -> None:
+        self._topology = running_vms.topology
         self._movable = movable
-        free = standing.free({})
+        free = running_vms.free({})
         self._pool = free.pool
         self._names = {
             uid: one.placement.cpus & ~one.placement.owned
-            for uid, one in standing.occupants.items()
+            for uid, one in running_vms.occupants.items()
             if one.request.options.policy in (Policy.SHARE, Policy.IMMOVABLE)
         }
-        self._owned = {uid: one.placement.owned & standing.usable for uid, one in movable.items()}
+        self._owned = {uid: one.placement.owned & running_vms.usable for uid, one in movable.items()}
         self._memory = dict(free.memory)
         self._pages = {(node, size): count for node, size, count in free.huge_pages}
         claims = {uid: claim_of(uid, one.placement) for uid, one in movable.items()}

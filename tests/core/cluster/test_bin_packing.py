@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.cluster.filling import First, fullest
+from kvplace.core.cluster.bin_packing import First, fullest
 
 
 @given(

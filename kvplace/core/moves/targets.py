@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import combinations
 from math import comb
 
-from kvplace.core.occupant import Occupant, Standing, memory_of, sitting_of
+from kvplace.core.occupant import Occupant, RunningVms, locality_of, memory_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Topology
@@ -71,26 +71,26 @@ class Wish:
         return self.owned_at_least if self.whole else 0
 
 
-def newcomer(standing: Standing, request: Request, most_nodes: int, movable: int) -> Wish:
+def newcomer(running_vms: RunningVms, request: Request, most_nodes: int, movable: int) -> Wish:
     """Say where a new VM would lie well: over no more than so many NUMA nodes.
 
     `movable` are all CPUs that can come free at best.
     """
-    wish = Wish("", request, (), _small_memory(standing, request))
+    wish = Wish("", request, (), _small_memory(running_vms, request))
     regions = [
         Region(cpus, frozenset(node.id for node in nodes), 0)
-        for cpus, nodes, _ in _regions(standing.topology, request.options.scope, lambda _: most_nodes)
+        for cpus, nodes, _ in _regions(running_vms.topology, request.options.scope, lambda _: most_nodes)
         if _may_hold(wish, cpus, movable)
     ]
     return Wish("", request, tuple(regions), wish.small_memory)
 
 
-def mover(standing: Standing, occupant: Occupant, movable: int) -> Wish:
+def mover(running_vms: RunningVms, occupant: Occupant, movable: int) -> Wish:
     """Say where a running VM may go: within its own constraints, and strewn no further than it is."""
-    topology, request, before = standing.topology, occupant.request, occupant.placement
-    sits = sitting_of(topology, before)
+    topology, request, before = running_vms.topology, occupant.request, occupant.placement
+    sits = locality_of(topology, before)
     there = memory_of(request, before)
-    wish = Wish(occupant.id, request, (), _small_memory(standing, request), before)
+    wish = Wish(occupant.id, request, (), _small_memory(running_vms, request), before)
     regions = []
     for cpus, nodes, all_used in _regions(
         topology, request.options.scope, lambda count: sits[1] if sits[0] == 1 else count
@@ -152,8 +152,8 @@ def _may_hold(wish: Wish, cpus: int, movable: int) -> bool:
     return (cpus & movable).bit_count() >= wish.units
 
 
-def _small_memory(standing: Standing, request: Request) -> int:
-    counted = any(node.memory for node in standing.topology.numa_nodes)
+def _small_memory(running_vms: RunningVms, request: Request) -> int:
+    counted = any(node.memory for node in running_vms.topology.numa_nodes)
     if not counted or request.options.numa_memory is NumaMemory.OFF:
         return 0
     return max(0, request.memory - sum(size * count for size, count in request.huge_pages.items()))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import Draft, Shape, shapes_of
-from kvplace.core.cluster.reseating import let_in, trade
+from kvplace.core.cluster.local_search import let_in, trade
 from kvplace.core.request import PinningOptions, Request, Scope
 from tests.core.cluster.test_planning import machine
 

@@ -16,11 +16,11 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.occupant import Occupant, Standing, bytes_moved, sitting_of, within
+from kvplace.core.moves.make_room import make_room
+from kvplace.core.occupant import Occupant, RunningVms, bytes_moved, locality_of, within
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.room.make_room import make_room
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.allocator.running import occupied
 from tests.core.machines import GIB, PINNING, requests, topologies
@@ -42,7 +42,7 @@ def _targets(topology: Topology, one: Occupant, free: Free) -> Iterator[Placemen
             found = _placed(topology, within(free, mask), one.request)
             if isinstance(found, Refusal) or (one.request.owns_cpus and found.owned != mask):
                 continue
-            if sitting_of(topology, found) <= sitting_of(topology, one.placement):
+            if locality_of(topology, found) <= locality_of(topology, one.placement):
                 yield found
 
 
@@ -53,12 +53,12 @@ def fewest_and_cheapest(
     empty = place(topology, free_of(topology, Ledger()), request)
     if isinstance(empty, Refusal):
         return None
-    standing = Standing(topology, occupants, None)
+    running_vms = RunningVms(topology, occupants, None)
     states: dict[tuple[tuple[int, ...], ...], tuple[int, dict[str, Placement | None]]] = {(): (0, {})}
     for moves in range(most_moves + 1):
         well = []
         for cost, now in states.values():
-            found = _placed(topology, standing.free(now), request)
+            found = _placed(topology, running_vms.free(now), request)
             if isinstance(found, Placement) and len(found.numa_nodes) <= len(empty.numa_nodes):
                 well.append(cost)
         if well:
@@ -69,7 +69,7 @@ def fewest_and_cheapest(
                 if one.request.options.policy is Policy.IMMOVABLE:
                     continue
                 before = now.get(one.id) or one.placement
-                for after in _targets(topology, one, standing.free({**now, one.id: None})):
+                for after in _targets(topology, one, running_vms.free({**now, one.id: None})):
                     total = cost + bytes_moved(one.request, before, after)
                     then = {**now, one.id: after}
                     key = tuple(
@@ -113,7 +113,7 @@ def crowded(
     if light := draw(st.booleans()):
         small = small.map(_light)
     occupants = draw(occupied(topology, small, least=3, most=6))
-    count = max(1, Standing(topology, occupants, None).free({}).cpus.bit_count())
+    count = max(1, RunningVms(topology, occupants, None).free({}).cpus.bit_count())
     request = draw(requests(most_vcpus=count, policies=policies))
     return topology, occupants, _light(request) if light else request
 
@@ -138,7 +138,7 @@ def tight(draw: st.DrawFn) -> tuple[Topology, list[Occupant], Request]:
     )
     occupants: list[Occupant] = []
     for number in range(10):
-        free = Standing(topology, occupants, None).free({})
+        free = RunningVms(topology, occupants, None).free({})
         if free.cpus.bit_count() <= max(widths):
             break
         request = Request(
@@ -147,7 +147,7 @@ def tight(draw: st.DrawFn) -> tuple[Topology, list[Occupant], Request]:
         found = place(topology, within(free, chance.choice(each)), request)
         if isinstance(found, Placement):
             occupants.append(Occupant(f"vm-{number}", request, found))
-    left = Standing(topology, occupants, None).free({}).cpus.bit_count()
+    left = RunningVms(topology, occupants, None).free({}).cpus.bit_count()
     return topology, occupants, Request(min(left, max(widths)), PinningOptions(scope=Scope.ONE_NUMA))
 
 
@@ -195,7 +195,7 @@ def test_up_to_three_moves_are_as_few_and_cheap_as_moves_can_be(
 def test_a_thorough_search_keeps_no_bound_on_any_machine(
     given_: tuple[Topology, list[Occupant], Request],
 ) -> None:
-    with patch.multiple("kvplace.core.room.search", _SMALL_MACHINE=0, _MOST_EFFORT=0):
+    with patch.multiple("kvplace.core.moves.move_search", _SMALL_MACHINE=0, _MOST_EFFORT=0):
         _agrees(*given_, 3, thorough=True)
 
 
@@ -217,7 +217,7 @@ def test_the_bound_costs_answers_of_three_moves_only() -> None:
         )
     ]
     new = Request(4, PinningOptions(scope=Scope.ONE_NUMA))
-    with patch.multiple("kvplace.core.room.search", _SMALL_MACHINE=0, _MOST_EFFORT=0):
+    with patch.multiple("kvplace.core.moves.move_search", _SMALL_MACHINE=0, _MOST_EFFORT=0):
         assert make_room(topology, occupants, new) is None
         room = make_room(topology, occupants, new, thorough=True)
     assert room is not None

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.occupant import Occupant, Standing, bytes_moved
+from kvplace.core.moves.move_search import Found, RoomSearch
+from kvplace.core.occupant import Occupant, RunningVms, bytes_moved
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request
-from kvplace.core.room.search import Found, RoomSearch
 from kvplace.core.topology import Topology
 
 __all__ = ["MOST_MOVES", "Move", "Occupant", "Room", "make_room"]
@@ -73,21 +73,21 @@ def make_room(
     empty = try_place(topology, free_of(topology, Ledger(), only=only), request)
     if empty is None:
         return None
-    standing = Standing(topology, occupants, only)
-    now = try_place(topology, standing.free({}), request)
+    running_vms = RunningVms(topology, occupants, only)
+    now = try_place(topology, running_vms.free({}), request)
     if now is not None and len(now.numa_nodes) <= len(empty.numa_nodes):
         return Room(now, ())
     most_moves = min(most_moves, MOST_MOVES, len(occupants) + 1)
-    found = RoomSearch(standing, request, empty, frozenset(fixed), thorough=thorough).best(most_moves)
-    return None if found is None else Room(found.seated.placement, _moves(standing, found))
+    found = RoomSearch(running_vms, request, empty, frozenset(fixed), thorough=thorough).best(most_moves)
+    return None if found is None else Room(found.seated.placement, _moves(running_vms, found))
 
 
-def _moves(standing: Standing, found: Found) -> tuple[Move, ...]:
+def _moves(running_vms: RunningVms, found: Found) -> tuple[Move, ...]:
     now: dict[str, Placement] = {}
     moves = []
     for step, after in zip(found.steps, found.seated.places, strict=True):
         uid = step.wish.id
-        before = now.get(uid) or standing.occupants[uid].placement
+        before = now.get(uid) or running_vms.occupants[uid].placement
         moves.append(Move(uid, before, after, bytes_moved(step.wish.request, before, after)))
         now[uid] = after
     return tuple(moves)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvplace.core.cluster.draft import Draft, NodeDraft, Shape
-from kvplace.core.cluster.seating import hardness, tightest
+from kvplace.core.cluster.draft import Draft, NodeState, Shape
+from kvplace.core.cluster.greedy import hardness, tightest
 
 LONGEST_CHAIN = 3
 """Most VMs that change seats for one that enters."""
@@ -79,7 +79,7 @@ class _Chains:
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self._shapes = shapes
         self._left = _TRIALS
-        self._ways_of: dict[tuple[NodeDraft, Shape], list[tuple[int, int, int]]] = {}
+        self._ways_of: dict[tuple[NodeState, Shape], list[tuple[int, int, int]]] = {}
 
     def seat(self, draft: Draft, vm: int) -> bool:
         """Seat one VM, by the shortest chain that does it."""
@@ -140,7 +140,7 @@ class _Chains:
         ways.sort()
         return [(index, other) for _, _, index, other in ways if other not in moved][: _WIDTHS[length - 1]]
 
-    def _ways_on(self, node: NodeDraft, shape: Shape) -> list[tuple[int, int, int]]:
+    def _ways_on(self, node: NodeState, shape: Shape) -> list[tuple[int, int, int]]:
         """(vCPUs, fewest CPUs left over in a domain that is large enough then, VM) of those on one node."""
         found = []
         for vm, placement in node.seated.items():

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvplace.core.cluster.draft import Draft, NodeDraft, Shape
-from kvplace.core.room.make_room import Move, Occupant, Room, make_room
+from kvplace.core.cluster.draft import Draft, NodeState, Shape
+from kvplace.core.moves.make_room import Move, Occupant, Room, make_room
 
 _MOST_NODES = 16
 """How many nodes are asked to make room for one VM, the emptiest first."""
@@ -68,7 +68,7 @@ def _rooms(draft: Draft, shape: Shape, shapes: Sequence[Shape]) -> list[tuple[in
     return found
 
 
-def _after(node: NodeDraft, room: Room) -> NodeDraft:
+def _after(node: NodeState, room: Room) -> NodeState:
     """The node once the moves are made."""
     to = {move.id: move.after for move in room.moves}
     running = tuple(replace(vm, placement=to.get(vm.id, vm.placement)) for vm in node.running)

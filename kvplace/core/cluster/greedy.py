@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from kvplace.core.cluster.draft import Draft, NodeDraft, Room, Shape
+from kvplace.core.cluster.draft import Draft, NodeState, Room, Shape
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.placement import Placement
 from kvplace.core.request import Scope
@@ -39,9 +39,9 @@ def seat_all(draft: Draft, order: Iterable[int], shapes: Sequence[Shape], choose
 
 def by_strategy(strategy: Strategy) -> Chooser:
     """Choose the node that Filter would answer with."""
-    known: dict[tuple[NodeDraft, Shape], Candidate | None] = {}
+    known: dict[tuple[NodeState, Shape], Candidate | None] = {}
 
-    def candidate(node: NodeDraft, shape: Shape) -> Candidate | None:
+    def candidate(node: NodeState, shape: Shape) -> Candidate | None:
         if (node, shape) not in known:
             answer = node.ask(shape)
             known[node, shape] = (

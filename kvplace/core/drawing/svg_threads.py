@@ -1,4 +1,4 @@
-"""The cells of a core map in SVG: what a thread looks like in each state, and the key that says so.
+"""The threads of a core map in SVG: what a thread looks like in each state, and the key that says so.
 
 Each state has a shape or pattern of its own besides its colour: square for one VM alone, round where VMs
 share, dashed and in small letters where the owner keeps it idle, hatched, crossed or dotted for what no VM
@@ -10,59 +10,62 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
-from kvplace.core.drawing.core_map import Cell, CellState, CoreMap
+from kvplace.core.drawing.core_map import CoreMap, Thread, ThreadState
 from kvplace.core.drawing.svg_blocks import Block, shortened, tag, text_width
 
 SIDE = 28.0
-"""Width and height of a cell, with its share of the space between cells."""
+"""Width and height of a thread, with its share of the space between threads."""
 
 _SIZE = 11.0
 _LETTERS = 7
-_GLYPHS = {CellState.ISOLATED: ":", CellState.RESERVED: "#", CellState.FOREIGN: "%"}
+_GLYPHS = {ThreadState.ISOLATED: ":", ThreadState.RESERVED: "#", ThreadState.FOREIGN: "%"}
 _MEANINGS = {
-    CellState.OWNED: ("A", "owned by VM A"),
-    CellState.IDLE: ("a", "owned by A, kept idle"),
-    CellState.SHARED: ("A", "shared by A, ×2: by two VMs"),
-    CellState.FREE: ("", "free"),
-    CellState.ISOLATED: (":", "free, isolated by the kernel"),
-    CellState.RESERVED: ("#", "reserved for the host"),
-    CellState.FOREIGN: ("%", "held by somebody else"),
+    ThreadState.OWNED: ("A", "owned by VM A"),
+    ThreadState.IDLE: ("a", "owned by A, kept idle"),
+    ThreadState.SHARED: ("A", "shared by A, ×2: by two VMs"),
+    ThreadState.FREE: ("", "free"),
+    ThreadState.ISOLATED: (":", "free, isolated by the kernel"),
+    ThreadState.RESERVED: ("#", "reserved for the host"),
+    ThreadState.FOREIGN: ("%", "held by somebody else"),
 }
 
 
 def patterns(defs: Element) -> None:
     """Add the grounds of the states that have no VM."""
-    for state, lines in ((CellState.RESERVED, ["M0 6L6 0"]), (CellState.FOREIGN, ["M0 6L6 0", "M0 0L6 6"])):
+    for state, lines in (
+        (ThreadState.RESERVED, ["M0 6L6 0"]),
+        (ThreadState.FOREIGN, ["M0 6L6 0", "M0 0L6 6"]),
+    ):
         pattern = _pattern(defs, state)
         for line in lines:
             tag(pattern, "path", class_="hatch", d=line)
-    tag(_pattern(defs, CellState.ISOLATED), "circle", class_="dot", cx=3, cy=3, r=1.2)
+    tag(_pattern(defs, ThreadState.ISOLATED), "circle", class_="dot", cx=3, cy=3, r=1.2)
 
 
-def cell_mark(cell: Cell) -> str:
-    """Say in a few letters what a cell is: whose, by how many, `!` and whose thread is there astray."""
-    if cell.state is CellState.SHARED and len(cell.vms) > 1:
-        mark = f"×{len(cell.vms)}"
+def thread_mark(thread: Thread) -> str:
+    """Say in a few letters what a thread is: whose, by how many, `!` and whose thread is there astray."""
+    if thread.state is ThreadState.SHARED and len(thread.vms) > 1:
+        mark = f"×{len(thread.vms)}"
     else:
-        mark = _GLYPHS.get(cell.state) or "/".join(cell.vms)
-    if cell.state is CellState.IDLE:
+        mark = _GLYPHS.get(thread.state) or "/".join(thread.vms)
+    if thread.state is ThreadState.IDLE:
         mark = mark.lower()
-    if cell.fault is not None:
+    if thread.fault is not None:
         mark += "!"
-    mark += "/".join(cell.strays)
+    mark += "/".join(thread.strays)
     return mark if len(mark) <= _LETTERS else mark[: _LETTERS - 1] + "…"
 
 
-def paint_cell(
-    parent: Element, state: CellState, colour: str, mark: str, x: float, y: float, *, cpu: str, fault: bool
+def paint_thread(
+    parent: Element, state: ThreadState, colour: str, mark: str, x: float, y: float, *, cpu: str, fault: bool
 ) -> None:
-    """Paint a cell; without a mark its CPU stands in the middle, without a CPU its mark does."""
+    """Paint a thread; without a mark its CPU stands in the middle, without a CPU its mark does."""
     side = SIDE - 2
     ground: dict[str, str | float] = {"class": colour, "x": x + 1, "y": y + 1, "width": side, "height": side}
     match state:
-        case CellState.SHARED:
+        case ThreadState.SHARED:
             ground |= {"rx": side / 2}
-        case CellState.IDLE:
+        case ThreadState.IDLE:
             ground |= {"class": f"{colour} idle", "rx": 3, "fill-opacity": 0.45}
         case _:
             ground |= {"rx": 3}
@@ -86,27 +89,27 @@ def paint_cell(
 
 
 def key_of(drawing: CoreMap, width: float) -> Block:
-    """Explain the states that a drawing shows, as lines of sample cells."""
+    """Explain the states that a drawing shows, as lines of sample threads."""
     entries = [
         (state, "vm0" if state in _OF_VMS else "plain", mark, words, False)
         for state, (mark, words) in _MEANINGS.items()
         if drawing.count(state)
     ]
-    if any(cell.fault for cell in drawing.cells):
-        entries.append((CellState.FREE, "plain", "!", "conflict or drift, told below", True))
+    if any(thread.fault for thread in drawing.threads):
+        entries.append((ThreadState.FREE, "plain", "!", "conflict or drift, told below", True))
     places = list(_places([words for *_, words, _ in entries], width))
 
     def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
         for (state, colour, mark, words, fault), (left, line) in zip(entries, places, strict=True):
             top = y + line * (SIDE + 6)
-            paint_cell(parent, state, colour, mark, x + left, top, cpu="", fault=fault)
+            paint_thread(parent, state, colour, mark, x + left, top, cpu="", fault=fault)
             words = shortened(words, _SIZE, width - SIDE - 6)
             tag(parent, "text", words, x=x + left + SIDE + 6, y=top + 18, font_size=_SIZE)
 
     return Block(width, (places[-1][1] + 1) * (SIDE + 6) - 6, draw)
 
 
-_OF_VMS = (CellState.OWNED, CellState.IDLE, CellState.SHARED)
+_OF_VMS = (ThreadState.OWNED, ThreadState.IDLE, ThreadState.SHARED)
 
 
 def _places(texts: list[str], width: float) -> Iterator[tuple[float, int]]:
@@ -119,7 +122,7 @@ def _places(texts: list[str], width: float) -> Iterator[tuple[float, int]]:
         left += wide
 
 
-def _pattern(defs: Element, state: CellState) -> Element:
+def _pattern(defs: Element, state: ThreadState) -> Element:
     pattern = tag(
         defs, "pattern", id=f"kvplace-{state.value}", width=6, height=6, patternUnits="userSpaceOnUse"
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from kvplace.core.cluster.draft import Draft, Shape
-from kvplace.core.cluster.seating import NARROW_FIRST, seat_all, tightest
+from kvplace.core.cluster.greedy import NARROW_FIRST, seat_all, tightest
 
 
 class First(Enum):

@@ -1,6 +1,6 @@
 """What would make a VM fit that does not: of each kind of change the smallest one that really does.
 
-Every mend is tried before it is told, by the same function that places VMs. That takes a score of
+Every suggestion is tried before it is told, by the same function that places VMs. That takes a score of
 placements, so it is done for whoever asks why, never while nodes are filtered.
 """
 
@@ -14,10 +14,10 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free import Free
+from kvplace.core.moves.make_room import Move, Occupant, make_room
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, counted, format_bytes
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
-from kvplace.core.room.make_room import Move, Occupant, make_room
 from kvplace.core.topology import Topology
 
 _SCOPES = (
@@ -29,7 +29,7 @@ _MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
+class Suggestion:
     """One change after which the VM fits."""
 
     field: str
@@ -45,7 +45,7 @@ class Mend:
     """Running VMs that have to move first, in this order."""
 
 
-def mends(
+def find_suggestions(
     topology: Topology,
     free: Free,
     request: Request,
@@ -53,7 +53,7 @@ def mends(
     *,
     only: int | None = None,
     most_moves: int = 1,
-) -> tuple[Mend, ...]:
+) -> tuple[Suggestion, ...]:
     """Find what would make a refused VM fit, the least change for its user first.
 
     1. other VMs move (`occupants` are all that run there, `only` is as for `make_room`);
@@ -64,14 +64,14 @@ def mends(
     trial = _Trial(topology, free, request)
     found = [*trial.scopes(), *trial.words()]
     lesser = [*trial.fewer_vcpus(), *trial.fewer_pages(), *trial.less_memory()]
-    found += [mend for _, mend in sorted(lesser, key=lambda pair: pair[0])]
+    found += [suggestion for _, suggestion in sorted(lesser, key=lambda pair: pair[0])]
     found += trial.sharing()
     if occupants and most_moves:
         room = make_room(topology, occupants, request, only=only, most_moves=most_moves)
         if room is not None and room.moves:
             text = ", then ".join(move_text(move) for move in room.moves)
             sentence = f"move {text}, and it fits {where(request, room.placement)}"
-            found.insert(0, Mend("moves", None, sentence, request, room.placement, room.moves))
+            found.insert(0, Suggestion("moves", None, sentence, request, room.placement, room.moves))
     return tuple(found)
 
 
@@ -108,7 +108,7 @@ class _Trial:
         self._request = request
         self._answers: dict[Request, Placement | None] = {}
 
-    def scopes(self) -> Iterator[Mend]:
+    def scopes(self) -> Iterator[Suggestion]:
         wider = _SCOPES[_SCOPES.index(self._request.options.scope) + 1 :]
         yield from self._first(
             "cpuSet",
@@ -116,7 +116,7 @@ class _Trial:
             [replace(self._request, options=replace(self._request.options, scope=word)) for word in wider],
         )
 
-    def words(self) -> Iterator[Mend]:
+    def words(self) -> Iterator[Suggestion]:
         request = self._request
         yield from self._first(
             "smt",
@@ -135,12 +135,12 @@ class _Trial:
             off = replace(request, options=replace(request.options, numa_memory=NumaMemory.OFF))
             yield from self._first("numaMemory", "numa-memory", [off])
 
-    def sharing(self) -> Iterator[Mend]:
+    def sharing(self) -> Iterator[Suggestion]:
         if self._request.options.policy is Policy.EXCLUSIVE:
             shared = replace(self._request, options=replace(self._request.options, policy=Policy.SHARE))
             yield from self._first("policy", "cpu-policy", [shared])
 
-    def fewer_vcpus(self) -> Iterator[tuple[float, Mend]]:
+    def fewer_vcpus(self) -> Iterator[tuple[float, Suggestion]]:
         needed = self._request.vcpus
 
         def with_vcpus(count: int) -> Request:
@@ -153,9 +153,9 @@ class _Trial:
             best = self._largest(min(needed - 1, self._free.pool.bit_count()), with_vcpus)
         if best:
             what = f"with {counted(best, 'vCPU')}"
-            yield (needed - best) / needed, self._mend("vcpus", best, what, with_vcpus(best))
+            yield (needed - best) / needed, self._suggestion("vcpus", best, what, with_vcpus(best))
 
-    def fewer_pages(self) -> Iterator[tuple[float, Mend]]:
+    def fewer_pages(self) -> Iterator[tuple[float, Suggestion]]:
         for size, needed in sorted(self._request.huge_pages.items()):
             others = {of: n for of, n in self._request.huge_pages.items() if of != size}
 
@@ -169,9 +169,9 @@ class _Trial:
             value = {format_bytes(of): n for of, n in with_pages(best).huge_pages.items()}
             page = f"huge pages of {format_bytes(size)}"
             what = f"with {best} {page} instead of {needed}" if best else f"without {page}"
-            yield (needed - best) / needed, self._mend("hugepages", value, what, with_pages(best))
+            yield (needed - best) / needed, self._suggestion("hugepages", value, what, with_pages(best))
 
-    def less_memory(self) -> Iterator[tuple[float, Mend]]:
+    def less_memory(self) -> Iterator[tuple[float, Suggestion]]:
         needed = self._request.memory
         paged = sum(size * count for size, count in self._request.huge_pages.items())
         least, most = -(-paged // _MEBIBYTE), (needed - 1) // _MEBIBYTE
@@ -185,10 +185,10 @@ class _Trial:
         if best:
             changed = with_memory(best)
             value = format_bytes(changed.memory)
-            mend = self._mend("memory", value, f"with {value} of memory", changed)
-            yield (needed - changed.memory) / needed, mend
+            suggestion = self._suggestion("memory", value, f"with {value} of memory", changed)
+            yield (needed - changed.memory) / needed, suggestion
 
-    def _first(self, field: str, key: str, changed: Sequence[Request]) -> Iterator[Mend]:
+    def _first(self, field: str, key: str, changed: Sequence[Request]) -> Iterator[Suggestion]:
         """The first of these that fits; the word that has changed is the value."""
         for request in changed:
             if self._fits(request):
@@ -197,7 +197,7 @@ class _Trial:
                     for word, old in zip(_words(request), _words(self._request), strict=True)
                     if word is not old
                 )
-                yield self._mend(field, value, f"with {key} {value}", request)
+                yield self._suggestion(field, value, f"with {key} {value}", request)
                 return
 
     def _largest(self, most: int, changed: Callable[[int], Request]) -> int:
@@ -220,10 +220,10 @@ class _Trial:
         """Whether a VM may ask for this, and fits."""
         return contradiction_in(request.options) is None and self._place(request) is not None
 
-    def _mend(self, field: str, value: Any, what: str, request: Request) -> Mend:
+    def _suggestion(self, field: str, value: Any, what: str, request: Request) -> Suggestion:
         placement = self._place(request)
         assert placement is not None
-        return Mend(field, value, f"{what} it fits {where(request, placement)}", request, placement)
+        return Suggestion(field, value, f"{what} it fits {where(request, placement)}", request, placement)
 
 
 def _words(request: Request) -> tuple[Scope | Smt | EmulatorThreads | NumaMemory | Policy, ...]:

@@ -13,10 +13,10 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.occupant import Standing, sitting_of, within
+from kvplace.core.moves.make_room import Occupant, Room, make_room
+from kvplace.core.occupant import RunningVms, locality_of, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.room.make_room import Occupant, Room, make_room
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.machines.shipped import read_machine
 from tests.core.allocator.running import occupied
@@ -176,7 +176,7 @@ def test_a_scattered_fit_is_not_well_and_moves_are_sought() -> None:
     machine = _machine(2, 4)
     occupants = [_runs(machine, "a", "0-1"), _runs(machine, "b", "4-5")]
     scattered = place(
-        machine, Standing(machine, occupants, None).free({}), Request(4, PinningOptions(scope=Scope.ANY))
+        machine, RunningVms(machine, occupants, None).free({}), Request(4, PinningOptions(scope=Scope.ANY))
     )
     assert isinstance(scattered, Placement)
     assert scattered.numa_nodes == (0, 1)
@@ -192,7 +192,7 @@ def test_a_full_numa_node_is_cleared_on_a_machine_of_256_cpus() -> None:
         size = (8, 4, 12, 4)[number % 4]
         node = ROME.numa_nodes[number % 8]
         request = Request(size, PinningOptions(scope=Scope.ONE_NUMA, smt=Smt.REQUIRE), memory=size * GIB)
-        now = Standing(ROME, occupants, None).free({})
+        now = RunningVms(ROME, occupants, None).free({})
         found = place(ROME, within(now, node.cpus), request)
         if isinstance(found, Placement) and now.cpus.bit_count() > 52:
             occupants.append(Occupant(f"vm-{number}", request, found))
@@ -208,7 +208,7 @@ def test_a_full_numa_node_is_cleared_on_a_machine_of_256_cpus() -> None:
 def test_every_step_is_safe_and_no_vm_loses_by_it(data: st.DataObject) -> None:
     topology = data.draw(topologies(most_cpus=24))
     occupants = data.draw(occupied(topology, requests(most_vcpus=4), least=2, most=10))
-    free = Standing(topology, occupants, None).free({})
+    free = RunningVms(topology, occupants, None).free({})
     request = data.draw(requests(most_vcpus=max(1, free.cpus.bit_count())))
     room = make_room(topology, occupants, request, most_moves=2)
     assert room == make_room(topology, occupants, request, most_moves=2)
@@ -218,13 +218,13 @@ def test_every_step_is_safe_and_no_vm_loses_by_it(data: st.DataObject) -> None:
 
 def _check(topology: Topology, occupants: Sequence[Occupant], request: Request, room: Room) -> None:
     """Take the moves one by one: each only with what is free at that moment."""
-    standing = Standing(topology, occupants, None)
+    running_vms = RunningVms(topology, occupants, None)
     now: dict[str, Placement | None] = {}
     for move in room.moves:
-        one = standing.occupants[move.id]
+        one = running_vms.occupants[move.id]
         assert one.request.options.policy is not Policy.IMMOVABLE
         assert move.before == (now.get(move.id) or one.placement)
-        free = standing.free({**now, move.id: None})
+        free = running_vms.free({**now, move.id: None})
         if one.request.owns_cpus:
             assert not move.after.owned & ~free.cpus
         else:
@@ -236,9 +236,9 @@ def _check(topology: Topology, occupants: Sequence[Occupant], request: Request, 
         again = place(topology, within(free, sum(cores)), one.request)
         assert isinstance(again, Placement)
         assert (again.numa_nodes, again.memory) == (move.after.numa_nodes, move.after.memory)
-        assert sitting_of(topology, move.after) <= sitting_of(topology, one.placement)
+        assert locality_of(topology, move.after) <= locality_of(topology, one.placement)
         now[move.id] = move.after
-    assert place(topology, standing.free(now), request) == room.placement
+    assert place(topology, running_vms.free(now), request) == room.placement
     empty = place(topology, free_of(topology, Ledger()), request)
     assert isinstance(empty, Placement)
     assert len(room.placement.numa_nodes) <= len(empty.numa_nodes)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.free import Free
-from kvplace.core.occupant import Standing, within
+from kvplace.core.moves.make_room import Occupant
+from kvplace.core.moves.suggestions import Suggestion, find_suggestions
+from kvplace.core.occupant import RunningVms, within
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.room.make_room import Occupant
-from kvplace.core.room.mending import Mend, mends
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.allocator.running import occupied
 from tests.core.machines import GIB, requests, topologies
@@ -31,15 +31,18 @@ MACHINE = Topology(
     l3_groups=tuple(0b11 << 2 * core for core in range(8)),
     cores=tuple(0b11 << 2 * core for core in range(8)),
 )
-EMPTY = Standing(MACHINE, [], None).free({})
+EMPTY = RunningVms(MACHINE, [], None).free({})
 
 
-def _mends(
+def _suggestions(
     request: Request, free: str = "0-15", occupants: Sequence[Occupant] = ()
 ) -> dict[str, tuple[object, str]]:
-    left = within(Standing(MACHINE, occupants, None).free({}), parse_cpu_list(free))
+    left = within(RunningVms(MACHINE, occupants, None).free({}), parse_cpu_list(free))
     assert isinstance(place(MACHINE, left, request), Refusal)
-    return {mend.field: (mend.value, mend.sentence) for mend in mends(MACHINE, left, request, occupants)}
+    return {
+        suggestion.field: (suggestion.value, suggestion.sentence)
+        for suggestion in find_suggestions(MACHINE, left, request, occupants)
+    }
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ def _mends(
 def test_of_each_kind_of_change_the_smallest_that_helps_is_told(
     request_: Request, free: str, field: str, value: object, sentence: str
 ) -> None:
-    assert _mends(request_, free)[field] == (value, sentence)
+    assert _suggestions(request_, free)[field] == (value, sentence)
 
 
 def _running(uid: str, cpus: str, size: int, policy: Policy = Policy.EXCLUSIVE) -> Occupant:
@@ -137,20 +140,20 @@ def test_the_vm_that_is_in_the_way_is_named_with_where_it_can_go() -> None:
         _running("a", "8-10", 3),
         _running("b", "12-14", 3),
     ]
-    told = _mends(Request(4, PinningOptions(scope=Scope.ONE_NUMA)), occupants=occupants)
+    told = _suggestions(Request(4, PinningOptions(scope=Scope.ONE_NUMA)), occupants=occupants)
     assert told["moves"] == (None, "move web from 0-1 to 6-7, and it fits on NUMA node 0")
     assert next(iter(told)) == "moves"
 
 
 def test_sharing_is_offered_where_others_already_share() -> None:
     sharing = [_running(str(node), f"{4 * node}-{4 * node + 3}", 4, Policy.SHARE) for node in range(4)]
-    told = _mends(Request(2), occupants=sharing)
+    told = _suggestions(Request(2), occupants=sharing)
     assert told["policy"] == ("share", "with cpu-policy share it fits on socket 0")
 
 
 def test_a_mend_is_no_word_that_contradicts_another() -> None:
     sharing = [_running(str(node), f"{4 * node}-{4 * node + 3}", 4, Policy.SHARE) for node in range(4)]
-    assert "policy" not in _mends(Request(2, PinningOptions(smt=Smt.ISOLATE)), occupants=sharing)
+    assert "policy" not in _suggestions(Request(2, PinningOptions(smt=Smt.ISOLATE)), occupants=sharing)
 
 
 @settings(suppress_health_check=list(HealthCheck))
@@ -158,34 +161,34 @@ def test_a_mend_is_no_word_that_contradicts_another() -> None:
 def test_every_mend_makes_it_fit_and_nothing_between_does(data: st.DataObject) -> None:
     topology = data.draw(topologies(most_cpus=12))
     occupants = data.draw(occupied(topology, requests(most_vcpus=3), most=4))
-    free = Standing(topology, occupants, None).free({})
+    free = RunningVms(topology, occupants, None).free({})
     request = data.draw(requests(most_vcpus=12))
     if isinstance(place(topology, free, request), Placement):
         return
-    for mend in mends(topology, free, request, occupants):
-        if mend.moves:
-            now = {move.id: move.after for move in mend.moves}
-            free_then = Standing(topology, occupants, None).free(dict(now))
-            assert place(topology, free_then, request) == mend.placement
+    for suggestion in find_suggestions(topology, free, request, occupants):
+        if suggestion.moves:
+            now = {move.id: move.after for move in suggestion.moves}
+            free_then = RunningVms(topology, occupants, None).free(dict(now))
+            assert place(topology, free_then, request) == suggestion.placement
             continue
-        assert mend.request != request
-        assert place(topology, free, mend.request) == mend.placement
-        if (more := _a_little_less(mend, request)) is not None:
+        assert suggestion.request != request
+        assert place(topology, free, suggestion.request) == suggestion.placement
+        if (more := _a_little_less(suggestion, request)) is not None:
             assert isinstance(place(topology, free, more), Refusal)
 
 
-def _a_little_less(mend: Mend, request: Request) -> Request | None:
+def _a_little_less(suggestion: Suggestion, request: Request) -> Request | None:
     """The request with a change of the same kind, but smaller."""
-    if mend.field == "vcpus":
-        return replace(request, vcpus=mend.request.vcpus + 1)
-    if mend.field == "memory":
-        return replace(request, memory=min(request.memory, mend.request.memory + (1 << 20)))
-    if mend.field == "hugepages":
+    if suggestion.field == "vcpus":
+        return replace(request, vcpus=suggestion.request.vcpus + 1)
+    if suggestion.field == "memory":
+        return replace(request, memory=min(request.memory, suggestion.request.memory + (1 << 20)))
+    if suggestion.field == "hugepages":
         size = next(iter(request.huge_pages))
-        return replace(request, huge_pages={size: mend.request.huge_pages.get(size, 0) + 1})
+        return replace(request, huge_pages={size: suggestion.request.huge_pages.get(size, 0) + 1})
     return None
 
 
 def test_a_vm_that_nothing_helps_is_told_nothing() -> None:
     nothing = Free(cpus=0, pool=0)
-    assert mends(MACHINE, nothing, Request(1, PinningOptions(numa_memory=NumaMemory.OFF))) == ()
+    assert find_suggestions(MACHINE, nothing, Request(1, PinningOptions(numa_memory=NumaMemory.OFF))) == ()

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.occupant import Standing, sitting_of
+from kvplace.core.moves.shortages import Counts
+from kvplace.core.moves.step_trials import Seated, Step, Steps, cost_of
+from kvplace.core.moves.targets import Region, Wish, mover, newcomer
+from kvplace.core.occupant import RunningVms, locality_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request, Scope
-from kvplace.core.room.counts import Counts
-from kvplace.core.room.regions import Region, Wish, mover, newcomer
-from kvplace.core.room.steps import Seated, Step, Steps, cost_of
 
 _SMALL_MACHINE = 16
 """CPUs up to which every choice of CPUs is tried."""
@@ -44,25 +44,25 @@ class RoomSearch:
 
     def __init__(
         self,
-        standing: Standing,
+        running_vms: RunningVms,
         request: Request,
         empty: Placement,
         fixed: frozenset[str],
         *,
         thorough: bool,
     ) -> None:
-        self._standing = standing
-        self._topology = standing.topology
-        self._steps = Steps(standing, request, len(empty.numa_nodes))
+        self._running_vms = running_vms
+        self._topology = running_vms.topology
+        self._steps = Steps(running_vms, request, len(empty.numa_nodes))
         self._ideal = self._sits(empty)
         self._movable = {
             uid: one
-            for uid, one in standing.occupants.items()
+            for uid, one in running_vms.occupants.items()
             if uid not in fixed and one.request.options.policy is not Policy.IMMOVABLE
         }
-        self._counts = Counts(standing, self._movable)
-        self._reachable = standing.free(dict.fromkeys(self._movable)).pool
-        self._newcomer = newcomer(standing, request, len(empty.numa_nodes), self._reachable)
+        self._counts = Counts(running_vms, self._movable)
+        self._reachable = running_vms.free(dict.fromkeys(self._movable)).pool
+        self._newcomer = newcomer(running_vms, request, len(empty.numa_nodes), self._reachable)
         self._wishes: dict[str, Wish] = {}
         self._kinds: dict[str, object] = {}
         self._thorough = thorough or self._topology.cpus.bit_count() <= _SMALL_MACHINE
@@ -197,7 +197,7 @@ class RoomSearch:
 
     def _keep(self, steps: tuple[Step, ...], seated: Seated) -> int:
         """Remember an answer if it is the best, and say what it costs."""
-        key = (cost_of(self._standing, steps, seated.places), self._sits(seated.placement))
+        key = (cost_of(self._running_vms, steps, seated.places), self._sits(seated.placement))
         if self._best is not None and key[0] == self._best.key[0]:
             self._equals += 1
         if self._best is None or key < self._best.key:
@@ -206,22 +206,22 @@ class RoomSearch:
 
     def _sits(self, placement: Placement) -> tuple[int, ...]:
         cores = {self._topology.core_of[cpu] for cpu in cpus_of(placement.cpus)}
-        return (*sitting_of(self._topology, placement), len(placement.l3_groups), len(cores))
+        return (*locality_of(self._topology, placement), len(placement.l3_groups), len(cores))
 
     # What is known of the running VMs.
 
     def _wish(self, uid: str) -> Wish:
         wish = self._wishes.get(uid)
         if wish is None:
-            wish = self._wishes[uid] = mover(self._standing, self._movable[uid], self._reachable)
+            wish = self._wishes[uid] = mover(self._running_vms, self._movable[uid], self._reachable)
         return wish
 
     def _kinds_of_vms(self, *, by_l3: bool) -> dict[str, object]:
         """Sort the VMs that may move into kinds: one of a kind makes as much room as another."""
         kinds: dict[str, object] = {}
         holders: dict[int, set[str]] = {}
-        usable = self._standing.usable
-        for uid, one in self._standing.occupants.items():
+        usable = self._running_vms.usable
+        for uid, one in self._running_vms.occupants.items():
             for cpu in cpus_of(one.placement.cpus | one.placement.owned):
                 holders.setdefault(self._topology.core_of[cpu], set()).add(uid)
         for uid, one in self._movable.items():

@@ -13,10 +13,10 @@ from itertools import product
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cpuset import cpus_of, lowest
 from kvplace.core.free import Free
-from kvplace.core.occupant import Standing, bytes_moved, sitting_of, within
+from kvplace.core.moves.targets import Region, Wish
+from kvplace.core.occupant import RunningVms, bytes_moved, locality_of, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request, Smt
-from kvplace.core.room.regions import Region, Wish
 from kvplace.core.topology import Topology
 
 _LOOKED_UP, _FOUND = 5, 20
@@ -42,9 +42,9 @@ class Seated:
 class Steps:
     """Tries sequences of moves for one new VM."""
 
-    def __init__(self, standing: Standing, request: Request, most_nodes: int) -> None:
-        self._standing = standing
-        self._topology = standing.topology
+    def __init__(self, running_vms: RunningVms, request: Request, most_nodes: int) -> None:
+        self._running_vms = running_vms
+        self._topology = running_vms.topology
         self._request = request
         self._most_nodes = most_nodes
         self._answers: dict[tuple[Free, Request], Placement | None] = {}
@@ -58,7 +58,7 @@ class Steps:
 
     def carried_out(self, steps: Sequence[Step], newcomer: Region) -> Seated | None:
         """Take the steps in this order, the new VM's CPUs kept aside first, else not."""
-        everybody_gone = self._standing.free({step.wish.id: None for step in steps})
+        everybody_gone = self._running_vms.free({step.wish.id: None for step in steps})
         kept = self._place(within(everybody_gone, newcomer.cpus), self._request)
         if kept is None:
             return None
@@ -74,13 +74,13 @@ class Steps:
             uid = step.wish.id
             before = now.get(uid) or step.wish.before
             assert before is not None
-            free = self._standing.free({**now, uid: None})
+            free = self._running_vms.free({**now, uid: None})
             place_ = self._seat(step, free, before, aside)
             if place_ is None:
                 return None
             now[uid] = place_
             places.append(place_)
-        found = self.fits_well(self._standing.free(now))
+        found = self.fits_well(self._running_vms.free(now))
         return None if found is None else Seated(found, tuple(places))
 
     def _seat(self, step: Step, free: Free, before: Placement, aside: int) -> Placement | None:
@@ -104,7 +104,7 @@ class Steps:
         assert wish.before is not None
         if found is None:
             return None
-        worse = sitting_of(self._topology, found) > sitting_of(self._topology, wish.before)
+        worse = locality_of(self._topology, found) > locality_of(self._topology, wish.before)
         return None if worse else found
 
     def _place(self, free: Free, request: Request) -> Placement | None:
@@ -131,14 +131,14 @@ class Steps:
         most_effort: int,
         below: int | None,
     ) -> Seated | None:
-        if below is not None and cost_of(self._standing, steps[: len(places)], places) >= below:
+        if below is not None and cost_of(self._running_vms, steps[: len(places)], places) >= below:
             return None
         if len(places) == len(steps):
-            found = self.fits_well(self._standing.free(now))
+            found = self.fits_well(self._running_vms.free(now))
             return None if found is None else Seated(found, places)
         step = steps[len(places)]
         uid = step.wish.id
-        free = self._standing.free({**now, uid: None})
+        free = self._running_vms.free({**now, uid: None})
         owners = tuple(
             now.get(later.wish.id, later.wish.before)
             for later in steps[len(places) :]
@@ -236,12 +236,12 @@ def _descending(cores: int, width: int, most: int) -> Iterator[tuple[int, ...]]:
             yield (first, *others)
 
 
-def cost_of(standing: Standing, steps: Sequence[Step], places: Sequence[Placement]) -> int:
+def cost_of(running_vms: RunningVms, steps: Sequence[Step], places: Sequence[Placement]) -> int:
     """Sum up the bytes that the steps take to other NUMA nodes."""
     now: dict[str, Placement] = {}
     total = 0
     for step, after in zip(steps, places, strict=True):
-        before = now.get(step.wish.id) or standing.occupants[step.wish.id].placement
+        before = now.get(step.wish.id) or running_vms.occupants[step.wish.id].placement
         total += bytes_moved(step.wish.request, before, after)
         now[step.wish.id] = after
     return total

@@ -1,0 +1,1 @@
+"""Tests of kvplace.core.moves."""
