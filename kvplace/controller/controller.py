@@ -29,8 +29,9 @@ from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict, confirmed
 from kvplace.core.marks import RELEASED_AT
 from kvplace.kube.cluster import Cluster
+from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
 from kvplace.kube.ledgers import Ledgers
-from kvplace.kube.records import EventRecord, EventType, NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.records import NodeRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Controller:
         nodes: Store[str, NodeRecord],
         topologies: Store[str, TopologyRecord],
         ledgers: Ledgers,
+        events: EventRecorder,
         settings: ControllerSettings | None = None,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -72,6 +74,7 @@ class Controller:
         self._pods = pods
         self._nodes = nodes
         self._ledgers = ledgers
+        self._events = events
         self._settings = settings or ControllerSettings()
         self._now = now
         self._replica = self._settings.replica or socket.gethostname()
@@ -204,33 +207,17 @@ class Controller:
         try:
             await self._ledgers.change(lost.node, decide)
         except OwnershipConflict as error:
-            await self._tell_overlap(lost.node, claim, str(error))
+            self._report_overlap(lost.node, claim, str(error))
         else:
             self._overlaps.pop(claim.uid, None)
 
-    async def _tell_overlap(self, node: str, claim: Claim, sentence: str) -> None:
-        """Say that two pods run on one core: once for each state of affairs, not at every look."""
-        if self._overlaps.get(claim.uid) == sentence:
-            return
-        OVERLAPS.inc()
-        log.error("%s", sentence, extra={"node": node, "uid": claim.uid})
-        try:
-            await self._cluster.record_event(
-                EventRecord(
-                    claim.namespace,
-                    "Pod",
-                    claim.pod,
-                    claim.uid,
-                    EventType.WARNING,
-                    "CoresOverlap",
-                    "Reclaiming",
-                    sentence,
-                )
-            )
-        except KvplaceError as error:
-            log.warning("event lost: %s", error, extra={"node": node, "uid": claim.uid})
-        else:
-            self._overlaps[claim.uid] = sentence
+    def _report_overlap(self, node: str, claim: Claim, conflict: str) -> None:
+        """Report that two pods run on one core; count and log it only when something about it has changed."""
+        self._events.record(cores_overlap(pod_reference(claim.namespace, claim.pod, claim.uid), conflict))
+        if self._overlaps.get(claim.uid) != conflict:
+            self._overlaps[claim.uid] = conflict
+            OVERLAPS.inc()
+            log.error("%s", conflict, extra={"node": node, "uid": claim.uid})
 
     async def _drop_ledger_of_vanished_node(self, node: str) -> None:
         record = self._ledgers.current(node)

@@ -30,6 +30,7 @@ from kvplace.kube.cluster import (
     Kind,
     WatchEvent,
 )
+from kvplace.kube.events import EventRecord
 from kvplace.kube.list_watch import Change, Page, Source, Unreadable, follow
 from kvplace.kube.objects import (
     CustomObject,
@@ -43,7 +44,7 @@ from kvplace.kube.objects import (
     node_record,
     pod_record,
 )
-from kvplace.kube.records import EventRecord, LedgerRecord, PodRecord
+from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.session import (
     MERGE_PATCH,
     METADATA_ONLY,
@@ -259,14 +260,15 @@ class ApiCluster:
             ) from error
 
     async def record_event(self, event: EventRecord) -> None:
-        namespace = event.namespace or "default"
+        about = event.regarding
+        namespace = about.namespace or "default"
         await self._session.request(
             Call(
                 "POST",
                 "create",
                 "events.events.k8s.io",
                 path_of("apis", "events.k8s.io", "v1", "namespaces", namespace, "events"),
-                name=event.name,
+                name=about.name,
                 body=_encode(self._event_document(event, namespace)),
                 accept=METADATA_ONLY,
             )
@@ -306,23 +308,24 @@ class ApiCluster:
             return None
 
     def _event_document(self, event: EventRecord, namespace: str) -> dict[str, Any]:
+        about, reason = event.regarding, event.reason
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"generateName": event.name[:200].rstrip(".-") + "-", "namespace": namespace},
+            "metadata": {"generateName": about.name[:200].rstrip(".-") + "-", "namespace": namespace},
             "eventTime": self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": self._controller,
             "reportingInstance": self._instance,
-            "type": event.type.value,
-            "reason": event.reason,
-            "action": event.action,
+            "type": reason.type.value,
+            "reason": reason.value,
+            "action": reason.action,
             "note": event.note.encode()[:_NOTE_LIMIT].decode(errors="ignore"),
             "regarding": {
-                "apiVersion": "kubevirt.io/v1" if event.kind == "VirtualMachineInstance" else "v1",
-                "kind": event.kind,
-                "name": event.name,
-                "namespace": event.namespace,
-                "uid": event.uid,
+                "apiVersion": "kubevirt.io/v1" if about.kind == "VirtualMachineInstance" else "v1",
+                "kind": about.kind,
+                "name": about.name,
+                "namespace": about.namespace,
+                "uid": about.uid,
             },
         }
 

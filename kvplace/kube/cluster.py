@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from kvplace.core.ledger import LedgerChange
-from kvplace.kube.records import EventRecord, LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.events import EventRecord
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -130,7 +131,7 @@ class Cluster(Protocol):
         ...
 
     async def record_event(self, event: EventRecord) -> None:
-        """Tell the owner of an object something; one call makes one event."""
+        """Write one event; one call makes one event."""
         ...
 
     async def annotate_node(self, node: str, annotations: Mapping[str, str | None]) -> None:

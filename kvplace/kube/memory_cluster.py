@@ -24,8 +24,9 @@ from kvplace.core.placement import PLACEMENT
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.cluster import LEDGERS, NODES, PODS, TOPOLOGIES, Kind, WatchEvent
+from kvplace.kube.events import EventRecord
 from kvplace.kube.faults import FaultScript, Operation
-from kvplace.kube.records import EventRecord, LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.kube.shelf import Shelf
 
 K = TypeVar("K")

@@ -8,7 +8,6 @@ core, and gets core's errors.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from kvplace.core.ledger import Ledger
 from kvplace.core.topology import Topology
@@ -86,29 +85,3 @@ class LedgerRecord:
     resource_version: str
     uid: str = ""
     problem: str = ""
-
-
-class EventType(Enum):
-    """How an event is shown by `kubectl describe`."""
-
-    NORMAL = "Normal"
-    WARNING = "Warning"
-
-
-@dataclass(frozen=True, slots=True)
-class EventRecord:
-    """One thing worth telling the owner of an object (events.k8s.io/v1)."""
-
-    namespace: str
-    """Namespace of the object; empty for a node."""
-    kind: str
-    """Kind of the object: Pod, Node or VirtualMachineInstance."""
-    name: str
-    uid: str
-    type: EventType
-    reason: str
-    """One CamelCase word for machines."""
-    action: str
-    """What was done or tried, one CamelCase word."""
-    note: str
-    """One sentence for people; cut at 1024 characters, the API server's limit."""

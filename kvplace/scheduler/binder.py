@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.placement import Placement
@@ -21,13 +20,13 @@ from kvplace.core.request import OnFailure, Request
 from kvplace.core.request_document import PodRequest
 from kvplace.core.topology import Topology
 from kvplace.kube.cluster import Cluster
-from kvplace.kube.records import EventRecord, EventType, PodRecord
+from kvplace.kube.events import EventRecorder, floating, placed, pod_reference, vmi_reference
+from kvplace.kube.records import PodRecord
 from kvplace.scheduler.annotations import binding_annotations, floating_annotations
 from kvplace.scheduler.claims import claim_of, is_bound_as_meant, placed_again, release_of, rfc3339
 from kvplace.scheduler.fit import NO_TOPOLOGY
 from kvplace.scheduler.node_book import NodeBook
-from kvplace.scheduler.telling import Telling
-from kvplace.scheduler.wire import BindingArgs, OwnerReference
+from kvplace.scheduler.wire import BindingArgs
 from kvplace.scheduler.wishes import Wishes
 
 log = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ class Binder:
         cluster: Cluster,
         book: NodeBook,
         wishes: Wishes,
-        telling: Telling,
+        events: EventRecorder,
         *,
         seconds: float,
         pause_seconds: float,
@@ -61,7 +60,7 @@ class Binder:
         self._cluster = cluster
         self._book = book
         self._wishes = wishes
-        self._telling = telling
+        self._events = events
         self._seconds = seconds
         self._pause_seconds = pause_seconds
         self._now = now
@@ -124,16 +123,12 @@ class Binder:
         except Refused:
             if wanted.request.options.on_failure is not OnFailure.FLOAT:
                 raise
-            floating = floating_annotations(pod_uid=args.uid, node=args.node)
-            await self._bind_pod(args, None, floating, deadline)
+            unpinned = floating_annotations(pod_uid=args.uid, node=args.node)
+            await self._bind_pod(args, None, unpinned, deadline)
             self._book.holds.drop(args.uid)
-            self._tell_bound(
-                args,
-                asked.vmi,
-                EventType.WARNING,
-                "Floating",
-                "nothing fitted, so the VM runs unpinned, as on-failure: float asks",
-            )
+            self._events.record(floating(pod_reference(args.namespace, args.name, args.uid)))
+            if asked.vmi is not None:
+                self._events.record(floating(vmi_reference(args.namespace, asked.vmi.name, asked.vmi.uid)))
             return
         self._book.holds.drop(args.uid)
         placement = decided.placement
@@ -149,14 +144,9 @@ class Binder:
             explanation=explanation,
         )
         await self._bind_pod(args, decided.claim, annotations, deadline)
-        self._tell_bound(
-            args,
-            asked.vmi,
-            EventType.NORMAL,
-            "Placed",
-            f"CPUs {format_cpu_list(placement.cpus)} of {args.node}: socket {_listed(placement.packages)}, "
-            f"NUMA node {_listed(placement.numa_nodes)}",
-        )
+        if asked.vmi is not None:  # the pod itself carries its cores and gets kube-scheduler's event
+            about = vmi_reference(args.namespace, asked.vmi.name, asked.vmi.uid)
+            self._events.record(placed(about, args.node, placement))
 
     async def _claim_cores(self, args: BindingArgs, wanted: PodRequest) -> _Decided:
         """Store the claim of one pod; a claim that is stored already is taken over and dated anew.
@@ -264,19 +254,3 @@ class Binder:
             known = pod if pod is not None and pod.uid == args.uid else known
         if known is not None and known.node not in ("", args.node):
             raise Conflict(f"pod {args.namespace}/{args.name} is already bound to {known.node}")
-
-    def _tell_bound(
-        self, args: BindingArgs, vmi: OwnerReference | None, kind: EventType, reason: str, note: str
-    ) -> None:
-        """Tell the owner of a VM; of a good end a pod hears from kube-scheduler, and it carries its cores."""
-        objects = [("Pod", args.name, args.uid)] if kind is EventType.WARNING else []
-        if vmi is not None:
-            objects.append(("VirtualMachineInstance", vmi.name, vmi.uid))
-        for object_kind, name, uid in objects:
-            self._telling.tell(
-                EventRecord(args.namespace, object_kind, name, uid, kind, reason, "Binding", note)
-            )
-
-
-def _listed(ids: tuple[int, ...]) -> str:
-    return ", ".join(str(number) for number in ids)

@@ -24,12 +24,11 @@ from kvplace.core.refusal import Refusal
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.request_document import PodRequest
 from kvplace.kube.cluster import Cluster
-from kvplace.kube.records import EventRecord, EventType
+from kvplace.kube.events import EventRecorder, does_not_fit, vmi_reference
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.claims import claim_of, placed_again, rfc3339
 from kvplace.scheduler.metrics import BINDS, FILTERS, REFUSALS
 from kvplace.scheduler.node_book import NodeBook
-from kvplace.scheduler.telling import Telling
 from kvplace.scheduler.wire import (
     BindingArgs,
     BindingResult,
@@ -71,6 +70,7 @@ class Extender:
         self,
         cluster: Cluster,
         book: NodeBook,
+        events: EventRecorder,
         settings: ExtenderSettings | None = None,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -80,12 +80,12 @@ class Extender:
         self._settings = settings or ExtenderSettings()
         self._now = now
         self._wishes = Wishes(cluster, book)
-        self._telling = Telling(cluster)
+        self._events = events
         self.binder = Binder(
             cluster,
             book,
             self._wishes,
-            self._telling,
+            self._events,
             seconds=self._settings.bind_seconds,
             pause_seconds=self._settings.bind_pause_seconds,
             now=now,
@@ -214,22 +214,9 @@ class Extender:
         """Tell the owner of a VM why it waits; kube-scheduler itself tells the pod's (FailedScheduling)."""
         owner = pod.vmi
         if owner is not None:
-            self._telling.tell(
-                EventRecord(
-                    pod.metadata.namespace,
-                    "VirtualMachineInstance",
-                    owner.name,
-                    owner.uid,
-                    EventType.WARNING,
-                    "DoesNotFit",
-                    "Placing",
-                    why,
-                )
+            self._events.record(
+                does_not_fit(vmi_reference(pod.metadata.namespace, owner.name, owner.uid), why)
             )
-
-    async def finish_talking(self) -> None:
-        """Wait until all events are written."""
-        await self._telling.finish()
 
 
 def _answer(

@@ -21,6 +21,7 @@ from kvplace.controller.controller import Controller
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.cluster import Cluster
 from kvplace.kube.credentials import Source
+from kvplace.kube.events import EventRecorder
 from kvplace.kube.session import open_session
 from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.http import Routes
@@ -64,9 +65,10 @@ async def serving(settings: ServeSettings, cluster: Cluster) -> AsyncIterator[di
             listening("health", health_application(readiness), settings.health_address)
         )
         book = await enter(running_book(cluster))
-        extender = Extender(cluster, book, settings.extender)
+        events = EventRecorder(cluster)
+        extender = Extender(cluster, book, events, settings.extender)
         controller = Controller(
-            cluster, book.pods, book.nodes, book.topologies, book.ledgers, settings.controller
+            cluster, book.pods, book.nodes, book.topologies, book.ledgers, events, settings.controller
         )
         admission = web.Application(client_max_size=MAX_BODY_BYTES)
         admission.add_routes(
@@ -90,4 +92,4 @@ async def serving(settings: ServeSettings, cluster: Cluster) -> AsyncIterator[di
             yield addresses
         finally:
             readiness.obstacle = "stopping"
-            await extender.finish_talking()
+            await events.finish()

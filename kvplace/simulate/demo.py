@@ -29,6 +29,7 @@ from kvplace.core.topology import Topology
 from kvplace.domainxml import rewrite
 from kvplace.hook.pod import placement_of_pod
 from kvplace.hook.surroundings import Surroundings
+from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.machines.server_types import SERVER_TYPES
 from kvplace.machines.shipped import read_machine
@@ -61,7 +62,7 @@ async def run_demo(
                 for vm in orders(read_templates(), settings.vms, settings.seed):
                     await way.go(vm)
                     progress(report)
-                await way.extender.finish_talking()
+                await way.events.finish()
             report.ledgers = {name: book.ledger_of(name) for name in machines}
     finally:
         await cluster.close()
@@ -82,7 +83,8 @@ class _Way:
     """The way of one VM after the other."""
 
     def __init__(self, cluster: MemoryCluster, book: NodeBook, report: DemoReport, folder: Path) -> None:
-        self.extender = Extender(cluster, book)
+        self.events = EventRecorder(cluster)
+        self.extender = Extender(cluster, book, self.events)
         self._cluster = cluster
         self._book = book
         self._report = report

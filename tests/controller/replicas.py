@@ -15,6 +15,7 @@ from kvplace.core.annotations import REQUEST
 from kvplace.core.cpuset import mask_of
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.extender import Extender, ExtenderSettings
@@ -47,6 +48,7 @@ class Replica:
 
     cluster: MemoryCluster
     book: NodeBook
+    events: EventRecorder
     extender: Extender
     controller: Controller
 
@@ -97,12 +99,15 @@ async def replica(
         for store in book.stores:
             await store.wait_until_synced()
         wall = now if callable(now) else (lambda: now or datetime.now(UTC))
-        extender = Extender(cluster, book, extending, now=wall)
-        keeper = Controller(cluster, book.pods, book.nodes, book.topologies, book.ledgers, settings, now=wall)
+        events = EventRecorder(cluster)
+        extender = Extender(cluster, book, events, extending, now=wall)
+        keeper = Controller(
+            cluster, book.pods, book.nodes, book.topologies, book.ledgers, events, settings, now=wall
+        )
         if controller:
             watching.append(group.create_task(keeper.run()))
         try:
-            yield Replica(cluster, book, extender, keeper)
+            yield Replica(cluster, book, events, extender, keeper)
         finally:
             await extender.binder.stop()
             await book.ledgers.stop()

@@ -14,6 +14,7 @@ from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.kube.cluster import PODS
+from kvplace.kube.events import EventReason
 from kvplace.kube.faults import FaultScript, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
 from tests.controller.replicas import EIGHT, QUICK, asking_pod, replica
@@ -169,8 +170,8 @@ async def test_two_running_pods_on_one_core_are_told_loudly_and_nothing_is_chang
             node="n1",
             annotations={PLACEMENT: intruder.to_json()},
         )
-        await one.until(lambda: any(event.reason == "CoresOverlap" for event in cluster.events))
-        (event, *_) = [event for event in cluster.events if event.reason == "CoresOverlap"]
+        await one.until(lambda: any(event.reason is EventReason.CORES_OVERLAP for event in cluster.events))
+        (event, *_) = [event for event in cluster.events if event.reason is EventReason.CORES_OVERLAP]
         assert (
             event.note
             == f"pod default/intruder runs on CPUs 0-1 of n1, which the ledger gives to {owner.uid}"

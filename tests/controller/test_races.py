@@ -14,6 +14,7 @@ from kvplace.core.ledger import LedgerChange
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.kube.cluster import LEDGERS, PODS
+from kvplace.kube.events import EventReason
 from kvplace.kube.faults import FaultScript, Moment, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import PodRecord
@@ -164,10 +165,11 @@ async def test_an_overlap_is_told_once_and_does_not_keep_other_claims_from_comin
         cluster.faults.fail(Operation.RECORD_EVENT, Unavailable("busy"))
         for _ in range(3):
             await one.controller.mend("n1")
+            await one.events.finish()
         claimed = set(one.claims())
         assert len(claimed) == 3
         assert {pods[1].uid, pods[2].uid} < claimed
-        assert [event.reason for event in cluster.events] == ["CoresOverlap"]
+        assert [event.reason for event in cluster.events] == [EventReason.CORES_OVERLAP]
 
 
 async def test_a_release_whose_answer_is_lost_still_wakes_who_waits(cluster: MemoryCluster) -> None:

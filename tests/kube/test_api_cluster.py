@@ -22,8 +22,15 @@ from kvplace.core.topology_document import topology_document
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_errors import Expired
 from kvplace.kube.cluster import LEDGERS, NODES, Init, InitApply, InitDone
+from kvplace.kube.events import (
+    EventReason,
+    ObjectReference,
+    cores_overlap,
+    does_not_fit,
+    floating,
+    pod_reference,
+)
 from kvplace.kube.list_watch import Empty, InitListed, Unreadable, step
-from kvplace.kube.records import EventRecord, EventType
 from kvplace.kube.session import open_session
 from tests.core.machines import topologies
 from tests.kube.api_stub import ApiStub, answer, api_stub
@@ -76,39 +83,21 @@ async def test_a_version_that_the_server_has_forgotten_is_known_as_such(api_worl
 
 
 async def test_a_long_note_is_cut_to_what_the_server_takes(api_world: ApiWorld) -> None:
-    uid = api_world.create_pod("vm")
-    event = EventRecord(
-        api_world.namespace,
-        "Pod",
-        "vm",
-        uid,
-        EventType.NORMAL,
-        "Wordy",
-        "Placing",
-        "kein Platz für " + "ü" * 2000,
-    )
-    await api_world.cluster.record_event(event)
-    (told,) = api_world.events("Wordy")
-    assert 1020 <= len(told.note.encode()) <= 1024
-    assert set(told.note[15:]) == {"ü"}
+    about = pod_reference(api_world.namespace, "vm", api_world.create_pod("vm"))
+    await api_world.cluster.record_event(does_not_fit(about, "kein Platz für " + "ü" * 2000))
+    (stored,) = api_world.events(EventReason.DOES_NOT_FIT)
+    assert 1020 <= len(stored.note.encode()) <= 1024
+    assert set(stored.note[15:]) == {"ü"}
 
 
-async def test_events_of_long_names_and_of_nodes_are_taken(api_world: ApiWorld) -> None:
+async def test_events_about_long_names_and_about_nodes_are_stored(api_world: ApiWorld) -> None:
     name = "a" * 199 + ".b" + "c" * 40
-    await api_world.cluster.record_event(
-        EventRecord(api_world.namespace, "Pod", name, "u", EventType.NORMAL, "Long", "Placing", "long")
-    )
-    assert [event.name for event in api_world.events("Long")] == [name]
+    await api_world.cluster.record_event(floating(pod_reference(api_world.namespace, name, "u")))
+    assert [event.regarding.name for event in api_world.events(EventReason.FLOATING)] == [name]
     node = api_world.named("worker")
-    await api_world.cluster.record_event(
-        EventRecord(
-            "", "Node", node, node, EventType.WARNING, "Drift", "Checking", "a thread has left its CPU"
-        )
-    )
+    await api_world.cluster.record_event(cores_overlap(ObjectReference("Node", "", node, node), "two pods"))
     everywhere = api_world.plane.request("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
-    assert [item["note"] for item in everywhere if item["regarding"]["name"] == node] == [
-        "a thread has left its CPU"
-    ]
+    assert [item["note"] for item in everywhere if item["regarding"]["name"] == node] == ["two pods"]
 
 
 @AT_THE_SERVER

@@ -12,7 +12,7 @@ from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import ClaimState, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.request import Policy
 from kvplace.kube.cluster import LEDGERS, NODES, PODS, TOPOLOGIES, Apply, Cluster, Delete, InitApply, InitDone
-from kvplace.kube.records import EventRecord, EventType
+from kvplace.kube.events import EventReason, does_not_fit, pod_reference
 from tests.kube.claims import claim, taking
 from tests.kube.worlds import REQUEST, ApiWorld, MemoryWorld, World, watching
 
@@ -287,16 +287,13 @@ class Contract:
             cpu: f"pod-{number}" for number, cpus in enumerate(won) for cpu in cpus
         } == stored.ledger.owners
 
-    # Telling people
+    # Events
 
-    async def test_an_event_reaches_the_owner_of_the_object(self, world: World) -> None:
-        uid = world.create_pod("vm")
-        event = EventRecord(
-            world.namespace, "Pod", "vm", uid, EventType.WARNING, "NoRoom", "Placing", "no NUMA node has room"
-        )
+    async def test_an_event_is_stored_about_its_object(self, world: World) -> None:
+        about = pod_reference(world.namespace, "vm", world.create_pod("vm"))
+        event = does_not_fit(about, "3 nodes: no NUMA node with 4 free CPUs")
         await world.cluster.record_event(event)
-        (told,) = world.events("NoRoom")
-        assert (told.kind, told.name, told.uid, told.note) == ("Pod", "vm", uid, "no NUMA node has room")
+        assert world.events(EventReason.DOES_NOT_FIT) == [event]
 
     async def test_annotations_of_a_node_are_set_and_taken_away_one_by_one(self, world: World) -> None:
         node = world.named("worker")

@@ -17,8 +17,8 @@ from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.cluster import Apply, Cluster, Delete, InitApply, InitDone, Kind, WatchEvent
 from kvplace.kube.credentials import Source
+from kvplace.kube.events import EventReason, EventRecord, ObjectReference
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.kube.records import EventRecord, EventType
 from kvplace.kube.session import Limits, open_session
 
 Json = dict[str, Any]
@@ -71,7 +71,7 @@ class World(ABC):
     def delete_topology(self, name: str) -> None: ...
 
     @abstractmethod
-    def events(self, reason: str) -> list[EventRecord]: ...
+    def events(self, reason: EventReason) -> list[EventRecord]: ...
 
     async def close(self) -> None:
         await self.cluster.close()
@@ -120,8 +120,8 @@ class MemoryWorld(World):
     def delete_topology(self, name: str) -> None:
         self._memory.delete_topology(name)
 
-    def events(self, reason: str) -> list[EventRecord]:
-        return [event for event in self._memory.events if event.reason == reason]
+    def events(self, reason: EventReason) -> list[EventRecord]:
+        return [event for event in self._memory.events if event.reason is reason]
 
 
 class ApiWorld(World):
@@ -202,21 +202,22 @@ class ApiWorld(World):
     def delete_topology(self, name: str) -> None:
         self.plane.request("DELETE", f"{TOPOLOGIES_PATH}/{name}")
 
-    def events(self, reason: str) -> list[EventRecord]:
+    def events(self, reason: EventReason) -> list[EventRecord]:
         path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"
         return [
             EventRecord(
-                namespace=item["regarding"].get("namespace", ""),
-                kind=item["regarding"]["kind"],
-                name=item["regarding"]["name"],
-                uid=item["regarding"]["uid"],
-                type=EventType(item["type"]),
-                reason=item["reason"],
-                action=item["action"],
-                note=item["note"],
+                ObjectReference(
+                    item["regarding"]["kind"],
+                    item["regarding"].get("namespace", ""),
+                    item["regarding"]["name"],
+                    item["regarding"]["uid"],
+                ),
+                reason,
+                item["note"],
             )
             for item in self.plane.request("GET", path)["items"]
-            if item["reason"] == reason
+            if (item["reason"], item["type"], item["action"])
+            == (reason.value, reason.type.value, reason.action)
         ]
 
     def _pods(self, name: str = "") -> str:

@@ -14,6 +14,7 @@ from kvplace.core.ledger import ClaimState, Ledger
 from kvplace.core.request import OnFailure, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.kube.cluster import PODS
+from kvplace.kube.events import EventReason, EventRecorder
 from kvplace.kube.faults import Operation
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.extender import Extender
@@ -247,7 +248,7 @@ async def test_before_the_cluster_is_known_nothing_is_bound() -> None:
     cluster = Counting()
     cluster.create_node("a", topology=EIGHT)
     pod = asking_pod(cluster, "vm")
-    extender = Extender(cluster, NodeBook(cluster))
+    extender = Extender(cluster, NodeBook(cluster), EventRecorder(cluster))
     result = await extender.bind(BindingArgs("vm", "default", pod.uid, "a"))
     assert result.error == "kvplace has not read the cluster yet; it will in a moment"
     assert cluster.claimed_on(pod.uid) == []
@@ -358,8 +359,8 @@ async def test_a_vm_that_may_float_runs_unpinned_where_nothing_fits_and_says_so(
         assert cluster.placement("vm").floats
         assert cluster.pod("vm").cpu_map == ""
         assert cluster.claimed_on(pod.uid) == []
-        await one.extender.finish_talking()
-        assert {event.reason for event in cluster.events} == {"Floating"}
+        await one.events.finish()
+        assert {event.reason for event in cluster.events} == {EventReason.FLOATING}
 
 
 async def test_a_vm_that_may_float_runs_unpinned_on_a_node_that_nothing_describes(cluster: Counting) -> None:

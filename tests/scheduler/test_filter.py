@@ -15,9 +15,9 @@ from kvplace.core.request import GuestNuma, OnFailure, Policy, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.cluster import LEDGERS, PODS
+from kvplace.kube.events import EventReason, EventRecorder
 from kvplace.kube.faults import FaultScript, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.kube.records import EventType
 from kvplace.scheduler.extender import Extender, ExtenderSettings, Mode
 from kvplace.scheduler.node_book import NodeBook
 from kvplace.scheduler.wire import read_extender_args
@@ -225,9 +225,9 @@ async def test_nodes_that_fail_alike_get_one_text_with_the_best_of_them_named(
         answer = await one.filter(asking_pod(cluster, "vm", 4, scope=Scope.ONE_NUMA))
         told = "no NUMA node with 4 free CPUs, best 2 on worker-2 numa 0"
         assert answer.failed == {f"worker-{number}": told for number in range(3)}
-        await one.extender.finish_talking()
-        (event,) = [event for event in cluster.events if event.reason == "DoesNotFit"]
-        assert (event.kind, event.name, event.type) == ("VirtualMachineInstance", "vm", EventType.WARNING)
+        await one.events.finish()
+        (event,) = [event for event in cluster.events if event.reason is EventReason.DOES_NOT_FIT]
+        assert (event.regarding.kind, event.regarding.name) == ("VirtualMachineInstance", "vm")
         assert event.note == f"3 nodes: {told}"
 
 
@@ -237,7 +237,7 @@ async def test_the_owner_of_a_waiting_vm_is_not_told_the_same_at_every_retry(clu
         pod = asking_pod(cluster, "vm", 9)
         for _ in range(5):
             await one.filter(pod)
-        await one.extender.finish_talking()
+        await one.events.finish()
         assert [event.note for event in cluster.events] == [
             "1 node: no socket with 9 free CPUs, best 8 on a socket 0"
         ]
@@ -294,7 +294,7 @@ async def test_before_the_cluster_is_known_nothing_is_answered() -> None:
     cluster.create_node("a", topology=EIGHT)
     book = NodeBook(cluster)
     pod = asking_pod(cluster, "vm")
-    answer = await Extender(cluster, book).filter(asking_args(pod, "a"))
+    answer = await Extender(cluster, book, EventRecorder(cluster)).filter(asking_args(pod, "a"))
     assert answer.error == "kvplace has not read the cluster yet; it will in a moment"
     assert answer.names is None
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.scheduler.holds import Holds
-from kvplace.scheduler.news import News
 from tests.core.test_ledger import claim_of
 
 steps = st.lists(
@@ -53,14 +52,3 @@ def test_a_new_hold_of_a_pod_replaces_its_old_one_and_both_nodes_hear_of_it() ->
     assert changed == ["n", "n", "m"]
     assert list(holds.on_node("n")) == []
     assert len(holds) == 1
-
-
-def test_news_are_said_once_in_a_while() -> None:
-    moment = [0.0]
-    news = News(seconds=300.0, clock=lambda: moment[0])
-    assert news.is_new(("u", "DoesNotFit"))
-    moment[0] += 299.0
-    assert not news.is_new(("u", "DoesNotFit"))
-    assert news.is_new(("other", "DoesNotFit"))
-    moment[0] += 2.0
-    assert news.is_new(("u", "DoesNotFit"))

@@ -20,8 +20,8 @@ def cluster() -> MemoryCluster:
 
 async def events(one: Replica) -> list[tuple[str, str]]:
     """Wait until all is told; answers (kind, reason) of each event."""
-    await one.extender.finish_talking()
-    return [(event.kind, event.reason) for event in one.cluster.events]
+    await one.events.finish()
+    return [(event.regarding.kind, event.reason.value) for event in one.cluster.events]
 
 
 async def test_a_vm_is_told_its_cores_and_its_pod_only_by_kube_scheduler(cluster: MemoryCluster) -> None:

@@ -20,8 +20,8 @@ from harness.certificates import Certificates
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.core.errors import Misconfigured
 from kvplace.kube.cluster import NODES, PODS, Kind, WatchEvent
+from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.scheduler.extender import Extender
 from kvplace.serve.process import serving
 from kvplace.serve.settings import ServeSettings
 from kvplace.service.process import run_until_signal
@@ -142,10 +142,10 @@ async def test_it_is_ready_only_between_the_synced_caches_and_its_end(
     cluster = SlowCluster(slow)
     at_the_end: list[tuple[int, str]] = []
 
-    async def ask_at_the_end(_: Extender) -> None:
+    async def ask_at_the_end(_: EventRecorder) -> None:
         at_the_end.append(await ready(session, health))
 
-    monkeypatch.setattr(Extender, "finish_talking", ask_at_the_end)
+    monkeypatch.setattr(EventRecorder, "finish", ask_at_the_end)
     async with contextlib.AsyncExitStack() as stack, aiohttp.ClientSession() as session:
         entering = asyncio.create_task(
             stack.enter_async_context(serving(settings_for(certificates), cluster))

@@ -1,0 +1,201 @@
+"""Kubernetes events: every reason that kvplace writes, the texts, and how often they are written.
+
+An event tells the owner of a VM what happened to it (events.k8s.io/v1). Components make one with a
+constructor of this module and give it to an `EventRecorder`, which never holds them up. A pod that
+kube-scheduler tries again every second has the same message every second, or messages that change all the
+time: the recorder writes each once in a while, and of changing ones only so many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, Self
+
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.errors import KvplaceError
+from kvplace.core.placement import Placement
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 300.0
+"""An equal message about the same object is not written again for so long."""
+MESSAGES_PER_PERIOD = 5
+"""Different messages of one reason about one object that are written in a period; more are dropped."""
+_REMEMBERED = 10_000
+"""Pairs of object and reason whose messages are remembered; the oldest is forgotten first."""
+_UNWRITTEN = 1_000
+"""Events that wait for the API server at most; more are dropped."""
+
+
+class EventType(Enum):
+    """How an event is shown by `kubectl describe`."""
+
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+class EventReason(Enum):
+    """Why an event is written; `value` is the reason, a word for machines, and `action` what was tried."""
+
+    _value_: str
+    type: EventType
+    action: str
+    meaning: str
+
+    def __new__(cls, word: str, kind: EventType, action: str, meaning: str) -> Self:
+        """Make a member whose value is its word."""
+        member = object.__new__(cls)
+        member._value_ = word
+        member.type, member.action, member.meaning = kind, action, meaning
+        return member
+
+    PLACED = ("Placed", EventType.NORMAL, "Binding", "CPUs, sockets and NUMA nodes that the VM was given")
+    DOES_NOT_FIT = (
+        "DoesNotFit",
+        EventType.WARNING,
+        "Placing",
+        "no node can hold the VM; nodes counted by reason",
+    )
+    FLOATING = (
+        "Floating",
+        EventType.WARNING,
+        "Binding",
+        "no cores fit and the VM asks for `on-failure: float`: it runs unpinned",
+    )
+    CORES_OVERLAP = (
+        "CoresOverlap",
+        EventType.WARNING,
+        "Reclaiming",
+        "the pod runs on CPUs that the ledger gives to another pod",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectReference:
+    """The object that an event is about."""
+
+    kind: str
+    """Pod, Node or VirtualMachineInstance."""
+    namespace: str
+    """Empty for a node."""
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """One event."""
+
+    regarding: ObjectReference
+    reason: EventReason
+    note: str
+    """One sentence for people; cut at 1024 bytes, the API server's limit."""
+
+
+def pod_reference(namespace: str, name: str, uid: str) -> ObjectReference:
+    """Refer to a pod."""
+    return ObjectReference("Pod", namespace, name, uid)
+
+
+def vmi_reference(namespace: str, name: str, uid: str) -> ObjectReference:
+    """Refer to a VirtualMachineInstance."""
+    return ObjectReference("VirtualMachineInstance", namespace, name, uid)
+
+
+def placed(regarding: ObjectReference, node: str, placement: Placement) -> EventRecord:
+    """Report which cores of which node a VM is bound with."""
+    return EventRecord(
+        regarding,
+        EventReason.PLACED,
+        f"CPUs {format_cpu_list(placement.cpus)} of {node}: socket {_listed(placement.packages)}, "
+        f"NUMA node {_listed(placement.numa_nodes)}",
+    )
+
+
+def floating(regarding: ObjectReference) -> EventRecord:
+    """Report that a VM is bound without cores of its own."""
+    note = "no cores fit, so the VM runs unpinned, as on-failure: float asks"
+    return EventRecord(regarding, EventReason.FLOATING, note)
+
+
+def does_not_fit(regarding: ObjectReference, refusals: str) -> EventRecord:
+    """Report why no node can hold a VM."""
+    return EventRecord(regarding, EventReason.DOES_NOT_FIT, refusals)
+
+
+def cores_overlap(regarding: ObjectReference, conflict: str) -> EventRecord:
+    """Report that a running pod uses CPUs that the ledger gives to another pod."""
+    return EventRecord(regarding, EventReason.CORES_OVERLAP, conflict)
+
+
+class EventWriter(Protocol):
+    """What the recorder asks of a cluster."""
+
+    async def record_event(self, event: EventRecord) -> None:
+        """Write one event."""
+        ...
+
+
+class EventRecorder:
+    """Writes events in the background, each once in a while.
+
+    An equal message of the same reason about the same object is not written twice within PERIOD_S; a changed
+    one is, up to MESSAGES_PER_PERIOD of them. An event that could not be written is logged and counts as not
+    written, so the next equal one is.
+    """
+
+    def __init__(self, cluster: EventWriter, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._written: OrderedDict[tuple[str, EventReason], dict[int, float]] = OrderedDict()
+        """When which messages, by their hash, were written about an object."""
+        self._writing: set[asyncio.Task[None]] = set()
+
+    def record(self, event: EventRecord) -> None:
+        """Write an event soon, unless it was written lately or too many others about its object were."""
+        if len(self._writing) >= _UNWRITTEN:
+            log.warning("event dropped, the API server is too slow: %s", event)
+        elif self._is_due(event):
+            task = asyncio.get_running_loop().create_task(self._write(event))
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+
+    async def finish(self) -> None:
+        """Wait until all events are written."""
+        while self._writing:
+            await asyncio.gather(*self._writing, return_exceptions=True)
+
+    def _is_due(self, event: EventRecord) -> bool:
+        """Say whether an event is to be written now, and remember it as written."""
+        now = self._clock()
+        key = (event.regarding.uid, event.reason)
+        written = {
+            message: moment
+            for message, moment in self._written.get(key, {}).items()
+            if now - moment < PERIOD_S
+        }
+        message = hash(event.note)
+        if message in written or len(written) >= MESSAGES_PER_PERIOD:
+            return False
+        self._written[key] = {**written, message: now}
+        self._written.move_to_end(key)
+        if len(self._written) > _REMEMBERED:
+            self._written.popitem(last=False)
+        return True
+
+    async def _write(self, event: EventRecord) -> None:
+        try:
+            await self._cluster.record_event(event)
+        except KvplaceError as error:
+            log.warning("event lost: %s", error, extra={"uid": event.regarding.uid})
+            self._written.get((event.regarding.uid, event.reason), {}).pop(hash(event.note), None)
+
+
+def _listed(ids: tuple[int, ...]) -> str:
+    return ", ".join(str(number) for number in ids)

@@ -1,0 +1,151 @@
+"""The recorder of events: each message once in a while, changed ones at once, and never a flood."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvplace.core.errors import Unavailable
+from kvplace.kube import events
+from kvplace.kube.events import (
+    MESSAGES_PER_PERIOD,
+    PERIOD_S,
+    EventReason,
+    EventRecorder,
+    cores_overlap,
+    does_not_fit,
+    pod_reference,
+    vmi_reference,
+)
+from kvplace.kube.faults import Operation
+from kvplace.kube.memory_cluster import MemoryCluster
+
+VM = vmi_reference("default", "vm", "uid-vm")
+OTHER = vmi_reference("default", "other", "uid-other")
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return MemoryCluster()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def recorder(cluster: MemoryCluster, clock: Clock) -> EventRecorder:
+    return EventRecorder(cluster, clock=clock)
+
+
+async def test_an_equal_message_is_written_again_only_after_the_period(
+    cluster: MemoryCluster, clock: Clock, recorder: EventRecorder
+) -> None:
+    for moment in (0.0, 1.0, PERIOD_S - 1.0):
+        clock.now = moment
+        recorder.record(does_not_fit(VM, "3 nodes: not enough CPUs"))
+    await recorder.finish()
+    assert len(cluster.events) == 1
+    clock.now = PERIOD_S
+    recorder.record(does_not_fit(VM, "3 nodes: not enough CPUs"))
+    await recorder.finish()
+    assert cluster.events == [does_not_fit(VM, "3 nodes: not enough CPUs")] * 2
+
+
+async def test_a_changed_message_is_written_at_once_and_the_old_one_is_not_repeated(
+    cluster: MemoryCluster, recorder: EventRecorder
+) -> None:
+    for nodes in (3, 2, 3, 2):
+        recorder.record(does_not_fit(VM, f"{nodes} nodes: not enough CPUs"))
+    await recorder.finish()
+    assert [event.note for event in cluster.events] == [
+        "3 nodes: not enough CPUs",
+        "2 nodes: not enough CPUs",
+    ]
+
+
+async def test_objects_and_reasons_are_counted_apart(cluster: MemoryCluster, recorder: EventRecorder) -> None:
+    written = [does_not_fit(VM, "same"), does_not_fit(OTHER, "same"), cores_overlap(VM, "same")]
+    for event in written:
+        recorder.record(event)
+    await recorder.finish()
+    assert cluster.events == written
+
+
+async def test_a_message_that_changes_every_second_does_not_flood(
+    cluster: MemoryCluster, clock: Clock, recorder: EventRecorder
+) -> None:
+    for second in range(int(2 * PERIOD_S)):
+        clock.now = float(second)
+        recorder.record(does_not_fit(VM, f"best {second}"))
+    recorder.record(does_not_fit(OTHER, "not held back by the first"))
+    await recorder.finish()
+    of_vm = [event.note for event in cluster.events if event.regarding == VM]
+    first_of_each_period = [start + n for start in (0, int(PERIOD_S)) for n in range(MESSAGES_PER_PERIOD)]
+    assert of_vm == [f"best {second}" for second in first_of_each_period]
+    assert cluster.events[-1].regarding == OTHER
+
+
+async def test_an_event_that_is_lost_is_written_at_the_next_equal_one(
+    cluster: MemoryCluster, recorder: EventRecorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.faults.fail(Operation.RECORD_EVENT, Unavailable("busy"))
+    for _ in range(3):
+        recorder.record(does_not_fit(VM, "3 nodes: not enough CPUs"))
+        await recorder.finish()
+    assert len(cluster.events) == 1
+    assert "event lost: busy" in caplog.text
+
+
+async def test_recording_waits_for_nobody_and_finish_waits_for_all(
+    cluster: MemoryCluster, recorder: EventRecorder
+) -> None:
+    held = cluster.faults.hold(Operation.RECORD_EVENT)
+    recorder.record(does_not_fit(VM, "slow"))
+    recorder.record(does_not_fit(OTHER, "quick"))
+    await held.reached.wait()
+    finishing = asyncio.create_task(recorder.finish())
+    while not cluster.events:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    assert [event.note for event in cluster.events] == ["quick"]
+    assert not finishing.done()
+    held.release()
+    await finishing
+    assert [event.note for event in cluster.events] == ["quick", "slow"]
+
+
+async def test_what_is_remembered_and_what_waits_is_bounded(
+    cluster: MemoryCluster, recorder: EventRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_REMEMBERED", 3)
+    monkeypatch.setattr(events, "_UNWRITTEN", 4)
+    for number in range(6):
+        recorder.record(does_not_fit(pod_reference("default", f"vm-{number}", str(number)), "full"))
+    await recorder.finish()
+    assert [event.regarding.uid for event in cluster.events] == ["0", "1", "2", "3"]
+    recorder.record(does_not_fit(pod_reference("default", "vm-3", "3"), "full"))  # remembered
+    recorder.record(
+        does_not_fit(pod_reference("default", "vm-0", "0"), "full")
+    )  # forgotten, so written again
+    await recorder.finish()
+    assert [event.regarding.uid for event in cluster.events[4:]] == ["0"]
+
+
+def test_every_reason_is_one_word_with_a_meaning() -> None:
+    for reason in EventReason:
+        assert reason.value.isalpha()
+        assert reason.value[0].isupper()
+        assert reason.action.isalpha()
+        assert reason.meaning
