@@ -1,18 +1,21 @@
-"""Draws a core map in a terminal: letters first, colours where there are any.
+"""Draws a core map in a terminal. It can be read without colours.
 
-A line for each L3 cache of each NUMA node, in the frame of its socket; a group of characters for each core,
-a character for each of its threads:
+There is a frame for each socket, a line for each L3 cache of each NUMA node, a group for each core and a
+mark for each thread:
 
-    A B      owned by VM A, shared by B      .   free            :   free, isolated by the kernel
-    a        owned by VM A and kept idle     #   reserved        %   held by somebody else
-    2 3 9    shared by so many VMs           !   conflict or drift, told below
+    A        owned by VM A                   .   free
+    a        kept idle by VM A               :   free, isolated by the kernel
+    A+       shared, used by VM A            #   reserved for the host
+    2+ 9+    shared by 2, by 9 or more VMs   %   held by somebody else
 
-`*` behind the name of a box says that only a part of it stands there: levels of a machine need not nest.
+`!` behind a mark is a conflict or drift, explained below the map. `*` behind the name of a box means that
+the rest of it is in another box: the levels of a machine need not nest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.columns import Columns
 from rich.console import Console, Group
@@ -36,16 +39,27 @@ _MARKS = {
     ThreadState.RESERVED: "#",
     ThreadState.FOREIGN: "%",
 }
+_MEANINGS = {
+    ThreadState.OWNED: "owned by VM {0}",
+    ThreadState.IDLE: "kept idle by VM {0}",
+    ThreadState.SHARED: "shared, used by VM {0}",
+    ThreadState.FREE: "free",
+    ThreadState.ISOLATED: "free, isolated by the kernel",
+    ThreadState.RESERVED: "reserved for the host",
+    ThreadState.FOREIGN: "held by somebody else",
+}
+"""By state, in the order of the key."""
+_MAX_COUNT = 9
 _ALARM = "bold bright_red"
 _FRAME = 4
 """Columns of a frame and the blanks inside it."""
 
 
 def print_map(out: Console, drawing: CoreMap, *, compact: bool = False, wide: bool = False) -> None:
-    """Draw a machine as wide as the console is.
+    """Draw a machine in the width of the console.
 
-    `compact` names the VMs without their CPUs; `wide` adds the CPUs of every L3 cache and what each VM has
-    of memory and huge pages.
+    `compact` names the VMs without their CPUs; `wide` adds the CPUs of every L3 cache, and the memory and
+    huge pages of every VM.
     """
     printer = _Printer(out.width, drawing, wide=wide)
     out.print(Text(f"{printable(drawing.name)}: {drawing.summary}", style="bold"))
@@ -84,8 +98,7 @@ class _Printer:
         self._wide = wide
         nodes = [node for package in drawing.packages for node in package.nodes]
         self._margin = max(len(_l3_title(l3)) for node in nodes for l3 in node.l3_groups)
-        self._thread = max((len(entry.label) for entry in drawing.legend), default=1)
-        self._thread += any(thread.fault for thread in drawing.threads)
+        self._mark_width = max((len(_mark(thread)) for thread in drawing.threads), default=1)
         self._colours = {entry.label: _colour(index) for index, entry in enumerate(drawing.legend)}
 
     def node(self, node: NodeBox) -> Iterator[Text]:
@@ -110,28 +123,32 @@ class _Printer:
     def _core(self, core: CoreBox) -> Text:
         group = Text()
         for thread in core.threads:
-            mark, style = self._mark(thread)
-            group.append(mark, style)
-            if thread.fault is not None:
-                group.append("!", _ALARM)
-            group.append(" " * (self._thread - len(mark) - (thread.fault is not None)))
+            mark = _mark(thread)
+            group.append(mark.removesuffix("!"), self._style(thread))
+            group.append(mark[len(mark.removesuffix("!")) :], _ALARM)
+            group.append(" " * (self._mark_width - len(mark)))
         return group
 
-    def _mark(self, thread: Thread) -> tuple[str, str]:
+    def _style(self, thread: Thread) -> str:
         if thread.state in _MARKS:
-            return _MARKS[thread.state], "dim"
-        colour = self._colours[thread.vms[0]]
-        match thread.state:
-            case ThreadState.IDLE:
-                return thread.vms[0].lower(), colour
-            case ThreadState.SHARED:
-                return (
-                    (thread.vms[0], colour)
-                    if len(thread.vms) == 1
-                    else (str(min(len(thread.vms), 9)), "bold")
-                )
-            case _:
-                return thread.vms[0], f"bold {colour}"
+            return "dim"
+        if thread.state is ThreadState.SHARED and len(thread.vms) > 1:
+            return "bold"
+        weight = "bold " if thread.state is ThreadState.OWNED else ""
+        return weight + self._colours[thread.vms[0]]
+
+
+def _mark(thread: Thread) -> str:
+    match thread.state:
+        case ThreadState.OWNED:
+            mark = thread.vms[0]
+        case ThreadState.IDLE:
+            mark = thread.vms[0].lower()
+        case ThreadState.SHARED:
+            mark = f"{thread.vms[0] if len(thread.vms) == 1 else min(len(thread.vms), _MAX_COUNT)}+"
+        case _:
+            mark = _MARKS[thread.state]
+    return f"{mark}!" if thread.fault is not None else mark
 
 
 def _colour(index: int) -> str:
@@ -147,16 +164,17 @@ def _star(box: NodeBox | L3Box) -> str:
 
 
 def _key(drawing: CoreMap) -> list[str]:
-    meanings = {
-        ThreadState.OWNED: "A owned by VM A",
-        ThreadState.IDLE: "a owned and kept idle",
-        ThreadState.SHARED: "S shared by VM S, 2-9 by so many",
-        ThreadState.FREE: ". free",
-        ThreadState.ISOLATED: ": free, isolated by the kernel",
-        ThreadState.RESERVED: "# reserved",
-        ThreadState.FOREIGN: "% held by somebody else",
-    }
-    shown = [text for state, text in meanings.items() if drawing.count(state)]
+    """Explain the marks that the map shows, each by the first thread that has it."""
+    first: dict[str, Thread] = {}
+    for thread in drawing.threads:
+        first.setdefault(_meaning(thread), thread)
+    states = list(_MEANINGS)
+    shown = [
+        f"{_mark(replace(thread, fault=None))} {meaning.format(*thread.vms)}"
+        for meaning, thread in sorted(
+            first.items(), key=lambda entry: (states.index(entry[1].state), len(entry[1].vms))
+        )
+    ]
     nodes = [node for package in drawing.packages for node in package.nodes]
     if any(node.part or any(l3.part for l3 in node.l3_groups) for node in nodes):
         shown.append("* a part: the rest is in another box")
@@ -165,8 +183,15 @@ def _key(drawing: CoreMap) -> list[str]:
     return shown
 
 
+def _meaning(thread: Thread) -> str:
+    if thread.state is ThreadState.SHARED and len(thread.vms) > 1:
+        count = len(thread.vms)
+        return f"shared by {count} VMs" if count < _MAX_COUNT else f"shared by {_MAX_COUNT} or more VMs"
+    return _MEANINGS[thread.state]
+
+
 def _lines(entries: list[str], width: int) -> Iterator[str]:
-    """Put entries side by side, as many as a line takes."""
+    """Join entries to lines of at most that width."""
     line = entries[0]
     for entry in entries[1:]:
         if len(line) + 3 + len(entry) > width:

@@ -25,8 +25,7 @@ from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.cli.calls import Caller
 from tests.cli.test_map_book import placement
-from tests.core.claims import with_vm
-from tests.core.drawing.test_occupancy import book, claim
+from tests.core.claims import claim, ledger_of, with_vm
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 MACHINE = read_machine("2x-epyc-9354-nps2")
@@ -58,12 +57,37 @@ def test_the_map_shows_owners_idle_siblings_sharers_reserved_and_free(
     assert out.splitlines()[0] == (
         "2x-epyc-9354-nps2: 128 CPUs, 110 free, 8 reserved, 6 owned, 2 idle, 2 shared"
     )
-    assert "L3 0   ## Aa Aa" in out
+    assert "L3 0   # #  A a  A a  B+B+" in out
     assert "!" not in out
     assert "default/quiet" in out
     assert "exclusive" in out
     assert "share" in out
     assert [line for line in out.splitlines() if "NUMA" in line and "of 189 GiB free" in line]
+
+
+def _key_of(drawing_lines: list[str]) -> dict[str, str]:
+    """The key below a map: meanings by mark."""
+    end = max(number for number, line in enumerate(drawing_lines) if line.startswith("╰"))
+    table = next(number for number, line in enumerate(drawing_lines) if " POLICY " in line)
+    entries = [entry for line in drawing_lines[end + 1 : table] for entry in line.split("   ")]
+    return dict(entry.strip().split(" ", 1) for entry in entries)
+
+
+def test_every_state_has_a_mark_of_its_own_and_the_key_says_what_is_true_of_the_vms_shown() -> None:
+    shared = [claim(name, cpus, owned=0) for name, cpus in (("pool-1", 0b0110), ("pool-2", 0b0100))]
+    quiet = claim("quiet", 1 << 8, owned=1 << 8 | 1 << 40)
+    lines = _drawn(100, "epyc-7502p", ledger=ledger_of(*shared, quiet))
+    assert _key_of(lines) == {
+        "C": "owned by VM C",
+        "c": "kept idle by VM C",
+        "A+": "shared, used by VM A",
+        "2+": "shared by 2 VMs",
+        ".": "free",
+        "#": "reserved for the host",
+    }
+    assert "C c" in "\n".join(lines)
+    crowd = [claim(f"vm-{number}", 1 << 5, owned=0) for number in range(12)]
+    assert _key_of(_drawn(100, "epyc-7502p", ledger=ledger_of(*crowd)))["9+"] == "shared by 9 or more VMs"
 
 
 def test_the_drawing_is_had_as_json(kvplace: Caller, tmp_path: Path) -> None:
@@ -248,7 +272,7 @@ def test_512_threads_with_two_letters_each_fit_into_80_columns() -> None:
         l3_groups=tuple(sockets),
         cores=tuple(0b11 << cpu for cpu in range(0, 512, 2)),
     )
-    ledger = book(*(claim(f"vm-{number}", 0b11 << number * 2) for number in range(256)))
+    ledger = ledger_of(*(claim(f"vm-{number}", 0b11 << number * 2) for number in range(256)))
     file = io.StringIO()
     print_map(Console(file=file, width=80, highlight=False), draw("large", machine, ledger))
     lines = file.getvalue().splitlines()
@@ -259,7 +283,7 @@ def test_512_threads_with_two_letters_each_fit_into_80_columns() -> None:
 
 @pytest.mark.parametrize("width", [1, 5, 12, 30])
 def test_a_terminal_too_narrow_for_anything_is_no_reason_to_fail(width: int) -> None:
-    ledger = book(claim("db", 0b1100))
+    ledger = ledger_of(claim("db", 0b1100))
     assert _drawn(width, "epyc-7502p", ledger=ledger, foreign=1 << 9, found={"db": 1})
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from kvplace.core.allocator.allocate import place
+from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
 from kvplace.core.placement import Placement
-from kvplace.core.request import Request
+from kvplace.core.request import Policy, Request
 from kvplace.core.topology import Topology
 
 
@@ -28,3 +29,25 @@ def with_vm(topology: Topology, ledger: Ledger, name: str, request: Request) -> 
         since="2026-01-01T00:00:00Z",
     )
     return ledger.after(LedgerChange(claims=(claim,)))
+
+
+def claim(name: str, cpus: int, owned: int | None = None, policy: Policy = Policy.EXCLUSIVE) -> Claim:
+    return Claim(
+        uid=name,
+        namespace="shop",
+        pod=f"virt-launcher-{name}",
+        vmi=name,
+        policy=policy,
+        state=ClaimState.BOUND,
+        cpus=cpus,
+        owned=cpus if owned is None else owned,
+        memory={},
+        huge_pages={},
+        since="",
+    )
+
+
+def ledger_of(*claims: Claim) -> Ledger:
+    """A ledger in which the last one who owns a CPU is its owner, as a careless writer would leave it."""
+    owners = {cpu: claim.uid for claim in claims for cpu in cpus_of(claim.owned)}
+    return Ledger(owners, {claim.uid: claim for claim in claims})

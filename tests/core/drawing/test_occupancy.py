@@ -7,37 +7,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.cpuset import cpus_of
 from kvplace.core.drawing.occupancy import FaultKind, Occupancy, printable
-from kvplace.core.ledger import Claim, ClaimState, Ledger
+from kvplace.core.ledger import Ledger
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.machines.shipped import read_machine
-from tests.core.claims import with_vm
+from tests.core.claims import claim, ledger_of, with_vm
 
 MACHINE = replace(read_machine("epyc-7502p"), reserved=0b1)
 MASKS = st.integers(0, (1 << 70) - 1)
-
-
-def claim(name: str, cpus: int, owned: int | None = None, policy: Policy = Policy.EXCLUSIVE) -> Claim:
-    return Claim(
-        uid=name,
-        namespace="shop",
-        pod=f"virt-launcher-{name}",
-        vmi=name,
-        policy=policy,
-        state=ClaimState.BOUND,
-        cpus=cpus,
-        owned=cpus if owned is None else owned,
-        memory={},
-        huge_pages={},
-        since="",
-    )
-
-
-def book(*claims: Claim) -> Ledger:
-    """A ledger in which the last one who owns a CPU is its owner, as a careless writer would leave it."""
-    owners = {cpu: claim.uid for claim in claims for cpu in cpus_of(claim.owned)}
-    return Ledger(owners, {claim.uid: claim for claim in claims})
 
 
 def told(ledger: Ledger, *, foreign: int = 0, found: dict[str, int] | None = None) -> list[str]:
@@ -45,19 +22,19 @@ def told(ledger: Ledger, *, foreign: int = 0, found: dict[str, int] | None = Non
 
 
 def test_two_owners_of_one_cpu_are_both_named() -> None:
-    assert told(book(claim("db", 0b1100), claim("web", 0b11000))) == [
+    assert told(ledger_of(claim("db", 0b1100), claim("web", 0b11000))) == [
         "CPU 3: owned by A (shop/db) and owned by B (shop/web)"
     ]
 
 
 def test_a_vm_that_shares_what_another_owns_is_told() -> None:
-    assert told(book(claim("db", 0b1100), claim("ci", 0b1000, 0, Policy.SHARE))) == [
+    assert told(ledger_of(claim("db", 0b1100), claim("ci", 0b1000, 0, Policy.SHARE))) == [
         "CPU 3: owned by A (shop/db) and shared by B (shop/ci)"
     ]
 
 
 def test_cpus_of_the_host_and_of_others_are_nobodys_to_own() -> None:
-    ledger = book(claim("db", 0b111), claim("ci", 0b11000, 0, Policy.SHARE))
+    ledger = ledger_of(claim("db", 0b111), claim("ci", 0b11000, 0, Policy.SHARE))
     assert told(ledger, foreign=0b10100) == [
         "CPU 0: owned by A (shop/db) and reserved for the host",
         "CPU 2: owned by A (shop/db) and held by somebody else",
@@ -75,14 +52,14 @@ def test_a_claim_and_the_owners_that_differ_are_told_from_both_sides() -> None:
 
 
 def test_cpus_that_the_machine_lacks_are_told() -> None:
-    assert told(book(claim("db", 1 << 3 | 1 << 500)), foreign=1 << 600) == [
+    assert told(ledger_of(claim("db", 1 << 3 | 1 << 500)), foreign=1 << 600) == [
         "CPU 500: given to A (shop/db), but the machine has no such CPU",
         "CPU 600: held by somebody else, but the machine has no such CPU",
     ]
 
 
 def test_threads_elsewhere_and_cpus_without_their_thread_are_drift() -> None:
-    occupancy = Occupancy(MACHINE, book(claim("db", 0b1100)), found={"db": 0b10100})
+    occupancy = Occupancy(MACHINE, ledger_of(claim("db", 0b1100)), found={"db": 0b10100})
     assert [(fault.kind, fault.cpus, fault.sentence) for fault in occupancy.faults] == [
         (
             FaultKind.DRIFT,
@@ -99,7 +76,7 @@ def test_threads_elsewhere_and_cpus_without_their_thread_are_drift() -> None:
 
 
 def test_a_thread_on_the_idle_sibling_of_its_own_vm_is_drift() -> None:
-    assert told(book(claim("db", 0b100, 0b1100)), found={"db": 0b1100}) == [
+    assert told(ledger_of(claim("db", 0b100, 0b1100)), found={"db": 0b1100}) == [
         "CPU 3: threads of A (shop/db) may run here, where they were not placed"
     ]
 
@@ -124,7 +101,7 @@ def test_a_cpu_is_faulty_when_more_than_one_thing_is_true_of_it_and_only_then(
 ) -> None:
     claims = [claim(f"vm-{number}", cpus, owned) for number, (cpus, owned) in enumerate(sets)]
     seen = {claim.uid: cpus for claim, cpus in zip(claims, found, strict=False)}
-    occupancy = Occupancy(MACHINE, book(*claims), foreign, seen)
+    occupancy = Occupancy(MACHINE, ledger_of(*claims), foreign, seen)
     for cpu in range(71):
         owners = sum(claim.owned >> cpu & 1 for claim in claims)
         sharers = sum((claim.cpus & ~claim.owned) >> cpu & 1 for claim in claims)

@@ -23,8 +23,7 @@ from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
-from tests.core.claims import with_vm
-from tests.core.drawing.test_occupancy import book, claim
+from tests.core.claims import claim, ledger_of, with_vm
 from tests.core.machines import topologies
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -85,7 +84,7 @@ def check_drawn(root: ET.Element, machine: Topology) -> None:
 def test_every_thread_of_any_machine_stands_once_in_its_boxes(
     machine: Topology, mine: int, foreign: int
 ) -> None:
-    ledger = book(claim("db", mine), claim("ci", foreign >> 3, 0, Policy.SHARE))
+    ledger = ledger_of(claim("db", mine), claim("ci", foreign >> 3, 0, Policy.SHARE))
     drawing = draw("any", machine, ledger, foreign=foreign, found={"db": mine >> 1})
     root = parsed(drawing)
     check_drawn(root, machine)
@@ -275,8 +274,10 @@ def test_names_of_all_kinds_neither_break_nor_extend_the_document(names: list[st
         replace(claim(f"u{number}", 1 << number), namespace=name, vmi=name)
         for number, name in enumerate(names)
     ]
-    root = parsed(draw(machine, read_machine("epyc-7502p"), book(*claims)))
-    usual = parsed(draw("m", read_machine("epyc-7502p"), book(*(replace(each, vmi="v") for each in claims))))
+    root = parsed(draw(machine, read_machine("epyc-7502p"), ledger_of(*claims)))
+    usual = parsed(
+        draw("m", read_machine("epyc-7502p"), ledger_of(*(replace(each, vmi="v") for each in claims)))
+    )
     assert Counter(each.tag for each in root.iter()) == Counter(each.tag for each in usual.iter())
 
 
@@ -292,7 +293,7 @@ def test_names_of_all_kinds_neither_break_nor_extend_the_document(names: list[st
     ],
 )
 def test_a_hostile_name_is_text_and_nothing_else(name: str) -> None:
-    text = svg_map(draw(name, read_machine("epyc-7502p"), book(replace(claim("u", 0b1100), vmi=name))))
+    text = svg_map(draw(name, read_machine("epyc-7502p"), ledger_of(replace(claim("u", 0b1100), vmi=name))))
     root = ET.fromstring(text)
     assert {each.tag.removeprefix(SVG) for each in root.iter()} == {
         "svg", "title", "desc", "style", "defs", "pattern", "rect", "path", "circle", "g", "text",
