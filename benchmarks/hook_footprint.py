@@ -30,7 +30,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, StreamEnded
 
 from kvplace.core.cpuset import format_cpu_list, mask_of
-from kvplace.hook.wire import bytes_field
+from kvplace.hook.protobuf import bytes_field
 
 PROJECT = Path(__file__).resolve().parent.parent
 PERIOD_US, QUOTA_US = 100_000, 20_000
@@ -158,7 +158,7 @@ def cpu_limit() -> Iterator[Path | None]:
 
 def image_root(root: Path) -> None:
     """Lay the hook out as its image does, with compiled bytecode and this Python."""
-    for name in ("__init__.py", "core", "domainxml", "hook"):
+    for name in ("__init__.py", "core", "domainxml", "hook", "linux"):
         source = PROJECT / "kvplace" / name
         target = root / "kvplace" / name
         if source.is_dir():

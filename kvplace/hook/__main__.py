@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
     gc.disable()  # what a start makes stays, and looking for garbage takes a twelfth of its time
     from kvplace.core.errors import ExitCode, KvplaceError
-    from kvplace.hook.surroundings import Surroundings
+    from kvplace.hook.pod_environment import PodEnvironment
 
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -26,11 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             case [] | ["serve"]:
                 from kvplace.hook.server import serve
 
-                serve(Surroundings.of())
+                serve(PodEnvironment.of())
             case ["ready"]:
                 from kvplace.hook.readiness import check_ready
 
-                check_ready(Surroundings.of())
+                check_ready(PodEnvironment.of())
             case ["--version"]:
                 from kvplace import __version__
 

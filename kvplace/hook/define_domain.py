@@ -18,8 +18,8 @@ from kvplace.hook.bounds import allowed_memory_nodes, check_cpus, node_of_cpus
 from kvplace.hook.logs import log
 from kvplace.hook.memory_policy import Trial, settle_memory, try_to_bind
 from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
-from kvplace.hook.surroundings import Surroundings
-from kvplace.hook.wire import MAX_MESSAGE_BYTES
+from kvplace.hook.pod_environment import PodEnvironment
+from kvplace.hook.protobuf import MAX_MESSAGE_BYTES
 
 _FIELD_BYTES = 16
 """What a message adds around the document."""
@@ -27,23 +27,23 @@ _FIELD_BYTES = 16
 MIGRATION_TARGET = "migration target: KubeVirt discards this answer and keeps the source's pins"
 
 
-def define_domain(xml: bytes, vmi: bytes, around: Surroundings, trial: Trial = try_to_bind) -> bytes:
+def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = try_to_bind) -> bytes:
     """Pin the domain; raises KvplaceError when its owner wants to wait.
 
     `trial` changes this process's memory policy for a moment (see `memory_policy`).
     """
-    about = about_vmi(vmi, around)
-    on_failure = on_failure_of_pod(around)
+    about = about_vmi(vmi, env)
+    on_failure = on_failure_of_pod(env)
     try:
-        placement = placement_of_pod(around)
+        placement = placement_of_pod(env)
         if placement.floats and xml:
             log("warning", "the VM starts unpinned: no node had room, and its on-failure is float", about)
             return xml
-        check_cpus(placement, around)
-        placement, obstacle = settle_memory(placement, allowed_memory_nodes(around), on_failure, trial)
+        check_cpus(placement, env)
+        placement, obstacle = settle_memory(placement, allowed_memory_nodes(env), on_failure, trial)
         if obstacle is not None:
             log("warning", f"memory is left unbound: {obstacle}", about)
-        answer = _rewritten(xml, placement, around, lambda sentence: log("warning", sentence, about))
+        answer = _rewritten(xml, placement, env, lambda sentence: log("warning", sentence, about))
     except KvplaceError as error:
         if on_failure is OnFailure.FLOAT and xml:
             log("warning", f"the VM starts unpinned, as its on-failure: float allows: {error}", about)
@@ -59,9 +59,9 @@ def define_domain(xml: bytes, vmi: bytes, around: Surroundings, trial: Trial = t
     return answer
 
 
-def about_vmi(vmi: bytes, around: Surroundings) -> dict[str, str]:
+def about_vmi(vmi: bytes, env: PodEnvironment) -> dict[str, str]:
     """What log lines about this VM carry; says less where the VMI cannot be read."""
-    about = {"vm": "", "node": around.node, "uid": ""}
+    about = {"vm": "", "node": env.node, "uid": ""}
     try:
         said = json.loads(vmi)
         metadata = said["metadata"]
@@ -81,11 +81,11 @@ def is_migration_target(vmi: Mapping[str, Mapping[str, Mapping[str, object]]]) -
 
 
 def _rewritten(
-    xml: bytes, placement: PodPlacement, around: Surroundings, tell: Callable[[str], None]
+    xml: bytes, placement: PodPlacement, env: PodEnvironment, tell: Callable[[str], None]
 ) -> bytes:
     from kvplace.domainxml import rewrite
 
-    answer = rewrite(xml, placement, node_of_cpus(around), tell)
+    answer = rewrite(xml, placement, node_of_cpus(env), tell)
     if len(answer) > MAX_MESSAGE_BYTES - _FIELD_BYTES:
         raise BadDomainXml(f"the pinned domain has {len(answer)} bytes, more than virt-launcher accepts")
     return answer

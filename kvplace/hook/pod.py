@@ -13,64 +13,64 @@ from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import OnFailure
-from kvplace.hook.surroundings import Surroundings
+from kvplace.hook.pod_environment import PodEnvironment
 
 _MAX_FILE_BYTES = 512 * 1024
 
 
-def placement_of_pod(around: Surroundings) -> PodPlacement:
+def placement_of_pod(env: PodEnvironment) -> PodPlacement:
     """Read the pod's placement, or its bare `cpu-map` where another scheduler set only that.
 
     Raises Misconfigured while there is neither, and when what is there is not readable or was made for
     another pod or node.
     """
-    if not os.path.isdir(around.pod_folder):  # noqa: PTH112 - see surroundings
+    if not os.path.isdir(env.pod_folder):  # noqa: PTH112 - see pod_environment
         raise Misconfigured(
-            f"{around.pod_folder} is not mounted, so the placement cannot be seen; "
+            f"{env.pod_folder} is not mounted, so the placement cannot be seen; "
             "is kvplace's pod webhook installed and was it up when this pod was created?"
         )
-    if text := _read(around, "placement"):
+    if text := _read(env, "placement"):
         placement = PodPlacement.from_json(text)
-        _check_owner(placement, around)
+        _check_owner(placement, env)
         return placement
-    if text := _read(around, "cpu-map"):
-        return PodPlacement.of_cpu_map(text, on_failure=on_failure_of_pod(around))
+    if text := _read(env, "cpu-map"):
+        return PodPlacement.of_cpu_map(text, on_failure=on_failure_of_pod(env))
     raise Misconfigured(
         f"the pod has neither the annotation {PLACEMENT} nor {CPU_MAP} yet; "
         "it must be bound by a scheduler that uses kvplace's extender"
     )
 
 
-def on_failure_of_pod(around: Surroundings) -> OnFailure:
+def on_failure_of_pod(env: PodEnvironment) -> OnFailure:
     """What the VM's owner wants when it cannot be pinned; `wait` where nobody says so legibly."""
     for name in ("request", "placement"):
         try:
-            said = json.loads(_read(around, name) or "null")
+            said = json.loads(_read(env, name) or "null")
             return OnFailure(said["onFailure"])
         except (ValueError, TypeError, KeyError, RecursionError, Misconfigured):
             continue
     return OnFailure.WAIT
 
 
-def _check_owner(placement: PodPlacement, around: Surroundings) -> None:
-    uid = _read(around, "uid")
+def _check_owner(placement: PodPlacement, env: PodEnvironment) -> None:
+    uid = _read(env, "uid")
     if placement.pod_uid != uid:
         raise Misconfigured(
             f"annotation {PLACEMENT}: it was made for the pod with UID {placement.pod_uid!r}, this pod has "
             f"{uid!r}: it was inherited or copied; remove it from the VM's template and restart the VM"
         )
-    if around.node and placement.node != around.node:
+    if env.node and placement.node != env.node:
         raise Misconfigured(
             f"annotation {PLACEMENT}: it was made for node {placement.node!r}, this pod runs on "
-            f"{around.node!r}; delete the pod so that it is placed again"
+            f"{env.node!r}; delete the pod so that it is placed again"
         )
 
 
-def _read(around: Surroundings, name: str) -> str:
+def _read(env: PodEnvironment, name: str) -> str:
     """Read one file of the volume; a missing annotation is an empty file, and so is a missing file."""
-    path = f"{around.pod_folder}/{name}"
+    path = f"{env.pod_folder}/{name}"
     try:
-        with open(path, "rb") as file:  # noqa: PTH123 - see surroundings
+        with open(path, "rb") as file:  # noqa: PTH123 - see pod_environment
             raw = file.read(_MAX_FILE_BYTES + 1)
         if len(raw) > _MAX_FILE_BYTES:
             raise Misconfigured(f"{path} is longer than {_MAX_FILE_BYTES} bytes")

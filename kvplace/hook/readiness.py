@@ -9,14 +9,14 @@ import socket
 
 from kvplace.core.errors import Misconfigured
 from kvplace.hook.pod import placement_of_pod
-from kvplace.hook.surroundings import Surroundings
+from kvplace.hook.pod_environment import PodEnvironment
 
 
-def check_ready(around: Surroundings) -> None:
+def check_ready(env: PodEnvironment) -> None:
     """Raise Misconfigured unless the hook answers and this pod's placement is there and valid."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         try:
-            client.connect(around.socket)
+            client.connect(env.socket)
         except OSError as error:
-            raise Misconfigured(f"the hook does not answer on {around.socket} yet: {error}") from None
-    placement_of_pod(around)
+            raise Misconfigured(f"the hook does not answer on {env.socket} yet: {error}") from None
+    placement_of_pod(env)

@@ -1,7 +1,7 @@
-"""The hook's process: a unix socket, a few connections, and an errand for each domain.
+"""The hook's process: a unix socket, a few connections, and a child process for each domain.
 
-One thread and one selector, so that forking is safe. No peer can hold up another: nothing here waits for a
-peer to send or to read, and a domain is pinned in a process of its own.
+One thread and one selector, so that forking is safe. No client can delay another: nothing here blocks on a
+client, and a domain is pinned in a process of its own.
 """
 
 from __future__ import annotations
@@ -19,248 +19,249 @@ from functools import partial
 from types import FrameType
 
 from kvplace.core.errors import GrpcStatus, Misconfigured
-from kvplace.hook.errand import Errand, Outcome
+from kvplace.hook.child_process import ChildProcess, Outcome
 from kvplace.hook.grpc import Call, GrpcConnection
 from kvplace.hook.logs import log
+from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.hook.services import CallRefused, DefineDomain, Reply, answer, defined_domain
-from kvplace.hook.surroundings import Surroundings
 
-MAX_PEERS = 16
-MAX_ERRANDS = 4
+MAX_CLIENTS = 16
+MAX_CHILDREN = 4
 _BACKLOG = 128
 _READ_BYTES = 1 << 16
 _MAX_UNSENT_BYTES = 1 << 18
-"""A peer that does not read what we send is not read from either."""
-_FAREWELL_S = 1.0
-"""How long whoever said Shutdown has to take the answer and hang up, which KubeVirt does at once."""
+"""A client that does not read its answers is not read from either."""
+_SHUTDOWN_GRACE_S = 1.0
+"""How long the client that called Shutdown may take to close, which KubeVirt does at once."""
 
 _LONGEST_SOCKET_PATH = 107  # sun_path of unix(7), less the closing NUL
 
 
-def serve(around: Surroundings) -> None:
-    """Answer until KubeVirt says Shutdown or SIGTERM comes; raises Misconfigured for want of a socket."""
-    told_to_leave, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell)
-    signal.signal(signal.SIGTERM, _noted)
-    with _listen(around) as listener:
+def serve(env: PodEnvironment) -> None:
+    """Answer until KubeVirt calls Shutdown or SIGTERM comes; raises Misconfigured when it cannot listen."""
+    stop_pipe, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup)
+    signal.signal(signal.SIGTERM, _handled_by_selector)
+    with _listen(env) as listener:
         try:
-            Server(listener, around, told_to_leave).run()
+            Server(listener, env, stop_pipe).run()
         finally:
             with suppress(OSError):
-                os.unlink(around.socket)  # noqa: PTH108 - see surroundings
+                os.unlink(env.socket)  # noqa: PTH108 - see pod_environment
 
 
 @dataclass(slots=True, eq=False)
-class _Peer:
+class _Client:
     socket: socket.socket
     grpc: GrpcConnection = field(default_factory=GrpcConnection)
     unsent: bytearray = field(default_factory=bytearray)
-    errands: dict[int, tuple[Errand, DefineDomain]] = field(default_factory=dict)
-    """Errands by the stream that waits for them."""
-    reads: bool = True
+    children: dict[int, tuple[ChildProcess, DefineDomain]] = field(default_factory=dict)
+    """Child processes by the stream that waits for their outcome."""
+    reads_answers: bool = True
 
 
 class Server:
-    """Answers on a listening socket, until it is asked to leave or `told_to_leave` becomes readable."""
+    """Answers on a listening socket until Shutdown is called or `stop_pipe` becomes readable."""
 
-    def __init__(self, listener: socket.socket, around: Surroundings, told_to_leave: int) -> None:
+    def __init__(self, listener: socket.socket, env: PodEnvironment, stop_pipe: int) -> None:
         self._listener = listener
-        self._told_to_leave = told_to_leave
-        self._around = around
+        self._stop_pipe = stop_pipe
+        self._env = env
         self._selector = selectors.DefaultSelector()
-        self._peers: list[_Peer] = []
-        self._leaving: _Peer | None = None
-        self._leave_by = float("inf")
+        self._clients: list[_Client] = []
+        self._shutdown_client: _Client | None = None
+        self._stop_at = float("inf")
 
     def run(self) -> None:
-        """Serve until Shutdown has been answered, or we are told to leave."""
-        gc.freeze()  # what there is now stays for good, also in the children that share it
+        """Serve until Shutdown has been answered, or the stop pipe is readable."""
+        gc.freeze()  # what exists now stays for good, also in the children that share its pages
         gc.enable()
         self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._welcome)
-        self._selector.register(self._told_to_leave, selectors.EVENT_READ, self._leave_at_once)
-        log("info", f"serving on {self._around.socket}", {"node": self._around.node})
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._stop_pipe, selectors.EVENT_READ, self._stop_at_once)
+        log("info", f"serving on {self._env.socket}", {"node": self._env.node})
         try:
-            while not self._may_leave():
-                for key, events in self._selector.select(self._patience()):
-                    react: Callable[[int], None] = key.data
-                    react(events)
-                self._end_late_errands()
+            while not self._may_stop():
+                for key, events in self._selector.select(self._select_timeout()):
+                    callback: Callable[[int], None] = key.data
+                    callback(events)
+                self._end_late_children()
         finally:
-            for peer in list(self._peers):
-                self._drop(peer)
+            for client in list(self._clients):
+                self._drop(client)
             self._selector.close()
 
-    def _may_leave(self) -> bool:
-        hung_up = self._leaving is not None and self._leaving not in self._peers
-        return hung_up or time.monotonic() >= self._leave_by
+    def _may_stop(self) -> bool:
+        closed = self._shutdown_client is not None and self._shutdown_client not in self._clients
+        return closed or time.monotonic() >= self._stop_at
 
-    def _leave_at_once(self, _: int) -> None:
-        self._leave_by = 0.0
+    def _stop_at_once(self, _: int) -> None:
+        self._stop_at = 0.0
 
-    def _patience(self) -> float | None:
-        deadlines = [errand.deadline for peer in self._peers for errand, _ in peer.errands.values()]
-        soonest = min([*deadlines, self._leave_by])
+    def _select_timeout(self) -> float | None:
+        deadlines = [child.deadline for client in self._clients for child, _ in client.children.values()]
+        soonest = min([*deadlines, self._stop_at])
         return None if soonest == float("inf") else max(0.0, soonest - time.monotonic())
 
-    def _welcome(self, _: int) -> None:
+    def _accept(self, _: int) -> None:
         try:
             accepted, _address = self._listener.accept()
         except OSError:
-            return  # gone again before we looked
+            return  # the client has closed already
         accepted.setblocking(False)
-        if len(self._peers) >= MAX_PEERS:
-            idle = next((peer for peer in self._peers if not peer.errands), self._peers[0])
-            log("warning", f"more than {MAX_PEERS} connections: the oldest idle one is closed")
+        if len(self._clients) >= MAX_CLIENTS:
+            idle = next((client for client in self._clients if not client.children), self._clients[0])
+            log("warning", f"more than {MAX_CLIENTS} connections: closing the oldest idle one")
             self._drop(idle)
-        peer = _Peer(accepted)
-        self._peers.append(peer)
-        self._selector.register(accepted, selectors.EVENT_READ, partial(self._attend, peer))
-        self._flush(peer)
+        client = _Client(accepted)
+        self._clients.append(client)
+        self._selector.register(accepted, selectors.EVENT_READ, partial(self._serve, client))
+        self._flush(client)
 
-    def _attend(self, peer: _Peer, events: int) -> None:
-        if peer not in self._peers:
-            return  # dropped by an event before this one
+    def _serve(self, client: _Client, events: int) -> None:
+        if client not in self._clients:
+            return  # dropped by an earlier event
         try:
-            if events & selectors.EVENT_READ and not self._read(peer):
-                self._drop(peer)
+            if events & selectors.EVENT_READ and not self._read(client):
+                self._drop(client)
                 return
-            self._flush(peer)
+            self._flush(client)
         except Exception as error:
-            log("error", f"a connection is closed because of {error!r}")
-            self._drop(peer)
+            log("error", f"connection closed because of {error!r}")
+            self._drop(client)
 
-    def _read(self, peer: _Peer) -> bool:
+    def _read(self, client: _Client) -> bool:
         try:
-            data = peer.socket.recv(_READ_BYTES)
+            data = client.socket.recv(_READ_BYTES)
         except BlockingIOError:
             return True
         except OSError:
             return False
         if not data:
             return False
-        for said in peer.grpc.receive(data):
-            if isinstance(said, Call):
-                self._answer(peer, said)
-            elif said.stream in peer.errands:
-                self._end_errand(peer, said.stream)
+        for event in client.grpc.receive(data):
+            if isinstance(event, Call):
+                self._answer(client, event)
+            elif event.stream in client.children:
+                self._end_child(client, event.stream)
         return True
 
-    def _answer(self, peer: _Peer, call: Call) -> None:
+    def _answer(self, client: _Client, call: Call) -> None:
         try:
-            said = answer(call.path, call.message)
+            request = answer(call.path, call.message)
         except CallRefused as refused:
-            log("warning", f"a call is refused with {refused.status.name}: {refused}")
-            peer.grpc.fail(call.stream, refused.status, str(refused))
+            log("warning", f"call refused with {refused.status.name}: {refused}")
+            client.grpc.fail(call.stream, refused.status, str(refused))
             return
-        match said:
+        match request:
             case Reply():
-                peer.grpc.reply(call.stream, said.message)
-                if said.last:
-                    log("info", "KubeVirt says that the VM has ended; leaving")
-                    self._leaving, self._leave_by = peer, time.monotonic() + _FAREWELL_S
+                client.grpc.reply(call.stream, request.message)
+                if request.last:
+                    log("info", "KubeVirt called Shutdown because the VM has ended; stopping")
+                    self._shutdown_client, self._stop_at = client, time.monotonic() + _SHUTDOWN_GRACE_S
             case DefineDomain():
-                self._send_errand(peer, call.stream, said)
+                self._start_child(client, call.stream, request)
 
-    def _send_errand(self, peer: _Peer, stream: int, asked: DefineDomain) -> None:
-        if sum(len(other.errands) for other in self._peers) >= MAX_ERRANDS:
-            sentence = f"{MAX_ERRANDS} domains are being pinned already; ask again"
-            peer.grpc.fail(stream, GrpcStatus.UNAVAILABLE, sentence)
+    def _start_child(self, client: _Client, stream: int, asked: DefineDomain) -> None:
+        if sum(len(other.children) for other in self._clients) >= MAX_CHILDREN:
+            sentence = f"{MAX_CHILDREN} domains are being pinned already; try again"
+            client.grpc.fail(stream, GrpcStatus.UNAVAILABLE, sentence)
             return
         try:
-            errand = Errand.send(partial(_pin, asked, self._around))
+            child = ChildProcess.start(partial(_pin, asked, self._env))
         except OSError as error:
-            self._deliver(
-                peer, stream, asked, Outcome(GrpcStatus.UNAVAILABLE, f"cannot fork: {error}".encode())
+            self._reply(
+                client, stream, asked, Outcome(GrpcStatus.UNAVAILABLE, f"cannot fork: {error}".encode())
             )
             return
-        peer.errands[stream] = (errand, asked)
-        self._selector.register(errand.pipe, selectors.EVENT_READ, partial(self._hear, peer, stream))
+        client.children[stream] = (child, asked)
+        self._selector.register(child.pipe, selectors.EVENT_READ, partial(self._read_child, client, stream))
 
-    def _hear(self, peer: _Peer, stream: int, _: int) -> None:
-        if stream not in peer.errands:
+    def _read_child(self, client: _Client, stream: int, _: int) -> None:
+        if stream not in client.children:
             return
-        errand, asked = peer.errands[stream]
-        if errand.listen():
-            outcome = self._end_errand(peer, stream)
-            self._deliver(peer, stream, asked, outcome)
-            self._attend(peer, 0)
+        child, asked = client.children[stream]
+        if child.read():
+            outcome = self._end_child(client, stream)
+            self._reply(client, stream, asked, outcome)
+            self._serve(client, 0)
 
-    def _end_errand(self, peer: _Peer, stream: int) -> Outcome:
-        errand, _ = peer.errands.pop(stream)
-        self._selector.unregister(errand.pipe)
-        return errand.end()
+    def _end_child(self, client: _Client, stream: int) -> Outcome:
+        child, _ = client.children.pop(stream)
+        self._selector.unregister(child.pipe)
+        return child.end()
 
-    def _end_late_errands(self) -> None:
+    def _end_late_children(self) -> None:
         now = time.monotonic()
-        for peer in list(self._peers):
-            for stream, (errand, asked) in list(peer.errands.items()):
-                if now >= errand.deadline:
-                    self._deliver(peer, stream, asked, self._end_errand(peer, stream))
-                    self._attend(peer, 0)
+        for client in list(self._clients):
+            for stream, (child, asked) in list(client.children.items()):
+                if now >= child.deadline:
+                    self._reply(client, stream, asked, self._end_child(client, stream))
+                    self._serve(client, 0)
 
-    def _deliver(self, peer: _Peer, stream: int, asked: DefineDomain, outcome: Outcome) -> None:
+    def _reply(self, client: _Client, stream: int, asked: DefineDomain, outcome: Outcome) -> None:
         if outcome.status is GrpcStatus.OK:
-            peer.grpc.reply(stream, defined_domain(outcome.said))
-        elif outcome.status is GrpcStatus.UNAVAILABLE and asked.domain_xml and _may_float(self._around):
+            client.grpc.reply(stream, defined_domain(outcome.output))
+        elif outcome.status is GrpcStatus.UNAVAILABLE and asked.domain_xml and _may_float(self._env):
             log(
-                "warning", f"the VM starts unpinned, as its on-failure: float allows: {outcome.said.decode()}"
+                "warning",
+                f"the VM starts unpinned, as its on-failure: float allows: {outcome.output.decode()}",
             )
-            peer.grpc.reply(stream, defined_domain(asked.domain_xml))
+            client.grpc.reply(stream, defined_domain(asked.domain_xml))
         else:
-            peer.grpc.fail(stream, outcome.status, outcome.said.decode())
+            client.grpc.fail(stream, outcome.status, outcome.output.decode())
 
-    def _flush(self, peer: _Peer) -> None:
-        output = peer.grpc.output()
-        if peer.reads:
-            peer.unsent += output
+    def _flush(self, client: _Client) -> None:
+        output = client.grpc.output()
+        if client.reads_answers:
+            client.unsent += output
         try:
-            while peer.unsent:
-                del peer.unsent[: peer.socket.send(peer.unsent)]
+            while client.unsent:
+                del client.unsent[: client.socket.send(client.unsent)]
         except BlockingIOError:
             pass
         except OSError:
-            # Nobody reads our answers any more. What was said before may still lie in the socket, a
-            # Shutdown above all, so go on to the end of it.
-            peer.unsent.clear()
-            peer.reads = False
-        if peer.grpc.closed and not peer.unsent:
-            self._drop(peer)
+            # The client no longer reads. What it sent before may still be in the socket, a Shutdown
+            # above all, so read to the end of it.
+            client.unsent.clear()
+            client.reads_answers = False
+        if client.grpc.closed and not client.unsent:
+            self._drop(client)
             return
-        events = selectors.EVENT_WRITE if peer.unsent else 0
-        if len(peer.unsent) < _MAX_UNSENT_BYTES:
+        events = selectors.EVENT_WRITE if client.unsent else 0
+        if len(client.unsent) < _MAX_UNSENT_BYTES:
             events |= selectors.EVENT_READ
-        self._selector.modify(peer.socket, events, partial(self._attend, peer))
+        self._selector.modify(client.socket, events, partial(self._serve, client))
 
-    def _drop(self, peer: _Peer) -> None:
-        if peer not in self._peers:
+    def _drop(self, client: _Client) -> None:
+        if client not in self._clients:
             return
-        self._peers.remove(peer)
-        for stream in list(peer.errands):
-            self._end_errand(peer, stream)
-        self._selector.unregister(peer.socket)
+        self._clients.remove(client)
+        for stream in list(client.children):
+            self._end_child(client, stream)
+        self._selector.unregister(client.socket)
         with suppress(OSError):
-            peer.socket.shutdown(socket.SHUT_RDWR)  # a child may still hold a copy of it
-        peer.socket.close()
+            client.socket.shutdown(socket.SHUT_RDWR)  # a child may still have it open
+        client.socket.close()
 
 
-def _pin(asked: DefineDomain, around: Surroundings) -> bytes:
+def _pin(asked: DefineDomain, env: PodEnvironment) -> bytes:
     from kvplace.hook.define_domain import define_domain
 
-    return define_domain(asked.domain_xml, asked.vmi, around)
+    return define_domain(asked.domain_xml, asked.vmi, env)
 
 
-def _may_float(around: Surroundings) -> bool:
+def _may_float(env: PodEnvironment) -> bool:
     from kvplace.core.request import OnFailure
     from kvplace.hook.pod import on_failure_of_pod
 
-    return on_failure_of_pod(around) is OnFailure.FLOAT
+    return on_failure_of_pod(env) is OnFailure.FLOAT
 
 
-def _listen(around: Surroundings) -> socket.socket:
-    """Open the socket where nobody looks and move it into place once it takes connections."""
-    staged = f"{around.staging_folder}/{os.path.basename(around.socket)}"  # noqa: PTH119 - see surroundings
+def _listen(env: PodEnvironment) -> socket.socket:
+    """Make the socket in a staging folder and move it into place once it accepts connections."""
+    staged = f"{env.staging_folder}/{os.path.basename(env.socket)}"  # noqa: PTH119 - see pod_environment
     if len(os.fsencode(staged)) > _LONGEST_SOCKET_PATH:
         raise Misconfigured(
             f"the socket's path {staged} is longer than {_LONGEST_SOCKET_PATH} bytes; "
@@ -268,19 +269,19 @@ def _listen(around: Surroundings) -> socket.socket:
         )
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        os.makedirs(around.staging_folder, exist_ok=True)  # noqa: PTH103
+        os.makedirs(env.staging_folder, exist_ok=True)  # noqa: PTH103
         with suppress(FileNotFoundError):
             os.unlink(staged)  # noqa: PTH108
         listener.bind(staged)
         listener.listen(_BACKLOG)
-        os.rename(staged, around.socket)  # noqa: PTH104
+        os.rename(staged, env.socket)  # noqa: PTH104
     except OSError as error:
         listener.close()
         raise Misconfigured(
-            f"no socket can be made in {around.hook_folder}: {error}; KubeVirt mounts a writable folder there"
+            f"cannot make a socket in {env.hook_folder}: {error}; KubeVirt mounts a writable folder there"
         ) from None
     return listener
 
 
-def _noted(_: int, __: FrameType | None) -> None:
-    """Do nothing with a signal here: it has been written to the pipe that the selector watches."""
+def _handled_by_selector(_: int, __: FrameType | None) -> None:
+    """Do nothing here: the signal has been written to the pipe that the selector watches."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from kvplace.core.errors import ExitCode, KvplaceError
 from kvplace.hook.define_domain import define_domain
-from kvplace.hook.surroundings import Surroundings
+from kvplace.hook.pod_environment import PodEnvironment
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", metavar="VERSION", help="hook version of the shim; makes no difference")
     given = parser.parse_args(argv)
     try:
-        answer = define_domain(_raw(given.domain), _raw(given.vmi), Surroundings.of())
+        answer = define_domain(_raw(given.domain), _raw(given.vmi), PodEnvironment.of())
     except KvplaceError as error:
         sys.stderr.write(f"onDefineDomain: {error}\n")
         return ExitCode.FAILED

@@ -28,7 +28,7 @@ from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.topology import Topology
 from kvplace.domainxml import rewrite
 from kvplace.hook.pod import placement_of_pod
-from kvplace.hook.surroundings import Surroundings
+from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.machines.server_types import SERVER_TYPES
@@ -166,7 +166,7 @@ class _Way:
         annotations = self._cluster.pod_annotations(NAMESPACE, pod)
         (self._folder / "placement").write_text(annotations.get(PLACEMENT, ""), encoding="utf-8")
         (self._folder / "uid").write_text(uid, encoding="utf-8")
-        around = Surroundings.of({"KVPLACE_POD_FOLDER": str(self._folder), "NODE_NAME": node})
+        around = PodEnvironment.of({"KVPLACE_POD_FOLDER": str(self._folder), "NODE_NAME": node})
         return placement_of_pod(around)
 
     def _refused(self, name: str, by: str, reason: str) -> None:

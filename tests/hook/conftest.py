@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.hook.surroundings import Surroundings
-from tests.hook.machine import NODE, PodFolder, surroundings, two_socket_machine
+from kvplace.hook.pod_environment import PodEnvironment
+from tests.hook.machine import NODE, PodFolder, pod_environment, two_socket_machine
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
@@ -26,13 +26,13 @@ def machine(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def around(machine: Path) -> Surroundings:
-    return surroundings(machine)
+def env(machine: Path) -> PodEnvironment:
+    return pod_environment(machine)
 
 
 @pytest.fixture
-def pod(around: Surroundings) -> PodFolder:
-    return PodFolder(Path(around.pod_folder))
+def pod(env: PodEnvironment) -> PodFolder:
+    return PodFolder(Path(env.pod_folder))
 
 
 @dataclass

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure
-from kvplace.hook.surroundings import Surroundings
+from kvplace.hook.pod_environment import PodEnvironment
 from tests.domainxml.placements import FOUR_VCPUS
 
 UID = "6d3d3a1b-4c1c-4c58-9f0a-3a2f5a1d2c11"
@@ -61,8 +61,8 @@ def two_socket_machine(root: Path, *, online: str = "0-63", cpuset: str = "0-63"
     )
 
 
-def surroundings(root: Path) -> Surroundings:
-    return Surroundings(
+def pod_environment(root: Path) -> PodEnvironment:
+    return PodEnvironment(
         pod_folder=str(root / "pod"),
         hook_folder=str(root / "hooks"),
         container="hook-sidecar-0",

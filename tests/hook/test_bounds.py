@@ -1,4 +1,4 @@
-"""Pins outside what the container may use are found out before libvirt sees them."""
+"""Pins outside what the container may use are refused before libvirt gets them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Misconfigured
 from kvplace.hook.bounds import allowed_cpus, allowed_memory_nodes, check_cpus, node_of_cpus
-from kvplace.hook.surroundings import Surroundings
-from tests.hook.machine import PLACEMENT, surroundings, two_socket_machine
+from kvplace.hook.pod_environment import PodEnvironment
+from tests.hook.machine import PLACEMENT, pod_environment, two_socket_machine
 
 
-def test_a_placement_inside_the_cpuset_is_fine(around: Surroundings) -> None:
-    check_cpus(PLACEMENT, around)
+def test_a_placement_inside_the_cpuset_is_fine(env: PodEnvironment) -> None:
+    check_cpus(PLACEMENT, env)
 
 
 @pytest.mark.parametrize(
@@ -29,18 +29,18 @@ def test_a_placement_inside_the_cpuset_is_fine(around: Surroundings) -> None:
     ],
 )
 def test_any_thread_sent_to_a_cpu_that_is_not_online_is_refused(
-    around: Surroundings, changed: dict[str, int], outside: str
+    env: PodEnvironment, changed: dict[str, int], outside: str
 ) -> None:
     with pytest.raises(
         Misconfigured, match=rf"CPU {outside} of the placement is not online on worker-1 \(online: 0-63\)"
     ):
-        check_cpus(replace(PLACEMENT, **changed), around)  # type: ignore[arg-type]
+        check_cpus(replace(PLACEMENT, **changed), env)  # type: ignore[arg-type]
 
 
 def test_an_offline_cpu_is_named_as_offline_though_the_cpuset_lacks_it_too(tmp_path: Path) -> None:
     two_socket_machine(tmp_path, online="0-34,36-63", cpuset="0-34,36-63")
     with pytest.raises(Misconfigured, match="CPU 35 of the placement is not online"):
-        check_cpus(PLACEMENT, surroundings(tmp_path))
+        check_cpus(PLACEMENT, pod_environment(tmp_path))
 
 
 def test_cpus_outside_the_cpuset_are_refused_even_when_only_some_are(tmp_path: Path) -> None:
@@ -48,53 +48,32 @@ def test_cpus_outside_the_cpuset_are_refused_even_when_only_some_are(tmp_path: P
     with pytest.raises(
         Misconfigured, match=r"CPU 35 of the placement is outside this pod's cpuset 0-3,32-34"
     ):
-        check_cpus(PLACEMENT, surroundings(tmp_path))
+        check_cpus(PLACEMENT, pod_environment(tmp_path))
 
 
-def test_a_cgroup_v2_path_of_our_own_is_followed(around: Surroundings, machine: Path) -> None:
-    folder = machine / "sys/fs/cgroup/kubepods/pod1/hook"
-    folder.mkdir(parents=True)
-    (folder / "cpuset.cpus.effective").write_text("4-7\n")
-    (machine / "proc/self/cgroup").write_text("0::/kubepods/pod1/hook\n")
-    assert allowed_cpus(around) == mask_of(range(4, 8))
-
-
-@pytest.mark.parametrize("inside", ["cpuset/kubepods/pod1", "cpuset"])
-@pytest.mark.parametrize("name", ["cpuset.effective_cpus", "cpuset.cpus"])
-def test_a_cgroup_v1_cpuset_is_found_with_and_without_the_hosts_path(
-    around: Surroundings, machine: Path, inside: str, name: str
-) -> None:
-    (machine / "sys/fs/cgroup/cpuset.cpus.effective").unlink()
-    folder = machine / "sys/fs/cgroup" / inside
-    folder.mkdir(parents=True)
-    (folder / name).write_text("8-9")
-    (machine / "proc/self/cgroup").write_text("7:memory:/other\n3:cpuset:/kubepods/pod1\n")
-    assert allowed_cpus(around) == mask_of((8, 9))
-
-
-def test_without_a_readable_cgroup_the_process_status_counts(around: Surroundings, machine: Path) -> None:
+def test_without_a_readable_cgroup_the_process_status_counts(env: PodEnvironment, machine: Path) -> None:
     (machine / "sys/fs/cgroup/cpuset.cpus.effective").write_text("")
     (machine / "proc/self/status").write_text("Cpus_allowed_list:\t1,3\n")
-    assert allowed_cpus(around) == mask_of((1, 3))
-    assert allowed_memory_nodes(around) is None
+    assert allowed_cpus(env) == mask_of((1, 3))
+    assert allowed_memory_nodes(env) is None
 
 
-def test_a_machine_that_tells_nothing_refuses_nothing(tmp_path: Path) -> None:
-    bare = surroundings(tmp_path)
+def test_files_that_cannot_be_read_limit_nothing(tmp_path: Path) -> None:
+    bare = pod_environment(tmp_path)
     assert allowed_cpus(bare) is None
     assert node_of_cpus(bare) == {}
     check_cpus(PLACEMENT, bare)
 
 
-def test_memory_nodes_and_the_node_of_each_cpu_are_read(around: Surroundings) -> None:
-    assert allowed_memory_nodes(around) == 0b11
-    node_of_cpu = node_of_cpus(around)
+def test_memory_nodes_and_the_node_of_each_cpu_are_read(env: PodEnvironment) -> None:
+    assert allowed_memory_nodes(env) == 0b11
+    node_of_cpu = node_of_cpus(env)
     assert [node_of_cpu[cpu] for cpu in (0, 15, 16, 32, 63)] == [0, 0, 1, 0, 1]
     assert len(node_of_cpu) == 64
 
 
 def test_this_very_machine_allows_at_least_the_cpus_that_this_process_may_use(tmp_path: Path) -> None:
-    here = replace(surroundings(tmp_path), proc="/proc", sys="/sys")
+    here = replace(pod_environment(tmp_path), proc="/proc", sys="/sys")
     allowed = allowed_cpus(here)
     assert allowed is not None
     assert mask_of(os.sched_getaffinity(0)) & ~allowed == 0

@@ -13,7 +13,7 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure
 from kvplace.domainxml import MAX_DOMAIN_BYTES, rewrite
 from kvplace.hook.define_domain import define_domain
-from kvplace.hook.surroundings import Surroundings
+from kvplace.hook.pod_environment import PodEnvironment
 from tests.captured import captured_folder
 from tests.hook.machine import DOMAIN, NODE, PLACEMENT, VMI, PodFolder
 
@@ -31,10 +31,10 @@ def logged(capfd: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
 
 
 def test_the_domain_is_pinned_as_the_placement_says_and_the_log_tells(
-    around: Surroundings, pod: PodFolder, capfd: pytest.CaptureFixture[str]
+    env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pod.bind()
-    assert define_domain(DOMAIN, VMI, around, works) == rewrite(DOMAIN, PLACEMENT)
+    assert define_domain(DOMAIN, VMI, env, works) == rewrite(DOMAIN, PLACEMENT)
     (line,) = logged(capfd)
     assert line["msg"] == (
         "pinned 4 vCPUs to CPUs 2-3,34-35, emulator to 0-1,32-33, memory preferred on NUMA nodes 0"
@@ -45,21 +45,21 @@ def test_the_domain_is_pinned_as_the_placement_says_and_the_log_tells(
 
 
 def test_three_chained_calls_with_kubevirts_documents_give_one_answer(
-    around: Surroundings, pod: PodFolder
+    env: PodEnvironment, pod: PodFolder
 ) -> None:
     pod.bind()
     folder = captured_folder("kubevirt/domains")
     for name in ("01-amd64-plain-4vcpu", "09-amd64-iothreads-shared", "11-amd64-iothreads-supplementalpool"):
         xml = (folder / f"{name}.domain.xml").read_bytes()
         vmi = (folder / f"{name}.vmi.json").read_bytes()
-        first = define_domain(xml, vmi, around, works)
-        assert define_domain(define_domain(first, vmi, around, works), vmi, around, works) == first
+        first = define_domain(xml, vmi, env, works)
+        assert define_domain(define_domain(first, vmi, env, works), vmi, env, works) == first
         assert first != xml
 
 
-def test_a_bare_cpu_map_is_enough(around: Surroundings, pod: PodFolder) -> None:
+def test_a_bare_cpu_map_is_enough(env: PodEnvironment, pod: PodFolder) -> None:
     pod.write("cpu-map", '{"socket0": ["2", "34", "3", "35"]}')
-    answer = define_domain(DOMAIN, VMI, around, works)
+    answer = define_domain(DOMAIN, VMI, env, works)
     assert b'<vcpupin vcpu="1" cpuset="34"/>' in answer
     assert b"numatune" not in answer
 
@@ -106,7 +106,7 @@ def too_few_vcpus(pod: PodFolder) -> None:
 )
 @pytest.mark.parametrize("on_failure", list(OnFailure))
 def test_what_prevents_pinning_is_an_error_or_an_unchanged_domain_as_the_owner_wants(
-    around: Surroundings,
+    env: PodEnvironment,
     pod: PodFolder,
     capfd: pytest.CaptureFixture[str],
     spoil: Callable[[PodFolder], None],
@@ -117,92 +117,92 @@ def test_what_prevents_pinning_is_an_error_or_an_unchanged_domain_as_the_owner_w
     spoil(pod)
     if on_failure is OnFailure.WAIT:
         with pytest.raises(KvplaceError, match=sentence):
-            define_domain(DOMAIN, VMI, around, works)
+            define_domain(DOMAIN, VMI, env, works)
     else:
-        assert define_domain(DOMAIN, VMI, around, works) == DOMAIN
+        assert define_domain(DOMAIN, VMI, env, works) == DOMAIN
     (line,) = logged(capfd)
     assert sentence in line["msg"]
     assert line["level"] == ("error" if on_failure is OnFailure.WAIT else "warning")
 
 
 def test_a_document_that_is_no_domain_floats_through_unchanged_but_never_empty(
-    around: Surroundings, pod: PodFolder
+    env: PodEnvironment, pod: PodFolder
 ) -> None:
     pod.bind()
     pod.ask_for(OnFailure.FLOAT)
-    assert define_domain(b"<network/>", VMI, around, works) == b"<network/>"
+    assert define_domain(b"<network/>", VMI, env, works) == b"<network/>"
     with pytest.raises(BadDomainXml, match="is empty"):
-        define_domain(b"", VMI, around, works)
+        define_domain(b"", VMI, env, works)
 
 
 def test_a_vm_that_found_no_room_and_floats_keeps_its_domain(
-    around: Surroundings, pod: PodFolder, capfd: pytest.CaptureFixture[str]
+    env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     floating = PodPlacement.floating(pod_uid=PLACEMENT.pod_uid, node=NODE)
     pod.write("uid", PLACEMENT.pod_uid)
     pod.write("placement", floating.to_json())
-    assert define_domain(DOMAIN, VMI, around, works) == DOMAIN
+    assert define_domain(DOMAIN, VMI, env, works) == DOMAIN
     (line,) = logged(capfd)
     assert "starts unpinned: no node had room" in line["msg"]
 
 
-def test_waiting_is_what_happens_when_nobody_said(around: Surroundings, pod: PodFolder) -> None:
+def test_waiting_is_what_happens_when_nobody_said(env: PodEnvironment, pod: PodFolder) -> None:
     pod.bind()
     with pytest.raises(BadDomainXml):
-        define_domain(b"<network/>", VMI, around, works)
+        define_domain(b"<network/>", VMI, env, works)
 
 
 def test_memory_that_may_not_be_bound_is_left_out_with_a_warning(
-    around: Surroundings, pod: PodFolder, capfd: pytest.CaptureFixture[str]
+    env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pod.bind()
-    answer = define_domain(DOMAIN, VMI, around, forbidden)
+    answer = define_domain(DOMAIN, VMI, env, forbidden)
     assert answer == rewrite(DOMAIN, replace(PLACEMENT, numa_memory=NumaMemory.OFF))
     warning, _ = logged(capfd)
     assert warning["level"] == "warning"
     assert warning["msg"] == "memory is left unbound: the pod's seccomp profile forbids mbind"
 
 
-def test_strict_memory_that_may_not_be_bound_makes_the_vm_wait(around: Surroundings, pod: PodFolder) -> None:
+def test_strict_memory_that_may_not_be_bound_makes_the_vm_wait(env: PodEnvironment, pod: PodFolder) -> None:
     pod.bind(replace(PLACEMENT, numa_memory=NumaMemory.STRICT))
     with pytest.raises(Misconfigured, match="numa-memory strict cannot be kept"):
-        define_domain(DOMAIN, VMI, around, forbidden)
+        define_domain(DOMAIN, VMI, env, forbidden)
 
 
 def test_a_migration_target_is_answered_properly_and_the_log_says_that_it_makes_no_difference(
-    around: Surroundings, pod: PodFolder, capfd: pytest.CaptureFixture[str]
+    env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pod.bind()
     vmi = json.loads(VMI) | {"status": {"migrationState": {"targetPod": "virt-launcher-vm-y"}}}
-    assert define_domain(DOMAIN, json.dumps(vmi).encode(), around, works) == rewrite(DOMAIN, PLACEMENT)
+    assert define_domain(DOMAIN, json.dumps(vmi).encode(), env, works) == rewrite(DOMAIN, PLACEMENT)
     assert "migration target" in logged(capfd)[0]["note"]
 
 
 @pytest.mark.parametrize("vmi", [b"", b"null", b"[]", b"{}", b'{"metadata": 7}', b"\xff", b"[" * 100_000])
 def test_a_vmi_that_cannot_be_read_costs_only_its_name_in_the_log(
-    around: Surroundings, pod: PodFolder, capfd: pytest.CaptureFixture[str], vmi: bytes
+    env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str], vmi: bytes
 ) -> None:
     pod.bind()
-    assert define_domain(DOMAIN, vmi, around, works) == rewrite(DOMAIN, PLACEMENT)
+    assert define_domain(DOMAIN, vmi, env, works) == rewrite(DOMAIN, PLACEMENT)
     assert logged(capfd)[0]["vm"] == ""
 
 
 def test_a_fault_of_our_own_is_an_error_that_asks_for_a_report_or_floats(
-    around: Surroundings, pod: PodFolder
+    env: PodEnvironment, pod: PodFolder
 ) -> None:
     def broken(_: NumaMemory, __: Sequence[int]) -> str:
         raise ZeroDivisionError
 
     pod.bind()
     with pytest.raises(Corrupt, match="please report it"):
-        define_domain(DOMAIN, VMI, around, broken)
+        define_domain(DOMAIN, VMI, env, broken)
     pod.ask_for(OnFailure.FLOAT)
-    assert define_domain(DOMAIN, VMI, around, broken) == DOMAIN
+    assert define_domain(DOMAIN, VMI, env, broken) == DOMAIN
 
 
-def test_a_pinned_domain_always_fits_into_the_answer(around: Surroundings, pod: PodFolder) -> None:
+def test_a_pinned_domain_always_fits_into_the_answer(env: PodEnvironment, pod: PodFolder) -> None:
     pod.bind(replace(PLACEMENT, cpus=sum(1 << cpu for cpu in range(0, 64, 2)) | PLACEMENT.cpus))
     xml = b"<domain><vcpu current='4'>65535</vcpu></domain>"
     assert len(xml) < MAX_DOMAIN_BYTES
     with pytest.raises(BadDomainXml, match="more than virt-launcher accepts"):
-        define_domain(xml, VMI, around, works)
+        define_domain(xml, VMI, env, works)

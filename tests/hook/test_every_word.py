@@ -24,7 +24,7 @@ from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import NumaMemory
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.hook.define_domain import define_domain
-from kvplace.hook.surroundings import Surroundings
+from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.simulate.virt_launcher import launcher_pod
 from tests.admission.makers import SETTINGS
@@ -84,7 +84,7 @@ def as_kubevirt_made_it(name: str, annotations: Mapping[str, str]) -> tuple[dict
 
 
 @pytest.fixture
-def serve(around: Surroundings, pod: PodFolder) -> Any:
+def serve(env: PodEnvironment, pod: PodFolder) -> Any:
     async def on_its_way(
         name: str, annotations: Mapping[str, str], *, free: str = "1-15,33-47,17-31,49-63", trial: Any = works
     ) -> Served:
@@ -116,8 +116,8 @@ def serve(around: Surroundings, pod: PodFolder) -> Any:
         pod.write("uid", stored.uid)
         pod.write("placement", written[PLACEMENT])
         pod.write("request", admitted["metadata"]["annotations"][REQUEST])
-        once = define_domain(domain, json.dumps(vmi).encode(), around, trial)
-        assert define_domain(once, b"{}", around, trial) == once
+        once = define_domain(domain, json.dumps(vmi).encode(), env, trial)
+        assert define_domain(once, b"{}", env, trial) == once
         return Served(PodPlacement.from_json(written[PLACEMENT]), json.loads(written[CPU_MAP]), once)
 
     return on_its_way

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.errors import GrpcStatus
 from kvplace.hook.grpc import MAX_STREAMS, Call, Cancelled, GrpcConnection
-from kvplace.hook.wire import MAX_MESSAGE_BYTES
+from kvplace.hook.protobuf import MAX_MESSAGE_BYTES
 from tests.hook.grpc_client import HEADERS, INFO, Answer, Caller, framed
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -39,12 +39,13 @@ def image(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_image_holds_four_parts_of_kvplace_and_four_packages() -> None:
+def test_the_image_has_five_parts_of_kvplace_and_four_packages() -> None:
     assert [target for _, target in COPIED] == [
         "kvplace/",
         "kvplace/core",
         "kvplace/domainxml",
         "kvplace/hook",
+        "kvplace/linux",
     ]
     assert PACKAGES is not None
     assert set(PACKAGES[1].split("|")) == {"h2", "hpack", "hyperframe", "lxml"}

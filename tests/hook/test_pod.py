@@ -11,66 +11,64 @@ from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import OnFailure
 from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
-from kvplace.hook.surroundings import Surroundings
+from kvplace.hook.pod_environment import PodEnvironment
 from tests.hook.machine import PLACEMENT, PodFolder
 
 
-def test_the_placement_written_at_the_binding_is_read(around: Surroundings, pod: PodFolder) -> None:
+def test_the_placement_written_at_the_binding_is_read(env: PodEnvironment, pod: PodFolder) -> None:
     pod.bind()
-    assert placement_of_pod(around) == PLACEMENT
+    assert placement_of_pod(env) == PLACEMENT
 
 
-def test_it_is_read_afresh_each_time(around: Surroundings, pod: PodFolder) -> None:
+def test_it_is_read_afresh_each_time(env: PodEnvironment, pod: PodFolder) -> None:
     with pytest.raises(Misconfigured):
-        placement_of_pod(around)
+        placement_of_pod(env)
     pod.bind()
-    assert placement_of_pod(around) == PLACEMENT
+    assert placement_of_pod(env) == PLACEMENT
 
 
 def test_a_bare_cpu_map_serves_where_another_scheduler_placed_the_pod(
-    around: Surroundings, pod: PodFolder
+    env: PodEnvironment, pod: PodFolder
 ) -> None:
     pod.write("cpu-map", '{"socket0": ["2", "34"]}')
     pod.ask_for(OnFailure.FLOAT)
-    assert placement_of_pod(around) == PodPlacement.of_cpu_map(
+    assert placement_of_pod(env) == PodPlacement.of_cpu_map(
         '{"socket0": ["2", "34"]}', on_failure=OnFailure.FLOAT
     )
 
 
 def test_the_placement_counts_before_the_cpu_map_even_when_it_is_bad(
-    around: Surroundings, pod: PodFolder
+    env: PodEnvironment, pod: PodFolder
 ) -> None:
     pod.write("cpu-map", '{"socket0": ["2", "34"]}')
     pod.write("placement", "{}")
     with pytest.raises(Misconfigured, match="version"):
-        placement_of_pod(around)
+        placement_of_pod(env)
 
 
-def test_a_placement_of_another_pod_is_refused_with_both_uids(around: Surroundings, pod: PodFolder) -> None:
+def test_a_placement_of_another_pod_is_refused_with_both_uids(env: PodEnvironment, pod: PodFolder) -> None:
     pod.bind(replace(PLACEMENT, pod_uid="forged"))
     with pytest.raises(
         Misconfigured, match=r"UID 'forged', this pod has '6d3d3a1b.*inherited or copied; remove"
     ):
-        placement_of_pod(around)
+        placement_of_pod(env)
 
 
-def test_a_placement_without_an_owner_is_refused(around: Surroundings, pod: PodFolder) -> None:
+def test_a_placement_without_an_owner_is_refused(env: PodEnvironment, pod: PodFolder) -> None:
     pod.bind(replace(PLACEMENT, pod_uid=""))
     with pytest.raises(Misconfigured, match="inherited or copied"):
-        placement_of_pod(around)
+        placement_of_pod(env)
 
 
-def test_a_placement_for_another_node_is_refused_with_both_nodes(
-    around: Surroundings, pod: PodFolder
-) -> None:
+def test_a_placement_for_another_node_is_refused_with_both_nodes(env: PodEnvironment, pod: PodFolder) -> None:
     pod.bind(replace(PLACEMENT, node="worker-2"))
     with pytest.raises(Misconfigured, match=r"made for node 'worker-2', this pod runs on 'worker-1'"):
-        placement_of_pod(around)
+        placement_of_pod(env)
 
 
-def test_a_pod_that_does_not_know_its_node_goes_by_its_uid(around: Surroundings, pod: PodFolder) -> None:
+def test_a_pod_that_does_not_know_its_node_goes_by_its_uid(env: PodEnvironment, pod: PodFolder) -> None:
     pod.bind(replace(PLACEMENT, node="worker-2"))
-    assert placement_of_pod(replace(around, node="")).node == "worker-2"
+    assert placement_of_pod(replace(env, node="")).node == "worker-2"
 
 
 @pytest.mark.parametrize(
@@ -85,23 +83,23 @@ def test_a_pod_that_does_not_know_its_node_goes_by_its_uid(around: Surroundings,
     ],
 )
 def test_what_cannot_be_read_is_refused_in_one_sentence(
-    around: Surroundings, pod: PodFolder, name: str, text: str, sentence: str
+    env: PodEnvironment, pod: PodFolder, name: str, text: str, sentence: str
 ) -> None:
     pod.write(name, text)
     with pytest.raises(Misconfigured, match=sentence) as caught:
-        placement_of_pod(around)
+        placement_of_pod(env)
     assert "\n" not in str(caught.value)
 
 
-def test_bytes_that_are_no_text_are_refused(around: Surroundings, pod: PodFolder) -> None:
+def test_bytes_that_are_no_text_are_refused(env: PodEnvironment, pod: PodFolder) -> None:
     (pod.path / "placement").write_bytes(b"\xff\xfe")
     with pytest.raises(Misconfigured, match="placement cannot be read"):
-        placement_of_pod(around)
+        placement_of_pod(env)
 
 
-def test_a_folder_that_nobody_mounted_points_to_the_webhook(around: Surroundings) -> None:
+def test_a_folder_that_nobody_mounted_points_to_the_webhook(env: PodEnvironment) -> None:
     with pytest.raises(Misconfigured, match=r"is not mounted.*pod webhook"):
-        placement_of_pod(around)
+        placement_of_pod(env)
 
 
 @pytest.mark.parametrize(
@@ -118,14 +116,14 @@ def test_a_folder_that_nobody_mounted_points_to_the_webhook(around: Surroundings
     ],
 )
 def test_the_owners_wish_for_failures_comes_from_the_request_before_the_placement(
-    around: Surroundings, pod: PodFolder, request_text: str, placement_text: str, wish: OnFailure
+    env: PodEnvironment, pod: PodFolder, request_text: str, placement_text: str, wish: OnFailure
 ) -> None:
     pod.write("request", request_text)
     pod.write("placement", placement_text)
-    assert on_failure_of_pod(around) is wish
+    assert on_failure_of_pod(env) is wish
 
 
-def test_the_annotation_as_the_extender_writes_it_is_understood(around: Surroundings, pod: PodFolder) -> None:
+def test_the_annotation_as_the_extender_writes_it_is_understood(env: PodEnvironment, pod: PodFolder) -> None:
     written = json.loads(PLACEMENT.to_json()) | {"aKeyOfTomorrow": 1}
     pod.write("placement", json.dumps(written) + "\n")
-    assert placement_of_pod(around) == PLACEMENT
+    assert placement_of_pod(env) == PLACEMENT

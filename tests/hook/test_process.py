@@ -17,8 +17,8 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import GrpcStatus
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.domainxml import rewrite
-from kvplace.hook.server import MAX_PEERS
-from kvplace.hook.wire import bytes_field, read_bytes_fields
+from kvplace.hook.protobuf import bytes_field, read_bytes_fields
+from kvplace.hook.server import MAX_CLIENTS
 from tests.captured import captured_folder
 from tests.hook.conftest import HookProcess
 from tests.hook.grpc_client import CALLBACKS, INFO, SocketCaller
@@ -203,7 +203,7 @@ def test_callers_that_vanish_leave_nothing_behind(serving: HookProcess) -> None:
 
 
 def test_more_connections_than_there_is_room_for_close_the_oldest_idle_one(serving: HookProcess) -> None:
-    callers = [SocketCaller(serving.socket) for _ in range(MAX_PEERS + 1)]
+    callers = [SocketCaller(serving.socket) for _ in range(MAX_CLIENTS + 1)]
     try:
         assert callers[-1].ask(INFO).status == GrpcStatus.OK
         assert callers[1].ask(INFO).status == GrpcStatus.OK
@@ -269,7 +269,7 @@ def test_a_fifth_domain_while_four_are_being_pinned_is_told_to_come_again(stuck:
             caller.call(DEFINE, define())
         fifth = caller.ask(DEFINE, define())
         assert fifth.status == GrpcStatus.UNAVAILABLE
-        assert "being pinned already; ask again" in fifth.sentence
+        assert "being pinned already; try again" in fifth.sentence
         assert len(children_of(stuck)) == 4
 
 
@@ -427,7 +427,7 @@ def test_other_commands_are_explained(hook: HookProcess) -> None:
 
 @pytest.mark.parametrize(
     ("folder", "sentence"),
-    [("/proc/no", "no socket can be made in /proc/no"), ("/tmp/" + "long" * 30, "is longer than 107 bytes")],
+    [("/proc/no", "cannot make a socket in /proc/no"), ("/tmp/" + "long" * 30, "is longer than 107 bytes")],
 )
 def test_a_folder_that_takes_no_socket_is_one_sentence_and_exit_1(
     hook: HookProcess, folder: str, sentence: str

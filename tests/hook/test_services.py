@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvplace.core.errors import GrpcStatus
+from kvplace.hook.protobuf import bytes_field
 from kvplace.hook.services import CallRefused, DefineDomain, Reply, answer
-from kvplace.hook.wire import bytes_field
 
 # InfoResult {string name=1; repeated HookPoint hookPoints=3; repeated string versions=4}
 # HookPoint {string name=1; int32 priority=2}

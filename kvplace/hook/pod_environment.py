@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PodEnvironment:
     """Everything outside the process that its answers depend on."""
 
     pod_folder: str
@@ -26,7 +26,7 @@ class Surroundings:
     sys: str = "/sys"
 
     @classmethod
-    def of(cls, environ: Mapping[str, str] = os.environ) -> Surroundings:
+    def of(cls, environ: Mapping[str, str] = os.environ) -> PodEnvironment:
         """Read KubeVirt's and kvplace's variables."""
         return cls(
             pod_folder=environ.get("KVPLACE_POD_FOLDER") or "/etc/kvplace-pod",

@@ -1,4 +1,4 @@
-"""A child that answers, fails, dies or hangs; the parent learns of each and keeps nothing of it."""
+"""A child that answers, fails, is killed or hangs: the parent gets an outcome of each and reaps it."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from collections.abc import Callable
 import pytest
 
 from kvplace.core.errors import BadDomainXml, GrpcStatus, Misconfigured
-from kvplace.hook.errand import Errand, Outcome
+from kvplace.hook.child_process import ChildProcess, Outcome
 
-# Newer Pythons warn of forking beside pytest-timeout's thread; the hook itself has one thread.
+# Newer Pythons warn of fork() while pytest-timeout's thread runs; the hook itself has one thread.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
 
-def outcome_of(question: Callable[[], bytes]) -> Outcome:
-    errand = Errand.send(question)
-    while not errand.listen():
-        select.select([errand.pipe], [], [], 60)
-    outcome = errand.end()
+def outcome_of(work: Callable[[], bytes]) -> Outcome:
+    child = ChildProcess.start(work)
+    while not child.read():
+        select.select([child.pipe], [], [], 60)
+    outcome = child.end()
     with pytest.raises(ChildProcessError):
-        os.waitpid(errand.pid, os.WNOHANG)
+        os.waitpid(child.pid, os.WNOHANG)
     return outcome
 
 
 def raising(error: Exception) -> Callable[[], bytes]:
-    def ask() -> bytes:
+    def work() -> bytes:
         raise error
 
-    return ask
+    return work
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_536, 3_000_000])
@@ -45,33 +45,33 @@ def test_an_error_comes_back_with_its_status_and_sentence() -> None:
     assert outcome_of(raising(BadDomainXml("no domain"))).status is GrpcStatus.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_child_that_is_killed_leaves_a_sentence(fate: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_killed_child_gives_a_sentence(number: signal.Signals) -> None:
     def die() -> bytes:
         faulthandler.disable()
-        os.kill(os.getpid(), fate)
+        os.kill(os.getpid(), number)
         return b""
 
     outcome = outcome_of(die)
     assert outcome.status is GrpcStatus.UNAVAILABLE
-    assert f"the process that pins ended with -{int(fate)}" in outcome.said.decode()
+    assert f"the process that pins ended with -{int(number)}" in outcome.output.decode()
 
 
-def test_an_unforeseen_exception_in_the_child_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unexpected_exception_in_the_child_is_not_an_answer(capfd: pytest.CaptureFixture[str]) -> None:
     assert outcome_of(raising(ZeroDivisionError())).status is GrpcStatus.UNAVAILABLE
 
 
-def test_a_child_that_hangs_is_ended_and_the_sentence_names_the_limit() -> None:
+def test_a_child_that_hangs_is_killed_and_the_sentence_names_the_limit() -> None:
     def hang() -> bytes:
         while True:
             signal.pause()
 
-    errand = Errand.send(hang)
-    assert not errand.listen()
-    assert errand.deadline - time.monotonic() <= 8
-    errand.deadline = time.monotonic()
-    outcome = errand.end()
+    child = ChildProcess.start(hang)
+    assert not child.read()
+    assert child.deadline - time.monotonic() <= 8
+    child.deadline = time.monotonic()
+    outcome = child.end()
     assert outcome.status is GrpcStatus.UNAVAILABLE
-    assert "longer than 8 seconds" in outcome.said.decode()
+    assert "longer than 8 seconds" in outcome.output.decode()
     with pytest.raises(ChildProcessError):
-        os.waitpid(errand.pid, os.WNOHANG)
+        os.waitpid(child.pid, os.WNOHANG)

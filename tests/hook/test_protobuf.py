@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.hook.wire import BadMessage, bytes_field, bytes_fields, read_bytes_fields
+from kvplace.hook.protobuf import BadMessage, bytes_field, bytes_fields, read_bytes_fields
 
 numbers = st.integers(1, (1 << 29) - 1)
 

@@ -1,0 +1,44 @@
+"""The cpuset of a process's cgroup, of version 2 or 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.linux.kernel_files import Gone, read_cpu_list, read_text
+
+MOUNT_POINT = "fs/cgroup"
+"""Where cgroup file systems are mounted below /sys."""
+
+
+def effective_cpus(process: Path, mounted: Path) -> CpuMask:
+    """Read the CPUs that the cgroup of a process lets it use; none where no cpuset is in force.
+
+    `process` is its folder in /proc, `mounted` where cgroups are mounted. Raises Gone when the process is
+    gone, NotPermitted when its cgroup may not be read, Unreadable for contents that make no sense.
+    """
+    for path in _cpuset_files(process, mounted):
+        try:
+            if cpus := read_cpu_list(path):
+                return cpus
+        except Gone:
+            continue  # the controller is not enabled here, or this is not where the cgroup is mounted
+    return NO_CPUS
+
+
+def _cpuset_files(process: Path, mounted: Path) -> Iterator[Path]:
+    """Where the cpuset may be, most specific first.
+
+    Inside a cgroup namespace the path of our own cgroup is `/`. In a container with version 1 and without a
+    namespace the path is the host's while the mount shows our own cgroup at its root.
+    """
+    for line in read_text(process / "cgroup").splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if hierarchy == "0" and not controllers:
+            yield mounted / path.lstrip("/") / "cpuset.cpus.effective"
+        elif "cpuset" in controllers.split(","):
+            for folder in (mounted / controllers / path.lstrip("/"), mounted / controllers):
+                yield folder / "cpuset.effective_cpus"
+                yield folder / "cpuset.cpus"

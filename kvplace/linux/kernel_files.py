@@ -1,0 +1,54 @@
+"""Small files of the kernel below /proc and /sys, and why one cannot be read.
+
+What they describe (a process, a cgroup) may end at any moment, and a container may lack the right to look at
+it. A reader must not take the one for the other, so each is an error of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.errors import Misconfigured, Unavailable
+from kvplace.core.scalars import CpuMask
+
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV)
+_NOT_PERMITTED = (errno.EACCES, errno.EPERM)
+
+
+class Gone(Unavailable):
+    """The file does not exist (any more): its process, cgroup or device has ended or never was."""
+
+
+class NotPermitted(Misconfigured):
+    """This process may not read the file."""
+
+
+class Unreadable(Unavailable):
+    """The file cannot be read now, or does not contain what such a file contains."""
+
+
+def read_text(path: Path) -> str:
+    """Read a file; raises Gone, NotPermitted or Unreadable that names it."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError as error:
+        if error.errno in _GONE:
+            raise Gone(f"{path} does not exist") from None
+        if error.errno in _NOT_PERMITTED:
+            raise NotPermitted(f"{path} may not be read: {error.strerror}") from None
+        raise Unreadable(f"{path} cannot be read: {error.strerror}") from None
+
+
+def read_cpu_list(path: Path) -> CpuMask:
+    """Read a file that contains a CPU list; raises as `read_text` does."""
+    return to_cpu_list(read_text(path), path)
+
+
+def to_cpu_list(text: str, path: Path) -> CpuMask:
+    """Read a CPU list that was found in a file; raises Unreadable that names the file."""
+    try:
+        return CpuMask(parse_cpu_list(text))
+    except ValueError as error:
+        raise Unreadable(f"{path}: {error}") from None
