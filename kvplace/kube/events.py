@@ -55,7 +55,7 @@ class EventReason(Enum):
         member.type, member.action, member.meaning = kind, action, meaning
         return member
 
-    PLACED = ("Placed", EventType.NORMAL, "Binding", "CPUs, sockets and NUMA nodes that the VM was given")
+    PLACED = ("Placed", EventType.NORMAL, "Binding", "CPUs, sockets and NUMA nodes of the VM")
     DOES_NOT_FIT = (
         "DoesNotFit",
         EventType.WARNING,
@@ -66,13 +66,13 @@ class EventReason(Enum):
         "Floating",
         EventType.WARNING,
         "Binding",
-        "no cores fit and the VM asks for `on-failure: float`: it runs unpinned",
+        "no node fits and the VM asks for `on-failure: float`: it runs unpinned",
     )
     CORES_OVERLAP = (
         "CoresOverlap",
         EventType.WARNING,
         "Reclaiming",
-        "the pod runs on CPUs that the ledger gives to another pod",
+        "the pod runs on CPUs that another pod owns in the ledger",
     )
 
 
