@@ -1,29 +1,22 @@
-"""Every right of kvplace's service accounts, listed here a second time: one more fails, one less fails."""
+"""Every right of kvplace's service accounts is used, and every right that is used is granted."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from harness.control_plane.cluster import ControlPlane, Json
 from harness.control_plane.watching import watch_one_object
-
-Right = tuple[str, str, str, str]
-"""API group, resource, the one object it is limited to or "", verb."""
+from tests.manifests.conftest import MANIFESTS
+from tests.manifests.recorded_rights import Right, methods_in_use, port_methods, rights_in_use
 
 
 def rights(group: str, resource: str, verbs: str, *, name: str = "") -> set[Right]:
     return {(group, resource, name, verb) for verb in verbs.split()}
 
 
-SERVE = (
-    rights("", "pods", "get list watch")
-    | rights("", "pods/binding", "create")
-    | rights("", "nodes", "list watch patch")
-    | rights("kvplace.io", "nodetopologies", "list watch")
-    | rights("kvplace.io", "nodeledgers", "get list watch create patch delete")
-    | rights("kubevirt.io", "virtualmachineinstances", "get")
-    | rights("events.k8s.io", "events", "create")
-)
 VIEW = {
     right
     for resource in ("nodetopologies", "nodetopologies/status", "nodeledgers")
@@ -68,12 +61,22 @@ def everybodys(cluster: ControlPlane) -> set[Right]:
     return granted(cluster, namespace, cluster.service_account_token(namespace, "default"))
 
 
+async def test_serve_is_granted_what_it_asks_the_api_server_and_nothing_else(tmp_path: Path) -> None:
+    documents = yaml.safe_load_all((MANIFESTS / "rbac/serve.yaml").read_text())
+    (role,) = [found for found in documents if found["kind"] == "ClusterRole"]
+    assert _all_rights(role) == await rights_in_use(tmp_path)
+
+
+def test_every_call_of_the_port_to_the_api_server_is_made_somewhere() -> None:
+    assert methods_in_use() == port_methods()
+
+
 @pytest.mark.parametrize("namespace", ["kvplace-system", "kube-system", "default"])
-def test_serve_has_exactly_the_rights_it_uses(
-    cluster: ControlPlane, everybodys: set[Right], namespace: str
+async def test_the_api_server_grants_serve_exactly_these_rights(
+    cluster: ControlPlane, everybodys: set[Right], namespace: str, tmp_path: Path
 ) -> None:
     token = cluster.service_account_token("kvplace-system", "kvplace-serve")
-    assert granted(cluster, namespace, token) - everybodys == SERVE
+    assert granted(cluster, namespace, token) - everybodys == await rights_in_use(tmp_path)
 
 
 @pytest.mark.parametrize(

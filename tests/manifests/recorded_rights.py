@@ -1,0 +1,124 @@
+"""The rights that kvplace uses: recorded by an HTTP server that is asked everything that the port can ask."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, cast
+
+from aiohttp import web
+
+from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.cluster import LEDGERS, NODES, PODS, TOPOLOGIES, Kind
+from kvplace.kube.credentials import Source
+from kvplace.kube.events import EventReason, EventRecord, ObjectReference
+from kvplace.kube.records import LedgerRecord
+from kvplace.kube.session import open_session
+from kvplace.service.listening import listening
+from kvplace.service.settings import Address
+
+KVPLACE = Path(__file__).resolve().parents[2] / "kvplace"
+SERVED = ("admission", "controller", "kube", "nodes", "scheduler")
+NOT_A_CALL = {"close", "source"}
+"""Methods of `ApiCluster` that ask the API server nothing."""
+
+Right = tuple[str, str, str, str]
+"""API group, resource, the one object it is limited to or "", verb."""
+
+_PATH = re.compile(
+    r"/(?:api|apis/(?P<group>[^/]+))/v[^/]+(?:/namespaces/[^/]+)?/(?P<resource>[^/]+)"
+    r"(?:/(?P<name>[^/]+)(?:/(?P<subresource>[^/]+))?)?"
+)
+
+
+def right_of(method: str, path: str, query: Mapping[str, str]) -> Right:
+    """Name the right that a request needs, by the API server's own rules."""
+    found = _PATH.fullmatch(path)
+    assert found is not None, path
+    resource = "/".join(part for part in (found["resource"], found["subresource"]) if part)
+    verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(method)
+    if verb is None:
+        verb = "get" if found["name"] else "watch" if query.get("watch") else "list"
+    return (found["group"] or "", resource, "", verb)
+
+
+def port_methods() -> set[str]:
+    """List the methods by which `ApiCluster` asks the API server."""
+    return {name for name in vars(ApiCluster) if not name.startswith("_")} - NOT_A_CALL
+
+
+def methods_in_use() -> set[str]:
+    """List those that the components of `kvplace serve` call."""
+    sources = [path for folder in SERVED for path in (KVPLACE / folder).glob("*.py")]
+    text = "\n".join(path.read_text() for path in sources if not path.name.endswith("_cluster.py"))
+    return {name for name in port_methods() if re.search(rf"\w\.{name}\(", text)}
+
+
+async def rights_in_use(folder: Path) -> set[Right]:
+    """Call every method of the port and return the rights that its requests need."""
+    used: set[Right] = set()
+    watched: set[str] = set()
+
+    async def answer(request: web.Request) -> web.Response:
+        right = right_of(request.method, request.path, request.query)
+        used.add(right)
+        if right[3] == "watch":
+            watched.add(right[1])
+            return web.Response(status=410)
+        spec: Any = {"owners": {}, "claims": {}}
+        metadata = {"name": "a", "namespace": "b", "uid": "u", "resourceVersion": "1"}
+        return web.json_response({"metadata": metadata, "spec": spec, "items": []})
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", answer)
+    async with listening("stub", application, Address("127.0.0.1", 0)) as address:
+        cluster = ApiCluster(await open_session(_kubeconfig(folder, address)))
+        try:
+            await _call_everything(cluster, watched)
+        finally:
+            await cluster.close()
+    return used
+
+
+def _kubeconfig(folder: Path, address: Address) -> Source:
+    path = folder / "kubeconfig"
+    content = {
+        "clusters": [{"name": "stub", "cluster": {"server": f"http://{address}"}}],
+        "users": [{"name": "me", "user": {}}],
+        "contexts": [{"name": "stub", "context": {"cluster": "stub", "user": "me"}}],
+        "current-context": "stub",
+    }
+    path.write_text(json.dumps(content))
+    return Source(kubeconfig=str(path))
+
+
+async def _call_everything(cluster: ApiCluster, watched: set[str]) -> None:
+    ledger = LedgerRecord("worker", Ledger(), "1", uid="u")
+    pod = ObjectReference(kind="Pod", namespace="b", name="a", uid="u")
+
+    async def watch(kind: Kind[Any, Any]) -> None:
+        async with aclosing(cast(Any, cluster.watch(kind))) as events:
+            async for _ in events:
+                if kind.name in watched:
+                    break
+
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "watch": lambda: asyncio.gather(watch(PODS), watch(NODES), watch(TOPOLOGIES), watch(LEDGERS)),
+        "bind": lambda: cluster.bind("b", "a", "u", "worker", {}),
+        "read_pod": lambda: cluster.read_pod("b", "a"),
+        "read_vmi": lambda: cluster.read_vmi("b", "a"),
+        "read_ledger": lambda: cluster.read_ledger("worker"),
+        "create_ledger": lambda: cluster.create_ledger("worker"),
+        "write_ledger": lambda: cluster.write_ledger(ledger, LedgerChange()),
+        "delete_ledger": lambda: cluster.delete_ledger(ledger),
+        "record_event": lambda: cluster.record_event(EventRecord(pod, EventReason.PLACED, "a note")),
+        "annotate_node": lambda: cluster.annotate_node("worker", {"a": "b"}),
+    }
+    assert calls.keys() == port_methods(), "call every method of the port here"
+    for call in calls.values():
+        await call()
