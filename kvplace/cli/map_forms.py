@@ -218,7 +218,7 @@ def _documents(text: str, what: str) -> Iterator[tuple[str, Json]]:
     if not lines:
         return
     if len(lines) == 1 or not _is_object(lines[0][1]):
-        yield "", read_document(text, what).keys
+        yield "", read_document(text, what)
         return
     for number, line in lines:
         yield f"line {number}", json_object(line, what=f"{what}: line {number}")

@@ -75,10 +75,10 @@ def command(
     from kvplace.core.cluster.planning import plan
     from kvplace.plan.optimum import best_possible
     from kvplace.plan.plan_cluster import read_plan_cluster
-    from kvplace.plan.wanted import read_wanted
+    from kvplace.plan.vm_requests import read_vm_requests
 
     nodes = read_plan_cluster(cluster)
-    wanted = read_wanted(requests, (vm.id for node in nodes for vm in node.running))
+    wanted = read_vm_requests(requests, (vm.id for node in nodes for vm in node.running))
     optimum = best_possible(nodes, wanted, seconds=seconds) if optimal else None
     hint = optimum.hint if optimum is not None else ()
     found = plan(nodes, wanted, Strategy(strategy), make_room=make_room, hint=hint)

@@ -102,7 +102,7 @@ def _notes_about(path: Path) -> tuple[str, ...]:
     from kvplace.hook.define_domain import MIGRATION_TARGET, is_migration_target
 
     what = _called("--vmi", path)
-    vmi = read_document(read_text(str(path), what), what).keys
+    vmi = read_document(read_text(str(path), what), what)
     if vmi.get("kind", _VMI) != _VMI or "metadata" not in vmi:
         raise BadBody(f"{what} holds no {_VMI}; give what `kubectl get vmi NAME -o json` prints")
     try:

@@ -25,7 +25,7 @@ def json_object(text: str, *, what: str, like: str = "") -> Json:
     Two values under one key would make the answer depend on the reader's taste. `like` is an example for
     whoever wrote something else.
     """
-    found = _read(text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}"), what)
+    found = json_value(text, what=what)
     if not isinstance(found, dict):
         example = f" such as {like}" if like else ""
         raise BadBody(f"{what} must be a JSON object{example}, not {kind_of(found)}")
@@ -71,7 +71,9 @@ def kind_of(value: object) -> str:
     return "something else"
 
 
-def _read(text: str, what: str) -> object:
+def json_value(text: str, *, what: str) -> object:
+    """Read any JSON value; raises BadBody, also for a duplicate key."""
+    text = text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_int=_whole, parse_constant=_no_number)
     except RecursionError:

@@ -1,112 +1,25 @@
-"""Documents that people write for the offline commands, in YAML or JSON, and how they are read.
+"""Texts in YAML or JSON, read within limits.
 
-Whatever is wrong in one becomes one sentence that names the path of the key, what it holds and what it may
-hold. Unknown keys are refused: a misspelt key would be a wish that nobody heard.
+A text must mean one thing: duplicate keys, references, tags and numbers that cannot be read are errors. Keys
+are strings and so are dates, as in JSON. Every error is one sentence that names the document.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 from kvplace.core.errors import BadBody
-from kvplace.core.request import Request
-from kvplace.core.request_json import request_of
-from kvplace.core.strict_json import json_object, kind_of, known_keys, shown
+from kvplace.core.strict_json import Json, json_value, kind_of, shown
 
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_DEPTH = 100
-_MOST_TEXT = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One object inside a document, with the path of keys that leads to it."""
-
-    where: str
-    """For instance `nodes[2].running[0]`; empty at the top."""
-    keys: Mapping[str, Any]
-
-    def path(self, key: str) -> str:
-        """Give the path of a key, as a sentence names it."""
-        return f"{self.where}.{key}" if self.where else key
-
-    def bad(self, key: str, mend: str) -> BadBody:
-        """Make the error that says what a key holds and what is wrong with it."""
-        return BadBody(f"{self.path(key)} is {shown(self.keys.get(key))}; {mend}")
-
-    def only(self, *known: str) -> None:
-        """Refuse every other key, with the one that is probably meant."""
-        try:
-            known_keys(self.keys, known)
-        except BadBody as error:
-            raise BadBody(f"{self.where or 'the document'}: the key {error}") from None
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """Read a text of one line; it must be there unless it has a default."""
-        if key not in self.keys and default is None:
-            raise BadBody(f"{self.path(key)} is missing; it must be a text")
-        value = self.keys.get(key, default)
-        if not isinstance(value, str) or not value.isprintable() or len(value) > _MOST_TEXT:
-            raise self.bad(key, f"it must be a text of one line, at most {_MOST_TEXT} characters")
-        return value
-
-    def word(self, key: str, words: tuple[str, ...], default: str) -> str:
-        """Read one of a few words."""
-        value = self.keys.get(key, default)
-        if value not in words:
-            raise self.bad(key, f"it must be one of {', '.join(words)}")
-        return str(value)
-
-    def count(self, key: str, least: int, most: int, default: int) -> int:
-        """Read a whole number between two bounds, both included."""
-        value = self.keys.get(key, default)
-        if type(value) is not int or not least <= value <= most:
-            raise self.bad(key, f"it must be a whole number from {least} to {most}")
-        return value
-
-    def number(self, key: str, least: float, most: float, default: float) -> float:
-        """Read a number between two bounds, both included."""
-        value = self.keys.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise self.bad(key, f"it must be a number from {least:g} to {most:g}")
-        return float(value)
-
-    def part(self, key: str) -> Part:
-        """Read an object; an empty one when the key is missing."""
-        value = self.keys.get(key, {})
-        if not isinstance(value, Mapping):
-            raise self.bad(key, "it must be an object of keys and values")
-        return Part(self.path(key), value)
-
-    def parts(self, key: str, most: int) -> tuple[Part, ...]:
-        """Read a list of objects; an empty one when the key is missing."""
-        value = self.keys.get(key, [])
-        if not isinstance(value, list):
-            raise self.bad(key, "it must be a list of objects")
-        if len(value) > most:
-            raise BadBody(f"{self.path(key)} has {len(value)} entries; at most {most} are read")
-        found = []
-        for number, entry in enumerate(value):
-            where = f"{self.path(key)}[{number}]"
-            if not isinstance(entry, Mapping):
-                raise BadBody(f"{where} is {shown(entry)}; it must be an object of keys and values")
-            found.append(Part(where, entry))
-        return tuple(found)
-
-    def request(self, *also: str) -> Request:
-        """Read the object as one VM's request; `also` are the keys beside it."""
-        try:
-            return request_of(self.keys, also=also)
-        except BadBody as error:
-            raise BadBody(f"{self.where}: {error}") from None
-
-
-def load_document(path: Path) -> Part:
+def load_document(path: Path) -> Json:
     """Read a YAML or JSON file that holds one object; raises BadBody that names the file."""
     return read_document(read_text(str(path.absolute()), str(path)), str(path))
 
@@ -126,37 +39,40 @@ def read_text(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
     try:
         return content.decode("utf-8-sig")
     except ValueError:
-        raise BadBody(f"{what} is no text in UTF-8") from None
+        raise BadBody(f"{what} is not valid UTF-8") from None
 
 
-def read_document(text: str, what: str) -> Part:
-    """Read a text in YAML, or in JSON where it begins with a brace, that holds one object.
+def read_document(text: str, what: str) -> Json:
+    """Read a text that holds one mapping; raises BadBody."""
+    found = read_value(text, what)
+    if not isinstance(found, dict):
+        held = "nothing" if found is None else kind_of(found)
+        raise BadBody(f"{what} contains {held}; it must be a mapping of keys to values")
+    return found
 
-    All keys are texts, and so are dates, as in JSON.
-    """
-    if text.lstrip()[:1] == "{":
-        return Part("", json_object(text, what=what))
+
+def read_value(text: str, what: str) -> object:
+    """Read a text in JSON where it begins with a bracket or brace, else in YAML; raises BadBody."""
+    if text.lstrip()[:1] in ("{", "["):
+        return json_value(text, what=what)
     import yaml
 
     loader = _json_loader()
     try:
         _check_events(yaml.parse(text, Loader=loader), what)
-        node = yaml.compose(text, Loader=loader)
+        reader = loader(text)
+        node = reader.get_single_node()
         _check_keys(node)
-        found = yaml.load(text, Loader=loader)
+        return None if node is None else reader.construct_document(node)
     except yaml.YAMLError as error:
-        raise BadBody(f"{what} is no YAML: {_one_line(error)}") from None
+        raise BadBody(f"{what} is not valid YAML: {_one_line(error)}") from None
     except (ValueError, OverflowError):
-        raise BadBody(f"{what} holds a number that cannot be read; quote it if it is a text") from None
-    if not isinstance(found, dict):
-        held = "nothing" if found is None else kind_of(found)
-        raise BadBody(f"{what} holds {held}; it must hold an object of keys and values")
-    return Part("", found)
+        raise BadBody(f"{what} contains a number that cannot be read; quote it if it is a string") from None
 
 
 @cache
 def _json_loader() -> Any:
-    """Make the loader that knows no other values than JSON: keys and dates are texts."""
+    """Make the loader whose values are those of JSON: keys and dates are strings."""
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -175,22 +91,22 @@ def _json_loader() -> Any:
 
 
 def _check_events(events: Iterable[Any], what: str) -> None:
-    """Refuse what would make the reader fall over, or a small text unfold into a huge document."""
+    """Raise BadBody for what exhausts the stack, or expands a small text to a huge document."""
     import yaml
 
     depth = 0
     for event in events:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _MOST_DEPTH:
-            raise BadBody(f"{what} nests more than {_MOST_DEPTH} levels deep")
+            raise BadBody(f"{what} is nested more than {_MOST_DEPTH} levels deep")
         if isinstance(event, yaml.AliasEvent):
-            raise BadBody(f"{what} refers back with *{event.anchor}; write out what is meant")
+            raise BadBody(f"{what} contains the alias *{event.anchor}; write the value out")
         if getattr(event, "tag", None):
-            raise BadBody(f"{what} has the tag {shown(event.tag)}; leave it out")
+            raise BadBody(f"{what} contains the tag {shown(event.tag)}; remove it")
 
 
 def _check_keys(node: Any) -> None:
-    """Refuse a key that stands twice in one object: which of them counts would be the reader's taste."""
+    """Raise a YAML error for a duplicate key."""
     import yaml
 
     inside = [node]
@@ -204,10 +120,10 @@ def _check_keys(node: Any) -> None:
                 inside.append(value)
                 if isinstance(key, yaml.ScalarNode) and key.value in seen:
                     raise yaml.MarkedYAMLError(
-                        problem=f"the key {shown(key.value)} stands in it twice", problem_mark=key.start_mark
+                        problem=f"duplicate key {shown(key.value)}", problem_mark=key.start_mark
                     )
                 seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+    return " ".join(str(error).replace(' in "<unicode string>",', " at").split())[:300]

@@ -113,7 +113,7 @@ def _document(path: Path, content: bytes) -> Mapping[str, Any]:
         text = content.decode("utf-8")
         if ":" not in text:
             raise BadTopology(f"{path} describes no machine; give {MEANT}")
-        return read_document(text, str(path)).keys
+        return read_document(text, str(path))
     except UnicodeDecodeError:
         raise BadTopology(f"{path} is neither text nor an archive; give {MEANT}") from None
     except BadBody as error:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.errors import BadBody
+from kvplace.documents.cluster import ClusterDocument
+from kvplace.documents.model import read_model
 from kvplace.documents.reading import read_document
-from kvplace.machines.cluster import cluster_of, load_cluster
+from kvplace.machines.cluster import load_cluster, nodes_of
 
 SMALL_CLUSTER = """\
 nodes:
@@ -19,7 +21,8 @@ nodes:
 def read_plan_cluster(path: str | None) -> tuple[ClusterNode, ...]:
     """Read the nodes of a cluster and what runs on them; raises BadBody that names file and key."""
     if path is None:
-        cluster = cluster_of(read_document(SMALL_CLUSTER, "the small cluster"), Path())
+        what = "the small cluster"
+        cluster = nodes_of(read_model(ClusterDocument, read_document(SMALL_CLUSTER, what), what), Path())
     else:
         cluster = load_cluster(Path(path))
     seen: dict[str, str] = {}

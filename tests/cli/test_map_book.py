@@ -238,9 +238,9 @@ def test_nothing_at_all_is_an_empty_book(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[]", "holds a list; it must hold an object"),
+        ("[]", "contains a list; it must be a mapping"),
         ("{", "is no JSON"),
-        ("a: [", "is no YAML"),
+        ("a: [", "is not valid YAML"),
         ("{}", "is nothing that says who has which CPUs; give lines of `kvplace place --keep -o json`"),
         ("db: CPUs 2,34 (socket 0)", "is nothing that says who has which CPUs"),
         ("spec: {claims: {u: {pod: x}}}", "the claim of pod u cannot be read"),
@@ -274,7 +274,7 @@ def test_what_cannot_be_meant_is_refused_in_one_sentence(tmp_path: Path, text: s
 
 def test_bytes_that_are_no_text_are_refused(kvplace: Caller) -> None:
     called = kvplace("map", NAME, "--placements", "-", stdin=b"\xff\xfe\0")
-    assert (called.code, called.err) == (2, "kvplace: --placements is no text in UTF-8\n")
+    assert (called.code, called.err) == (2, "kvplace: --placements is not valid UTF-8\n")
 
 
 LEDGER = {

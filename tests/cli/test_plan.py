@@ -17,7 +17,7 @@ from kvplace.core.cluster.planning import VmRequest
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.plan.wanted import wanted_of
+from kvplace.plan.vm_requests import vm_requests_of
 from tests.cli.calls import Caller
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values, texts
 
@@ -147,7 +147,7 @@ def test_ids_of_running_vms_cannot_be_given_again(kvplace: Caller, tmp_path: Pat
     called = kvplace("plan", "--cluster", str(cluster), "--requests", "-", stdin='{"id":"a","vcpus":1}')
     assert (called.code, called.err) == (
         2,
-        "kvplace: stdin, line 1: a VM 'a' runs in the cluster already; give another id\n",
+        "kvplace: stdin, line 1: a VM 'a' runs in the cluster already; use another id\n",
     )
 
 
@@ -175,11 +175,11 @@ DB = [VmRequest("db", Request(8, PinningOptions(Scope.ONE_NUMA))), VmRequest("re
     ],
 )
 def test_requests_may_be_lines_or_a_list_in_json_or_yaml(text: str) -> None:
-    assert list(wanted_of(text, "requests.txt")) == DB
+    assert list(vm_requests_of(text, "requests.txt")) == DB
 
 
 def test_a_count_makes_equal_vms_with_numbered_names() -> None:
-    found = wanted_of('{"id":"web","vcpus":2,"count":3}\n{"vcpus":4,"count":1}', "stdin")
+    found = vm_requests_of('{"id":"web","vcpus":2,"count":3}\n{"vcpus":4,"count":1}', "stdin")
     assert [vm.id for vm in found] == ["web-01", "web-02", "web-03", "request-2-01"]
     assert {vm.request for vm in found[:3]} == {Request(2)}
 
@@ -187,8 +187,8 @@ def test_a_count_makes_equal_vms_with_numbered_names() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("\n \n", 'stdin holds no request; write one such as {"vcpus": 8} a line'),
-        ("[]", "stdin holds no request"),
+        ("\n \n", 'stdin contains no requests; write one per line, for example {"vcpus": 8}'),
+        ("[]", "stdin contains no requests"),
         ('{"vcpus":8}\n{"vcpus":', "stdin, line 2 is no JSON"),
         ('{"vcpus":8}\n[]', "stdin, line 2 must be a JSON object"),
         ('{"vcpus":8}\n\n{"vcpu":8}', "stdin, line 3: 'vcpu' is not known; did you mean 'vcpus'?"),
@@ -197,20 +197,20 @@ def test_a_count_makes_equal_vms_with_numbered_names() -> None:
         ('{"vcpus":1000000}', "stdin, line 1: vcpus is 1000000"),
         ('{"vcpus":8,"memory":"8 GB"}', "stdin, line 1: memory"),
         ('{"vcpus":8,"free":"0-3"}', "stdin, line 1: 'free' is not known"),
-        ('{"vcpus":8,"id":""}', "stdin, line 1: id must be a text"),
-        ('{"vcpus":8,"id":"a\\nb"}', "stdin, line 1: id is"),
-        ('{"vcpus":8,"count":0}', "stdin, line 1: count is 0; it must be a whole number from 1 to 20000"),
-        ('{"vcpus":8,"count":99999}', "stdin, line 1: count is 99999"),
-        ('{"vcpus":8,"count":20000}\n{"vcpus":8}', "stdin asks for more than 20000 VMs"),
-        ('{"vcpus":8,"id":"a"}\n{"vcpus":8,"id":"a"}', "stdin, line 2: there is a VM 'a' already"),
-        ('{"vcpus":8,"id":"a-01"}\n{"vcpus":8,"id":"a","count":2}', "line 2: there is a VM 'a-01' already"),
+        ('{"vcpus":8,"id":""}', "stdin, line 1: id is ''; it must not be empty"),
+        ('{"vcpus":8,"id":"a\\nb"}', "stdin, line 1: id: 'a\\nb' has characters that cannot"),
+        ('{"vcpus":8,"count":0}', "stdin, line 1: count is 0; it must be at least 1"),
+        ('{"vcpus":8,"count":99999}', "stdin, line 1: count is 99999; it must be at most 20000"),
+        ('{"vcpus":8,"count":20000}\n{"vcpus":8}', "stdin contains more than 20000 VMs"),
+        ('{"vcpus":8,"id":"a"}\n{"vcpus":8,"id":"a"}', "stdin, line 2: duplicate VM id 'a'"),
+        ('{"vcpus":8,"id":"a-01"}\n{"vcpus":8,"id":"a","count":2}', "line 2: duplicate VM id 'a-01'"),
         ('[{"vcpus":8},\n{"vcpus":}]', "stdin is no JSON: Expecting value: line 2 column 10"),
-        ("- vcpus: 8\n- vcpus: {\n", "stdin is no YAML"),
+        ("- vcpus: 8\n- vcpus: {\n", "stdin is not valid YAML"),
         ("- vcpus: 8\n- vcpus: [x}\n", "line 2, column"),
-        ("- 8\n", "stdin: requests[0] is 8; it must be an object"),
-        ("vcpus: 8", "the key 'vcpus' is not known"),
-        ("requests: 8", "stdin: requests is 8; it must be a list of objects"),
-        ("just words", "stdin holds a text; it must hold an object"),
+        ("- 8\n", "stdin: requests[0] is 8; it must be a mapping"),
+        ("vcpus: 8", "'vcpus' is not known"),
+        ("requests: 8", "stdin: requests is 8; it must be a list"),
+        ("just words", "the document is 'just words'; it must be a mapping"),
     ],
 )
 def test_bad_requests_get_one_sentence_that_says_where(kvplace: Caller, text: str, sentence: str) -> None:
@@ -226,7 +226,7 @@ def test_files_that_cannot_be_read_are_named(kvplace: Caller, tmp_path: Path) ->
         assert called.code == 2
         assert f"{arguments[1]} cannot be read" in called.err
     called = kvplace("plan", "--requests", "-", stdin=b"\xff\xfe")
-    assert (called.code, called.err) == (2, "kvplace: stdin is no text in UTF-8\n")
+    assert (called.code, called.err) == (2, "kvplace: stdin is not valid UTF-8\n")
     called = kvplace("plan", "--cluster", str(tmp_path / "none"), "--requests", "-", stdin=THREE)
     assert called.code == 2
     assert str(tmp_path / "none") in called.err
@@ -259,6 +259,6 @@ _documents = st.one_of(
 
 @given(_documents)
 def test_whatever_is_written_there_are_vms_or_one_sentence(text: str) -> None:
-    found, sentence = answer_or_sentence(lambda one: wanted_of(one, "stdin"), text, BadBody)
+    found, sentence = answer_or_sentence(lambda one: vm_requests_of(one, "stdin"), text, BadBody)
     assert bool(found) != bool(sentence)
     assert len({vm.id for vm in found or ()}) == len(found or ())

@@ -15,7 +15,8 @@ from kvplace.core.errors import BadBody
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import Request
-from kvplace.documents.reading import Part
+from kvplace.documents.model import read_model
+from kvplace.documents.scenario import ScenarioDocument
 from kvplace.machines.shipped import read_machine
 from kvplace.simulate.cluster_state import cluster_state, empty_amounts
 from kvplace.simulate.scenario import Scenario, example_scenario, example_text, scenario_of
@@ -41,7 +42,7 @@ MIXED: dict[str, Any] = {
 
 
 def scenario(document: dict[str, Any]) -> Scenario:
-    return scenario_of(Part("", document), Path())
+    return scenario_of(read_model(ScenarioDocument, document, ""), Path())
 
 
 def listed(*vms: dict[str, Any], nodes: Any = NODES, **more: Any) -> Scenario:
@@ -197,21 +198,23 @@ def test_a_trace_is_played_in_the_order_of_time_and_ends_go_before_arrivals() ->
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"mix": None}, "mix is null; it must be a list"),
+        ({"mix": None}, "mix: null is not a value; leave the key out"),
         ({"mix": []}, "mix has no entry with a share above 0"),
-        ({"vms": []}, "either mix"),
-        ({"mix": [{"share": -1, "request": {"vcpus": 1}}]}, "mix[0].share is -1; it must be a number from 0"),
+        ({"vms": [{"request": {"vcpus": 1}}]}, "must have either mix"),
+        ({"mix": [{"share": -1, "request": {"vcpus": 1}}]}, "mix[0].share is -1; it must be at least 0"),
         ({"mix": [{"request": {"vcpu": 1}}]}, "mix[0].request: 'vcpu' is not known; did you mean 'vcpus'?"),
-        ({"mix": [{}]}, "mix[0].request: vcpus is missing"),
-        ({"requests": 0}, "requests is 0; it must be a whole number from 1"),
-        ({"load": 1.5}, "load is 1.5; it must be a number from 0.01 to 1"),
-        ({"strategies": ["fill"]}, "strategies is ['fill']; it must be a list of pack, spread, balance"),
-        ({"seeds": []}, "seeds is []; it must be a list of 1 to 100 whole numbers"),
-        ({"moves": 4}, "moves is 4; it must be a whole number from 0 to 3"),
-        ({"node": []}, "the document: the key 'node' is not known; did you mean 'nodes'?"),
+        ({"mix": [{}]}, "mix[0].request is missing"),
+        ({"requests": 0}, "requests is 0; it must be at least 1"),
+        ({"load": 1.5}, "load is 1.5; it must be at most 1"),
+        ({"strategies": ["fill"]}, "strategies[0] is 'fill'; it must be 'pack', 'spread' or 'balance'"),
+        ({"seeds": []}, "seeds is []; it must not be empty"),
+        ({"moves": 4}, "moves is 4; it must be at most 3"),
+        ({"node": []}, "'node' is not known; did you mean 'nodes'?"),
     ],
 )
-def test_a_scenario_that_is_wrong_is_told_in_one_sentence(change: dict[str, Any], said: str) -> None:
+def test_an_invalid_scenario_is_refused_in_one_sentence_with_the_path_of_the_key(
+    change: dict[str, Any], said: str
+) -> None:
     with pytest.raises(BadBody) as error:
         scenario(MIXED | change)
     assert said in str(error.value)
@@ -220,13 +223,15 @@ def test_a_scenario_that_is_wrong_is_told_in_one_sentence(change: dict[str, Any]
 @pytest.mark.parametrize(
     ("vms", "said"),
     [
-        ([], "vms is empty"),
-        ([{"id": "a", "request": {"vcpus": 1}}] * 2, "vms[1].id: every VM needs an id of its own"),
-        ([{"request": {"vcpus": 1}, "lifetime": 0}], "vms[0].lifetime is 0; it must be a number"),
-        ([{"request": {"vcpus": 1}, "arives": 0}], "vms[0]: the key 'arives' is not known; did you mean"),
+        ([], "vms is []; it must not be empty"),
+        ([{"id": "a", "request": {"vcpus": 1}}] * 2, "vms[1].id: duplicate VM id 'a'"),
+        ([{"request": {"vcpus": 1}, "lifetime": 0}], "vms[0].lifetime is 0; it must be at least 1e-09"),
+        ([{"request": {"vcpus": 1}, "arives": 0}], "vms[0]: 'arives' is not known; did you mean"),
     ],
 )
-def test_a_list_of_vms_that_is_wrong_is_told_in_one_sentence(vms: list[Any], said: str) -> None:
+def test_an_invalid_list_of_vms_is_refused_in_one_sentence_with_the_path_of_the_key(
+    vms: list[Any], said: str
+) -> None:
     with pytest.raises(BadBody) as error:
         listed(*vms)
     assert said in str(error.value)
@@ -235,10 +240,10 @@ def test_a_list_of_vms_that_is_wrong_is_told_in_one_sentence(vms: list[Any], sai
 
 
 @given(disturbed(MIXED))
-def test_whatever_a_scenario_says_is_read_or_refused_in_one_sentence(document: dict[str, Any]) -> None:
+def test_any_scenario_is_read_or_refused_in_one_sentence(document: dict[str, Any]) -> None:
     answer_or_sentence(scenario, document, BadBody)
 
 
 @given(st.sampled_from(["arrives", "lifetime", "count", "id", "request"]), disturbed({"vcpus": 2}))
-def test_whatever_a_vm_says_is_read_or_refused_in_one_sentence(key: str, value: Any) -> None:
+def test_any_vm_is_read_or_refused_in_one_sentence(key: str, value: Any) -> None:
     answer_or_sentence(listed, {"request": {"vcpus": 1}, key: value}, BadBody)

@@ -1,0 +1,46 @@
+"""The VMs that `kvplace plan` places: a list of requests, each with an optional id and count."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import ConfigDict, Field, ModelWrapValidatorHandler, model_validator
+
+from kvplace.core.request_json import request_of
+from kvplace.documents.model import Document, Text, checked_by
+from kvplace.documents.request import RequestKeys
+
+MOST_VMS = 20_000
+_BESIDE = ("id", "count")
+
+
+def _flat(schema: dict[str, Any]) -> None:
+    request = schema["properties"].pop("request")
+    schema["properties"] |= request["properties"]
+    schema["required"] = request["required"]
+
+
+class RequestedVms(Document):
+    """One VM, or `count` equal ones: the keys of a request, with `id` and `count` beside them."""
+
+    model_config = ConfigDict(json_schema_extra=_flat)
+
+    id: Text | None = None
+    """A name that no other VM has."""
+    count: Annotated[int, Field(strict=True, ge=1, le=MOST_VMS)] | None = None
+    """Makes so many VMs of the same request, named id-01, id-02, ..."""
+    request: RequestKeys
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _split(cls, content: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(content, dict):
+            return read(content)
+        request = checked_by(lambda keys: request_of(keys, also=_BESIDE))(content)
+        return read({key: content[key] for key in _BESIDE if key in content} | {"request": request})
+
+
+class RequestsDocument(Document):
+    """VMs to plan. A file may also hold the list alone, or one VM per line as JSON."""
+
+    requests: Annotated[tuple[RequestedVms, ...], Field(max_length=MOST_VMS)]

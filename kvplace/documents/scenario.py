@@ -1,0 +1,80 @@
+"""The scenario document: a cluster, the VMs that come to it and go, and how nodes are chosen.
+
+nodes: [...]             # as in a cluster document
+mix:                     # drawn by share; or `vms`, one by one
+- share: 5
+  request: {vcpus: 2, memory: 8Gi}
+requests: 2000
+load: 0.9
+strategies: [pack, balance]
+seeds: [1, 2, 3]
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from kvplace.core.cluster.node_choice import Strategy
+from kvplace.core.moves.make_room import MOST_MOVES
+from kvplace.documents.cluster import ClusterDocument
+from kvplace.documents.model import Document, Text
+from kvplace.documents.request import RequestKeys
+
+MOST_REQUESTS = 1_000_000
+_MOST_TIME = 1e15
+_MIX_KEYS = ("requests", "load", "seeds")
+
+
+class MixEntry(Document):
+    """One kind of VM in a mix."""
+
+    share: Annotated[float, Field(strict=True, ge=0, le=1e9)] = 1.0
+    """How often it arrives, relative to the other kinds."""
+    request: RequestKeys
+
+
+class VmEntry(Document):
+    """One VM of a trace, or `count` equal ones."""
+
+    id: Text | None = None
+    request: RequestKeys
+    arrives: Annotated[float, Field(strict=True, ge=0, le=_MOST_TIME)] = 0.0
+    lifetime: Annotated[float, Field(strict=True, ge=1e-9, le=_MOST_TIME)] | None = None
+    """Default: the VM runs until the end."""
+    count: Annotated[int, Field(strict=True, ge=1, le=MOST_REQUESTS)] | None = None
+    """Makes so many VMs of the same request, named id-01, id-02, ..."""
+
+
+class ScenarioDocument(ClusterDocument):
+    """What `kvplace simulate` simulates: a cluster and its load. Either `mix` or `vms` describes the VMs."""
+
+    mix: Annotated[tuple[MixEntry, ...], Field(max_length=1000)] | None = None
+    """Kinds of VMs, drawn at random by their share."""
+    requests: Annotated[int, Field(strict=True, ge=1, le=MOST_REQUESTS)] = 1000
+    """How many VMs of the mix arrive."""
+    load: Annotated[float, Field(strict=True, ge=0.01, le=1)] | None = None
+    """Share of CPUs or memory in use around which the cluster stays; default: no VM ends."""
+    vms: Annotated[tuple[VmEntry, ...], Field(min_length=1, max_length=MOST_REQUESTS)] | None = None
+    """VMs with their times, instead of a mix."""
+    strategies: Annotated[tuple[Strategy, ...], Field(min_length=1)] = (Strategy.PACK,)
+    """How nodes are chosen; the scenario runs once for each."""
+    seeds: Annotated[
+        tuple[Annotated[int, Field(strict=True, ge=-(2**63), le=2**63)], ...],
+        Field(min_length=1, max_length=100),
+    ] = (1,)
+    """Seeds of the random draw; the scenario runs once for each."""
+    moves: Annotated[int, Field(strict=True, ge=0, le=MOST_MOVES)] = 0
+    """How many running VMs may move inside their node to make room for one VM."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.mix is None) == (self.vms is None):
+            raise ValueError("must have either mix (VMs drawn by share) or vms (VMs one by one)")
+        if self.mix is not None and not any(entry.share for entry in self.mix):
+            raise ValueError("mix has no entry with a share above 0")
+        for key in _MIX_KEYS if self.mix is None else ():
+            if key in self.model_fields_set:
+                raise ValueError(f"{key} belongs to mix; leave it out, or describe the VMs by mix")
+        return self

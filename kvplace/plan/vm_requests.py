@@ -1,0 +1,68 @@
+"""The VMs to plan, as JSON lines, or as a list in JSON or YAML.
+
+    {"id": "db", "vcpus": 8, "cpuSet": "one-numa", "memory": "32Gi"}
+    {"id": "web", "vcpus": 2, "count": 20}
+
+A VM without an id is named by its position: request-1, request-2, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kvplace.core.cluster.planning import VmRequest
+from kvplace.core.errors import BadBody
+from kvplace.core.strict_json import json_object
+from kvplace.documents.model import numbered, read_model
+from kvplace.documents.reading import read_text, read_value
+from kvplace.documents.requests import MOST_VMS, RequestedVms, RequestsDocument
+
+
+def read_vm_requests(source: str, running: Iterable[str] = ()) -> tuple[VmRequest, ...]:
+    """Read requests from a file, or from stdin for `-`; raises BadBody that names the place.
+
+    `running` are the ids of VMs that run already.
+    """
+    what = "stdin" if source == "-" else source
+    return vm_requests_of(read_text(source, what), what, running)
+
+
+def vm_requests_of(text: str, what: str, running: Iterable[str] = ()) -> tuple[VmRequest, ...]:
+    """Read requests from a text; errors call it `what`."""
+    found: dict[str, VmRequest] = {}
+    known = set(running)
+    for number, (where, vms) in enumerate(_entries(text, what), start=1):
+        for name in numbered(vms.id or f"request-{number}", vms.count):
+            if name in known:
+                raise BadBody(f"{where}: a VM {name!r} runs in the cluster already; use another id")
+            if name in found:
+                raise BadBody(f"{where}: duplicate VM id {name!r}")
+            found[name] = VmRequest(name, vms.request)
+        if len(found) > MOST_VMS:
+            raise BadBody(f"{what} contains more than {MOST_VMS} VMs; plan fewer at once")
+    if not found:
+        raise BadBody(f'{what} contains no requests; write one per line, for example {{"vcpus": 8}}')
+    return tuple(found.values())
+
+
+def _entries(text: str, what: str) -> Iterator[tuple[str, RequestedVms]]:
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        return
+    if _is_request(lines[0][1]):
+        for number, line in lines:
+            where = f"{what}, line {number}"
+            yield where, read_model(RequestedVms, json_object(line, what=where, like='{"vcpus": 8}'), where)
+        return
+    content = read_value(text, what)
+    document = {"requests": content} if isinstance(content, list) else content
+    for number, vms in enumerate(read_model(RequestsDocument, document, what).requests):
+        yield f"{what}: requests[{number}]", vms
+
+
+def _is_request(line: str) -> bool:
+    """Whether the first line is a request by itself; else the text is one document."""
+    try:
+        return line.lstrip().startswith("{") and "requests" not in json_object(line, what="")
+    except BadBody:
+        return False

@@ -1,0 +1,118 @@
+"""The JSON Schemas that `kvplace schema` prints agree with what kvplace reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kvplace.core.errors import BadBody
+from kvplace.core.request_json import REQUEST_KEYS, request_of
+from kvplace.documents.cluster import ClusterDocument
+from kvplace.documents.model import Document, read_model
+from kvplace.documents.reading import read_document
+from kvplace.documents.requests import RequestsDocument
+from kvplace.documents.scenario import ScenarioDocument
+from kvplace.documents.schemas import SCHEMA_NAMES, schema_of
+from kvplace.simulate.scenario import example_text
+from tests.documents.json_schema import violations
+
+REQUEST: dict[str, Any] = {
+    "vcpus": 2, "cpuSet": "one-l3", "policy": "share", "smt": "prefer", "emulatorThreads": "isolate",
+    "numaMemory": "off", "guestNuma": "off", "onFailure": "float", "memory": "4Gi", "hugepages": {"1Gi": 2},
+    "ioThreads": 1,
+}  # fmt: skip
+NODES: list[Any] = [
+    {"name": "a", "count": 2, "machine": "epyc-7502p"},
+    {"name": "b", "topology": "b.json", "running": [{"id": "vm", "request": REQUEST, "cpus": "2-3"}]},
+]
+SCENARIO: dict[str, Any] = {
+    "nodes": NODES, "mix": [{"share": 2.5, "request": REQUEST}], "requests": 10, "load": 0.5,
+    "strategies": ["pack", "spread"], "seeds": [1, -2], "moves": 1,
+}  # fmt: skip
+TRACE: dict[str, Any] = {
+    "nodes": NODES,
+    "vms": [{"id": "vm", "request": REQUEST, "arrives": 1, "lifetime": 0.5, "count": 3}],
+}
+REQUESTS: dict[str, Any] = {"requests": [{"id": "vm", "count": 2} | REQUEST]}
+WHOLE: list[tuple[str, type[Document], dict[str, Any]]] = [
+    ("cluster", ClusterDocument, {"nodes": NODES}),
+    ("scenario", ScenarioDocument, SCENARIO),
+    ("scenario", ScenarioDocument, TRACE),
+    ("requests", RequestsDocument, REQUESTS),
+]
+
+
+@pytest.mark.parametrize(("name", "model", "document"), WHOLE)
+def test_a_document_with_every_key_is_valid_by_the_reader_and_by_its_schema(
+    name: str, model: type[Document], document: dict[str, Any]
+) -> None:
+    read_model(model, document, "")
+    assert list(violations(document, schema_of(name), schema_of(name))) == []
+
+
+def test_every_property_of_a_schema_is_in_one_of_the_whole_documents() -> None:
+    for name in {name for name, _, _ in WHOLE}:
+        schema = schema_of(name)
+        known = {key for part in [schema, *schema["$defs"].values()] for key in part.get("properties", ())}
+        text = json.dumps([document for other, _, document in WHOLE if other == name])
+        assert [key for key in known if f'"{key}":' not in text] == []
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """Yield a document with each one of its values replaced by others, or left out."""
+    yield from (0, 1, -1, 1.5, 1 << 64, True, None, "", "x", "4Gi", "0-3", "any", [], {}, [1, 2], {"a": 1})
+    if isinstance(value, dict):
+        for key in value:
+            yield {other: entry for other, entry in value.items() if other != key}
+            yield from (value | {key: entry} for entry in changed(value[key]))
+    elif isinstance(value, list):
+        for number, entry in enumerate(value):
+            yield from ([*value[:number], other, *value[number + 1 :]] for other in changed(entry))
+
+
+@pytest.mark.parametrize(("name", "model", "document"), WHOLE)
+def test_what_the_reader_accepts_the_schema_accepts(
+    name: str, model: type[Document], document: dict[str, Any]
+) -> None:
+    schema, accepted = schema_of(name), 0
+    for other in changed(document):
+        try:
+            read_model(model, other, "")
+        except BadBody:
+            continue
+        accepted += 1
+        assert list(violations(other, schema, schema)) == []
+    assert accepted > 25
+
+
+def test_the_schema_of_a_request_has_its_keys_words_and_bounds() -> None:
+    schema = schema_of("request")
+    assert set(schema["properties"]) == set(REQUEST_KEYS)
+    for key, rules in schema["properties"].items():
+        for word in rules.get("enum", ()):
+            assert request_of({"vcpus": 2, key: word}) is not None
+        if "maximum" in rules:
+            assert request_of({"vcpus": 2} | {key: rules["maximum"]}) is not None
+            with pytest.raises(BadBody):
+                request_of({"vcpus": 2} | {key: rules["maximum"] + 1})
+
+
+def test_the_example_scenario_satisfies_the_schema() -> None:
+    document = read_document(example_text(), "scenario.yaml")
+    assert list(violations(document, schema_of("scenario"), schema_of("scenario"))) == []
+
+
+def test_every_schema_forbids_unknown_keys_and_offers_no_null() -> None:
+    for name in SCHEMA_NAMES:
+        schema = schema_of(name)
+        assert "null" not in json.dumps(schema)
+        for part in [schema, *schema.get("$defs", {}).values()]:
+            assert "enum" in part or part["additionalProperties"] is False
+
+
+def test_an_unknown_schema_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(BadBody, match="'scenari' is not known; did you mean 'scenario'"):
+        schema_of("scenari")
