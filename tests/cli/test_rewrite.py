@@ -116,7 +116,7 @@ def test_a_vmi_is_read_beside_the_domain_and_a_migration_is_told(
 @pytest.mark.parametrize(
     ("vmi", "words"),
     [
-        ("", "holds nothing"),
+        ("", "contains nothing"),
         ('{"kind": "Pod", "metadata": {}}', "holds no VirtualMachineInstance"),
         ('{"metadata": {}, "status": 3}', "status.migrationState is no object"),
     ],
