@@ -1,4 +1,4 @@
-"""What every test shares: the fixtures of the real servers, and no skipping where nobody would see it."""
+"""The fixtures of the real servers for all tests; under CI a skipped test or module is a failure."""
 
 import signal
 from collections.abc import Generator
@@ -28,10 +28,24 @@ hypothesis.settings.load_profile("kvplace")
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Turns a skipped test into a failed one under CI: there it means that the set-up is broken."""
+    """Turn a skipped test into a failed one under CI: there it means that the set-up is broken."""
     report = yield
-    if report.skipped and in_ci() and not hasattr(report, "wasxfail"):
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _fail_under_ci(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Turn a module that is skipped as a whole, as `importorskip` does, into an error under CI."""
+    report = yield
+    if report.skipped:
+        _fail_under_ci(report)
+    return report
+
+
+def _fail_under_ci(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if in_ci():
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"
-        report.longrepr = f"{item.nodeid} must not be skipped under CI: {reason}"
-    return report
+        report.longrepr = f"{report.nodeid} must not be skipped under CI: {reason}"
