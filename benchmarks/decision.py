@@ -20,9 +20,11 @@ from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.occupant import claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
-from kvplace.scheduler.fit import FitTable, NodeState
+from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
+from kvplace.scheduler.fit import FitTable
 
 GIB = 1 << 30
 SIZES = (2, 4, 4, 8, 8, 16)
@@ -36,7 +38,7 @@ ASKED = {
 class Nodes:
     """Nodes in some state, and the table that remembers what they could give."""
 
-    def __init__(self, states: dict[str, NodeState]) -> None:
+    def __init__(self, states: dict[str, NodeSnapshot]) -> None:
         self.states = states
         self.table = FitTable(lambda name: self.states[name])
 
@@ -45,7 +47,7 @@ class Nodes:
         best_candidate((a for a in answers.values() if isinstance(a, Candidate)), Strategy.PACK)
 
     def change(self, name: str, free: Free) -> None:
-        self.states[name] = NodeState(self.states[name].topology, free)
+        self.states[name] = NodeSnapshot(self.states[name].machine, free)
         self.table.node_changed(name)
 
 
@@ -67,12 +69,13 @@ def filled(topology: Topology, chance: random.Random) -> list[Free]:
 
 def different(count: int, chance: random.Random) -> Nodes:
     """Nodes of which hardly two are alike."""
-    states: dict[str, NodeState] = {}
+    states: dict[str, NodeSnapshot] = {}
     machines = [read_machine(name) for name in machine_names()]
     while len(states) < count:
         topology = chance.choice(machines)
+        machine = NodeMachine(topology, CpuMask(topology.allocatable))
         for free in filled(topology, chance)[2:]:
-            states[f"node-{len(states):05d}"] = NodeState(topology, free)
+            states[f"node-{len(states):05d}"] = NodeSnapshot(machine, free)
     return Nodes(dict(list(states.items())[:count]))
 
 
@@ -80,7 +83,7 @@ def alike(count: int, chance: random.Random) -> Nodes:
     """Nodes of one type in one state."""
     topology = read_machine("2x-epyc-7763-nps4")
     frees = filled(topology, chance)
-    state = NodeState(topology, frees[len(frees) // 2])
+    state = NodeSnapshot(NodeMachine(topology, CpuMask(topology.allocatable)), frees[len(frees) // 2])
     return Nodes({f"node-{number:05d}": state for number in range(count)})
 
 
@@ -106,9 +109,9 @@ def measured(nodes: Nodes, request: Request) -> list[str]:
     for _ in range(30):
         name, other = chance.sample(sorted(nodes.states), 2)
         state, source = nodes.states[name], nodes.states[other]
-        if source.topology is state.topology and source.free is not None:
+        if source.machine.topology is state.machine.topology:
             nodes.change(name, source.free)
-        elif state.free is not None:
+        else:
             nodes.change(name, Free(state.free.cpus & ~(1 << chance.randrange(64)), state.free.pool))
         changed.append(seconds(lambda: nodes.decide(request)))
     return [f"{statistics.median(times) * 1e3:.2f} ms" for times in (fresh, warm, changed)]

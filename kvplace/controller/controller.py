@@ -30,9 +30,8 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict, 
 from kvplace.core.marks import RELEASED_AT
 from kvplace.kube.cluster import Cluster
 from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
-from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.records import NodeRecord, PodRecord, TopologyRecord
-from kvplace.kube.store import Store
+from kvplace.nodes.node_cache import NodeCache
 
 log = logging.getLogger(__name__)
 
@@ -56,24 +55,21 @@ class ControllerSettings:
 
 
 class Controller:
-    """Watches pods, nodes and ledgers through the given caches and mends what differs."""
+    """Watches pods, nodes and ledgers through the node cache and mends what differs."""
 
     def __init__(
         self,
         cluster: Cluster,
-        pods: Store[str, PodRecord],
-        nodes: Store[str, NodeRecord],
-        topologies: Store[str, TopologyRecord],
-        ledgers: Ledgers,
+        cache: NodeCache,
         events: EventRecorder,
         settings: ControllerSettings | None = None,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._cluster = cluster
-        self._pods = pods
-        self._nodes = nodes
-        self._ledgers = ledgers
+        self._pods = cache.pods
+        self._nodes = cache.nodes
+        self._ledgers = cache.ledgers
         self._events = events
         self._settings = settings or ControllerSettings()
         self._now = now
@@ -85,9 +81,9 @@ class Controller:
         self._due_changed = asyncio.Event()
         self._freed: set[str] = set()
         self._freed_changed = asyncio.Event()
-        pods.subscribe(self._pod_seen)
-        nodes.subscribe(self._node_seen)
-        topologies.subscribe(self._topology_seen)
+        cache.pods.subscribe(self._pod_seen)
+        cache.nodes.subscribe(self._node_seen)
+        cache.topologies.subscribe(self._topology_seen)
         self._freed.clear()  # what was known before is no news
         self._freed_changed.clear()
 

@@ -22,10 +22,11 @@ from kvplace.core.topology import Topology
 from kvplace.kube.cluster import Cluster
 from kvplace.kube.events import EventRecorder, floating, placed, pod_reference, vmi_reference
 from kvplace.kube.records import PodRecord
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_machine import NodeMachine, Unusable
 from kvplace.scheduler.annotations import binding_annotations, floating_annotations
 from kvplace.scheduler.claims import claim_of, is_bound_as_meant, placed_again, release_of, rfc3339
-from kvplace.scheduler.fit import NO_TOPOLOGY
-from kvplace.scheduler.node_book import NodeBook
+from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.wire import BindingArgs
 from kvplace.scheduler.wishes import Wishes
 
@@ -48,7 +49,8 @@ class Binder:
     def __init__(
         self,
         cluster: Cluster,
-        book: NodeBook,
+        cache: NodeCache,
+        holds: Holds,
         wishes: Wishes,
         events: EventRecorder,
         *,
@@ -58,7 +60,8 @@ class Binder:
     ) -> None:
         """A bind goes on for at most `seconds`; `pause_seconds` is the first pause after a lost answer."""
         self._cluster = cluster
-        self._book = book
+        self._cache = cache
+        self._holds = holds
         self._wishes = wishes
         self._events = events
         self._seconds = seconds
@@ -108,11 +111,11 @@ class Binder:
 
     async def _bind(self, args: BindingArgs) -> None:
         deadline = asyncio.get_running_loop().time() + self._seconds
-        if not self._book.ready:
+        if not self._cache.has_synced:
             raise Unavailable("kvplace has not read the cluster yet; it will in a moment")
-        if args.node not in self._book.nodes.records:
+        if args.node not in self._cache.nodes.records:
             raise Refused(f"node {args.node} is not known to the API server")
-        known = self._book.pods.get(args.uid)
+        known = self._cache.pods.get(args.uid)
         if known is not None and known.node == args.node and known.placement:
             return
         await self._refuse_if_bound_elsewhere(args, known)
@@ -125,12 +128,12 @@ class Binder:
                 raise
             unpinned = floating_annotations(pod_uid=args.uid, node=args.node)
             await self._bind_pod(args, None, unpinned, deadline)
-            self._book.holds.drop(args.uid)
+            self._holds.drop(args.uid)
             self._events.record(floating(pod_reference(args.namespace, args.name, args.uid)))
             if asked.vmi is not None:
                 self._events.record(floating(vmi_reference(args.namespace, asked.vmi.name, asked.vmi.uid)))
             return
-        self._book.holds.drop(args.uid)
+        self._holds.drop(args.uid)
         placement = decided.placement
         if placement is None:
             await self._leave_to_controller(args, decided.claim)
@@ -154,22 +157,22 @@ class Binder:
         The new date tells the controller, which gives back claims whose binding never came, that it is
         about to come.
         """
-        state = self._book.state_of(args.node)
-        if state.topology is None:
-            raise Refused(f"node {args.node}: {state.problem or NO_TOPOLOGY.message}")
+        snapshot = self._cache.snapshot(args.node)
+        if isinstance(snapshot, Unusable):
+            raise Refused(f"node {args.node}: {snapshot.problem}")
         ours: list[Claim] = []
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, _Decided]:
-            topology = self._book.topology_of(args.node)
-            if topology is None:
-                raise Refused(f"node {args.node}: {NO_TOPOLOGY.message}")
+            machine = self._cache.machine(args.node)
+            if isinstance(machine, Unusable):
+                raise Refused(f"node {args.node}: {machine.problem}")
             stored = ledger.claims.get(args.uid)
             if stored is not None:
-                placement = placed_again(topology, wanted.request, stored)
+                placement = placed_again(machine.topology, wanted.request, stored)
                 renewed = placement is not None and stored not in ours
                 claim = replace(stored, since=rfc3339(self._now())) if renewed else stored
             else:
-                placement = self._place(args, wanted.request, ledger)
+                placement = self._place(args, wanted.request, machine, ledger)
                 claim = claim_of(
                     placement,
                     wanted,
@@ -180,19 +183,15 @@ class Binder:
                 )
             ours.append(claim)
             change = LedgerChange(claims=(claim,) if claim != stored else ())
-            return change, _Decided(claim, placement, topology)
+            return change, _Decided(claim, placement, machine.topology)
 
-        return await self._book.ledgers.change(args.node, decide)
+        return await self._cache.ledgers.change(args.node, decide)
 
-    def _place(self, args: BindingArgs, request: Request, ledger: Ledger) -> Placement:
+    def _place(self, args: BindingArgs, request: Request, machine: NodeMachine, ledger: Ledger) -> Placement:
         """Choose the cores of one pod, given the ledger as it will be; where it can, out of others' holds."""
-        topology = self._book.topology_of(args.node)
-        assert topology is not None
         message = ""
-        for with_holds in (True, False):
-            free = self._book.free_on(args.node, ledger, but=args.uid, with_holds=with_holds)
-            assert free is not None
-            answer = place(topology, free, request)
+        for holds in (self._holds.on_node(args.node, but=args.uid), ()):
+            answer = place(machine.topology, machine.free(ledger, holds), request)
             if isinstance(answer, Placement):
                 return answer
             message = answer.message
@@ -241,7 +240,7 @@ class Binder:
                 raise
 
     async def _release(self, args: BindingArgs) -> None:
-        await self._book.ledgers.change(args.node, lambda ledger: (release_of(ledger, args.uid), None))
+        await self._cache.ledgers.change(args.node, lambda ledger: (release_of(ledger, args.uid), None))
 
     async def _refuse_if_bound_elsewhere(self, args: BindingArgs, known: PodRecord | None) -> None:
         """Raise Conflict when the pod is on a node already.
@@ -249,7 +248,7 @@ class Binder:
         What an earlier attempt claimed on other nodes stays until the pod is bound: its binding may still
         be under way. Then the controller gives it back.
         """
-        if self._book.ledgers.nodes_claimed_by(args.uid) - {args.node} and (known is None or not known.node):
+        if self._cache.ledgers.nodes_claimed_by(args.uid) - {args.node} and (known is None or not known.node):
             pod = await self._cluster.read_pod(args.namespace, args.name)
             known = pod if pod is not None and pod.uid == args.uid else known
         if known is not None and known.node not in ("", args.node):

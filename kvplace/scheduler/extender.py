@@ -25,10 +25,14 @@ from kvplace.core.request import OnFailure, Request
 from kvplace.core.request_document import PodRequest
 from kvplace.kube.cluster import Cluster
 from kvplace.kube.events import EventRecorder, does_not_fit, vmi_reference
+from kvplace.kube.records import PodRecord
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.claims import claim_of, placed_again, rfc3339
+from kvplace.scheduler.fit import FitTable
+from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.metrics import BINDS, FILTERS, REFUSALS
-from kvplace.scheduler.node_book import NodeBook
 from kvplace.scheduler.wire import (
     BindingArgs,
     BindingResult,
@@ -61,29 +65,38 @@ class ExtenderSettings:
     """How long a bind may go on; below the extender's httpTimeout of 10 s in our scheduler configuration."""
     bind_pause_seconds: float = 0.1
     """Pause before a binding of unknown outcome is looked at again; doubles each time."""
+    hold_seconds: float = 30.0
+    """How long the cores that filter promised to a pod are held for its bind."""
 
 
 class Extender:
-    """Answers kube-scheduler from the node book; writes through the cluster port."""
+    """Answers kube-scheduler from the node cache; writes through the cluster port."""
 
     def __init__(
         self,
         cluster: Cluster,
-        book: NodeBook,
+        cache: NodeCache,
         events: EventRecorder,
         settings: ExtenderSettings | None = None,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`now` dates claims, `clock` times holds."""
         self._cluster = cluster
-        self._book = book
+        self._cache = cache
         self._settings = settings or ExtenderSettings()
         self._now = now
-        self._wishes = Wishes(cluster, book)
         self._events = events
+        self._fits = FitTable(lambda node: cache.snapshot(node, self.holds.on_node(node)))
+        self.holds = Holds(seconds=self._settings.hold_seconds, clock=clock, changed=self._fits.node_changed)
+        self._wishes = Wishes(cluster, cache)
+        cache.subscribe(self._fits.node_changed)
+        cache.pods.subscribe(self._pod_seen)
         self.binder = Binder(
             cluster,
-            book,
+            cache,
+            self.holds,
             self._wishes,
             self._events,
             seconds=self._settings.bind_seconds,
@@ -102,7 +115,7 @@ class Extender:
             FILTERS.observe(time.perf_counter() - started)
 
     def _filter(self, args: ExtenderArgs) -> FilterResult:
-        if not self._book.ready:
+        if not self._cache.has_synced:
             return FilterResult(error="kvplace has not read the cluster yet; it will in a moment")
         try:
             asked = self._wishes.of_wire(args.pod)
@@ -114,9 +127,9 @@ class Extender:
                 "it was created while kvplace's admission was not in place; delete it to have it made anew"
             )
         wanted = asked.wanted
-        self._book.holds.drop_expired()
-        self._book.holds.drop(args.pod.metadata.uid)
-        answers = self._book.fits.answers(args.names, wanted.request)
+        self.holds.drop_expired()
+        self.holds.drop(args.pod.metadata.uid)
+        answers = self._fits.answers(args.names, wanted.request)
         claimed = self._claimed(args.pod.metadata.uid, answers, wanted.request)
         if claimed and self._settings.mode is Mode.DECIDE:
             return _answer(args, [min(claimed)])
@@ -147,7 +160,7 @@ class Extender:
             pod=metadata.name,
             since=rfc3339(self._now()),
         )
-        self._book.holds.hold(best.node, claim)
+        self.holds.hold(best.node, claim)
         return _answer(args, [best.node])
 
     def _none_fits(
@@ -164,15 +177,15 @@ class Extender:
     def _claimed(self, uid: str, nodes: Collection[str], request: Request) -> dict[str, Candidate]:
         """Where a pod has cores already, from an attempt whose binding did not come; they are its alone."""
         found: dict[str, Candidate] = {}
-        for node in self._book.ledgers.nodes_claimed_by(uid):
-            topology = self._book.topology_of(node)
-            if node not in nodes or topology is None:
+        for node in self._cache.ledgers.nodes_claimed_by(uid):
+            machine = self._cache.machine(node)
+            if node not in nodes or isinstance(machine, Unusable):
                 continue
-            claim = self._book.ledger_of(node).claims.get(uid)
-            placement = placed_again(topology, request, claim) if claim is not None else None
+            claim = self._cache.ledger(node).claims.get(uid)
+            placement = placed_again(machine.topology, request, claim) if claim is not None else None
             if placement is not None:
                 own = Free(placement.owned, placement.cpus)
-                found[node] = Candidate(node, topology, placement, own, request.vcpus)
+                found[node] = Candidate(node, machine.topology, placement, own, request.vcpus)
         return found
 
     async def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
@@ -186,9 +199,9 @@ class Extender:
         request = asked.wanted.request
         uid = args.pod.metadata.uid
         if self._settings.mode is Mode.ADVISE:
-            self._book.holds.drop(uid)
-        found = self._book.fits.answers(args.names, request)
-        held = {node for node in args.names if self._book.holds.of_pod(uid, node)}
+            self.holds.drop(uid)
+        found = self._fits.answers(args.names, request)
+        held = {node for node in args.names if self.holds.of_pod(uid, node)}
         held |= self._claimed(uid, found, request).keys()
         known = scores((c for c in found.values() if isinstance(c, Candidate)), self._settings.strategy)
         return [HostPriority(node, 10 if node in held else known.get(node, 0)) for node in args.names]
@@ -217,6 +230,11 @@ class Extender:
             self._events.record(
                 does_not_fit(vmi_reference(pod.metadata.namespace, owner.name, owner.uid), why)
             )
+
+    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        pod = after or before
+        if pod is not None and (after is None or after.node):
+            self.holds.drop(pod.uid)
 
 
 def _answer(

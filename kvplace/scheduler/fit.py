@@ -8,43 +8,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.cluster.node_choice import Candidate
-from kvplace.core.free import Free
+from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
-from kvplace.core.topology import Topology
+from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 
 _SHAPES = 128
 _ANSWERS = 20_000
-
-NO_TOPOLOGY = Refusal(
-    Reason.NO_TOPOLOGY,
-    "neither a NodeTopology object nor a cpu-map annotation describes the node",
-    {},
-    never=True,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """One node at one moment: its machine and what is left of it; no machine means it cannot be used."""
-
-    topology: Topology | None
-    free: Free | None
-    problem: str = ""
-    empty: Free | None = None
-    """What the node would have without any VM, where its cpu-map gives out less than its machine has."""
 
 
 class FitTable:
     """Answers by request shape and node, kept until the node changes."""
 
-    def __init__(self, state_of: Callable[[str], NodeState]) -> None:
-        self._state_of = state_of
+    def __init__(self, snapshot_of: Callable[[str], NodeSnapshot | Unusable]) -> None:
+        self._snapshot_of = snapshot_of
         self._by_shape: OrderedDict[tuple[object, ...], dict[str, Candidate | Refusal]] = OrderedDict()
         self._answers: OrderedDict[tuple[object, ...], Placement | Refusal] = OrderedDict()
 
@@ -67,26 +49,27 @@ class FitTable:
         for node in nodes:
             answer = known.get(node)
             if answer is None:
-                answer = known[node] = self._ask(node, request)
+                snapshot = self._snapshot_of(node)
+                if isinstance(snapshot, Unusable):  # not remembered: it may be a node that no longer exists
+                    answer = Refusal(Reason.NO_TOPOLOGY, snapshot.problem, {}, never=True)
+                else:
+                    answer = known[node] = self._ask(node, snapshot, request)
             found[node] = answer
         return found
 
-    def _ask(self, node: str, request: Request) -> Candidate | Refusal:
-        state = self._state_of(node)
-        if state.topology is None or state.free is None:
-            if state.problem:
-                return Refusal(Reason.NO_TOPOLOGY, state.problem, {}, never=True)
-            return NO_TOPOLOGY
-        key = (state.topology.fingerprint, state.free, request.key)
+    def _ask(self, node: str, snapshot: NodeSnapshot, request: Request) -> Candidate | Refusal:
+        machine, free = snapshot.machine, snapshot.free
+        key = (machine.topology.fingerprint, free, request.key)
         answer = self._answers.get(key)
         if answer is None:
-            answer = self._answers[key] = place(state.topology, state.free, request)
+            answer = self._answers[key] = place(machine.topology, free, request)
             if len(self._answers) > _ANSWERS:
                 self._answers.popitem(last=False)
         else:
             self._answers.move_to_end(key)
-        if isinstance(answer, Refusal):
-            if state.empty is not None and try_place(state.topology, state.empty, request) is None:
-                return replace(answer, never=True)
-            return answer
-        return Candidate(node, state.topology, answer, state.free, request.vcpus)
+        if isinstance(answer, Placement):
+            return Candidate(node, machine.topology, answer, free, request.vcpus)
+        # The allocator takes the whole machine for empty; a node may give out less of it.
+        if machine.is_narrowed and try_place(machine.topology, machine.free(Ledger()), request) is None:
+            return replace(answer, never=True)
+        return answer

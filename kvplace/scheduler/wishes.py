@@ -9,7 +9,7 @@ from kvplace.core.errors import Refused
 from kvplace.core.request_document import PodRequest, read_request
 from kvplace.kube.cluster import Cluster
 from kvplace.kube.records import PodRecord
-from kvplace.scheduler.node_book import NodeBook
+from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.wire import BindingArgs, OwnerReference, WirePod
 
 
@@ -25,12 +25,12 @@ class Asked:
 class Wishes:
     """What pods asked for, by UID, with the reasons for their nodes where they asked to keep those."""
 
-    def __init__(self, cluster: Cluster, book: NodeBook) -> None:
+    def __init__(self, cluster: Cluster, cache: NodeCache) -> None:
         self._cluster = cluster
-        self._book = book
+        self._cache = cache
         self._asked: dict[str, Asked] = {}
         self.explanations: dict[str, str] = {}
-        book.pods.subscribe(self._pod_seen)
+        cache.pods.subscribe(self._pod_seen)
 
     def of_wire(self, pod: WirePod) -> Asked | None:
         """What a pod asked for that kube-scheduler sends; None when it asks for nothing.
@@ -50,7 +50,7 @@ class Wishes:
         known = self._asked.get(args.uid)
         if known is not None:
             return known
-        pod = self._book.pods.get(args.uid) or await self._cluster.read_pod(args.namespace, args.name)
+        pod = self._cache.pods.get(args.uid) or await self._cluster.read_pod(args.namespace, args.name)
         if pod is None or pod.uid != args.uid:
             raise Refused(f"pod {args.namespace}/{args.name} with UID {args.uid} is gone")
         if not pod.request:

@@ -23,10 +23,10 @@ from kvplace.kube.cluster import Cluster
 from kvplace.kube.credentials import Source
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.session import open_session
+from kvplace.nodes.node_cache import running_node_cache
 from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.http import Routes
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
-from kvplace.scheduler.node_book import running_book
 from kvplace.serve.settings import ServeSettings
 from kvplace.service.health import Readiness, health_application
 from kvplace.service.json_log import log_as_json
@@ -64,15 +64,13 @@ async def serving(settings: ServeSettings, cluster: Cluster) -> AsyncIterator[di
         health_address = await enter(
             listening("health", health_application(readiness), settings.health_address)
         )
-        book = await enter(running_book(cluster))
+        cache = await enter(running_node_cache(cluster))
         events = EventRecorder(cluster)
-        extender = Extender(cluster, book, events, settings.extender)
-        controller = Controller(
-            cluster, book.pods, book.nodes, book.topologies, book.ledgers, events, settings.controller
-        )
+        extender = Extender(cluster, cache, events, settings.extender)
+        controller = Controller(cluster, cache, events, settings.controller)
         admission = web.Application(client_max_size=MAX_BODY_BYTES)
         admission.add_routes(
-            admission_routes(cluster, settings.admission, largest_node=lambda: book.largest_node)
+            admission_routes(cluster, settings.admission, largest_node=lambda: cache.largest_node)
         )
         addresses = {
             "health": health_address,

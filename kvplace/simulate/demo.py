@@ -33,8 +33,8 @@ from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.machines.server_types import SERVER_TYPES
 from kvplace.machines.shipped import read_machine
+from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.scheduler.extender import Extender
-from kvplace.scheduler.node_book import NodeBook, running_book
 from kvplace.scheduler.wire import FilterResult, read_binding_args, read_extender_args
 from kvplace.simulate.orders import orders
 from kvplace.simulate.report import DemoReport, DemoSettings, PlacedVm, RefusedVm
@@ -56,14 +56,14 @@ async def run_demo(
         cluster.create_node(name, topology=topology)
     report = DemoReport(settings, machines)
     try:
-        async with running_book(cluster) as book:
+        async with running_node_cache(cluster) as cache:
             with tempfile.TemporaryDirectory(prefix="kvplace-demo-") as folder:
-                way = _Way(cluster, book, report, Path(folder))
+                way = _Way(cluster, cache, report, Path(folder))
                 for vm in orders(read_templates(), settings.vms, settings.seed):
                     await way.go(vm)
                     progress(report)
                 await way.events.finish()
-            report.ledgers = {name: book.ledger_of(name) for name in machines}
+            report.ledgers = {name: cache.ledger(name) for name in machines}
     finally:
         await cluster.close()
     for ledger in report.ledgers.values():
@@ -82,11 +82,11 @@ def _machines(count: int) -> dict[str, Topology]:
 class _Way:
     """The way of one VM after the other."""
 
-    def __init__(self, cluster: MemoryCluster, book: NodeBook, report: DemoReport, folder: Path) -> None:
+    def __init__(self, cluster: MemoryCluster, cache: NodeCache, report: DemoReport, folder: Path) -> None:
         self.events = EventRecorder(cluster)
-        self.extender = Extender(cluster, book, self.events)
+        self.extender = Extender(cluster, cache, self.events)
         self._cluster = cluster
-        self._book = book
+        self._cache = cache
         self._report = report
         self._folder = folder
         self._admission = AdmissionSettings(sidecar_image="kvplace-hook")
@@ -123,7 +123,7 @@ class _Way:
 
     def _admitted(self, vm: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Play KubeVirt's controllers and the API server up to the stored pod."""
-        largest = self._book.largest_node
+        largest = self._cache.largest_node
         review_vm(vm, namespace=NAMESPACE, largest_node=largest)
         made = vmi_of(vm, namespace=NAMESPACE)
         admitted = admit_vmi(made, namespace=NAMESPACE, settings=self._admission, largest_node=largest)

@@ -22,8 +22,10 @@ from kvplace.core.occupant import Occupant, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
-from kvplace.scheduler.fit import FitTable, NodeState
+from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
+from kvplace.scheduler.fit import FitTable
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
 from kvplace.simulate.scenario import Scenario
 from kvplace.simulate.traffic import Arrival, Drawn, Event, Vm, traced
@@ -42,7 +44,7 @@ class SimulatedCluster:
         self._running = {node.name: {one.id: one for one in node.running} for node in nodes}
         self._frees = {name: free_of(self._topologies[name], self._ledgers[name]) for name in self._ledgers}
         self._node_of: dict[str, str] = {}
-        self._fits = FitTable(self._state_of)
+        self._fits = FitTable(self._snapshot_of)
 
     @property
     def states(self) -> Iterable[tuple[Topology, Free]]:
@@ -108,8 +110,9 @@ class SimulatedCluster:
         self._frees[node] = free_of(self._topologies[node], self._ledgers[node])
         self._fits.node_changed(node)
 
-    def _state_of(self, node: str) -> NodeState:
-        return NodeState(self._topologies[node], self._frees[node])
+    def _snapshot_of(self, node: str) -> NodeSnapshot:
+        topology = self._topologies[node]
+        return NodeSnapshot(NodeMachine(topology, CpuMask(topology.allocatable)), self._frees[node])
 
 
 def _uid(vm: Vm) -> str:

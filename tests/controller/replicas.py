@@ -12,14 +12,14 @@ from typing import Any
 
 from kvplace.controller.controller import Controller, ControllerSettings
 from kvplace.core.annotations import REQUEST
-from kvplace.core.cpuset import mask_of
 from kvplace.core.request_document import PodRequest, write_request
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import PodRecord
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_machine import NodeMachine
 from kvplace.scheduler.extender import Extender, ExtenderSettings
-from kvplace.scheduler.node_book import NodeBook
 from kvplace.scheduler.wire import (
     BindingArgs,
     ExtenderArgs,
@@ -30,14 +30,6 @@ from kvplace.scheduler.wire import (
 )
 from tests.core.requests import request_with
 
-EIGHT = Topology(
-    packages=(Package(0, mask_of(range(8))),),
-    numa_nodes=(NumaNode(0, mask_of(range(8)), 0),),
-    l3_groups=(mask_of(range(8)),),
-    cores=tuple(1 << cpu for cpu in range(8)),
-)
-"""One socket of eight cores without siblings."""
-
 QUICK = ControllerSettings(spread_s=0.0, confirm_s=0.0, round_s=0.05, patience_s=60.0, wake_pause_s=0.0)
 HASTY = ExtenderSettings(bind_seconds=0.3, bind_pause_seconds=0.01)
 
@@ -47,23 +39,28 @@ class Replica:
     """One process's view of the cluster and its parts."""
 
     cluster: MemoryCluster
-    book: NodeBook
+    cache: NodeCache
     events: EventRecorder
     extender: Extender
     controller: Controller
 
     async def filter(self, pod: PodRecord, *nodes: str) -> FilterResult:
         """Ask for nodes, all or these, as kube-scheduler does."""
-        return await self.extender.filter(asking_args(pod, *(nodes or self.book.nodes.records)))
+        return await self.extender.filter(asking_args(pod, *(nodes or self.cache.nodes.records)))
 
     async def scores(self, pod: PodRecord, *nodes: str) -> dict[str, int]:
         """Ask for scores of nodes, all or these, as kube-scheduler does."""
-        args = asking_args(pod, *(nodes or self.book.nodes.records))
+        args = asking_args(pod, *(nodes or self.cache.nodes.records))
         return {one.host: one.score for one in await self.extender.prioritize(args)}
 
     async def bind(self, pod: PodRecord, node: str) -> str:
         """Bind as kube-scheduler does; answers the error, empty when bound."""
         return (await self.extender.bind(BindingArgs(pod.name, pod.namespace, pod.uid, node))).error
+
+    def topology(self, node: str) -> Topology | None:
+        """Answer the machine of a node as this replica sees it; None when it cannot be used."""
+        machine = self.cache.machine(node)
+        return machine.topology if isinstance(machine, NodeMachine) else None
 
     async def until(self, holds: object) -> None:
         """Wait until something comes true, letting everybody work."""
@@ -93,24 +90,22 @@ async def replica(
     `now` is its wall clock, or the one moment that it shows; `clock` is what holds are timed by.
     """
     async with asyncio.TaskGroup() as group:
-        book = NodeBook(cluster, clock=clock)
-        book.ledgers._gather_seconds = 0.0
-        watching = [group.create_task(store.run(cluster)) for store in book.stores]
-        for store in book.stores:
+        cache = NodeCache(cluster)
+        cache.ledgers._gather_seconds = 0.0
+        watching = [group.create_task(store.run(cluster)) for store in cache.stores]
+        for store in cache.stores:
             await store.wait_until_synced()
         wall = now if callable(now) else (lambda: now or datetime.now(UTC))
         events = EventRecorder(cluster)
-        extender = Extender(cluster, book, events, extending, now=wall)
-        keeper = Controller(
-            cluster, book.pods, book.nodes, book.topologies, book.ledgers, events, settings, now=wall
-        )
+        extender = Extender(cluster, cache, events, extending, now=wall, clock=clock)
+        keeper = Controller(cluster, cache, events, settings, now=wall)
         if controller:
             watching.append(group.create_task(keeper.run()))
         try:
-            yield Replica(cluster, book, events, extender, keeper)
+            yield Replica(cluster, cache, events, extender, keeper)
         finally:
             await extender.binder.stop()
-            await book.ledgers.stop()
+            await cache.ledgers.stop()
             for task in watching:
                 task.cancel()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplace.kube.memory_cluster import MemoryCluster
-from tests.controller.replicas import EIGHT, QUICK, asking_pod, replica
+from tests.controller.replicas import QUICK, asking_pod, replica
+from tests.nodes.machines import EIGHT
 
 
 async def test_cores_come_free_at_once_while_confirmations_wait() -> None:

@@ -17,7 +17,8 @@ from kvplace.kube.cluster import PODS
 from kvplace.kube.events import EventReason
 from kvplace.kube.faults import FaultScript, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
-from tests.controller.replicas import EIGHT, QUICK, asking_pod, replica
+from tests.controller.replicas import QUICK, asking_pod, replica
+from tests.nodes.machines import EIGHT
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ async def test_a_claim_is_confirmed_once_its_pod_is_seen_bound(cluster: MemoryCl
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         assert await one.bind(pod, "n1") == ""
-        one.book.ledgers._lazy_seconds = 0.0
+        one.cache.ledgers._lazy_seconds = 0.0
         await one.until(lambda: one.claims()[pod.uid].state is ClaimState.BOUND)  # type: ignore[attr-defined]
 
 
@@ -53,7 +54,7 @@ async def test_cores_stay_while_a_deleted_pods_qemu_still_runs_and_come_free_whe
         await one.bind(pod, "n1")
         cluster.set_pod_phase("default", "vm", "Running")
         cluster.delete_pod("default", "vm")
-        await one.until(lambda: one.book.pods.records[pod.uid].deleting)
+        await one.until(lambda: one.cache.pods.records[pod.uid].deleting)
         await one.controller.mend("n1")
         assert pod.uid in one.claims()
 
@@ -119,8 +120,8 @@ async def test_a_stale_cache_never_gives_back_the_cores_of_a_pod_that_is_bound(
         cluster.pause_watches(PODS)
         pod = asking_pod(cluster, "vm")
         assert await binder.bind(pod, "n1") == ""
-        assert watcher.book.pods.get(pod.uid) is None
-        await watcher.until(lambda: watcher.book.ledgers.current("n1"))
+        assert watcher.cache.pods.get(pod.uid) is None
+        await watcher.until(lambda: watcher.cache.ledgers.current("n1"))
         await watcher.controller.mend("n1")
         assert pod.uid in watcher.claims()
         cluster.resume_watches(PODS)
@@ -131,12 +132,12 @@ async def test_a_lost_ledger_is_rebuilt_from_the_pods_that_are_bound(cluster: Me
         pods = [asking_pod(cluster, f"vm{number}") for number in range(3)]
         for pod in pods:
             await before.bind(pod, "n1")
-        told = {uid: claim.owned for uid, claim in before.book.ledger_of("n1").claims.items()}
+        told = {uid: claim.owned for uid, claim in before.cache.ledger("n1").claims.items()}
     cluster._ledgers.remove("n1")
 
     async with replica(cluster) as after:
         await after.until(lambda: len(after.claims()) == 3)
-        ledger = after.book.ledger_of("n1")
+        ledger = after.cache.ledger("n1")
         ledger.check()
         assert {uid: claim.owned for uid, claim in ledger.claims.items()} == told
 
@@ -186,7 +187,7 @@ async def test_the_ledger_of_a_node_that_is_gone_goes_when_its_last_claim_does(
         pod = asking_pod(cluster, "vm")
         await one.bind(pod, "n1")
         cluster.delete_node("n1")
-        await one.until(lambda: "n1" not in one.book.nodes.records)
+        await one.until(lambda: "n1" not in one.cache.nodes.records)
         await one.controller.mend("n1")
         assert pod.uid in one.claims()
         cluster.delete_pod("default", "vm", force=True)
@@ -200,9 +201,9 @@ async def test_many_releases_at_once_wake_the_waiting_pods_once(cluster: MemoryC
             await one.bind(pod, "n1")
         waiting = asking_pod(cluster, "waiting", vcpus=8)
         assert (await one.filter(waiting)).names == []
-        seen = len(one.book.nodes.records["n1"].resource_version)
+        seen = len(one.cache.nodes.records["n1"].resource_version)
         versions = set()
-        one.book.nodes.subscribe(lambda _, node: versions.add(node.resource_version if node else seen))
+        one.cache.nodes.subscribe(lambda _, node: versions.add(node.resource_version if node else seen))
         for pod in pods:
             cluster.delete_pod("default", pod.name, force=True)
         await one.until(lambda: not one.claims() and RELEASED_AT in cluster.node_annotations("n1"))
@@ -214,7 +215,7 @@ async def test_nobody_is_woken_when_nobody_waits(cluster: MemoryCluster) -> None
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         await one.bind(pod, "n1")
-        await one.until(lambda: one.book.pods.records[pod.uid].node == "n1")
+        await one.until(lambda: one.cache.pods.records[pod.uid].node == "n1")
         cluster.delete_pod("default", "vm", force=True)
         await one.until(lambda: not one.claims())
         assert RELEASED_AT not in cluster.node_annotations("n1")
@@ -228,7 +229,7 @@ async def test_a_machine_that_is_described_late_or_anew_wakes_the_waiting_pods(
         waiting = asking_pod(cluster, "waiting", vcpus=6)
         assert (await one.filter(waiting, "late")).names == []
         woken: list[str] = []
-        one.book.nodes.subscribe(lambda _, node: woken.append(node.name if node else ""))
+        one.cache.nodes.subscribe(lambda _, node: woken.append(node.name if node else ""))
         woken.clear()  # of what is known already
         for times, (held, names) in enumerate(((0b111, []), (0, ["late"]), (0b11, ["late"])), 1):
             cluster.put_topology("late", EIGHT, kubelet_cpus=held)
@@ -243,7 +244,7 @@ async def test_two_replicas_that_mend_the_same_node_do_each_thing_once(cluster: 
         pods = [asking_pod(cluster, f"vm{number}") for number in range(4)]
         for pod, binder in zip(pods, (one, other, one, other), strict=True):
             assert await binder.bind(pod, "n1") == ""
-        assert one.book.ledger_of("n1").owned | other.book.ledger_of("n1").owned == mask_of(range(8))
+        assert one.cache.ledger("n1").owned | other.cache.ledger("n1").owned == mask_of(range(8))
         for pod in pods:
             cluster.delete_pod("default", pod.name, force=True)
         await one.until(lambda: not one.claims())
@@ -256,11 +257,11 @@ async def test_the_releases_of_a_node_go_together_in_few_writes(cluster: MemoryC
         pods = [asking_pod(cluster, f"vm{number}", vcpus=1) for number in range(8)]
         for pod in pods:
             await one.bind(pod, "n1")
-        before = one.book.ledgers.writes
+        before = one.cache.ledgers.writes
         for pod in pods:
             cluster.delete_pod("default", pod.name, force=True)
         await one.until(lambda: not one.claims())
-        assert one.book.ledgers.writes - before <= 2
+        assert one.cache.ledgers.writes - before <= 2
 
 
 async def test_a_write_that_fails_is_tried_again_until_the_cores_are_free(cluster: MemoryCluster) -> None:

@@ -18,7 +18,8 @@ from kvplace.kube.events import EventReason
 from kvplace.kube.faults import FaultScript, Moment, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import PodRecord
-from tests.controller.replicas import EIGHT, QUICK, Replica, asking_pod, replica
+from tests.controller.replicas import QUICK, Replica, asking_pod, replica
+from tests.nodes.machines import EIGHT
 
 EPOCH = datetime(2026, 1, 2, tzinfo=UTC)
 STILL = replace(QUICK, round_s=3600.0)
@@ -68,7 +69,7 @@ async def test_a_bind_that_takes_an_old_claim_over_while_it_is_being_given_back_
         pod = asking_pod(cluster, "vm")
         await unanswered_bind(cluster, one, pod)
         moment[0] += timedelta(seconds=61)
-        await other.until(lambda: other.book.ledger_of("n1").claims)
+        await other.until(lambda: other.cache.ledger("n1").claims)
         cluster.pause_watches(LEDGERS)
         looking = cluster.faults.hold(Operation.READ_POD, moment=Moment.AFTER)
         mending = asyncio.create_task(other.controller.mend("n1"))
@@ -120,12 +121,12 @@ async def test_a_claim_that_differs_from_what_its_pod_runs_on_is_made_to_agree(
     async with replica(cluster, controller=False) as before:
         pod = asking_pod(cluster, "vm", 3)
         assert await before.bind(pod, "n1") == ""
-        stored = before.book.ledger_of("n1")
+        stored = before.cache.ledger("n1")
         elsewhere = replace(stored.claims[pod.uid], cpus=0b111000, owned=0b111000)
         cluster.put_ledger("n1", stored.after(LedgerChange((elsewhere,))))
     async with replica(cluster) as one:
-        await one.until(lambda: one.book.ledger_of("n1").owned == 0b111)
-        one.book.ledger_of("n1").check()
+        await one.until(lambda: one.cache.ledger("n1").owned == 0b111)
+        one.cache.ledger("n1").check()
 
 
 async def test_a_pod_that_ended_meanwhile_is_not_claimed_back_from_a_stale_cache(
@@ -134,11 +135,11 @@ async def test_a_pod_that_ended_meanwhile_is_not_claimed_back_from_a_stale_cache
     async with replica(cluster, controller=False) as one, replica(cluster, controller=False) as stale:
         pod = asking_pod(cluster, "vm")
         assert await one.bind(pod, "n1") == ""
-        await stale.until(lambda: stale.book.pods.records[pod.uid].node)
+        await stale.until(lambda: stale.cache.pods.records[pod.uid].node)
         cluster.pause_watches(PODS)
         cluster._ledgers.remove("n1")
         cluster.set_pod_phase("default", "vm", "Succeeded")
-        await stale.until(lambda: stale.book.ledgers.current("n1") is None)
+        await stale.until(lambda: stale.cache.ledgers.current("n1") is None)
         await stale.controller.mend("n1")
         assert stale.claims() == {}
         cluster.resume_watches(PODS)
@@ -161,7 +162,7 @@ async def test_an_overlap_is_told_once_and_does_not_keep_other_claims_from_comin
             node="n1",
             annotations={PLACEMENT: intruder.to_json()},
         )
-        await one.until(lambda: "a-first" in one.book.pods.records and not one.book.ledgers.current("n1"))
+        await one.until(lambda: "a-first" in one.cache.pods.records and not one.cache.ledgers.current("n1"))
         cluster.faults.fail(Operation.RECORD_EVENT, Unavailable("busy"))
         for _ in range(3):
             await one.controller.mend("n1")
@@ -177,7 +178,7 @@ async def test_a_release_whose_answer_is_lost_still_wakes_who_waits(cluster: Mem
         pod = asking_pod(cluster, "vm")
         assert await one.bind(pod, "n1") == ""
         asking_pod(cluster, "waiting", 8)
-        await one.until(lambda: len(one.book.pods.records) == 2)
+        await one.until(lambda: len(one.cache.pods.records) == 2)
         cluster.faults.fail(Operation.WRITE_LEDGER, Unavailable("timeout"), moment=Moment.AFTER)
         cluster.delete_pod("default", "vm", force=True)
         await one.until(lambda: RELEASED_AT in cluster.node_annotations("n1"))
@@ -191,7 +192,7 @@ async def test_waking_is_tried_again_when_the_api_server_is_away_and_on_a_node_t
         for pod, node in zip(pods, ("n1", "n2"), strict=True):
             assert await one.bind(pod, node) == ""
         asking_pod(cluster, "waiting", 8)
-        await one.until(lambda: len(one.book.pods.records) == 3)
+        await one.until(lambda: len(one.cache.pods.records) == 3)
         cluster.faults.fail(Operation.ANNOTATE_NODE, Unavailable("busy"))
         hold = cluster.faults.hold(Operation.ANNOTATE_NODE)
         for pod in pods:
@@ -209,7 +210,7 @@ async def test_a_right_to_wake_that_is_missing_is_logged_and_keeps_nothing_else_
         pod = asking_pod(cluster, "vm")
         assert await one.bind(pod, "n1") == ""
         asking_pod(cluster, "waiting", 8)
-        await one.until(lambda: len(one.book.pods.records) == 2)
+        await one.until(lambda: len(one.cache.pods.records) == 2)
         cluster.faults.fail(Operation.ANNOTATE_NODE, Forbidden("no right"))
         cluster.delete_pod("default", "vm", force=True)
         await one.until(lambda: not one.claims() and not cluster.faults.pending)
@@ -234,7 +235,7 @@ async def test_replicas_that_see_the_cluster_differently_free_everything_in_the_
         cluster.drop_watches(LEDGERS)
         cluster.resume_watches(PODS)
         await one.until(lambda: not one.claims())
-        await one.until(lambda: one.book.ledger_of("n1").owned == other.book.ledger_of("n1").owned == 0)
+        await one.until(lambda: one.cache.ledger("n1").owned == other.cache.ledger("n1").owned == 0)
 
 
 async def test_what_vanished_is_forgotten_once_nobody_claims_for_it(cluster: MemoryCluster) -> None:
@@ -242,11 +243,11 @@ async def test_what_vanished_is_forgotten_once_nobody_claims_for_it(cluster: Mem
         pods = [asking_pod(cluster, f"vm-{number}") for number in range(4)]
         for pod in pods:
             assert await one.bind(pod, "n1") == ""
-        await watcher.until(lambda: watcher.book.ledger_of("n1").owned == mask_of(range(8)))
+        await watcher.until(lambda: watcher.cache.ledger("n1").owned == mask_of(range(8)))
         for pod in pods:
             cluster.delete_pod("default", pod.name, force=True)
-        await watcher.until(lambda: not watcher.book.ledger_of("n1").owned)
-        await watcher.until(lambda: not watcher.book.pods.records)
+        await watcher.until(lambda: not watcher.cache.ledger("n1").owned)
+        await watcher.until(lambda: not watcher.cache.pods.records)
         rounds = asyncio.create_task(watcher.controller.run())
         await watcher.until(lambda: not watcher.controller._vanished)
         rounds.cancel()

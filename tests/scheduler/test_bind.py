@@ -17,12 +17,12 @@ from kvplace.kube.cluster import PODS
 from kvplace.kube.events import EventReason, EventRecorder
 from kvplace.kube.faults import Operation
 from kvplace.kube.records import PodRecord
+from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender
-from kvplace.scheduler.node_book import NodeBook
 from kvplace.scheduler.wire import BindingArgs
-from tests.controller.replicas import EIGHT, asking_pod, replica
+from tests.controller.replicas import asking_pod, replica
+from tests.nodes.machines import EIGHT, TWO
 from tests.scheduler.counting import Counting
-from tests.scheduler.test_filter import TWO
 
 
 @pytest.fixture
@@ -65,10 +65,10 @@ async def test_a_bind_that_was_done_already_answers_yes_and_writes_nothing(clust
     async with replica(cluster, controller=False) as one:
         pod = asking_pod(cluster, "vm")
         assert await one.bind(pod, "a") == ""
-        await one.until(lambda: one.book.pods.records[pod.uid].node)
+        await one.until(lambda: one.cache.pods.records[pod.uid].node)
         assert await one.bind(pod, "a") == ""
         assert cluster.bindings == [("vm", "a")]
-        assert one.book.ledgers.writes == 1
+        assert one.cache.ledgers.writes == 1
 
 
 async def test_a_bind_that_was_done_already_answers_yes_although_the_watch_has_not_told(
@@ -141,7 +141,7 @@ async def test_a_pod_that_is_gone_leaves_no_claim(cluster: Counting) -> None:
         assert await one.bind(pod, "a") == "pod default/vm is gone"
         assert cluster.claimed_on(pod.uid) == []
         cluster.resume_watches(PODS)
-        await one.until(lambda: pod.uid not in one.book.pods.records)
+        await one.until(lambda: pod.uid not in one.cache.pods.records)
         assert await one.bind(pod, "a") == f"pod default/vm with UID {pod.uid} is gone"
 
 
@@ -189,10 +189,10 @@ async def test_a_pod_that_is_bound_elsewhere_keeps_its_cores_there_and_gets_none
         assert "is already " in await other.bind(pod, "b")
         assert cluster.claimed_on(pod.uid) == ["a"]
         cluster.resume_watches(PODS)
-        await other.until(lambda: other.book.pods.get(pod.uid))
-        written = other.book.ledgers.writes
+        await other.until(lambda: other.cache.pods.get(pod.uid))
+        written = other.cache.ledgers.writes
         assert await other.bind(pod, "b") == "pod default/vm is already bound to a"
-        assert other.book.ledgers.writes == written
+        assert other.cache.ledgers.writes == written
 
 
 async def test_a_pod_that_somebody_bound_without_cores_is_not_given_any(cluster: Counting) -> None:
@@ -248,7 +248,7 @@ async def test_before_the_cluster_is_known_nothing_is_bound() -> None:
     cluster = Counting()
     cluster.create_node("a", topology=EIGHT)
     pod = asking_pod(cluster, "vm")
-    extender = Extender(cluster, NodeBook(cluster), EventRecorder(cluster))
+    extender = Extender(cluster, NodeCache(cluster), EventRecorder(cluster))
     result = await extender.bind(BindingArgs("vm", "default", pod.uid, "a"))
     assert result.error == "kvplace has not read the cluster yet; it will in a moment"
     assert cluster.claimed_on(pod.uid) == []
@@ -268,7 +268,7 @@ async def test_a_bind_takes_the_cores_that_filter_promised_and_leaves_those_of_o
         assert await one.bind(promised, "a") == ""
         assert cluster.placement("promised").cpus == mask_of(range(4))
         assert cluster.placement("other").cpus == mask_of([4, 5])
-        assert len(one.book.holds) == 0
+        assert len(one.extender.holds) == 0
 
 
 async def test_a_promise_to_another_pod_does_not_stop_a_bind_that_comes_first(cluster: Counting) -> None:
@@ -284,7 +284,7 @@ async def test_many_binds_on_one_node_go_together_and_never_overlap(cluster: Cou
         assert answers.count("") == 8
         taken = [cluster.placement(pod.name).cpus for pod in pods if cluster.pod(pod.name).node]
         assert sorted(taken) == [1 << cpu for cpu in range(8)]
-        assert one.book.ledgers.writes <= 2
+        assert one.cache.ledgers.writes <= 2
 
 
 async def test_replicas_that_bind_different_pods_to_one_node_never_share_a_core(cluster: Counting) -> None:

@@ -13,7 +13,8 @@ import pytest
 from kvplace.core.ledger import LedgerChange
 from kvplace.kube.faults import Moment, Operation
 from kvplace.kube.records import LedgerRecord
-from tests.controller.replicas import EIGHT, Replica, asking_pod, replica
+from tests.controller.replicas import Replica, asking_pod, replica
+from tests.nodes.machines import EIGHT
 from tests.scheduler.counting import Counting
 
 T = TypeVar("T")
@@ -146,6 +147,6 @@ async def test_a_node_that_is_made_anew_under_its_name_starts_with_what_still_ru
         assert await one.bind(pod, "a") == ""
         cluster.delete_node("a")
         cluster.create_node("a", topology=replace(EIGHT, reserved=1))
-        await one.until(lambda: one.book.topology_of("a") == replace(EIGHT, reserved=1))
+        await one.until(lambda: one.topology("a") == replace(EIGHT, reserved=1))
         assert "best 3 on socket 0" in await one.bind(asking_pod(cluster, "next", 4), "a")
         assert cluster.claimed_on(pod.uid) == ["a"]

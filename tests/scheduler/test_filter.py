@@ -8,32 +8,23 @@ from typing import Any
 import pytest
 
 from kvplace.core.annotations import REQUEST
-from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
+from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import GuestNuma, OnFailure, Policy, Scope, Smt
-from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.cluster import LEDGERS, PODS
 from kvplace.kube.events import EventReason, EventRecorder
 from kvplace.kube.faults import FaultScript, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender, ExtenderSettings, Mode
-from kvplace.scheduler.node_book import NodeBook
 from kvplace.scheduler.wire import read_extender_args
-from tests.controller.replicas import EIGHT, Replica, asking_args, asking_pod, replica
+from tests.controller.replicas import Replica, asking_args, asking_pod, replica
+from tests.nodes.machines import EIGHT, TWO
 
 GIB = 1 << 30
 # Two sockets of four cores with two threads; CPU 8 is the sibling of CPU 0.
-TWO = Topology(
-    packages=(Package(0, parse_cpu_list("0-3,8-11")), Package(1, parse_cpu_list("4-7,12-15"))),
-    numa_nodes=(
-        NumaNode(0, parse_cpu_list("0-3,8-11"), 16 * GIB),
-        NumaNode(1, parse_cpu_list("4-7,12-15"), 16 * GIB),
-    ),
-    l3_groups=(parse_cpu_list("0-3,8-11"), parse_cpu_list("4-7,12-15")),
-    cores=tuple(1 << core | 1 << core + 8 for core in range(8)),
-)
 ADVISING = ExtenderSettings(mode=Mode.ADVISE, bind_seconds=0.3, bind_pause_seconds=0.01)
 
 
@@ -59,7 +50,7 @@ async def test_advise_answers_with_every_node_that_fits_and_holds_nothing(cluste
     async with replica(cluster, extending=ADVISING) as one:
         answer = await one.filter(asking_pod(cluster, "vm", 8))
         assert answer.names == ["a", "b", "two"]
-        assert len(one.book.holds) == 0
+        assert len(one.extender.holds) == 0
         assert (await one.filter(asking_pod(cluster, "other", 8))).names == ["a", "b", "two"]
 
 
@@ -88,7 +79,7 @@ async def test_a_pod_that_asks_again_is_not_blocked_by_its_own_promise(cluster: 
         pod = asking_pod(cluster, "vm", 8)
         for _ in range(3):
             assert (await one.filter(pod)).names == ["a"]
-        assert len(one.book.holds) == 1
+        assert len(one.extender.holds) == 1
 
 
 async def test_a_pod_that_asks_again_is_not_blocked_by_its_own_claim(cluster: MemoryCluster) -> None:
@@ -128,10 +119,10 @@ async def test_a_promise_ends_with_its_pod(cluster: MemoryCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "lost", 8)
-        await one.until(lambda: pod.uid in one.book.pods.records)
+        await one.until(lambda: pod.uid in one.cache.pods.records)
         assert (await one.filter(pod)).names == ["a"]
         cluster.delete_pod("default", "lost")
-        await one.until(lambda: len(one.book.holds) == 0)
+        await one.until(lambda: len(one.extender.holds) == 0)
         assert (await one.filter(asking_pod(cluster, "later", 8))).names == ["a"]
 
 
@@ -142,7 +133,7 @@ async def test_a_promise_ends_when_its_pod_is_bound_elsewhere(cluster: MemoryClu
         pod = asking_pod(cluster, "vm", 8)
         assert (await one.filter(pod)).names == ["a"]
         assert await other.bind(pod, "b") == ""
-        await one.until(lambda: len(one.book.holds) == 0)
+        await one.until(lambda: len(one.extender.holds) == 0)
         assert (await one.filter(asking_pod(cluster, "later", 8))).names == ["a"]
 
 
@@ -174,7 +165,7 @@ async def test_each_node_that_cannot_be_used_says_why(cluster: MemoryCluster) ->
             "odd": "its NodeTopology cannot be read: packages must be a list; see `kvplace topology -o json` "
             "for the form",
             "torn": "its ledger cannot be read: the claim of pod x cannot be read: 'policy'",
-            "typo": "node annotation cpu-map: '{\"socket\": [\"1\"]}': key 'socket' must be "
+            "typo": "its annotation cpu-map: '{\"socket\": [\"1\"]}': key 'socket' must be "
             "socket0, socket1, ...",
         }
 
@@ -192,7 +183,7 @@ async def test_the_cpu_map_of_a_node_narrows_what_its_topology_offers(cluster: M
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", 3)
         assert (await one.filter(pod)).names == ["n"]
-        assert one.book.holds.of_pod(pod.uid, "n").owned == mask_of([2, 3, 4])  # type: ignore[union-attr]
+        assert one.extender.holds.of_pod(pod.uid, "n").owned == mask_of([2, 3, 4])  # type: ignore[union-attr]
         assert (await one.filter(asking_pod(cluster, "wide", 4))).names == []
 
 
@@ -292,9 +283,9 @@ async def test_words_that_exclude_each_other_fail_every_node_for_good(cluster: M
 async def test_before_the_cluster_is_known_nothing_is_answered() -> None:
     cluster = MemoryCluster()
     cluster.create_node("a", topology=EIGHT)
-    book = NodeBook(cluster)
+    cache = NodeCache(cluster)
     pod = asking_pod(cluster, "vm")
-    answer = await Extender(cluster, book, EventRecorder(cluster)).filter(asking_args(pod, "a"))
+    answer = await Extender(cluster, cache, EventRecorder(cluster)).filter(asking_args(pod, "a"))
     assert answer.error == "kvplace has not read the cluster yet; it will in a moment"
     assert answer.names is None
 
@@ -338,7 +329,7 @@ async def test_claims_of_other_replicas_are_seen(cluster: MemoryCluster) -> None
     cluster.create_node("n", topology=EIGHT)
     async with replica(cluster) as one, replica(cluster) as other:
         assert await other.bind(asking_pod(cluster, "vm", 6), "n") == ""
-        await one.until(lambda: one.book.ledger_of("n").owned)
+        await one.until(lambda: one.cache.ledger("n").owned)
         assert (await one.filter(asking_pod(cluster, "late", 3))).names == []
         assert (await one.filter(asking_pod(cluster, "small", 2))).names == ["n"]
 
@@ -374,12 +365,29 @@ async def test_a_topology_as_the_agent_writes_it_is_the_machine_of_the_node(clus
         pod = asking_pod(cluster, "vm", 8)
         assert (await one.filter(pod)).names == ["n"]
         assert await one.bind(pod, "n") == ""
-        assert set(cpus_of(one.book.ledger_of("n").owned)) == {4, 5, 6, 7, 12, 13, 14, 15}
+        assert set(cpus_of(one.cache.ledger("n").owned)) == {4, 5, 6, 7, 12, 13, 14, 15}
 
 
 async def _settled(one: Replica) -> None:
     """Wait until the replica has heard of everything so far."""
     marker = asking_pod(one.cluster, f"marker-{one.cluster._next_version()}")
-    await one.until(lambda: marker.uid in one.book.pods.records)
+    await one.until(lambda: marker.uid in one.cache.pods.records)
     assert not one.cluster._shelves[PODS]._paused
     assert not one.cluster._shelves[LEDGERS]._paused
+
+
+async def test_cpus_that_the_kubelet_holds_are_given_to_nobody_until_it_frees_them(
+    cluster: MemoryCluster,
+) -> None:
+    cluster.create_node("n")
+    cluster.put_topology("n", EIGHT, kubelet_cpus=0b1100)
+    async with replica(cluster) as one:
+        small, large = asking_pod(cluster, "small", 3), asking_pod(cluster, "large", 5)
+        assert (await one.filter(small)).names == ["n"]
+        assert await one.bind(small, "n") == ""
+        assert list(cpus_of(one.cache.ledger("n").owned)) == [0, 1, 4]
+        assert (await one.filter(large)).names == []
+        described = one.cache.topologies
+        cluster.put_topology("n", EIGHT)
+        await one.until(lambda: described.records["n"].kubelet_cpus == 0)
+        assert (await one.filter(large)).names == ["n"]

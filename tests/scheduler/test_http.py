@@ -15,7 +15,8 @@ from kvplace.core.annotations import REQUEST
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.http import Routes, extender_application
-from tests.controller.replicas import EIGHT, Replica, asking_pod, replica
+from tests.controller.replicas import Replica, asking_pod, replica
+from tests.nodes.machines import EIGHT
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from kvplace.core.errors import Unavailable
 from kvplace.kube.cluster import PODS, TOPOLOGIES
 from kvplace.kube.faults import Moment, Operation
-from tests.controller.replicas import EIGHT, asking_pod, replica
+from tests.controller.replicas import asking_pod, replica
+from tests.nodes.machines import EIGHT, TWO
 from tests.scheduler.counting import Counting
-from tests.scheduler.test_filter import TWO
 
 
 @pytest.fixture
@@ -76,10 +76,10 @@ async def test_a_bound_pod_keeps_its_claim_when_its_machine_has_changed_and_bind
         cluster.pause_watches(PODS)
         assert await one.bind(pod, "a") == ""
         cluster.put_topology("a", replace(EIGHT, reserved=0b11))
-        await one.until(lambda: one.book.topology_of("a") == replace(EIGHT, reserved=0b11))
+        await one.until(lambda: one.topology("a") == replace(EIGHT, reserved=0b11))
         assert await one.bind(pod, "a") == ""
         cluster.put_topology("a", TWO)
-        await one.until(lambda: one.book.topology_of("a") == TWO)
+        await one.until(lambda: one.topology("a") == TWO)
         assert await one.bind(pod, "a") == ""
         assert cluster.claimed_on(pod.uid) == ["a"]
         cluster.resume_watches(PODS)
@@ -93,7 +93,7 @@ async def test_a_claim_that_its_machine_no_longer_serves_is_left_to_the_controll
         assert await one.bind(pod, "two") == "timeout"
         cluster.faults._faults.clear()
         cluster.put_topology("two", EIGHT)
-        await one.until(lambda: one.book.topology_of("two") == EIGHT)
+        await one.until(lambda: one.topology("two") == EIGHT)
         assert "has changed since this pod's cores were claimed" in await one.bind(pod, "two")
         assert cluster.claimed_on(pod.uid) == ["two"]
         assert (await one.filter(pod)).names == ["a"]
@@ -107,7 +107,7 @@ async def test_what_is_written_on_the_pod_is_of_the_machine_that_was_decided_on(
         binding = asyncio.create_task(one.bind(pod, "a"))
         await hold.reached.wait()
         cluster.put_topology("a", TWO)
-        await one.until(lambda: one.book.topology_of("a") == TWO)
+        await one.until(lambda: one.topology("a") == TWO)
         assert not cluster._shelves[TOPOLOGIES]._paused
         hold.release()
         assert await binding == ""

@@ -22,9 +22,9 @@ from kvplace.kube.cluster import LEDGERS, NODES, PODS, TOPOLOGIES, Kind
 from kvplace.kube.faults import Moment, Operation
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings, Mode
-from tests.controller.replicas import EIGHT, Replica, asking_pod, replica
+from tests.controller.replicas import Replica, asking_pod, replica
+from tests.nodes.machines import EIGHT, TWO
 from tests.scheduler.test_crashes import Network
-from tests.scheduler.test_filter import TWO
 from tests.scheduler.virtual_time import JumpingLoop
 
 EPOCH = datetime(2026, 1, 2, tzinfo=UTC)
@@ -245,16 +245,15 @@ class Replicas(RuleBasedStateMachine):
             record.ledger.check()
 
     def teardown(self) -> None:
-        if not hasattr(self, "cluster"):
-            return
-        self._settle()
-        for pod in self._pods():
-            self.cluster.delete_pod("default", pod.name, force=True)
-        self._settle()
-        assert dict(self._claims()) == {}
-        assert all(not record.ledger.owners for record in self.cluster._ledgers.records.values())
-        for one in list(self.living):
-            self._end(one)
+        if hasattr(self, "cluster"):
+            self._settle()
+            for pod in self._pods():
+                self.cluster.delete_pod("default", pod.name, force=True)
+            self._settle()
+            assert dict(self._claims()) == {}
+            assert all(not record.ledger.owners for record in self.cluster._ledgers.records.values())
+            for one in list(self.living):
+                self._end(one)
         self.loop.finish()
 
     # Inside.

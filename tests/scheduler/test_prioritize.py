@@ -8,8 +8,9 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.request import Scope
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.scheduler.extender import ExtenderSettings, Mode
-from tests.controller.replicas import EIGHT, asking_pod, replica
-from tests.scheduler.test_filter import ADVISING, TWO
+from tests.controller.replicas import asking_pod, replica
+from tests.nodes.machines import EIGHT, TWO
+from tests.scheduler.test_filter import ADVISING
 
 
 @pytest.fixture

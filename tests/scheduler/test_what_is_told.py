@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvplace.kube.memory_cluster import MemoryCluster
-from tests.controller.replicas import EIGHT, Replica, asking_pod, replica
+from tests.controller.replicas import Replica, asking_pod, replica
+from tests.nodes.machines import EIGHT
 
 
 @pytest.fixture

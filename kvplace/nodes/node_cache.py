@@ -1,0 +1,121 @@
+"""The nodes of the cluster and the pods that kvplace places, as the watches report them.
+
+Reads memory only. It must not be read before the first complete lists have arrived: `has_synced`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.scalars import NodeName
+from kvplace.kube.cluster import LEDGERS, NODES, PODS, TOPOLOGIES, Cluster
+from kvplace.kube.ledgers import Ledgers
+from kvplace.kube.records import NodeRecord, TopologyRecord
+from kvplace.kube.store import Store
+from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node
+
+
+class NodeCache:
+    """The stores of one process, and what follows from them for each node."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.pods = Store(PODS)
+        self.nodes = Store(NODES)
+        self.topologies = Store(TOPOLOGIES)
+        self._ledger_store = Store(LEDGERS)
+        self.ledgers = Ledgers(cluster, self._ledger_store)
+        self._machines: dict[str, NodeMachine | Unusable] = {}
+        self._largest: int | None = None
+        self._listeners: list[Callable[[NodeName], None]] = []
+        self.nodes.subscribe(self._node_seen)
+        self.topologies.subscribe(self._topology_seen)
+        self.ledgers.subscribe(self._notify)
+
+    @property
+    def stores(self) -> tuple[Store[Any, Any], ...]:
+        """The stores that must run for the cache to be up to date."""
+        return (self.pods, self.nodes, self.topologies, self._ledger_store)
+
+    @property
+    def has_synced(self) -> bool:
+        """Whether every store has seen a complete list."""
+        return all(store.has_synced for store in self.stores)
+
+    @property
+    def largest_node(self) -> int | None:
+        """Most allocatable CPUs of any known machine; None when none is known."""
+        if self._largest is None:
+            machines = (self.machine(node) for node in self.nodes.records)
+            self._largest = max(
+                (one.allocatable.bit_count() for one in machines if isinstance(one, NodeMachine)), default=0
+            )
+        return self._largest or None
+
+    def machine(self, node: str) -> NodeMachine | Unusable:
+        """Return the machine of a node, or why it cannot be used."""
+        machine = self._machines.get(node)
+        if machine is None:
+            machine = describe_node(self.nodes.get(node), self.topologies.get(node))
+            if node in self.nodes.records:
+                self._machines[node] = machine
+        return machine
+
+    def ledger(self, node: str) -> Ledger:
+        """Return the newest known ledger of a node; an empty one when it has none yet."""
+        record = self.ledgers.current(node)
+        return record.ledger if record is not None else Ledger()
+
+    def snapshot(self, node: str, holds: Iterable[Claim] = ()) -> NodeSnapshot | Unusable:
+        """Return the node's machine and what is free there now, after `holds`."""
+        machine = self.machine(node)
+        if isinstance(machine, Unusable):
+            return machine
+        record = self.ledgers.current(node)
+        if record is not None and record.problem:
+            return Unusable(f"its ledger cannot be read: {record.problem}")
+        return NodeSnapshot(machine, machine.free(self.ledger(node), holds))
+
+    def subscribe(self, listener: Callable[[NodeName], None]) -> None:
+        """Call the listener with a node's name after each change of its machine or its ledger."""
+        self._listeners.append(listener)
+
+    def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
+        either = after or before
+        if either is not None and (before is None or after is None or before.cpu_map != after.cpu_map):
+            self._machine_changed(either.name)
+
+    def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
+        either = after or before
+        unchanged = before is not None and after is not None and after.allows_what(before)
+        if either is not None and not unchanged:
+            self._machine_changed(either.node)
+
+    def _machine_changed(self, node: str) -> None:
+        self._machines.pop(node, None)
+        self._largest = None
+        self._notify(node)
+
+    def _notify(self, node: str) -> None:
+        for listener in self._listeners:
+            listener(NodeName(node))
+
+
+@contextlib.asynccontextmanager
+async def running_node_cache(cluster: Cluster) -> AsyncIterator[NodeCache]:
+    """Keep a cache up to date while the block runs; enters when it is complete."""
+    cache = NodeCache(cluster)
+    async with asyncio.TaskGroup() as group:
+        watching = [group.create_task(store.run(cluster)) for store in cache.stores]
+        try:
+            for store in cache.stores:
+                await store.wait_until_synced()
+            yield cache
+        finally:
+            await cache.ledgers.drain()
+            await cache.ledgers.stop()
+            for task in watching:
+                task.cancel()

@@ -1,0 +1,89 @@
+"""The machine of a node, as its NodeTopology and its `cpu-map` annotation describe it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvplace.core.cpu_map import read_node_cpu_map
+from kvplace.core.errors import BadAnnotation, BadTopology
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.topology import Topology, topology_of_cpu_map
+from kvplace.kube.records import NodeRecord, TopologyRecord
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMachine:
+    """The hardware of a node, and the CPUs of it that kvplace may give out."""
+
+    topology: Topology
+    allocatable: CpuMask
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether the node gives out fewer CPUs than its topology says are allocatable."""
+        return self.allocatable != self.topology.allocatable
+
+    def free(self, ledger: Ledger, holds: Iterable[Claim] = ()) -> Free:
+        """Return what is free after a ledger's claims and the tentative `holds`."""
+        return free_of(self.topology, ledger, holds, only=self.allocatable)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """One node at one moment: its machine and what is free there."""
+
+    machine: NodeMachine
+    free: Free
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """Nothing can be placed on a node."""
+
+    problem: str
+    """One clause that says why, without the node's name."""
+
+
+NOT_DESCRIBED = Unusable("neither a NodeTopology object nor a cpu-map annotation describes the node")
+NOT_KNOWN = Unusable("the node is not known to the API server")
+
+
+def describe_node(node: NodeRecord | None, described: TopologyRecord | None) -> NodeMachine | Unusable:
+    """Combine what describes a node.
+
+    Its cpu-map and the CPUs that the kubelet's static policy holds limit what may be given out. A node
+    without a NodeTopology is described by its cpu-map alone.
+    """
+    if node is None:
+        return NOT_KNOWN
+    try:
+        sockets = read_node_cpu_map(node.cpu_map) if node.cpu_map else None
+    except BadAnnotation as error:
+        return Unusable(f"its {error}")
+    if described is None:
+        return NOT_DESCRIBED if sockets is None else _of_cpu_map(sockets)
+    topology = described.topology
+    if topology is None:
+        return Unusable(f"its NodeTopology cannot be read: {described.problem}")
+    allocatable = topology.allocatable & ~described.kubelet_cpus
+    if sockets is not None:
+        allocatable &= _union(sockets)
+    return NodeMachine(topology, CpuMask(allocatable))
+
+
+def _of_cpu_map(sockets: dict[int, int]) -> NodeMachine | Unusable:
+    try:
+        topology = topology_of_cpu_map(sockets)
+    except BadTopology as error:
+        return Unusable(f"its cpu-map does not describe a machine: {error}")
+    return NodeMachine(topology, CpuMask(topology.allocatable))
+
+
+def _union(sockets: dict[int, int]) -> CpuMask:
+    cpus = NO_CPUS
+    for of_socket in sockets.values():
+        cpus |= of_socket
+    return cpus

@@ -1,0 +1,1 @@
+"""Nodes as the watches report them."""
