@@ -1,4 +1,4 @@
-"""How few VMs would have to be split by somebody who knew all arrivals and departures beforehand.
+"""How few VMs would have to be split if all arrivals and departures were known beforehand.
 
 A mixed-integer programme for one load on one machine of equal NUMA nodes, without moves. Every VM lies whole
 on one node or is split, in any parts and over any nodes; at every arrival no node holds more than it has.
@@ -55,7 +55,7 @@ def fewest_split(events: Sequence[Event], node_cpus: Sequence[int], *, seconds: 
 
 
 def _fullest(events: Sequence[Event]) -> list[list[Vm]]:
-    """Who runs at the moments before somebody leaves, and at the end: other moments have fewer VMs."""
+    """The VMs that run just before each departure, and at the end: other moments have fewer VMs."""
     running: dict[int, Vm] = {}
     moments = []
     grown = False

@@ -55,7 +55,7 @@ class Machine(Protocol):
 
     @property
     def free(self) -> int:
-        """The CPUs that nobody has."""
+        """The free CPUs."""
 
     def take(self, vm: Vm) -> int | None:
         """Give a VM its CPUs, after making room where that is its way."""

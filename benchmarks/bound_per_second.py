@@ -54,7 +54,7 @@ AFTERWARDS_S = 4.0
 UNBATCHED = ("--feature-gates=OpportunisticBatching=false",)
 ALL_NODES = {"profiles": [{"schedulerName": "default-scheduler", "percentageOfNodesToScore": 100}]}
 SAMPLED_ABOVE = 100
-"""kube-scheduler looks at every node of a cluster that is not larger, whatever it is told."""
+"""kube-scheduler looks at every node of a cluster that is not larger, whatever its configuration."""
 
 Json = dict[str, Any]
 

@@ -65,7 +65,7 @@ class Cluster:
         self._plane.request("DELETE", vmis)
         deadline = time.monotonic() + _PATIENCE_S
         while self._plane.request("GET", vmis)["items"]:
-            # Nobody plays kubelet here, so nobody else ends the pods.
+            # There is no kubelet here that would end the pods.
             self._plane.request("DELETE", f"/api/v1/namespaces/{namespace}/pods?gracePeriodSeconds=0")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the VMs of {namespace} are still there after {_PATIENCE_S:.0f} s")

@@ -66,7 +66,7 @@ def cluster(arguments: list[str]) -> int:
 
 
 def constraints(arguments: list[str]) -> int:
-    """Writes constraints.txt anew from pyproject.toml; `--upgrade` takes the newest versions that fit."""
+    """Resolves pyproject.toml into constraints.txt; `--upgrade` takes the newest versions that fit."""
     VENV.ensure((*RUNTIME, Section.DEV))
     requirements.write(PROJECT, VENV.bin / "uv", upgrade="--upgrade" in arguments)
     say("wrote constraints.txt")

@@ -15,12 +15,12 @@ class StepFailed(Exception):
 
 
 def say(sentence: str) -> None:
-    """Tells the person what happens now."""
+    """Reports on stderr what happens now."""
     print(f"kvplace: {sentence}", file=sys.stderr, flush=True)
 
 
 def in_ci() -> bool:
-    """Whether nothing may be skipped, since nobody would read why."""
+    """Whether the run is a CI run, where nothing may be skipped."""
     return os.environ.get("CI", "").lower() not in {"", "0", "false", "no"}
 
 

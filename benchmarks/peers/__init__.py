@@ -1,6 +1,6 @@
 """How others choose CPUs: plain re-implementations to compare with.
 
-Each is written anew from the other's documented or published behaviour, and reads like that description;
+Each is our own implementation of the documented or published behaviour, and reads like that description;
 none is the other's own code. They share one form: a machine, its free CPUs and a count in, a set of CPUs
 out, None when the other would refuse. What a peer gets wrong is kept: kubelet's averages may hand out CPUs
 that are in use.

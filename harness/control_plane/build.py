@@ -218,7 +218,7 @@ def _only_one(place: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 def _temporary_beside(place: Path) -> Iterator[Path]:
     """Give a folder on the same file system as `place`; what is left in it at the end is removed.
 
-    The caller holds the lock of `place`, so folders left by builds that were killed are nobody's and go,
+    The caller holds the lock of `place`, so folders left by builds that were killed are unused and go,
     too.
     """
     prefix = f".{place.name[:24]}-"

@@ -151,7 +151,7 @@ class ControlPlane:
         as_user: str | None = None,
         as_groups: Sequence[str] = (),
     ) -> Path:
-        """Write a kubeconfig for a token, optionally one that impersonates somebody, and return its path."""
+        """Write a kubeconfig for a token, optionally one that impersonates a user, and return its path."""
         user: Json = {"token": token}
         if as_user is not None:
             user["as"] = as_user
@@ -354,7 +354,7 @@ class ControlPlane:
             "etcd",
             f"--data-dir={self.folder / 'etcd'}",
             f"--socket={self.folder / 'etcd.sock'}",
-            # When this process is killed nobody else is left to tidy up.
+            # When this process is killed, no other one tidies up.
             f"--remove-at-end={self.folder}",
         )
 
@@ -364,7 +364,7 @@ class ControlPlane:
         tokens.write_text(
             "".join(f'{i.token},{i.user},{i.user},"{",".join(i.groups)}"\n' for i in identities)
         )
-        # Without a kubelet that reports Ready this plugin's taint would stay on every node for ever.
+        # Without a kubelet that reports Ready this plugin's taint would stay on every node.
         disabled = ["TaintNodesByCondition"]
         if not service_account_admission:
             disabled.append("ServiceAccount")

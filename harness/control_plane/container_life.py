@@ -127,7 +127,7 @@ class ContainerLife:
             "startedAt": self.state["running"]["startedAt"],
             "finishedAt": now(),
         }
-        # As with terminationMessagePolicy FallbackToLogsOnError: whoever waits for the pod sees why it died.
+        # As with terminationMessagePolicy FallbackToLogsOnError, so that a test sees why the container died.
         return ended if code == 0 else {**ended, "message": log_tail(request.log)}
 
     async def _back_off(self) -> None:

@@ -223,7 +223,7 @@ def _prepare_root(request: ContainerRequest, program: str) -> str:
         elif not str(request.scratch).startswith(f"{point}/") or point in _KERNELS_OWN:
             shared.append(Path(point))
             lines.append(f"mount --rbind {shlex.quote(point)} root{shlex.quote(point)}")
-    # An image is readable for all; an interpreter that lives in somebody's home is made so in the overlay,
+    # An image is readable for all; an interpreter in a home directory is made readable in the overlay,
     # and only there: what is not in the overlay is this machine's own.
     lines += [
         f"chmod a+rx root{shlex.quote(str(folder))}"

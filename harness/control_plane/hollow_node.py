@@ -1,8 +1,8 @@
 """Nodes without machines: Node objects, and a kubelet played for the pods bound to them.
 
 A pod bound here gets its downward API files and environment, its containers are started by the runner that
-the test chose (or are hollow and run at once), its probes are carried out, and the API server is told what
-a kubelet would tell. One watch serves all nodes of a group, so a thousand nodes cost no more than the pods
+the test chose (or are hollow and run at once), its probes are carried out, and its status is written as a
+kubelet would write it. One watch serves all nodes of a group, so a thousand nodes cost no more than the pods
 on them.
 """
 

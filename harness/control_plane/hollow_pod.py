@@ -1,6 +1,6 @@
 """One pod on a hollow node: from bound to Ready, and from deleted to gone.
 
-What the API server is told about the pod follows from its containers alone, as with a kubelet: Ready once
+The status of the pod follows from its containers alone, as with a kubelet: Ready once
 every container is, and every readiness gate, which others set; gone only after every container has ended.
 """
 
@@ -167,7 +167,7 @@ class HollowPod:
             log=self._kubelet.folder / f"{pod['metadata']['name']}-{spec['name']}.log",
         )
 
-    # Telling the API server
+    # Writing to the API server
 
     async def _report(self) -> None:
         """Keep the files and the written status true."""
@@ -179,7 +179,7 @@ class HollowPod:
             await change.wait()
 
     async def _write_status(self) -> None:
-        """Write the status unless the API server has been told the same already."""
+        """Write the status unless the API server has it already."""
         status = self._reading.status(self.pod)
         if self._is_gone or status == self._written:
             return

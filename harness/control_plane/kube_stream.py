@@ -84,7 +84,7 @@ class KubeClient:
     def _exchanged(self, exchange: asyncio.Future[Json]) -> None:
         self._exchanges.discard(exchange)
         if not exchange.cancelled():
-            # Taken note of: whoever was cancelled meanwhile does not want it.
+            # Retrieved on purpose: a caller that was cancelled meanwhile does not want it.
             exchange.exception()
 
     async def _exchange(self, method: str, path: str, body: Json | None, content_type: str) -> Json:
@@ -103,7 +103,7 @@ class KubeClient:
             return decoded
 
     async def list_and_watch(self, path: str, field_selector: str) -> AsyncGenerator[Change, None]:
-        """Yield every object of a collection as it is and whenever it changes, for ever.
+        """Yield every object of a collection as it is and at every change, without end.
 
         Errors of the connection end a watch, not the stream. Several changes may come as one. Whoever stops
         early closes the generator (`contextlib.aclosing`).

@@ -231,7 +231,7 @@ class KubeVirt:
             f"--kubeconfig={self._kubeconfig('kubevirt-controller')}",
             "--launcher-image=kubevirt.test/virt-launcher",
             "--exporter-image=kubevirt.test/virt-exportserver",
-            # Its metrics want certificates that are not here, so nobody asks for them.
+            # Its metrics need certificates that do not exist here, so no test reads them.
             "--listen=127.0.0.1",
             "--port=0",
             SIDECAR_SHIM_IMAGE="kubevirt.test/sidecar-shim",

@@ -210,7 +210,7 @@ def hook_flags(
         domain: a file with the XML to begin with; without one the VMI is converted.
         calls: 1 as on s390x and on a migration target, 2 as without free interface slots, or 3, the common
             case: with placeholder interfaces, without them, and with root ports for hotplug.
-        chained: feed every answer whole into the next call, of which there may be any number then.
+        chained: feed every complete answer into the next call; then any number of calls is possible.
         placeholders: how many placeholder interfaces the first of three calls has.
         root_ports: how many root ports the last of several calls adds.
         cloud_init: call PreCloudInitIso first.

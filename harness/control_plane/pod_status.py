@@ -1,4 +1,4 @@
-"""What a kubelet would tell about a pod, read from its containers."""
+"""The status that a kubelet would write for a pod, read from its containers."""
 
 from __future__ import annotations
 

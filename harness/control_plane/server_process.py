@@ -101,7 +101,7 @@ class ServerProcess:
 def reserve_port() -> tuple[socket.socket, int]:
     """Reserve a free loopback port for a server that is started with --permit-port-sharing.
 
-    The socket is bound, never listening: as long as it is held nobody else is given the port, and all
+    The socket is bound, never listening: as long as it is held no other process gets the port, and all
     connections go to the server.
     """
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

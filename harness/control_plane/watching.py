@@ -59,7 +59,7 @@ def wait_for(
     found: dict[str, Any] = {}
     with (
         watch_one_object(plane, collection, name, "0") as events,
-        contextlib.suppress(TimeoutError),  # told below, with the object
+        contextlib.suppress(TimeoutError),  # reported below, with the object
     ):
         for event in events:
             found = event["object"]

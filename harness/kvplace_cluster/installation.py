@@ -37,7 +37,7 @@ class Replica:
     """One `kvplace serve` process."""
 
     def __init__(self, plane: ControlPlane, number: int, certificate: tuple[Path, Path]) -> None:
-        """Start it; `wait_until_ready` tells when it serves."""
+        """Start it; `wait_until_ready` returns when it serves."""
         self._plane = plane
         self._reservations = contextlib.ExitStack()
         ports = []
