@@ -38,12 +38,12 @@ def output_option(function: _Function) -> _Function:
 
 
 def output_option_of(*outputs: Output) -> Callable[[_Function], _Function]:
-    """Add `-o` with just these choices to a command, as its argument `output`."""
+    """Add `-o` with these choices to a command, as its argument `output`; the first one is the default."""
     return click.option(
         "-o",
         "--output",
         type=click.Choice([output.value for output in outputs]),
-        default=Output.TABLE.value,
+        default=outputs[0].value,
         show_default=True,
         callback=lambda _context, _option, value: Output(value),
         help="How to print the answer.",

@@ -1,0 +1,37 @@
+"""`kvplace schema`: the JSON Schemas of the documents that people write, for editors and checks."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import CompletionItem
+
+from kvplace.cli.output import Output, output_option_of, print_json, print_yaml
+from kvplace.core.errors import BadBody
+
+
+def _complete(_context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    from kvplace.documents.schemas import SCHEMA_NAMES
+
+    return [CompletionItem(name) for name in SCHEMA_NAMES if name.startswith(begun)]
+
+
+@click.command("schema", short_help="Print the JSON Schema of a document that you write.")
+@click.argument("name", required=False, shell_complete=_complete)
+@output_option_of(Output.JSON, Output.YAML)
+def command(name: str | None, output: Output) -> None:
+    """Print the JSON Schema of a document that you write; without NAME, list the documents.
+
+    An editor with a YAML or JSON language server completes and checks a document with its schema.
+    """
+    from kvplace.documents.schemas import SCHEMA_NAMES, schema_of
+
+    if name is None:
+        width = max(map(len, SCHEMA_NAMES))
+        for each in SCHEMA_NAMES:
+            click.echo(f"{each:<{width}}  {schema_of(each)['description']}")
+        return
+    try:
+        schema = schema_of(name)
+    except BadBody as error:
+        raise BadBody(f"schema {error}") from None
+    (print_json if output is Output.JSON else print_yaml)(schema)

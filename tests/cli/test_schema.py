@@ -1,0 +1,61 @@
+"""`kvplace schema` prints the JSON Schema of each document that people write."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+import yaml
+
+from kvplace.documents.schemas import SCHEMA_NAMES
+from tests.cli.calls import COMMAND, Caller
+from tests.documents.json_schema import violations
+
+
+def test_without_a_name_the_documents_are_listed(kvplace: Caller) -> None:
+    called = kvplace("schema")
+    assert (called.code, called.err) == (0, "")
+    assert [line.split()[0] for line in called.out.splitlines()] == list(SCHEMA_NAMES)
+
+
+@pytest.mark.parametrize("name", SCHEMA_NAMES)
+def test_json_and_yaml_hold_the_same_schema(kvplace: Caller, name: str) -> None:
+    as_json, as_yaml = kvplace("schema", name), kvplace("schema", name, "-o", "yaml")
+    document = json.loads(as_json.out)
+    assert yaml.safe_load(as_yaml.out) == document
+    assert document["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert document["type"] == "object"
+    assert not as_json.err + as_yaml.err
+
+
+def test_the_example_scenario_is_valid_by_the_printed_schema_and_one_with_a_typo_is_not(
+    kvplace: Caller,
+) -> None:
+    schema = json.loads(kvplace("schema", "scenario").out)
+    example = yaml.safe_load(kvplace("simulate", "--example").out)
+    assert not list(violations(example, schema, schema))
+    example["nodes"][0]["machin"] = example["nodes"][0].pop("machine")
+    assert list(violations(example, schema, schema))
+
+
+def test_an_unknown_name_is_a_mistake_with_a_suggestion(kvplace: Caller) -> None:
+    called = kvplace("schema", "clutser")
+    assert (called.code, called.out) == (2, "")
+    assert called.err == "kvplace: schema 'clutser' is not known; did you mean 'cluster'?\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"), [("kvplace sch", ["schema"]), ("kvplace schema re", ["request", "requests"])]
+)
+def test_the_shell_completes_commands_and_documents(words: str, offered: list[str]) -> None:
+    completion = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run(
+        COMMAND,
+        env={**os.environ, **completion, "_KVPLACE_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [f"plain,{word}" for word in offered]
