@@ -10,76 +10,50 @@ import os
 import socket
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
 from kvplace.core.errors import Conflict
 from kvplace.core.ledger import LedgerChange, merge_patch
-from kvplace.core.marks import PLACED_LABEL
-from kvplace.kube.api_errors import NOT_JSON, Missing, Rejected, error_of_status, read_status
-from kvplace.kube.cluster import (
-    LEDGERS,
-    NODES,
-    PODS,
-    TOPOLOGIES,
-    Apply,
-    Delete,
-    Kind,
-    WatchEvent,
-)
+from kvplace.kube.api_errors import Missing, Rejected, decoded
+from kvplace.kube.api_list_watch import ApiListWatch, Resource
 from kvplace.kube.events import EventRecord
-from kvplace.kube.list_watch import Change, Page, Source, Unreadable, follow
+from kvplace.kube.list_watch import ListWatch, follow
 from kvplace.kube.objects import (
     CustomObject,
     NodeObject,
-    ObjectList,
     PodObject,
     TopologyReader,
     VersionOnly,
-    WatchLine,
     ledger_record,
     node_record,
     pod_record,
 )
 from kvplace.kube.records import LedgerRecord, PodRecord
-from kvplace.kube.session import (
-    MERGE_PATCH,
-    METADATA_ONLY,
-    PAGE_LIMIT,
-    Call,
-    LineStream,
-    Session,
-    path_of,
+from kvplace.kube.session import MERGE_PATCH, METADATA_ONLY, Call, Session, path_of
+from kvplace.kube.watches import (
+    EVERYTHING,
+    LEDGERS,
+    NODES,
+    PODS,
+    TOPOLOGIES,
+    Kind,
+    Selector,
+    WatchEvent,
 )
 
 K = TypeVar("K")
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
 GROUP = "kvplace.io"
 VERSION = "v1alpha1"
 FIELD_MANAGER = "kvplace"
 
-_WATCH_S = 290
-"""The server ends a watch after so long; the next one goes to a replica that is perhaps less busy."""
 _NOTE_LIMIT = 1024
 _ECHOES = 256
 """Writes to ledgers that are remembered until the watch brings them back."""
-
-
-@dataclass(frozen=True)
-class _Resource(Generic[R]):
-    """Where a kind is served and how its objects become records."""
-
-    resource: str
-    path: str
-    selector: str
-    decode_list: Callable[[bytes], ObjectList[Any]]
-    decode: Callable[[msgspec.Raw], Any]
-    record: Callable[[Any], R]
 
 
 class ApiCluster:
@@ -102,36 +76,22 @@ class ApiCluster:
         self._controller = f"{GROUP}/{component}"
         self._instance = (os.environ.get("POD_NAME") or socket.gethostname())[:128]
         self._now = now
-        topologies = TopologyReader()
-        self._resources: Mapping[Kind[Any, Any], _Resource[Any]] = {
-            PODS: _Resource(
-                "pods",
-                path_of("api", "v1", "pods"),
-                f"{PLACED_LABEL}=true",
-                msgspec.json.Decoder(ObjectList[PodObject]).decode,
-                msgspec.json.Decoder(PodObject).decode,
-                pod_record,
-            ),
-            NODES: _Resource(
-                "nodes",
-                path_of("api", "v1", "nodes"),
-                "",
-                msgspec.json.Decoder(ObjectList[NodeObject]).decode,
-                msgspec.json.Decoder(NodeObject).decode,
-                node_record,
-            ),
-            TOPOLOGIES: _custom("nodetopologies", topologies.record),
+        self._resources: Mapping[Kind[Any, Any], Resource[Any]] = {
+            PODS: Resource.of("pods", path_of("api", "v1", "pods"), _POD, pod_record),
+            NODES: Resource.of("nodes", path_of("api", "v1", "nodes"), _NODE, node_record),
+            TOPOLOGIES: _custom("nodetopologies", TopologyReader().record),
             LEDGERS: _custom("nodeledgers", self._ledger_record),
         }
         self._written: OrderedDict[tuple[str, str], LedgerRecord] = OrderedDict()
 
-    def watch(self, kind: Kind[K, R]) -> AsyncIterator[WatchEvent[R]]:
+    def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
         session = self._session
-        return follow(self.source(kind), pause=session.pause, closed=lambda: session.closed)
+        return follow(self.list_watch(kind, selector), pause=session.pause, closed=lambda: session.closed)
 
-    def source(self, kind: Kind[K, R]) -> Source[R]:
-        """Answer the kind as something to list and watch by one's own hand."""
-        return _ApiSource(self._session, cast(_Resource[R], self._resources[kind]), self._page_size)
+    def list_watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> ListWatch[R]:
+        """Answer the selected objects of a kind as `step` wants them."""
+        selector.check(kind)
+        return ApiListWatch(self._session, self._resources[kind], selector, page_size=self._page_size)
 
     async def bind(
         self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
@@ -161,18 +121,18 @@ class ApiCluster:
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
         body = await self._get("pods", path_of("api", "v1", "namespaces", namespace, "pods", name), name)
-        return None if body is None else pod_record(_decoded(_POD, body, "pods"))
+        return None if body is None else pod_record(decoded(_POD, body, "pods"))
 
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         path = path_of("apis", "kubevirt.io", "v1", "namespaces", namespace, "virtualmachineinstances", name)
         body = await self._get("virtualmachineinstances", path, name)
         if body is None:
             return None
-        return cast(Mapping[str, Any], _decoded(_MAPPING, body, "virtualmachineinstances"))
+        return decoded(_MAPPING, body, "virtualmachineinstances")
 
     async def read_ledger(self, node: str) -> LedgerRecord | None:
         body = await self._get("nodeledgers", _ledger_path(node), node)
-        return None if body is None else ledger_record(_decoded(_CUSTOM, body, "nodeledgers"))
+        return None if body is None else ledger_record(decoded(_CUSTOM, body, "nodeledgers"))
 
     async def create_ledger(self, node: str) -> LedgerRecord:
         try:
@@ -199,7 +159,7 @@ class ApiCluster:
             if there is None:
                 raise
             return there
-        return ledger_record(_decoded(_CUSTOM, body, "nodeledgers"))
+        return ledger_record(decoded(_CUSTOM, body, "nodeledgers"))
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
         after = before.ledger.after(change)
@@ -224,7 +184,7 @@ class ApiCluster:
             )
         except Missing as error:
             raise Conflict(f"the ledger of node {before.node} is gone") from error
-        stored = _decoded(_VERSION, body, "nodeledgers").metadata
+        stored = decoded(_VERSION, body, "nodeledgers").metadata
         written = LedgerRecord(before.node, after, stored.resource_version, stored.uid)
         self._written[written.uid, written.resource_version] = written
         if len(self._written) > _ECHOES:
@@ -330,106 +290,17 @@ class ApiCluster:
         }
 
 
-class _ApiSource(Generic[R]):
-    """One resource, as the list+watch state machine wants it."""
-
-    def __init__(self, session: Session, resource: _Resource[R], page_size: int) -> None:
-        self._session = session
-        self._page_size = page_size
-        self._resource = resource
-
-    @property
-    def name(self) -> str:
-        return self._resource.resource
-
-    async def list_page(self, page: str) -> Page[R]:
-        query = {"limit": str(self._page_size)}
-        if page:
-            query["continue"] = page
-        answer = _decoded_by(
-            self._resource.decode_list,
-            await self._session.request(
-                self._call("list", query), limit=PAGE_LIMIT, timeout_s=self._session.limits.page_s
-            ),
-            self.name,
-        )
-        return Page(
-            tuple(self._resource.record(item) for item in answer.items or ()),
-            answer.metadata.continue_,
-            answer.metadata.resource_version,
-        )
-
-    async def open_watch(self, resource_version: str) -> _ApiStream[R]:
-        query = {
-            "watch": "1",
-            "resourceVersion": resource_version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(_WATCH_S),
-        }
-        return _ApiStream(await self._session.open_stream(self._call("watch", query)), self._resource)
-
-    def _call(self, verb: str, query: dict[str, str]) -> Call:
-        if self._resource.selector:
-            query["labelSelector"] = self._resource.selector
-        return Call("GET", verb, self._resource.resource, self._resource.path, query=query)
-
-
-class _ApiStream(Generic[R_co]):
-    """An open watch of one resource."""
-
-    def __init__(self, lines: LineStream, resource: _Resource[R_co]) -> None:
-        self._lines = lines
-        self._resource = resource
-
-    async def next(self) -> Change[R_co] | None:
-        line = await self._lines.next_line()
-        if line is None:
-            return None
-        resource = self._resource
-        event = _decoded(_LINE, line, resource.resource)
-        if event.type == "ERROR":
-            raise error_of_status(read_status(event.object), verb="watch", resource=resource.resource)
-        version = _decoded(_VERSION, event.object, resource.resource).metadata.resource_version
-        if event.type == "BOOKMARK":
-            return Change(None, version)
-        record = resource.record(_decoded_by(resource.decode, event.object, resource.resource))
-        return Change(Delete(record) if event.type == "DELETED" else Apply(record), version)
-
-    async def close(self) -> None:
-        await self._lines.close()
-
-
-T = TypeVar("T")
-
 _POD = msgspec.json.Decoder(PodObject)
+_NODE = msgspec.json.Decoder(NodeObject)
 _CUSTOM = msgspec.json.Decoder(CustomObject)
 _VERSION = msgspec.json.Decoder(VersionOnly)
-_LINE = msgspec.json.Decoder(WatchLine)
 _MAPPING = msgspec.json.Decoder(dict[str, Any])
 _encode = msgspec.json.encode
 
 
-def _custom(resource: str, record: Callable[[CustomObject], R]) -> _Resource[R]:
-    return _Resource(
-        resource,
-        path_of("apis", GROUP, VERSION, resource),
-        "",
-        msgspec.json.Decoder(ObjectList[CustomObject]).decode,
-        _CUSTOM.decode,
-        record,
-    )
+def _custom(resource: str, record: Callable[[CustomObject], R]) -> Resource[R]:
+    return Resource.of(resource, path_of("apis", GROUP, VERSION, resource), _CUSTOM, record)
 
 
 def _ledger_path(*node: str) -> str:
     return path_of("apis", GROUP, VERSION, "nodeledgers", *node)
-
-
-def _decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, resource: str) -> T:
-    return _decoded_by(decoder.decode, body, resource)
-
-
-def _decoded_by(decode: Callable[[Any], T], body: bytes | msgspec.Raw, resource: str) -> T:
-    try:
-        return decode(body)
-    except NOT_JSON as error:
-        raise Unreadable(f"{resource}: the API server's answer cannot be read ({error})") from error

@@ -12,11 +12,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 
 from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Misconfigured, Refused, Unavailable
 from kvplace.core.ledger import OwnershipConflict
+
+T = TypeVar("T")
 
 OWNERSHIP_RULE = "a CPU must be released before it gets another owner"
 """Message of the rule in manifests/crd/nodeledgers.yaml; by it a refusal is known."""
@@ -51,6 +54,10 @@ class Expired(Unavailable):
 
 class TooLarge(Unavailable):
     """An answer or an event is larger than we are ready to read."""
+
+
+class Unreadable(Unavailable):
+    """The API server sent something that is not what its kind looks like."""
 
 
 class Missing(Refused):
@@ -126,6 +133,14 @@ def read_status(body: bytes | msgspec.Raw) -> Status:
         return _STATUS.decode(body)
     except NOT_JSON:
         return Status(message=bytes(body)[:200].decode("utf-8", "replace").strip())
+
+
+def decoded(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw, resource: str) -> T:
+    """Decode what the API server sent; raises Unreadable."""
+    try:
+        return decoder.decode(body)
+    except NOT_JSON as error:
+        raise Unreadable(f"{resource}: the API server's answer cannot be read ({error})") from error
 
 
 def _pause(header: str | None, status: Status) -> float | None:

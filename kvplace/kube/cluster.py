@@ -1,8 +1,6 @@
-"""The port to a cluster: everything that rooms may ask of Kubernetes, and how it can fail.
+"""The calls of a whole cluster; components are to declare the few that they make themselves.
 
-There are two sides with one contract (tests/kube/test_cluster_contract.py): `ApiCluster` speaks to an API
-server, `MemoryCluster` is one, small, in this process, for the demo, simulations and tests. Errors are
-core's only:
+Errors are core's only:
 
     Conflict              somebody was faster; read again and decide again
       OwnershipConflict   a CPU would go from one pod to another
@@ -14,81 +12,17 @@ core's only:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from kvplace.core.ledger import LedgerChange
 from kvplace.kube.events import EventRecord
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
-
-K = TypeVar("K")
-R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
+from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.kube.watches import WatchClient
 
 
-@dataclass(frozen=True, eq=False)
-class Kind(Generic[K, R]):
-    """A kind of object that can be watched, and by what its records are told apart."""
-
-    name: str
-    key: Callable[[R], K]
-
-    def __repr__(self) -> str:
-        return f"Kind({self.name})"
-
-
-PODS: Kind[str, PodRecord] = Kind("pods", lambda record: record.uid)
-"""Pods that pod admission labelled `kvplace.io/placed: "true"`, by UID."""
-NODES: Kind[str, NodeRecord] = Kind("nodes", lambda record: record.name)
-TOPOLOGIES: Kind[str, TopologyRecord] = Kind("nodetopologies", lambda record: record.node)
-LEDGERS: Kind[str, LedgerRecord] = Kind("nodeledgers", lambda record: record.node)
-
-
-@dataclass(frozen=True, slots=True)
-class Init:
-    """A complete list begins; keep the old one until InitDone."""
-
-
-@dataclass(frozen=True, slots=True)
-class InitApply(Generic[R_co]):
-    """One record of the list that Init began."""
-
-    record: R_co
-
-
-@dataclass(frozen=True, slots=True)
-class InitDone:
-    """The list is complete; what it did not name is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Apply(Generic[R_co]):
-    """A record is new or has changed."""
-
-    record: R_co
-
-
-@dataclass(frozen=True, slots=True)
-class Delete(Generic[R_co]):
-    """A record is gone; carries what was last known of it."""
-
-    record: R_co
-
-
-WatchEvent: TypeAlias = Init | InitApply[R] | InitDone | Apply[R] | Delete[R]
-
-
-class Cluster(Protocol):
+class Cluster(WatchClient, Protocol):
     """What kvplace asks of a cluster."""
-
-    def watch(self, kind: Kind[K, R]) -> AsyncIterator[WatchEvent[R]]:
-        """Follow all objects of a kind, for ever.
-
-        Begins with Init, and begins anew whenever the past is lost. Never raises for a server that is
-        away, busy or forgetful: it tries again with growing pauses.
-        """
-        ...
 
     async def bind(
         self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]

@@ -18,7 +18,7 @@ from kvplace.core.errors import Misconfigured
 
 
 @dataclass(frozen=True)
-class Source:
+class CredentialOptions:
     """Which configuration to use; with nothing set what kubectl would use, or the pod's service account."""
 
     kubeconfig: str | None = None
@@ -49,24 +49,24 @@ class Credentials:
         return None if header is None else str(header)
 
 
-async def load_credentials(source: Source) -> Credentials:
+async def load_credentials(options: CredentialOptions) -> Credentials:
     """Load the configuration; raises Misconfigured that says what is missing and where."""
     from kubernetes.aio import client, config
     from yaml import YAMLError
 
     configuration = client.Configuration()
-    path = source.kubeconfig or _default_kubeconfig()
+    path = options.kubeconfig or _default_kubeconfig()
     try:
         if path is not None:
             await config.load_kube_config(
                 config_file=path,
-                context=source.context,
+                context=options.context,
                 client_configuration=configuration,
                 persist_config=False,
             )
         else:
             config.load_incluster_config(client_configuration=configuration)
-        return Credentials(configuration, source.token)
+        return Credentials(configuration, options.token)
     except (
         config.ConfigException,
         YAMLError,

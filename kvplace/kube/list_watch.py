@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from kvplace.core.errors import KvplaceError, Unavailable
-from kvplace.kube.api_errors import Expired, TooLarge
-from kvplace.kube.cluster import Apply, Delete, Init, InitApply, InitDone, WatchEvent
+from kvplace.kube.api_errors import Expired, TooLarge, Unreadable
 from kvplace.kube.retry import Backoff
+from kvplace.kube.watches import Apply, Delete, Init, InitApply, InitDone, WatchEvent
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -31,10 +31,6 @@ _log = logging.getLogger(__name__)
 
 LIVED_S = 30.0
 """A stream that lasted so long has worked: what comes after its end starts with short pauses."""
-
-
-class Unreadable(Unavailable):
-    """What the server sent is not what its kind looks like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,7 @@ class Stream(Protocol[R_co]):
     async def close(self) -> None: ...
 
 
-class Source(Protocol[R_co]):
+class ListWatch(Protocol[R_co]):
     """What can be listed and watched."""
 
     @property
@@ -124,7 +120,7 @@ class Ended(Unavailable):
     """The server has ended a watch; usual, and no reason to hurry back."""
 
 
-async def step(source: Source[R], state: State[R]) -> Step[R]:
+async def step(source: ListWatch[R], state: State[R]) -> Step[R]:
     """Make one move; failures of the cluster are part of the answer, never raised."""
     match state:
         case Empty():
@@ -141,7 +137,7 @@ async def step(source: Source[R], state: State[R]) -> Step[R]:
 
 
 async def follow(
-    source: Source[R],
+    source: ListWatch[R],
     *,
     pause: Callable[[float], Awaitable[None]],
     closed: Callable[[], bool] = lambda: False,
@@ -172,7 +168,7 @@ async def follow(
             await state.stream.close()
 
 
-async def _list(source: Source[R], page: str, events: tuple[WatchEvent[R], ...]) -> Step[R]:
+async def _list(source: ListWatch[R], page: str, events: tuple[WatchEvent[R], ...]) -> Step[R]:
     try:
         answer = await source.list_page(page)
     except KvplaceError as error:

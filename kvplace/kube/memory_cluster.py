@@ -5,7 +5,7 @@ refuses: a write on a stale resource version, a second binding, a CPU that chang
 suite runs against both. It answers at once, but every call first lets other tasks run, so that races
 show up here too.
 
-Methods that are not part of `Cluster` are doors for whoever plays users, kubelet and agent.
+Below the calls of a client stand those of whoever plays users, kubelet and agent.
 """
 
 from __future__ import annotations
@@ -23,11 +23,21 @@ from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
-from kvplace.kube.cluster import LEDGERS, NODES, PODS, TOPOLOGIES, Kind, WatchEvent
 from kvplace.kube.events import EventRecord
 from kvplace.kube.faults import FaultScript, Operation
+from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
-from kvplace.kube.shelf import Shelf
+from kvplace.kube.watches import (
+    EVERYTHING,
+    LEDGERS,
+    NODES,
+    PLACED_PODS,
+    PODS,
+    TOPOLOGIES,
+    Kind,
+    Selector,
+    WatchEvent,
+)
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -41,11 +51,11 @@ class MemoryCluster:
         self.events: list[EventRecord] = []
         self._versions = itertools.count(1)
         self._serials = itertools.count(1)
-        self._pods: Shelf[PodRecord] = Shelf(visible=lambda pod: bool(pod.request))
-        self._nodes: Shelf[NodeRecord] = Shelf()
-        self._topologies: Shelf[TopologyRecord] = Shelf()
-        self._ledgers: Shelf[LedgerRecord] = Shelf()
-        self._shelves: Mapping[Kind[Any, Any], Shelf[Any]] = {
+        self._pods = ObjectLog(PODS)
+        self._nodes = ObjectLog(NODES)
+        self._topologies = ObjectLog(TOPOLOGIES)
+        self._ledgers = ObjectLog(LEDGERS)
+        self._logs: Mapping[Kind[Any, Any], ObjectLog[Any]] = {
             PODS: self._pods,
             NODES: self._nodes,
             TOPOLOGIES: self._topologies,
@@ -56,10 +66,11 @@ class MemoryCluster:
         self._node_annotations: dict[str, dict[str, str]] = {}
         self._vmis: dict[tuple[str, str], Mapping[str, Any]] = {}
 
-    # The port.
+    # The calls of a client.
 
-    def watch(self, kind: Kind[K, R]) -> AsyncIterator[WatchEvent[R]]:
-        return cast(Shelf[R], self._shelves[kind]).watch()
+    def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
+        selector.check(kind)
+        return cast(ObjectLog[R], self._logs[kind]).watch(selector)
 
     async def bind(
         self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
@@ -90,7 +101,7 @@ class MemoryCluster:
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
         late = await self._begin(Operation.READ_POD)
-        record = self._pods.records.get((namespace, name))
+        record = self._pods.get((namespace, name))
         await self.faults.after(late)
         return record
 
@@ -102,13 +113,13 @@ class MemoryCluster:
 
     async def read_ledger(self, node: str) -> LedgerRecord | None:
         late = await self._begin(Operation.READ_LEDGER)
-        record = self._ledgers.records.get(node)
+        record = self._ledgers.get(node)
         await self.faults.after(late)
         return record
 
     async def create_ledger(self, node: str) -> LedgerRecord:
         late = await self._begin(Operation.CREATE_LEDGER)
-        record = self._ledgers.records.get(node)
+        record = self._ledgers.get(node)
         if record is None:
             record = LedgerRecord(node, Ledger(), self._next_version(), uid=self._next_uid("ledger"))
             self._ledgers.put(node, record)
@@ -117,7 +128,7 @@ class MemoryCluster:
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
         late = await self._begin(Operation.WRITE_LEDGER)
-        stored = self._ledgers.records.get(before.node)
+        stored = self._ledgers.get(before.node)
         if stored is None:
             raise Conflict(f"the ledger of node {before.node} is gone")
         if stored.resource_version != before.resource_version:
@@ -131,7 +142,7 @@ class MemoryCluster:
 
     async def delete_ledger(self, before: LedgerRecord) -> None:
         late = await self._begin(Operation.DELETE_LEDGER)
-        stored = self._ledgers.records.get(before.node)
+        stored = self._ledgers.get(before.node)
         if stored is not None:
             if (stored.uid, stored.resource_version) != (before.uid, before.resource_version):
                 raise Conflict(f"the ledger of node {before.node} has changed since it was read")
@@ -147,7 +158,7 @@ class MemoryCluster:
 
     async def annotate_node(self, node: str, annotations: Mapping[str, str | None]) -> None:
         late = await self._begin(Operation.ANNOTATE_NODE)
-        record = self._nodes.records.get(node)
+        record = self._nodes.get(node)
         if record is None:
             raise Refused(f"node {node} is gone")
         held = self._node_annotations.setdefault(node, {})
@@ -162,10 +173,10 @@ class MemoryCluster:
         await self.faults.after(late)
 
     async def close(self) -> None:
-        for shelf in self._shelves.values():
-            shelf.close()
+        for log in self._logs.values():
+            log.close()
 
-    # Doors for users, kubelet and agent.
+    # What users, kubelet and agent do.
 
     def create_pod(
         self,
@@ -179,9 +190,13 @@ class MemoryCluster:
         node: str = "",
         gated: bool = False,
         annotations: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> PodRecord:
-        """Create a pod as it is after admission; raises Conflict when the name is taken."""
-        if (namespace, name) in self._pods.records:
+        """Create a pod as it is after admission; raises Conflict when the name is taken.
+
+        Without `labels` a pod with a request has the label that admission gives it.
+        """
+        if self._pods.get((namespace, name)) is not None:
             raise Conflict(f"pod {namespace}/{name} exists already")
         held = {**({REQUEST: request} if request else {}), **(annotations or {})}
         record = PodRecord(
@@ -198,7 +213,15 @@ class MemoryCluster:
         self._pod_annotations[record.uid] = held
         if gated:
             self._gated.add(record.uid)
-        return self._put_pod(record)
+        if labels is None:
+            labels = PLACED_PODS.labels if record.request else {}
+        return self._put_pod(record, labels)
+
+    def label_pod(self, namespace: str, name: str, labels: Mapping[str, str | None]) -> PodRecord:
+        """Set labels of a pod, None removes one; others stay."""
+        record = self._pod(namespace, name)
+        changed = {**self._pods.labels((namespace, name)), **labels}
+        return self._put_pod(record, {key: value for key, value in changed.items() if value is not None})
 
     def change_pod(
         self,
@@ -252,7 +275,7 @@ class MemoryCluster:
         self, name: str, *, cpu_map: str = "", unschedulable: bool = False, topology: Topology | None = None
     ) -> NodeRecord:
         """Create or replace a node, with the topology that its agent reports if given."""
-        known = self._nodes.records.get(name)
+        known = self._nodes.get(name)
         record = NodeRecord(
             name,
             uid=known.uid if known else self._next_uid("node"),
@@ -299,25 +322,25 @@ class MemoryCluster:
 
     def put_ledger(self, node: str, ledger: Ledger) -> LedgerRecord:
         """Write a whole ledger without a resource version, as a foreign client may; its rule still holds."""
-        stored = self._ledgers.records.get(node)
+        stored = self._ledgers.get(node)
         if stored is None:
             stored = LedgerRecord(node, Ledger(), "", uid=self._next_uid("ledger"))
         return self._store_ledger(stored, ledger)
 
     def compact(self, kind: Kind[Any, Any]) -> None:
         """Forget the past of a kind: watchers that lag behind list anew."""
-        self._shelves[kind].compact()
+        self._logs[kind].compact()
 
     def drop_watches(self, kind: Kind[Any, Any]) -> None:
         """Break every watch of a kind and forget the past: all watchers list anew."""
-        self._shelves[kind].relist_all()
+        self._logs[kind].relist_all()
 
     def pause_watches(self, kind: Kind[Any, Any]) -> None:
         """Deliver nothing more of a kind until `resume_watches`: caches grow stale."""
-        self._shelves[kind].pause()
+        self._logs[kind].pause()
 
     def resume_watches(self, kind: Kind[Any, Any]) -> None:
-        self._shelves[kind].resume()
+        self._logs[kind].resume()
 
     # Inside.
 
@@ -326,14 +349,14 @@ class MemoryCluster:
         return await self.faults.before(operation)
 
     def _pod(self, namespace: str, name: str) -> PodRecord:
-        record = self._pods.records.get((namespace, name))
+        record = self._pods.get((namespace, name))
         if record is None:
             raise Refused(f"pod {namespace}/{name} is gone")
         return record
 
-    def _put_pod(self, record: PodRecord) -> PodRecord:
+    def _put_pod(self, record: PodRecord, labels: Mapping[str, str] | None = None) -> PodRecord:
         record = replace(record, resource_version=self._next_version())
-        self._pods.put((record.namespace, record.name), record)
+        self._pods.put((record.namespace, record.name), record, labels)
         return record
 
     def _store_ledger(self, stored: LedgerRecord, after: Ledger) -> LedgerRecord:

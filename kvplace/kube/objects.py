@@ -6,7 +6,7 @@ virt-launcher pod of 18 KB. Nothing leaves this module but records.
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -20,8 +20,6 @@ from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
-
-O = TypeVar("O")  # noqa: E741
 
 COMPUTE = "compute"
 
@@ -139,11 +137,11 @@ class ListMetadata(_Wire):
     continue_: str = msgspec.field(name="continue", default="")
 
 
-class ObjectList(msgspec.Struct, Generic[O], gc=False):
+class ObjectList(_Wire):
     """One page of a list."""
 
     metadata: ListMetadata
-    items: list[O] | None = None
+    items: list[msgspec.Raw] | None = None
 
 
 class WatchLine(_Wire):

@@ -20,7 +20,7 @@ from yarl import URL
 
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.kube.api_errors import ApiUnavailable, TooLarge, error_of_response
-from kvplace.kube.credentials import Credentials, Source, load_credentials
+from kvplace.kube.credentials import CredentialOptions, Credentials, load_credentials
 from kvplace.kube.retry import Backoff, persistently
 from kvplace.kube.sockets import Sockets
 
@@ -81,9 +81,9 @@ def path_of(*segments: str) -> str:
 class Session:
     """An open way to one API server."""
 
-    def __init__(self, source: Source, credentials: Credentials, limits: Limits) -> None:
+    def __init__(self, options: CredentialOptions, credentials: Credentials, limits: Limits) -> None:
         """Needs a running loop; use `open_session`."""
-        self._source = source
+        self._options = options
         self._credentials = credentials
         self._limits = limits
         self._reloading = asyncio.Lock()
@@ -191,7 +191,7 @@ class Session:
         """Send; once more with credentials loaded anew when the server does not accept the old ones."""
         used = self._credentials
         response = await self._send_as(used, call, patience)
-        if response.status != 401 or self._source.token is not None:
+        if response.status != 401 or self._options.token is not None:
             return response
         response.release()
         await self._reload(used)
@@ -225,7 +225,7 @@ class Session:
         async with self._reloading:
             if self._credentials is refused:
                 _log.info("the API server no longer accepts our credentials; loading them anew")
-                self._credentials = await load_credentials(self._source)
+                self._credentials = await load_credentials(self._options)
 
 
 class LineStream:
@@ -280,10 +280,10 @@ class LineStream:
         await asyncio.sleep(0)
 
 
-async def open_session(source: Source | None = None, limits: Limits | None = None) -> Session:
+async def open_session(options: CredentialOptions | None = None, limits: Limits | None = None) -> Session:
     """Load the configuration and make a session; nothing is sent yet."""
-    source = source or Source()
-    return Session(source, await load_credentials(source), limits or Limits())
+    options = options or CredentialOptions()
+    return Session(options, await load_credentials(options), limits or Limits())
 
 
 async def _failure(response: aiohttp.ClientResponse, call: Call) -> KvplaceError:

@@ -12,7 +12,18 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from kvplace.kube.cluster import Apply, Cluster, Delete, Init, InitApply, InitDone, Kind, WatchEvent
+from kvplace.kube.watches import (
+    EVERYTHING,
+    Apply,
+    Delete,
+    Init,
+    InitApply,
+    InitDone,
+    Kind,
+    Selector,
+    WatchClient,
+    WatchEvent,
+)
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -21,10 +32,11 @@ _log = logging.getLogger(__name__)
 
 
 class Store(Generic[K, R]):
-    """The records of one kind, kept up to date by `run`."""
+    """The selected records of one kind, kept up to date by `run`."""
 
-    def __init__(self, kind: Kind[K, R]) -> None:
+    def __init__(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> None:
         self.kind = kind
+        self._selector = selector
         self._records: dict[K, R] = {}
         self._incoming: dict[K, R] | None = None
         self._subscribers: list[Callable[[R | None, R | None], None]] = []
@@ -56,9 +68,9 @@ class Store(Generic[K, R]):
         for record in list(self._records.values()):
             self._call(callback, None, record)
 
-    async def run(self, cluster: Cluster) -> None:
+    async def run(self, cluster: WatchClient) -> None:
         """Follow the cluster until cancelled or until it is closed."""
-        async for event in cluster.watch(self.kind):
+        async for event in cluster.watch(self.kind, self._selector):
             self.apply(event)
 
     def apply(self, event: WatchEvent[R]) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.scalars import NodeName
-from kvplace.kube.cluster import LEDGERS, NODES, PODS, TOPOLOGIES, Cluster
+from kvplace.kube.cluster import Cluster
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.records import NodeRecord, TopologyRecord
 from kvplace.kube.store import Store
+from kvplace.kube.watches import LEDGERS, NODES, PLACED_PODS, PODS, TOPOLOGIES
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node
 
 
@@ -23,7 +24,7 @@ class NodeCache:
     """The stores of one process, and what follows from them for each node."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.pods = Store(PODS)
+        self.pods = Store(PODS, PLACED_PODS)
         self.nodes = Store(NODES)
         self.topologies = Store(TOPOLOGIES)
         self._ledger_store = Store(LEDGERS)

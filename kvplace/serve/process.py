@@ -20,7 +20,7 @@ from kvplace.admission.review import MAX_BODY_BYTES
 from kvplace.controller.controller import Controller
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.cluster import Cluster
-from kvplace.kube.credentials import Source
+from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.session import open_session
 from kvplace.nodes.node_cache import running_node_cache
@@ -44,7 +44,9 @@ def run(settings: ServeSettings) -> None:
 
 @contextlib.asynccontextmanager
 async def _connected(settings: ServeSettings) -> AsyncIterator[None]:
-    session = await open_session(Source(kubeconfig=str(settings.kubeconfig) if settings.kubeconfig else None))
+    session = await open_session(
+        CredentialOptions(kubeconfig=str(settings.kubeconfig) if settings.kubeconfig else None)
+    )
     cluster = ApiCluster(session)
     try:
         async with serving(settings, cluster):

@@ -13,10 +13,10 @@ from kvplace.core.ledger import ClaimState, Ledger
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.kube.cluster import PODS
 from kvplace.kube.events import EventReason
 from kvplace.kube.faults import FaultScript, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.watches import PODS
 from tests.controller.replicas import QUICK, asking_pod, replica
 from tests.nodes.machines import EIGHT
 

@@ -13,11 +13,11 @@ from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, PodPlacement
-from kvplace.kube.cluster import LEDGERS, PODS
 from kvplace.kube.events import EventReason
 from kvplace.kube.faults import FaultScript, Moment, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import PodRecord
+from kvplace.kube.watches import LEDGERS, PODS
 from tests.controller.replicas import QUICK, Replica, asking_pod, replica
 from tests.nodes.machines import EIGHT
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from kvplace.kube.credentials import Source
+from kvplace.kube.credentials import CredentialOptions
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -33,7 +33,7 @@ class ApiStub:
         answer = self.script.pop(0) if self.script else status(500, "nothing more is scripted")
         return await answer(request)
 
-    def kubeconfig(self, folder: Path, **user: Any) -> Source:
+    def kubeconfig(self, folder: Path, **user: Any) -> CredentialOptions:
         """Write a kubeconfig for this server."""
         path = folder / "kubeconfig"
         content = {
@@ -43,7 +43,7 @@ class ApiStub:
             "current-context": "stub",
         }
         path.write_text(json.dumps(content))
-        return Source(kubeconfig=str(path))
+        return CredentialOptions(kubeconfig=str(path))
 
     def forever(self, *lines: bytes) -> Answer:
         """Answer a stream that says these lines and then nothing, until the client hangs up."""

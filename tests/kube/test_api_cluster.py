@@ -20,8 +20,7 @@ from kvplace.core.ledger import Claim, claim_document
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.api_errors import Expired
-from kvplace.kube.cluster import LEDGERS, NODES, Init, InitApply, InitDone
+from kvplace.kube.api_errors import Expired, Unreadable
 from kvplace.kube.events import (
     EventReason,
     ObjectReference,
@@ -30,8 +29,9 @@ from kvplace.kube.events import (
     floating,
     pod_reference,
 )
-from kvplace.kube.list_watch import Empty, InitListed, Unreadable, step
+from kvplace.kube.list_watch import Empty, InitListed, step
 from kvplace.kube.session import open_session
+from kvplace.kube.watches import LEDGERS, NODES, Init, InitApply, InitDone
 from tests.core.machines import topologies
 from tests.kube.api_stub import ApiStub, answer, api_stub
 from tests.kube.conftest import ledger_json
@@ -76,8 +76,8 @@ async def test_a_list_of_many_pages_comes_whole(api_world: ApiWorld) -> None:
 async def test_a_version_that_the_server_has_forgotten_is_known_as_such(api_world: ApiWorld) -> None:
     cluster = cast(ApiCluster, api_world.cluster)
     # The server began to serve ledgers long after version 1, so it knows nothing of that time.
-    opened = await step(cluster.source(LEDGERS), InitListed("1"))
-    told = opened if opened.failure is not None else await step(cluster.source(LEDGERS), opened.state)
+    opened = await step(cluster.list_watch(LEDGERS), InitListed("1"))
+    told = opened if opened.failure is not None else await step(cluster.list_watch(LEDGERS), opened.state)
     assert isinstance(told.failure, Expired)
     assert told.state == Empty()
 

@@ -10,11 +10,28 @@ import pytest
 
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import ClaimState, Ledger, LedgerChange, OwnershipConflict
+from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.request import Policy
-from kvplace.kube.cluster import LEDGERS, NODES, PODS, TOPOLOGIES, Apply, Cluster, Delete, InitApply, InitDone
+from kvplace.kube.cluster import Cluster
 from kvplace.kube.events import EventReason, does_not_fit, pod_reference
+from kvplace.kube.watches import (
+    LEDGERS,
+    NAME_FIELD,
+    NODE_FIELD,
+    NODES,
+    PLACED_PODS,
+    PODS,
+    TOPOLOGIES,
+    Apply,
+    Delete,
+    Init,
+    InitApply,
+    InitDone,
+    Kind,
+    Selector,
+)
 from tests.kube.claims import claim, taking
-from tests.kube.worlds import REQUEST, ApiWorld, MemoryWorld, World, watching
+from tests.kube.worlds import REQUEST, ApiWorld, MemoryWorld, Watcher, World, watching
 
 PLACEMENT = '{"version":1}'
 RESULTS = {"kvplace.io/placement": PLACEMENT, "cpu-map": '{"socket0":["2"]}'}
@@ -125,20 +142,72 @@ class Contract:
         assert ended is not None
         assert (ended.phase, ended.compute_terminated) == ("Running", True)
 
-    async def test_only_pods_that_ask_are_watched(self, world: World) -> None:
+    # Watching a part
+
+    async def test_pods_are_selected_by_label(self, world: World) -> None:
         world.create_pod("bystander", asks=False)
-        early = world.create_pod("early")
-        async with watching(world.cluster, PODS) as seen:
+        world.create_pod("early")
+        async with watching(world.cluster, PODS, PLACED_PODS) as seen:
             world.create_pod("another-bystander", asks=False)
             late = world.create_pod("late")
             await seen.until(lambda event: event.record.uid == late)
-        mine = [
-            event.record.name
-            for event in seen.events
-            if isinstance(event, InitApply | Apply) and event.record.namespace == world.namespace
-        ]
-        assert mine == ["early", "late"]
-        assert early != late
+        assert of_namespace(seen, world) == [(InitApply, "early"), (Apply, "late")]
+
+    async def test_an_object_whose_label_goes_is_deleted_for_the_watch_and_comes_back_with_it(
+        self, world: World
+    ) -> None:
+        uid = world.create_pod("vm")
+        async with watching(world.cluster, PODS, PLACED_PODS) as seen:
+            world.label_pod("vm", {PLACED_LABEL: None, "other": "label"})
+            await seen.until(lambda event: isinstance(event, Delete) and event.record.uid == uid)
+            world.set_pod_status("vm", phase="Running")
+            world.label_pod("vm", {PLACED_LABEL: "true"})
+            await seen.until(lambda event: isinstance(event, Apply) and event.record.uid == uid)
+        assert of_namespace(seen, world) == [(InitApply, "vm"), (Delete, "vm"), (Apply, "vm")]
+
+    async def test_an_agent_watches_the_pods_of_its_own_node_only(self, world: World) -> None:
+        mine, other = world.named("mine"), world.named("other")
+        uids = {name: world.create_pod(name) for name in ("here", "there", "unbound", "comes")}
+        uids["plain"] = world.create_pod("plain", asks=False)
+        for name, node in (("here", mine), ("there", other), ("plain", mine)):
+            await world.cluster.bind(world.namespace, name, uids[name], node, {})
+        selector = Selector(PLACED_PODS.labels, {NODE_FIELD: mine})
+        async with watching(world.cluster, PODS, selector) as seen:
+            assert of_namespace(seen, world) == [(InitApply, "here")]
+            world.set_pod_status("there", phase="Running")
+            await world.cluster.bind(world.namespace, "comes", uids["comes"], mine, {})
+            await seen.until(lambda event: event.record.name == "comes")
+            world.delete_pod("here", force=True)
+            await seen.until(lambda event: isinstance(event, Delete))
+        reported = of_namespace(seen, world)
+        assert [*reported[:2], reported[-1]] == [(InitApply, "here"), (Apply, "comes"), (Delete, "here")]
+        assert {name for _, name in reported} == {"here", "comes"}
+
+    @pytest.mark.parametrize("kind", [NODES, TOPOLOGIES, LEDGERS])
+    async def test_one_object_is_selected_by_name(self, world: World, kind: Kind[Any, Any]) -> None:
+        mine, other = world.named("mine"), world.named("other")
+
+        async def make(name: str) -> None:
+            if kind is NODES:
+                world.create_node(name)
+            elif kind is TOPOLOGIES:
+                world.put_topology(name, MACHINE)
+            else:
+                await world.cluster.create_ledger(name)
+
+        await make(other)
+        selector = Selector(fields={NAME_FIELD: mine})
+        async with watching(world.cluster, kind, selector) as seen:
+            assert seen.events == [Init(), InitDone()]
+            await make(world.named("third"))
+            await make(mine)
+            await seen.until(lambda event: isinstance(event, Apply))
+        assert [type(event) for event in seen.events] == [Init, InitDone, Apply]
+        assert len(seen.records(mine)) == 1
+
+    def test_a_field_that_the_api_server_does_not_select_by_is_an_error_at_once(self, world: World) -> None:
+        with pytest.raises(ValueError, match=r"nodes cannot be selected by field spec\.nodeName"):
+            world.cluster.watch(NODES, Selector(fields={NODE_FIELD: "worker"}))
 
     # Watching
 
@@ -318,6 +387,15 @@ class TestApiCluster(Contract):
     @pytest.fixture
     def world(self, api_world: ApiWorld) -> World:
         return api_world
+
+
+def of_namespace(seen: Watcher, world: World) -> list[tuple[type, str]]:
+    """What a watch of pods reported about this world, in order."""
+    return [
+        (type(event), event.record.name)
+        for event in seen.events
+        if isinstance(event, InitApply | Apply | Delete) and event.record.namespace == world.namespace
+    ]
 
 
 def strip(event: Any) -> tuple[type, Any]:

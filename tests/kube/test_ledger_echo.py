@@ -10,9 +10,9 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, claim_document
 from kvplace.core.request import Policy
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.cluster import LEDGERS, InitApply, InitDone
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.session import open_session
+from kvplace.kube.watches import LEDGERS, InitApply, InitDone
 from tests.kube.api_stub import answer, api_stub
 
 CPUS = parse_cpu_list("2-3")

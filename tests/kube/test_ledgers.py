@@ -14,12 +14,12 @@ from kvplace.core.cpuset import lowest, mask_of
 from kvplace.core.errors import Conflict, Misconfigured, Refused, Unavailable
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, confirmed
 from kvplace.core.request import Policy
-from kvplace.kube.cluster import LEDGERS, Apply, Delete
 from kvplace.kube.faults import Moment, Operation
 from kvplace.kube.ledgers import Decision, Ledgers
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.store import Store
+from kvplace.kube.watches import LEDGERS, Apply, Delete
 
 CPUS = 8
 ALL = mask_of(range(CPUS))

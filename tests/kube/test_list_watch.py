@@ -15,21 +15,34 @@ from hypothesis import strategies as st
 from kvplace.core.errors import KvplaceError
 from kvplace.kube import session as session_module
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.api_errors import ApiUnavailable, Expired, TooLarge
-from kvplace.kube.cluster import LEDGERS, PODS, Apply, Delete, Init, InitApply, InitDone, WatchEvent
+from kvplace.kube.api_errors import ApiUnavailable, Expired, TooLarge, Unreadable
 from kvplace.kube.list_watch import (
     Change,
     Empty,
     InitListed,
     InitPage,
     Page,
-    Unreadable,
     Watching,
     follow,
     step,
 )
 from kvplace.kube.retry import Backoff
 from kvplace.kube.session import Limits, open_session
+from kvplace.kube.watches import (
+    EVERYTHING,
+    LEDGERS,
+    NAME_FIELD,
+    NODE_FIELD,
+    PLACED_PODS,
+    PODS,
+    Apply,
+    Delete,
+    Init,
+    InitApply,
+    InitDone,
+    Selector,
+    WatchEvent,
+)
 from tests.kube.api_stub import ApiStub, api_stub, broken, lines, status
 from tests.kube.api_stub import answer as json_answer
 
@@ -232,13 +245,18 @@ async def stub() -> AsyncIterator[ApiStub]:
 
 
 async def told(
-    stub: ApiStub, folder: Path, count: int, kind: Any = PODS, limits: Limits | None = None
+    stub: ApiStub,
+    folder: Path,
+    count: int,
+    kind: Any = PODS,
+    limits: Limits | None = None,
+    selector: Selector = EVERYTHING,
 ) -> list[Any]:
     """The first `count` events of a watch, shortened to (what, name or node)."""
     session = await open_session(stub.kubeconfig(folder, token="t"), limits or Limits())
     session.pause = Pauses()  # type: ignore[method-assign]
     seen = []
-    async with session, aclosing(cast(Any, ApiCluster(session).watch(kind))) as events:
+    async with session, aclosing(cast(Any, ApiCluster(session).watch(kind, selector))) as events:
         async for event in events:
             record = getattr(event, "record", None)
             name = getattr(record, "name", None) or getattr(record, "node", "")
@@ -260,7 +278,8 @@ async def test_a_list_is_read_page_by_page_and_watched_from_its_version(
         page(pod("b", 2), version=5),
         stub.forever(line("ADDED", pod("c", 6)), line("DELETED", pod("a", 7))),
     ]
-    assert await told(stub, tmp_path, 6) == [
+    on_mine = Selector({**PLACED_PODS.labels, "zone": ""}, {NODE_FIELD: "mine", NAME_FIELD: "a"})
+    assert await told(stub, tmp_path, 6, selector=on_mine) == [
         (Init, ""),
         (InitApply, "a"),
         (InitApply, "b"),
@@ -268,7 +287,10 @@ async def test_a_list_is_read_page_by_page_and_watched_from_its_version(
         (Apply, "c"),
         (Delete, "a"),
     ]
-    selector = {"labelSelector": "kvplace.io/placed=true"}
+    selector = {
+        "labelSelector": "kvplace.io/placed=true,zone=",
+        "fieldSelector": "spec.nodeName=mine,metadata.name=a",
+    }
     assert queries(stub) == [
         {"limit": "500", **selector},
         {"limit": "500", "continue": "token+/=", **selector},

@@ -17,12 +17,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from kvplace.core.errors import Conflict, Refused, Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict, merge_patch, read_ledger
-from kvplace.kube.cluster import LEDGERS, PODS, Apply, Init, InitApply, InitDone
 from kvplace.kube.faults import Moment, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.records import LedgerRecord, PodRecord
-from kvplace.kube.shelf import Shelf
 from kvplace.kube.store import Store
+from kvplace.kube.watches import LEDGERS, PLACED_PODS, PODS, Apply, Init, InitApply, InitDone, Kind
 from tests.kube.claims import claim, taking
 from tests.kube.ledger_strategies import changes, document, ledgers, merged
 
@@ -41,7 +41,7 @@ class Replicas(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.cluster = MemoryCluster()
         self.ledger_store: Store[str, LedgerRecord] = Store(LEDGERS)
-        self.pod_store: Store[str, PodRecord] = Store(PODS)
+        self.pod_store: Store[str, PodRecord] = Store(PODS, PLACED_PODS)
         self.followers = [
             self.loop.create_task(store.run(self.cluster)) for store in (self.ledger_store, self.pod_store)
         ]
@@ -214,7 +214,7 @@ async def test_the_third_call_fails_when_the_script_says_so() -> None:
 
 async def test_a_paused_watch_shows_an_old_world_until_it_resumes() -> None:
     cluster = MemoryCluster()
-    store = Store(PODS)
+    store = Store(PODS, PLACED_PODS)
     follower = asyncio.create_task(store.run(cluster))
     await store.wait_until_synced()
     changed = asyncio.Event()
@@ -231,11 +231,11 @@ async def test_a_paused_watch_shows_an_old_world_until_it_resumes() -> None:
 
 
 async def test_who_reads_too_slowly_lists_anew_and_misses_nothing() -> None:
-    shelf: Shelf[str] = Shelf(log_limit=4)
-    watch = shelf.watch()
+    log: ObjectLog[str] = ObjectLog(Kind("texts", lambda text: text, {}), log_limit=4)
+    watch = log.watch()
     assert [await anext(watch), await anext(watch)] == [Init(), InitDone()]
     for number in range(8):
-        shelf.put(number % 3, f"v{number}")
+        log.put(number % 3, f"v{number}")
     assert [await anext(watch) for _ in range(5)] == [
         Init(),
         InitApply("v6"),
@@ -243,9 +243,9 @@ async def test_who_reads_too_slowly_lists_anew_and_misses_nothing() -> None:
         InitApply("v5"),
         InitDone(),
     ]
-    shelf.put(0, "v9")
+    log.put(0, "v9")
     assert await anext(watch) == Apply("v9")
-    shelf.close()
+    log.close()
     assert [event async for event in watch] == []
 
 

@@ -105,7 +105,7 @@ def test_null_stands_for_nothing_wherever_go_writes_it() -> None:
         "status": {"conditions": None, "containerStatuses": [{"name": "compute", "state": None}]},
     }
     assert read(bare) == read_slowly(bare)
-    assert msgspec.json.decode(b'{"metadata":{},"items":null}', type=ObjectList[PodObject]).items is None
+    assert msgspec.json.decode(b'{"metadata":{},"items":null}', type=ObjectList).items is None
 
 
 def test_a_node_is_its_name_its_cordon_and_its_map() -> None:

@@ -29,7 +29,7 @@ from kvplace.kube.api_errors import (
     TooLarge,
     error_of_response,
 )
-from kvplace.kube.credentials import Source
+from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.retry import Backoff, persistently
 from kvplace.kube.session import Call, Limits, Session, open_session, path_of
 from tests.kube.api_stub import ApiStub, answer, api_stub, broken, status
@@ -265,9 +265,9 @@ async def test_credentials_that_stay_bad_are_told(stub: ApiStub, tmp_path: Path)
 async def test_a_token_given_by_hand_wins_and_is_not_looked_for_elsewhere(
     stub: ApiStub, tmp_path: Path
 ) -> None:
-    source = stub.kubeconfig(tmp_path, token="secret")
+    options = stub.kubeconfig(tmp_path, token="secret")
     stub.script = [status(401)] * 9
-    async with await open_session(Source(kubeconfig=source.kubeconfig, token="mine")) as session:
+    async with await open_session(CredentialOptions(kubeconfig=options.kubeconfig, token="mine")) as session:
         with pytest.raises(Forbidden):
             await session.request(GET)
     assert [request.headers["Authorization"] for request in stub.asked] == ["Bearer mine"]
@@ -284,9 +284,9 @@ async def test_a_plugin_is_asked_for_a_token_and_again_after_401(stub: ApiStub, 
     )
     plugin.chmod(0o755)
     command = {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
-    source = stub.kubeconfig(tmp_path, exec=command)
+    options = stub.kubeconfig(tmp_path, exec=command)
     stub.script = [status(401), answer({})]
-    async with await open_session(source) as session:
+    async with await open_session(options) as session:
         await session.request(GET)
     sent = [request.headers["Authorization"] for request in stub.asked]
     assert sent == ["Bearer call-1", "Bearer call-2"]
@@ -294,7 +294,7 @@ async def test_a_plugin_is_asked_for_a_token_and_again_after_401(stub: ApiStub, 
 
 async def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match=r"kubeconfig .*/nowhere"):
-        await open_session(Source(kubeconfig=str(tmp_path / "nowhere")))
+        await open_session(CredentialOptions(kubeconfig=str(tmp_path / "nowhere")))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "clusters: 7", "{", "contexts: [{name: a}]\ncurrent-context: a"])
@@ -302,7 +302,7 @@ async def test_a_kubeconfig_that_makes_no_sense_is_named(tmp_path: Path, text: s
     path = tmp_path / "config"
     path.write_text(text)
     with pytest.raises(Misconfigured, match="kubeconfig"):
-        await open_session(Source(kubeconfig=str(path)))
+        await open_session(CredentialOptions(kubeconfig=str(path)))
 
 
 async def test_without_any_cluster_the_sentence_says_where_one_was_looked_for(
@@ -318,14 +318,14 @@ async def test_without_any_cluster_the_sentence_says_where_one_was_looked_for(
 # TLS, against the real API server
 
 
-def changed_kubeconfig(plane: ControlPlane, folder: Path, cluster: Any, user: Any) -> Source:
+def changed_kubeconfig(plane: ControlPlane, folder: Path, cluster: Any, user: Any) -> CredentialOptions:
     """The control plane's kubeconfig with another cluster and user in it."""
     config = json.loads(plane.kubeconfig.read_text())
     config["clusters"][0]["cluster"] = cluster
     config["users"][0]["user"] = user
     path = folder / "config"
     path.write_text(json.dumps(config))
-    return Source(kubeconfig=str(path))
+    return CredentialOptions(kubeconfig=str(path))
 
 
 async def test_the_server_must_prove_who_it_is(control_plane: ControlPlane, tmp_path: Path) -> None:
@@ -351,14 +351,14 @@ async def test_a_service_account_without_rights_learns_which_it_lacks(
     call = Call(
         "POST", "create", "pods/binding", f"/api/v1/namespaces/{namespace}/pods/a/binding", body=b"{}"
     )
-    async with await open_session(Source(kubeconfig=str(kubeconfig))) as session:
+    async with await open_session(CredentialOptions(kubeconfig=str(kubeconfig))) as session:
         with pytest.raises(Forbidden, match=r"create on pods/binding.*system:serviceaccount"):
             await session.request(call)
 
 
 async def test_a_wrong_token_is_told_apart_from_missing_rights(control_plane: ControlPlane) -> None:
-    source = Source(kubeconfig=str(control_plane.kubeconfig), token="wrong")
-    async with await open_session(source) as session:
+    options = CredentialOptions(kubeconfig=str(control_plane.kubeconfig), token="wrong")
+    async with await open_session(options) as session:
         with pytest.raises(Forbidden, match="credentials"):
             await session.request(GET)
 
@@ -385,7 +385,7 @@ async def test_a_request_given_up_in_its_handshake_leaves_no_connection(control_
     rounds = 0
     while not answered:
         before = open_sockets()
-        session = await open_session(Source(kubeconfig=str(control_plane.kubeconfig)))
+        session = await open_session(CredentialOptions(kubeconfig=str(control_plane.kubeconfig)))
         asking = asyncio.create_task(session.request(Call("GET", "list", "pods", "/api/v1/pods")))
         for _ in range(rounds):
             await asyncio.sleep(0)

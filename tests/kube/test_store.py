@@ -7,10 +7,10 @@ import logging
 
 import pytest
 
-from kvplace.kube.cluster import NODES, Apply, Delete, Init, InitApply, InitDone
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import NodeRecord
 from kvplace.kube.store import Store
+from kvplace.kube.watches import NODES, Apply, Delete, Init, InitApply, InitDone
 
 A, B, C = (NodeRecord(name, f"uid-{name}") for name in "abc")
 A2 = NodeRecord("a", "uid-a", unschedulable=True)

@@ -15,11 +15,22 @@ from typing import Any, TypeAlias, cast
 
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.cluster import Apply, Cluster, Delete, InitApply, InitDone, Kind, WatchEvent
-from kvplace.kube.credentials import Source
+from kvplace.kube.cluster import Cluster
+from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.session import Limits, open_session
+from kvplace.kube.watches import (
+    EVERYTHING,
+    Apply,
+    Delete,
+    InitApply,
+    InitDone,
+    Kind,
+    Selector,
+    WatchClient,
+    WatchEvent,
+)
 
 Json = dict[str, Any]
 TOPOLOGIES_PATH = "/apis/kvplace.io/v1alpha1/nodetopologies"
@@ -46,6 +57,10 @@ class World(ABC):
     @abstractmethod
     def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> str:
         """Create a pod as it is after admission; answers its UID."""
+
+    @abstractmethod
+    def label_pod(self, name: str, labels: Mapping[str, str | None]) -> None:
+        """Set labels of a pod; None removes one."""
 
     @abstractmethod
     def delete_pod(self, name: str, *, force: bool = False) -> None: ...
@@ -90,6 +105,9 @@ class MemoryWorld(World):
     def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> str:
         request = REQUEST if asks else ""
         return self._memory.create_pod(name, request=request, gated=gated, vmi=vmi).uid
+
+    def label_pod(self, name: str, labels: Mapping[str, str | None]) -> None:
+        self._memory.label_pod(self.namespace, name, labels)
 
     def delete_pod(self, name: str, *, force: bool = False) -> None:
         self._memory.delete_pod(self.namespace, name, force=force)
@@ -162,6 +180,10 @@ class ApiWorld(World):
         answer = self.plane.request("POST", self._pods(), {"metadata": metadata, "spec": spec})
         return str(answer["metadata"]["uid"])
 
+    def label_pod(self, name: str, labels: Mapping[str, str | None]) -> None:
+        patch = {"metadata": {"labels": dict(labels)}}
+        self.plane.request("PATCH", self._pods(name), patch, content_type="application/merge-patch+json")
+
     def delete_pod(self, name: str, *, force: bool = False) -> None:
         self.plane.request("DELETE", self._pods(name) + ("?gracePeriodSeconds=0" if force else ""))
 
@@ -226,7 +248,9 @@ class ApiWorld(World):
 
 async def api_cluster(plane: ControlPlane, limits: Limits | None = None, **options: Any) -> ApiCluster:
     """Open the port to the control plane as its administrator."""
-    return ApiCluster(await open_session(Source(kubeconfig=str(plane.kubeconfig)), limits), **options)
+    return ApiCluster(
+        await open_session(CredentialOptions(kubeconfig=str(plane.kubeconfig)), limits), **options
+    )
 
 
 Told: TypeAlias = InitApply[Any] | Apply[Any] | Delete[Any]
@@ -272,12 +296,14 @@ def _name(record: Any) -> str:
 
 
 @asynccontextmanager
-async def watching(cluster: Cluster, kind: Kind[Any, Any]) -> AsyncIterator[Watcher]:
-    """Watch a kind for as long as the block runs; the block starts when the first list is complete."""
+async def watching(
+    cluster: WatchClient, kind: Kind[Any, Any], selector: Selector = EVERYTHING
+) -> AsyncIterator[Watcher]:
+    """Watch objects of a kind for as long as the block runs, which starts when the first list is complete."""
     watcher = Watcher()
 
     async def listen() -> None:
-        events = cluster.watch(kind)
+        events = cluster.watch(kind, selector)
         async with aclosing(cast(Any, events)):
             async for event in events:
                 watcher.tell(event)

@@ -14,17 +14,17 @@ from aiohttp import web
 
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.cluster import LEDGERS, NODES, PODS, TOPOLOGIES, Kind
-from kvplace.kube.credentials import Source
+from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.session import open_session
+from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, Kind
 from kvplace.service.listening import listening
 from kvplace.service.settings import Address
 
 KVPLACE = Path(__file__).resolve().parents[2] / "kvplace"
 SERVED = ("admission", "controller", "kube", "nodes", "scheduler")
-NOT_A_CALL = {"close", "source"}
+NOT_A_CALL = {"close", "list_watch"}
 """Methods of `ApiCluster` that ask the API server nothing."""
 
 Right = tuple[str, str, str, str]
@@ -85,7 +85,7 @@ async def rights_in_use(folder: Path) -> set[Right]:
     return used
 
 
-def _kubeconfig(folder: Path, address: Address) -> Source:
+def _kubeconfig(folder: Path, address: Address) -> CredentialOptions:
     path = folder / "kubeconfig"
     content = {
         "clusters": [{"name": "stub", "cluster": {"server": f"http://{address}"}}],
@@ -94,7 +94,7 @@ def _kubeconfig(folder: Path, address: Address) -> Source:
         "current-context": "stub",
     }
     path.write_text(json.dumps(content))
-    return Source(kubeconfig=str(path))
+    return CredentialOptions(kubeconfig=str(path))
 
 
 async def _call_everything(cluster: ApiCluster, watched: set[str]) -> None:

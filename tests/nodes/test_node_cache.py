@@ -8,9 +8,9 @@ from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.ledger import Claim, ClaimState, Ledger
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask
-from kvplace.kube.cluster import Apply, Delete, Init, InitDone
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
+from kvplace.kube.watches import Apply, Delete, Init, InitDone
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable
 from tests.nodes.machines import EIGHT

@@ -13,10 +13,10 @@ from kvplace.core.errors import Forbidden
 from kvplace.core.ledger import ClaimState, Ledger
 from kvplace.core.request import OnFailure, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
-from kvplace.kube.cluster import PODS
 from kvplace.kube.events import EventReason, EventRecorder
 from kvplace.kube.faults import Operation
 from kvplace.kube.records import PodRecord
+from kvplace.kube.watches import PODS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.wire import BindingArgs

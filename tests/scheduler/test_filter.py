@@ -13,10 +13,10 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import GuestNuma, OnFailure, Policy, Scope, Smt
 from kvplace.core.topology_document import topology_document
-from kvplace.kube.cluster import LEDGERS, PODS
 from kvplace.kube.events import EventReason, EventRecorder
 from kvplace.kube.faults import FaultScript, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.watches import LEDGERS, PODS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender, ExtenderSettings, Mode
 from kvplace.scheduler.wire import read_extender_args
@@ -372,8 +372,8 @@ async def _settled(one: Replica) -> None:
     """Wait until the replica has heard of everything so far."""
     marker = asking_pod(one.cluster, f"marker-{one.cluster._next_version()}")
     await one.until(lambda: marker.uid in one.cache.pods.records)
-    assert not one.cluster._shelves[PODS]._paused
-    assert not one.cluster._shelves[LEDGERS]._paused
+    assert not one.cluster._logs[PODS]._paused
+    assert not one.cluster._logs[LEDGERS]._paused
 
 
 async def test_cpus_that_the_kubelet_holds_are_given_to_nobody_until_it_frees_them(

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.errors import Unavailable
-from kvplace.kube.cluster import PODS, TOPOLOGIES
 from kvplace.kube.faults import Moment, Operation
+from kvplace.kube.watches import PODS, TOPOLOGIES
 from tests.controller.replicas import asking_pod, replica
 from tests.nodes.machines import EIGHT, TWO
 from tests.scheduler.counting import Counting
@@ -108,7 +108,7 @@ async def test_what_is_written_on_the_pod_is_of_the_machine_that_was_decided_on(
         await hold.reached.wait()
         cluster.put_topology("a", TWO)
         await one.until(lambda: one.topology("a") == TWO)
-        assert not cluster._shelves[TOPOLOGIES]._paused
+        assert not cluster._logs[TOPOLOGIES]._paused
         hold.release()
         assert await binding == ""
         placement = cluster.placement("vm")

@@ -18,9 +18,9 @@ from kvplace.controller.controller import ControllerSettings
 from kvplace.core.errors import Unavailable
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import OnFailure, Policy, Scope, Smt
-from kvplace.kube.cluster import LEDGERS, NODES, PODS, TOPOLOGIES, Kind
 from kvplace.kube.faults import Moment, Operation
 from kvplace.kube.records import PodRecord
+from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, Kind
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.nodes.machines import EIGHT, TWO
@@ -304,7 +304,7 @@ class Replicas(RuleBasedStateMachine):
         self._pass(180.0)
 
     def _watches_stand_still(self) -> bool:
-        return any(self.cluster._shelves[kind]._paused for kind in KINDS)
+        return any(self.cluster._logs[kind]._paused for kind in KINDS)
 
     def _pods(self) -> list[PodRecord]:
         return list(self.cluster._pods.records.values()) if hasattr(self, "cluster") else []

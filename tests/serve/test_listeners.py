@@ -19,9 +19,9 @@ import pytest
 from harness.certificates import Certificates
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.core.errors import Misconfigured
-from kvplace.kube.cluster import NODES, PODS, Kind, WatchEvent
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.watches import EVERYTHING, NODES, PODS, Kind, Selector, WatchEvent
 from kvplace.serve.process import serving
 from kvplace.serve.settings import ServeSettings
 from kvplace.service.process import run_until_signal
@@ -118,11 +118,13 @@ class SlowCluster(MemoryCluster):
         self.asked = asyncio.Event()
         self.released = asyncio.Event()
 
-    async def watch(self, kind: Kind[Any, Any]) -> AsyncIterator[WatchEvent[Any]]:
+    async def watch(
+        self, kind: Kind[Any, Any], selector: Selector = EVERYTHING
+    ) -> AsyncIterator[WatchEvent[Any]]:
         if kind is self.slow:
             self.asked.set()
             await self.released.wait()
-        async for event in super().watch(kind):
+        async for event in super().watch(kind, selector):
             yield event
 
 

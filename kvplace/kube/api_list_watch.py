@@ -1,0 +1,111 @@
+"""Lists and watches of one resource of an API server: requests out, pages and lines of JSON in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
+
+import msgspec
+
+from kvplace.kube.api_errors import decoded, error_of_status, read_status
+from kvplace.kube.list_watch import Change, Page
+from kvplace.kube.objects import ObjectList, VersionOnly, WatchLine
+from kvplace.kube.session import PAGE_LIMIT, Call, LineStream, Session
+from kvplace.kube.watches import Apply, Delete, Selector
+
+O = TypeVar("O")  # noqa: E741
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+_WATCH_S = 290
+"""The server ends a watch after so long; the next one goes to a replica that is perhaps less busy."""
+
+_PAGE = msgspec.json.Decoder(ObjectList)
+_LINE = msgspec.json.Decoder(WatchLine)
+_VERSION = msgspec.json.Decoder(VersionOnly)
+
+
+@dataclass(frozen=True)
+class Resource(Generic[R]):
+    """Where a kind is served, and how its objects become records."""
+
+    name: str
+    path: str
+    record: Callable[[msgspec.Raw], R]
+
+    @classmethod
+    def of(cls, name: str, path: str, decoder: msgspec.json.Decoder[O], record: Callable[[O], R]) -> Self:
+        """Describe a resource whose objects the decoder reads; `record` raises Unreadable then."""
+        return cls(name, path, lambda raw: record(decoded(decoder, raw, name)))
+
+
+class ApiListWatch(Generic[R]):
+    """The selected objects of one resource, as the list+watch state machine wants them."""
+
+    def __init__(
+        self, session: Session, resource: Resource[R], selector: Selector, *, page_size: int
+    ) -> None:
+        self._session = session
+        self._resource = resource
+        self._page_size = page_size
+        self._selection = {
+            parameter: ",".join(f"{name}={value}" for name, value in chosen.items())
+            for parameter, chosen in (("labelSelector", selector.labels), ("fieldSelector", selector.fields))
+            if chosen
+        }
+
+    @property
+    def name(self) -> str:
+        return self._resource.name
+
+    async def list_page(self, page: str) -> Page[R]:
+        query = {"limit": str(self._page_size)}
+        if page:
+            query["continue"] = page
+        body = await self._session.request(
+            self._call("list", query), limit=PAGE_LIMIT, timeout_s=self._session.limits.page_s
+        )
+        answer = decoded(_PAGE, body, self.name)
+        return Page(
+            tuple(self._resource.record(item) for item in answer.items or ()),
+            answer.metadata.continue_,
+            answer.metadata.resource_version,
+        )
+
+    async def open_watch(self, resource_version: str) -> ApiStream[R]:
+        query = {
+            "watch": "1",
+            "resourceVersion": resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_S),
+        }
+        return ApiStream(await self._session.open_stream(self._call("watch", query)), self._resource)
+
+    def _call(self, verb: str, query: dict[str, str]) -> Call:
+        return Call("GET", verb, self._resource.name, self._resource.path, query={**query, **self._selection})
+
+
+class ApiStream(Generic[R_co]):
+    """An open watch of one resource."""
+
+    def __init__(self, lines: LineStream, resource: Resource[R_co]) -> None:
+        self._lines = lines
+        self._resource = resource
+
+    async def next(self) -> Change[R_co] | None:
+        line = await self._lines.next_line()
+        if line is None:
+            return None
+        resource = self._resource
+        event = decoded(_LINE, line, resource.name)
+        if event.type == "ERROR":
+            raise error_of_status(read_status(event.object), verb="watch", resource=resource.name)
+        version = decoded(_VERSION, event.object, resource.name).metadata.resource_version
+        if event.type == "BOOKMARK":
+            return Change(None, version)
+        record = resource.record(event.object)
+        return Change(Delete(record) if event.type == "DELETED" else Apply(record), version)
+
+    async def close(self) -> None:
+        await self._lines.close()

@@ -1,0 +1,124 @@
+"""What can be watched in a cluster, how a watch is narrowed down, and the events that it reports.
+
+The words are those of kube-rs: a watch begins with `Init`, reports the whole list with `InitApply`, and
+ends that with `InitDone`; then come `Apply` and `Delete`. A list may begin anew at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from kvplace.core.marks import PLACED_LABEL
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+
+K = TypeVar("K")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+NAME_FIELD = "metadata.name"
+NODE_FIELD = "spec.nodeName"
+
+
+@dataclass(frozen=True, eq=False)
+class Kind(Generic[K, R]):
+    """A kind of object that can be watched."""
+
+    name: str
+    """The resource, as in RBAC."""
+    key: Callable[[R], K]
+    """What tells its records apart."""
+    fields: Mapping[str, Callable[[R], str]]
+    """The fields that the API server selects this kind by."""
+
+    def __repr__(self) -> str:
+        return f"Kind({self.name})"
+
+
+PODS: Kind[str, PodRecord] = Kind(
+    "pods",
+    lambda record: record.uid,
+    {NAME_FIELD: lambda record: record.name, NODE_FIELD: lambda record: record.node},
+)
+NODES: Kind[str, NodeRecord] = Kind(
+    "nodes", lambda record: record.name, {NAME_FIELD: lambda record: record.name}
+)
+TOPOLOGIES: Kind[str, TopologyRecord] = Kind(
+    "nodetopologies", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
+)
+LEDGERS: Kind[str, LedgerRecord] = Kind(
+    "nodeledgers", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
+)
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Which objects of a kind are watched: those with all of these labels and fields."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, kind: Kind[K, R]) -> None:
+        """Raise ValueError for a field that the API server does not select this kind by."""
+        for name in self.fields:
+            if name not in kind.fields:
+                known = ", ".join(kind.fields)
+                raise ValueError(f"{kind.name} cannot be selected by field {name}, only by {known}")
+
+    def selects(self, kind: Kind[K, R], record: R, labels: Mapping[str, str]) -> bool:
+        """Say whether a watch with this selector reports an object."""
+        return all(labels.get(name) == value for name, value in self.labels.items()) and all(
+            kind.fields[name](record) == value for name, value in self.fields.items()
+        )
+
+
+EVERYTHING = Selector()
+PLACED_PODS = Selector(labels={PLACED_LABEL: "true"})
+"""Pods that ask for cores: pod admission labels them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Init:
+    """A complete list begins; keep the old one until InitDone."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitApply(Generic[R_co]):
+    """One record of the list that Init began."""
+
+    record: R_co
+
+
+@dataclass(frozen=True, slots=True)
+class InitDone:
+    """The list is complete; an object that is not in it is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apply(Generic[R_co]):
+    """A record is new or has changed."""
+
+    record: R_co
+
+
+@dataclass(frozen=True, slots=True)
+class Delete(Generic[R_co]):
+    """An object is gone, or not selected any more; carries its last known record."""
+
+    record: R_co
+
+
+WatchEvent: TypeAlias = Init | InitApply[R] | InitDone | Apply[R] | Delete[R]
+
+
+class WatchClient(Protocol):
+    """A cluster that can be watched."""
+
+    def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
+        """Follow the selected objects of a kind until the cluster is closed.
+
+        Begins with Init, and begins anew whenever the past is lost. Never raises for a server that is
+        away, busy or has forgotten the past: it tries again with growing pauses.
+        """
+        ...
