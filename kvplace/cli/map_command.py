@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from kvplace.cli.machine import cpu_manager_state_option, find_machine
+from kvplace.cli.machine import chosen_machine, cpu_manager_state_option
 from kvplace.cli.output import WIDTH, console, say
 from kvplace.core.errors import BadBody
 
@@ -120,7 +120,7 @@ def command(
 
     if node is not None and placements is None:
         raise click.UsageError("--node says which node of --placements to draw; give --placements too")
-    known = find_machine(machine, cpu_manager_state=cpu_manager_state)
+    known = chosen_machine(machine, state=cpu_manager_state)
     book = Book(Ledger())
     if placements is not None:
         book = read_book(placements, known.name, known.topology.fingerprint, node=node)

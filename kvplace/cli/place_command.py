@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from kvplace.cli.machine import cpu_manager_state_option, find_machine
+from kvplace.cli.machine import chosen_machine, cpu_manager_state_option
 from kvplace.cli.output import Output, output_option, say
 from kvplace.core.errors import ExitCode
 
@@ -68,7 +68,7 @@ def command(
         raise click.UsageError("--make-room moves the VMs that --keep has kept; give both")
     if thorough and not make_room:
         raise click.UsageError("--thorough is an option of --make-room; give both")
-    found = find_machine(machine, cpu_manager_state=cpu_manager_state)
+    found = chosen_machine(machine, state=cpu_manager_state)
     for note in found.notes:
         say(note)
     session = PlaceSession(

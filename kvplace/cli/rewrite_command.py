@@ -119,8 +119,8 @@ def _nodes(machine: str | None) -> Mapping[int, int]:
     """Map CPUs to NUMA nodes."""
     if machine is None:
         return {}
-    from kvplace.cli.machine import find_machine
     from kvplace.core.cpuset import cpus_of
+    from kvplace.machines.machine import find_machine
 
     return {cpu: node.id for node in find_machine(machine).topology.numa_nodes for cpu in cpus_of(node.cpus)}
 

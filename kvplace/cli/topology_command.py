@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.machine import cpu_manager_state_option, find_machine
+from kvplace.cli.machine import chosen_machine, cpu_manager_state_option
 from kvplace.cli.output import (
     ENDLESS,
     Output,
@@ -67,7 +67,7 @@ def command(file: str | None, reserved: str | None, cpu_manager_state: Path | No
     """
     from kvplace.core.node_topology import KIND, node_topology
 
-    machine = find_machine(file, reserved=reserved, cpu_manager_state=cpu_manager_state)
+    machine = chosen_machine(file, reserved=reserved, state=cpu_manager_state)
     for note in machine.notes:
         say(note)
     if output is Output.NAME:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from kvplace.linux.tree import (
     open_tree,
     read_archive,
 )
+from kvplace.machines.shipped import read_machine
 
 MEANT = (
     "a folder or tar archive with a machine's sys/, a NodeTopology, what `virsh capabilities` prints,"
@@ -50,12 +52,16 @@ class Machine:
     kubelet_cpus: int = 0
     """CPUs that the kubelet's own static policy holds: nobody else may have them."""
 
-    def with_reserved(self, cpus: int) -> Machine:
-        """Keep other CPUs for the host; raises BadTopology for one that the machine lacks."""
-        return replace(self, topology=replace(self.topology, reserved=cpus))
+    def with_reserved(self, cpu_list: str, what: str) -> Machine:
+        """Reserve other CPUs for the host; raises BadTopology that names `what`."""
+        try:
+            cpus = parse_cpu_list(cpu_list, what="the CPU list")
+            return replace(self, topology=replace(self.topology, reserved=cpus))
+        except (ValueError, BadTopology) as error:
+            raise BadTopology(f"{what}: {error}") from None
 
     def with_kubelet_cpus(self, text: str, what: str) -> Machine:
-        """Take the kubelet's holdings from its cpu_manager_state; raises BadBody that names `what`."""
+        """Take the kubelet's CPUs from its cpu_manager_state; raises BadBody that names `what`."""
         held = read_cpu_manager_state(text, what=what).held
         return self._holding(held, what)
 
@@ -67,6 +73,23 @@ class Machine:
             kubelet_cpus=held & self.topology.cpus,
             notes=(*self.notes, note) if absent else self.notes,
         )
+
+
+def find_machine(name: str | None) -> Machine:
+    """Read a machine from a file, or one that comes with kvplace by its name, or, for None, this one.
+
+    Raises BadTopology or BadBody that names the file or machine.
+    """
+    if name is None:
+        return _of_tree(Path("/"), None, platform.node() or "localhost")
+    if not name:
+        raise BadTopology("the name of the machine is empty; give a file, or leave it out for this machine")
+    path = Path(name)
+    try:
+        is_file = path.exists() or "/" in name or "." in name
+    except OSError:
+        is_file = True  # no file can have such a name: reading it says so
+    return read_machine_at(path) if is_file else Machine(name, read_machine(name))
 
 
 def read_machine_at(path: Path) -> Machine:
@@ -91,11 +114,6 @@ def read_machine_at(path: Path) -> Machine:
         found = read_capabilities(text, what=str(path))
         return Machine(_stem(path), found.topology, found.notes)
     return _of_document(path, _document(path, text))
-
-
-def read_live_machine(name: str) -> Machine:
-    """Read the machine that we run on."""
-    return _of_tree(Path("/"), None, name)
 
 
 def _of_tree(path: Path, archive: bytes | None, name: str) -> Machine:

@@ -14,13 +14,13 @@ import yaml
 from rich.cells import cell_len
 from rich.console import Console
 
-from kvplace.cli.machine import find_machine
 from kvplace.cli.terminal_map import print_map
 from kvplace.core.cpuset import mask_of
 from kvplace.core.drawing.core_map import draw
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, merge_patch
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.machines.machine import find_machine
 from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.cli.calls import Caller

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplace.cli.machine import find_machine
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.drawing.core_map import CoreMap, ThreadState, draw
 from kvplace.core.drawing.svg_blocks import shortened, text_width
@@ -21,6 +20,7 @@ from kvplace.core.drawing.svg_map import svg_map
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.machines.machine import find_machine
 from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.core.claims import claim, ledger_of, with_vm
