@@ -16,8 +16,7 @@ from benchmarks._tables import table
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.free import Free, free_of
-from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.occupant import claim_of
+from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import CpuMask

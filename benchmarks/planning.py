@@ -27,8 +27,8 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.planning import Plan, Tally, VmRequest, plan
 from kvplace.core.free import free_of
-from kvplace.core.ledger import Ledger
-from kvplace.core.occupant import Occupant, claim_of, within
+from kvplace.core.ledger import Ledger, claim_of
+from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.topology import Topology

@@ -19,8 +19,7 @@ from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, Corrupt
-from kvplace.core.ledger import Claim, ClaimState, read_ledger
-from kvplace.core.occupant import claim_of
+from kvplace.core.ledger import Claim, ClaimState, claim_of, read_ledger
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.strict_json import json_object, kind_of
@@ -92,29 +91,29 @@ class _Reader:
         if status.get("phase") in ("Succeeded", "Failed"):
             return
         if PLACEMENT in annotations:
-            placement = self._parsed(str(annotations[PLACEMENT]), where)
+            bound = self._parsed(str(annotations[PLACEMENT]), where)
         elif CPU_MAP in annotations:
-            placement = self._of_cpu_map(str(annotations[CPU_MAP]), where)
+            bound = self._of_cpu_map(str(annotations[CPU_MAP]), where)
         else:
             return
         uid = str(metadata.get("uid") or where)
-        if placement.pod_uid not in ("", uid):
+        if bound.pod_uid not in ("", uid):
             name = printable(str(metadata.get("name", uid)))
             self.nodes.note(where, f"pod {name} carries the placement of another pod; it is left out")
             return
         spec = self._object(document.get("spec") or {}, where, "spec")
-        claim = _claim(placement, uid)
+        claim = _claim(bound, uid)
         claim = replace(
             claim,
             namespace=str(metadata.get("namespace", "")),
             pod=str(metadata.get("name", claim.uid)),
             vmi=_owning_vmi(metadata.get("ownerReferences")),
         )
-        self._take(placement.node or str(spec.get("nodeName", "")), placement, claim, where)
+        self._take(bound.node or str(spec.get("nodeName", "")), bound, claim, where)
 
     def _annotation(self, document: Json, where: str) -> None:
-        placement = self._placement(document, where)
-        self._take(placement.node, placement, _claim(placement, placement.pod_uid or where), where)
+        bound = self._placement(document, where)
+        self._take(bound.node, bound, _claim(bound, bound.pod_uid or where), where)
 
     def _plan(self, document: Json, where: str) -> None:
         """Running VMs stand in a plan where they are before its moves, placed ones as they will be after."""
@@ -128,8 +127,8 @@ class _Reader:
             self._seat(self._object(vm, at), at)
 
     def _seat(self, vm: Json, where: str) -> None:
-        placement = self._placement(self._object(vm.get("placement"), where, "placement"), where)
-        self._take(placement.node, placement, _claim(placement, str(vm.get("id") or where)), where)
+        bound = self._placement(self._object(vm.get("placement"), where, "placement"), where)
+        self._take(bound.node, bound, _claim(bound, str(vm.get("id") or where)), where)
 
     def _answer(self, document: Json, where: str) -> None:
         if "released" in document:
@@ -155,10 +154,10 @@ class _Reader:
             cpus = self._cpus(move.get("to"), where)
             self.nodes.move(replace(claim, cpus=cpus, owned=cpus if claim.owned else 0))
 
-    def _take(self, name: str, placement: PodPlacement, claim: Claim, where: str) -> None:
+    def _take(self, name: str, bound: PodPlacement, claim: Claim, where: str) -> None:
         """Seat a VM, unless its placement says that it runs unpinned."""
-        if not placement.floats:
-            elsewhere = placement.topology not in ("", self._fingerprint)
+        if not bound.placement.floats:
+            elsewhere = bound.topology not in ("", self._fingerprint)
             self.nodes.take(name, claim, where, elsewhere=elsewhere)
 
     def _placement(self, document: Json, where: str) -> PodPlacement:
@@ -197,10 +196,11 @@ class _Reader:
         return BadBody(f"{self._what}: {f'{where}: ' if where else ''}{mend}")
 
 
-def _claim(placement: PodPlacement, uid: str) -> Claim:
+def _claim(bound: PodPlacement, uid: str) -> Claim:
+    placement = bound.placement
     alone = placement.policy is Policy.EXCLUSIVE
     owned = placement.owned or (placement.cpus if alone else 0)
-    return replace(claim_of(uid or _UNNAMED, placement), state=ClaimState.BOUND, owned=owned)
+    return replace(claim_of(uid or _UNNAMED, placement, state=ClaimState.BOUND), owned=owned)
 
 
 def _owning_vmi(references: object) -> str:

@@ -16,10 +16,10 @@ from kvplace.core.answer_json import move_document, placement_document, refusal_
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.free import free_of
-from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.moves.make_room import Move, make_room
 from kvplace.core.moves.suggestions import Suggestion, find_suggestions, move_text
-from kvplace.core.occupant import Occupant, claim_of
+from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request

@@ -56,14 +56,14 @@ def command(
         )
     xml = _read(domain, MAX_DOMAIN_BYTES)
     chosen = PodPlacement.of_cpu_map(cpu_map or "") if placement is None else _placement(placement)
-    if chosen.floats:
+    if chosen.placement.floats:
         raise Misconfigured(
             "this placement says that the VM runs unpinned: the hook leaves its domain as it is"
         )
     notes = () if vmi is None else _notes_about(vmi)
     nodes = _nodes(machine)
     try:
-        rewritten = rewrite(xml, chosen, nodes, say)
+        rewritten = rewrite(xml, chosen.placement, nodes, say)
     except BadDomainXml as error:
         raise BadDomainXml(f"{_called('--domain', domain)}: {error}") from None
     for note in notes:

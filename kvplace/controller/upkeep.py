@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import Enum
 
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.ledger import Claim, ClaimState
+from kvplace.core.ledger import Claim, ClaimState, claim_of
 from kvplace.core.placement import PodPlacement
 from kvplace.kube.records import PodRecord
 
@@ -83,27 +83,20 @@ def lost_claim(pod: PodRecord) -> Lost | None:
     if not pod.node or has_ended(pod) or not pod.placement:
         return None
     try:
-        placement = PodPlacement.from_json(pod.placement)
+        bound = PodPlacement.from_json(pod.placement)
     except BadAnnotation:
         return None
-    if placement.floats or placement.pod_uid != pod.uid or placement.node != pod.node:
+    if bound.placement.floats or bound.pod_uid != pod.uid or bound.node != pod.node:
         return None
-    return Lost(
-        pod.node,
-        Claim(
-            uid=pod.uid,
-            namespace=pod.namespace,
-            pod=pod.name,
-            vmi=pod.vmi,
-            policy=placement.policy,
-            state=ClaimState.BOUND,
-            cpus=placement.cpus,
-            owned=placement.owned,
-            memory=placement.memory,
-            huge_pages=placement.huge_pages,
-            since="",
-        ),
+    claim = claim_of(
+        pod.uid,
+        bound.placement,
+        namespace=pod.namespace,
+        pod=pod.name,
+        vmi=pod.vmi,
+        state=ClaimState.BOUND,
     )
+    return Lost(pod.node, claim)
 
 
 _SETTLE_S = 10.0

@@ -20,16 +20,8 @@ def placement_document(
     machine: str, topology: Topology, request: Request, placement: Placement, *, uid: str = ""
 ) -> Json:
     """Write a placement: the annotation `kvplace.io/placement` of a pod of that UID, and where it lies."""
-    bound = PodPlacement.of(
-        placement,
-        pod_uid=uid,
-        node=machine,
-        topology=topology.fingerprint,
-        on_failure=request.options.on_failure,
-    )
-    document: Json = json.loads(bound.to_json())
-    document["sockets"] = list(placement.packages)
-    document["l3"] = list(placement.l3_groups)
+    bound = PodPlacement(uid, machine, topology.fingerprint, request.options.on_failure, placement)
+    document = bound.document()
     document["cpuMap"] = json.loads(
         write_cpu_map(topology, placement.vcpus or tuple(cpus_of(placement.cpus)))
     )

@@ -15,7 +15,6 @@ from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, pars
 from kvplace.core.strict_json import shown
 
 if TYPE_CHECKING:
-    from kvplace.core.placement import Placement
     from kvplace.core.topology import Topology
 
 CELL_GRANULE = 1 << 20
@@ -41,35 +40,36 @@ class GuestCell:
     """vCPUs of each guest core, the same in all cells of a guest: 1 where host siblings do not line up."""
 
 
-def mirrored(topology: Topology, placement: Placement) -> tuple[GuestCell, ...]:
-    """Make the guest's cells for a placement, in the order of their first vCPU, memory-only ones last.
+def mirrored(topology: Topology, vcpus: Sequence[int], memory: Mapping[int, int]) -> tuple[GuestCell, ...]:
+    """Make the guest's cells, in the order of their first vCPU, memory-only ones last.
 
-    Nothing for a placement that names no CPU per vCPU. The vCPUs of a node that gives no memory join the
-    nearest node that does, as Linux has them allocate there and QEMU knows no cell without memory.
+    `vcpus` has the CPU of each vCPU (without any there are no cells), `memory` the bytes by NUMA node. The
+    vCPUs of a node that gives no memory join the nearest node that does: Linux allocates their memory there,
+    and QEMU has no cell without memory.
     """
-    if not placement.vcpus:
+    if not vcpus:
         return ()
-    memory = _memory_of_nodes(placement.memory)
+    amounts = _memory_of_nodes(memory)
     home = {cpu: node.id for node in topology.numa_nodes for cpu in cpus_of(node.cpus)}
     vcpus_at: dict[int, list[int]] = {}
-    for vcpu, cpu in enumerate(placement.vcpus):
+    for vcpu, cpu in enumerate(vcpus):
         node = home[cpu]
-        if memory and node not in memory:
-            node = min(memory, key=lambda other: (topology.distance(home[cpu], other), other))
+        if amounts and node not in amounts:
+            node = min(amounts, key=lambda other: (topology.distance(home[cpu], other), other))
         vcpus_at.setdefault(node, []).append(vcpu)
-    for node in memory:
+    for node in amounts:
         vcpus_at.setdefault(node, [])
-    threads = _threads(topology, placement.vcpus, vcpus_at)
+    threads = _threads(topology, vcpus, vcpus_at)
     return tuple(
         GuestCell(
             id=number,
             node=node,
-            vcpus=tuple(vcpus),
-            memory=memory.get(node, 0),
+            vcpus=tuple(members),
+            memory=amounts.get(node, 0),
             distances=tuple(_distance(topology, node, other) for other in vcpus_at),
             threads=threads,
         )
-        for number, (node, vcpus) in enumerate(vcpus_at.items())
+        for number, (node, members) in enumerate(vcpus_at.items())
     )
 
 

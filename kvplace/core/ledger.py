@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import Conflict, Corrupt
+from kvplace.core.placement import Placement
 from kvplace.core.quantity import format_bytes, parse_page_counts
 from kvplace.core.request import Policy
 from kvplace.core.strict_json import kind_of, shown
@@ -61,6 +62,32 @@ class Claim:
             node: max(0, count - sum(size * number for size, number in self.huge_pages.get(node, {}).items()))
             for node, count in self.memory.items()
         }
+
+
+def claim_of(
+    uid: str,
+    placement: Placement,
+    *,
+    namespace: str = "",
+    pod: str = "",
+    vmi: str = "",
+    state: ClaimState = ClaimState.CLAIMED,
+    since: str = "",
+) -> Claim:
+    """Make the claim of a pod on what its placement gives it; outside Kubernetes its UID is its name, too."""
+    return Claim(
+        uid=uid,
+        namespace=namespace,
+        pod=pod or uid,
+        vmi=vmi,
+        policy=placement.policy,
+        state=state,
+        cpus=placement.cpus,
+        owned=placement.owned,
+        memory=placement.memory,
+        huge_pages=placement.huge_pages,
+        since=since,
+    )
 
 
 @dataclass(frozen=True)

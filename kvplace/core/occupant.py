@@ -8,8 +8,8 @@ from itertools import combinations
 
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free, free_of
-from kvplace.core.ledger import Claim, ClaimState, Ledger
-from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.ledger import Ledger, claim_of
+from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Request
 from kvplace.core.topology import Topology
 
@@ -21,23 +21,6 @@ class Occupant:
     id: str
     request: Request
     placement: Placement
-
-
-def claim_of(uid: str, placement: Placement | PodPlacement) -> Claim:
-    """Write what a VM holds as the claim of a book that only counts."""
-    return Claim(
-        uid=uid,
-        namespace="",
-        pod=uid,
-        vmi="",
-        policy=placement.policy,
-        state=ClaimState.CLAIMED,
-        cpus=placement.cpus,
-        owned=placement.owned,
-        memory=placement.memory,
-        huge_pages=placement.huge_pages,
-        since="",
-    )
 
 
 class RunningVms:

@@ -1,12 +1,12 @@
 """The cores of one VM: what the allocator answers and what travels to the hook on the pod.
 
-`Placement` is the decision about one machine. `PodPlacement` is that decision bound to one pod and
-one node, the annotation `kvplace.io/placement`; it is written only in the Binding, and its pod UID lets
-every reader tell a placement of its own from one that was inherited, edited or left behind.
+`Placement` is the decision about one machine. `PodPlacement` binds it to one pod and one node: the
+annotation `kvplace.io/placement`. It is written only in the Binding, and its pod UID lets every reader tell
+its own placement from one that was inherited, edited or left behind.
 
-A reader passes over keys that it does not know, so that a release may add some. A hook that knew no guest
-cells would pin a mirroring VM and leave its guest topology alone; it never meets one, since a release
-gives its own sidecar to the VMs whose words it admits.
+Readers ignore keys that they do not know, so that a release may add some. A hook that did not know guest
+cells would pin a mirroring VM and leave its guest topology alone; it never meets one, since each release
+adds its own sidecar to the VMs that it admits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
 from typing import TypeVar
 
 from kvplace.core.cpu_map import read_cpu_map
@@ -24,7 +23,7 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.guest_cells import GuestCell, read_guest_cells, write_guest_cells
 from kvplace.core.quantity import format_bytes, parse_page_counts
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.strict_json import shown
+from kvplace.core.strict_json import Json, shown
 
 PLACEMENT = "kvplace.io/placement"
 VERSION = 1
@@ -35,181 +34,120 @@ _Word = TypeVar("_Word", bound=Enum)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The CPUs and memory that one VM gets on one machine.
-
-    `vcpus[i]` is the CPU of vCPU *i*; it is empty for policy `numa`, where every vCPU may use all of
-    `cpus`. `owned` are the CPUs that nobody else may use while the VM lives: idle siblings and
-    emulator CPUs included, nothing for the sharing policies.
-    """
+    """The CPUs and memory that one VM gets on one machine."""
 
     policy: Policy
     vcpus: tuple[int, ...]
+    """The CPU of each vCPU; empty for policy `numa`, where every vCPU may use all of `cpus`."""
     cpus: int
-    owned: int
-    emulator_cpus: int
-    io_thread_cpus: tuple[int, ...]
-    """CPU set of each I/O thread; empty means as the emulator."""
-    numa_nodes: tuple[int, ...]
-    memory: Mapping[int, int]
-    """Bytes by NUMA node, huge pages included."""
-    huge_pages: Mapping[int, Mapping[int, int]]
-    """Pages by NUMA node, then by page size in bytes."""
-    packages: tuple[int, ...]
-    l3_groups: tuple[int, ...]
-    """Indexes into the topology's L3 groups."""
-    numa_memory: NumaMemory
-    guest_cells: tuple[GuestCell, ...] = ()
-    """What the guest is to see of the host; empty unless it asked to see any of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PodPlacement:
-    """A placement as the hook and the agent read it from the pod.
-
-    `pod_uid` and `node` are empty when it was made from a bare `cpu-map` that somebody else wrote.
-    """
-
-    pod_uid: str
-    node: str
-    topology: str
-    policy: Policy
-    on_failure: OnFailure
-    vcpus: tuple[int, ...]
-    cpus: int
-    emulator_cpus: int
-    io_thread_cpus: tuple[int, ...]
-    numa_nodes: tuple[int, ...]
-    numa_memory: NumaMemory
-    memory: Mapping[int, int]
     owned: int = 0
-    """CPUs that nobody else may use; with `huge_pages` what a lost ledger is rebuilt from."""
-    huge_pages: Mapping[int, Mapping[int, int]] = field(default_factory=lambda: MappingProxyType({}))
+    """CPUs that nobody else may use while the VM lives, idle siblings and emulator CPUs included."""
+    emulator_cpus: int = 0
+    io_thread_cpus: tuple[int, ...] = ()
+    """CPU set of each I/O thread; empty means as the emulator."""
+    numa_nodes: tuple[int, ...] = ()
+    numa_memory: NumaMemory = NumaMemory.OFF
+    memory: Mapping[int, int] = field(default_factory=dict)
+    """Bytes by NUMA node, huge pages included."""
+    huge_pages: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    """Pages by NUMA node, then by page size in bytes."""
+    packages: tuple[int, ...] = ()
+    l3_groups: tuple[int, ...] = ()
+    """Indexes into the topology's L3 groups."""
     guest_cells: tuple[GuestCell, ...] = ()
-
-    @classmethod
-    def of(
-        cls, placement: Placement, *, pod_uid: str, node: str, topology: str, on_failure: OnFailure
-    ) -> PodPlacement:
-        """Bind a decision to a pod and a node."""
-        return cls(
-            pod_uid=pod_uid,
-            node=node,
-            topology=topology,
-            policy=placement.policy,
-            on_failure=on_failure,
-            vcpus=placement.vcpus,
-            cpus=placement.cpus,
-            emulator_cpus=placement.emulator_cpus,
-            io_thread_cpus=placement.io_thread_cpus,
-            numa_nodes=placement.numa_nodes,
-            numa_memory=placement.numa_memory,
-            memory=placement.memory,
-            owned=placement.owned,
-            huge_pages=placement.huge_pages,
-            guest_cells=placement.guest_cells,
-        )
-
-    @classmethod
-    def floating(cls, *, pod_uid: str, node: str) -> PodPlacement:
-        """Say that a pod runs unpinned because nothing fitted and its user asked to `float` then."""
-        return cls(
-            pod_uid=pod_uid,
-            node=node,
-            topology="",
-            policy=Policy.NONE,
-            on_failure=OnFailure.FLOAT,
-            vcpus=(),
-            cpus=0,
-            emulator_cpus=0,
-            io_thread_cpus=(),
-            numa_nodes=(),
-            numa_memory=NumaMemory.OFF,
-            memory={},
-        )
+    """The NUMA cells that the guest sees; empty unless it asked for them."""
 
     @property
     def floats(self) -> bool:
         """Whether the VM runs unpinned: the hook then leaves its XML as it is."""
         return self.policy is Policy.NONE
 
-    @classmethod
-    def of_cpu_map(cls, text: str, *, on_failure: OnFailure = OnFailure.WAIT) -> PodPlacement:
-        """Read a bare `cpu-map`: vCPU *i* takes the *i*-th id, other threads all ids, memory floats."""
-        cpus = tuple(cpu for ids in read_cpu_map(text).values() for cpu in ids)
-        return cls(
-            pod_uid="",
-            node="",
-            topology="",
-            policy=Policy.EXCLUSIVE,
-            on_failure=on_failure,
-            vcpus=cpus,
-            cpus=mask_of(cpus),
-            emulator_cpus=mask_of(cpus),
-            io_thread_cpus=(),
-            numa_nodes=(),
-            numa_memory=NumaMemory.OFF,
-            memory={},
-        )
-
     @property
     def memory_nodes(self) -> tuple[int, ...]:
         """The NUMA nodes that give the VM memory; all of its nodes where that is not known."""
         return tuple(node for node in self.numa_nodes if self.memory.get(node)) or self.numa_nodes
 
+
+@dataclass(frozen=True, slots=True)
+class PodPlacement:
+    """A placement bound to a pod and a node.
+
+    `pod_uid`, `node` and `topology` are empty when it was made from a bare `cpu-map` that another program
+    wrote.
+    """
+
+    pod_uid: str
+    node: str
+    topology: str
+    """The fingerprint of the topology that the CPUs were chosen on."""
+    on_failure: OnFailure
+    placement: Placement
+
+    @classmethod
+    def floating(cls, *, pod_uid: str, node: str) -> PodPlacement:
+        """Say that a pod runs unpinned because nothing fitted and its user asked to `float` then."""
+        return cls(pod_uid, node, "", OnFailure.FLOAT, Placement(Policy.NONE, (), 0))
+
+    @classmethod
+    def of_cpu_map(cls, text: str, *, on_failure: OnFailure = OnFailure.WAIT) -> PodPlacement:
+        """Read a bare `cpu-map`: vCPU *i* takes the *i*-th id, other threads all ids, memory floats."""
+        sockets = read_cpu_map(text)
+        vcpus = tuple(cpu for ids in sockets.values() for cpu in ids)
+        cpus = mask_of(vcpus)
+        placement = Placement(Policy.EXCLUSIVE, vcpus, cpus, emulator_cpus=cpus, packages=tuple(sockets))
+        return cls("", "", "", on_failure, placement)
+
+    def document(self) -> Json:
+        """Write the placement as a JSON object."""
+        placement = self.placement
+        document: Json = {
+            "version": VERSION,
+            "podUid": self.pod_uid,
+            "node": self.node,
+            "topology": self.topology,
+            "policy": placement.policy.value,
+            "onFailure": self.on_failure.value,
+            "vcpus": list(placement.vcpus),
+            "cpus": format_cpu_list(placement.cpus),
+            "emulatorCpus": format_cpu_list(placement.emulator_cpus),
+            "ioThreadCpus": [format_cpu_list(cpus) for cpus in placement.io_thread_cpus],
+            "numaNodes": list(placement.numa_nodes),
+            "numaMemory": placement.numa_memory.value,
+            "memory": {str(node): count for node, count in placement.memory.items()},
+            "owned": format_cpu_list(placement.owned),
+            "hugePages": {
+                str(node): {format_bytes(size): count for size, count in pages.items()}
+                for node, pages in placement.huge_pages.items()
+            },
+        }
+        if placement.guest_cells:
+            document["guestCells"] = write_guest_cells(placement.guest_cells)
+            document["guestThreads"] = placement.guest_cells[0].threads
+        document["sockets"] = list(placement.packages)
+        document["l3"] = list(placement.l3_groups)
+        return document
+
     def to_json(self) -> str:
         """Write the annotation's one line."""
-        mirrored = (
-            {
-                "guestCells": write_guest_cells(self.guest_cells),
-                "guestThreads": self.guest_cells[0].threads,
-            }
-            if self.guest_cells
-            else {}
-        )
-        return json.dumps(
-            {
-                "version": VERSION,
-                "podUid": self.pod_uid,
-                "node": self.node,
-                "topology": self.topology,
-                "policy": self.policy.value,
-                "onFailure": self.on_failure.value,
-                "vcpus": list(self.vcpus),
-                "cpus": format_cpu_list(self.cpus),
-                "emulatorCpus": format_cpu_list(self.emulator_cpus),
-                "ioThreadCpus": [format_cpu_list(cpus) for cpus in self.io_thread_cpus],
-                "numaNodes": list(self.numa_nodes),
-                "numaMemory": self.numa_memory.value,
-                "memory": {str(node): count for node, count in self.memory.items()},
-                "owned": format_cpu_list(self.owned),
-                "hugePages": {
-                    str(node): {format_bytes(size): count for size, count in pages.items()}
-                    for node, pages in self.huge_pages.items()
-                },
-                **mirrored,
-            },
-            separators=(",", ":"),
-        )
+        return json.dumps(self.document(), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> PodPlacement:
         """Read the annotation; raises BadAnnotation that names what is wrong."""
         reader = _Reader(text)
-        placement = cls(
-            pod_uid=reader.text("podUid"),
-            node=reader.text("node"),
-            topology=reader.text("topology", ""),
+        placement = Placement(
             policy=reader.word("policy", Policy),
-            on_failure=reader.word("onFailure", OnFailure, OnFailure.WAIT),
             vcpus=reader.ids("vcpus"),
             cpus=reader.cpus("cpus"),
+            owned=reader.cpus("owned", ""),
             emulator_cpus=reader.cpus("emulatorCpus", ""),
             io_thread_cpus=reader.cpu_sets("ioThreadCpus"),
             numa_nodes=reader.ids("numaNodes"),
             numa_memory=reader.word("numaMemory", NumaMemory, NumaMemory.OFF),
             memory=reader.bytes_by_node("memory"),
-            owned=reader.cpus("owned", ""),
             huge_pages=reader.pages_by_node("hugePages"),
+            packages=reader.ids("sockets"),
+            l3_groups=reader.ids("l3"),
             guest_cells=reader.guest_cells(),
         )
         if not placement.cpus and not placement.floats:
@@ -224,7 +162,13 @@ class PodPlacement:
         foreign = {cell.node for cell in placement.guest_cells} - set(placement.numa_nodes)
         if foreign:
             raise reader.bad(f"guestCells name NUMA node {min(foreign)}, which numaNodes lacks")
-        return placement
+        return cls(
+            pod_uid=reader.text("podUid"),
+            node=reader.text("node"),
+            topology=reader.text("topology", ""),
+            on_failure=reader.word("onFailure", OnFailure, OnFailure.WAIT),
+            placement=placement,
+        )
 
 
 class _Reader:

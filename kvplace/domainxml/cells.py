@@ -15,7 +15,7 @@ from lxml import etree
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.guest_cells import CELL_GRANULE, GuestCell, apportion
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.domainxml.sizes import text_bytes_of
 from kvplace.domainxml.threads import Vcpus, only_child
 from kvplace.domainxml.whitespace import add_to_root, align
@@ -25,7 +25,7 @@ _OURS = ("id", "cpus", "memory", "unit")
 
 
 def mirror_host(
-    root: etree._Element, placement: PodPlacement, vcpus: Vcpus, tell: Callable[[str], None]
+    root: etree._Element, placement: Placement, vcpus: Vcpus, tell: Callable[[str], None]
 ) -> None:
     """Replace the guest's topology and cells; raises BadDomainXml where QEMU could not show them.
 
@@ -97,7 +97,7 @@ def _deal(cells: Sequence[GuestCell], count: int, *, by: int) -> list[int]:
     return [takers[number // by % len(takers)] for number in range(count)]
 
 
-def _memory_of_cells(root: etree._Element, placement: PodPlacement) -> list[int]:
+def _memory_of_cells(root: etree._Element, placement: Placement) -> list[int]:
     """Bytes of each cell; together the guest's memory but for what memory devices add to it.
 
     That is what was placed. Where the domain has more or less, each cell has so in proportion.

@@ -14,7 +14,7 @@ from lxml import etree
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import BadDomainXml
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
 from kvplace.domainxml.pins import cpus_of_vcpu
 from kvplace.domainxml.sizes import bytes_of
@@ -24,7 +24,7 @@ from kvplace.domainxml.whitespace import add_to_root, align, remove, remove_chil
 _BINDINGS = ("memory", "memnode")
 
 
-def bind_memory(root: etree._Element, placement: PodPlacement, node_of_cpu: Mapping[int, int]) -> None:
+def bind_memory(root: etree._Element, placement: Placement, node_of_cpu: Mapping[int, int]) -> None:
     """Replace the memory binding; mode `off` leaves none behind."""
     numatune = only_child(root, "numatune")
     if numatune is not None:
@@ -58,7 +58,7 @@ def bind_memory(root: etree._Element, placement: PodPlacement, node_of_cpu: Mapp
 
 
 def _node_of_cells(
-    root: etree._Element, placement: PodPlacement, node_of_cpu: Mapping[int, int]
+    root: etree._Element, placement: Placement, node_of_cpu: Mapping[int, int]
 ) -> dict[int, int]:
     """The host node of each guest cell, or nothing when it is not one each or not what was accounted for."""
     if placement.numa_memory is NumaMemory.INTERLEAVE:
@@ -87,7 +87,7 @@ def _node_of_cells(
     return nodes
 
 
-def _host_cpus(cell: etree._Element, placement: PodPlacement) -> int:
+def _host_cpus(cell: etree._Element, placement: Placement) -> int:
     try:
         guest = parse_cpu_list(cell.get("cpus", ""), what="<cell cpus>")
     except ValueError:

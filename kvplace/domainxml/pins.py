@@ -12,7 +12,7 @@ from lxml import etree
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadDomainXml
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.domainxml.threads import Vcpus
 from kvplace.domainxml.whitespace import add_to_root, align, remove
 
@@ -20,7 +20,7 @@ _PINS = ("vcpupin", "emulatorpin", "iothreadpin")
 
 
 def pin_threads(
-    root: etree._Element, placement: PodPlacement, vcpus: Vcpus, io_threads: tuple[int, ...]
+    root: etree._Element, placement: Placement, vcpus: Vcpus, io_threads: tuple[int, ...]
 ) -> None:
     """Replace every pin; raises BadDomainXml when the placement has fewer CPUs than vCPUs are enabled."""
     pins = [*_vcpu_pins(placement, vcpus), *_emulator_pin(placement), *_io_thread_pins(placement, io_threads)]
@@ -39,7 +39,7 @@ def pin_threads(
     align(root, cputune)
 
 
-def cpus_of_vcpu(placement: PodPlacement, vcpu: int) -> int:
+def cpus_of_vcpu(placement: Placement, vcpu: int) -> int:
     """The CPUs that one vCPU may use: its own, or all of the VM's when none was chosen for it.
 
     A vCPU that is plugged in later has no CPU of its own; the whole set keeps it inside the VM's cores
@@ -48,7 +48,7 @@ def cpus_of_vcpu(placement: PodPlacement, vcpu: int) -> int:
     return 1 << placement.vcpus[vcpu] if vcpu < len(placement.vcpus) else placement.cpus
 
 
-def _vcpu_pins(placement: PodPlacement, vcpus: Vcpus) -> Iterator[etree._Element]:
+def _vcpu_pins(placement: Placement, vcpus: Vcpus) -> Iterator[etree._Element]:
     if placement.vcpus and vcpus.enabled[-1] >= len(placement.vcpus):
         raise BadDomainXml(
             f"the domain starts with {len(vcpus.enabled)} vCPUs (highest id {vcpus.enabled[-1]}) but the "
@@ -58,12 +58,12 @@ def _vcpu_pins(placement: PodPlacement, vcpus: Vcpus) -> Iterator[etree._Element
         yield _element("vcpupin", vcpu=str(vcpu), cpuset=format_cpu_list(cpus_of_vcpu(placement, vcpu)))
 
 
-def _emulator_pin(placement: PodPlacement) -> Iterator[etree._Element]:
+def _emulator_pin(placement: Placement) -> Iterator[etree._Element]:
     if placement.emulator_cpus:
         yield _element("emulatorpin", cpuset=format_cpu_list(placement.emulator_cpus))
 
 
-def _io_thread_pins(placement: PodPlacement, io_threads: tuple[int, ...]) -> Iterator[etree._Element]:
+def _io_thread_pins(placement: Placement, io_threads: tuple[int, ...]) -> Iterator[etree._Element]:
     choices = placement.io_thread_cpus or (placement.emulator_cpus,)
     for order, number in enumerate(io_threads):
         if cpus := choices[order % len(choices)]:

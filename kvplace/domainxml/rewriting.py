@@ -14,7 +14,7 @@ from types import MappingProxyType
 from lxml import etree
 
 from kvplace.core.errors import BadDomainXml
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.domainxml.cells import mirror_host
 from kvplace.domainxml.document import parse
 from kvplace.domainxml.memory import bind_memory
@@ -30,7 +30,7 @@ def _tell_nobody(_sentence: str) -> None:
 
 def rewrite(
     xml: bytes,
-    placement: PodPlacement,
+    placement: Placement,
     node_of_cpu: Mapping[int, int] = _NOTHING_KNOWN,
     tell: Callable[[str], None] = _tell_nobody,
 ) -> bytes:

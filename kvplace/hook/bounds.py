@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.errors import KvplaceError, Misconfigured
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.linux import cgroup, proc
@@ -21,7 +21,7 @@ from kvplace.linux.kernel_files import read_cpu_list
 _T = TypeVar("_T")
 
 
-def check_cpus(placement: PodPlacement, env: PodEnvironment) -> None:
+def check_cpus(placement: Placement, env: PodEnvironment) -> None:
     """Raise Misconfigured when the placement names a CPU that is offline or outside our cpuset."""
     named = placement.cpus | placement.emulator_cpus
     for cpus in placement.io_thread_cpus:

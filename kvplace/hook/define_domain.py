@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadDomainXml, Corrupt, KvplaceError
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.core.request import OnFailure
 from kvplace.hook.bounds import allowed_memory_nodes, check_cpus, node_of_cpus
 from kvplace.hook.logs import log
@@ -35,7 +35,7 @@ def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = tr
     about = about_vmi(vmi, env)
     on_failure = on_failure_of_pod(env)
     try:
-        placement = placement_of_pod(env)
+        placement = placement_of_pod(env).placement
         if placement.floats and xml:
             log("warning", "the VM starts unpinned: no node had room, and its on-failure is float", about)
             return xml
@@ -80,9 +80,7 @@ def is_migration_target(vmi: Mapping[str, Mapping[str, Mapping[str, object]]]) -
     return bool(state.get("targetPod")) and not state.get("completed")
 
 
-def _rewritten(
-    xml: bytes, placement: PodPlacement, env: PodEnvironment, tell: Callable[[str], None]
-) -> bytes:
+def _rewritten(xml: bytes, placement: Placement, env: PodEnvironment, tell: Callable[[str], None]) -> bytes:
     from kvplace.domainxml import rewrite
 
     answer = rewrite(xml, placement, node_of_cpus(env), tell)
@@ -91,7 +89,7 @@ def _rewritten(
     return answer
 
 
-def _pinned(placement: PodPlacement) -> str:
+def _pinned(placement: Placement) -> str:
     what = f"{len(placement.vcpus)} vCPUs to" if placement.vcpus else "all vCPUs within"
     cells = f"; the guest sees {len(placement.guest_cells)} NUMA cells" if placement.guest_cells else ""
     return (

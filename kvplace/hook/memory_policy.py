@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import Misconfigured
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, OnFailure
 
 _SET_MEMPOLICY_AND_MBIND = {
@@ -36,8 +36,8 @@ Trial = Callable[[NumaMemory, Sequence[int]], str | None]
 
 
 def settle_memory(
-    placement: PodPlacement, allowed_nodes: int | None, on_failure: OnFailure, trial: Trial
-) -> tuple[PodPlacement, str | None]:
+    placement: Placement, allowed_nodes: int | None, on_failure: OnFailure, trial: Trial
+) -> tuple[Placement, str | None]:
     """Keep the memory binding where it will work, else take it out and say why.
 
     Raises Misconfigured instead when the owner asked for `strict` memory and to wait.
@@ -85,7 +85,7 @@ def try_to_bind(mode: NumaMemory, nodes: Sequence[int]) -> str | None:
         return None if answer == 0 else _why("mbind", policy, nodes)
 
 
-def _obstacle(placement: PodPlacement, allowed_nodes: int | None, trial: Trial) -> str | None:
+def _obstacle(placement: Placement, allowed_nodes: int | None, trial: Trial) -> str | None:
     if not placement.numa_nodes:
         return "the placement names no NUMA node"
     nodes = mask_of(placement.memory_nodes)

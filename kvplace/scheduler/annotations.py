@@ -22,13 +22,8 @@ def binding_annotations(
     explanation: str = "",
 ) -> dict[str, str]:
     """Write a decision as annotations of its pod."""
-    bound = PodPlacement.of(
-        placement,
-        pod_uid=pod_uid,
-        node=node,
-        topology=topology.fingerprint,
-        on_failure=wanted.request.options.on_failure,
-    )
+    on_failure = wanted.request.options.on_failure
+    bound = PodPlacement(pod_uid, node, topology.fingerprint, on_failure, placement)
     annotations = {
         PLACEMENT: bound.to_json(),
         CPU_MAP: write_cpu_map(topology, placement.vcpus or tuple(cpus_of(placement.cpus))),

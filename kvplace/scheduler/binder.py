@@ -14,7 +14,7 @@ from datetime import datetime
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
-from kvplace.core.ledger import Claim, Ledger, LedgerChange
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.request_document import PodRequest
@@ -25,7 +25,7 @@ from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
 from kvplace.scheduler.annotations import binding_annotations, floating_annotations
-from kvplace.scheduler.claims import claim_of, is_bound_as_meant, placed_again, release_of, rfc3339
+from kvplace.scheduler.claims import is_bound_as_meant, placed_again, release_of, rfc3339
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.wire import BindingArgs
 from kvplace.scheduler.wishes import Wishes
@@ -174,11 +174,11 @@ class Binder:
             else:
                 placement = self._place(args, wanted.request, machine, ledger)
                 claim = claim_of(
+                    args.uid,
                     placement,
-                    wanted,
-                    uid=args.uid,
                     namespace=args.namespace,
                     pod=args.name,
+                    vmi=wanted.vmi.rpartition("/")[2],
                     since=rfc3339(self._now()),
                 )
             ours.append(claim)

@@ -7,31 +7,11 @@ from datetime import datetime
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.free import Free
-from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
+from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Request
-from kvplace.core.request_document import PodRequest
 from kvplace.core.topology import Topology
 from kvplace.kube.records import PodRecord
-
-
-def claim_of(
-    placement: Placement, wanted: PodRequest, *, uid: str, namespace: str, pod: str, since: str
-) -> Claim:
-    """The claim of a pod for a placement."""
-    return Claim(
-        uid=uid,
-        namespace=namespace,
-        pod=pod,
-        vmi=wanted.vmi.rpartition("/")[2],
-        policy=placement.policy,
-        state=ClaimState.CLAIMED,
-        cpus=placement.cpus,
-        owned=placement.owned,
-        memory=placement.memory,
-        huge_pages=placement.huge_pages,
-        since=since,
-    )
 
 
 def rfc3339(moment: datetime) -> str:
@@ -73,7 +53,8 @@ def is_bound_as_meant(pod: PodRecord | None, *, uid: str, node: str, claim: Clai
     if pod is None or pod.uid != uid or pod.node != node:
         return False
     try:
-        placement = PodPlacement.from_json(pod.placement)
+        bound = PodPlacement.from_json(pod.placement)
     except BadAnnotation:
         return False
-    return placement.pod_uid == uid and placement.cpus == (claim.cpus if claim is not None else 0)
+    cpus = claim.cpus if claim is not None else 0
+    return bound.pod_uid == uid and bound.placement.cpus == cpus

@@ -20,6 +20,7 @@ from kvplace.core.cluster.grouped_refusals import grouped
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate, scores, why
 from kvplace.core.errors import BadAnnotation, KvplaceError
 from kvplace.core.free import Free
+from kvplace.core.ledger import claim_of
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.request_document import PodRequest
@@ -29,7 +30,7 @@ from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.scheduler.binder import Binder
-from kvplace.scheduler.claims import claim_of, placed_again, rfc3339
+from kvplace.scheduler.claims import placed_again, rfc3339
 from kvplace.scheduler.fit import FitTable
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.metrics import BINDS, FILTERS, REFUSALS
@@ -153,11 +154,11 @@ class Extender:
             return _answer(args, [c.node for c in candidates])
         metadata = args.pod.metadata
         claim = claim_of(
+            metadata.uid,
             best.placement,
-            wanted,
-            uid=metadata.uid,
             namespace=metadata.namespace,
             pod=metadata.name,
+            vmi=wanted.vmi.rpartition("/")[2],
             since=rfc3339(self._now()),
         )
         self.holds.hold(best.node, claim)

@@ -24,7 +24,7 @@ from kvplace.admission.vm import review_vm
 from kvplace.admission.vmi import admit_vmi
 from kvplace.core.annotations import REQUEST
 from kvplace.core.errors import KvplaceError
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PLACEMENT, Placement
 from kvplace.core.topology import Topology
 from kvplace.domainxml import rewrite
 from kvplace.hook.pod import placement_of_pod
@@ -161,13 +161,13 @@ class _Way:
             return None
         return node
 
-    def _seen_by_hook(self, pod: str, uid: str, node: str) -> PodPlacement:
+    def _seen_by_hook(self, pod: str, uid: str, node: str) -> Placement:
         """Play the kubelet: lay out as files what tells the hook its placement, and that it is its own."""
         annotations = self._cluster.pod_annotations(NAMESPACE, pod)
         (self._folder / "placement").write_text(annotations.get(PLACEMENT, ""), encoding="utf-8")
         (self._folder / "uid").write_text(uid, encoding="utf-8")
         around = PodEnvironment.of({"KVPLACE_POD_FOLDER": str(self._folder), "NODE_NAME": node})
-        return placement_of_pod(around)
+        return placement_of_pod(around).placement
 
     def _refused(self, name: str, by: str, reason: str) -> None:
         self._report.refused.append(RefusedVm(name, by, reason))

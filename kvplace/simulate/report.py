@@ -12,7 +12,7 @@ from typing import Any
 from kvplace.core.drawing.core_map import CoreMap, core_map_document, draw
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import API_VERSION
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.core.topology import Topology
 from kvplace.domainxml.document import parse
 
@@ -34,7 +34,7 @@ class PlacedVm:
 
     name: str
     node: str
-    placement: PodPlacement
+    placement: Placement
     seconds: float
     """From the user's order to the rewritten domain."""
     placing_seconds: float

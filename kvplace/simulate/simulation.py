@@ -16,9 +16,9 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.free import Free, free_of
-from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.moves.make_room import Room, make_room
-from kvplace.core.occupant import Occupant, claim_of
+from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request

@@ -18,7 +18,7 @@ from kvplace.cli.map_forms import read_book
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import BadBody
 from kvplace.core.ledger import Ledger, LedgerChange, merge_patch
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.machines.shipped import read_machine
 from tests.cli.calls import Caller
@@ -36,16 +36,18 @@ def placement(
         pod_uid=uid,
         node=node,
         topology="",
-        policy=policy,
         on_failure=OnFailure.WAIT,
-        vcpus=cpus,
-        cpus=mask_of(cpus),
-        emulator_cpus=mask_of(cpus),
-        io_thread_cpus=(),
-        numa_nodes=(0,),
-        numa_memory=NumaMemory.OFF,
-        memory={},
-        owned=mask_of(cpus) if policy is Policy.EXCLUSIVE else 0,
+        placement=Placement(
+            policy=policy,
+            vcpus=cpus,
+            cpus=mask_of(cpus),
+            emulator_cpus=mask_of(cpus),
+            io_thread_cpus=(),
+            numa_nodes=(0,),
+            numa_memory=NumaMemory.OFF,
+            memory={},
+            owned=mask_of(cpus) if policy is Policy.EXCLUSIVE else 0,
+        ),
     )
 
 

@@ -44,7 +44,7 @@ def test_a_placement_is_also_the_annotation_that_the_hook_reads() -> None:
     document = _ask(_session(), id="db", vcpus=4, smt="require")["placement"]
     read = PodPlacement.from_json(json.dumps(document))
     assert (read.pod_uid, read.node, read.topology) == ("db", "node", MACHINE.fingerprint)
-    assert list(read.vcpus) == document["vcpus"]
+    assert list(read.placement.vcpus) == document["vcpus"]
 
 
 def test_a_refusal_names_the_reason_and_the_numbers(kvplace: Caller) -> None:

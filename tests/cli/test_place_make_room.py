@@ -59,9 +59,13 @@ def test_a_move_tells_the_whole_new_placement_and_the_map_draws_it(kvplace: Call
     ]
     (move,) = answers[-1]["moves"]
     after = PodPlacement.from_json(json.dumps(move["placement"]))
-    assert (after.pod_uid, after.numa_nodes, dict(after.memory)) == ("small-0", (1,), {1: 8 << 30})
-    assert after.owned == parse_cpu_list(move["to"])
-    assert len(after.vcpus) == after.cpus.bit_count() == 4  # of 8 that it owns
+    assert (after.pod_uid, after.placement.numa_nodes, dict(after.placement.memory)) == (
+        "small-0",
+        (1,),
+        {1: 8 << 30},
+    )
+    assert after.placement.owned == parse_cpu_list(move["to"])
+    assert len(after.placement.vcpus) == after.placement.cpus.bit_count() == 4  # of 8 that it owns
     book = tmp_path / "answers"
     book.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     drawn = json.loads(kvplace("map", "2x-epyc-9354", "--placements", str(book), "-o", "json").out)

@@ -38,7 +38,7 @@ def test_an_answer_of_place_pins_a_domain_of_kubevirts(kvplace: Caller, tmp_path
     called = kvplace("rewrite", "--domain", str(xml), "--placement", str(placed))
     assert called.code == 0
     placement = PodPlacement.from_json(json.dumps(answer.document["placement"]))
-    assert called.out.encode() == rewrite(xml.read_bytes(), placement)
+    assert called.out.encode() == rewrite(xml.read_bytes(), placement.placement)
     pins = etree.fromstring(called.out.encode()).findall("cputune/vcpupin")
     assert [int(pin.get("cpuset", "")) for pin in pins[:vcpus]] == answer.document["placement"]["vcpus"]
 

@@ -17,7 +17,7 @@ from lxml import etree
 
 from harness.control_plane.launcher_side import LauncherSide
 from kvplace.core.cpuset import mask_of
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 
 NODE = "worker-1"
@@ -51,15 +51,17 @@ class Sidecar:
             pod_uid="uid-of-the-pod",
             node=NODE,
             topology="",
-            policy=Policy.EXCLUSIVE,
             on_failure=OnFailure.WAIT,
-            vcpus=CPUS,
-            cpus=mask_of(CPUS),
-            emulator_cpus=mask_of(CPUS[:1]),
-            io_thread_cpus=(),
-            numa_nodes=(0,),
-            numa_memory=NumaMemory.OFF,
-            memory={},
+            placement=Placement(
+                policy=Policy.EXCLUSIVE,
+                vcpus=CPUS,
+                cpus=mask_of(CPUS),
+                emulator_cpus=mask_of(CPUS[:1]),
+                io_thread_cpus=(),
+                numa_nodes=(0,),
+                numa_memory=NumaMemory.OFF,
+                memory={},
+            ),
         )
         (self.pod / "placement").write_text(placement.to_json())
 

@@ -11,7 +11,7 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import ClaimState, Ledger
 from kvplace.core.marks import RELEASED_AT
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.kube.events import EventReason
 from kvplace.kube.faults import FaultScript, Operation
@@ -153,16 +153,18 @@ async def test_two_running_pods_on_one_core_are_told_loudly_and_nothing_is_chang
             pod_uid="intruder-uid",
             node="n1",
             topology="",
-            policy=Policy.EXCLUSIVE,
             on_failure=OnFailure.WAIT,
-            vcpus=placed.vcpus,
-            cpus=placed.cpus,
-            emulator_cpus=0,
-            io_thread_cpus=(),
-            numa_nodes=(0,),
-            numa_memory=NumaMemory.OFF,
-            memory={},
-            owned=placed.cpus,
+            placement=Placement(
+                policy=Policy.EXCLUSIVE,
+                vcpus=placed.placement.vcpus,
+                cpus=placed.placement.cpus,
+                emulator_cpus=0,
+                io_thread_cpus=(),
+                numa_nodes=(0,),
+                numa_memory=NumaMemory.OFF,
+                memory={},
+                owned=placed.placement.cpus,
+            ),
         )
         cluster.create_pod(
             "intruder",

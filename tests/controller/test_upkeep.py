@@ -9,7 +9,7 @@ import pytest
 
 from kvplace.controller.upkeep import Verdict, has_ended, judge, judge_live, lost_claim
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.kube.records import PodRecord
 
@@ -19,17 +19,19 @@ PLACED = PodPlacement(
     pod_uid="u",
     node="n",
     topology="",
-    policy=Policy.EXCLUSIVE,
     on_failure=OnFailure.WAIT,
-    vcpus=(2, 3),
-    cpus=0b1100,
-    emulator_cpus=1,
-    io_thread_cpus=(),
-    numa_nodes=(0,),
-    numa_memory=NumaMemory.PREFERRED,
-    memory={0: 8 << 30},
-    owned=0b111100,
-    huge_pages={0: {1 << 30: 8}},
+    placement=Placement(
+        policy=Policy.EXCLUSIVE,
+        vcpus=(2, 3),
+        cpus=0b1100,
+        emulator_cpus=1,
+        io_thread_cpus=(),
+        numa_nodes=(0,),
+        numa_memory=NumaMemory.PREFERRED,
+        memory={0: 8 << 30},
+        owned=0b111100,
+        huge_pages={0: {1 << 30: 8}},
+    ),
 )
 POD = PodRecord("default", "virt-launcher-db", "u", phase="Pending", vmi="db")
 BOUND = replace(POD, node="n", phase="Running", placement=PLACED.to_json())

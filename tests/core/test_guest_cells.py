@@ -41,6 +41,10 @@ def placed(
     )
 
 
+def cells_of(topology: Topology, placement: Placement) -> tuple[GuestCell, ...]:
+    return mirrored(topology, placement.vcpus, placement.memory)
+
+
 def machine(
     *nodes: tuple[int, Sequence[Sequence[int]]], distances: Mapping[int, Mapping[int, int]] | None = None
 ) -> Topology:
@@ -63,7 +67,7 @@ TWO_NODES = machine(
 
 
 def test_a_vm_on_two_nodes_sees_two_cells_with_its_siblings_and_their_distances() -> None:
-    cells = mirrored(TWO_NODES, placed(TWO_NODES, (0, 4, 1, 5, 2, 6), {0: 4 * GIB, 1: 2 * GIB}))
+    cells = cells_of(TWO_NODES, placed(TWO_NODES, (0, 4, 1, 5, 2, 6), {0: 4 * GIB, 1: 2 * GIB}))
     assert cells == (
         GuestCell(0, node=0, vcpus=(0, 1, 2, 3), memory=4 * GIB, distances=(10, 21), threads=2),
         GuestCell(1, node=1, vcpus=(4, 5), memory=2 * GIB, distances=(31, 10), threads=2),
@@ -71,7 +75,7 @@ def test_a_vm_on_two_nodes_sees_two_cells_with_its_siblings_and_their_distances(
 
 
 def test_cells_stand_in_the_order_of_their_first_vcpu() -> None:
-    cells = mirrored(TWO_NODES, placed(TWO_NODES, (2, 3, 0), {0: GIB, 1: GIB}))
+    cells = cells_of(TWO_NODES, placed(TWO_NODES, (2, 3, 0), {0: GIB, 1: GIB}))
     assert [(cell.id, cell.node, cell.vcpus) for cell in cells] == [(0, 1, (0, 1)), (1, 0, (2,))]
 
 
@@ -87,37 +91,37 @@ def test_cells_stand_in_the_order_of_their_first_vcpu() -> None:
     ],
 )
 def test_guest_siblings_are_host_siblings_or_there_are_none(vcpus: tuple[int, ...], threads: int) -> None:
-    cells = mirrored(TWO_NODES, placed(TWO_NODES, vcpus, {0: GIB}))
+    cells = cells_of(TWO_NODES, placed(TWO_NODES, vcpus, {0: GIB}))
     assert {cell.threads for cell in cells} == {threads}
 
 
 def test_a_node_that_gives_memory_alone_is_a_cell_without_vcpus_behind_the_others() -> None:
-    cells = mirrored(TWO_NODES, placed(TWO_NODES, (2, 6), {0: 3 * GIB, 1: GIB}))
+    cells = cells_of(TWO_NODES, placed(TWO_NODES, (2, 6), {0: 3 * GIB, 1: GIB}))
     assert [(cell.node, cell.vcpus, cell.memory) for cell in cells] == [(1, (0, 1), GIB), (0, (), 3 * GIB)]
 
 
 def test_vcpus_of_a_node_that_gives_no_memory_join_the_nearest_one_that_does() -> None:
     far = {0: {1: 40, 2: 12}, 1: {0: 40, 2: 40}, 2: {0: 12, 1: 40}}
     topology = machine((0, [(0,)]), (1, [(1,)]), (2, [(2,)]), distances=far)
-    cells = mirrored(topology, placed(topology, (0, 1, 2), {1: GIB, 2: GIB}))
+    cells = cells_of(topology, placed(topology, (0, 1, 2), {1: GIB, 2: GIB}))
     assert [(cell.node, cell.vcpus) for cell in cells] == [(2, (0, 2)), (1, (1,))]
 
 
 @pytest.mark.parametrize(("said", "seen"), [(10, 11), (0, 20), (255, 254), (160, 160)])
 def test_distances_that_no_guest_accepts_become_the_nearest_that_it_does(said: int, seen: int) -> None:
     topology = machine((0, [(0,)]), (1, [(1,)]), distances={0: {1: said}, 1: {0: said}} if said else None)
-    cells = mirrored(topology, placed(topology, (0, 1), {0: GIB, 1: GIB}))
+    cells = cells_of(topology, placed(topology, (0, 1), {0: GIB, 1: GIB}))
     assert [cell.distances for cell in cells] == [(10, seen), (seen, 10)]
 
 
 def test_a_distance_that_the_host_says_in_one_direction_only_holds_in_both() -> None:
     topology = machine((0, [(0,)]), (1, [(1,)]), distances={0: {1: 32}})
-    cells = mirrored(topology, placed(topology, (0, 1), {0: GIB, 1: GIB}))
+    cells = cells_of(topology, placed(topology, (0, 1), {0: GIB, 1: GIB}))
     assert [cell.distances for cell in cells] == [(10, 32), (32, 10)]
 
 
 def test_a_placement_without_a_cpu_per_vcpu_has_nothing_to_mirror() -> None:
-    assert mirrored(TWO_NODES, placed(TWO_NODES, (), {0: GIB}, Policy.NUMA)) == ()
+    assert cells_of(TWO_NODES, placed(TWO_NODES, (), {0: GIB}, Policy.NUMA)) == ()
 
 
 @st.composite
@@ -138,7 +142,7 @@ def test_cells_share_out_all_vcpus_and_all_memory_and_are_as_libvirt_wants_them(
     given_: tuple[Topology, Placement],
 ) -> None:
     topology, placement = given_
-    cells = mirrored(topology, placement)
+    cells = cells_of(topology, placement)
     total = sum(placement.memory.values())
     assert [cell.id for cell in cells] == list(range(len(cells)))
     assert sorted(vcpu for cell in cells for vcpu in cell.vcpus) == list(range(len(placement.vcpus)))
@@ -162,7 +166,7 @@ def test_vcpus_of_one_guest_core_are_all_the_vcpus_of_one_host_core(
     given_: tuple[Topology, Placement],
 ) -> None:
     topology, placement = given_
-    cells = mirrored(topology, placement)
+    cells = cells_of(topology, placement)
     (threads,) = {cell.threads for cell in cells}
     assert len(placement.vcpus) % threads == 0
     if threads > 1:
@@ -195,11 +199,15 @@ def test_what_is_apportioned_adds_up_and_stays_near_its_weights(
 @given(placements_on_machines())
 def test_cells_written_on_a_pod_and_read_from_it_are_the_same(given_: tuple[Topology, Placement]) -> None:
     topology, placement = given_
-    cells = mirrored(topology, placement)
-    bound = PodPlacement.of(
-        replace(placement, guest_cells=cells), pod_uid="u", node="n", topology="t", on_failure=OnFailure.WAIT
+    cells = cells_of(topology, placement)
+    bound = PodPlacement(
+        pod_uid="u",
+        node="n",
+        topology="t",
+        on_failure=OnFailure.WAIT,
+        placement=replace(placement, guest_cells=cells),
     )
-    assert bound.guest_cells == cells
+    assert bound.placement.guest_cells == cells
     assert PodPlacement.from_json(bound.to_json()) == bound
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.guest_cells import GuestCell
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
 
@@ -31,22 +31,26 @@ def pod_placements(draw: st.DrawFn) -> PodPlacement:
         pod_uid=draw(st.uuids().map(str)),
         node=draw(st.sampled_from(["worker-1", "n"])),
         topology="sha256:0123456789abcdef",
-        policy=policy,
         on_failure=draw(st.sampled_from(OnFailure)),
-        vcpus=() if policy is Policy.NUMA else vcpus,
-        cpus=cpus,
-        emulator_cpus=draw(cpu_sets),
-        io_thread_cpus=tuple(draw(st.lists(cpu_sets, max_size=3))),
-        numa_nodes=tuple(draw(st.lists(st.integers(0, 7), max_size=3))),
-        numa_memory=draw(st.sampled_from(NumaMemory)),
-        memory=draw(st.dictionaries(st.integers(0, 7), st.integers(0, 1 << 50), max_size=3)),
-        owned=draw(cpu_sets),
-        huge_pages=draw(
-            st.dictionaries(
-                st.integers(0, 7),
-                st.dictionaries(st.sampled_from([1 << 21, GIB]), st.integers(0, 1 << 20), max_size=2),
-                max_size=3,
-            )
+        placement=Placement(
+            policy=policy,
+            vcpus=() if policy is Policy.NUMA else vcpus,
+            cpus=cpus,
+            emulator_cpus=draw(cpu_sets),
+            io_thread_cpus=tuple(draw(st.lists(cpu_sets, max_size=3))),
+            numa_nodes=tuple(draw(st.lists(st.integers(0, 7), max_size=3))),
+            numa_memory=draw(st.sampled_from(NumaMemory)),
+            memory=draw(st.dictionaries(st.integers(0, 7), st.integers(0, 1 << 50), max_size=3)),
+            owned=draw(cpu_sets),
+            packages=tuple(draw(st.lists(st.integers(0, 7), max_size=3))),
+            l3_groups=tuple(draw(st.lists(st.integers(0, 63), max_size=3))),
+            huge_pages=draw(
+                st.dictionaries(
+                    st.integers(0, 7),
+                    st.dictionaries(st.sampled_from([1 << 21, GIB]), st.integers(0, 1 << 20), max_size=2),
+                    max_size=3,
+                )
+            ),
         ),
     )
 
@@ -55,17 +59,21 @@ PLACED = PodPlacement(
     pod_uid="0b0e1c9e-3f4a-4a57-9b0e-000000000001",
     node="worker-1",
     topology="sha256:0123456789abcdef",
-    policy=Policy.EXCLUSIVE,
     on_failure=OnFailure.WAIT,
-    vcpus=(2, 34, 3, 35),
-    cpus=mask_of([2, 3, 34, 35]),
-    emulator_cpus=mask_of([0, 1, 32, 33]),
-    io_thread_cpus=(mask_of([0, 1]),),
-    numa_nodes=(0,),
-    numa_memory=NumaMemory.PREFERRED,
-    memory={0: 8 * GIB},
-    owned=mask_of([2, 3, 34, 35]),
-    huge_pages={0: {GIB: 8}},
+    placement=Placement(
+        policy=Policy.EXCLUSIVE,
+        vcpus=(2, 34, 3, 35),
+        cpus=mask_of([2, 3, 34, 35]),
+        emulator_cpus=mask_of([0, 1, 32, 33]),
+        io_thread_cpus=(mask_of([0, 1]),),
+        numa_nodes=(0,),
+        numa_memory=NumaMemory.PREFERRED,
+        memory={0: 8 * GIB},
+        owned=mask_of([2, 3, 34, 35]),
+        huge_pages={0: {GIB: 8}},
+        packages=(0,),
+        l3_groups=(1, 2),
+    ),
 )
 DOCUMENT: dict[str, Any] = json.loads(PLACED.to_json())
 
@@ -94,6 +102,8 @@ def test_the_placement_is_written_in_the_words_of_its_contract() -> None:
         "memory": {"0": 8589934592},
         "owned": "2-3,34-35",
         "hugePages": {"0": {"1Gi": 8}},
+        "sockets": [0],
+        "l3": [1, 2],
     }
 
 
@@ -102,7 +112,9 @@ def test_what_a_guest_sees_of_the_host_is_written_only_for_guests_that_asked() -
         GuestCell(0, node=0, vcpus=(0, 1), memory=4 * GIB, distances=(10, 21), threads=2),
         GuestCell(1, node=1, vcpus=(2, 3), memory=4 * GIB, distances=(21, 10), threads=2),
     )
-    text = replace(PLACED, numa_nodes=(0, 1), guest_cells=cells).to_json()
+    text = replace(
+        PLACED, placement=replace(PLACED.placement, numa_nodes=(0, 1), guest_cells=cells)
+    ).to_json()
     assert json.loads(text) == DOCUMENT | {
         "numaNodes": [0, 1],
         "guestCells": [
@@ -119,28 +131,23 @@ def test_what_a_guest_sees_of_the_host_is_written_only_for_guests_that_asked() -
 
 def test_a_placement_of_only_what_the_hook_needs_is_enough() -> None:
     needed = ("version", "podUid", "node", "policy", "vcpus", "cpus")
-    placement = PodPlacement.from_json(json.dumps({key: DOCUMENT[key] for key in needed} | {"later": [1]}))
-    assert (placement.vcpus, placement.emulator_cpus, placement.numa_memory) == (
-        (2, 34, 3, 35),
-        0,
-        NumaMemory.OFF,
-    )
+    bound = PodPlacement.from_json(json.dumps({key: DOCUMENT[key] for key in needed} | {"later": [1]}))
+    assert bound.placement == Placement(Policy.EXCLUSIVE, (2, 34, 3, 35), mask_of([2, 3, 34, 35]))
 
 
 def test_a_vm_that_floats_has_no_cpus_and_says_so_when_read_again() -> None:
     floating = PodPlacement.floating(pod_uid="u", node="n")
     again = PodPlacement.from_json(floating.to_json())
     assert again == floating
-    assert again.floats
-    assert not PodPlacement.from_json(json.dumps(DOCUMENT)).floats
+    assert again.placement.floats
+    assert not PodPlacement.from_json(json.dumps(DOCUMENT)).placement.floats
 
 
 def test_a_bare_cpu_map_gives_each_vcpu_its_cpu_in_order_and_leaves_memory_alone() -> None:
-    placement = PodPlacement.of_cpu_map('{"socket1": ["1", "33"], "socket0": ["4"]}')
-    assert placement.vcpus == (4, 1, 33)
-    assert placement.cpus == placement.emulator_cpus == mask_of([1, 4, 33])
-    assert (placement.pod_uid, placement.node, placement.numa_nodes) == ("", "", ())
-    assert placement.numa_memory is NumaMemory.OFF
+    cpus = mask_of([1, 4, 33])
+    assert PodPlacement.of_cpu_map('{"socket1": ["1", "33"], "socket0": ["4"]}') == PodPlacement(
+        "", "", "", OnFailure.WAIT, Placement(Policy.EXCLUSIVE, (4, 1, 33), cpus, 0, cpus, packages=(0, 1))
+    )
 
 
 @pytest.mark.parametrize(

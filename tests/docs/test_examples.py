@@ -39,9 +39,9 @@ def domain_of(wish: dict[str, str], vcpus: int, gibibytes: int) -> etree._Elemen
     request = Request(vcpus, options, memory=gibibytes * GIB)
     answer = place(MACHINE, free_of(MACHINE, Ledger()), request)
     assert isinstance(answer, Placement), answer
-    bound = PodPlacement.of(answer, pod_uid="", node="", topology="", on_failure=OnFailure.WAIT)
+    bound = PodPlacement(pod_uid="", node="", topology="", on_failure=OnFailure.WAIT, placement=answer)
     xml = f"<domain><memory unit='GiB'>{gibibytes}</memory><vcpu>{vcpus}</vcpu></domain>"
-    return etree.fromstring(rewrite(xml.encode(), bound))
+    return etree.fromstring(rewrite(xml.encode(), bound.placement))
 
 
 def elements(root: etree._Element) -> set[str]:

@@ -8,15 +8,11 @@ from hypothesis import strategies as st
 
 from kvplace.core.cpuset import mask_of
 from kvplace.core.guest_cells import GuestCell
-from kvplace.core.placement import PodPlacement
-from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.placement import Placement
+from kvplace.core.request import NumaMemory, Policy
 
-FOUR_VCPUS = PodPlacement(
-    pod_uid="0b1e",
-    node="worker-1",
-    topology="",
+FOUR_VCPUS = Placement(
     policy=Policy.EXCLUSIVE,
-    on_failure=OnFailure.WAIT,
     vcpus=(2, 34, 3, 35),
     cpus=mask_of((2, 34, 3, 35)),
     emulator_cpus=mask_of((0, 1, 32, 33)),
@@ -35,7 +31,7 @@ MANY_VCPUS = replace(
 )
 
 
-def mirroring(*, cells: int, vcpus: int, threads: int) -> PodPlacement:
+def mirroring(*, cells: int, vcpus: int, threads: int) -> Placement:
     """A placement on so many NUMA nodes, in equal shares, whose guest sees them."""
     share = vcpus // cells
     return replace(
@@ -63,16 +59,12 @@ cpu_sets = st.sets(st.integers(0, 300), min_size=1, max_size=12).map(mask_of)
 
 
 @st.composite
-def placements(draw: st.DrawFn, least_vcpus: int = 1) -> PodPlacement:
+def placements(draw: st.DrawFn, least_vcpus: int = 1) -> Placement:
     """Any valid placement with CPUs for at least so many vCPUs."""
     shared = draw(st.booleans())
     vcpus = draw(st.lists(st.integers(0, 500), min_size=least_vcpus, max_size=least_vcpus + 6, unique=True))
-    return PodPlacement(
-        pod_uid="0b1e",
-        node="worker-1",
-        topology="",
+    return Placement(
         policy=Policy.NUMA if shared else draw(st.sampled_from([Policy.EXCLUSIVE, Policy.SHARE])),
-        on_failure=OnFailure.WAIT,
         vcpus=() if shared else tuple(vcpus),
         cpus=mask_of(vcpus) | draw(cpu_sets),
         emulator_cpus=draw(cpu_sets | st.just(0)),

@@ -15,7 +15,7 @@ from lxml import etree
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.guest_cells import CELL_GRANULE, GuestCell
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
 from kvplace.domainxml import rewrite
 from tests.captured import captured_files, captured_folder
@@ -53,7 +53,7 @@ def cells(xml: bytes) -> list[dict[str, Any]]:
     ]
 
 
-def told(xml: bytes, placement: PodPlacement) -> list[str]:
+def told(xml: bytes, placement: Placement) -> list[str]:
     sentences: list[str] = []
     rewrite(xml, placement, tell=sentences.append)
     return sentences
@@ -248,7 +248,7 @@ def _vcpus_of_cells(xml: bytes) -> list[int]:
 
 
 @st.composite
-def mirrored_domains(draw: st.DrawFn) -> tuple[bytes, PodPlacement]:
+def mirrored_domains(draw: st.DrawFn) -> tuple[bytes, Placement]:
     threads = draw(st.integers(1, 3))
     homes = draw(st.lists(st.integers(0, 3), min_size=1, max_size=8))
     seen = list(dict.fromkeys(homes))
@@ -277,7 +277,7 @@ def mirrored_domains(draw: st.DrawFn) -> tuple[bytes, PodPlacement]:
 
 @given(mirrored_domains())
 def test_cells_hold_every_vcpu_and_all_memory_and_the_topology_multiplies_to_them(
-    given_: tuple[bytes, PodPlacement],
+    given_: tuple[bytes, Placement],
 ) -> None:
     xml, placement = given_
     try:

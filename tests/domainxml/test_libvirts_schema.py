@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from kvplace.core.errors import BadDomainXml
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
 from kvplace.domainxml import rewrite
 from tests.captured import captured_files, captured_folder
@@ -47,7 +47,7 @@ def test_most_of_the_corpus_is_valid_to_begin_with() -> None:
 
 @given(data=st.data(), placement=placements(least_vcpus=40))
 def test_a_valid_document_stays_valid_whatever_the_placement(
-    data: st.DataObject, placement: PodPlacement
+    data: st.DataObject, placement: Placement
 ) -> None:
     path = data.draw(st.sampled_from(valid_documents()))
     answer = rewrite(path.read_bytes(), placement)
@@ -66,7 +66,7 @@ def test_a_valid_document_stays_valid_when_its_guest_mirrors_the_host(cells: int
 
 
 @pytest.mark.parametrize("placement", [MANY_VCPUS, TWO_NODES, mirroring(cells=3, vcpus=48, threads=2)])
-def test_kubevirts_documents_are_valid_but_for_what_it_leaves_empty(placement: PodPlacement) -> None:
+def test_kubevirts_documents_are_valid_but_for_what_it_leaves_empty(placement: Placement) -> None:
     for path in captured_files("kubevirt/domains", "*.domain.xml"):
         if placement.guest_cells and ("s390x" in path.name or "numa-hugepages" in path.name):
             continue  # no cells there, or KubeVirt's own

@@ -8,7 +8,7 @@ import pytest
 from lxml import etree
 
 from kvplace.core.errors import BadDomainXml
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
@@ -85,7 +85,7 @@ def test_guest_cells_get_memory_of_the_node_that_their_vcpus_run_on() -> None:
     ],
 )
 def test_guest_cells_are_bound_as_a_whole_where_one_node_each_would_be_untrue(
-    placement: PodPlacement,
+    placement: Placement,
 ) -> None:
     assert [part["is"] for part in bindings(rewrite(domain(TWO_CELLS), placement, NODE_OF_CPU))] == ["memory"]
 

@@ -182,6 +182,6 @@ def test_both_of_kubevirts_ways_to_have_io_threads_are_counted_once(name: str, c
 
 def test_a_bare_cpu_map_pins_vcpus_in_socket_order_and_the_rest_to_all_of_it() -> None:
     placement = PodPlacement.of_cpu_map('{"socket1": ["5", "7"], "socket0": ["2", "34"]}')
-    answer = rewrite(domain("<vcpu>4</vcpu><iothreads>1</iothreads>"), placement)
+    answer = rewrite(domain("<vcpu>4</vcpu><iothreads>1</iothreads>"), placement.placement)
     assert list(pins(answer).values()) == ["2", "34", "5", "7", "2,5,7,34", "2,5,7,34"]
     assert b"numatune" not in answer

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from kvplace.core.errors import BadDomainXml
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.domainxml import rewrite
 from tests.captured import captured_files, captured_folder
 from tests.domainxml.placements import FOUR_VCPUS, MANY_VCPUS, WHOLE_NODE, placements
@@ -68,7 +68,7 @@ def test_only_pins_and_memory_binding_change_in_captured_documents(path: Path) -
 
 @each_document
 @pytest.mark.parametrize("first", [WHOLE_NODE, MANY_VCPUS])
-def test_three_chained_calls_on_captured_documents_give_one_answer(path: Path, first: PodPlacement) -> None:
+def test_three_chained_calls_on_captured_documents_give_one_answer(path: Path, first: Placement) -> None:
     xml = path.read_bytes()
     wanted = rewrite(xml, WHOLE_NODE)
     assert rewrite(rewrite(wanted, WHOLE_NODE), WHOLE_NODE) == wanted
@@ -77,7 +77,7 @@ def test_three_chained_calls_on_captured_documents_give_one_answer(path: Path, f
 
 @given(data=st.data(), first=placements(least_vcpus=40), second=placements(least_vcpus=40))
 def test_rewriting_an_answer_is_rewriting_the_original(
-    data: st.DataObject, first: PodPlacement, second: PodPlacement
+    data: st.DataObject, first: Placement, second: Placement
 ) -> None:
     captured_folder("libvirt/domains")
     xml = data.draw(st.sampled_from(CORPUS)).read_bytes()
@@ -127,7 +127,7 @@ def strange_domains(draw: st.DrawFn) -> bytes:
 
 @given(xml=strange_domains(), first=placements(4), second=placements(4))
 def test_strange_documents_keep_everything_that_is_not_ours(
-    xml: bytes, first: PodPlacement, second: PodPlacement
+    xml: bytes, first: Placement, second: Placement
 ) -> None:
     assert not_ours(rewrite(xml, second)) == not_ours(xml)
     wanted = rewrite(xml, second)

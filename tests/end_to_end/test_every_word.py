@@ -29,7 +29,7 @@ from harness.kvplace_cluster.machines import GIB, node_shape, write_machine
 from harness.kvplace_cluster.vms import VMS, vm_manifest
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.machines.shipped import read_machine
 
 NODE = "words"
@@ -118,8 +118,8 @@ class Served:
     domain: etree._Element
 
     @property
-    def placement(self) -> PodPlacement:
-        return PodPlacement.from_json(self.pod["metadata"]["annotations"][PLACEMENT])
+    def placement(self) -> Placement:
+        return PodPlacement.from_json(self.pod["metadata"]["annotations"][PLACEMENT]).placement
 
     def pins(self, kind: str, number: str = "") -> list[str]:
         """CPUs of the threads of one kind, in the order of their numbers."""
@@ -219,7 +219,7 @@ def test_pod_ledger_and_domain_say_the_same_of_a_vm(name: str, served: dict[str,
 def test_nobody_is_given_what_is_another_vms_alone(served: dict[str, Served]) -> None:
     for name, vm in served.items():
         for other in served.values():
-            if other is not vm and other.placement.node == vm.placement.node:
+            if other is not vm and other.pod["spec"]["nodeName"] == vm.pod["spec"]["nodeName"]:
                 assert not vm.placement.owned & other.placement.cpus, name
                 assert not vm.placement.owned & other.placement.emulator_cpus, name
         assert not vm.placement.cpus & MACHINE.reserved, name

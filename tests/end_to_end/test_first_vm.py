@@ -44,10 +44,11 @@ def test_a_vm_made_from_a_template_that_asks_for_one_socket_starts_pinned_to_one
         pods = f"/api/v1/namespaces/{vm_namespace}/pods"
         pod = wait_for(cluster, pods, pod["metadata"]["name"], lambda pod: bool(pod["spec"].get("nodeName")))
         annotations = pod["metadata"]["annotations"]
-        placement = PodPlacement.from_json(annotations[PLACEMENT])
+        bound = PodPlacement.from_json(annotations[PLACEMENT])
+        placement = bound.placement
 
         assert pod["spec"]["nodeName"] == "first"
-        assert placement.pod_uid == pod["metadata"]["uid"]
+        assert bound.pod_uid == pod["metadata"]["uid"]
         assert len(placement.vcpus) == vcpus
         assert len(machine.packages_of(placement.cpus)) == 1
         (socket,) = json.loads(annotations["cpu-map"])

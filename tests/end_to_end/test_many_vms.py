@@ -158,10 +158,10 @@ def _assert_no_core_has_two_owners(
     taken: dict[tuple[str, int], str] = {}
     for pod in pods:
         uid, node = pod["metadata"]["uid"], pod["spec"]["nodeName"]
-        placement = PodPlacement.from_json(pod["metadata"]["annotations"][PLACEMENT])
-        assert (placement.pod_uid, placement.node) == (uid, node)
-        assert len(machines[node].packages_of(placement.cpus)) == 1
-        for cpu in cpus_of(placement.cpus):
+        bound = PodPlacement.from_json(pod["metadata"]["annotations"][PLACEMENT])
+        assert (bound.pod_uid, bound.node) == (uid, node)
+        assert len(machines[node].packages_of(bound.placement.cpus)) == 1
+        for cpu in cpus_of(bound.placement.cpus):
             assert taken.setdefault((node, cpu), uid) == uid, f"CPU {cpu} of {node} was given away twice"
     for name in machines:
         ledger = kvplace.ledger(name)

@@ -37,7 +37,7 @@ def test_a_plain_pod_that_asks_in_cranes_words_is_placed_by_a_hand_written_map_a
         bound = wait_for(cluster, pods, "crane", lambda pod: bool(pod["spec"].get("nodeName")))
 
         annotations = bound["metadata"]["annotations"]
-        placement = PodPlacement.from_json(annotations[PLACEMENT])
+        placement = PodPlacement.from_json(annotations[PLACEMENT]).placement
         assert json.loads(annotations["cpu-map"]) == {"socket0": ["1", "2", "3"]}
         assert placement.vcpus == (1, 2, 3)
         assert json.loads(annotations["topology.crane.io/topology-result"]) == [

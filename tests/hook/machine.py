@@ -6,14 +6,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure
 from kvplace.hook.pod_environment import PodEnvironment
 from tests.domainxml.placements import FOUR_VCPUS
 
 UID = "6d3d3a1b-4c1c-4c58-9f0a-3a2f5a1d2c11"
 NODE = "worker-1"
-PLACEMENT = replace(FOUR_VCPUS, pod_uid=UID, node=NODE)
+PLACEMENT = FOUR_VCPUS
+BOUND = PodPlacement(UID, NODE, "", OnFailure.WAIT, PLACEMENT)
 VMI = json.dumps({"metadata": {"name": "vm", "namespace": "ns", "uid": "v-1"}, "status": {}}).encode()
 DOMAIN = b"<domain>\n\t<vcpu>4</vcpu>\n</domain>"
 
@@ -33,8 +34,9 @@ class PodFolder:
     def write(self, name: str, text: str) -> None:
         (self.path / name).write_text(text)
 
-    def bind(self, placement: PodPlacement = PLACEMENT) -> None:
-        self.write("placement", placement.to_json())
+    def bind(self, placement: Placement = PLACEMENT, *, uid: str = UID, node: str = NODE) -> None:
+        bound = replace(BOUND, pod_uid=uid, node=node, placement=placement)
+        self.write("placement", bound.to_json())
 
     def ask_for(self, on_failure: OnFailure, numa_memory: NumaMemory = NumaMemory.PREFERRED) -> None:
         wish = {"version": 1, "vcpus": 4, "onFailure": on_failure.value, "numaMemory": numa_memory.value}

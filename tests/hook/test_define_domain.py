@@ -15,7 +15,7 @@ from kvplace.domainxml import MAX_DOMAIN_BYTES, rewrite
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod_environment import PodEnvironment
 from tests.captured import captured_folder
-from tests.hook.machine import DOMAIN, NODE, PLACEMENT, VMI, PodFolder
+from tests.hook.machine import DOMAIN, NODE, PLACEMENT, UID, VMI, PodFolder
 
 
 def works(_: NumaMemory, __: Sequence[int]) -> None:
@@ -73,11 +73,11 @@ def junk_placement(pod: PodFolder) -> None:
 
 
 def forged_placement(pod: PodFolder) -> None:
-    pod.bind(replace(PLACEMENT, pod_uid="another"))
+    pod.bind(uid="another")
 
 
 def placement_of_another_node(pod: PodFolder) -> None:
-    pod.bind(replace(PLACEMENT, node="worker-9"))
+    pod.bind(node="worker-9")
 
 
 def cpu_that_is_not_there(pod: PodFolder) -> None:
@@ -138,8 +138,8 @@ def test_a_document_that_is_no_domain_floats_through_unchanged_but_never_empty(
 def test_a_vm_that_found_no_room_and_floats_keeps_its_domain(
     env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    floating = PodPlacement.floating(pod_uid=PLACEMENT.pod_uid, node=NODE)
-    pod.write("uid", PLACEMENT.pod_uid)
+    floating = PodPlacement.floating(pod_uid=UID, node=NODE)
+    pod.write("uid", UID)
     pod.write("placement", floating.to_json())
     assert define_domain(DOMAIN, VMI, env, works) == DOMAIN
     (line,) = logged(capfd)

@@ -20,7 +20,7 @@ from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.errors import Misconfigured
-from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.hook.define_domain import define_domain
@@ -62,7 +62,7 @@ MACHINE = Topology(
 class Served:
     """One VM at the end of its way."""
 
-    placement: PodPlacement
+    placement: Placement
     cpu_map: Mapping[str, list[str]]
     xml: bytes
 
@@ -118,12 +118,14 @@ def serve(env: PodEnvironment, pod: PodFolder) -> Any:
         pod.write("request", admitted["metadata"]["annotations"][REQUEST])
         once = define_domain(domain, json.dumps(vmi).encode(), env, trial)
         assert define_domain(once, b"{}", env, trial) == once
-        return Served(PodPlacement.from_json(written[PLACEMENT]), json.loads(written[CPU_MAP]), once)
+        return Served(
+            PodPlacement.from_json(written[PLACEMENT]).placement, json.loads(written[CPU_MAP]), once
+        )
 
     return on_its_way
 
 
-def nodes_of(placement: PodPlacement) -> list[int]:
+def nodes_of(placement: Placement) -> list[int]:
     return [0 if FIRST >> cpu & 1 else 1 for cpu in placement.vcpus]
 
 

@@ -123,7 +123,7 @@ def test_cells_of_a_mirroring_guest_survive_kubevirts_reading_between_the_calls(
 
 
 def asked_without_placement(hook: HookProcess, sockets: Path, launcher_side: LauncherSide) -> HookReport:
-    hook.pod.bind(replace(ON_THIS_MACHINE, pod_uid="inherited"))
+    hook.pod.bind(ON_THIS_MACHINE, uid="inherited")
     hook.start()
     return launcher_side.call_hook(vmi("03-amd64-requests-only"), sockets, calls=1)
 

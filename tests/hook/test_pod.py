@@ -12,19 +12,19 @@ from kvplace.core.placement import PodPlacement
 from kvplace.core.request import OnFailure
 from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
 from kvplace.hook.pod_environment import PodEnvironment
-from tests.hook.machine import PLACEMENT, PodFolder
+from tests.hook.machine import BOUND, PodFolder
 
 
 def test_the_placement_written_at_the_binding_is_read(env: PodEnvironment, pod: PodFolder) -> None:
     pod.bind()
-    assert placement_of_pod(env) == PLACEMENT
+    assert placement_of_pod(env) == BOUND
 
 
 def test_it_is_read_afresh_each_time(env: PodEnvironment, pod: PodFolder) -> None:
     with pytest.raises(Misconfigured):
         placement_of_pod(env)
     pod.bind()
-    assert placement_of_pod(env) == PLACEMENT
+    assert placement_of_pod(env) == BOUND
 
 
 def test_a_bare_cpu_map_serves_where_another_scheduler_placed_the_pod(
@@ -47,7 +47,7 @@ def test_the_placement_counts_before_the_cpu_map_even_when_it_is_bad(
 
 
 def test_a_placement_of_another_pod_is_refused_with_both_uids(env: PodEnvironment, pod: PodFolder) -> None:
-    pod.bind(replace(PLACEMENT, pod_uid="forged"))
+    pod.bind(uid="forged")
     with pytest.raises(
         Misconfigured, match=r"UID 'forged', this pod has '6d3d3a1b.*inherited or copied; remove"
     ):
@@ -55,19 +55,19 @@ def test_a_placement_of_another_pod_is_refused_with_both_uids(env: PodEnvironmen
 
 
 def test_a_placement_without_an_owner_is_refused(env: PodEnvironment, pod: PodFolder) -> None:
-    pod.bind(replace(PLACEMENT, pod_uid=""))
+    pod.bind(uid="")
     with pytest.raises(Misconfigured, match="inherited or copied"):
         placement_of_pod(env)
 
 
 def test_a_placement_for_another_node_is_refused_with_both_nodes(env: PodEnvironment, pod: PodFolder) -> None:
-    pod.bind(replace(PLACEMENT, node="worker-2"))
+    pod.bind(node="worker-2")
     with pytest.raises(Misconfigured, match=r"made for node 'worker-2', this pod runs on 'worker-1'"):
         placement_of_pod(env)
 
 
 def test_a_pod_that_does_not_know_its_node_goes_by_its_uid(env: PodEnvironment, pod: PodFolder) -> None:
-    pod.bind(replace(PLACEMENT, node="worker-2"))
+    pod.bind(node="worker-2")
     assert placement_of_pod(replace(env, node="")).node == "worker-2"
 
 
@@ -124,6 +124,6 @@ def test_the_owners_wish_for_failures_comes_from_the_request_before_the_placemen
 
 
 def test_the_annotation_as_the_extender_writes_it_is_understood(env: PodEnvironment, pod: PodFolder) -> None:
-    written = json.loads(PLACEMENT.to_json()) | {"aKeyOfTomorrow": 1}
+    written = json.loads(BOUND.to_json()) | {"aKeyOfTomorrow": 1}
     pod.write("placement", json.dumps(written) + "\n")
-    assert placement_of_pod(env) == PLACEMENT
+    assert placement_of_pod(env) == BOUND

@@ -107,7 +107,7 @@ def test_a_cpu_map_with_cpus_outside_the_cpuset_is_refused_and_named(hook: HookP
 
 
 def test_an_inherited_placement_floats_when_its_owner_said_so(hook: HookProcess) -> None:
-    hook.pod.bind(replace(ON_THIS_MACHINE, pod_uid="somebody-else"))
+    hook.pod.bind(ON_THIS_MACHINE, uid="somebody-else")
     hook.pod.ask_for(OnFailure.FLOAT)
     hook.start()
     with SocketCaller(hook.socket) as caller:
@@ -392,7 +392,7 @@ def test_ready_once_the_socket_is_there_and_the_placement_is_ours(hook: HookProc
     unplaced = hook.run("ready")
     assert unplaced.returncode == 1
     assert "has neither the annotation" in unplaced.stderr
-    hook.pod.bind(replace(ON_THIS_MACHINE, pod_uid="forged"))
+    hook.pod.bind(ON_THIS_MACHINE, uid="forged")
     assert "inherited or copied" in hook.run("ready").stderr
     hook.pod.bind(ON_THIS_MACHINE)
     placed = hook.run("ready")

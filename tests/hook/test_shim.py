@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from kvplace.core.request import OnFailure
@@ -42,7 +41,7 @@ def test_the_version_that_some_shims_pass_makes_no_difference(hook: HookProcess)
 
 
 def test_a_domain_that_must_wait_is_a_failed_exit_without_any_output(hook: HookProcess) -> None:
-    hook.pod.bind(replace(ON_THIS_MACHINE, pod_uid="forged"))
+    hook.pod.bind(ON_THIS_MACHINE, uid="forged")
     done = on_define_domain(hook, "--vmi", VMI.decode(), "--domain", DOMAIN.decode())
     assert (done.returncode, done.stdout) == (1, b"")
     last = done.stderr.decode().splitlines()[-1]

@@ -18,10 +18,10 @@ from kvplace.core.annotations import read_options
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.core.request import Request
 from kvplace.core.topology import NumaNode, Package, Topology
-from tests.libvirt_session.test_hook_in_pod import POD_UID, Sidecar
+from tests.libvirt_session.test_hook_in_pod import Sidecar
 from tests.libvirt_session.test_kubevirt_domains import policies_of_guest_memory
 
 pytestmark = pytest.mark.libvirt_session
@@ -91,15 +91,13 @@ CASES = [
 MEMORY = {"preferred": "prefer:0", "strict": "bind:0", "interleave": "interleave:0", "off": "default"}
 
 
-def pod_placement(topology: Topology, annotations: Mapping[str, str], vcpus: int) -> PodPlacement:
+def pod_placement(topology: Topology, annotations: Mapping[str, str], vcpus: int) -> Placement:
     options = read_options(annotations)
     assert options is not None
     request = Request(vcpus, options, memory=MEGABYTES << 20)
     placement = place(topology, free_of(topology, Ledger()), request)
     assert isinstance(placement, Placement), placement
-    return PodPlacement.of(
-        placement, pod_uid=POD_UID, node="worker-1", topology="", on_failure=options.on_failure
-    )
+    return placement
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from harness.libvirt_session.daemon import PROJECT, LibvirtSession
 from harness.libvirt_session.documents import minimal_domain, without_its_pod
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
@@ -28,15 +28,11 @@ def two_cpus(session: LibvirtSession) -> tuple[int, int]:
     return first, second
 
 
-def placement_of_two_vcpus(session: LibvirtSession, on_failure: OnFailure = OnFailure.WAIT) -> PodPlacement:
+def placement_of_two_vcpus(session: LibvirtSession) -> Placement:
     """Crosses the vCPUs over, so that no default could give the same."""
     first, second = two_cpus(session)
-    return PodPlacement(
-        pod_uid=POD_UID,
-        node="worker-1",
-        topology="f00d",
+    return Placement(
         policy=Policy.EXCLUSIVE,
-        on_failure=on_failure,
         vcpus=(second, first),
         cpus=mask_of([first, second]),
         emulator_cpus=mask_of([first]),
@@ -55,9 +51,12 @@ class Sidecar:
         self._folder = folder
         (folder / "uid").write_text(POD_UID)
 
-    def answer(self, domain: str, placement: PodPlacement) -> subprocess.CompletedProcess[str]:
+    def answer(
+        self, domain: str, placement: Placement, on_failure: OnFailure = OnFailure.WAIT
+    ) -> subprocess.CompletedProcess[str]:
         """Asks for a domain, with this placement on the pod."""
-        (self._folder / "placement").write_text(placement.to_json())
+        bound = PodPlacement(POD_UID, "worker-1", "f00d", on_failure, placement)
+        (self._folder / "placement").write_text(bound.to_json())
         (self._folder / "domain.xml").write_text(domain)
         command = [sys.executable, "-m", "harness.libvirt_session.hook_in_pod"]
         return subprocess.run(
@@ -141,10 +140,10 @@ def test_a_vm_that_may_float_starts_unpinned_where_its_cpus_are_out_of_reach(
     libvirt_session: LibvirtSession, pod_folder: Path
 ) -> None:
     first, _ = two_cpus(libvirt_session)
-    placement = placement_of_two_vcpus(libvirt_session, OnFailure.FLOAT)
+    placement = placement_of_two_vcpus(libvirt_session)
     domain = minimal_domain("floating")
     with libvirt_session.confined_to(mask_of([first])):
-        answer = Sidecar(libvirt_session, pod_folder).answer(domain, placement)
+        answer = Sidecar(libvirt_session, pod_folder).answer(domain, placement, OnFailure.FLOAT)
         assert answer.stdout == domain
         with libvirt_session.running(answer.stdout) as running:
             assert {thread.cpus for thread in running.affinities().threads} == {mask_of([first])}
@@ -173,8 +172,8 @@ def test_a_weakened_memory_binding_starts_pinned_where_seccomp_forbids_it(
     pod_folder: Path,
 ) -> None:
     session = libvirt_session_without_memory_policy
-    placement = replace(placement_of_two_vcpus(session, on_failure), numa_memory=memory)
-    answer = Sidecar(session, pod_folder).answer(minimal_domain("weakened"), placement)
+    placement = replace(placement_of_two_vcpus(session), numa_memory=memory)
+    answer = Sidecar(session, pod_folder).answer(minimal_domain("weakened"), placement, on_failure)
     assert answer.returncode == 0, answer.stderr
     assert "memory is left unbound: the pod's seccomp profile forbids set_mempolicy" in answer.stderr
     with session.running(answer.stdout) as running:

@@ -8,8 +8,8 @@ import pytest
 from harness.libvirt_session.daemon import LibvirtSession
 from harness.libvirt_session.documents import minimal_domain, without_its_pod
 from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.placement import PodPlacement
-from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.placement import Placement
+from kvplace.core.request import NumaMemory, Policy
 from kvplace.domainxml import rewrite
 from tests.captured import captured_files, captured_folder
 
@@ -23,15 +23,11 @@ WITH_IO_THREADS = {
 BINDINGS = [NumaMemory.STRICT, NumaMemory.PREFERRED, NumaMemory.INTERLEAVE]
 
 
-def placement_on(session: LibvirtSession, numa_memory: NumaMemory = NumaMemory.STRICT) -> PodPlacement:
+def placement_on(session: LibvirtSession, numa_memory: NumaMemory = NumaMemory.STRICT) -> Placement:
     """Gives each vCPU one of two CPUs in turn, the emulator the second, I/O threads both in turn."""
     first, second = list(cpus_of(session.group.effective()))[:2]
-    return PodPlacement(
-        pod_uid="6a2d",
-        node="worker-1",
-        topology="",
+    return Placement(
         policy=Policy.SHARE,
-        on_failure=OnFailure.WAIT,
         vcpus=(second, first) * 8,
         cpus=mask_of([first, second]),
         emulator_cpus=mask_of([second]),
@@ -42,7 +38,7 @@ def placement_on(session: LibvirtSession, numa_memory: NumaMemory = NumaMemory.S
     )
 
 
-def rewritten(name: str, placement: PodPlacement, session: LibvirtSession) -> bytes:
+def rewritten(name: str, placement: Placement, session: LibvirtSession) -> bytes:
     document = (captured_folder("kubevirt/domains") / name).read_bytes()
     return without_its_pod(rewrite(document, placement), session.folder / "run")
 

@@ -10,8 +10,8 @@ from harness.libvirt_session.daemon import LibvirtSession, RunningDomain
 from harness.libvirt_session.documents import minimal_domain, without_its_pod
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.guest_cells import GuestCell
-from kvplace.core.placement import PodPlacement
-from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.placement import Placement
+from kvplace.core.request import NumaMemory, Policy
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
 from tests.libvirt_session.test_kubevirt_domains import policies_of_guest_memory
@@ -34,15 +34,11 @@ def cell(number: int, vcpus: range, count: int, *, megabytes: int, threads: int 
     return GuestCell(number, 0, tuple(vcpus), megabytes * MIB, distances, threads)
 
 
-def placement_on(session: LibvirtSession, *cells: GuestCell, mode: NumaMemory) -> PodPlacement:
+def placement_on(session: LibvirtSession, *cells: GuestCell, mode: NumaMemory) -> Placement:
     first, second = list(cpus_of(session.group.effective()))[:2]
     vcpus = sum(len(cell.vcpus) for cell in cells)
-    return PodPlacement(
-        pod_uid="6a2d",
-        node="worker-1",
-        topology="",
+    return Placement(
         policy=Policy.SHARE,
-        on_failure=OnFailure.WAIT,
         vcpus=tuple(second if vcpu < vcpus // 2 else first for vcpu in range(vcpus)),
         cpus=mask_of([first, second]),
         emulator_cpus=mask_of([second]),

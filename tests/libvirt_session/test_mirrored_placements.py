@@ -20,8 +20,8 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.request import GuestNuma, NumaMemory, OnFailure, Policy, Request, Scope, Smt
+from kvplace.core.placement import Placement
+from kvplace.core.request import GuestNuma, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.domainxml import rewrite
 from kvplace.machines.shipped import read_machine
@@ -109,7 +109,7 @@ def placed(case: Case) -> Placement:
     return answer
 
 
-def here(session: LibvirtSession, placement: PodPlacement) -> PodPlacement:
+def here(session: LibvirtSession, placement: Placement) -> Placement:
     """The same VM with its threads on two CPUs of this machine, vCPUs of a cell on the same."""
     first, second = list(cpus_of(session.group.effective()))[:2]
     homes = {vcpu: cell.id for cell in placement.guest_cells for vcpu in cell.vcpus}
@@ -151,7 +151,6 @@ def test_the_guest_sees_the_cores_nodes_and_distances_that_it_was_given(
 ) -> None:
     case = CASES[name]
     choice = placed(case)
-    bound = PodPlacement.of(choice, pod_uid="u", node="n", topology="t", on_failure=OnFailure.WAIT)
     most = case.request.vcpus + case.pluggable
     enabled = "".join(
         f"<vcpu id='{vcpu}' enabled='{'yes' if vcpu < case.request.vcpus else 'no'}' "
@@ -160,9 +159,9 @@ def test_the_guest_sees_the_cores_nodes_and_distances_that_it_was_given(
     )
     document = minimal_domain("mirrored", vcpus=most, inside=f"<vcpus>{enabled}</vcpus>")
     backed = document.replace("</domain>", f"{case.backing}</domain>").encode()
-    libvirt_session.connection.defineXML(rewrite(backed, bound).decode()).undefine()
+    libvirt_session.connection.defineXML(rewrite(backed, choice).decode()).undefine()
 
-    runs = rewrite(document.encode(), here(libvirt_session, bound))
+    runs = rewrite(document.encode(), here(libvirt_session, choice))
     with libvirt_session.running(runs) as domain:
         guest, far, affinities = seen_by_guest(domain), distances(domain), domain.affinities()
     on_host = [case.on.nodes_of(1 << cpu)[0] for cpu in choice.vcpus]
@@ -181,5 +180,5 @@ def test_the_guest_sees_the_cores_nodes_and_distances_that_it_was_given(
         nodes = cells[a].node, cells[b].node
         assert far[a, b] == (10 if a == b else case.on.distance(*nodes))
     assert len(far) == (len(cells) ** 2 if len(cells) > 1 else len(far))
-    wanted = here(libvirt_session, bound)
+    wanted = here(libvirt_session, choice)
     assert affinities.vcpus() == {vcpu: 1 << cpu for vcpu, cpu in enumerate(wanted.vcpus)}

@@ -16,8 +16,8 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.planning import Tally, VmRequest, plan
 from kvplace.core.errors import Misconfigured
 from kvplace.core.free import Free, free_of
-from kvplace.core.ledger import Claim, ClaimState, Ledger
-from kvplace.core.occupant import Occupant, claim_of, within
+from kvplace.core.ledger import Claim, ClaimState, Ledger, claim_of
+from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology

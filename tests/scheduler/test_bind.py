@@ -42,7 +42,7 @@ async def test_a_bound_pod_has_node_cores_and_claim(cluster: Counting) -> None:
         placement = cluster.placement("vm")
         assert cluster.pod("vm").node == "a"
         assert cluster.pod("vm").cpu_map == '{"socket0":["0","1","2"]}'
-        assert (placement.pod_uid, placement.node, placement.vcpus) == (pod.uid, "a", (0, 1, 2))
+        assert (placement.pod_uid, placement.node, placement.placement.vcpus) == (pod.uid, "a", (0, 1, 2))
         assert placement.topology == EIGHT.fingerprint
         assert (claim.owned, claim.cpus, claim.state) == (0b111, 0b111, ClaimState.CLAIMED)
         assert (claim.namespace, claim.pod, claim.vmi) == ("default", "vm", "vm")
@@ -80,7 +80,7 @@ async def test_a_bind_that_was_done_already_answers_yes_although_the_watch_has_n
         for binder in (one, one, other):
             assert await binder.bind(pod, "a") == ""
         assert cluster.claimed_on(pod.uid) == ["a"]
-        assert cluster.placement("vm").cpus == cluster.ledger("a").claims[pod.uid].cpus
+        assert cluster.placement("vm").placement.cpus == cluster.ledger("a").claims[pod.uid].cpus
         cluster.resume_watches(PODS)
 
 
@@ -266,8 +266,8 @@ async def test_a_bind_takes_the_cores_that_filter_promised_and_leaves_those_of_o
         await one.filter(other, "a")
         assert await one.bind(other, "a") == ""
         assert await one.bind(promised, "a") == ""
-        assert cluster.placement("promised").cpus == mask_of(range(4))
-        assert cluster.placement("other").cpus == mask_of([4, 5])
+        assert cluster.placement("promised").placement.cpus == mask_of(range(4))
+        assert cluster.placement("other").placement.cpus == mask_of([4, 5])
         assert len(one.extender.holds) == 0
 
 
@@ -282,7 +282,7 @@ async def test_many_binds_on_one_node_go_together_and_never_overlap(cluster: Cou
         pods = [asking_pod(cluster, f"vm-{number}", 1) for number in range(10)]
         answers = await asyncio.gather(*(one.bind(pod, "a") for pod in pods))
         assert answers.count("") == 8
-        taken = [cluster.placement(pod.name).cpus for pod in pods if cluster.pod(pod.name).node]
+        taken = [cluster.placement(pod.name).placement.cpus for pod in pods if cluster.pod(pod.name).node]
         assert sorted(taken) == [1 << cpu for cpu in range(8)]
         assert one.cache.ledgers.writes <= 2
 
@@ -309,7 +309,7 @@ async def test_replicas_that_bind_one_pod_to_one_node_both_answer_yes(cluster: C
     async with replica(cluster, controller=False) as one, replica(cluster, controller=False) as other:
         pod = asking_pod(cluster, "vm", 3)
         assert set(await asyncio.gather(one.bind(pod, "a"), other.bind(pod, "a"))) == {""}
-        assert cluster.placement("vm").cpus == cluster.ledger("a").claims[pod.uid].cpus
+        assert cluster.placement("vm").placement.cpus == cluster.ledger("a").claims[pod.uid].cpus
 
 
 async def test_replicas_that_bind_one_pod_to_two_nodes_leave_it_on_one_with_one_claim(
@@ -348,7 +348,7 @@ async def test_what_crane_asked_is_answered_in_its_words_too(cluster: Counting) 
 async def test_a_vm_that_may_float_is_pinned_where_it_fits(cluster: Counting) -> None:
     async with replica(cluster, controller=False) as one:
         assert await one.bind(asking_pod(cluster, "vm", 8, on_failure=OnFailure.FLOAT), "a") == ""
-        assert cluster.placement("vm").cpus == mask_of(range(8))
+        assert cluster.placement("vm").placement.cpus == mask_of(range(8))
 
 
 async def test_a_vm_that_may_float_runs_unpinned_where_nothing_fits_and_says_so(cluster: Counting) -> None:
@@ -356,7 +356,7 @@ async def test_a_vm_that_may_float_runs_unpinned_where_nothing_fits_and_says_so(
         pod = asking_pod(cluster, "vm", 9, on_failure=OnFailure.FLOAT)
         for _ in range(2):
             assert await one.bind(pod, "b") == ""
-        assert cluster.placement("vm").floats
+        assert cluster.placement("vm").placement.floats
         assert cluster.pod("vm").cpu_map == ""
         assert cluster.claimed_on(pod.uid) == []
         await one.events.finish()
@@ -372,8 +372,8 @@ async def test_a_vm_that_may_float_runs_unpinned_on_a_node_that_nothing_describe
         for node in ("bare", "torn"):
             pod = asking_pod(cluster, f"on-{node}", 1, on_failure=OnFailure.FLOAT)
             assert await one.bind(pod, node) == ""
-            assert cluster.placement(f"on-{node}").floats
+            assert cluster.placement(f"on-{node}").placement.floats
 
 
 def _cpus(cluster: Counting, pod: PodRecord) -> list[int]:
-    return list(cpus_of(cluster.placement(pod.name).cpus))
+    return list(cpus_of(cluster.placement(pod.name).placement.cpus))

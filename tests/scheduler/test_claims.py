@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from kvplace.core.allocator.allocate import place
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.free import free_of
-from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import GuestNuma, OnFailure, Policy, Request, Scope
-from kvplace.core.request_document import PodRequest
 from kvplace.core.topology import Topology
 from kvplace.kube.records import PodRecord
-from kvplace.scheduler.claims import claim_of, is_bound_as_meant, placed_again
+from kvplace.scheduler.claims import is_bound_as_meant, placed_again
 from tests.core.machines import frees, requests, topologies
 
 EVERY_POLICY = tuple(policy for policy in Policy if policy is not Policy.NONE)
@@ -49,13 +48,13 @@ def seated(draw: st.DrawFn, policies: Sequence[Policy] = EVERY_POLICY) -> Case:
     return machine, found[1], found[0]
 
 
-def claimed(placement: Placement, request: Request) -> Claim:
+def claimed(placement: Placement) -> Claim:
     return claim_of(
+        "u",
         placement,
-        PodRequest(request, vmi="ns/db"),
-        uid="u",
         namespace="ns",
         pod="virt-launcher-db",
+        vmi="db",
         since="2026-01-02T03:04:05Z",
     )
 
@@ -63,7 +62,7 @@ def claimed(placement: Placement, request: Request) -> Claim:
 @given(seated())
 def test_a_placement_is_found_again_behind_its_claim(case: Case) -> None:
     machine, request, placement = case
-    found = placed_again(machine, request, claimed(placement, request))
+    found = placed_again(machine, request, claimed(placement))
     if found is None:  # more NUMA nodes give memory than CPUs: rare, and then it is decided anew
         assert len(placement.numa_nodes) > len(machine.nodes_of(placement.cpus | placement.owned))
     elif request.owns_cpus or request.options.policy is Policy.NUMA:
@@ -77,7 +76,7 @@ def test_a_placement_is_found_again_behind_its_claim(case: Case) -> None:
 @given(seated([policy for policy in EVERY_POLICY if policy is not Policy.NUMA]))
 def test_a_claim_that_the_machine_no_longer_serves_has_no_placement_behind_it(case: Case) -> None:
     machine, request, placement = case
-    claim = claimed(placement, request)
+    claim = claimed(placement)
     assert placed_again(machine, replace(request, vcpus=request.vcpus + 5), claim) is None
 
 

@@ -121,7 +121,8 @@ async def settle(one: Replica, cluster: Counting) -> None:
             for uid, claim in record.ledger.claims.items()
         }
         return claims.keys() == {(uid, pod.node) for uid, pod in bound.items()} and all(
-            claim.cpus == cluster.placement(bound[uid].name).cpus for (uid, _), claim in claims.items()
+            claim.cpus == cluster.placement(bound[uid].name).placement.cpus
+            for (uid, _), claim in claims.items()
         )
 
     await one.until(agrees)

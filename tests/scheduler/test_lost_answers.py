@@ -33,7 +33,7 @@ async def test_a_write_without_an_answer_is_found_out_and_the_bind_succeeds(
         cluster.faults.fail(operation, Unavailable("timeout"), moment=moment)
         pod = asking_pod(cluster, "vm", 2)
         assert await one.bind(pod, "a") == ""
-        assert cluster.placement("vm").cpus == cluster.ledger("a").claims[pod.uid].cpus == 0b11
+        assert cluster.placement("vm").placement.cpus == cluster.ledger("a").claims[pod.uid].cpus == 0b11
         assert cluster.ledger("a").owned == 0b11
 
 
@@ -113,4 +113,4 @@ async def test_what_is_written_on_the_pod_is_of_the_machine_that_was_decided_on(
         assert await binding == ""
         placement = cluster.placement("vm")
         assert placement.topology == TWO.fingerprint
-        assert placement.vcpus == (0, 8, 1, 9, 2, 10, 3, 11)
+        assert placement.placement.vcpus == (0, 8, 1, 9, 2, 10, 3, 11)

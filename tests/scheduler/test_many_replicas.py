@@ -222,7 +222,7 @@ class Replicas(RuleBasedStateMachine):
         self._settle()
         claims = dict(self._claims())
         for pod in self._bound():
-            placement = PodPlacement.from_json(pod.placement)
+            placement = PodPlacement.from_json(pod.placement).placement
             if not placement.floats:
                 owned, cpus = claims.pop((pod.uid, pod.node))
                 assert (owned, cpus) == (placement.owned, placement.cpus), pod.name
@@ -233,7 +233,7 @@ class Replicas(RuleBasedStateMachine):
 
     @invariant()
     def no_core_has_two_living_owners(self) -> None:
-        placed = [(pod, PodPlacement.from_json(pod.placement)) for pod in self._bound()]
+        placed = [(pod, PodPlacement.from_json(pod.placement).placement) for pod in self._bound()]
         for (pod, one), (other_pod, other) in combinations(placed, 2):
             if pod.node == other_pod.node:
                 assert one.owned & other.owned == 0, (pod.name, other_pod.name)

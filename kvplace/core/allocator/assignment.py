@@ -61,7 +61,7 @@ def placement_of(supply: Supply, seat: Seat) -> Placement:
         numa_memory=request.options.numa_memory if supply.free.memory else NumaMemory.OFF,
     )
     if request.options.guest_numa is GuestNuma.MIRROR:
-        placement = replace(placement, guest_cells=mirrored(topology, placement))
+        placement = replace(placement, guest_cells=mirrored(topology, vcpus, placement.memory))
     return placement
 
 

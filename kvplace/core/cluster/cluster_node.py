@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplace.core.free import Free, free_of
-from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.occupant import Occupant, claim_of
+from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.core.occupant import Occupant
 from kvplace.core.topology import Topology
 
 

@@ -15,8 +15,8 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.allocator.layout import Domain, layout_of
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.free import Free, free_of
-from kvplace.core.ledger import Ledger
-from kvplace.core.occupant import Occupant, claim_of, within
+from kvplace.core.ledger import Ledger, claim_of
+from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Request
 from kvplace.core.topology import Topology

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from kvplace.core.ledger import claim_of
 from kvplace.core.moves.step_trials import Step
 from kvplace.core.moves.targets import Region, Wish
-from kvplace.core.occupant import Occupant, RunningVms, claim_of
+from kvplace.core.occupant import Occupant, RunningVms
 from kvplace.core.request import Policy
 
 _Key = TypeVar("_Key", int, tuple[int, int])

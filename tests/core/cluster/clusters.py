@@ -11,8 +11,8 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.cluster.planning import Tally, VmRequest
 from kvplace.core.free import free_of
-from kvplace.core.ledger import Ledger
-from kvplace.core.occupant import Occupant, claim_of
+from kvplace.core.ledger import Ledger, claim_of
+from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Smt
 from tests.core.allocator.running import occupied

@@ -15,8 +15,8 @@ from kvplace.core.cluster.draft import Draft, NodeState, shapes_of
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cluster.planning import Plan, Tally, VmRequest, plan
 from kvplace.core.free import free_of
-from kvplace.core.ledger import Ledger
-from kvplace.core.occupant import Occupant, claim_of, within
+from kvplace.core.ledger import Ledger, claim_of
+from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.topology import NumaNode, Package, Topology
