@@ -28,15 +28,21 @@ def canonical(element: etree._Element) -> bytes:
     return etree.tostring(element, method="c14n", with_tail=False)
 
 
+def text_inside(element: etree._Element) -> str:
+    """The text between the children of an element, without white space."""
+    pieces = [element.text or "", *(child.tail or "" for child in element)]
+    return "".join("".join(pieces).split())
+
+
 def not_ours(xml: bytes) -> list[object]:
     """Everything of a document that a placement has no say in, in document order."""
     root = etree.fromstring(xml)
     kept: list[object] = [sorted(root.items()), list(root.attrib), root.nsmap]
+    kept.append(text_inside(root))
     for child in root:
-        if child.tag == "cputune":
-            kept.extend(canonical(part) for part in child if part.tag not in PINS)
-        elif child.tag == "numatune":
-            kept.extend(canonical(part) for part in child if part.tag not in ("memory", "memnode"))
+        if child.tag in ("cputune", "numatune"):
+            kept.extend(canonical(part) for part in child if part.tag not in (*PINS, "memory", "memnode"))
+            kept.extend(filter(None, [text_inside(child)]))
         elif child.tag == "vcpu":
             kept.append([(key, value) for key, value in child.items() if key != "placement"] + [child.text])
         else:
@@ -111,8 +117,9 @@ def strange_domains(draw: st.DrawFn) -> bytes:
     root = etree.Element("domain", nsmap={"qemu": "http://libvirt.org/schemas/domain/qemu/1.0"})
     ours = [
         '<vcpu current="2">4</vcpu>',
-        "<cputune><shares>9</shares><!--c--><vcpupin vcpu='0' cpuset='9'/><emulatorpin/></cputune>",
-        "<numatune><memory mode='strict' nodeset='1'/><unknown/></numatune>",
+        "<cputune>a<shares>9</shares>b<!--c-->c<vcpupin vcpu='0' cpuset='9'/>d<emulatorpin/>e</cputune>",
+        "<cputune>e<vcpupin vcpu='0' cpuset='9'/>f<shares>9</shares></cputune>",
+        "<numatune>g<memory mode='strict' nodeset='1'/>h<unknown/></numatune>",
         "<iothreads>2</iothreads>",
     ]
     children = [etree.fromstring(text) for text in draw(st.lists(st.sampled_from(ours), unique=True))]
