@@ -13,7 +13,8 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.allocator.supply import fewest
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free
-from kvplace.core.moves.make_room import Occupant, make_room
+from kvplace.core.moves.make_room import MovePlan, make_room
+from kvplace.core.occupant import Occupant
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.topology import Topology
@@ -117,7 +118,7 @@ class RoomMakingMachine:
             room = make_room(
                 self._topology, list(self._running.values()), request, most_moves=self._most_moves
             )
-            if room is not None:
+            if isinstance(room, MovePlan):
                 for move in room.moves:
                     self._running[move.id] = Occupant(move.id, self._running[move.id].request, move.after)
                 self.moves += len(room.moves)

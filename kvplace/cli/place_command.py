@@ -31,7 +31,7 @@ from kvplace.core.errors import ExitCode
 @click.option(
     "--thorough",
     is_flag=True,
-    help="Search up to three moves without a bound; one request on a large machine may take minutes.",
+    help="Search 100 times as long for moves; one request on a large machine may take minutes.",
 )
 @click.option(
     "--explain/--no-explain",

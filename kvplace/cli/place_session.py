@@ -17,8 +17,9 @@ from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
-from kvplace.core.moves.make_room import Move, make_room
-from kvplace.core.moves.suggestions import Suggestion, find_suggestions, move_text
+from kvplace.core.moves.budget import MAX_STEPS, MAX_STEPS_THOROUGH
+from kvplace.core.moves.make_room import Move, MovePlan, NoMoves, make_room
+from kvplace.core.moves.suggestions import NO_SUGGESTIONS, Suggestions, find_suggestions, move_text
 from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
@@ -68,8 +69,8 @@ class PlaceSession:
         """Start with no VM on the machine.
 
         `free` are the CPUs for requests that do not name their own, all of them by default; `foreign` CPUs
-        are never given out. `make_room` lets kept VMs move, and `thorough` takes the bound off that search.
-        `explain` adds to each refusal the changes after which the VM fits.
+        are never given out. `make_room` lets kept VMs move, and `thorough` searches 100 times as long for
+        such moves. `explain` adds to each refusal the changes after which the VM fits.
         """
         self._name = name
         self._topology = topology
@@ -81,7 +82,7 @@ class PlaceSession:
         self._explain = explain
         self._ledger = Ledger()
         self._kept: dict[str, Occupant] = {}
-        self._suggested: dict[tuple[Request, int], tuple[Suggestion, ...]] = {}
+        self._suggested: dict[tuple[Request, int], Suggestions] = {}
         """For the machine as it stands: the same request tends to come again."""
 
     def answer(self, line: str | bytes, number: int = 1) -> Answer:
@@ -108,12 +109,18 @@ class PlaceSession:
         request = request_of(document, also=("id", "free"))
         only = (self._cpus(document["free"]) if "free" in document else self._free) & ~self._foreign
         answer: Json = {"id": name} if name else {}
-        found, moves = self._decide(request, only)
+        found, moves, no_moves = self._decide(request, only)
         if isinstance(found, Refusal):
             suggestions = self._suggest(request, only)
+            if no_moves is not None:
+                suggestions = replace(suggestions, no_moves=no_moves)
             answer["refusal"] = refusal_document(found, suggestions)
-            first = f"; {suggestions[0].sentence}" if suggestions else ""
-            return Answer(AnswerKind.REFUSED, answer, f"{uid}: {found.message}{first}")
+            sentence = f"{uid}: {found.message}"
+            if suggestions.found:
+                sentence += f"; {suggestions.found[0].sentence}"
+            if suggestions.no_moves is not None and not suggestions.no_moves.exact:
+                sentence += f"; {suggestions.no_moves.sentence}"
+            return Answer(AnswerKind.REFUSED, answer, sentence)
         if self._keep:
             self._take(uid, request, found, moves)
         answer["placement"] = placement_document(self._name, self._topology, request, found, uid=name)
@@ -133,17 +140,23 @@ class PlaceSession:
         placed = placement_document(self._name, self._topology, request, move.after, uid=move.id)
         return {**move_document(move), "placement": placed}
 
-    def _decide(self, request: Request, only: int) -> tuple[Placement | Refusal, tuple[Move, ...]]:
+    def _decide(
+        self, request: Request, only: int
+    ) -> tuple[Placement | Refusal, tuple[Move, ...], NoMoves | None]:
+        no_moves = None
         if self._make_room:
             running = tuple(self._kept.values())
-            room = make_room(self._topology, running, request, only=only, thorough=self._thorough)
-            if room is not None:
-                return room.placement, room.moves
-        return place(self._topology, free_of(self._topology, self._ledger, only=only), request), ()
+            steps = MAX_STEPS_THOROUGH if self._thorough else MAX_STEPS
+            found = make_room(self._topology, running, request, only=only, max_steps=steps)
+            if isinstance(found, MovePlan):
+                return found.placement, found.moves, None
+            no_moves = found
+        free = free_of(self._topology, self._ledger, only=only)
+        return place(self._topology, free, request), (), no_moves
 
-    def _suggest(self, request: Request, only: int) -> tuple[Suggestion, ...]:
+    def _suggest(self, request: Request, only: int) -> Suggestions:
         if not self._explain:
-            return ()
+            return NO_SUGGESTIONS
         key = (request, only)
         if key not in self._suggested:
             if len(self._suggested) >= _MAX_CACHED_SUGGESTIONS:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 from kvplace.core.cpu_map import write_cpu_map
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.moves.make_room import Move
-from kvplace.core.moves.suggestions import Suggestion
+from kvplace.core.moves.suggestions import NO_SUGGESTIONS, Suggestion, Suggestions
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
@@ -28,7 +27,7 @@ def placement_document(
     return document
 
 
-def refusal_document(refusal: Refusal, suggestions: Sequence[Suggestion] = ()) -> Json:
+def refusal_document(refusal: Refusal, suggestions: Suggestions = NO_SUGGESTIONS) -> Json:
     """Write a refusal with its numbers, and with the changes after which the VM would fit."""
     document: Json = {
         "reason": refusal.reason.value,
@@ -36,8 +35,10 @@ def refusal_document(refusal: Refusal, suggestions: Sequence[Suggestion] = ()) -
         "shortfall": dict(refusal.shortfall),
         "never": refusal.never,
     }
-    if suggestions:
-        document["mends"] = [suggestion_document(suggestion) for suggestion in suggestions]
+    if suggestions.found:
+        document["mends"] = [suggestion_document(suggestion) for suggestion in suggestions.found]
+    if suggestions.no_moves is not None and not suggestions.no_moves.exact:
+        document["moveSearch"] = suggestions.no_moves.sentence
     return document
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.moves.make_room import MOST_MOVES
+from kvplace.core.moves.make_room import MAX_MOVES
 from kvplace.documents.cluster import ClusterDocument
 from kvplace.documents.model import Document, Text
 from kvplace.documents.request import RequestKeys
@@ -65,7 +65,7 @@ class ScenarioDocument(ClusterDocument):
         Field(min_length=1, max_length=100),
     ] = (1,)
     """Seeds of the random draw; the scenario runs once for each."""
-    moves: Annotated[int, Field(strict=True, ge=0, le=MOST_MOVES)] = 0
+    moves: Annotated[int, Field(strict=True, ge=0, le=MAX_MOVES)] = 0
     """How many running VMs may move inside their node to make room for one VM."""
 
     @model_validator(mode="after")

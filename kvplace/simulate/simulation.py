@@ -17,7 +17,7 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
-from kvplace.core.moves.make_room import Room, make_room
+from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Reason, Refusal
@@ -73,7 +73,7 @@ class SimulatedCluster:
             del self._running[node][uid]
             self._change(node, LedgerChange(releases=(uid,)))
 
-    def room(self, request: Request, most_moves: int, first: str | None) -> tuple[str, Room] | None:
+    def room(self, request: Request, most_moves: int, first: str | None) -> tuple[str, MovePlan] | None:
         """Find the node where the fewest and cheapest moves let a VM fit well.
 
         Looked at are `first`, where it would sit badly, and the nodes with the fewest, but enough, CPUs free.
@@ -84,11 +84,11 @@ class SimulatedCluster:
             if free.cpus.bit_count() >= request.vcpus and name != first
         ]
         names = [name for _, name in sorted(enough)]
-        best: tuple[tuple[int, int], str, Room] | None = None
+        best: tuple[tuple[int, int], str, MovePlan] | None = None
         for name in ([first, *names] if first is not None else names)[:_MOST_NODES_MADE_ROOM_ON]:
             running = tuple(self._running[name].values())
             room = make_room(self._topologies[name], running, request, most_moves=most_moves)
-            if room is not None:
+            if isinstance(room, MovePlan):
                 cost = (len(room.moves), room.bytes_moved)
                 if best is None or cost < best[0]:
                     best = (cost, name, room)
@@ -96,7 +96,7 @@ class SimulatedCluster:
                     break
         return (best[1], best[2]) if best is not None else None
 
-    def move(self, node: str, room: Room) -> None:
+    def move(self, node: str, room: MovePlan) -> None:
         """Make the moves, one after the other."""
         for move in room.moves:
             self._seat(node, replace(self._running[node][move.id], placement=move.after))

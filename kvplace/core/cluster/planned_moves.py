@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvplace.core.cluster.draft import Draft, NodeState, Shape
-from kvplace.core.moves.make_room import Move, Occupant, Room, make_room
+from kvplace.core.moves.make_room import Move, MovePlan, make_room
+from kvplace.core.occupant import Occupant
 
 _MOST_NODES = 16
 """How many nodes are asked to make room for one VM, the emptiest first."""
@@ -47,14 +48,14 @@ def move_running(draft: Draft, shapes: Sequence[Shape]) -> tuple[NodeMove, ...]:
     return tuple(moves)
 
 
-def _rooms(draft: Draft, shape: Shape, shapes: Sequence[Shape]) -> list[tuple[int, int, int, int, Room]]:
+def _rooms(draft: Draft, shape: Shape, shapes: Sequence[Shape]) -> list[tuple[int, int, int, int, MovePlan]]:
     """(moves of running VMs, bytes moved by them, free CPUs, node, how) of the nodes that can make room."""
     able = sorted(
         (-node.free.cpus.bit_count(), index)
         for index, node in enumerate(draft.nodes)
         if node.free.cpus.bit_count() >= shape.vcpus or not shape.request.owns_cpus
     )
-    found: list[tuple[int, int, int, int, Room]] = []
+    found: list[tuple[int, int, int, int, MovePlan]] = []
     for negative, index in able[:_MOST_NODES]:
         node = draft.nodes[index]
         planned = [
@@ -62,13 +63,13 @@ def _rooms(draft: Draft, shape: Shape, shapes: Sequence[Shape]) -> list[tuple[in
             for vm, placement in node.seated.items()
         ]
         room = make_room(node.node.topology, [*node.running, *planned], shape.request, only=node.node.only)
-        if room is not None:
+        if isinstance(room, MovePlan):
             moves = [move for move in room.moves if not _is_planned(move)]
             found.append((len(moves), sum(move.bytes_moved for move in moves), -negative, index, room))
     return found
 
 
-def _after(node: NodeState, room: Room) -> NodeState:
+def _after(node: NodeState, room: MovePlan) -> NodeState:
     """The node once the moves are made."""
     to = {move.id: move.after for move in room.moves}
     running = tuple(replace(vm, placement=to.get(vm.id, vm.placement)) for vm in node.running)

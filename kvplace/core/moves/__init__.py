@@ -1,1 +1,1 @@
-"""Which running VMs would have to move, or what of a request to change, so that a VM fits."""
+"""Moves of running VMs that make room for another VM, and suggestions for a VM that does not fit."""

@@ -1,33 +1,34 @@
 """Making room: which running VMs to move inside a machine so that a new one fits well.
 
-No rule of placing avoids fragmentation for long; moving one or two VMs does. The answer is the fewest
-moves, of these the ones that take the least memory to other NUMA nodes, of these the ones after which the
-new VM sits best; equal inputs get equal answers.
+No placement rule avoids fragmentation for long; moving one or two VMs removes it. The answer has the fewest
+moves, among these the fewest bytes that go to other NUMA nodes, among these the best locality of the new VM.
+Equal input gets equal answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.moves.move_search import Found, RoomSearch
+from kvplace.core.moves.budget import MAX_STEPS
+from kvplace.core.moves.move_search import MoveSearch
+from kvplace.core.moves.step_trials import Trial
 from kvplace.core.occupant import Occupant, RunningVms, bytes_moved
 from kvplace.core.placement import Placement
+from kvplace.core.quantity import counted
 from kvplace.core.request import Request
 from kvplace.core.topology import Topology
 
-__all__ = ["MOST_MOVES", "Move", "Occupant", "Room", "make_room"]
-
-MOST_MOVES = 3
+MAX_MOVES = 3
 """More moves than that are not searched for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One step: a running VM leaves its place for another that nobody else has at that moment."""
+    """One step: a running VM goes to CPUs that nobody else has at that moment."""
 
     id: str
     before: Placement
@@ -37,16 +38,25 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Where the new VM fits once the moves are made, in their order."""
+class MovePlan:
+    """Where the new VM fits after the moves, which are made in their order."""
 
     placement: Placement
     moves: tuple[Move, ...]
 
     @property
     def bytes_moved(self) -> int:
-        """Memory that all moves together take to other NUMA nodes."""
+        """Memory that has to go to other NUMA nodes in all moves."""
         return sum(move.bytes_moved for move in self.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class NoMoves:
+    """No moves were found, and why."""
+
+    sentence: str
+    exact: bool
+    """Whether there are none; False when the search stopped at its bound."""
 
 
 def make_room(
@@ -55,39 +65,41 @@ def make_room(
     request: Request,
     *,
     only: int | None = None,
-    most_moves: int = MOST_MOVES,
-    fixed: Collection[str] = (),
-    thorough: bool = False,
-) -> Room | None:
-    """Find the moves after which a VM fits well: in its scope, over no more NUMA nodes than if all were free.
+    most_moves: int = MAX_MOVES,
+    max_steps: int = MAX_STEPS,
+) -> MovePlan | NoMoves:
+    """Find the moves after which a VM fits well: on no more NUMA nodes than on the empty machine.
 
-    None when there are none such; no moves when it fits well as things are. VMs with policy `immovable`
-    and those in `fixed` (by id) stay. Every VM that moves keeps its own constraints and is strewn over no
-    more sockets and NUMA nodes, and no farther, than before. `only` restricts the CPUs as in `free_of`.
+    The plan has no moves when it fits well already. VMs with policy `immovable` stay. Every VM that moves
+    keeps its own scope and options, and never gets a worse locality than it has. `only` restricts the CPUs
+    as in `free_of`.
 
-    One and two moves are searched without bound, and so is everything on machines of up to 16 CPUs. On
-    larger ones three moves are looked for as long as a bound on the effort allows, and so are choices of
-    CPUs that differ in their cores alone; a `thorough` search knows no bound, and where no moves help on a
-    large machine it may take minutes.
+    For each number of moves the search takes at most `max_steps` steps (see `budget`); the best moves found
+    until then are the answer.
     """
     empty = try_place(topology, free_of(topology, Ledger(), only=only), request)
     if empty is None:
-        return None
-    running_vms = RunningVms(topology, occupants, only)
-    now = try_place(topology, running_vms.free({}), request)
+        return NoMoves("the VM does not fit on the empty machine", exact=True)
+    running = RunningVms(topology, occupants, only)
+    now = try_place(topology, running.free({}), request)
     if now is not None and len(now.numa_nodes) <= len(empty.numa_nodes):
-        return Room(now, ())
-    most_moves = min(most_moves, MOST_MOVES, len(occupants) + 1)
-    found = RoomSearch(running_vms, request, empty, frozenset(fixed), thorough=thorough).best(most_moves)
-    return None if found is None else Room(found.seated.placement, _moves(running_vms, found))
+        return MovePlan(now, ())
+    most_moves = min(most_moves, MAX_MOVES, len(occupants) + 1)
+    search = MoveSearch(running, request, empty, max_steps)
+    found = search.best(most_moves)
+    if found is not None:
+        return MovePlan(found.placement, _moves(running, found))
+    if search.budget.was_exceeded:
+        return NoMoves(f"no moves found within {max_steps:,} search steps; there may be some", exact=False)
+    return NoMoves(f"no sequence of up to {counted(most_moves, 'move')} makes room", exact=True)
 
 
-def _moves(running_vms: RunningVms, found: Found) -> tuple[Move, ...]:
+def _moves(running: RunningVms, found: Trial) -> tuple[Move, ...]:
     now: dict[str, Placement] = {}
     moves = []
-    for step, after in zip(found.steps, found.seated.places, strict=True):
-        uid = step.wish.id
-        before = now.get(uid) or running_vms.occupants[uid].placement
-        moves.append(Move(uid, before, after, bytes_moved(step.wish.request, before, after)))
+    for step, after in zip(found.steps, found.placements, strict=True):
+        uid = step.vm.id
+        before = now.get(uid) or running.occupants[uid].placement
+        moves.append(Move(uid, before, after, bytes_moved(step.vm.request, before, after)))
         now[uid] = after
     return tuple(moves)

@@ -1,6 +1,7 @@
-"""What is short where, by counts alone, when VMs are meant to share regions of a machine.
+"""What is short where, by counts alone, when VMs are to be placed in targets of a machine.
 
-A shortage found here is certain. Where none is found the VMs may still not fit, for how their cores lie.
+A shortage found here is certain. Where none is found the VMs may still not fit, because of how their cores
+lie.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kvplace.core.ledger import claim_of
-from kvplace.core.moves.step_trials import Step
-from kvplace.core.moves.targets import Region, Wish
+from kvplace.core.moves.targets import Step, Target, VmToPlace
 from kvplace.core.occupant import Occupant, RunningVms
 from kvplace.core.request import Policy
+from kvplace.core.scalars import NO_CPUS
 
 _Key = TypeVar("_Key", int, tuple[int, int])
 """A NUMA node, or a NUMA node and a page size."""
@@ -21,39 +22,39 @@ _Key = TypeVar("_Key", int, tuple[int, int])
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Something that a region has too little of."""
+    """A resource of which a target has too little."""
 
     missing: int
     gains: tuple[tuple[int, str], ...]
-    """What each VM that may go would give back, the largest first."""
+    """What each VM that may move would give back, the largest first."""
 
-    def leavers(self, gone: frozenset[str], left: int) -> list[str]:
-        """The VMs of which one has to go when so many may; none when that many cannot suffice."""
+    def must_move(self, gone: frozenset[str], left: int) -> list[str]:
+        """Name the VMs of which one has to move when so many more may; none when that many cannot suffice."""
         open_ = [(gain, uid) for gain, uid in self.gains if uid not in gone]
         if sum(gain for gain, _ in open_[:left]) < self.missing:
             return []
         return [uid for gain, uid in open_ if gain * left >= self.missing]  # the largest of them, at least
 
 
-class Counts:
+class ResourceCounts:
     """The free CPUs and memory of a machine, and what each running VM would give back."""
 
-    def __init__(self, running_vms: RunningVms, movable: Mapping[str, Occupant]) -> None:
-        self._topology = running_vms.topology
+    def __init__(self, running: RunningVms, movable: Mapping[str, Occupant]) -> None:
+        self._topology = running.topology
         self._movable = movable
-        free = running_vms.free({})
+        free = running.free({})
         self._pool = free.pool
-        self._names = {
+        self._shared = {
             uid: one.placement.cpus & ~one.placement.owned
-            for uid, one in running_vms.occupants.items()
+            for uid, one in running.occupants.items()
             if one.request.options.policy in (Policy.SHARE, Policy.IMMOVABLE)
         }
-        self._owned = {uid: one.placement.owned & running_vms.usable for uid, one in movable.items()}
+        self._owned = {uid: one.placement.owned & running.usable for uid, one in movable.items()}
         self._memory = dict(free.memory)
         self._pages = {(node, size): count for node, size, count in free.huge_pages}
         claims = {uid: claim_of(uid, one.placement) for uid, one in movable.items()}
-        self._small = {uid: claim.plain_memory for uid, claim in claims.items()}
-        self._paged = {
+        self._plain_memory_of = {uid: claim.plain_memory for uid, claim in claims.items()}
+        self._pages_of = {
             uid: {(node, size): n for node, sizes in claim.huge_pages.items() for size, n in sizes.items()}
             for uid, claim in claims.items()
         }
@@ -61,65 +62,67 @@ class Counts:
         self._frees: dict[frozenset[str], tuple[int, int]] = {}
         self._wholes: dict[frozenset[str], int] = {}
 
-    def ever(self, wish: Wish) -> bool:
-        """Whether the machine as a whole has enough: moves change where things are, not how many.
+    def suffice_in_total(self, vm: VmToPlace) -> bool:
+        """Whether the machine as a whole has enough: moves change where VMs are, not how much they take.
 
-        Only VMs with whole cores may own fewer CPUs elsewhere, where cores are of unlike width.
+        Only VMs of whole cores may own fewer CPUs elsewhere, where cores have unequal numbers of threads.
         """
-        free, pool = self._left(frozenset())
-        needed = wish.owned_at_least - self._saved_at_most()
-        if all(uid not in self._names for uid in self._movable) and needed > free.bit_count():
+        free, pool = self._free_without(frozenset())
+        needed = vm.min_owned - self._saved_at_most()
+        if all(uid not in self._shared for uid in self._movable) and needed > free.bit_count():
             return False
         if needed > pool.bit_count():
             return False
-        small = sum(max(0, count) for count in self._memory.values())
-        return not self._memory or wish.small_memory <= small
+        memory = sum(max(0, count) for count in self._memory.values())
+        return not self._memory or vm.plain_memory <= memory
 
-    def has_room(self, region: Region, wish: Wish, gone: frozenset[str]) -> bool:
-        """Whether a VM's CPUs are free in a region when these VMs have gone: the quickest check."""
-        return wish.owned_at_least <= (self._left(gone)[0] & region.cpus).bit_count()
+    def has_cpus(self, target: Target, vm: VmToPlace, gone: frozenset[str]) -> bool:
+        """Whether a VM's CPUs are free in a target when these VMs are gone: the quickest check."""
+        return vm.min_owned <= (self._free_without(gone)[0] & target.cpus).bit_count()
 
-    def shortages(self, items: Sequence[tuple[Wish, Region]], gone: frozenset[str]) -> Iterator[Shortage]:
-        """Yield what is short when these VMs go to these regions and `gone` have left their places."""
-        free, pool = self._left(gone)
-        regions = {region.cpus: region.nodes for _, region in reversed(items)}  # the newest fails soonest
-        if len(regions) > 1:
-            everything, nodes = 0, frozenset[int]()
-            for _, region in items:
-                everything |= region.cpus
-                nodes |= region.nodes
-            regions.setdefault(everything, nodes)
-        whole = any(wish.owned_whole for wish, _ in items)
-        for cpus, nodes in regions.items():
-            inside = [wish for wish, region in items if not region.cpus & ~cpus]
+    def shortages(
+        self, items: Sequence[tuple[VmToPlace, Target]], gone: frozenset[str]
+    ) -> Iterator[Shortage]:
+        """Yield what is short when these VMs go to these targets and `gone` are no longer where they were."""
+        free, pool = self._free_without(gone)
+        sets = {target.cpus: target.nodes for _, target in reversed(items)}  # the newest fails soonest
+        if len(sets) > 1:
+            everything, nodes = NO_CPUS, frozenset[int]()
+            for _, target in items:
+                everything |= target.cpus
+                nodes |= target.nodes
+            sets.setdefault(everything, nodes)
+        whole = any(vm.min_owned_whole for vm, _ in items)
+        for cpus, nodes in sets.items():
+            inside = [vm for vm, target in items if not target.cpus & ~cpus]
             owned = shared = needed = 0
-            for wish in inside:
-                owned += wish.owned_at_least
-                needed += wish.owned_whole
-                if not wish.owned_at_least and wish.units > shared:
-                    shared = wish.units
+            for vm in inside:
+                owned += vm.min_owned
+                needed += vm.min_owned_whole
+                if not vm.min_owned and vm.units > shared:
+                    shared = vm.units
             missing = owned - (free & cpus).bit_count()
             if shared:
                 missing = max(missing, owned + shared - (pool & cpus).bit_count())
             if missing > 0:
-                yield Shortage(missing, self._gains_in(cpus))
-            elif whole and needed > (self._whole(gone, free) & cpus).bit_count():
-                yield Shortage(1, self._gains_in(cpus))
-            yield from self._of_memory(inside, nodes, gone)
+                yield Shortage(missing, self._cpu_gains(cpus))
+            elif whole and needed > (self._whole_cores(gone, free) & cpus).bit_count():
+                yield Shortage(1, self._cpu_gains(cpus))
+            yield from self._memory_shortages(inside, nodes, gone)
 
-    def in_turn(self, steps: Sequence[Step]) -> bool:
-        """Whether each step in this order finds enough free CPUs in its region, by count."""
+    def allow_in_order(self, steps: Sequence[Step]) -> bool:
+        """Whether each step finds enough free CPUs in its target, by count, in this order of steps."""
         gone: frozenset[str] = frozenset()
-        placed: dict[str, tuple[Wish, Region]] = {}
+        placed: dict[str, Step] = {}
         for step in steps:
-            gone |= {step.wish.id}
-            placed[step.wish.id] = (step.wish, step.region)
-            free, pool = self._left(gone)
-            cpus = step.region.cpus
-            owned = sum(w.owned_at_least for w, region in placed.values() if not region.cpus & ~cpus)
+            gone |= {step.vm.id}
+            placed[step.vm.id] = step
+            free, pool = self._free_without(gone)
+            cpus = step.target.cpus
+            owned = sum(one.vm.min_owned for one in placed.values() if not one.target.cpus & ~cpus)
             if owned > (free & cpus).bit_count():
                 return False
-            if not step.wish.owns and owned + step.wish.units > (pool & cpus).bit_count():
+            if not step.vm.owns and owned + step.vm.units > (pool & cpus).bit_count():
                 return False
         return True
 
@@ -132,20 +135,21 @@ class Counts:
             for uid, owned in self._owned.items()
         )
 
-    def _left(self, gone: frozenset[str]) -> tuple[int, int]:
+    def _free_without(self, gone: frozenset[str]) -> tuple[int, int]:
+        """The CPUs that an exclusive VM may take, and those that a sharing one may, when these are gone."""
         known = self._frees.get(gone)
         if known is None:
             pool = self._pool
             for uid in gone:
                 pool |= self._owned[uid]
             free = pool
-            for uid, cpus in self._names.items():
+            for uid, cpus in self._shared.items():
                 if uid not in gone:
                     free &= ~cpus
             known = self._frees[gone] = (free, pool)
         return known
 
-    def _whole(self, gone: frozenset[str], free: int) -> int:
+    def _whole_cores(self, gone: frozenset[str], free: int) -> int:
         mask = self._wholes.get(gone)
         if mask is None:
             mask = 0
@@ -155,7 +159,7 @@ class Counts:
             self._wholes[gone] = mask
         return mask
 
-    def _gains_in(self, cpus: int) -> tuple[tuple[int, str], ...]:
+    def _cpu_gains(self, cpus: int) -> tuple[tuple[int, str], ...]:
         if cpus not in self._gains:
             self._gains[cpus] = _descending(
                 (((one.placement.cpus | one.placement.owned) & cpus).bit_count(), uid)
@@ -163,34 +167,22 @@ class Counts:
             )
         return self._gains[cpus]
 
-    def _of_memory(
-        self, inside: Sequence[Wish], nodes: frozenset[int], gone: frozenset[str]
+    def _memory_shortages(
+        self, inside: Sequence[VmToPlace], nodes: frozenset[int], gone: frozenset[str]
     ) -> Iterator[Shortage]:
-        needed = sum(wish.small_memory for wish in inside)
+        needed = sum(vm.plain_memory for vm in inside)
         if needed and self._memory:
-            there = sum(self._there(self._memory, self._small, node, gone) for node in nodes)
-            if needed > there:
-                yield Shortage(needed - there, self._gains_of(self._small, nodes))
-        for size in sorted({size for wish in inside for size in wish.request.huge_pages}):
+            free = sum(_free_at(self._memory, self._plain_memory_of, node, gone) for node in nodes)
+            if needed > free:
+                yield Shortage(needed - free, self._memory_gains(self._plain_memory_of, nodes))
+        for size in sorted({size for vm in inside for size in vm.request.huge_pages}):
             pages = frozenset((node, size) for node in nodes)
-            needed = sum(wish.request.huge_pages.get(size, 0) for wish in inside)
-            there = sum(self._there(self._pages, self._paged, page, gone) for page in pages)
-            if needed > there:
-                yield Shortage(needed - there, self._gains_of(self._paged, pages))
+            needed = sum(vm.request.huge_pages.get(size, 0) for vm in inside)
+            free = sum(_free_at(self._pages, self._pages_of, page, gone) for page in pages)
+            if needed > free:
+                yield Shortage(needed - free, self._memory_gains(self._pages_of, pages))
 
-    @staticmethod
-    def _there(
-        free: Mapping[_Key, int],
-        held: Mapping[str, Mapping[_Key, int]],
-        key: _Key,
-        gone: frozenset[str],
-    ) -> int:
-        count = free.get(key, 0)
-        for uid in gone:
-            count += held[uid].get(key, 0)
-        return max(0, count)
-
-    def _gains_of(
+    def _memory_gains(
         self, held: Mapping[str, Mapping[_Key, int]], keys: frozenset[_Key]
     ) -> tuple[tuple[int, str], ...]:
         if keys not in self._gains:
@@ -200,6 +192,15 @@ class Counts:
         return self._gains[keys]
 
 
+def _free_at(
+    free: Mapping[_Key, int], held: Mapping[str, Mapping[_Key, int]], key: _Key, gone: frozenset[str]
+) -> int:
+    count = free.get(key, 0)
+    for uid in gone:
+        count += held[uid].get(key, 0)
+    return max(0, count)
+
+
 def _descending(gains: Iterable[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
-    """Keep what gives something, the largest first, equal ones by id."""
+    """Keep the gains above zero, the largest first, equal ones by id."""
     return tuple(sorted((gain for gain in gains if gain[0] > 0), key=lambda gain: (-gain[0], gain[1])))

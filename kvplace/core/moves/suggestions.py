@@ -1,7 +1,7 @@
-"""What would make a VM fit that does not: of each kind of change the smallest one that really does.
+"""Suggestions for a VM that does not fit: for each kind of change the smallest one after which it fits.
 
-Every suggestion is tried before it is told, by the same function that places VMs. That takes a score of
-placements, so it is done for whoever asks why, never while nodes are filtered.
+Every suggestion has been tried with the function that places VMs. That takes dozens of placements, so it is
+done only where a user asks why, never while nodes are filtered.
 """
 
 from __future__ import annotations
@@ -14,10 +14,19 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free import Free
-from kvplace.core.moves.make_room import Move, Occupant, make_room
+from kvplace.core.moves.make_room import Move, MovePlan, NoMoves, make_room
+from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, counted, format_bytes
-from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.request import (
+    EmulatorThreads,
+    NumaMemory,
+    PinningOptions,
+    Policy,
+    Request,
+    Scope,
+    Smt,
+)
 from kvplace.core.topology import Topology
 
 _SCOPES = (
@@ -26,6 +35,8 @@ _SCOPES = (
 """From the narrowest to the widest."""
 _WEAKER_SMT = {Smt.ISOLATE: (Smt.REQUIRE, Smt.PREFER), Smt.REQUIRE: (Smt.PREFER,), Smt.PREFER: ()}
 _MEBIBYTE = 1 << 20
+_MAX_VCPU_TRIALS = 256
+"""Numbers of vCPUs that are tried for a `spread` scope, whose equal shares allow no binary search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +46,26 @@ class Suggestion:
     field: str
     """The key of the request in its JSON form, or `moves`."""
     value: Any
-    """What that key would have to say; for moves nothing."""
+    """The value that the key would need; None for moves."""
     sentence: str
     request: Request
-    """The request so changed."""
+    """The request with the change."""
     placement: Placement
-    """Where the VM would sit then."""
+    """The placement of the VM after the change."""
     moves: tuple[Move, ...] = ()
     """Running VMs that have to move first, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestions:
+    """All suggestions for one refused VM, the smallest change for its user first."""
+
+    found: tuple[Suggestion, ...] = ()
+    no_moves: NoMoves | None = None
+    """Why no moves are suggested, where they were searched for."""
+
+
+NO_SUGGESTIONS = Suggestions()
 
 
 def find_suggestions(
@@ -53,37 +76,42 @@ def find_suggestions(
     *,
     only: int | None = None,
     most_moves: int = 1,
-) -> tuple[Suggestion, ...]:
-    """Find what would make a refused VM fit, the least change for its user first.
+) -> Suggestions:
+    """Find the changes after which a refused VM fits.
 
-    1. other VMs move (`occupants` are all that run there, `only` is as for `make_room`);
-    2. a weaker word: cpu-set, smt, emulator-threads, numa-memory;
-    3. less of something: vCPUs, huge pages, memory, the smallest share given up first;
-    4. the CPUs are shared.
+    1. Other VMs move (`occupants` are all that run there, `only` is as for `make_room`).
+    2. A weaker option: cpu-set, smt, emulator-threads, numa-memory.
+    3. Fewer vCPUs, huge pages or bytes, the smallest share first.
+    4. The VM shares its CPUs.
     """
     trial = _Trial(topology, free, request)
-    found = [*trial.scopes(), *trial.words()]
-    lesser = [*trial.fewer_vcpus(), *trial.fewer_pages(), *trial.less_memory()]
-    found += [suggestion for _, suggestion in sorted(lesser, key=lambda pair: pair[0])]
+    found = list(trial.weaker_options())
+    fewer = [*trial.fewer_vcpus(), *trial.fewer_pages(), *trial.less_memory()]
+    found += [suggestion for _, suggestion in sorted(fewer, key=lambda pair: pair[0])]
     found += trial.sharing()
-    if occupants and most_moves:
-        room = make_room(topology, occupants, request, only=only, most_moves=most_moves)
-        if room is not None and room.moves:
-            text = ", then ".join(move_text(move) for move in room.moves)
-            sentence = f"move {text}, and it fits {where(request, room.placement)}"
-            found.insert(0, Suggestion("moves", None, sentence, request, room.placement, room.moves))
-    return tuple(found)
+    if not occupants:
+        return Suggestions(tuple(found))
+    answer = make_room(topology, occupants, request, only=only, most_moves=most_moves)
+    if isinstance(answer, NoMoves):
+        return Suggestions(tuple(found), answer)
+    return Suggestions((_moves_suggestion(request, answer), *found))
+
+
+def _moves_suggestion(request: Request, plan: MovePlan) -> Suggestion:
+    text = ", then ".join(move_text(move) for move in plan.moves)
+    sentence = f"move {text}, and it fits {where(request, plan.placement)}"
+    return Suggestion("moves", None, sentence, request, plan.placement, plan.moves)
 
 
 def move_text(move: Move) -> str:
-    """Write a move for a sentence."""
+    """Write a move as part of a sentence."""
     before, after = (format_cpu_list(one.cpus | one.owned) for one in (move.before, move.after))
     memory = f" with {about_bytes(move.bytes_moved)} of memory" if move.bytes_moved else ""
     return f"{move.id} from {before} to {after}{memory}"
 
 
 def where(request: Request, placement: Placement) -> str:
-    """Say where a VM lies in the words of its scope."""
+    """Name the L3 group, sockets or NUMA nodes of a placement, as its scope does."""
     match request.options.scope:
         case Scope.ONE_L3:
             return f"on L3 group {placement.l3_groups[0]}"
@@ -100,7 +128,7 @@ def _counted(noun: str, ids: Sequence[int]) -> str:
 
 
 class _Trial:
-    """One refused request and what is free for it."""
+    """One refused request, and what is free for it."""
 
     def __init__(self, topology: Topology, free: Free, request: Request) -> None:
         self._topology = topology
@@ -108,49 +136,42 @@ class _Trial:
         self._request = request
         self._answers: dict[Request, Placement | None] = {}
 
-    def scopes(self) -> Iterator[Suggestion]:
-        wider = _SCOPES[_SCOPES.index(self._request.options.scope) + 1 :]
+    def weaker_options(self) -> Iterator[Suggestion]:
+        options = self._request.options
+        wider = _SCOPES[_SCOPES.index(options.scope) + 1 :]
         yield from self._first(
-            "cpuSet",
-            "cpu-set",
-            [replace(self._request, options=replace(self._request.options, scope=word)) for word in wider],
+            "cpuSet", "cpu-set", [(scope.value, replace(options, scope=scope)) for scope in wider]
         )
-
-    def words(self) -> Iterator[Suggestion]:
-        request = self._request
         yield from self._first(
-            "smt",
-            "smt",
-            [
-                replace(request, options=replace(request.options, smt=word))
-                for word in _WEAKER_SMT[request.options.smt]
-            ],
+            "smt", "smt", [(smt.value, replace(options, smt=smt)) for smt in _WEAKER_SMT[options.smt]]
         )
-        if request.options.emulator_threads is EmulatorThreads.ISOLATE:
-            shared = replace(
-                request, options=replace(request.options, emulator_threads=EmulatorThreads.SHARED)
+        if options.emulator_threads is EmulatorThreads.ISOLATE:
+            shared = EmulatorThreads.SHARED
+            changed = [(shared.value, replace(options, emulator_threads=shared))]
+            yield from self._first("emulatorThreads", "emulator-threads", changed)
+        if self._request.memory and options.numa_memory is not NumaMemory.OFF:
+            off = NumaMemory.OFF
+            yield from self._first(
+                "numaMemory", "numa-memory", [(off.value, replace(options, numa_memory=off))]
             )
-            yield from self._first("emulatorThreads", "emulator-threads", [shared])
-        if request.memory and request.options.numa_memory is not NumaMemory.OFF:
-            off = replace(request, options=replace(request.options, numa_memory=NumaMemory.OFF))
-            yield from self._first("numaMemory", "numa-memory", [off])
 
     def sharing(self) -> Iterator[Suggestion]:
-        if self._request.options.policy is Policy.EXCLUSIVE:
-            shared = replace(self._request, options=replace(self._request.options, policy=Policy.SHARE))
-            yield from self._first("policy", "cpu-policy", [shared])
+        options, share = self._request.options, Policy.SHARE
+        if options.policy is Policy.EXCLUSIVE:
+            yield from self._first("policy", "cpu-policy", [(share.value, replace(options, policy=share))])
 
     def fewer_vcpus(self) -> Iterator[tuple[float, Suggestion]]:
         needed = self._request.vcpus
+        most = min(needed - 1, self._free.pool.bit_count())
 
         def with_vcpus(count: int) -> Request:
             return replace(self._request, vcpus=count)
 
         if self._request.options.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA):
-            counts = range(min(needed - 1, self._free.pool.bit_count()), 0, -1)
-            best = next((n for n in counts if self._fits(with_vcpus(n))), 0)  # equal shares have gaps
+            counts = range(most, max(0, most - _MAX_VCPU_TRIALS), -1)
+            best = next((count for count in counts if self._fits(with_vcpus(count))), 0)
         else:
-            best = self._largest(min(needed - 1, self._free.pool.bit_count()), with_vcpus)
+            best = self._largest(most, with_vcpus)
         if best:
             what = f"with {counted(best, 'vCPU')}"
             yield (needed - best) / needed, self._suggestion("vcpus", best, what, with_vcpus(best))
@@ -188,20 +209,18 @@ class _Trial:
             suggestion = self._suggestion("memory", value, f"with {value} of memory", changed)
             yield (needed - changed.memory) / needed, suggestion
 
-    def _first(self, field: str, key: str, changed: Sequence[Request]) -> Iterator[Suggestion]:
-        """The first of these that fits; the word that has changed is the value."""
-        for request in changed:
+    def _first(
+        self, field: str, key: str, changed: Sequence[tuple[str, PinningOptions]]
+    ) -> Iterator[Suggestion]:
+        """Suggest the first of these (value, options with it) with which the VM fits."""
+        for value, options in changed:
+            request = replace(self._request, options=options)
             if self._fits(request):
-                value = next(
-                    word.value
-                    for word, old in zip(_words(request), _words(self._request), strict=True)
-                    if word is not old
-                )
                 yield self._suggestion(field, value, f"with {key} {value}", request)
                 return
 
     def _largest(self, most: int, changed: Callable[[int], Request]) -> int:
-        """The largest amount up to `most` that fits, where more is never easier; 0 when none does."""
+        """The largest amount up to `most` that fits, by binary search; 0 when none does."""
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -217,20 +236,10 @@ class _Trial:
         return self._answers[request]
 
     def _fits(self, request: Request) -> bool:
-        """Whether a VM may ask for this, and fits."""
+        """Whether the options are allowed together and the VM fits."""
         return contradiction_in(request.options) is None and self._place(request) is not None
 
     def _suggestion(self, field: str, value: Any, what: str, request: Request) -> Suggestion:
         placement = self._place(request)
         assert placement is not None
         return Suggestion(field, value, f"{what} it fits {where(request, placement)}", request, placement)
-
-
-def _words(request: Request) -> tuple[Scope | Smt | EmulatorThreads | NumaMemory | Policy, ...]:
-    return (
-        request.options.scope,
-        request.options.smt,
-        request.options.emulator_threads,
-        request.options.numa_memory,
-        request.options.policy,
-    )

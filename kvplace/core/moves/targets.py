@@ -1,7 +1,7 @@
-"""Where one VM may go when room is made, as regions of the machine, and what it takes there in counts.
+"""The targets of a VM: the sets of NUMA nodes on which it may be placed when room is made.
 
-Counts decide most of a search for room: a region that lacks CPUs, whole cores or memory by count can never
-hold a VM, however its CPUs lie. What the counts allow is then tried in earnest.
+Counts decide most of a search for moves: a target that has too few CPUs, whole cores or bytes cannot hold a
+VM, however its cores lie. Only what the counts allow is then placed.
 """
 
 from __future__ import annotations
@@ -15,105 +15,117 @@ from math import comb
 from kvplace.core.occupant import Occupant, RunningVms, locality_of, memory_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import NumaNode, Topology
 
-_MOST_GROUPS = 2000
-"""Groups of NUMA nodes looked at for one VM and domain; beyond that only the whole domain is."""
+_MAX_NODE_SETS = 2000
+"""Sets of NUMA nodes of one scope domain. Where there are more, the whole scope domain is the only target."""
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
-    """A part of the machine that a VM is to lie in."""
+class Target:
+    """The part of a machine in which a VM is to be placed."""
 
-    cpus: int
+    cpus: CpuMask
     nodes: frozenset[int]
-    """Ids of the NUMA nodes that it touches."""
+    """Ids of its NUMA nodes."""
     moved: int
-    """Bytes that must at least go to another NUMA node when the VM moves here."""
+    """Bytes that go to another NUMA node, at least, when the VM moves here."""
 
 
 @dataclass(frozen=True, eq=False)
-class Wish:
-    """A VM that has to find a place: the new one, or a running one that makes room."""
+class VmToPlace:
+    """A VM for which CPUs have to be found: the new one, or a running one that moves."""
 
     id: str
     """Empty for the new VM."""
     request: Request
-    regions: tuple[Region, ...]
-    """Cheapest first."""
-    small_memory: int
+    targets: tuple[Target, ...]
+    """Those that cost least first."""
+    plain_memory: int
+    """Bytes outside huge pages that it takes from its NUMA nodes; 0 where they are not counted."""
     before: Placement | None = None
 
     @cached_property
     def owns(self) -> bool:
-        """Whether it takes its CPUs from everybody else."""
+        """Whether it owns its CPUs alone."""
         return self.request.owns_cpus
 
     @cached_property
     def units(self) -> int:
-        """CPUs that it names, or whole cores with `smt: isolate`."""
-        isolated = self.request.options.emulator_threads is EmulatorThreads.ISOLATE
-        return self.request.vcpus + (isolated and self.request.options.policy is not Policy.NUMA)
+        """The number of its CPUs, or of its whole cores with `smt: isolate`."""
+        options = self.request.options
+        isolated = options.emulator_threads is EmulatorThreads.ISOLATE
+        return self.request.vcpus + (isolated and options.policy is not Policy.NUMA)
 
     @cached_property
     def whole(self) -> bool:
-        """Whether only whole cores will do."""
-        return self.request.options.smt is not Smt.PREFER and self.request.options.policy is not Policy.NUMA
+        """Whether it takes whole cores only."""
+        options = self.request.options
+        return options.smt is not Smt.PREFER and options.policy is not Policy.NUMA
 
     @cached_property
-    def owned_at_least(self) -> int:
-        """How many CPUs it takes from everybody else, at least; none when it shares them."""
+    def min_owned(self) -> int:
+        """How many CPUs it owns at least."""
         return self.units if self.owns else 0
 
     @cached_property
-    def owned_whole(self) -> int:
+    def min_owned_whole(self) -> int:
         """How many of these have to be CPUs of whole cores."""
-        return self.owned_at_least if self.whole else 0
+        return self.min_owned if self.whole else 0
 
 
-def newcomer(running_vms: RunningVms, request: Request, most_nodes: int, movable: int) -> Wish:
-    """Say where a new VM would lie well: over no more than so many NUMA nodes.
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One move in a search: a running VM goes to one of its targets."""
 
-    `movable` are all CPUs that can come free at best.
+    vm: VmToPlace
+    target: Target
+
+
+def new_vm(running: RunningVms, request: Request, most_nodes: int, reachable: int) -> VmToPlace:
+    """Find the targets of the new VM, of at most so many NUMA nodes.
+
+    `reachable` are the CPUs that are free when every VM that may move is gone.
     """
-    wish = Wish("", request, (), _small_memory(running_vms, request))
-    regions = [
-        Region(cpus, frozenset(node.id for node in nodes), 0)
-        for cpus, nodes, _ in _regions(running_vms.topology, request.options.scope, lambda _: most_nodes)
-        if _may_hold(wish, cpus, movable)
-    ]
-    return Wish("", request, tuple(regions), wish.small_memory)
+    vm = VmToPlace("", request, (), _plain_memory(running, request))
+    targets = tuple(
+        Target(cpus, frozenset(node.id for node in nodes), 0)
+        for cpus, nodes, _ in _node_sets(running.topology, request.options.scope, lambda _: most_nodes)
+        if _may_hold(vm, cpus, reachable)
+    )
+    return VmToPlace("", request, targets, vm.plain_memory)
 
 
-def mover(running_vms: RunningVms, occupant: Occupant, movable: int) -> Wish:
-    """Say where a running VM may go: within its own constraints, and strewn no further than it is."""
-    topology, request, before = running_vms.topology, occupant.request, occupant.placement
-    sits = locality_of(topology, before)
-    there = memory_of(request, before)
-    wish = Wish(occupant.id, request, (), _small_memory(running_vms, request), before)
-    regions = []
-    for cpus, nodes, all_used in _regions(
-        topology, request.options.scope, lambda count: sits[1] if sits[0] == 1 else count
+def moving_vm(running: RunningVms, occupant: Occupant, reachable: int) -> VmToPlace:
+    """Find the targets of a running VM: in its own scope, and with no worse locality than it has."""
+    topology, request, before = running.topology, occupant.request, occupant.placement
+    locality = locality_of(topology, before)
+    memory = memory_of(request, before)
+    vm = VmToPlace(occupant.id, request, (), _plain_memory(running, request), before)
+    targets = []
+    for cpus, nodes, uses_all in _node_sets(
+        topology, request.options.scope, lambda count: locality[1] if locality[0] == 1 else count
     ):
         ids = frozenset(node.id for node in nodes)
-        if all_used and _at_best(wish, topology, cpus, nodes) > sits:
+        if uses_all and _best_locality(vm, topology, cpus, nodes) > locality:
             continue
-        if _may_hold(wish, cpus, movable):
-            regions.append(Region(cpus, ids, sum(n for node, n in there.items() if node not in ids)))
-    regions.sort(key=lambda region: (region.moved, len(region.nodes), region.cpus))
-    return Wish(occupant.id, request, tuple(regions), wish.small_memory, before)
+        if _may_hold(vm, cpus, reachable):
+            targets.append(Target(cpus, ids, sum(n for node, n in memory.items() if node not in ids)))
+    targets.sort(key=lambda target: (target.moved, len(target.nodes), target.cpus))
+    return VmToPlace(occupant.id, request, tuple(targets), vm.plain_memory, before)
 
 
-def _regions(
+def _node_sets(
     topology: Topology, scope: Scope, most: Callable[[int], int]
-) -> Iterator[tuple[int, Sequence[NumaNode], bool]]:
-    """Yield (CPUs, NUMA nodes, whether a VM there is meant to use all the nodes)."""
+) -> Iterator[tuple[CpuMask, Sequence[NumaNode], bool]]:
+    """Yield (CPUs, NUMA nodes, whether a VM placed there is meant to use all of the nodes)."""
     seen: set[int] = set()
-    for domain in _domains(topology, scope):
+    for domain in _scope_domains(topology, scope):
         nodes = [node for node in topology.numa_nodes if node.cpus & domain]
         largest = min(len(nodes), most(len(nodes)))
-        if sum(comb(len(nodes), size) for size in range(1, largest + 1)) > _MOST_GROUPS:
-            yield domain, nodes, False
+        if sum(comb(len(nodes), size) for size in range(1, largest + 1)) > _MAX_NODE_SETS:
+            yield CpuMask(domain), nodes, False
             continue
         for size in range(1, largest + 1):
             for group in combinations(nodes, size):
@@ -122,10 +134,10 @@ def _regions(
                     cpus |= node.cpus & domain
                 if cpus not in seen:
                     seen.add(cpus)
-                    yield cpus, group, True
+                    yield CpuMask(cpus), group, True
 
 
-def _domains(topology: Topology, scope: Scope) -> Sequence[int]:
+def _scope_domains(topology: Topology, scope: Scope) -> Sequence[int]:
     match scope:
         case Scope.ONE_SOCKET:
             return [package.cpus for package in topology.packages]
@@ -137,23 +149,23 @@ def _domains(topology: Topology, scope: Scope) -> Sequence[int]:
             return [topology.cpus]
 
 
-def _at_best(
-    wish: Wish, topology: Topology, cpus: int, nodes: Sequence[NumaNode]
+def _best_locality(
+    vm: VmToPlace, topology: Topology, cpus: int, nodes: Sequence[NumaNode]
 ) -> tuple[int, int, int, int]:
-    """The best that a VM over all these NUMA nodes can sit."""
+    """The best locality of a VM that uses all of these NUMA nodes."""
     touched = [topology.packages_of(node.cpus & cpus) for node in nodes]
-    exact = len(nodes) <= wish.units and all(len(of_node) == 1 for of_node in touched)
+    exact = len(nodes) <= vm.units and all(len(of_node) == 1 for of_node in touched)
     packages = len(set(touched)) if exact else 1
     distances = [topology.distance(a.id, b.id) for a, b in combinations(nodes, 2)]
     return packages, len(nodes), max(distances, default=0), sum(distances)
 
 
-def _may_hold(wish: Wish, cpus: int, movable: int) -> bool:
-    return (cpus & movable).bit_count() >= wish.units
+def _may_hold(vm: VmToPlace, cpus: int, reachable: int) -> bool:
+    return (cpus & reachable).bit_count() >= vm.units
 
 
-def _small_memory(running_vms: RunningVms, request: Request) -> int:
-    counted = any(node.memory for node in running_vms.topology.numa_nodes)
+def _plain_memory(running: RunningVms, request: Request) -> int:
+    counted = any(node.memory for node in running.topology.numa_nodes)
     if not counted or request.options.numa_memory is NumaMemory.OFF:
         return 0
     return max(0, request.memory - sum(size * count for size, count in request.huge_pages.items()))

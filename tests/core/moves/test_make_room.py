@@ -1,26 +1,26 @@
-"""Making room: the cheapest VMs go, in safe steps, and none of them loses by it."""
+"""Making room: the cheapest VMs move, in safe steps, and no VM gets a worse placement."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+import pytest
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.moves.make_room import Occupant, Room, make_room
-from kvplace.core.occupant import RunningVms, locality_of, within
+from kvplace.core.moves.make_room import MovePlan, NoMoves, make_room
+from kvplace.core.occupant import Occupant, RunningVms, locality_of, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.machines.shipped import read_machine
-from tests.core.allocator.running import occupied
-from tests.core.machines import GIB, requests, topologies
+from tests.core.machines import GIB
+from tests.core.moves.fragmented import MIXED, PLAIN, fragmented
 from tests.core.requests import request_with
 
 ROME = read_machine("2x-epyc-7763-nps4")
@@ -47,9 +47,14 @@ def _runs(topology: Topology, uid: str, cpus: str, **wish: Any) -> Occupant:
     return Occupant(uid, request, found)
 
 
-def _moves(room: Room | None) -> list[tuple[str, int, int]]:
-    assert room is not None
-    return [(move.id, move.before.cpus, move.after.cpus) for move in room.moves]
+def _found(topology: Topology, occupants: Sequence[Occupant], request: Request) -> MovePlan:
+    found = make_room(topology, occupants, request)
+    assert isinstance(found, MovePlan)
+    return found
+
+
+def _moves(plan: MovePlan) -> list[tuple[str, int, int]]:
+    return [(move.id, move.before.cpus, move.after.cpus) for move in plan.moves]
 
 
 def test_the_vm_with_the_least_memory_goes() -> None:
@@ -59,10 +64,9 @@ def test_the_vm_with_the_least_memory_goes() -> None:
         _runs(machine, "light", "2-3", memory=2 * GIB),
         _runs(machine, "other", "6-9", memory=8 * GIB),
     ]
-    room = make_room(machine, occupants, Request(4, PinningOptions(scope=Scope.ONE_NUMA), memory=GIB))
-    assert _moves(room) == [("light", 0b1100, 0b11 << 10)]
-    assert room is not None
-    assert room.bytes_moved == 2 * GIB
+    plan = _found(machine, occupants, Request(4, PinningOptions(scope=Scope.ONE_NUMA), memory=GIB))
+    assert _moves(plan) == [("light", 0b1100, 0b11 << 10)]
+    assert plan.bytes_moved == 2 * GIB
 
 
 def test_a_move_inside_a_numa_node_costs_nothing_and_is_preferred() -> None:
@@ -81,10 +85,9 @@ def test_a_move_inside_a_numa_node_costs_nothing_and_is_preferred() -> None:
         _runs(machine, "c", "8-9", memory=GIB),
         _runs(machine, "d", "12-13", memory=GIB),
     ]
-    room = make_room(machine, occupants, Request(4, PinningOptions(scope=Scope.ONE_L3)))
-    assert room is not None
-    assert len(room.moves) == 1
-    assert room.bytes_moved == 0
+    plan = _found(machine, occupants, Request(4, PinningOptions(scope=Scope.ONE_L3)))
+    assert len(plan.moves) == 1
+    assert plan.bytes_moved == 0
 
 
 def test_a_vm_over_two_numa_nodes_changes_cpus_on_one_of_them_rather_than_take_its_memory_along() -> None:
@@ -97,12 +100,11 @@ def test_a_vm_over_two_numa_nodes_changes_cpus_on_one_of_them_rather_than_take_i
         _runs(machine, "full", "0-1,3"),
         _runs(machine, "shares", "7-9", policy=Policy.SHARE),
     ]
-    room = make_room(machine, occupants, Request(3, PinningOptions(scope=Scope.ONE_NUMA)))
-    assert room is not None
-    assert [(move.id, move.bytes_moved, move.after.numa_nodes) for move in room.moves] == [
+    plan = _found(machine, occupants, Request(3, PinningOptions(scope=Scope.ONE_NUMA)))
+    assert [(move.id, move.bytes_moved, move.after.numa_nodes) for move in plan.moves] == [
         ("wide", 0, (0, 1))
     ]
-    assert room.placement.cpus == parse_cpu_list("6,10-11")
+    assert plan.placement.cpus == parse_cpu_list("6,10-11")
 
 
 def test_memory_and_huge_pages_must_fit_where_a_vm_goes() -> None:
@@ -113,77 +115,86 @@ def test_memory_and_huge_pages_must_fit_where_a_vm_goes() -> None:
         _runs(machine, "b", "4-5", **paged),
         _runs(machine, "c", "8-9", memory=GIB),
     ]
-    room = make_room(machine, occupants, Request(4, PinningOptions(scope=Scope.ONE_NUMA)))
-    assert _moves(room) == [("c", 0b11 << 8, 0b11 << 2)]
+    plan = _found(machine, occupants, Request(4, PinningOptions(scope=Scope.ONE_NUMA)))
+    assert _moves(plan) == [("c", 0b11 << 8, 0b11 << 2)]
     occupants[2] = _runs(machine, "c", "8-9", **paged)
-    assert make_room(machine, occupants, Request(4, PinningOptions(scope=Scope.ONE_NUMA))) is None
+    request = Request(4, PinningOptions(scope=Scope.ONE_NUMA))
+    assert isinstance(make_room(machine, occupants, request), NoMoves)
 
 
 def test_an_isolated_vm_goes_where_it_leaves_fewer_siblings_idle() -> None:
     uneven = replace(_machine(1, 4), cores=(0b0101, 0b0010, 0b1000))
     lavish = _runs(uneven, "isolated", "0-2", vcpus=2, smt=Smt.ISOLATE)
     assert lavish.placement.owned == 0b0111
-    room = make_room(uneven, [lavish], Request(1, PinningOptions(emulator_threads=EmulatorThreads.ISOLATE)))
-    assert _moves(room) == [("isolated", lavish.placement.cpus, 0b1010)]
+    plan = _found(uneven, [lavish], Request(1, PinningOptions(emulator_threads=EmulatorThreads.ISOLATE)))
+    assert _moves(plan) == [("isolated", lavish.placement.cpus, 0b1010)]
 
 
 def test_a_vm_that_lies_mostly_outside_the_cpus_that_may_be_used_asks_for_no_more_of_them() -> None:
     plain = _machine(3, 4)
     uneven = replace(plain, cores=(*plain.cores[:8], mask_of([8, 11]), mask_of([9]), mask_of([10])))
     occupants = [_runs(uneven, "a", "0-1"), _runs(uneven, "b", "4-5"), _runs(uneven, "outside", "8-10")]
-    room = make_room(
-        uneven, occupants, Request(4, PinningOptions(scope=Scope.ONE_NUMA)), only=parse_cpu_list("0-7,10")
-    )
-    assert len(_moves(room)) == 1
-
-
-def test_what_does_not_move_stays() -> None:
-    machine = _machine(2, 4)
-    free_to_go = [_runs(machine, "a", "0-1"), _runs(machine, "b", "4-5")]
     request = Request(4, PinningOptions(scope=Scope.ONE_NUMA))
-    assert [uid for uid, _, _ in _moves(make_room(machine, free_to_go, request))] == ["a"]
-    assert [uid for uid, _, _ in _moves(make_room(machine, free_to_go, request, fixed={"a"}))] == ["b"]
-    assert make_room(machine, free_to_go, request, fixed={"a", "b"}) is None
-    rooted = [
-        _runs(machine, uid, cpus, policy=Policy.IMMOVABLE) for uid, cpus in (("a", "0-1"), ("b", "4-5"))
-    ]
-    assert make_room(machine, rooted, request) is None
+    plan = make_room(uneven, occupants, request, only=parse_cpu_list("0-7,10"))
+    assert isinstance(plan, MovePlan)
+    assert len(plan.moves) == 1
 
 
-def test_a_vm_makes_way_for_one_that_makes_way_before_it_does() -> None:
+def test_immovable_vms_stay() -> None:
+    machine = _machine(2, 4)
+    request = Request(4, PinningOptions(scope=Scope.ONE_NUMA))
+    moved = [_runs(machine, "a", "0-1"), _runs(machine, "b", "4-5")]
+    assert [uid for uid, _, _ in _moves(_found(machine, moved, request))] == ["a"]
+    moved[0] = _runs(machine, "a", "0-1", policy=Policy.IMMOVABLE)
+    assert [uid for uid, _, _ in _moves(_found(machine, moved, request))] == ["b"]
+    moved[1] = _runs(machine, "b", "4-5", policy=Policy.IMMOVABLE)
+    assert make_room(machine, moved, request) == NoMoves(
+        "no sequence of up to 3 moves makes room", exact=True
+    )
+
+
+def test_a_vm_moves_to_cpus_that_another_one_leaves_before() -> None:
     machine = _machine(3, 4)
     occupants = [
         _runs(machine, "large", "0-2"),
         _runs(machine, "small", "4-5"),
-        _runs(machine, "rest-1", "6"),
-        _runs(machine, "rest-2", "8-9"),
+        _runs(machine, "rest-1", "6", policy=Policy.IMMOVABLE),
+        _runs(machine, "rest-2", "8-9", policy=Policy.IMMOVABLE),
     ]
-    room = make_room(
-        machine, occupants, Request(4, PinningOptions(scope=Scope.ONE_NUMA)), fixed={"rest-1", "rest-2"}
-    )
-    assert _moves(room) == [("small", 0b11 << 4, 0b11 << 10), ("large", 0b111, 0b1011 << 4)]
+    plan = _found(machine, occupants, Request(4, PinningOptions(scope=Scope.ONE_NUMA)))
+    assert _moves(plan) == [("small", 0b11 << 4, 0b11 << 10), ("large", 0b111, 0b1011 << 4)]
 
 
-def test_a_vm_that_lies_well_already_moves_nobody_and_one_that_never_fits_gets_none() -> None:
+def test_a_vm_that_fits_well_needs_no_moves_and_one_that_never_fits_gets_none() -> None:
     machine = _machine(2, 4)
     occupants = [_runs(machine, "a", "0-1")]
-    assert make_room(machine, occupants, Request(2, PinningOptions(scope=Scope.ONE_NUMA))) is not None
-    assert make_room(machine, occupants, Request(5, PinningOptions(scope=Scope.ONE_NUMA))) is None
-    assert make_room(machine, occupants, Request(7, PinningOptions(scope=Scope.ANY))) is None
+    assert _found(machine, occupants, Request(2, PinningOptions(scope=Scope.ONE_NUMA))).moves == ()
+    never = NoMoves("the VM does not fit on the empty machine", exact=True)
+    assert make_room(machine, occupants, Request(5, PinningOptions(scope=Scope.ONE_NUMA))) == never
+    full = make_room(machine, occupants, Request(7, PinningOptions(scope=Scope.ANY)))
+    assert full == NoMoves("no sequence of up to 2 moves makes room", exact=True)
 
 
-def test_a_scattered_fit_is_not_well_and_moves_are_sought() -> None:
+def test_a_vm_that_fits_on_too_many_numa_nodes_gets_moves() -> None:
     machine = _machine(2, 4)
     occupants = [_runs(machine, "a", "0-1"), _runs(machine, "b", "4-5")]
-    scattered = place(
-        machine, RunningVms(machine, occupants, None).free({}), Request(4, PinningOptions(scope=Scope.ANY))
-    )
+    request = Request(4, PinningOptions(scope=Scope.ANY))
+    scattered = place(machine, RunningVms(machine, occupants, None).free({}), request)
     assert isinstance(scattered, Placement)
     assert scattered.numa_nodes == (0, 1)
-    room = make_room(machine, occupants, Request(4, PinningOptions(scope=Scope.ANY)))
-    assert room is not None
-    assert len(room.moves) == 1
-    assert len(room.placement.numa_nodes) == 1
+    plan = _found(machine, occupants, request)
+    assert len(plan.moves) == 1
+    assert len(plan.placement.numa_nodes) == 1
+
+
+def test_an_answer_that_comes_from_the_bound_says_so() -> None:
+    machine = _machine(2, 24)
+    occupants = [_runs(machine, f"{first}", f"{first}-{first + 5}") for first in (0, 12, 24, 36)]
+    request = Request(24, PinningOptions(scope=Scope.ONE_NUMA))
+    assert len(_found(machine, occupants, request).moves) == 2
+    assert make_room(machine, occupants, request, max_steps=10) == NoMoves(
+        "no moves found within 10 search steps; there may be some", exact=False
+    )
 
 
 def test_a_full_numa_node_is_cleared_on_a_machine_of_256_cpus() -> None:
@@ -197,34 +208,41 @@ def test_a_full_numa_node_is_cleared_on_a_machine_of_256_cpus() -> None:
         if isinstance(found, Placement) and now.cpus.bit_count() > 52:
             occupants.append(Occupant(f"vm-{number}", request, found))
     request = Request(20, PinningOptions(scope=Scope.ONE_NUMA, smt=Smt.REQUIRE), memory=20 * GIB)
-    room = make_room(ROME, occupants, request)
-    assert room is not None
-    assert 0 < len(room.moves) <= 3
-    _check(ROME, occupants, request, room)
+    plan = _found(ROME, occupants, request)
+    assert 0 < len(plan.moves) <= 3
+    _check(ROME, occupants, request, plan)
 
 
-@settings(suppress_health_check=list(HealthCheck))
-@given(st.data())
-def test_every_step_is_safe_and_no_vm_loses_by_it(data: st.DataObject) -> None:
-    topology = data.draw(topologies(most_cpus=24))
-    occupants = data.draw(occupied(topology, requests(most_vcpus=4), least=2, most=10))
-    free = RunningVms(topology, occupants, None).free({})
-    request = data.draw(requests(most_vcpus=max(1, free.cpus.bit_count())))
-    room = make_room(topology, occupants, request, most_moves=2)
-    assert room == make_room(topology, occupants, request, most_moves=2)
-    if room is not None:
-        _check(topology, occupants, request, room)
+@pytest.mark.parametrize(
+    ("most_cpus", "policies", "with_moves", "with_several", "with_bytes"),
+    [(12, PLAIN, 110, 25, 25), (24, MIXED, 120, 25, 25)],
+    ids=["exclusive VMs", "all policies"],
+)
+def test_every_step_is_safe_and_no_vm_loses_by_it(
+    most_cpus: int, policies: Sequence[Policy], with_moves: int, with_several: int, with_bytes: int
+) -> None:
+    plans: list[MovePlan] = []
+    for seed in range(300):
+        case = fragmented(Random(seed), most_cpus=most_cpus, policies=policies)
+        plan = make_room(case.topology, case.occupants, case.request)
+        assert plan == make_room(case.topology, case.occupants, case.request), seed
+        if isinstance(plan, MovePlan):
+            _check(case.topology, case.occupants, case.request, plan)
+            plans.append(plan)
+    assert len(plans) >= with_moves
+    assert sum(len(plan.moves) > 1 for plan in plans) >= with_several
+    assert sum(plan.bytes_moved > 0 for plan in plans) >= with_bytes
 
 
-def _check(topology: Topology, occupants: Sequence[Occupant], request: Request, room: Room) -> None:
+def _check(topology: Topology, occupants: Sequence[Occupant], request: Request, plan: MovePlan) -> None:
     """Take the moves one by one: each only with what is free at that moment."""
-    running_vms = RunningVms(topology, occupants, None)
+    running = RunningVms(topology, occupants, None)
     now: dict[str, Placement | None] = {}
-    for move in room.moves:
-        one = running_vms.occupants[move.id]
+    for move in plan.moves:
+        one = running.occupants[move.id]
         assert one.request.options.policy is not Policy.IMMOVABLE
         assert move.before == (now.get(move.id) or one.placement)
-        free = running_vms.free({**now, move.id: None})
+        free = running.free({**now, move.id: None})
         if one.request.owns_cpus:
             assert not move.after.owned & ~free.cpus
         else:
@@ -238,7 +256,7 @@ def _check(topology: Topology, occupants: Sequence[Occupant], request: Request, 
         assert (again.numa_nodes, again.memory) == (move.after.numa_nodes, move.after.memory)
         assert locality_of(topology, move.after) <= locality_of(topology, one.placement)
         now[move.id] = move.after
-    assert place(topology, running_vms.free(now), request) == room.placement
+    assert place(topology, running.free(now), request) == plan.placement
     empty = place(topology, free_of(topology, Ledger()), request)
     assert isinstance(empty, Placement)
-    assert len(room.placement.numa_nodes) <= len(empty.numa_nodes)
+    assert len(plan.placement.numa_nodes) <= len(empty.numa_nodes)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.free import Free
-from kvplace.core.moves.make_room import Occupant
-from kvplace.core.moves.suggestions import Suggestion, find_suggestions
-from kvplace.core.occupant import RunningVms, within
+from kvplace.core.moves.make_room import NoMoves
+from kvplace.core.moves.suggestions import Suggestion, Suggestions, find_suggestions
+from kvplace.core.occupant import Occupant, RunningVms, within
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import NumaNode, Package, Topology
-from tests.core.allocator.running import occupied
-from tests.core.machines import GIB, requests, topologies
+from tests.core.machines import GIB
+from tests.core.moves.fragmented import MIXED, Case, fragmented
 
 # Two sockets of two NUMA nodes of two cores with two threads each; the L3 groups are the cores.
 MACHINE = Topology(
@@ -41,7 +41,7 @@ def _suggestions(
     assert isinstance(place(MACHINE, left, request), Refusal)
     return {
         suggestion.field: (suggestion.value, suggestion.sentence)
-        for suggestion in find_suggestions(MACHINE, left, request, occupants)
+        for suggestion in find_suggestions(MACHINE, left, request, occupants).found
     }
 
 
@@ -120,7 +120,7 @@ def _suggestions(
         ),
     ],
 )
-def test_of_each_kind_of_change_the_smallest_that_helps_is_told(
+def test_the_smallest_change_of_each_kind_is_suggested(
     request_: Request, free: str, field: str, value: object, sentence: str
 ) -> None:
     assert _suggestions(request_, free)[field] == (value, sentence)
@@ -140,41 +140,67 @@ def test_the_vm_that_is_in_the_way_is_named_with_where_it_can_go() -> None:
         _running("a", "8-10", 3),
         _running("b", "12-14", 3),
     ]
-    told = _suggestions(Request(4, PinningOptions(scope=Scope.ONE_NUMA)), occupants=occupants)
-    assert told["moves"] == (None, "move web from 0-1 to 6-7, and it fits on NUMA node 0")
-    assert next(iter(told)) == "moves"
+    found = _suggestions(Request(4, PinningOptions(scope=Scope.ONE_NUMA)), occupants=occupants)
+    assert found["moves"] == (None, "move web from 0-1 to 6-7, and it fits on NUMA node 0")
+    assert next(iter(found)) == "moves"
 
 
-def test_sharing_is_offered_where_others_already_share() -> None:
+def test_sharing_is_suggested_where_others_share_already() -> None:
     sharing = [_running(str(node), f"{4 * node}-{4 * node + 3}", 4, Policy.SHARE) for node in range(4)]
-    told = _suggestions(Request(2), occupants=sharing)
-    assert told["policy"] == ("share", "with cpu-policy share it fits on socket 0")
+    found = _suggestions(Request(2), occupants=sharing)
+    assert found["policy"] == ("share", "with cpu-policy share it fits on socket 0")
 
 
-def test_a_mend_is_no_word_that_contradicts_another() -> None:
+def test_no_suggestion_contradicts_another_option() -> None:
     sharing = [_running(str(node), f"{4 * node}-{4 * node + 3}", 4, Policy.SHARE) for node in range(4)]
     assert "policy" not in _suggestions(Request(2, PinningOptions(smt=Smt.ISOLATE)), occupants=sharing)
 
 
-@settings(suppress_health_check=list(HealthCheck))
-@given(st.data())
-def test_every_mend_makes_it_fit_and_nothing_between_does(data: st.DataObject) -> None:
-    topology = data.draw(topologies(most_cpus=12))
-    occupants = data.draw(occupied(topology, requests(most_vcpus=3), most=4))
-    free = RunningVms(topology, occupants, None).free({})
-    request = data.draw(requests(most_vcpus=12))
-    if isinstance(place(topology, free, request), Placement):
-        return
-    for suggestion in find_suggestions(topology, free, request, occupants):
-        if suggestion.moves:
-            now = {move.id: move.after for move in suggestion.moves}
-            free_then = RunningVms(topology, occupants, None).free(dict(now))
-            assert place(topology, free_then, request) == suggestion.placement
-            continue
-        assert suggestion.request != request
-        assert place(topology, free, suggestion.request) == suggestion.placement
-        if (more := _a_little_less(suggestion, request)) is not None:
-            assert isinstance(place(topology, free, more), Refusal)
+def test_every_suggestion_makes_it_fit_and_nothing_smaller_does() -> None:
+    """On fragmented machines, where moves help, and on random ones, where the other kinds do."""
+    exercised: Counter[str] = Counter()
+    cases = [fragmented(Random(seed), most_cpus=12, policies=MIXED) for seed in range(120)]
+    cases += [_refused(Random(seed)) for seed in range(300)]
+    for number, case in enumerate(cases):
+        free, request = case.free, case.request
+        if isinstance(place(case.topology, free, request), Placement):
+            continue  # it fits, but not well
+        for suggestion in find_suggestions(case.topology, free, request, case.occupants).found:
+            exercised[suggestion.field] += 1
+            if suggestion.moves:
+                now = {move.id: move.after for move in suggestion.moves}
+                free_then = RunningVms(case.topology, case.occupants, None).free(dict(now))
+                assert place(case.topology, free_then, request) == suggestion.placement, number
+                continue
+            assert suggestion.request != request
+            assert place(case.topology, free, suggestion.request) == suggestion.placement, number
+            if (more := _a_little_less(suggestion, request)) is not None:
+                assert isinstance(place(case.topology, free, more), Refusal), (number, suggestion.field)
+    for field, least in {
+        "moves": 40, "cpuSet": 60, "smt": 10, "emulatorThreads": 10, "numaMemory": 30,
+        "vcpus": 100, "hugepages": 20, "memory": 10, "policy": 20,
+    }.items():  # fmt: skip
+        assert exercised[field] >= least, exercised
+
+
+def _refused(chance: Random) -> Case:
+    """A VM that wants more CPUs, memory or huge pages than a NUMA node of a fragmented machine has left."""
+    case = fragmented(chance, most_cpus=12)
+    node = max(case.topology.numa_nodes, key=lambda node: node.memory)
+    scarce = chance.choice(["CPUs", "memory", "pages"]) if node.memory else "CPUs"
+    pages = node.huge_pages.get(GIB, 0) + 1 if scarce == "pages" else 0
+    memory = node.memory + GIB if scarce == "memory" else 0
+    request = Request(
+        chance.randint(1, 6) if scarce == "CPUs" else 1,
+        PinningOptions(
+            scope=chance.choice(list(Scope)) if scarce == "CPUs" else Scope.ONE_NUMA,
+            smt=chance.choice(list(Smt)),
+            emulator_threads=chance.choice(list(EmulatorThreads)),
+        ),
+        memory=memory + pages * GIB,
+        huge_pages={GIB: pages} if pages else {},
+    )
+    return replace(case, request=request)
 
 
 def _a_little_less(suggestion: Suggestion, request: Request) -> Request | None:
@@ -189,6 +215,15 @@ def _a_little_less(suggestion: Suggestion, request: Request) -> Request | None:
     return None
 
 
-def test_a_vm_that_nothing_helps_is_told_nothing() -> None:
+def test_where_nothing_helps_there_are_no_suggestions() -> None:
     nothing = Free(cpus=0, pool=0)
-    assert find_suggestions(MACHINE, nothing, Request(1, PinningOptions(numa_memory=NumaMemory.OFF))) == ()
+    request = Request(1, PinningOptions(numa_memory=NumaMemory.OFF))
+    assert find_suggestions(MACHINE, nothing, request) == Suggestions()
+
+
+def test_a_search_for_moves_that_found_none_says_whether_there_are_any() -> None:
+    occupants = [_running("web", "0-3", 4)]
+    left = RunningVms(MACHINE, occupants, None).free({})
+    request = Request(13, PinningOptions(scope=Scope.ANY))
+    no_moves = find_suggestions(MACHINE, left, request, occupants).no_moves
+    assert no_moves == NoMoves("no sequence of up to 1 move makes room", exact=True)
