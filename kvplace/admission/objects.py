@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import msgspec
 
 from kvplace.core.errors import BadBody
+from kvplace.kube.objects import OwnerReference
 
 Quantity: TypeAlias = str | int
 Quantities: TypeAlias = dict[str, Quantity]
@@ -21,15 +22,6 @@ _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 class _View(msgspec.Struct, frozen=True, rename="camel"):
     """Fields as Kubernetes spells them; `null` and a missing field are the same."""
-
-
-class Owner(_View, frozen=True):
-    """An entry of `metadata.ownerReferences`."""
-
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-    controller: bool | None = None
 
 
 class Metadata(_View, frozen=True):
@@ -41,7 +33,7 @@ class Metadata(_View, frozen=True):
     uid: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-    owner_references: list[Owner] | None = None
+    owner_references: list[OwnerReference] | None = None
     deletion_timestamp: str | None = None
 
 

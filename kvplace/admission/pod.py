@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvplace.admission.objects import Owner, Pod, Vmi, title, view
+from kvplace.admission.objects import Pod, Vmi, title, view
 from kvplace.admission.pod_resources import mark, raise_cpu_requests
 from kvplace.admission.pod_size import PodSize, size_of_pod
 from kvplace.admission.settings import AdmissionSettings
@@ -52,6 +52,7 @@ from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import EmulatorThreads, GuestNuma, OnFailure, PinningOptions, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
+from kvplace.kube.objects import OwnerReference
 
 FORGEABLE = (PLACEMENT, REQUEST)
 """Results that a pod which asks for nothing must not carry either. Its `cpu-map` is left alone: another
@@ -140,7 +141,7 @@ def _is_launcher(pod: Pod) -> bool:
     return (pod.metadata.labels or {}).get("kubevirt.io") == "virt-launcher"
 
 
-def _owner(pod: Pod, what: str) -> Owner:
+def _owner(pod: Pod, what: str) -> OwnerReference:
     for owner in pod.metadata.owner_references or []:
         if owner.kind == "VirtualMachineInstance" and owner.controller and owner.name:
             return owner
@@ -150,7 +151,7 @@ def _owner(pod: Pod, what: str) -> Owner:
     )
 
 
-def _controlling_vmi(owner: Owner, vmi: Mapping[str, Any] | None, name: str, what: str) -> Vmi:
+def _controlling_vmi(owner: OwnerReference, vmi: Mapping[str, Any] | None, name: str, what: str) -> Vmi:
     if vmi is None:
         raise Conflict(f"{what}: VirtualMachineInstance {name}, which controls it, is gone; delete the pod")
     seen = view(vmi, Vmi)

@@ -186,6 +186,7 @@ class MemoryCluster:
         uid: str = "",
         request: str = "",
         vmi: str = "",
+        vmi_uid: str = "",
         scheduler_name: str = "kvplace",
         node: str = "",
         gated: bool = False,
@@ -209,6 +210,7 @@ class MemoryCluster:
             placement=held.get(PLACEMENT, ""),
             cpu_map=held.get(CPU_MAP, ""),
             vmi=vmi,
+            vmi_uid=vmi_uid or (f"vmi-{vmi}" if vmi else ""),
         )
         self._pod_annotations[record.uid] = held
         if gated:

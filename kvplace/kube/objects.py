@@ -1,12 +1,14 @@
-"""API objects as they come over the wire, cut down to what records need, and how they become records.
+"""API objects as JSON spells them, cut down to the fields that records need, and how they become records.
 
-msgspec skips everything that is not named here without making Python objects of it: 10 µs for a
-virt-launcher pod of 18 KB. Nothing leaves this module but records.
+msgspec skips every field that is not named here without making Python objects of it: 10 µs for a
+virt-launcher pod of 18 KB. Whoever else reads pods as JSON, such as the extender, does it with `PodObject`
+and `pod_record`.
 """
 
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -22,13 +24,15 @@ from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 
 COMPUTE = "compute"
+"""The container of a virt-launcher pod in which QEMU runs."""
+VMI = "VirtualMachineInstance"
 
 
-class _Wire(msgspec.Struct, gc=False, rename="camel"):
-    """Base of everything here: camelCase on the wire, and out of the garbage collector's sight."""
+class _ApiObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Base of everything here: keys in camelCase, and not tracked by the garbage collector."""
 
 
-class Annotations(_Wire):
+class Annotations(_ApiObject, frozen=True):
     """The annotations that kvplace reads; hundreds of others are skipped."""
 
     request: str = msgspec.field(name=REQUEST, default="")
@@ -36,15 +40,17 @@ class Annotations(_Wire):
     cpu_map: str = msgspec.field(name=CPU_MAP, default="")
 
 
-class OwnerReference(_Wire):
-    """Who made an object."""
+class OwnerReference(_ApiObject, frozen=True):
+    """An entry of `metadata.ownerReferences`."""
 
     kind: str = ""
     name: str = ""
+    uid: str = ""
+    controller: bool | None = None
 
 
-class Metadata(_Wire):
-    """The part of ObjectMeta that anybody here reads."""
+class ObjectMeta(_ApiObject, frozen=True):
+    """The part of `metadata` that records are made of."""
 
     name: str = ""
     namespace: str = ""
@@ -56,111 +62,112 @@ class Metadata(_Wire):
     owner_references: tuple[OwnerReference, ...] | None = None
 
 
-class PodSpec(_Wire):
-    """Where a pod is, and who was to put it there."""
+class PodSpec(_ApiObject, frozen=True):
+    """The node of a pod, and its scheduler."""
 
     node_name: str = ""
     scheduler_name: str = ""
 
 
-class Terminated(_Wire):
-    """A container's end; that it is there says enough."""
+class Terminated(_ApiObject, frozen=True):
+    """The end of a container; none of its fields matters here."""
 
 
-class ContainerState(_Wire):
+class ContainerState(_ApiObject, frozen=True):
     """Whether a container has ended."""
 
     terminated: Terminated | None = None
 
 
-class ContainerStatus(_Wire):
+class ContainerStatus(_ApiObject, frozen=True):
     """One container of a pod."""
 
     name: str = ""
     state: ContainerState | None = None
 
 
-class Condition(_Wire):
+class Condition(_ApiObject, frozen=True):
     """One condition of a pod."""
 
     type: str = ""
     status: str = ""
 
 
-class PodStatus(_Wire):
-    """How a pod is."""
+class PodStatus(_ApiObject, frozen=True):
+    """The phase, conditions and containers of a pod."""
 
     phase: str = ""
     conditions: tuple[Condition, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
 
 
-class PodObject(_Wire):
+class PodObject(_ApiObject, frozen=True):
     """A pod."""
 
-    metadata: Metadata
-    spec: PodSpec = msgspec.field(default_factory=PodSpec)
-    status: PodStatus = msgspec.field(default_factory=PodStatus)
+    metadata: ObjectMeta
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
 
 
-class NodeSpec(_Wire):
-    """What an operator says about a node."""
+class NodeSpec(_ApiObject, frozen=True):
+    """Whether a node is cordoned."""
 
     unschedulable: bool | None = None
 
 
-class NodeObject(_Wire):
+class NodeObject(_ApiObject, frozen=True):
     """A node."""
 
-    metadata: Metadata
-    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+    metadata: ObjectMeta
+    spec: NodeSpec = NodeSpec()
 
 
-class CustomObject(_Wire):
+class CustomObject(_ApiObject, frozen=True):
     """A NodeTopology or NodeLedger; its spec stays unread until its version turns out to be new."""
 
-    metadata: Metadata
+    metadata: ObjectMeta
     spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class TopologyStatus(_Wire):
-    """The one thing that agents report of a machine and that placing depends on."""
+class TopologyStatus(_ApiObject, frozen=True):
+    """The one field of a NodeTopology's status that placing depends on."""
 
     kubelet_cpus: str = ""
 
 
-class ListMetadata(_Wire):
-    """Where a list is in time, and where its next page is."""
+class ListMeta(_ApiObject, frozen=True):
+    """The resource version of a list, and where its next page is."""
 
     resource_version: str = ""
     continue_: str = msgspec.field(name="continue", default="")
 
 
-class ObjectList(_Wire):
+class ObjectList(_ApiObject, frozen=True):
     """One page of a list."""
 
-    metadata: ListMetadata
+    metadata: ListMeta
     items: list[msgspec.Raw] | None = None
 
 
-class WatchLine(_Wire):
+class WatchLine(_ApiObject, frozen=True):
     """One line of a watch; what the object is depends on the type."""
 
     type: str
     object: msgspec.Raw
 
 
-class VersionOnly(_Wire):
-    """The object of a bookmark, and the answer to a write of which nothing else matters."""
+class VersionOnly(_ApiObject, frozen=True):
+    """The object of a bookmark, or the answer to a write whose content is known."""
 
-    metadata: Metadata
+    metadata: ObjectMeta
 
 
 def pod_record(pod: PodObject) -> PodRecord:
     """Cut a pod down to its record."""
     metadata, status = pod.metadata, pod.status
     annotations = metadata.annotations or _NO_ANNOTATIONS
+    vmi = next((owner for owner in metadata.owner_references or () if owner.kind == VMI), _NO_OWNER)
     return PodRecord(
         namespace=metadata.namespace,
         name=metadata.name,
@@ -172,14 +179,8 @@ def pod_record(pod: PodObject) -> PodRecord:
         request=annotations.request,
         placement=annotations.placement,
         cpu_map=annotations.cpu_map,
-        vmi=next(
-            (
-                owner.name
-                for owner in metadata.owner_references or ()
-                if owner.kind == "VirtualMachineInstance"
-            ),
-            "",
-        ),
+        vmi=vmi.name,
+        vmi_uid=vmi.uid,
         compute_terminated=any(
             container.name == COMPUTE
             and container.state is not None
@@ -207,32 +208,32 @@ def node_record(node: NodeObject) -> NodeRecord:
 
 
 class TopologyReader:
-    """Makes records of NodeTopology objects; reads a machine only when its spec has really changed.
+    """Makes records of NodeTopology objects; reads a machine only when its spec has changed.
 
-    An agent writes the status far more often than the spec, and only the spec moves the generation.
+    An agent writes the status far more often than the spec, and only the spec moves the generation. A
+    machine is remembered for as long as a record of it is in use, so that of a deleted node nothing stays.
     """
 
     def __init__(self) -> None:
-        self._read: dict[str, tuple[str, int, Topology | None, str]] = {}
+        self._machines: WeakValueDictionary[tuple[str, int], Topology] = WeakValueDictionary()
+        """Machines by UID and generation of their objects."""
 
     def record(self, document: CustomObject) -> TopologyRecord:
+        """Read a NodeTopology; content that cannot be read becomes the record's problem."""
         metadata = document.metadata
-        known = self._read.get(metadata.name)
-        if known is None or not metadata.generation or known[:2] != (metadata.uid, metadata.generation):
-            known = (metadata.uid, metadata.generation, *_machine(document.spec))
-            self._read[metadata.name] = known
-        topology, problem = known[2:]
+        version = (metadata.uid, metadata.generation)
+        topology, problem = self._machines.get(version), ""
         kubelet_cpus = 0
         try:
+            if topology is None:
+                topology = read_topology(_JSON.decode(document.spec))
+                if metadata.generation:
+                    self._machines[version] = topology
             status = _STATUS.decode(document.status)
             kubelet_cpus = parse_cpu_list(status.kubelet_cpus if status else "", what="status.kubeletCpus")
-        except (ValueError, *NOT_JSON) as error:
-            topology, problem = None, problem or str(error)
+        except (BadTopology, ValueError, *NOT_JSON) as error:
+            topology, problem = None, str(error)
         return TopologyRecord(metadata.name, topology, problem, kubelet_cpus, metadata.resource_version)
-
-    def forget(self, node: str) -> None:
-        """Drop what is kept of a node that is gone."""
-        self._read.pop(node, None)
 
 
 def ledger_record(document: CustomObject) -> LedgerRecord:
@@ -246,13 +247,7 @@ def ledger_record(document: CustomObject) -> LedgerRecord:
     return LedgerRecord(metadata.name, ledger, metadata.resource_version, metadata.uid, problem)
 
 
-def _machine(spec: msgspec.Raw) -> tuple[Topology | None, str]:
-    try:
-        return read_topology(_JSON.decode(spec)), ""
-    except (BadTopology, *NOT_JSON) as error:
-        return None, str(error)
-
-
 _NO_ANNOTATIONS = Annotations()
+_NO_OWNER = OwnerReference()
 _JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _STATUS: msgspec.json.Decoder[TopologyStatus | None] = msgspec.json.Decoder(TopologyStatus | None)

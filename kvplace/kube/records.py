@@ -33,6 +33,7 @@ class PodRecord:
     """Text of the annotation cpu-map."""
     vmi: str = ""
     """Name of the owning VirtualMachineInstance; empty for a plain pod."""
+    vmi_uid: str = ""
     compute_terminated: bool = False
     """Whether the container `compute`, the one with QEMU, has ended."""
     unschedulable: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from kvplace.kube.objects import (
     pod_record,
 )
 from kvplace.kube.records import NodeRecord, PodRecord
+from kvplace.kube.store import Store
+from kvplace.kube.watches import TOPOLOGIES, Apply, Delete
 from tests.captured import captured_files, captured_folder
 from tests.core.machines import topologies
 
@@ -35,9 +38,7 @@ def read_slowly(pod: dict[str, Any]) -> PodRecord:
     """The record as one reads it from the documentation of pods, from the whole object."""
     metadata, spec, state = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     annotations = metadata.get("annotations") or {}
-    owners = [
-        o["name"] for o in metadata.get("ownerReferences") or [] if o["kind"] == "VirtualMachineInstance"
-    ]
+    owners = [o for o in metadata.get("ownerReferences") or [] if o["kind"] == "VirtualMachineInstance"]
     compute = [c for c in state.get("containerStatuses") or [] if c["name"] == "compute"]
     conditions = {c["type"]: c["status"] for c in state.get("conditions") or []}
     return PodRecord(
@@ -51,7 +52,8 @@ def read_slowly(pod: dict[str, Any]) -> PodRecord:
         request=annotations.get("kvplace.io/request", ""),
         placement=annotations.get("kvplace.io/placement", ""),
         cpu_map=annotations.get("cpu-map", ""),
-        vmi=owners[0] if owners else "",
+        vmi=owners[0]["name"] if owners else "",
+        vmi_uid=owners[0]["uid"] if owners else "",
         compute_terminated=any("terminated" in (c.get("state") or {}) for c in compute),
         unschedulable=conditions.get("PodScheduled") == "False",
         resource_version=metadata.get("resourceVersion", ""),
@@ -123,8 +125,10 @@ def test_a_node_is_its_name_its_cordon_and_its_map() -> None:
     assert read_node == NodeRecord("a", "u", unschedulable=True, cpu_map="{}", resource_version="7")
 
 
-def custom(spec: Any, generation: int = 1, version: int = 1, uid: str = "u") -> CustomObject:
-    metadata = {"name": "worker", "uid": uid, "generation": generation, "resourceVersion": str(version)}
+def custom(
+    spec: Any, generation: int = 1, version: int = 1, uid: str = "u", name: str = "worker"
+) -> CustomObject:
+    metadata = {"name": name, "uid": uid, "generation": generation, "resourceVersion": str(version)}
     return msgspec.json.decode(json.dumps({"metadata": metadata, "spec": spec}), type=CustomObject)
 
 
@@ -145,6 +149,24 @@ def test_a_machine_is_read_again_only_when_its_spec_changes(first: Topology, sec
     assert (
         reader.record(custom(topology_document(first), generation=2, version=4, uid="new")).topology == first
     )
+
+
+def test_machines_of_deleted_nodes_are_forgotten() -> None:
+    reader, store = TopologyReader(), Store(TOPOLOGIES)
+    document = topology_document(topology_of_cpu_map({0: 0b1111}))
+    machines: list[weakref.ref[Topology]] = []
+    for round_ in range(3):
+        for number in range(20):
+            node = f"worker-{number}"
+            record = reader.record(custom(document, uid=f"{node}-{round_}", name=node))
+            assert record.topology is not None
+            machines.append(weakref.ref(record.topology))
+            store.apply(Apply(record))
+        assert len([machine for machine in machines if machine() is not None]) == 20
+        for record in list(store.records.values()):
+            store.apply(Delete(record))
+        del record
+        assert [machine for machine in machines if machine() is not None] == []
 
 
 junk = st.recursive(
@@ -172,8 +194,8 @@ def test_what_the_kubelet_holds_is_read_from_the_status_of_a_machine_that_is_kno
 
     def seen(status: Any) -> tuple[bool, int, str]:
         document = custom(topology_document(topology_of_cpu_map({0: 0b1111})))
-        document.status = msgspec.Raw(json.dumps(status).encode())
-        record = reader.record(document)
+        raw = msgspec.Raw(json.dumps(status).encode())
+        record = reader.record(msgspec.structs.replace(document, status=raw))
         return record.topology is not None, record.kubelet_cpus, record.problem
 
     assert seen({}) == seen(None) == seen({"pods": [{"uid": "u"}]}) == (True, 0, "")
