@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from benchmarks._plots import NotInstalled
-from kvplace.simulate.arrivals import Arrival, Event, Vm
-
-if TYPE_CHECKING:
-    pass
+from kvplace.simulate.load import Arrival, Event, Vm
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +35,15 @@ def fewest_split(events: Sequence[Event], node_cpus: Sequence[int], *, seconds: 
     solver.setOptionValue("time_limit", seconds)
     solver.setOptionValue("threads", 1)
     vms = [event.vm for event in events if isinstance(event, Arrival)]
-    whole = {vm.number: [solver.addBinary() for _ in node_cpus] for vm in vms}
-    split = {vm.number: solver.addBinary() for vm in vms}
-    parts = {vm.number: [solver.addVariable(0, min(size, vm.cpus)) for size in node_cpus] for vm in vms}
+    whole = {vm.id: [solver.addBinary() for _ in node_cpus] for vm in vms}
+    split = {vm.id: solver.addBinary() for vm in vms}
+    parts = {vm.id: [solver.addVariable(0, min(size, vm.request.vcpus)) for size in node_cpus] for vm in vms}
     for vm in vms:
-        solver.addConstr(solver.qsum(whole[vm.number]) + split[vm.number] == 1)
-        solver.addConstr(solver.qsum(parts[vm.number]) == vm.cpus * split[vm.number])
+        solver.addConstr(solver.qsum(whole[vm.id]) + split[vm.id] == 1)
+        solver.addConstr(solver.qsum(parts[vm.id]) == vm.request.vcpus * split[vm.id])
     for running in _fullest(events):
         for node, size in enumerate(node_cpus):
-            used = [vm.cpus * whole[vm.number][node] + parts[vm.number][node] for vm in running]
+            used = [vm.request.vcpus * whole[vm.id][node] + parts[vm.id][node] for vm in running]
             solver.addConstr(solver.qsum(used) <= size)
     solver.minimize(solver.qsum(split.values()))
     found = solver.getInfo()
@@ -56,16 +52,16 @@ def fewest_split(events: Sequence[Event], node_cpus: Sequence[int], *, seconds: 
 
 def _fullest(events: Sequence[Event]) -> list[list[Vm]]:
     """The VMs that run just before each departure, and at the end: other moments have fewer VMs."""
-    running: dict[int, Vm] = {}
+    running: dict[str, Vm] = {}
     moments = []
     grown = False
     for event in events:
         if isinstance(event, Arrival):
-            running[event.vm.number] = event.vm
+            running[event.vm.id] = event.vm
         else:
             if grown:
                 moments.append(list(running.values()))
-            del running[event.vm.number]
+            del running[event.vm.id]
         grown = isinstance(event, Arrival)
     return [*moments, list(running.values())]
 

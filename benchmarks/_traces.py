@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Protocol
 
+from benchmarks._load import ConstantLoad, Sizes
 from benchmarks.peers import Allocator
 from benchmarks.peers.best_fit import best_fit
 from kvplace.core.allocator.allocate import place
@@ -18,7 +19,7 @@ from kvplace.core.occupant import Occupant
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.topology import Topology
-from kvplace.simulate.arrivals import Arrivals, Departure, Mix, Vm
+from kvplace.simulate.load import Departure, Vm
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +74,23 @@ class PeerMachine:
         self.free = topology.cpus
         self._topology = topology
         self._choose = choose
-        self._cpus: dict[int, int] = {}
+        self._cpus: dict[str, int] = {}
 
     def take(self, vm: Vm) -> int | None:
         """Ask the allocator; a set with CPUs in use is handed on, but a correct one is kept in the books."""
-        chosen = self._choose(self._topology, self.free, vm.cpus)
+        chosen = self._choose(self._topology, self.free, vm.request.vcpus)
         if chosen is None:
             return None
         kept = chosen
-        if chosen & ~self.free or chosen.bit_count() != vm.cpus:
-            kept = best_fit(self._topology, self.free, vm.cpus) or 0
-        self._cpus[vm.number] = kept
+        if chosen & ~self.free or chosen.bit_count() != vm.request.vcpus:
+            kept = best_fit(self._topology, self.free, vm.request.vcpus) or 0
+        self._cpus[vm.id] = kept
         self.free &= ~kept
         return chosen
 
     def leave(self, vm: Vm) -> None:
         """Take the CPUs of a VM back."""
-        self.free |= self._cpus.pop(vm.number, 0)
+        self.free |= self._cpus.pop(vm.id, 0)
 
 
 def kvplace(topology: Topology, free: int, count: int) -> int | None:
@@ -110,11 +111,11 @@ class RoomMakingMachine:
 
     def take(self, vm: Vm) -> int | None:
         """Place the VM, with moves only when it would be forced without."""
-        request = Request(vm.cpus, PinningOptions(Scope.ANY))
+        request = Request(vm.request.vcpus, PinningOptions(Scope.ANY))
         placement = place(self._topology, Free(self.free, self.free), request)
         if isinstance(placement, Refusal):
             return None
-        if len(placement.numa_nodes) > nodes_when_empty(self._topology, vm.cpus):
+        if len(placement.numa_nodes) > nodes_when_empty(self._topology, vm.request.vcpus):
             room = make_room(
                 self._topology, list(self._running.values()), request, most_moves=self._most_moves
             )
@@ -123,13 +124,13 @@ class RoomMakingMachine:
                     self._running[move.id] = Occupant(move.id, self._running[move.id].request, move.after)
                 self.moves += len(room.moves)
                 placement = room.placement
-        self._running[str(vm.number)] = Occupant(str(vm.number), request, placement)
+        self._running[vm.id] = Occupant(vm.id, request, placement)
         self._count()
         return placement.cpus
 
     def leave(self, vm: Vm) -> None:
         """Take the CPUs of a VM back."""
-        self._running.pop(str(vm.number), None)
+        self._running.pop(vm.id, None)
         self._count()
 
     def _count(self) -> None:
@@ -141,7 +142,7 @@ class RoomMakingMachine:
 def run(
     topology: Topology,
     machine: Machine,
-    mix: Mix,
+    mix: Sizes,
     seed: int,
     *,
     count: int,
@@ -154,7 +155,7 @@ def run(
     place; else every VM is taken, so that all ways to choose meet the same events.
     """
     size = topology.cpus.bit_count()
-    load = Arrivals(mix.up_to(size // 2), seed, cpus=size, count=count)
+    load = ConstantLoad(mix.up_to(size // 2), seed, cpus=size, count=count)
     seen = 0
     found = dict.fromkeys(("arrived", "sockets", "numa", "l3", "forced", "refused", "in_use", "moves"), 0)
     for event in load:
@@ -178,21 +179,22 @@ def run(
 def outcome_of(topology: Topology, machine: Machine, vm: Vm) -> dict[str, int]:
     """Place one VM and say which columns of a tally count it."""
     before = machine.free
+    count = vm.request.vcpus
     chosen = machine.take(vm)
     if chosen is None:
-        raise AssertionError(f"a VM of {vm.cpus} CPUs was refused while {before.bit_count()} were free")
+        raise AssertionError(f"a VM of {count} CPUs was refused while {before.bit_count()} were free")
     if chosen & ~before and not machine.moves:
         return {"in_use": 1, "forced": 0}
     # What was free when the VM was placed: after the moves, if there were some.
     free = machine.free | chosen
     sockets, nodes = len(topology.packages_of(chosen)), len(topology.nodes_of(chosen))
     l3_groups = sum(1 for l3 in topology.l3_groups if l3 & chosen)
-    fewest_nodes, fewest_l3_groups = _best_within(topology, free, vm.cpus, sockets)
+    fewest_nodes, fewest_l3_groups = _best_within(topology, free, count, sockets)
     return {
-        "sockets": int(sockets > fewest([(p.cpus & free).bit_count() for p in topology.packages], vm.cpus)),
+        "sockets": int(sockets > fewest([(p.cpus & free).bit_count() for p in topology.packages], count)),
         "numa": int(nodes > fewest_nodes),
         "l3": int(nodes == fewest_nodes and l3_groups > fewest_l3_groups),
-        "forced": int(_fewest_nodes(topology, free, vm.cpus) > nodes_when_empty(topology, vm.cpus)),
+        "forced": int(_fewest_nodes(topology, free, count) > nodes_when_empty(topology, count)),
     }
 
 

@@ -42,8 +42,8 @@ from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
+from kvplace.simulate.load import Arrival, Kind, Mix, RandomLoad, Vm
 from kvplace.simulate.simulation import SimulatedCluster
-from kvplace.simulate.traffic import Arrival, Drawn, Kind, Mix, Vm
 
 GIB = 1 << 30
 SIZES = (50, 250, 1000)
@@ -83,8 +83,8 @@ def nodes_needed(topology: Topology, cpus: int) -> int:
 def arriving(topologies: list[Topology], seed: int) -> list[Vm]:
     """More VMs than fit, in the seed's order."""
     cpus = sum(topology.allocatable.bit_count() for topology in topologies)
-    drawn = Drawn(Mix(MIX, requests=cpus // 8, load=None), seed, cpus=cpus, memory=0)
-    return [event.vm for event in drawn if isinstance(event, Arrival)]
+    load = RandomLoad(Mix(MIX, requests=cpus // 8, load=None), seed, cpus=cpus, memory=0)
+    return [event.vm for event in load if isinstance(event, Arrival)]
 
 
 def kvplace(strategy: Strategy) -> Filling:

@@ -35,13 +35,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks._foresight import fewest_split
+from benchmarks._load import EVEN, MIXES, ConstantLoad, Sizes
 from benchmarks._machines import FORESEEN, SHAPES
 from benchmarks._plots import Figure, NotInstalled, write_plot
 from benchmarks._tables import table
 from benchmarks._traces import Machine, PeerMachine, RoomMakingMachine, Tally, kvplace, run
 from benchmarks.peers import PEERS
 from kvplace.core.topology import Topology
-from kvplace.simulate.arrivals import EVEN, MIXES, Arrivals, Mix
 
 WAYS: Mapping[str, Callable[[Topology], Machine]] = {
     **{name: partial(PeerMachine, choose=choose) for name, choose in PEERS.items()},
@@ -65,7 +65,7 @@ class Trial:
     """One load on one machine."""
 
     shape: str
-    mix: Mix
+    mix: Sizes
     seed: int
     vms: int
 
@@ -95,7 +95,7 @@ def tried(trial: Trial) -> dict[str, Tally]:
     return found
 
 
-def by_seed(found: Found, mix: Mix, way: str, column: str, shapes: Iterable[str] = DIVIDED) -> list[float]:
+def by_seed(found: Found, mix: Sizes, way: str, column: str, shapes: Iterable[str] = DIVIDED) -> list[float]:
     """A column in percent, mean over the machines, one number for each seed."""
     seeds: dict[int, list[float]] = {}
     for trial, tallies in found.items():
@@ -135,7 +135,7 @@ def report(found: Found) -> None:
     print(f"\nmachines of one NUMA node and one L3 group: {len(others)} loads, {sum(others)} VMs split")
 
 
-def compared(found: Found, mix: Mix) -> str:
+def compared(found: Found, mix: Sizes) -> str:
     """Say how many fewer VMs kvplace forces than each peer, and with how many seeds it does."""
     lines = []
     for way in ("kvplace", "kvplace, 2 moves"):
@@ -171,7 +171,7 @@ def foreseen(seed: int) -> dict[str, int]:
     """Count the VMs of one small load that are split: with all knowledge, and by those who have none."""
     sizes = [node.cpus.bit_count() for node in FORESEEN.numa_nodes]
     mix = EVEN.up_to(FORESEEN_MOST)
-    events = list(Arrivals(mix, seed, cpus=sum(sizes), count=FORESEEN_VMS))
+    events = list(ConstantLoad(mix, seed, cpus=sum(sizes), count=FORESEEN_VMS))
     best = fewest_split(events, sizes, seconds=FORESEEN_SECONDS)
     found = {"foresight, at least": best.at_least, "foresight": best.split}
     for way in ("best fit", *(way for way in WAYS if way.startswith("kvplace"))):

@@ -15,7 +15,7 @@ from kvplace.documents.model import numbered, read_model
 from kvplace.documents.reading import load_document, read_document
 from kvplace.documents.scenario import MOST_REQUESTS, ScenarioDocument, VmEntry
 from kvplace.machines.cluster import nodes_of
-from kvplace.simulate.traffic import Kind, Mix, Vm
+from kvplace.simulate.load import Kind, Mix, Vm
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from kvplace.core.topology import Topology
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
 from kvplace.scheduler.fit import FitTable
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
+from kvplace.simulate.load import Arrival, Event, RandomLoad, Vm, trace
 from kvplace.simulate.scenario import Scenario
-from kvplace.simulate.traffic import Arrival, Drawn, Event, Vm, traced
 
 _MOST_NODES_MADE_ROOM_ON = 8
 """Nodes on which moves are looked for, for one VM."""
@@ -179,11 +179,11 @@ class _Run:
         self._scenario = scenario
         self._cluster = SimulatedCluster(scenario.nodes, strategy)
         self._found = Outcome(strategy, seed)
-        self._drawn: Drawn | None = None
+        self._drawn: RandomLoad | None = None
         self._alone: dict[tuple[object, ...], Placement | None] = {}
         if scenario.mix is not None:
             amounts = [empty_amounts(node.topology) for node in scenario.nodes]
-            self._drawn = Drawn(
+            self._drawn = RandomLoad(
                 scenario.mix,
                 seed or 0,
                 cpus=sum(cpus for cpus, _ in amounts),
@@ -191,7 +191,7 @@ class _Run:
             )
 
     def outcome(self) -> Outcome:
-        events: Iterable[Event] = self._drawn if self._drawn is not None else traced(self._scenario.vms)
+        events: Iterable[Event] = self._drawn if self._drawn is not None else trace(self._scenario.vms)
         for event in events:
             if isinstance(event, Arrival):
                 self._arrive(event.vm)

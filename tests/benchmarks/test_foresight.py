@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks._foresight import Foresight, fewest_split
-from kvplace.simulate.arrivals import Arrival, Departure, Event, Vm
+from benchmarks._load import vm_of
+from kvplace.simulate.load import Arrival, Departure, Event, Vm
 
 pytest.importorskip("highspy", reason="needs the extra `optimal`")
 
@@ -16,12 +17,12 @@ def _load(*steps: int) -> list[Event]:
     """A load in steps: a size arrives, a negative number lets the VM of that place in the order leave."""
     vms: list[Vm] = []
     events: list[Event] = []
-    for at, step in enumerate(steps):
+    for step in steps:
         if step > 0:
-            vms.append(Vm(len(vms), step, 0, 1.0))
-            events.append(Arrival(float(at), vms[-1]))
+            vms.append(vm_of(len(vms), step))
+            events.append(Arrival(vms[-1]))
         else:
-            events.append(Departure(float(at), vms[-step - 1]))
+            events.append(Departure(vms[-step - 1]))
     return events
 
 

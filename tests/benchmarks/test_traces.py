@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks._load import EVEN, Sizes, vm_of
 from benchmarks._traces import PeerMachine, RoomMakingMachine, kvplace, nodes_when_empty, outcome_of, run
 from benchmarks.look_ahead import mean_and_deviation
 from benchmarks.peers.best_fit import best_fit
 from kvplace.core.cpuset import lowest, mask_of, parse_cpu_list
 from kvplace.core.topology import NumaNode, Package, Topology
-from kvplace.simulate.arrivals import EVEN, Mix, Vm
 
 FOUR_NODES = Topology(
     packages=tuple(Package(number, 0xFFFF << 16 * number) for number in range(2)),
@@ -25,7 +25,7 @@ def _columns(taken: str, chosen: str) -> set[str]:
     cpus = parse_cpu_list(chosen)
     machine = PeerMachine(FOUR_NODES, lambda *_: cpus)
     machine.free &= ~parse_cpu_list(taken)
-    outcome = outcome_of(FOUR_NODES, machine, Vm(0, cpus.bit_count(), 0, 1.0))
+    outcome = outcome_of(FOUR_NODES, machine, vm_of(0, cpus.bit_count()))
     return {name for name, number in outcome.items() if number}
 
 
@@ -56,7 +56,7 @@ def test_a_vm_is_forced_when_no_fewer_nodes_have_the_room_whatever_was_chosen() 
 def test_a_cpu_in_use_is_a_column_of_its_own_and_the_books_stay_right() -> None:
     machine = PeerMachine(FOUR_NODES, lambda *_: mask_of([0, 1]))
     machine.free &= ~1
-    vm = Vm(0, 2, 0, 1.0)
+    vm = vm_of(0, 2)
     assert outcome_of(FOUR_NODES, machine, vm) == {"in_use": 1, "forced": 0}
     assert machine.free.bit_count() == 29
     machine.leave(vm)
@@ -65,7 +65,7 @@ def test_a_cpu_in_use_is_a_column_of_its_own_and_the_books_stay_right() -> None:
 
 def test_an_allocator_that_refuses_while_cpus_are_free_is_no_peer() -> None:
     with pytest.raises(AssertionError, match="a VM of 2 CPUs was refused while 32 were free"):
-        outcome_of(FOUR_NODES, PeerMachine(FOUR_NODES, lambda *_: None), Vm(0, 2, 0, 1.0))
+        outcome_of(FOUR_NODES, PeerMachine(FOUR_NODES, lambda *_: None), vm_of(0, 2))
 
 
 def test_the_nodes_that_an_empty_machine_needs() -> None:
@@ -93,7 +93,7 @@ def test_forced_vms_are_refused_in_a_strict_run_and_only_they() -> None:
 
 
 def test_moves_leave_fewer_vms_forced_and_nobody_on_anothers_cpus() -> None:
-    mix = Mix("of fours and eights", (4, 4, 6, 8))
+    mix = Sizes("of fours and eights", (4, 4, 6, 8))
     still = run(FOUR_NODES, PeerMachine(FOUR_NODES, kvplace), mix, 2, count=150)
     moving = run(FOUR_NODES, RoomMakingMachine(FOUR_NODES, 2), mix, 2, count=150)
     assert moving.moves > 0

@@ -19,10 +19,10 @@ from kvplace.documents.model import read_model
 from kvplace.documents.scenario import ScenarioDocument
 from kvplace.machines.shipped import read_machine
 from kvplace.simulate.cluster_state import cluster_state, empty_amounts
+from kvplace.simulate.load import Arrival, Departure, Kind, Mix, RandomLoad, Vm, trace
 from kvplace.simulate.scenario import Scenario, example_scenario, example_text, scenario_of
 from kvplace.simulate.simulation import simulate
 from kvplace.simulate.simulation_report import report_document
-from kvplace.simulate.traffic import Arrival, Departure, Drawn, Kind, Mix, Vm, traced
 from tests.core.junk import answer_or_sentence, disturbed
 
 GIB = 1 << 30
@@ -173,10 +173,10 @@ def test_stranded_is_what_lacks_the_other_half_in_the_proportion_of_the_mix() ->
 
 def test_a_drawn_load_hovers_and_goes_on_after_refusals() -> None:
     mix = Mix((Kind(1.0, Request(4, memory=GIB)),), requests=200, load=0.5)
-    drawn = Drawn(mix, 3, cpus=40, memory=100 * GIB)
+    load = RandomLoad(mix, 3, cpus=40, memory=100 * GIB)
     running: set[str] = set()
     arrivals = 0
-    for event in drawn:
+    for event in load:
         if isinstance(event, Departure):
             running.remove(event.vm.id)
             continue
@@ -184,7 +184,7 @@ def test_a_drawn_load_hovers_and_goes_on_after_refusals() -> None:
         arrivals += 1
         assert len(running) * 4 < 20
         if arrivals % 7 == 0:
-            drawn.refused(event.vm)
+            load.refused(event.vm)
         else:
             running.add(event.vm.id)
     assert arrivals == 200
@@ -192,7 +192,7 @@ def test_a_drawn_load_hovers_and_goes_on_after_refusals() -> None:
 
 def test_a_trace_is_played_in_the_order_of_time_and_ends_go_before_arrivals() -> None:
     first, second = Vm("a", Request(1), 1.0, 0.0), Vm("b", Request(1), None, 1.0)
-    assert list(traced([second, first])) == [Arrival(first), Departure(first), Arrival(second)]
+    assert list(trace([second, first])) == [Arrival(first), Departure(first), Arrival(second)]
 
 
 @pytest.mark.parametrize(
