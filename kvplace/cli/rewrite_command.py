@@ -15,6 +15,7 @@ from kvplace.core.errors import BadAnnotation, BadBody, BadDomainXml, Misconfigu
 
 if TYPE_CHECKING:
     from kvplace.core.placement import PodPlacement
+    from kvplace.core.scalars import CpuId, NumaId
 
 _VMI = "VirtualMachineInstance"
 _MOST_PLACEMENT = 1024 * 1024
@@ -115,14 +116,16 @@ def _called(option: str, path: Path) -> str:
     return option if str(path) == "-" else f"{option} {path}"
 
 
-def _nodes(machine: str | None) -> Mapping[int, int]:
+def _nodes(machine: str | None) -> Mapping[CpuId, NumaId]:
     """Map CPUs to NUMA nodes."""
     if machine is None:
         return {}
     from kvplace.core.cpuset import cpus_of
+    from kvplace.core.scalars import CpuId, NumaId
     from kvplace.machines.machine import find_machine
 
-    return {cpu: node.id for node in find_machine(machine).topology.numa_nodes for cpu in cpus_of(node.cpus)}
+    nodes = find_machine(machine).topology.numa_nodes
+    return {CpuId(cpu): NumaId(node.id) for node in nodes for cpu in cpus_of(node.cpus)}
 
 
 def _read(path: Path, most: int) -> bytes:

@@ -1,7 +1,7 @@
-"""Writes a placement into a libvirt domain document and leaves the rest of the document alone.
+"""Writes a placement into a libvirt domain document and leaves the rest of the document unchanged.
 
-Pure: bytes and a placement in, bytes out. Whether the CPUs exist on this machine, and whether the
-placement belongs to this pod, is the caller's question.
+Pure: bytes and a placement in, bytes out. Whether the CPUs exist on this machine, and whether the placement
+belongs to this pod, must be checked by the caller.
 """
 
 from kvplace.domainxml.document import MAX_DOMAIN_BYTES

@@ -1,7 +1,7 @@
-"""`<cpu>`: the guest's NUMA cells and cores, for a guest that is to see the host's.
+"""`<cpu>`: NUMA cells and CPU topology of a guest with `guest-numa: mirror`.
 
-KubeVirt writes a topology of its own and at most one cell; both are replaced as a whole. What is written
-stays within what KubeVirt's partial schema knows: sockets, cores and threads, no dies.
+KubeVirt writes a topology of its own and at most one cell; both are replaced as a whole. The result stays
+within KubeVirt's partial schema: sockets, cores and threads, no dies.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _OURS = ("id", "cpus", "memory", "unit")
 
 
 def mirror_host(
-    root: etree._Element, placement: Placement, vcpus: Vcpus, tell: Callable[[str], None]
+    root: etree._Element, placement: Placement, vcpus: Vcpus, warn: Callable[[str], None]
 ) -> None:
-    """Replace the guest's topology and cells; raises BadDomainXml where QEMU could not show them.
+    """Replace the guest's topology and cells; raises BadDomainXml where the guest cannot have them.
 
-    `tell` is given a sentence when the guest is shown less than was asked for.
+    `warn` gets a sentence when the guest sees less than was asked for.
     """
     _check_possible(root)
     cells = placement.guest_cells
@@ -38,17 +38,17 @@ def mirror_host(
     homes = [home[vcpu] for vcpu in range(min(count, len(home)))]
     threads = _threads(cells[0].threads, homes, count)
     if threads < cells[0].threads:
-        tell(
-            f"the guest sees cores of one thread, not {cells[0].threads}: its {count} vCPUs, with those that "
-            "may be plugged in later, do not fill whole cores"
+        warn(
+            f"the guest sees cores of one thread, not {cells[0].threads}: its {count} vCPUs, including those "
+            "that can be plugged in later, do not fill whole cores"
         )
     socket = _socket(homes, count)
     if spare := count - len(homes):
-        tell(
-            f"{spare} vCPUs that may be plugged in later are dealt to the guest's NUMA cells in turn; on the "
-            "host they run on the CPUs of the others"
+        warn(
+            f"{spare} vCPUs that can be plugged in later are assigned to the guest's NUMA cells in turn; on "
+            "the host they share the CPUs of the other vCPUs"
         )
-        homes += _deal(cells, spare, by=socket if spare % socket == 0 else threads)
+        homes += _cells_in_turn(cells, spare, by=socket if spare % socket == 0 else threads)
     memory = _memory_of_cells(root, placement)
     cpu = only_child(root, "cpu")
     if cpu is None:
@@ -63,13 +63,12 @@ def _check_possible(root: etree._Element) -> None:
     architecture = root.find("os/type")
     if architecture is not None and architecture.get("arch") in _ARCHITECTURES_WITHOUT_CELLS:
         raise BadDomainXml(
-            f"guests of architecture {architecture.get('arch')} have no NUMA cells; "
-            "leave out guest-numa: mirror"
+            f"guests of architecture {architecture.get('arch')} have no NUMA cells; remove guest-numa: mirror"
         )
     if root.find("memoryBacking/hugepages/page[@nodeset]") is not None:
         raise BadDomainXml(
             "<hugepages><page nodeset> names guest NUMA cells that guest-numa: mirror replaces; "
-            "leave one of the two out"
+            "remove one of the two"
         )
 
 
@@ -81,30 +80,30 @@ def _threads(wanted: int, homes: Sequence[int], count: int) -> int:
 
 
 def _socket(homes: Sequence[int], count: int) -> int:
-    """How many vCPUs a guest socket has: one socket per cell where cells are alike, else one in all.
+    """How many vCPUs a guest socket has: one socket per cell where all cells are alike, else one in all.
 
-    A guest takes CPUs of one socket for neighbours that share a cache, so a socket should not lie in two
-    cells; where it must, guests cut it up by its cells.
+    A guest assumes that the CPUs of one socket share a cache, so a socket should not be in two cells; where
+    it must, guests split it by cells.
     """
     runs = [len(list(run)) for _, run in groupby(homes)]
     alike = len(set(runs)) == 1
     return gcd(runs[0], count - len(homes)) if alike else count
 
 
-def _deal(cells: Sequence[GuestCell], count: int, *, by: int) -> list[int]:
-    """Cells for so many more vCPUs: so many at a time for each cell that has vCPUs, again and again."""
-    takers = [cell.id for cell in cells if cell.vcpus]
-    return [takers[number // by % len(takers)] for number in range(count)]
+def _cells_in_turn(cells: Sequence[GuestCell], count: int, *, by: int) -> list[int]:
+    """Choose a cell for each of `count` more vCPUs: `by` vCPUs for each cell that has vCPUs, in turn."""
+    candidates = [cell.id for cell in cells if cell.vcpus]
+    return [candidates[number // by % len(candidates)] for number in range(count)]
 
 
 def _memory_of_cells(root: etree._Element, placement: Placement) -> list[int]:
-    """Bytes of each cell; together the guest's memory but for what memory devices add to it.
+    """Bytes of each cell; together they are the guest's memory without its memory devices.
 
-    That is what was placed. Where the domain has more or less, each cell has so in proportion.
+    Normally that is what was placed. Where the domain has more or less, the cells change in proportion.
     """
     memory = only_child(root, "memory")
     if memory is None:
-        raise BadDomainXml("the domain has no <memory>, so its NUMA cells cannot have any; add it")
+        raise BadDomainXml("the domain has no <memory> to divide among its NUMA cells; add it")
     devices = root.iterfind("devices/memory/target/size")
     total = text_bytes_of(memory, "<memory>") - sum(
         text_bytes_of(size, "<memory><target><size>") for size in devices
@@ -116,8 +115,8 @@ def _memory_of_cells(root: etree._Element, placement: Placement) -> list[int]:
         amounts = apportion(total, weights, max(CELL_GRANULE, *page_sizes, 0))
     if total <= 0 or not all(amounts):
         raise BadDomainXml(
-            f"{max(0, total)} bytes of memory are too little for {len(amounts)} guest NUMA cells; "
-            "leave out guest-numa: mirror"
+            f"{max(0, total)} bytes of memory are not enough for {len(amounts)} guest NUMA cells; "
+            "remove guest-numa: mirror"
         )
     return amounts
 
@@ -154,7 +153,7 @@ def _write_cells(
 def _cell(cell: GuestCell, vcpus: Sequence[int], memory: int, kept: Mapping[str, str]) -> etree._Element:
     element = etree.Element("cell")
     element.set("id", str(cell.id))
-    if vcpus:  # libvirt refuses an empty list, and takes none for a cell of memory alone
+    if vcpus:  # libvirt refuses an empty list; a cell of memory alone has no list
         element.set("cpus", format_cpu_list(mask_of(vcpus)))
     element.set("memory", str(memory))
     element.set("unit", "b")

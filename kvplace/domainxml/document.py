@@ -1,9 +1,9 @@
-"""Reading a domain document from people we do not trust, and writing it back as it was.
+"""Parses a domain document from an untrusted author and writes it back unchanged.
 
-A virt-launcher pod's XML carries names and paths chosen by the VM's owner, so the parser here expands
-no entity, loads no DTD, opens no connection and reads no endless document. Everything that the parser
-may normalise on the way (empty elements, quotes) means the same to libvirt and to KubeVirt; namespaces,
-prefixes, comments, attribute order, CDATA and white space stay.
+The XML of a virt-launcher pod contains names and paths chosen by the VM's owner. So the parser expands no
+entity, loads no DTD, opens no connection and limits the length. What it normalises (empty elements, quotes)
+means the same to libvirt and to KubeVirt; namespaces, prefixes, comments, attribute order, CDATA and white
+space stay.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A parsed domain and what stood around it; `root` may be changed in place."""
+    """A parsed domain and the text around its root; `root` may be changed in place."""
 
     root: etree._Element
     before: bytes
@@ -38,13 +38,13 @@ class Document:
     after: bytes
 
     def to_bytes(self) -> bytes:
-        """Write the document in the encoding it came in."""
+        """Write the document in the encoding that it was read in."""
         text = etree.tostring(self.root, encoding=self.encoding, xml_declaration=False, with_tail=False)
         return self.before + text + self.after
 
 
 def parse(xml: bytes) -> Document:
-    """Read one `<domain>`; raises BadDomainXml with one sentence that says what is wrong."""
+    """Parse one `<domain>`; raises BadDomainXml with one sentence that says what is wrong."""
     if len(xml) > MAX_DOMAIN_BYTES:
         raise BadDomainXml(f"the domain XML is {len(xml)} bytes long, above the limit of {MAX_DOMAIN_BYTES}")
     text = xml.removeprefix(_BYTE_ORDER_MARK).strip()
@@ -95,7 +95,7 @@ def _encoding_of(text: bytes) -> Encoding:
 
 
 def _before_root(text: bytes) -> bytes:
-    """Cut off what stands before the root; refuses a DOCTYPE unparsed, so that no entity is ever defined."""
+    """Cut off the text before the root; refuses a DOCTYPE unparsed, so that no entity is ever defined."""
     match = _BEFORE_ROOT.match(text)
     end = match.end() if match else 0
     if text[end : end + 9] == b"<!DOCTYPE":
@@ -105,5 +105,5 @@ def _before_root(text: bytes) -> bytes:
 
 def _declares_doctype() -> BadDomainXml:
     return BadDomainXml(
-        "the domain XML has a DOCTYPE; no domain needs one and it is never expanded: remove it"
+        "the domain XML has a DOCTYPE, which no domain needs and which is never expanded; remove it"
     )

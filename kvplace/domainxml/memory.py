@@ -1,9 +1,9 @@
 """`<numatune>`: the host NUMA nodes of the VM's memory.
 
-`<memory mode nodeset>` is always written in full, because KubeVirt's own reading of the document turns a
-missing one into an empty one. A `<memnode>` is written for each guest NUMA cell when the vCPUs of every
-cell sit on one host node each, so that a guest that sees several nodes gets memory where it computes; the
-cells of a guest that mirrors the host lie on one node each by themselves.
+`<memory mode nodeset>` is always written in full, because KubeVirt reads a missing one as an empty one. A
+`<memnode>` is written for each guest NUMA cell when the vCPUs of every cell run on one host node each, so
+that the memory of a cell is local to its vCPUs. With `guest-numa: mirror` each cell is on one node by
+construction.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_lis
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId
 from kvplace.domainxml.pins import cpus_of_vcpu
 from kvplace.domainxml.sizes import bytes_of
 from kvplace.domainxml.threads import only_child
@@ -24,8 +25,8 @@ from kvplace.domainxml.whitespace import add_to_root, align, remove, remove_chil
 _BINDINGS = ("memory", "memnode")
 
 
-def bind_memory(root: etree._Element, placement: Placement, node_of_cpu: Mapping[int, int]) -> None:
-    """Replace the memory binding; mode `off` leaves none behind."""
+def bind_memory(root: etree._Element, placement: Placement, node_of_cpu: Mapping[CpuId, NumaId]) -> None:
+    """Replace the memory binding; mode `off` removes it."""
     numatune = only_child(root, "numatune")
     if numatune is not None:
         for stale in [child for child in numatune if child.tag in _BINDINGS]:
@@ -37,7 +38,7 @@ def bind_memory(root: etree._Element, placement: Placement, node_of_cpu: Mapping
     if not placement.numa_nodes:
         raise BadDomainXml(
             f"the placement asks for numa-memory {placement.numa_memory.value} but names no NUMA node; "
-            "ask for numa-memory off"
+            "set numa-memory to off"
         )
     if numatune is None:
         numatune = etree.Element("numatune")
@@ -58,20 +59,20 @@ def bind_memory(root: etree._Element, placement: Placement, node_of_cpu: Mapping
 
 
 def _node_of_cells(
-    root: etree._Element, placement: Placement, node_of_cpu: Mapping[int, int]
-) -> dict[int, int]:
-    """The host node of each guest cell, or nothing when it is not one each or not what was accounted for."""
+    root: etree._Element, placement: Placement, node_of_cpu: Mapping[CpuId, NumaId]
+) -> dict[int, NumaId]:
+    """The host node of each guest cell; empty unless each is on one node that gives its memory."""
     if placement.numa_memory is NumaMemory.INTERLEAVE:
         return {}
     if placement.guest_cells:
-        return {cell.id: cell.node for cell in placement.guest_cells}
+        return {cell.id: NumaId(cell.node) for cell in placement.guest_cells}
     cells = root.findall("cpu/numa/cell")
     if len(cells) < 2 or len(placement.numa_nodes) < 2:
         return {}
-    nodes: dict[int, int] = {}
-    wanted: dict[int, int] = {}
+    nodes: dict[int, NumaId] = {}
+    needed: dict[NumaId, int] = {}
     for position, cell in enumerate(cells):
-        found = {node_of_cpu.get(cpu) for cpu in cpus_of(_host_cpus(cell, placement))}
+        found = {node_of_cpu.get(CpuId(cpu)) for cpu in cpus_of(_host_cpus(cell, placement))}
         node = found.pop() if len(found) == 1 else None
         if node is None or node not in placement.numa_nodes:
             return {}
@@ -79,20 +80,20 @@ def _node_of_cells(
         if not (number.isascii() and number.isdigit() and len(number) <= 5) or int(number) in nodes:
             raise BadDomainXml(f"<cell id> is {number[:40]!r}; guest cells are numbered 0, 1, 2 and so on")
         nodes[int(number)] = node
-        wanted[node] = wanted.get(node, 0) + bytes_of(
+        needed[node] = needed.get(node, 0) + bytes_of(
             cell.get("memory", ""), cell.get("unit", "KiB"), "<cell memory>"
         )
-    if placement.memory and any(count > placement.memory.get(node, 0) for node, count in wanted.items()):
+    if placement.memory and any(count > placement.memory.get(node, 0) for node, count in needed.items()):
         return {}
     return nodes
 
 
-def _host_cpus(cell: etree._Element, placement: Placement) -> int:
+def _host_cpus(cell: etree._Element, placement: Placement) -> CpuMask:
     try:
         guest = parse_cpu_list(cell.get("cpus", ""), what="<cell cpus>")
     except ValueError:
-        return 0  # libvirt also knows ^4: then we cannot say where the cell sits
-    host = 0
+        return NO_CPUS  # libvirt also allows ^4, which is not read here
+    host = NO_CPUS
     for vcpu in cpus_of(guest):
         host |= cpus_of_vcpu(placement, vcpu)
     return host

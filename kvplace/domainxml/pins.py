@@ -1,7 +1,7 @@
 """`<cputune>`: which CPUs each vCPU, the emulator and each I/O thread may use.
 
-Pins are replaced, never added to, because KubeVirt hands the document back two or three times per boot.
-Shares, quotas, schedulers and cache allocations beside them belong to somebody else and stay.
+All pins are replaced, because KubeVirt passes the document two or three times per boot. Shares, quotas,
+schedulers and cache allocations are not ours and stay.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from lxml import etree
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
+from kvplace.core.scalars import CpuMask
 from kvplace.domainxml.threads import Vcpus
 from kvplace.domainxml.whitespace import add_to_root, align, remove
 
@@ -29,8 +30,8 @@ def pin_threads(
         cputune = sections[0]
     else:
         cputune = etree.Element("cputune")
-        behind = root.find("vcpus")
-        add_to_root(root, cputune, after=behind if behind is not None else root.find("vcpu"))
+        vcpus_element = root.find("vcpus")
+        add_to_root(root, cputune, after=vcpus_element if vcpus_element is not None else root.find("vcpu"))
     old = [child for child in cputune if child.tag in _PINS]
     place = cputune.index(old[0]) if old else len(cputune)
     for stale in old + [child for section in sections[1:] for child in section if child.tag in _PINS]:
@@ -39,20 +40,20 @@ def pin_threads(
     align(root, cputune)
 
 
-def cpus_of_vcpu(placement: Placement, vcpu: int) -> int:
-    """The CPUs that one vCPU may use: its own, or all of the VM's when none was chosen for it.
+def cpus_of_vcpu(placement: Placement, vcpu: int) -> CpuMask:
+    """Return the CPUs that one vCPU may use: its own, or all of the VM's when none was chosen for it.
 
-    A vCPU that is plugged in later has no CPU of its own; the whole set keeps it inside the VM's cores
-    from its first instruction, since libvirt applies the pin of the definition when the thread starts.
+    A vCPU that is plugged in later has no CPU of its own. The whole set keeps it on the VM's cores from its
+    first instruction, since libvirt applies the pin of the definition when the thread starts.
     """
-    return 1 << placement.vcpus[vcpu] if vcpu < len(placement.vcpus) else placement.cpus
+    return CpuMask(1 << placement.vcpus[vcpu] if vcpu < len(placement.vcpus) else placement.cpus)
 
 
 def _vcpu_pins(placement: Placement, vcpus: Vcpus) -> Iterator[etree._Element]:
     if placement.vcpus and vcpus.enabled[-1] >= len(placement.vcpus):
         raise BadDomainXml(
             f"the domain starts with {len(vcpus.enabled)} vCPUs (highest id {vcpus.enabled[-1]}) but the "
-            f"placement has CPUs for {len(placement.vcpus)}; the VM changed after it was placed: restart it"
+            f"placement has CPUs for {len(placement.vcpus)}: the VM has changed since; restart it"
         )
     for vcpu in sorted(vcpus.enabled + vcpus.pluggable):
         yield _element("vcpupin", vcpu=str(vcpu), cpuset=format_cpu_list(cpus_of_vcpu(placement, vcpu)))

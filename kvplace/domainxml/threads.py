@@ -1,7 +1,7 @@
 """Which vCPUs and I/O threads a domain has, counted as libvirt counts them.
 
-`<vcpu>` alone says little: KubeVirt counts every socket that could be hot-plugged into it (sixteen for a
-VM of four), so the enabled entries of `<vcpus>`, or `current`, decide.
+`<vcpu>` alone is not enough: KubeVirt includes every socket that can be hot-plugged (sixteen for a VM of
+four), so the enabled entries of `<vcpus>`, or `current`, decide.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ class Vcpus:
 
     enabled: tuple[int, ...]
     pluggable: tuple[int, ...]
-    """Ids that are off now and may be plugged in while the VM runs."""
+    """Ids that are disabled now and can be plugged in while the VM runs."""
 
 
 def only_child(root: etree._Element, name: str) -> etree._Element | None:
     """Find the one child of that name; raises BadDomainXml when there are several, which libvirt misreads."""
     found = root.findall(name)
     if len(found) > 1:
-        raise BadDomainXml(f"the domain has {len(found)} <{name}> elements where libvirt reads one; keep one")
+        raise BadDomainXml(
+            f"the domain has {len(found)} <{name}> elements, of which libvirt reads one; keep one"
+        )
     return found[0] if found else None
 
 
@@ -56,7 +58,7 @@ def io_threads_of(root: etree._Element) -> tuple[int, ...]:
     """List the ids of the I/O threads that exist, ascending.
 
     The ids of `<iothreadids>` count first, then the lowest free ids up to `<iothreads>`. An `<iothreads>`
-    inside a disk's or controller's driver only refers to these and makes none.
+    inside the driver of a disk or controller only refers to these.
     """
     element = only_child(root, "iothreads")
     count = 0 if element is None else _number(element.text, "<iothreads>", 0)
@@ -64,7 +66,7 @@ def io_threads_of(root: etree._Element) -> tuple[int, ...]:
     for entry in root.iterfind("iothreadids/iothread"):
         number = _number(entry.get("id"), "<iothreadids><iothread id>", 1)
         if number in named:
-            raise BadDomainXml(f"<iothreadids> names I/O thread {number} twice")
+            raise BadDomainXml(f"<iothreadids> contains I/O thread {number} twice")
         named.add(number)
     candidate = 1
     while len(named) < count:
@@ -78,11 +80,11 @@ def _enabled(entries: list[etree._Element], most: int) -> set[int]:
     for entry in entries:
         number = _number(entry.get("id"), "<vcpus><vcpu id>", 0)
         if number >= most:
-            raise BadDomainXml(f"<vcpus> names vCPU {number}, but <vcpu> allows only {most}")
+            raise BadDomainXml(f"<vcpus> contains vCPU {number}, but <vcpu> allows only {most} vCPUs")
         if entry.get("enabled") == "yes":
             enabled.add(number)
     if 0 not in enabled:
-        raise BadDomainXml("<vcpus> leaves vCPU 0 disabled, without which no VM starts")
+        raise BadDomainXml("<vcpus> disables vCPU 0, which every VM needs; enable it")
     return enabled
 
 

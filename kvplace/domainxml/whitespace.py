@@ -1,4 +1,4 @@
-"""Adding and removing elements so that the document still looks as if its author had done it."""
+"""Adds and removes elements in the document's own indentation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from lxml import etree
 
 
 def indentation_of(root: etree._Element) -> str | None:
-    """The white space by which the children of the root are indented; None when there are no line breaks."""
+    """Return the indentation of the root's children; None when the document has no line breaks."""
     before_first = root.text or ""
     if before_first.strip() or "\n" not in before_first:
         return None
@@ -14,7 +14,7 @@ def indentation_of(root: etree._Element) -> str | None:
 
 
 def remove(element: etree._Element) -> None:
-    """Take an element out of its parent, without the text that follows it."""
+    """Remove an element from its parent and keep the text that follows it."""
     parent = element.getparent()
     if parent is None:
         return
@@ -28,7 +28,7 @@ def remove(element: etree._Element) -> None:
 
 
 def remove_child_of_root(element: etree._Element) -> None:
-    """Take a child of the root out, together with its line."""
+    """Remove a child of the root together with its line."""
     before, parent = element.getprevious(), element.getparent()
     last = element.getnext() is None
     tail = element.tail
@@ -40,7 +40,7 @@ def remove_child_of_root(element: etree._Element) -> None:
 
 
 def add_to_root(root: etree._Element, element: etree._Element, *, after: etree._Element | None) -> None:
-    """Put an element behind `after`, or at the end, on a line of its own where the document has lines."""
+    """Insert an element after `after`, or at the end, on a line of its own where the document has lines."""
     indentation = indentation_of(root)
     anchor = after if after is not None else (root[-1] if len(root) else None)
     if anchor is None:
@@ -53,7 +53,7 @@ def add_to_root(root: etree._Element, element: etree._Element, *, after: etree._
 
 
 def align(root: etree._Element, element: etree._Element) -> None:
-    """Indent the content of a child of the root as the root's own children are."""
+    """Indent the content of a child of the root in the document's own way."""
     indentation = indentation_of(root)
     if indentation is not None and len(element):
         etree.indent(element, space=indentation, level=1)

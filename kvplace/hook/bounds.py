@@ -13,7 +13,7 @@ from typing import TypeVar
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.placement import Placement
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId
 from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.linux import cgroup, proc
 from kvplace.linux.kernel_files import read_cpu_list
@@ -54,10 +54,10 @@ def allowed_memory_nodes(env: PodEnvironment) -> int | None:
     return _known(proc.allowed_memory_nodes, Path(env.proc, "self"))
 
 
-def node_of_cpus(env: PodEnvironment) -> dict[int, int]:
+def node_of_cpus(env: PodEnvironment) -> dict[CpuId, NumaId]:
     """Map each CPU of the host to its NUMA node."""
     return {
-        cpu: int(folder.name[4:])
+        CpuId(cpu): NumaId(int(folder.name[4:]))
         for folder in Path(env.sys, "devices/system/node").glob("node[0-9]*")
         for cpu in cpus_of(_known(read_cpu_list, folder / "cpulist") or NO_CPUS)
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplace.admission.settings import AdmissionSettings
+from kvplace.core.errors import Unavailable
 from kvplace.core.request_document import PodRequest, read_request
 
 Json = dict[str, Any]
@@ -155,3 +156,16 @@ def as_defaulted(pod: Mapping[str, Any]) -> Json:
         entry["resources"] = resources
     made["spec"]["schedulerName"] = made["spec"].get("schedulerName") or "default-scheduler"
     return made
+
+
+class Vmis:
+    """The VMIs of a cluster, which may be away."""
+
+    def __init__(self) -> None:
+        self.stored: dict[tuple[str, str], Json] = {}
+        self.away = False
+
+    async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        if self.away:
+            raise Unavailable("the API server does not answer: connection refused")
+        return self.stored.get((namespace, name))

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from kvplace.admission.http import admission_routes
 from kvplace.admission.review import MAX_BODY_BYTES
 from kvplace.core.annotations import ASKING, RESULTS
-from kvplace.core.errors import Unavailable
 from tests.admission.makers import (
     ASKS,
     SETTINGS,
     Json,
+    Vmis,
     apply_patch,
     captured_pod,
     plain_pod,
@@ -40,19 +40,6 @@ PATHS = {
     "Pod": "/admit/pod",
 }
 Ask = Callable[[str, Any, Mapping[str, str]], tuple[int, bytes]]
-
-
-class Vmis:
-    """The VMIs of a cluster, which may be away."""
-
-    def __init__(self) -> None:
-        self.stored: dict[tuple[str, str], Json] = {}
-        self.away = False
-
-    async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
-        if self.away:
-            raise Unavailable("the API server does not answer: connection refused")
-        return self.stored.get((namespace, name))
 
 
 class Webhooks:

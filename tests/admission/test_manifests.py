@@ -13,8 +13,7 @@ from kvplace.admission.pod import FORGEABLE
 from kvplace.core.annotations import ASKING, PREFIX
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.marks import MARKER_RESOURCE, PLACED_LABEL
-from tests.admission.makers import SETTINGS, Json
-from tests.admission.test_http import Vmis
+from tests.admission.makers import SETTINGS, Json, Vmis
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 QUOTED = re.compile(r"'([^']*)'")

@@ -58,7 +58,7 @@ def test_a_guest_that_mirrors_its_server_gets_its_cells_and_stderr_says_what_it_
     assert called.code == 0
     cells = etree.fromstring(called.out.encode()).findall("cpu/numa/cell")
     assert [int(cell.get("memory", "")) for cell in cells] == [2 << 30, 2 << 30]
-    assert called.err.startswith("kvplace: 12 vCPUs that may be plugged in later are dealt to the guest's")
+    assert called.err.startswith("kvplace: 12 vCPUs that can be plugged in later are assigned to the guest's")
 
 
 def test_a_bare_cpu_map_and_the_text_of_an_annotation_are_enough(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,9 +18,8 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
 from kvplace.domainxml import rewrite
 from tests.captured import captured_files, captured_folder
+from tests.domainxml.documents import bindings, cells, domain, pins, topology
 from tests.domainxml.placements import FOUR_VCPUS, mirroring
-from tests.domainxml.test_memory import bindings
-from tests.domainxml.test_pins import domain, pins
 
 GIB = 1 << 30
 TWO_CELLS = replace(
@@ -39,23 +37,9 @@ TWO_CELLS = replace(
 FOUR = "<memory unit='GiB'>4</memory><vcpu>4</vcpu>"
 
 
-def topology(xml: bytes) -> tuple[int, ...]:
-    (found,) = etree.fromstring(xml).iterfind("cpu/topology")
-    assert set(found.keys()) == {"sockets", "cores", "threads"}
-    return tuple(int(found.get(name, "")) for name in ("sockets", "cores", "threads"))
-
-
-def cells(xml: bytes) -> list[dict[str, Any]]:
-    return [
-        {str(key): str(value) for key, value in cell.items()}
-        | {"distances": [sibling.get("value") for sibling in cell.iterfind("distances/sibling")]}
-        for cell in etree.fromstring(xml).iterfind("cpu/numa/cell")
-    ]
-
-
-def told(xml: bytes, placement: Placement) -> list[str]:
+def warnings(xml: bytes, placement: Placement) -> list[str]:
     sentences: list[str] = []
-    rewrite(xml, placement, tell=sentences.append)
+    rewrite(xml, placement, warn=sentences.append)
     return sentences
 
 
@@ -71,7 +55,7 @@ def test_a_guest_sees_a_cell_and_a_socket_for_each_node_with_its_siblings_memory
         {"is": "memnode", "cellid": "0", "mode": "strict", "nodeset": "0"},
         {"is": "memnode", "cellid": "1", "mode": "strict", "nodeset": "1"},
     ]
-    assert told(domain(FOUR), TWO_CELLS) == []
+    assert warnings(domain(FOUR), TWO_CELLS) == []
 
 
 def test_what_kubevirt_says_of_the_guests_cpu_stays_but_for_cells_and_counts() -> None:
@@ -117,22 +101,22 @@ def test_cells_of_different_size_share_one_socket() -> None:
     assert topology(answer) == (1, 3, 2)
 
 
-def test_vcpus_that_may_be_plugged_in_later_are_dealt_to_the_cells_socket_by_socket() -> None:
+def test_vcpus_that_can_be_plugged_in_later_go_to_the_cells_socket_by_socket() -> None:
     xml = domain("<memory unit='GiB'>4</memory><vcpu current='4'>12</vcpu>")
     answer = rewrite(xml, TWO_CELLS)
     assert topology(answer) == (6, 1, 2)
     assert [cell["cpus"] for cell in cells(answer)] == ["0-1,4-5,8-9", "2-3,6-7,10-11"]
     assert pins(answer)["vcpu 4"] == pins(answer)["vcpu 11"] == "2,18,34,50"
-    (sentence,) = told(xml, TWO_CELLS)
-    assert sentence.startswith("8 vCPUs that may be plugged in later are dealt to the guest's NUMA cells")
+    (sentence,) = warnings(xml, TWO_CELLS)
+    assert sentence.startswith("8 vCPUs that can be plugged in later are assigned to the guest's NUMA cells")
 
 
-def test_room_for_an_odd_number_of_vcpus_costs_the_guest_its_siblings_and_is_told() -> None:
+def test_an_odd_number_of_vcpus_costs_the_guest_its_siblings_with_a_warning() -> None:
     xml = domain("<memory unit='GiB'>4</memory><vcpu current='4'>5</vcpu>")
     answer = rewrite(xml, TWO_CELLS)
     assert topology(answer) == (5, 1, 1)
     assert [cell["cpus"] for cell in cells(answer)] == ["0-1,4", "2-3"]
-    assert told(xml, TWO_CELLS)[0].startswith("the guest sees cores of one thread, not 2: its 5 vCPUs")
+    assert warnings(xml, TWO_CELLS)[0].startswith("the guest sees cores of one thread, not 2: its 5 vCPUs")
 
 
 @pytest.mark.parametrize(
@@ -180,14 +164,14 @@ def test_a_guest_that_became_larger_gets_cells_of_whole_huge_pages() -> None:
     [
         ("<vcpu>4</vcpu>", "the domain has no <memory>"),
         ("<memory>x</memory><vcpu>4</vcpu>", "<memory> is 'x' 'KiB', not a size such as 4194304 KiB"),
-        ("<memory unit='b'>0</memory><vcpu>4</vcpu>", "0 bytes of memory are too little for 2 guest NUMA"),
-        ("<memory unit='MiB'>1</memory><vcpu>4</vcpu>", "1048576 bytes of memory are too little for 2 guest"),
+        ("<memory unit='b'>0</memory><vcpu>4</vcpu>", "0 bytes of memory are not enough for 2 guest NUMA"),
+        ("<memory unit='MiB'>1</memory><vcpu>4</vcpu>", "1048576 bytes of memory are not enough for 2 guest"),
         (FOUR + "<os><type arch='s390x'>hvm</type></os>", "guests of architecture s390x have no NUMA cells"),
         (
             f"{FOUR}<memoryBacking><hugepages><page size='1' nodeset='0'/></hugepages></memoryBacking>",
             "<hugepages><page nodeset> names guest NUMA cells that guest-numa: mirror replaces",
         ),
-        (FOUR + "<cpu/><cpu/>", "the domain has 2 <cpu> elements where libvirt reads one"),
+        (FOUR + "<cpu/><cpu/>", "the domain has 2 <cpu> elements, of which libvirt reads one"),
     ],
 )
 def test_a_guest_that_cannot_have_cells_is_refused(lines: str, sentence: str) -> None:
@@ -283,7 +267,7 @@ def test_cells_hold_every_vcpu_and_all_memory_and_the_topology_multiplies_to_the
     try:
         answer = rewrite(xml, placement)
     except BadDomainXml as error:
-        assert "too little" in str(error)  # noqa: PT017 - a share below one byte is all that may stop it
+        assert "not enough" in str(error)  # noqa: PT017 - a share below one byte is all that may stop it
         return
     root = etree.fromstring(answer)
     most, total = int(root.findtext("vcpu") or ""), int(root.findtext("memory") or "")

@@ -10,10 +10,11 @@ from lxml import etree
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
+from kvplace.core.scalars import CpuId, NumaId
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
+from tests.domainxml.documents import bindings, domain
 from tests.domainxml.placements import FOUR_VCPUS
-from tests.domainxml.test_pins import domain
 
 TWO_NODES = replace(
     FOUR_VCPUS,
@@ -22,16 +23,11 @@ TWO_NODES = replace(
     numa_memory=NumaMemory.STRICT,
     memory={0: 4 << 30, 1: 4 << 30},
 )
-NODE_OF_CPU = {cpu: (cpu % 32) // 16 for cpu in range(64)}
+NODE_OF_CPU = {CpuId(cpu): NumaId((cpu % 32) // 16) for cpu in range(64)}
 TWO_CELLS = (
     "<vcpu>4</vcpu><cpu><numa><cell id='0' cpus='0-1' memory='4' unit='GiB'/>"
     "<cell id='1' cpus='2,3' memory='4194304'/></numa></cpu>"
 )
-
-
-def bindings(xml: bytes) -> list[dict[str, str]]:
-    found = etree.fromstring(xml).iterfind("numatune/*")
-    return [{"is": part.tag, **{str(key): str(value) for key, value in part.items()}} for part in found]
 
 
 @pytest.mark.parametrize("mode", [NumaMemory.PREFERRED, NumaMemory.STRICT, NumaMemory.INTERLEAVE])

@@ -12,25 +12,8 @@ from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import PodPlacement
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
+from tests.domainxml.documents import domain, pins
 from tests.domainxml.placements import FOUR_VCPUS, WHOLE_NODE
-
-
-def pins(xml: bytes) -> dict[str, str]:
-    """Read all pins back, as `vcpu 0` -> `2`; asserts that none stands there twice."""
-    found: dict[str, str] = {}
-    for pin in etree.fromstring(xml).iterfind("cputune/*"):
-        number = pin.get("vcpu") or pin.get("iothread")
-        name = {"vcpupin": f"vcpu {number}", "iothreadpin": f"io {number}", "emulatorpin": "emulator"}.get(
-            pin.tag
-        )
-        if name is not None:
-            assert name not in found
-            found[name] = pin.get("cpuset", "")
-    return found
-
-
-def domain(*lines: str) -> bytes:
-    return f"<domain>{''.join(lines)}</domain>".encode()
 
 
 def test_every_vcpu_gets_its_cpu_and_the_emulator_its_set() -> None:
@@ -74,7 +57,7 @@ def test_under_policy_numa_every_vcpu_may_use_the_whole_set() -> None:
 
 
 def test_a_placement_for_fewer_vcpus_than_are_enabled_is_refused_with_both_numbers() -> None:
-    with pytest.raises(BadDomainXml, match=r"starts with 5 vCPUs .* has CPUs for 4; .* restart it"):
+    with pytest.raises(BadDomainXml, match=r"starts with 5 vCPUs .* has CPUs for 4: .* restart it"):
         rewrite(domain("<vcpu>5</vcpu>"), FOUR_VCPUS)
 
 

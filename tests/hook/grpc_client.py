@@ -21,8 +21,12 @@ from h2.events import (
 )
 from h2.settings import SettingCodes, Settings
 
+from kvplace.hook.protobuf import bytes_field, read_bytes_fields
+from tests.hook.machine import DOMAIN, VMI
+
 CALLBACKS = "/kubevirt.hooks.v1alpha3.Callbacks/"
 INFO = "/kubevirt.hooks.info.Info/Info"
+DEFINE = CALLBACKS + "OnDefineDomain"
 HEADERS = (
     (":method", "POST"),
     (":scheme", "http"),
@@ -32,6 +36,14 @@ HEADERS = (
     ("te", "trailers"),
     ("grpc-timeout", "59999940u"),
 )
+
+
+def define(xml: bytes = DOMAIN, vmi: bytes = VMI) -> bytes:
+    return bytes_field(1, xml) + bytes_field(2, vmi)
+
+
+def domain_of(message: bytes) -> bytes:
+    return read_bytes_fields(message)[1]
 
 
 def framed(message: bytes) -> bytes:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from kvplace.core.cpuset import mask_of
 from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.request import NumaMemory, OnFailure
+from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.hook.pod_environment import PodEnvironment
 from tests.domainxml.placements import FOUR_VCPUS
 
@@ -17,6 +22,16 @@ PLACEMENT = FOUR_VCPUS
 BOUND = PodPlacement(UID, NODE, "", OnFailure.WAIT, PLACEMENT)
 VMI = json.dumps({"metadata": {"name": "vm", "namespace": "ns", "uid": "v-1"}, "status": {}}).encode()
 DOMAIN = b"<domain>\n\t<vcpu>4</vcpu>\n</domain>"
+HERE = mask_of(os.sched_getaffinity(0))
+ON_THIS_MACHINE = replace(
+    PLACEMENT,
+    policy=Policy.NUMA,
+    vcpus=(),
+    cpus=HERE,
+    emulator_cpus=HERE,
+    numa_nodes=(),
+    numa_memory=NumaMemory.OFF,
+)
 
 
 class PodFolder:
@@ -72,3 +87,15 @@ def pod_environment(root: Path) -> PodEnvironment:
         proc=str(root / "proc"),
         sys=str(root / "sys"),
     )
+
+
+def works(_: NumaMemory, __: Sequence[int]) -> None:
+    return None
+
+
+def forbidden(_: NumaMemory, __: Sequence[int]) -> str:
+    return "the pod's seccomp profile forbids mbind"
+
+
+def logged(capfd: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
+    return [json.loads(line) for line in capfd.readouterr().err.splitlines()]

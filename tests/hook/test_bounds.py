@@ -10,6 +10,7 @@ import pytest
 
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Misconfigured
+from kvplace.core.scalars import CpuId
 from kvplace.hook.bounds import allowed_cpus, allowed_memory_nodes, check_cpus, node_of_cpus
 from kvplace.hook.pod_environment import PodEnvironment
 from tests.hook.machine import PLACEMENT, pod_environment, two_socket_machine
@@ -68,7 +69,7 @@ def test_files_that_cannot_be_read_limit_nothing(tmp_path: Path) -> None:
 def test_memory_nodes_and_the_node_of_each_cpu_are_read(env: PodEnvironment) -> None:
     assert allowed_memory_nodes(env) == 0b11
     node_of_cpu = node_of_cpus(env)
-    assert [node_of_cpu[cpu] for cpu in (0, 15, 16, 32, 63)] == [0, 0, 1, 0, 1]
+    assert [node_of_cpu[CpuId(cpu)] for cpu in (0, 15, 16, 32, 63)] == [0, 0, 1, 0, 1]
     assert len(node_of_cpu) == 64
 
 

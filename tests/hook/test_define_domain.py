@@ -15,19 +15,7 @@ from kvplace.domainxml import MAX_DOMAIN_BYTES, rewrite
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod_environment import PodEnvironment
 from tests.captured import captured_folder
-from tests.hook.machine import DOMAIN, NODE, PLACEMENT, UID, VMI, PodFolder
-
-
-def works(_: NumaMemory, __: Sequence[int]) -> None:
-    return None
-
-
-def forbidden(_: NumaMemory, __: Sequence[int]) -> str:
-    return "the pod's seccomp profile forbids mbind"
-
-
-def logged(capfd: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
-    return [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+from tests.hook.machine import DOMAIN, NODE, PLACEMENT, UID, VMI, PodFolder, forbidden, logged, works
 
 
 def test_the_domain_is_pinned_as_the_placement_says_and_the_log_tells(

@@ -30,11 +30,8 @@ from kvplace.simulate.virt_launcher import launcher_pod
 from tests.admission.makers import SETTINGS
 from tests.captured import captured_folder
 from tests.controller.replicas import replica
-from tests.domainxml.test_cells import cells, topology
-from tests.domainxml.test_memory import bindings
-from tests.domainxml.test_pins import pins
-from tests.hook.machine import NODE, PodFolder
-from tests.hook.test_define_domain import forbidden, logged, works
+from tests.domainxml.documents import bindings, cells, pins, topology
+from tests.hook.machine import NODE, PodFolder, forbidden, logged, works
 
 GIB = 1 << 30
 FOUR, EIGHT_IN_PAGES, EIGHT_THREADS = (
@@ -251,7 +248,7 @@ async def test_a_mirroring_guest_that_may_grow_is_pinned_and_the_log_says_what_g
     assert topology(served.xml) == (8, 1, 2)
     assert [cell["cpus"] for cell in cells(served.xml)] == ["0-1,4-5,8-9,12-13", "2-3,6-7,10-11,14-15"]
     (warning, *_) = [line["msg"] for line in logged(capfd) if line["level"] == "warning"]
-    assert warning.startswith("12 vCPUs that may be plugged in later are dealt to the guest's NUMA cells")
+    assert warning.startswith("12 vCPUs that can be plugged in later are assigned to the guest's NUMA cells")
 
 
 async def test_where_memory_cannot_be_bound_a_mirroring_guest_keeps_its_cells_and_the_log_says_so(

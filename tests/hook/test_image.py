@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.hook.conftest import PROJECT, HookProcess
-from tests.hook.grpc_client import CALLBACKS, SocketCaller
-from tests.hook.machine import DOMAIN, VMI
-from tests.hook.test_process import DEFINE, ON_THIS_MACHINE, define, domain_of
+from tests.hook.grpc_client import CALLBACKS, DEFINE, SocketCaller, define, domain_of
+from tests.hook.machine import DOMAIN, ON_THIS_MACHINE, VMI
 
 CONTAINERFILE = (PROJECT / "hooks/Containerfile").read_text()
 COPIED = re.findall(r"^COPY (kvplace/\S+) /opt/kvplace/(kvplace/\S*)$", CONTAINERFILE, re.MULTILINE)

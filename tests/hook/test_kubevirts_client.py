@@ -16,7 +16,7 @@ from kvplace.core.guest_cells import GuestCell
 from kvplace.core.request import OnFailure, Policy
 from tests.captured import captured_folder
 from tests.hook.conftest import HookProcess
-from tests.hook.test_process import ON_THIS_MACHINE
+from tests.hook.machine import ON_THIS_MACHINE
 
 pytestmark = pytest.mark.control_plane
 

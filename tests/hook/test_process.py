@@ -13,36 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.cpuset import cpus_of
 from kvplace.core.errors import GrpcStatus
-from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.request import OnFailure, Policy
 from kvplace.domainxml import rewrite
 from kvplace.hook.protobuf import bytes_field, read_bytes_fields
 from kvplace.hook.server import MAX_CLIENTS
 from tests.captured import captured_folder
 from tests.hook.conftest import HookProcess
-from tests.hook.grpc_client import CALLBACKS, INFO, SocketCaller
-from tests.hook.machine import DOMAIN, PLACEMENT, VMI
-
-DEFINE = CALLBACKS + "OnDefineDomain"
-HERE = mask_of(os.sched_getaffinity(0))
-ON_THIS_MACHINE = replace(
-    PLACEMENT,
-    policy=Policy.NUMA,
-    vcpus=(),
-    cpus=HERE,
-    emulator_cpus=HERE,
-    numa_nodes=(),
-    numa_memory=NumaMemory.OFF,
-)
-
-
-def define(xml: bytes = DOMAIN, vmi: bytes = VMI) -> bytes:
-    return bytes_field(1, xml) + bytes_field(2, vmi)
-
-
-def domain_of(message: bytes) -> bytes:
-    return read_bytes_fields(message)[1]
+from tests.hook.grpc_client import CALLBACKS, DEFINE, INFO, SocketCaller, define, domain_of
+from tests.hook.machine import DOMAIN, HERE, ON_THIS_MACHINE
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from kvplace.core.request import OnFailure
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
 from tests.hook.conftest import PROJECT, HookProcess
-from tests.hook.machine import DOMAIN, VMI
-from tests.hook.test_process import ON_THIS_MACHINE
+from tests.hook.machine import DOMAIN, ON_THIS_MACHINE, VMI
 
 
 def on_define_domain(hook: HookProcess, *words: str) -> subprocess.CompletedProcess[bytes]:

@@ -6,7 +6,6 @@ import base64
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,26 +14,15 @@ from harness.control_plane.watching import watch_one_object
 from kvplace import __version__
 from kvplace.cli.serve_command import command as serve_command
 from tests.manifests.conftest import STRICTLY, Render
+from tests.manifests.objects import CERT_MANAGER, NAMESPACE, Json, of_kind, settings_of, templates
 
 FOLDERS = ("own-certificates", "cert-manager")
-CERT_MANAGER = "cert-manager.io/v1"
-NAMESPACE = "kvplace-system"
-
-Json = dict[str, Any]
 
 
 @pytest.fixture(params=FOLDERS)
 def objects(request: pytest.FixtureRequest, render: Render) -> list[Json]:
     """Give what each of the folders that an operator applies is made of."""
     return render(request.param)
-
-
-def of_kind(objects: list[Json], kind: str) -> dict[str, Json]:
-    return {entry["metadata"]["name"]: entry for entry in objects if entry["kind"] == kind}
-
-
-def templates(objects: list[Json]) -> dict[str, Json]:
-    return {name: found["spec"]["template"] for name, found in of_kind(objects, "Deployment").items()}
 
 
 def test_the_api_server_accepts_every_object_without_a_warning(
@@ -165,12 +153,6 @@ def test_webhooks_go_to_our_service_and_never_stand_in_the_way_of_our_own_pods(o
         (excluded,) = webhook["namespaceSelector"]["matchExpressions"]
         assert excluded["operator"] == "NotIn"
         assert {NAMESPACE, "kube-system"} <= set(excluded["values"])
-
-
-def settings_of(objects: list[Json]) -> dict[str, str]:
-    (found,) = (entry for name, entry in of_kind(objects, "ConfigMap").items() if "kvplace-settings" in name)
-    data: dict[str, str] = found["data"]
-    return data
 
 
 def test_serve_understands_the_arguments_and_listens_where_the_ports_say(objects: list[Json]) -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from harness.control_plane.cluster import ControlPlane
 from tests.manifests.conftest import MANIFESTS
-from tests.manifests.test_objects import NAMESPACE, Json, of_kind, settings_of, templates
+from tests.manifests.objects import NAMESPACE, Json, of_kind, settings_of, templates
 
 INSTALL = (MANIFESTS.parent / "docs" / "install.md").read_text()
 FOLDERS = [
