@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from kvplace.core.allocator.layout import Domain
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.cluster.cluster_node import ClusterNode
-from kvplace.core.cluster.draft import Draft, NodeState, Shape, domains_of, shapes_of
+from kvplace.core.cluster.draft import Draft, DraftNode, Shape, scope_domains, shapes_of
 from kvplace.core.cluster.planning import Hint, Tally, VmRequest
 from kvplace.core.errors import Misconfigured
 from kvplace.core.request import NumaMemory, Request, Smt
@@ -149,7 +149,7 @@ class _Programme:
         self._weight = sum(shape.vcpus for shape in shapes) + 1
         """What a VM is worth beside its vCPUs: more than all vCPUs together."""
 
-    def _add_node(self, node: NodeState, numbers: list[int]) -> None:
+    def _add_node(self, node: DraftNode, numbers: list[int]) -> None:
         regions = {self._variables[n].domain.cpus: self._variables[n] for n in numbers}
         for cpus, region in regions.items():
             inside = [n for n in numbers if not self._variables[n].domain.cpus & ~cpus]
@@ -160,7 +160,7 @@ class _Programme:
             inside = [n for n in numbers if self._variables[n].numa <= numa]
             self._add_memory(node, numa, inside)
 
-    def _add_memory(self, node: NodeState, numa: frozenset[int], inside: list[int]) -> None:
+    def _add_memory(self, node: DraftNode, numa: frozenset[int], inside: list[int]) -> None:
         shapes = {n: self._variables[n].shape for n in inside}
         if node.free.memory:
             there = sum(max(0, count) for id_, count in node.free.memory if id_ in numa)
@@ -214,17 +214,17 @@ class _Programme:
         )
 
 
-def _variables(shape: Shape, index: int, node: NodeState) -> list[_Variable]:
+def _variables(shape: Shape, index: int, node: DraftNode) -> list[_Variable]:
     found = []
-    for domain in domains_of(node.node.topology, shape.request):
-        if node.ask_within(shape, domain.cpus) is not None:
+    for domain in scope_domains(node.node.topology, shape.request):
+        if node.place_within(shape, domain.cpus) is not None:
             ids = [numa.id for numa in node.node.topology.numa_nodes if numa.cpus & domain.cpus]
             cpus, cores = _least_owned(node, shape.request, domain)
             found.append(_Variable(shape, index, domain, frozenset(ids), cpus, cores))
     return found
 
 
-def _least_owned(node: NodeState, request: Request, domain: Domain) -> tuple[int, int]:
+def _least_owned(node: DraftNode, request: Request, domain: Domain) -> tuple[int, int]:
     """The CPUs and the whole cores that a VM owns at least, wherever in the domain it sits."""
     if not request.owns_cpus:
         return 0, 0
@@ -244,7 +244,7 @@ def _least_owned(node: NodeState, request: Request, domain: Domain) -> tuple[int
     return (cores * max(widths) if len(widths) == 1 else need), cores
 
 
-def _whole_cores(node: NodeState, domain: Domain) -> int:
+def _whole_cores(node: DraftNode, domain: Domain) -> int:
     return sum(
         not core & ~node.free.cpus
         for part in domain.parts

@@ -18,6 +18,7 @@ from kvplace.plan.optimum import Optimum
 
 HEADS = ("VM", "NODE", "CPUS", "NUMA")
 WIDE_HEADS = (*HEADS, "SOCKETS", "L3", "EMULATOR", "MEMORY")
+MOVE_SEARCH_STOPPED = "the search for moves stopped at its bound; more VMs might fit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ def summary(plan: Plan, optimum: Optimum | None) -> list[tuple[str, str]]:
             ("", f"{one.node}: {one.move.id} from {_cpus(one.move.before)} to {_cpus(one.move.after)}")
             for one in plan.moves
         ]
+    if not plan.moves_complete:
+        lines.append(("" if plan.moves else "moves", MOVE_SEARCH_STOPPED))
     if plan.refused:
         lines.append(("refused", counted(len(plan.refused), "VM")))
         for group in refusal_groups(plan):
@@ -125,6 +128,8 @@ def plan_document(
             "oneByOne": _tally(plan.one_by_one),
         },
     }
+    if not plan.moves_complete:
+        document["moveSearch"] = MOVE_SEARCH_STOPPED
     if optimum is not None:
         document["summary"]["bound"] = {
             **_tally(optimum.bound),

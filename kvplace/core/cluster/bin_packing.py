@@ -1,7 +1,7 @@
-"""Filling domain after domain with the VMs that together leave the least over.
+"""Bin packing by minimum bin slack: scope domain after scope domain gets the VMs that leave least over.
 
-Where one VM after the other takes the best hole, the last domains end with holes of odd sizes. Looking for
-the set of VMs that fills a domain exactly (the subset-sum problem, small here) leaves fewer of them.
+Where VMs are assigned one by one (best fit), the last scope domains end with holes of odd sizes. The set of
+VMs that fills a scope domain best is a subset-sum problem, small enough here to be solved exactly.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from kvplace.core.cluster.draft import Draft, Shape
-from kvplace.core.cluster.greedy import NARROW_FIRST, seat_all, tightest
+from kvplace.core.cluster.greedy import NARROW_FIRST, assign_all, tightest
 
 
-class First(Enum):
-    """Which sizes a domain is filled with first, where several sets fill it equally."""
+class FillOrder(Enum):
+    """Which sizes go first, where several sets fill a scope domain equally."""
 
     LARGE = "large"
     COMMON = "common"
 
 
-def fill(draft: Draft, order: Sequence[int], shapes: Sequence[Shape], first: First) -> None:
-    """Seat exclusive VMs domain by domain, those of narrow scopes first; then the others, one by one."""
+def pack(draft: Draft, order: Sequence[int], shapes: Sequence[Shape], first: FillOrder) -> None:
+    """Assign exclusive VMs scope domain by scope domain, narrow scopes first; then the others, one by one."""
     exclusive = [vm for vm in order if shapes[vm].request.owns_cpus]
     for scope in sorted({shapes[vm].request.options.scope for vm in exclusive}, key=NARROW_FIRST.__getitem__):
         vms = [vm for vm in exclusive if shapes[vm].request.options.scope is scope]
         waiting = _Waiting(vms, shapes)
-        rooms = [
-            (room.count, index, room.cpus)
+        headrooms = [
+            (headroom.count, index, headroom.cpus)
             for index, node in enumerate(draft.nodes)
-            for room in node.rooms(shapes[vms[0]])
+            for headroom in node.headrooms(shapes[vms[0]])
         ]
-        for count, index, cpus in sorted(rooms):
-            for size, number in fullest(count, waiting.numbers, first):
+        for count, index, cpus in sorted(headrooms):
+            for size, number in best_filling(count, waiting.numbers, first):
                 for _ in range(number):
-                    waiting.seat_one(draft, size, index, cpus)
-    seat_all(draft, [vm for vm in order if vm not in draft.seats], shapes, tightest)
+                    waiting.assign_one(draft, size, index, cpus)
+    assign_all(draft, [vm for vm in order if vm not in draft.node_of], shapes, tightest)
 
 
 class _Waiting:
-    """The VMs of one scope that have no seat yet, by size, those with the most memory last."""
+    """The VMs of one scope that have no node yet, by size, those with the most memory last."""
 
     def __init__(self, vms: Sequence[int], shapes: Sequence[Shape]) -> None:
         self._shapes = shapes
@@ -52,8 +52,8 @@ class _Waiting:
         """How many there are of each size."""
         return {size: len(vms) for size, vms in self._by_size.items()}
 
-    def seat_one(self, draft: Draft, size: int, index: int, cpus: int) -> None:
-        """Seat the VM with the most memory of those of a size that fit into a domain."""
+    def assign_one(self, draft: Draft, size: int, index: int, cpus: int) -> None:
+        """Assign the VM with the most memory of those of a size that fit into a scope domain."""
         vms = self._by_size[size]
         tried: set[Shape] = set()
         for position in range(len(vms) - 1, -1, -1):
@@ -61,26 +61,29 @@ class _Waiting:
             if shape in tried:
                 continue
             tried.add(shape)
-            answer = draft.nodes[index].ask_within(shape, cpus)
-            if answer is not None:
-                draft.seat(vms.pop(position), index, answer)
+            placement = draft.nodes[index].place_within(shape, cpus)
+            if placement is not None:
+                draft.assign(vms.pop(position), index, placement)
                 return
 
 
-def fullest(room: int, numbers: Mapping[int, int], first: First = First.LARGE) -> list[tuple[int, int]]:
-    """Choose how many of each size make the largest sum that a room holds.
+def best_filling(
+    capacity: int, numbers: Mapping[int, int], first: FillOrder = FillOrder.LARGE
+) -> list[tuple[int, int]]:
+    """Choose how many of each size make the largest sum up to a capacity.
 
-    `numbers` says how many of each size there are. Sums are bits of an int, so this costs a few shifts.
+    `numbers` holds how many there are of each size. The sums that can be reached are bits of an int, so this
+    costs a few shifts.
     """
-    sizes = sorted((size for size, number in numbers.items() if number and size <= room), reverse=True)
-    if first is First.COMMON:
+    sizes = sorted((size for size, number in numbers.items() if number and size <= capacity), reverse=True)
+    if first is FillOrder.COMMON:
         sizes.sort(key=lambda size: -size * numbers[size])
-    mask = (1 << (room + 1)) - 1
+    mask = (1 << (capacity + 1)) - 1
     reachable = [1]
-    """The sums that the last so many of the sizes can make."""
+    """The sums of the last so many of the sizes."""
     for size in reversed(sizes):
         sums = reachable[-1]
-        most = min(numbers[size], room // size)
+        most = min(numbers[size], capacity // size)
         step = 1
         while most > 0:  # 1, 2, 4, ... of a size at a time
             step = min(step, most)

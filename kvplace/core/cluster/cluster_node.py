@@ -17,8 +17,6 @@ class ClusterNode:
     name: str
     topology: Topology
     running: tuple[Occupant, ...] = ()
-    only: int | None = None
-    """The CPUs that may be given out, where that is not all of them."""
 
     @property
     def ledger(self) -> Ledger:
@@ -29,4 +27,4 @@ class ClusterNode:
     @property
     def free(self) -> Free:
         """What the running VMs leave free."""
-        return free_of(self.topology, self.ledger, only=self.only)
+        return free_of(self.topology, self.ledger)

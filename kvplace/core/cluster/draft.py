@@ -1,8 +1,8 @@
-"""A cluster on paper: which VM would sit where, changed and undone as often as a search likes.
+"""A draft of a plan: which VM goes to which node, changed and undone as often as a search likes.
 
-A node at one moment is never changed, only replaced, so that keeping a copy of a draft costs a list and
-going back costs nothing. VMs of one shape get one answer from a node, and nodes in one state give one
-answer, so `place` is asked once for all of them.
+The state of a node is never changed, only replaced. So a copy of a draft costs a list, and undoing a change
+costs nothing. VMs of one shape get one answer from a node, and nodes in equal states give equal answers, so
+each placement is computed once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Request
 from kvplace.core.topology import Topology
 
-_MOST_ANSWERS = 200_000
+_MAX_CACHED = 200_000
+"""Placements that are kept, about 1 KB each."""
 
 
 class Shape:
-    """What VMs have in common that get the same answer everywhere; compared by identity."""
+    """The request that several VMs have in common; compared by identity."""
 
     __slots__ = ("memory", "request", "vcpus")
 
@@ -34,7 +35,7 @@ class Shape:
         self.vcpus = request.vcpus
         pages = sum(size * count for size, count in request.huge_pages.items())
         self.memory = 0 if request.options.numa_memory is NumaMemory.OFF else max(0, request.memory - pages)
-        """Bytes outside huge pages that a VM takes from its NUMA nodes, where these are counted."""
+        """Bytes outside huge pages that a VM takes from its NUMA nodes."""
 
 
 def shapes_of(requests: Iterable[Request]) -> list[Shape]:
@@ -44,15 +45,15 @@ def shapes_of(requests: Iterable[Request]) -> list[Shape]:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What is left in one domain, in counts."""
+class Headroom:
+    """What is free in one scope domain, in counts."""
 
     cpus: int
-    """All CPUs of the domain."""
+    """All CPUs of the scope domain."""
     count: int
-    """How many of them are available."""
+    """How many of them the VM could take."""
     memory: int | None
-    """Free bytes outside huge pages on its NUMA nodes; None when the machine does not say."""
+    """Free bytes outside huge pages on its NUMA nodes; None when the machine does not report memory."""
     all_memory: int
     """Bytes of its NUMA nodes, free or not."""
 
@@ -61,8 +62,8 @@ class Room:
         return self.count >= shape.vcpus and (self.memory is None or self.memory >= shape.memory)
 
 
-class Answers:
-    """What `try_place` has answered, by machine, state and shape."""
+class PlacementCache:
+    """The answers of `try_place`, by machine, what is free there, and shape."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Free, Shape], Placement | None] = {}
@@ -71,139 +72,142 @@ class Answers:
         """Answer as `try_place` does."""
         key = (topology.fingerprint, free, shape)
         if key not in self._known:
-            if len(self._known) >= _MOST_ANSWERS:
+            if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
             self._known[key] = try_place(topology, free, shape.request)
         return self._known[key]
 
 
-class NodeState:
-    """One node at one moment of a draft; never changed."""
+class DraftNode:
+    """One state of a node in a draft; never changed."""
 
     def __init__(
         self,
         node: ClusterNode,
-        answers: Answers,
+        cache: PlacementCache,
         running: tuple[Occupant, ...],
-        seated: Mapping[int, Placement],
+        planned: Mapping[int, Placement],
         free: Free | None = None,
     ) -> None:
         self.node = node
         self.running = running
-        self.seated = seated
-        """The placements of the planned VMs here, by the number of the VM."""
-        self._answers = answers
+        self.planned = planned
+        """The placements of the planned VMs, by the number of the VM."""
+        self._cache = cache
         self._free = free
-        self._here: dict[Shape, Placement | None] = {}
-        self._rooms: dict[tuple[object, ...], tuple[Room, ...]] = {}
-        self._fitting: dict[Shape, tuple[Room, ...]] = {}
+        self._placements: dict[Shape, Placement | None] = {}
+        self._headrooms: dict[tuple[object, ...], tuple[Headroom, ...]] = {}
+        self._fitting: dict[Shape, tuple[Headroom, ...]] = {}
 
     @cached_property
     def free(self) -> Free:
-        """What is left on the node."""
+        """What is free on the node."""
         if self._free is not None:
             return self._free
         claims = [
             *(claim_of(f"running-{number}", vm.placement) for number, vm in enumerate(self.running)),
-            *(claim_of(f"planned-{number}", placement) for number, placement in self.seated.items()),
+            *(claim_of(f"planned-{number}", placement) for number, placement in self.planned.items()),
         ]
-        return free_of(self.node.topology, Ledger(), claims, only=self.node.only)
+        return free_of(self.node.topology, Ledger(), claims)
 
-    def ask(self, shape: Shape) -> Placement | None:
-        """Where a VM would sit on this node beside those that are here; None when it has no room."""
-        if shape not in self._here:
-            self._here[shape] = self._answers.place(self.node.topology, self.free, shape)
-        return self._here[shape]
+    def place(self, shape: Shape) -> Placement | None:
+        """Place one more VM on this node."""
+        if shape not in self._placements:
+            self._placements[shape] = self._cache.place(self.node.topology, self.free, shape)
+        return self._placements[shape]
 
-    def ask_within(self, shape: Shape, cpus: int) -> Placement | None:
-        """Where a VM would sit on this node if it had to keep to these CPUs."""
-        return self._answers.place(self.node.topology, within(self.free, cpus), shape)
+    def place_within(self, shape: Shape, cpus: int) -> Placement | None:
+        """Place one more VM on these CPUs of the node."""
+        return self._cache.place(self.node.topology, within(self.free, cpus), shape)
 
-    def rooms(self, shape: Shape) -> tuple[Room, ...]:
-        """What is left in every domain that the VM's scope allows, counted and not searched."""
+    def headrooms(self, shape: Shape) -> tuple[Headroom, ...]:
+        """Count what is free in every scope domain of a VM."""
         key = (shape.request.options.scope, shape.request.owns_cpus)
-        found = self._rooms.get(key)
+        found = self._headrooms.get(key)
         if found is None:
             topology, free = self.node.topology, self.free
             available = free.cpus if shape.request.owns_cpus else free.pool
-            found = self._rooms[key] = tuple(
-                _room(topology, domain, available, free) for domain in domains_of(topology, shape.request)
+            found = self._headrooms[key] = tuple(
+                _headroom(topology, domain, available, free)
+                for domain in scope_domains(topology, shape.request)
             )
         return found
 
-    def fitting(self, shape: Shape) -> tuple[Room, ...]:
-        """The domains that can hold a VM as far as counts can tell; without any it certainly has no room."""
+    def fitting(self, shape: Shape) -> tuple[Headroom, ...]:
+        """The scope domains that can hold a VM by counts; without any it certainly does not fit."""
         found = self._fitting.get(shape)
         if found is None:
-            found = self._fitting[shape] = tuple(room for room in self.rooms(shape) if room.may_hold(shape))
+            found = self._fitting[shape] = tuple(
+                headroom for headroom in self.headrooms(shape) if headroom.may_hold(shape)
+            )
         return found
 
-    def with_seat(self, vm: int, placement: Placement) -> NodeState:
+    def with_vm(self, vm: int, placement: Placement) -> DraftNode:
         """The node with one planned VM more."""
-        seated = {**self.seated, vm: placement}
-        return NodeState(self.node, self._answers, self.running, seated, _changed(self.free, placement, -1))
+        planned = {**self.planned, vm: placement}
+        return DraftNode(self.node, self._cache, self.running, planned, _changed(self.free, placement, -1))
 
-    def without(self, vm: int) -> NodeState:
+    def without(self, vm: int) -> DraftNode:
         """The node with one planned VM less."""
-        left = {number: placement for number, placement in self.seated.items() if number != vm}
-        free = _changed(self.free, self.seated[vm], 1)
-        return NodeState(self.node, self._answers, self.running, left, free)
+        left = {number: placement for number, placement in self.planned.items() if number != vm}
+        free = _changed(self.free, self.planned[vm], 1)
+        return DraftNode(self.node, self._cache, self.running, left, free)
 
-    def rearranged(self, running: tuple[Occupant, ...], seated: Mapping[int, Placement]) -> NodeState:
-        """The node with its VMs, running and planned, where somebody has put them."""
-        return NodeState(self.node, self._answers, running, seated)
+    def rearranged(self, running: tuple[Occupant, ...], planned: Mapping[int, Placement]) -> DraftNode:
+        """The node with other placements of its VMs."""
+        return DraftNode(self.node, self._cache, running, planned)
 
 
 class Draft:
-    """All nodes, and on which of them each planned VM sits so far."""
+    """All nodes, and the node of each planned VM so far."""
 
-    def __init__(self, nodes: Sequence[NodeState], seats: Mapping[int, int]) -> None:
+    def __init__(self, nodes: Sequence[DraftNode], node_of: Mapping[int, int]) -> None:
         self.nodes = list(nodes)
-        self.seats = dict(seats)
-        """The index of the node of each VM that has a seat, by the number of the VM."""
+        self.node_of = dict(node_of)
+        """The index of the node of each assigned VM, by the number of the VM."""
 
     @classmethod
     def empty(cls, nodes: Sequence[ClusterNode]) -> Draft:
         """The cluster before anything is planned."""
-        answers = Answers()
-        return cls([NodeState(node, answers, node.running, {}) for node in nodes], {})
+        cache = PlacementCache()
+        return cls([DraftNode(node, cache, node.running, {}) for node in nodes], {})
 
     def copy(self) -> Draft:
-        """Keep this state: changes of either copy do not touch the other."""
-        return Draft(self.nodes, self.seats)
+        """Copy this draft: changes of one copy do not touch the other."""
+        return Draft(self.nodes, self.node_of)
 
     def become(self, other: Draft) -> None:
-        """Go to the state of another draft of the same cluster."""
-        self.nodes, self.seats = list(other.nodes), dict(other.seats)
+        """Take over the state of another draft of the same cluster."""
+        self.nodes, self.node_of = list(other.nodes), dict(other.node_of)
 
-    def seat(self, vm: int, node: int, placement: Placement) -> None:
-        """Give a VM a seat."""
-        self.nodes[node] = self.nodes[node].with_seat(vm, placement)
-        self.seats[vm] = node
+    def assign(self, vm: int, node: int, placement: Placement) -> None:
+        """Assign a VM to a node."""
+        self.nodes[node] = self.nodes[node].with_vm(vm, placement)
+        self.node_of[vm] = node
 
-    def unseat(self, vm: int) -> None:
-        """Take a VM's seat away."""
-        node = self.seats.pop(vm)
+    def unassign(self, vm: int) -> None:
+        """Take a VM off its node."""
+        node = self.node_of.pop(vm)
         self.nodes[node] = self.nodes[node].without(vm)
 
     def placement_of(self, vm: int) -> Placement:
-        """Where a VM sits."""
-        return self.nodes[self.seats[vm]].seated[vm]
+        """The placement of an assigned VM."""
+        return self.nodes[self.node_of[vm]].planned[vm]
 
     def waiting(self, vms: int) -> list[int]:
-        """The VMs that have no seat, of the first so many."""
-        return [vm for vm in range(vms) if vm not in self.seats]
+        """The VMs that have no node, of the first so many."""
+        return [vm for vm in range(vms) if vm not in self.node_of]
 
 
-def domains_of(topology: Topology, request: Request) -> tuple[Domain, ...]:
-    """Where all the CPUs of a VM may lie on a machine."""
+def scope_domains(topology: Topology, request: Request) -> tuple[Domain, ...]:
+    """The parts of a machine of which one has to hold all the CPUs of a VM."""
     return layout_of(topology).domains[request.options.scope]
 
 
-def _room(topology: Topology, domain: Domain, available: int, free: Free) -> Room:
+def _headroom(topology: Topology, domain: Domain, available: int, free: Free) -> Headroom:
     nodes = {part.node for part in domain.parts}
     memory = [max(0, count) for index, (_, count) in enumerate(free.memory) if index in nodes]
-    return Room(
+    return Headroom(
         domain.cpus,
         (domain.cpus & available).bit_count(),
         sum(memory) if free.memory else None,
@@ -212,7 +216,7 @@ def _room(topology: Topology, domain: Domain, available: int, free: Free) -> Roo
 
 
 def _changed(free: Free, placement: Placement, sign: int) -> Free | None:
-    """What is free when a VM has come (-1) or gone (1), as `free_of` says it; None for VMs that share."""
+    """What is free when a VM has come (-1) or gone (1), as `free_of` counts it; None for VMs that share."""
     if placement.cpus & ~placement.owned:
         return None
     pages = {

@@ -1,7 +1,7 @@
-"""Seating VMs one after the other: in which order, and each on which node.
+"""Greedy assignment: VMs one after the other, in an order, each to the node that a rule chooses.
 
-The hardest to seat go first, where they still find room, and the small ones fill what is left. How hard
-a VM is can be said in more than one way, and no way is the best for every mix; a plan tries several.
+The most difficult VMs go first, while they still fit, and small ones fill what is left. How difficult a VM is
+can be measured in more than one way, and no way is the best for every mix; a plan tries several.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from kvplace.core.cluster.draft import Draft, NodeState, Room, Shape
+from kvplace.core.cluster.draft import Draft, DraftNode, Headroom, Shape
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.placement import Placement
 from kvplace.core.request import Scope
 
-Spot: TypeAlias = tuple[int, Placement]
+Choice: TypeAlias = tuple[int, Placement]
 """A node's index and a placement there."""
-Chooser: TypeAlias = Callable[[Draft, Shape], Spot | None]
+Chooser: TypeAlias = Callable[[Draft, Shape], Choice | None]
 
 NARROW_FIRST = {
     Scope.ONE_L3: 0,
@@ -29,29 +29,29 @@ NARROW_FIRST = {
 """Scopes in the order in which they leave the least choice."""
 
 
-def seat_all(draft: Draft, order: Iterable[int], shapes: Sequence[Shape], choose: Chooser) -> None:
-    """Seat VMs in an order; those that find no room stay without a seat."""
+def assign_all(draft: Draft, order: Iterable[int], shapes: Sequence[Shape], choose: Chooser) -> None:
+    """Assign VMs in an order; those that fit nowhere stay without a node."""
     for vm in order:
-        spot = choose(draft, shapes[vm])
-        if spot is not None:
-            draft.seat(vm, *spot)
+        choice = choose(draft, shapes[vm])
+        if choice is not None:
+            draft.assign(vm, *choice)
 
 
 def by_strategy(strategy: Strategy) -> Chooser:
     """Choose the node that Filter would answer with."""
-    known: dict[tuple[NodeState, Shape], Candidate | None] = {}
+    known: dict[tuple[DraftNode, Shape], Candidate | None] = {}
 
-    def candidate(node: NodeState, shape: Shape) -> Candidate | None:
+    def candidate(node: DraftNode, shape: Shape) -> Candidate | None:
         if (node, shape) not in known:
-            answer = node.ask(shape)
+            placement = node.place(shape)
             known[node, shape] = (
-                Candidate(node.node.name, node.node.topology, answer, node.free, shape.vcpus)
-                if answer is not None
+                Candidate(node.node.name, node.node.topology, placement, node.free, shape.vcpus)
+                if placement is not None
                 else None
             )
         return known[node, shape]
 
-    def choose(draft: Draft, shape: Shape) -> Spot | None:
+    def choose(draft: Draft, shape: Shape) -> Choice | None:
         found = {
             one.node: (index, one)
             for index, node in enumerate(draft.nodes)
@@ -63,24 +63,26 @@ def by_strategy(strategy: Strategy) -> Chooser:
     return choose
 
 
-def tightest(draft: Draft, shape: Shape) -> Spot | None:
-    """Choose the domain in which the fewest CPUs are left over."""
-    return _first(draft, shape, lambda room: room.count)
+def tightest(draft: Draft, shape: Shape) -> Choice | None:
+    """Choose the scope domain in which the fewest CPUs are left over (best fit)."""
+    return _first_by(draft, shape, lambda headroom: headroom.count)
 
 
-def evenest(draft: Draft, shape: Shape) -> Spot | None:
-    """Choose the domain whose CPUs and memory come nearest to being used up together."""
+def evenest(draft: Draft, shape: Shape) -> Choice | None:
+    """Choose the scope domain whose CPUs and memory come nearest to being used up together."""
 
-    def left(room: Room) -> float:
-        cpus = (room.count - shape.vcpus) / max(1, room.cpus.bit_count())
-        memory = ((room.memory or 0) - shape.memory) / room.all_memory if room.all_memory else 0.0
+    def left(headroom: Headroom) -> float:
+        cpus = (headroom.count - shape.vcpus) / max(1, headroom.cpus.bit_count())
+        memory = 0.0
+        if headroom.all_memory:
+            memory = ((headroom.memory or 0) - shape.memory) / headroom.all_memory
         return cpus * cpus + memory * memory
 
-    return _first(draft, shape, left)
+    return _first_by(draft, shape, left)
 
 
-def hardness(draft: Draft, shapes: Iterable[Shape]) -> dict[Shape, tuple[float, float]]:
-    """Say how hard VMs are to seat: the largest and the summed share of the largest domain they may have."""
+def difficulty(draft: Draft, shapes: Iterable[Shape]) -> dict[Shape, tuple[float, float]]:
+    """Measure VMs by their largest and summed share of the resources of the largest scope domain."""
     found: dict[Shape, tuple[float, float]] = {}
     largest: dict[tuple[object, ...], tuple[int, int]] = {}
     for shape in shapes:
@@ -88,8 +90,8 @@ def hardness(draft: Draft, shapes: Iterable[Shape]) -> dict[Shape, tuple[float, 
             continue
         key = (shape.request.options.scope, shape.request.owns_cpus)
         if key not in largest:
-            rooms = [room for node in draft.nodes for room in node.rooms(shape)]
-            largest[key] = (max(room.count for room in rooms), max(room.memory or 0 for room in rooms))
+            every = [headroom for node in draft.nodes for headroom in node.headrooms(shape)]
+            largest[key] = (max(one.count for one in every), max(one.memory or 0 for one in every))
         most_cpus, most_memory = largest[key]
         cpus = shape.vcpus / max(1, most_cpus)
         memory = shape.memory / most_memory if most_memory else 0.0
@@ -99,7 +101,7 @@ def hardness(draft: Draft, shapes: Iterable[Shape]) -> dict[Shape, tuple[float, 
 
 def hardest_first(draft: Draft, shapes: Sequence[Shape]) -> list[int]:
     """Order by the largest share of any resource."""
-    hard = hardness(draft, shapes)
+    hard = difficulty(draft, shapes)
     return sorted(
         range(len(shapes)),
         key=lambda vm: (
@@ -125,12 +127,12 @@ def narrowest_first(shapes: Sequence[Shape]) -> list[int]:
 
 
 def as_many_as_can_fit(draft: Draft, shapes: Sequence[Shape]) -> list[int]:
-    """Order so that most VMs are seated where not all can be.
+    """Order so that most VMs are assigned where not all can be.
 
-    Of the smallest ones as many as the cluster has room for, the hardest of these first; then the rest,
-    the smallest first.
+    First the smallest ones, as many as the cluster can hold together, the most difficult of these first; then
+    the rest, the smallest first.
     """
-    hard = hardness(draft, shapes)
+    hard = difficulty(draft, shapes)
     smallest = sorted(range(len(shapes)), key=lambda vm: (hard[shapes[vm]], vm))
     cpus = sum(node.free.cpus.bit_count() for node in draft.nodes)
     memory = sum(max(0, count) for node in draft.nodes for _, count in node.free.memory)
@@ -146,15 +148,15 @@ def as_many_as_can_fit(draft: Draft, shapes: Sequence[Shape]) -> list[int]:
     return [vm for vm in hardest_first(draft, shapes) if vm in chosen] + smallest[number:]
 
 
-def _first(draft: Draft, shape: Shape, left: Callable[[Room], float]) -> Spot | None:
-    """Ask for the domains in the order of what would be left in them; the first that holds the VM."""
+def _first_by(draft: Draft, shape: Shape, left: Callable[[Headroom], float]) -> Choice | None:
+    """Try the scope domains in the order of what would be left in them; the first that holds the VM."""
     ordered = sorted(
-        (left(room), index, room.cpus)
+        (left(headroom), index, headroom.cpus)
         for index, node in enumerate(draft.nodes)
-        for room in node.fitting(shape)
+        for headroom in node.fitting(shape)
     )
     for _, index, cpus in ordered:
-        answer = draft.nodes[index].ask_within(shape, cpus)
-        if answer is not None:
-            return index, answer
+        placement = draft.nodes[index].place_within(shape, cpus)
+        if placement is not None:
+            return index, placement
     return None

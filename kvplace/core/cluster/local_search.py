@@ -1,29 +1,32 @@
-"""Finding seats for VMs that found none: others change theirs, or give them up.
+"""Local search for VMs that have no node yet: other planned VMs change their nodes, or give them up.
 
-`let_in` keeps everybody in: a planned VM leaves its seat for another one, which may push out a third.
-Chains are short and looked for in order of promise. `trade` takes a VM's seat away where more, or larger,
-ones of those waiting find room for it. Both end after a bounded number of trials, which are counted and
-not timed: equal input gives equal seats on every machine.
+`insert_waiting` keeps every assigned VM assigned. It looks for ejection chains: a VM leaves its node for the
+one that waits, and may push out a third one elsewhere. `exchange` takes a VM off its node where several of
+those that wait fit instead, or a larger one. Both end after a bounded number of trials, which are counted and
+not timed, so that equal input gives equal plans on every machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvplace.core.cluster.draft import Draft, NodeState, Shape
-from kvplace.core.cluster.greedy import hardness, tightest
+from kvplace.core.cluster.draft import Draft, DraftNode, Shape
+from kvplace.core.cluster.greedy import difficulty, tightest
 
-LONGEST_CHAIN = 3
-"""Most VMs that change seats for one that enters."""
+MAX_CHAIN = 3
+"""Most VMs that change nodes for one that is inserted."""
 _WIDTHS = (32, 12, 6)
 """How many VMs are tried at one link of a chain, by how many may still have to move."""
-_TRIALS = 600
+_MAX_TRIALS = 600
+"""Trials of one call of `insert_waiting`: a fraction of a second."""
+_MAX_EXCHANGES = 5_000
+"""Assigned VMs for which one call of `exchange` looks for others: some seconds on the largest clusters."""
 
 
-def let_in(draft: Draft, shapes: Sequence[Shape]) -> None:
-    """Seat as many as possible of the VMs that have no seat, the easiest first; nobody loses one."""
-    chains = _Chains(shapes)
-    hard = hardness(draft, shapes)
+def insert_waiting(draft: Draft, shapes: Sequence[Shape]) -> None:
+    """Assign as many as possible of the VMs that wait, the easiest first; no VM loses its node for good."""
+    chains = _EjectionChains(shapes)
+    hard = difficulty(draft, shapes)
     left = sorted(draft.waiting(len(shapes)), key=lambda vm: (hard[shapes[vm]], vm))
     progress = True
     while left and progress:
@@ -32,17 +35,19 @@ def let_in(draft: Draft, shapes: Sequence[Shape]) -> None:
         for vm in list(left):
             if shapes[vm] in failed:
                 continue
-            if chains.seat(draft, vm):
+            if chains.insert(draft, vm):
                 left.remove(vm)
                 progress = True
             else:
                 failed.add(shapes[vm])
 
 
-def trade(draft: Draft, shapes: Sequence[Shape]) -> None:
-    """Let VMs give up their seats where more of those waiting find room for it, or one with more vCPUs."""
-    for vm in sorted(draft.seats, key=lambda vm: (-shapes[vm].vcpus, vm)):
-        waiting = draft.waiting(len(shapes))
+def exchange(draft: Draft, shapes: Sequence[Shape]) -> None:
+    """Exchange assigned VMs for several that wait, or for one with more vCPUs."""
+    waiting = draft.waiting(len(shapes))
+    for vm in sorted(draft.node_of, key=lambda vm: (-shapes[vm].vcpus, vm))[:_MAX_EXCHANGES]:
+        if not waiting:
+            return
         for order in (
             sorted(waiting, key=lambda one: (shapes[one].vcpus, one)),
             sorted(waiting, key=lambda one: (-shapes[one].vcpus, one)),
@@ -51,47 +56,48 @@ def trade(draft: Draft, shapes: Sequence[Shape]) -> None:
             entered = _take_over(trial, vm, order, shapes)
             if (len(entered), sum(shapes[one].vcpus for one in entered)) > (1, shapes[vm].vcpus):
                 draft.become(trial)
+                waiting = draft.waiting(len(shapes))
                 break
 
 
 def _take_over(draft: Draft, vm: int, order: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
-    """Unseat a VM and seat those that find room on its node then, in an order."""
-    index = draft.seats[vm]
-    draft.unseat(vm)
+    """Take a VM off its node, and assign those to it that fit there then, in an order."""
+    index = draft.node_of[vm]
+    draft.unassign(vm)
     entered: list[int] = []
     refused = {shapes[vm]}
     for one in order:
         shape, node = shapes[one], draft.nodes[index]
         if shape in refused:
             continue
-        answer = node.ask(shape) if node.fitting(shape) else None
-        if answer is not None:
-            draft.seat(one, index, answer)
+        placement = node.place(shape) if node.fitting(shape) else None
+        if placement is not None:
+            draft.assign(one, index, placement)
             entered.append(one)
         else:
             refused.add(shape)
     return entered
 
 
-class _Chains:
-    """The search for chains, with the trials that it has left."""
+class _EjectionChains:
+    """The search for chains, with the trials that are left."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self._shapes = shapes
-        self._left = _TRIALS
-        self._ways_of: dict[tuple[NodeState, Shape], list[tuple[int, int, int]]] = {}
+        self._left = _MAX_TRIALS
+        self._links_of: dict[tuple[DraftNode, Shape], list[tuple[int, int, int]]] = {}
 
-    def seat(self, draft: Draft, vm: int) -> bool:
-        """Seat one VM, by the shortest chain that does it."""
+    def insert(self, draft: Draft, vm: int) -> bool:
+        """Assign one VM, by the shortest chain that does it."""
         shape = self._shapes[vm]
-        spot = tightest(draft, shape)
-        if spot is not None:
-            draft.seat(vm, *spot)
+        choice = tightest(draft, shape)
+        if choice is not None:
+            draft.assign(vm, *choice)
             return True
         free = sum(node.free.cpus.bit_count() for node in draft.nodes)
         if shape.request.owns_cpus and free < shape.vcpus:
             return False
-        for length in range(1, LONGEST_CHAIN + 1):
+        for length in range(1, MAX_CHAIN + 1):
             found = self._chain(draft, vm, length, frozenset({vm}))
             if found is not None:
                 draft.become(found)
@@ -100,19 +106,19 @@ class _Chains:
 
     def _chain(self, draft: Draft, vm: int, length: int, moved: frozenset[int]) -> Draft | None:
         shape = self._shapes[vm]
-        for index, other in self._ways(draft, shape, length, moved):
+        for index, other in self._links(draft, shape, length, moved):
             if self._left <= 0:
                 return None
             self._left -= 1
             trial = draft.copy()
-            trial.unseat(other)
-            answer = trial.nodes[index].ask(shape)
-            if answer is None:
+            trial.unassign(other)
+            placement = trial.nodes[index].place(shape)
+            if placement is None:
                 continue
-            trial.seat(vm, index, answer)
-            spot = tightest(trial, self._shapes[other])
-            if spot is not None:
-                trial.seat(other, *spot)
+            trial.assign(vm, index, placement)
+            choice = tightest(trial, self._shapes[other])
+            if choice is not None:
+                trial.assign(other, *choice)
                 return trial
             if length > 1:
                 further = self._chain(trial, other, length - 1, moved | {other})
@@ -120,39 +126,39 @@ class _Chains:
                     return further
         return None
 
-    def _ways(self, draft: Draft, shape: Shape, length: int, moved: frozenset[int]) -> list[tuple[int, int]]:
-        """(node, VM there) whose going would make room as far as counts can tell, the best first.
+    def _links(self, draft: Draft, shape: Shape, length: int, moved: frozenset[int]) -> list[tuple[int, int]]:
+        """(node, VM there) that would free enough by counts, the best first.
 
-        The last to move must find room as things are; before it only smaller ones make the way shorter.
+        The last VM of a chain must fit elsewhere as things are; before it only smaller ones shorten the way.
         """
-        finds_room: dict[Shape, bool] = {}
-        ways: list[tuple[int, int, int, int]] = []
+        fits_elsewhere: dict[Shape, bool] = {}
+        links: list[tuple[int, int, int, int]] = []
         for index, node in enumerate(draft.nodes):
-            known = self._ways_of.get((node, shape))
+            known = self._links_of.get((node, shape))
             if known is None:
-                known = self._ways_of[node, shape] = self._ways_on(node, shape)
+                known = self._links_of[node, shape] = self._links_on(node, shape)
             for vcpus, slack, other in known:
                 theirs = self._shapes[other]
-                if theirs not in finds_room:
-                    finds_room[theirs] = any(one.fitting(theirs) for one in draft.nodes)
-                if finds_room[theirs] or (length > 1 and vcpus <= shape.vcpus):
-                    ways.append((vcpus, slack, index, other))
-        ways.sort()
-        return [(index, other) for _, _, index, other in ways if other not in moved][: _WIDTHS[length - 1]]
+                if theirs not in fits_elsewhere:
+                    fits_elsewhere[theirs] = any(one.fitting(theirs) for one in draft.nodes)
+                if fits_elsewhere[theirs] or (length > 1 and vcpus <= shape.vcpus):
+                    links.append((vcpus, slack, index, other))
+        links.sort()
+        return [(index, other) for _, _, index, other in links if other not in moved][: _WIDTHS[length - 1]]
 
-    def _ways_on(self, node: NodeState, shape: Shape) -> list[tuple[int, int, int]]:
-        """(vCPUs, fewest CPUs left over in a domain that is large enough then, VM) of those on one node."""
+    def _links_on(self, node: DraftNode, shape: Shape) -> list[tuple[int, int, int]]:
+        """(vCPUs, fewest CPUs left over in a scope domain that is large enough then, VM) on one node."""
         found = []
-        for vm, placement in node.seated.items():
+        for vm, placement in node.planned.items():
             theirs = self._shapes[vm]
             if theirs is shape:
                 continue
             given_back = placement.owned if shape.request.owns_cpus else 0
             slacks = [
                 slack
-                for room in node.rooms(shape)
-                if (slack := room.count + (given_back & room.cpus).bit_count() - shape.vcpus) >= 0
-                and (room.memory is None or room.memory + theirs.memory >= shape.memory)
+                for headroom in node.headrooms(shape)
+                if (slack := headroom.count + (given_back & headroom.cpus).bit_count() - shape.vcpus) >= 0
+                and (headroom.memory is None or headroom.memory + theirs.memory >= shape.memory)
             ]
             if slacks:
                 found.append((theirs.vcpus, min(slacks), vm))

@@ -1,7 +1,7 @@
-"""Room for VMs that a plan could not seat, made by moving running VMs inside their machines.
+"""Moves of running VMs inside their machines, for VMs that a plan could not assign.
 
-The moves of all nodes together are one list in an order that can be carried out, before any planned VM
-starts. Planned VMs may change their seats too, which costs nothing: they do not run yet.
+The moves of all nodes are one list, in an order in which they can be carried out before any planned VM
+starts. Planned VMs may get other CPUs too, which costs nothing: they do not run yet.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvplace.core.cluster.draft import Draft, NodeState, Shape
+from kvplace.core.cluster.draft import Draft, DraftNode, Shape
+from kvplace.core.moves.budget import MAX_STEPS
 from kvplace.core.moves.make_room import Move, MovePlan, make_room
 from kvplace.core.occupant import Occupant
 
-_MOST_NODES = 16
-"""How many nodes are asked to make room for one VM, the emptiest first."""
+_MAX_NODES = 16
+"""Nodes on which moves are searched for one VM, the emptiest first."""
+_MAX_TOTAL_STEPS = 20 * MAX_STEPS
+"""Search steps for all VMs of a plan: minutes at worst."""
 _PLANNED = "\0"
 """How the ids of planned VMs begin here; no id that was read does."""
 
@@ -27,55 +30,101 @@ class NodeMove:
     move: Move
 
 
-def move_running(draft: Draft, shapes: Sequence[Shape]) -> tuple[NodeMove, ...]:
-    """Seat VMs that have no seat where the fewest and cheapest moves of running VMs make room for them."""
+@dataclass(frozen=True, slots=True)
+class PlannedMoves:
+    """The moves of running VMs that a plan needs."""
+
+    moves: tuple[NodeMove, ...] = ()
+    """In the order in which they are made."""
+    complete: bool = True
+    """Whether the search ended for no VM at a bound: with more search, more VMs might fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Moves on one node after which one VM fits there."""
+
+    node: int
+    plan: MovePlan
+    free: int
+    """Free CPUs of the node."""
+
+    @property
+    def cost(self) -> tuple[int, int, int, int]:
+        """Moves of running VMs, bytes that they move, free CPUs, node; the smallest is the best."""
+        moves = _of_running(self.plan)
+        return len(moves), sum(move.bytes_moved for move in moves), self.free, self.node
+
+
+def make_room_for_waiting(draft: Draft, shapes: Sequence[Shape]) -> PlannedMoves:
+    """Assign VMs that wait, each where the fewest and cheapest moves of running VMs make room for it."""
+    search = _Search(shapes)
     moves: list[NodeMove] = []
     failed: set[Shape] = set()
     for vm in sorted(draft.waiting(len(shapes)), key=lambda vm: (shapes[vm].vcpus, vm)):
         shape = shapes[vm]
         if shape in failed:
             continue
-        rooms = _rooms(draft, shape, shapes)
-        if not rooms:
+        found = search.on_all_nodes(draft, shape)
+        if not found:
             failed.add(shape)
             continue
-        *_, index, room = min(rooms, key=lambda one: one[:-1])
-        node = draft.nodes[index]
-        moves += [NodeMove(node.node.name, move) for move in room.moves if not _is_planned(move)]
-        draft.nodes[index] = _after(node, room).with_seat(vm, room.placement)
-        draft.seats[vm] = index
+        best = min(found, key=lambda one: one.cost)
+        node = draft.nodes[best.node]
+        moves += [NodeMove(node.node.name, move) for move in _of_running(best.plan)]
+        draft.nodes[best.node] = _after(node, best.plan).with_vm(vm, best.plan.placement)
+        draft.node_of[vm] = best.node
         failed.clear()
-    return tuple(moves)
+    return PlannedMoves(tuple(moves), search.complete)
 
 
-def _rooms(draft: Draft, shape: Shape, shapes: Sequence[Shape]) -> list[tuple[int, int, int, int, MovePlan]]:
-    """(moves of running VMs, bytes moved by them, free CPUs, node, how) of the nodes that can make room."""
-    able = sorted(
-        (-node.free.cpus.bit_count(), index)
-        for index, node in enumerate(draft.nodes)
-        if node.free.cpus.bit_count() >= shape.vcpus or not shape.request.owns_cpus
-    )
-    found: list[tuple[int, int, int, int, MovePlan]] = []
-    for negative, index in able[:_MOST_NODES]:
-        node = draft.nodes[index]
-        planned = [
-            Occupant(f"{_PLANNED}{vm}", shapes[vm].request, placement)
-            for vm, placement in node.seated.items()
-        ]
-        room = make_room(node.node.topology, [*node.running, *planned], shape.request, only=node.node.only)
-        if isinstance(room, MovePlan):
-            moves = [move for move in room.moves if not _is_planned(move)]
-            found.append((len(moves), sum(move.bytes_moved for move in moves), -negative, index, room))
-    return found
+class _Search:
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self._shapes = shapes
+        self._steps = _MAX_TOTAL_STEPS
+        self.complete = True
+
+    def on_all_nodes(self, draft: Draft, shape: Shape) -> list[_Found]:
+        """Search the emptiest nodes for moves that make room for a VM."""
+        able = sorted(
+            (-node.free.cpus.bit_count(), index)
+            for index, node in enumerate(draft.nodes)
+            if node.free.cpus.bit_count() >= shape.vcpus or not shape.request.owns_cpus
+        )
+        found: list[_Found] = []
+        cut = len(able) > _MAX_NODES
+        for negative, index in able[:_MAX_NODES]:
+            if self._steps <= 0:
+                cut = True
+                break
+            node = draft.nodes[index]
+            planned = [
+                Occupant(f"{_PLANNED}{vm}", self._shapes[vm].request, placement)
+                for vm, placement in node.planned.items()
+            ]
+            answer = make_room(
+                node.node.topology,
+                [*node.running, *planned],
+                shape.request,
+                max_steps=min(self._steps, MAX_STEPS),
+            )
+            self._steps -= answer.steps
+            if isinstance(answer, MovePlan):
+                found.append(_Found(index, answer, -negative))
+            else:
+                cut = cut or not answer.exact
+        if cut and not found:
+            self.complete = False
+        return found
 
 
-def _after(node: NodeState, room: MovePlan) -> NodeState:
+def _after(node: DraftNode, plan: MovePlan) -> DraftNode:
     """The node once the moves are made."""
-    to = {move.id: move.after for move in room.moves}
+    to = {move.id: move.after for move in plan.moves}
     running = tuple(replace(vm, placement=to.get(vm.id, vm.placement)) for vm in node.running)
-    seated = {vm: to.get(f"{_PLANNED}{vm}", placement) for vm, placement in node.seated.items()}
-    return node.rearranged(running, seated)
+    planned = {vm: to.get(f"{_PLANNED}{vm}", placement) for vm, placement in node.planned.items()}
+    return node.rearranged(running, planned)
 
 
-def _is_planned(move: Move) -> bool:
-    return move.id.startswith(_PLANNED)
+def _of_running(plan: MovePlan) -> list[Move]:
+    return [move for move in plan.moves if not move.id.startswith(_PLANNED)]

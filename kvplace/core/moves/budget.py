@@ -25,12 +25,19 @@ class Budget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self.total = 0
+        """All steps, also those before the last `renew`."""
         self.was_exceeded = False
         """Whether the search left something out because no steps were left."""
 
     def spend(self, steps: int) -> None:
         """Count some steps."""
         self.used += steps
+        self.total += steps
+
+    def renew(self) -> None:
+        """Start again with no steps used."""
+        self.used = 0
 
     def exceeded(self, share: int = 1) -> bool:
         """Report whether the steps, or one of so many equal shares of them, are used up: the search stops."""

@@ -8,7 +8,7 @@ Equal input gets equal answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.free import free_of
@@ -43,6 +43,8 @@ class MovePlan:
 
     placement: Placement
     moves: tuple[Move, ...]
+    steps: int = field(default=0, compare=False)
+    """Steps that the search took."""
 
     @property
     def bytes_moved(self) -> int:
@@ -57,6 +59,8 @@ class NoMoves:
     sentence: str
     exact: bool
     """Whether there are none; False when the search stopped at its bound."""
+    steps: int = field(default=0, compare=False)
+    """Steps that the search took."""
 
 
 def make_room(
@@ -87,11 +91,14 @@ def make_room(
     most_moves = min(most_moves, MAX_MOVES, len(occupants) + 1)
     search = MoveSearch(running, request, empty, max_steps)
     found = search.best(most_moves)
+    steps = search.budget.total
     if found is not None:
-        return MovePlan(found.placement, _moves(running, found))
+        return MovePlan(found.placement, _moves(running, found), steps)
     if search.budget.was_exceeded:
-        return NoMoves(f"no moves found within {max_steps:,} search steps; there may be some", exact=False)
-    return NoMoves(f"no sequence of up to {counted(most_moves, 'move')} makes room", exact=True)
+        sentence = f"no moves found within {max_steps:,} search steps; there may be some"
+        return NoMoves(sentence, exact=False, steps=steps)
+    sentence = f"no sequence of up to {counted(most_moves, 'move')} makes room"
+    return NoMoves(sentence, exact=True, steps=steps)
 
 
 def _moves(running: RunningVms, found: Trial) -> tuple[Move, ...]:

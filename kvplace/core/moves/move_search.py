@@ -64,7 +64,7 @@ class MoveSearch:
             return None
         for count in range(1, most_moves + 1):
             self._seen.clear()
-            self.budget.used = 0
+            self.budget.renew()
             self._kinds = self._kinds_of_vms(by_l3=by_l3 or count < 3 or self._thorough)
             if count == 3:
                 self._try_detours()

@@ -51,7 +51,7 @@ def one_by_one(nodes: Sequence[ClusterNode], wanted: Sequence[VmRequest], strate
     for vm in wanted:
         candidates = []
         for node in nodes:
-            free = free_of(node.topology, Ledger(), claims[node.name], only=node.only)
+            free = free_of(node.topology, Ledger(), claims[node.name])
             answer = place(node.topology, free, vm.request)
             if isinstance(answer, Placement):
                 candidates.append(Candidate(node.name, node.topology, answer, free, vm.request.vcpus))
@@ -67,12 +67,12 @@ def check_sound(node: ClusterNode, occupants: Sequence[Occupant]) -> None:
     """Nobody has what another one has, and nobody what the node does not have."""
     for vm in occupants:
         others = [claim_of(other.id, other.placement) for other in occupants if other is not vm]
-        free = free_of(node.topology, Ledger(), others, only=node.only)
+        free = free_of(node.topology, Ledger(), others)
         if vm.request.owns_cpus or vm.request.options.smt is Smt.PREFER:
             check_cpus(node.topology, free, vm.request, vm.placement)
         else:  # whole cores when it came; their other threads may have found an owner since
             assert not vm.placement.cpus & ~free.pool
     claims = [claim_of(vm.id, vm.placement) for vm in occupants]
-    left = free_of(node.topology, Ledger(), claims, only=node.only)
+    left = free_of(node.topology, Ledger(), claims)
     assert all(count >= 0 for _, count in left.memory)
     assert all(count >= 0 for _, _, count in left.huge_pages)

@@ -7,16 +7,16 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.cluster.bin_packing import First, fullest
+from kvplace.core.cluster.bin_packing import FillOrder, best_filling
 
 
 @given(
     st.integers(0, 40),
     st.dictionaries(st.integers(1, 18), st.integers(0, 4), max_size=5),
-    st.sampled_from(First),
+    st.sampled_from(FillOrder),
 )
-def test_no_other_set_leaves_less(room: int, numbers: dict[int, int], first: First) -> None:
-    chosen = fullest(room, numbers, first)
+def test_no_other_set_leaves_less(room: int, numbers: dict[int, int], first: FillOrder) -> None:
+    chosen = best_filling(room, numbers, first)
     assert all(0 < count <= numbers[size] for size, count in chosen)
     assert len({size for size, _ in chosen}) == len(chosen)
     sums = (
@@ -27,5 +27,5 @@ def test_no_other_set_leaves_less(room: int, numbers: dict[int, int], first: Fir
 
 
 def test_of_equal_sets_the_one_with_the_largest_sizes_or_with_the_most_wanted_is_taken() -> None:
-    assert fullest(12, {12: 1, 4: 9, 3: 1}, First.LARGE) == [(12, 1)]
-    assert fullest(12, {12: 1, 4: 9, 3: 1}, First.COMMON) == [(4, 3)]
+    assert best_filling(12, {12: 1, 4: 9, 3: 1}, FillOrder.LARGE) == [(12, 1)]
+    assert best_filling(12, {12: 1, 4: 9, 3: 1}, FillOrder.COMMON) == [(4, 3)]

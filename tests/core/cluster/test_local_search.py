@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import Draft, Shape, shapes_of
-from kvplace.core.cluster.local_search import let_in, trade
+from kvplace.core.cluster.local_search import exchange, insert_waiting
 from kvplace.core.request import PinningOptions, Request, Scope
 from tests.core.cluster.test_planning import machine
 
@@ -15,53 +15,53 @@ def shapes(*sizes: int) -> list[Shape]:
     return shapes_of([Request(size, PinningOptions(scope=Scope.ONE_NUMA)) for size in sizes])
 
 
-def seated(nodes: Sequence[int], shapes: Sequence[Shape], seats: Mapping[int, int]) -> Draft:
+def planned(nodes: Sequence[int], shapes: Sequence[Shape], seats: Mapping[int, int]) -> Draft:
     """Machines of so many CPUs, and VMs on them by their number."""
     draft = Draft.empty([ClusterNode(f"node-{number}", machine(cpus)) for number, cpus in enumerate(nodes)])
     for vm, node in seats.items():
-        answer = draft.nodes[node].ask(shapes[vm])
+        answer = draft.nodes[node].place(shapes[vm])
         assert answer is not None
-        draft.seat(vm, node, answer)
+        draft.assign(vm, node, answer)
     return draft
 
 
 def test_a_vm_that_finds_room_takes_it() -> None:
     wanted = shapes(2, 2)
-    draft = seated([4], wanted, {0: 0})
-    let_in(draft, wanted)
-    assert draft.seats == {0: 0, 1: 0}
+    draft = planned([4], wanted, {0: 0})
+    insert_waiting(draft, wanted)
+    assert draft.node_of == {0: 0, 1: 0}
 
 
 def test_a_vm_enters_when_another_one_goes_elsewhere() -> None:
     wanted = shapes(2, 2, 4)
-    draft = seated([4, 4], wanted, {0: 0, 1: 1})
-    let_in(draft, wanted)
-    assert draft.seats in ({0: 1, 1: 1, 2: 0}, {0: 0, 1: 0, 2: 1})
+    draft = planned([4, 4], wanted, {0: 0, 1: 1})
+    insert_waiting(draft, wanted)
+    assert draft.node_of in ({0: 1, 1: 1, 2: 0}, {0: 0, 1: 0, 2: 1})
 
 
 def test_who_makes_way_may_push_out_another_one() -> None:
     wanted = shapes(4, 3, 6)
-    draft = seated([6, 4, 3], wanted, {0: 0, 1: 1})
-    let_in(draft, wanted)
-    assert draft.seats == {0: 1, 1: 2, 2: 0}
+    draft = planned([6, 4, 3], wanted, {0: 0, 1: 1})
+    insert_waiting(draft, wanted)
+    assert draft.node_of == {0: 1, 1: 2, 2: 0}
 
 
 def test_nobody_loses_a_seat_to_one_who_enters() -> None:
     wanted = shapes(4, 2, 2)
-    draft = seated([4], wanted, {0: 0})
-    let_in(draft, wanted)
-    assert draft.seats == {0: 0}
+    draft = planned([4], wanted, {0: 0})
+    insert_waiting(draft, wanted)
+    assert draft.node_of == {0: 0}
 
 
 def test_two_take_the_seat_of_one() -> None:
     wanted = shapes(4, 2, 2)
-    draft = seated([4], wanted, {0: 0})
-    trade(draft, wanted)
-    assert draft.seats == {1: 0, 2: 0}
+    draft = planned([4], wanted, {0: 0})
+    exchange(draft, wanted)
+    assert draft.node_of == {1: 0, 2: 0}
 
 
 def test_a_larger_one_takes_the_seat_of_a_smaller_one_and_not_the_reverse() -> None:
     wanted = shapes(3, 4, 2)
-    draft = seated([4], wanted, {0: 0})
-    trade(draft, wanted)
-    assert draft.seats == {1: 0}
+    draft = planned([4], wanted, {0: 0})
+    exchange(draft, wanted)
+    assert draft.node_of == {1: 0}

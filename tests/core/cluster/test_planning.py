@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.cluster_node import ClusterNode
-from kvplace.core.cluster.draft import Draft, NodeState, shapes_of
+from kvplace.core.cluster.draft import Draft, DraftNode, shapes_of
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cluster.planning import Plan, Tally, VmRequest, plan
 from kvplace.core.free import free_of
@@ -65,7 +65,6 @@ def occupants_of(node: ClusterNode, found: Plan, wanted: Sequence[VmRequest]) ->
                 node.topology,
                 Ledger(),
                 [claim_of(other.id, other.placement) for other in running.values()],
-                only=node.only,
             )
             assert not one.move.after.owned & ~vm.placement.owned & ~free.cpus
             running[vm.id] = Occupant(vm.id, vm.request, one.move.after)
@@ -151,15 +150,15 @@ def test_what_is_free_on_a_draft_is_what_the_ledger_would_leave(data: st.DataObj
     draft = Draft.empty([ClusterNode("node", topology, running)])
     shapes = shapes_of(data.draw(st.lists(ANY_REQUEST, min_size=1, max_size=6)))
     for vm, shape in enumerate(shapes):
-        answer = draft.nodes[0].ask(shape)
+        answer = draft.nodes[0].place(shape)
         if answer is None:
             continue
         assert draft.nodes[0].fitting(shape)
-        draft.seat(vm, 0, answer)
+        draft.assign(vm, 0, answer)
         if data.draw(st.booleans()):
-            draft.unseat(data.draw(st.sampled_from(sorted(draft.seats))))
-        seated = [claim_of(str(number), draft.placement_of(number)) for number in draft.seats]
-        claims = [*(claim_of(f"running {one.id}", one.placement) for one in running), *seated]
+            draft.unassign(data.draw(st.sampled_from(sorted(draft.node_of))))
+        planned = [claim_of(str(number), draft.placement_of(number)) for number in draft.node_of]
+        claims = [*(claim_of(f"running {one.id}", one.placement) for one in running), *planned]
         assert draft.nodes[0].free == free_of(topology, Ledger(), claims)
 
 
@@ -260,11 +259,11 @@ def test_a_copy_of_a_draft_does_not_follow_the_other() -> None:
     draft = Draft.empty(nodes(machine(4)))
     (shape,) = shapes_of([Request(2)])
     kept = draft.copy()
-    answer = draft.nodes[0].ask(shape)
+    answer = draft.nodes[0].place(shape)
     assert answer is not None
-    draft.seat(0, 0, answer)
-    assert (kept.seats, draft.seats) == ({}, {0: 0})
-    assert isinstance(kept.nodes[0], NodeState)
+    draft.assign(0, 0, answer)
+    assert (kept.node_of, draft.node_of) == ({}, {0: 0})
+    assert isinstance(kept.nodes[0], DraftNode)
     assert kept.nodes[0].free.cpus == 0b1111
     kept.become(draft)
     assert kept.placement_of(0) == answer
