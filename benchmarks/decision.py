@@ -23,7 +23,7 @@ from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
-from kvplace.scheduler.fit import FitTable
+from kvplace.scheduler.fit_table import FitTable
 
 GIB = 1 << 30
 SIZES = (2, 4, 4, 8, 8, 16)

@@ -1,4 +1,4 @@
-"""What a binding writes on the pod: the placement, its `cpu-map`, and Crane's result if asked in Crane's."""
+"""What a binding writes on the pod: the placement, its `cpu-map`, and Crane's result if asked for."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from kvplace.core.topology import Topology
 def binding_annotations(
     topology: Topology,
     placement: Placement,
-    wanted: PodRequest,
+    pod_request: PodRequest,
     *,
     pod_uid: str,
     node: str,
     explanation: str = "",
 ) -> dict[str, str]:
-    """Write a decision as annotations of its pod."""
-    on_failure = wanted.request.options.on_failure
+    """Write a placement as annotations of its pod."""
+    on_failure = pod_request.request.options.on_failure
     bound = PodPlacement(pod_uid, node, topology.fingerprint, on_failure, placement)
     annotations = {
         PLACEMENT: bound.to_json(),
         CPU_MAP: write_cpu_map(topology, placement.vcpus or tuple(cpus_of(placement.cpus))),
     }
-    if wanted.crane_result:
+    if pod_request.crane_result:
         annotations[CRANE_RESULT] = _crane_result(topology, placement)
-    if wanted.explain and explanation:
+    if pod_request.explain and explanation:
         annotations[EXPLANATION] = explanation
     return annotations
 
 
 def floating_annotations(*, pod_uid: str, node: str) -> dict[str, str]:
-    """Write that a pod runs unpinned."""
+    """Write as annotations that a pod runs unpinned."""
     return {PLACEMENT: PodPlacement.floating(pod_uid=pod_uid, node=node).to_json()}
 
 
 def _crane_result(topology: Topology, placement: Placement) -> str:
-    """CPUs by NUMA node in the form of Crane's `topology-result` (gocrane/api topology v1alpha1 ZoneList)."""
+    """Write the CPUs by NUMA node as Crane's `topology-result` (gocrane/api topology v1alpha1 ZoneList)."""
     return json.dumps(
         [
             {

@@ -1,4 +1,4 @@
-"""A pod's claim: what a placement claims, and how it is found again behind a claim that is stored already."""
+"""What a stored claim stands for: the placement behind it, and whether its pod was bound with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.free import Free
-from kvplace.core.ledger import Claim, Ledger, LedgerChange
+from kvplace.core.ledger import Claim
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Request
 from kvplace.core.topology import Topology
@@ -19,10 +19,11 @@ def rfc3339(moment: datetime) -> str:
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def placed_again(topology: Topology, request: Request, claim: Claim) -> Placement | None:
-    """The placement behind a stored claim: the same request, placed inside the claim; None if it has none.
+def placement_of_claim(topology: Topology, request: Request, claim: Claim) -> Placement | None:
+    """Return the placement that a stored claim stands for: the same request, placed inside the claim.
 
-    So a bind that comes again after a crash writes the cores that the ledger says, in the same order.
+    So a bind that is repeated after a crash writes the cores of the ledger, in the same order. None if the
+    request no longer fills just this claim, because the machine has changed.
     """
     plain = claim.plain_memory
     inside = Free(
@@ -43,18 +44,13 @@ def placed_again(topology: Topology, request: Request, claim: Claim) -> Placemen
     return found
 
 
-def release_of(ledger: Ledger, uid: str) -> LedgerChange:
-    """Give back what a pod has claimed, if anything."""
-    return LedgerChange(releases=(uid,) if uid in ledger.claims else ())
-
-
-def is_bound_as_meant(pod: PodRecord | None, *, uid: str, node: str, claim: Claim | None) -> bool:
-    """Whether the pod is bound to the node with just the CPUs of its claim; None stands for floating."""
+def is_bound_with(pod: PodRecord | None, claim: Claim | None, *, uid: str, node: str) -> bool:
+    """Whether a pod is bound to the node with just the CPUs of its claim; None stands for unpinned."""
     if pod is None or pod.uid != uid or pod.node != node:
         return False
     try:
         bound = PodPlacement.from_json(pod.placement)
     except BadAnnotation:
         return False
-    cpus = claim.cpus if claim is not None else 0
-    return bound.pod_uid == uid and bound.placement.cpus == cpus
+    expected = (claim.cpus, claim.owned) if claim is not None else (0, 0)
+    return bound.pod_uid == uid and (bound.placement.cpus, bound.placement.owned) == expected

@@ -16,8 +16,8 @@ from aiohttp import web
 
 from kvplace.core.errors import BadBody, KvplaceError, http_status_of
 from kvplace.scheduler.extender import Extender
+from kvplace.scheduler.extender_protocol import MAX_BODY, read_binding_args, read_extender_args
 from kvplace.scheduler.metrics import REJECTED_CALLS
-from kvplace.scheduler.wire import MAX_BODY, read_binding_args, read_extender_args
 
 log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode

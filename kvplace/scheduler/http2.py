@@ -25,8 +25,8 @@ from h2.events import (
 from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import SettingCodes, Settings
 
+from kvplace.scheduler.extender_protocol import MAX_BODY
 from kvplace.scheduler.http import Reply, Routes
-from kvplace.scheduler.wire import MAX_BODY
 
 log = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from kvplace.machines.server_types import SERVER_TYPES
 from kvplace.machines.shipped import read_machine
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.scheduler.extender import Extender
-from kvplace.scheduler.wire import FilterResult, read_binding_args, read_extender_args
+from kvplace.scheduler.extender_protocol import FilterResult, read_binding_args, read_extender_args
 from kvplace.simulate.orders import orders
 from kvplace.simulate.report import DemoReport, DemoSettings, PlacedVm, RefusedVm
 from kvplace.simulate.virt_launcher import domain_xml, launcher_pod, vmi_of

@@ -25,7 +25,7 @@ from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
-from kvplace.scheduler.fit import FitTable
+from kvplace.scheduler.fit_table import FitTable
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
 from kvplace.simulate.load import Arrival, Event, RandomLoad, Vm, trace
 from kvplace.simulate.scenario import Scenario

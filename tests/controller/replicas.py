@@ -13,6 +13,7 @@ from typing import Any
 from kvplace.controller.controller import Controller, ControllerSettings
 from kvplace.core.annotations import REQUEST
 from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
@@ -20,13 +21,13 @@ from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine
 from kvplace.scheduler.extender import Extender, ExtenderSettings
-from kvplace.scheduler.wire import (
+from kvplace.scheduler.extender_protocol import (
     BindingArgs,
     ExtenderArgs,
+    ExtenderPod,
     FilterResult,
     Metadata,
     OwnerReference,
-    WirePod,
 )
 from tests.core.requests import request_with
 
@@ -55,12 +56,19 @@ class Replica:
 
     async def bind(self, pod: PodRecord, node: str) -> str:
         """Bind as kube-scheduler does; answers the error, empty when bound."""
-        return (await self.extender.bind(BindingArgs(pod.name, pod.namespace, pod.uid, node))).error
+        return (
+            await self.extender.bind(BindingArgs(pod.name, pod.namespace, PodUid(pod.uid), NodeName(node)))
+        ).error
 
     def topology(self, node: str) -> Topology | None:
         """Answer the machine of a node as this replica sees it; None when it cannot be used."""
         machine = self.cache.machine(node)
         return machine.topology if isinstance(machine, NodeMachine) else None
+
+    def held(self) -> int:
+        """Count the pods that have a hold."""
+        holds = self.extender.holds
+        return sum(len(list(holds.on_node(NodeName(node)))) for node in self.cache.nodes.records)
 
     async def until(self, holds: object) -> None:
         """Wait until something comes true, letting everybody work."""
@@ -104,17 +112,20 @@ async def replica(
         try:
             yield Replica(cluster, cache, events, extender, keeper)
         finally:
-            await extender.binder.stop()
+            binds = [task for _, task in extender.binder.under_way.values()]
+            for task in binds:
+                task.cancel()
+            await asyncio.gather(*binds, return_exceptions=True)
             await cache.ledgers.stop()
             for task in watching:
                 task.cancel()
 
 
 def asking_pod(
-    cluster: MemoryCluster, name: str, vcpus: int = 2, *, explain: bool = False, **wishes: Any
+    cluster: MemoryCluster, name: str, vcpus: int = 2, *, explain: bool = False, **options: Any
 ) -> PodRecord:
-    """Create a pod that asks for CPUs of one socket, or for what `wishes` say of its Request."""
-    asked = PodRequest(request_with(vcpus, **wishes), f"default/{name}", explain)
+    """Create a pod that asks for CPUs of one socket, or for what `options` say of its Request."""
+    asked = PodRequest(request_with(vcpus, **options), f"default/{name}", explain)
     return cluster.create_pod(name, request=write_request(asked), vmi=name)
 
 
@@ -124,8 +135,8 @@ def asking_args(pod: PodRecord, *nodes: str) -> ExtenderArgs:
     metadata = Metadata(
         pod.name,
         pod.namespace,
-        pod.uid,
+        PodUid(pod.uid),
         {REQUEST: pod.request} if pod.request else None,
         [owner] if pod.vmi else None,
     )
-    return ExtenderArgs(WirePod(metadata), list(nodes))
+    return ExtenderArgs(ExtenderPod(metadata), [NodeName(node) for node in nodes])

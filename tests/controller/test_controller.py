@@ -13,6 +13,7 @@ from kvplace.core.ledger import ClaimState, Ledger
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.scalars import NodeName
 from kvplace.kube.events import EventReason
 from kvplace.kube.faults import FaultScript, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
@@ -55,7 +56,7 @@ async def test_cores_stay_while_a_deleted_pods_qemu_still_runs_and_come_free_whe
         cluster.set_pod_phase("default", "vm", "Running")
         cluster.delete_pod("default", "vm")
         await one.until(lambda: one.cache.pods.records[pod.uid].deleting)
-        await one.controller.mend("n1")
+        await one.controller.reconciler.reconcile(NodeName("n1"))
         assert pod.uid in one.claims()
 
         cluster.change_pod("default", "vm", compute_terminated=True)
@@ -90,7 +91,7 @@ async def test_a_claim_without_a_binding_is_kept_while_its_bind_may_still_come(
         pod = asking_pod(cluster, "vm")
         cluster.faults.fail(Operation.BIND, Unavailable("no answer"), times=50)
         assert "no answer" in await one.bind(pod, "n1")
-        await one.controller.mend("n1")
+        await one.controller.reconciler.reconcile(NodeName("n1"))
         assert pod.uid in one.claims()
 
 
@@ -122,7 +123,7 @@ async def test_a_stale_cache_never_gives_back_the_cores_of_a_pod_that_is_bound(
         assert await binder.bind(pod, "n1") == ""
         assert watcher.cache.pods.get(pod.uid) is None
         await watcher.until(lambda: watcher.cache.ledgers.current("n1"))
-        await watcher.controller.mend("n1")
+        await watcher.controller.reconciler.reconcile(NodeName("n1"))
         assert pod.uid in watcher.claims()
         cluster.resume_watches(PODS)
 
@@ -177,7 +178,7 @@ async def test_two_running_pods_on_one_core_are_told_loudly_and_nothing_is_chang
         (event, *_) = [event for event in cluster.events if event.reason is EventReason.CORES_OVERLAP]
         assert (
             event.note
-            == f"pod default/intruder runs on CPUs 0-1 of n1, which the ledger gives to {owner.uid}"
+            == f"pod default/intruder runs on CPUs 0-1 of n1, which belong to {owner.uid} in the ledger"
         )
         assert set(one.claims()) == {owner.uid}
 
@@ -190,7 +191,7 @@ async def test_the_ledger_of_a_node_that_is_gone_goes_when_its_last_claim_does(
         await one.bind(pod, "n1")
         cluster.delete_node("n1")
         await one.until(lambda: "n1" not in one.cache.nodes.records)
-        await one.controller.mend("n1")
+        await one.controller.reconciler.reconcile(NodeName("n1"))
         assert pod.uid in one.claims()
         cluster.delete_pod("default", "vm", force=True)
         await one.until(lambda: cluster._ledgers.records.get("n1") is None)

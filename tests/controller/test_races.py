@@ -13,6 +13,7 @@ from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.scalars import NodeName
 from kvplace.kube.events import EventReason
 from kvplace.kube.faults import FaultScript, Moment, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
@@ -50,10 +51,10 @@ async def test_a_claim_whose_pod_the_cache_has_not_got_yet_is_kept_for_its_bind(
         pod = asking_pod(cluster, "vm")
         await unanswered_bind(cluster, one, pod)
         moment[0] += timedelta(seconds=30)
-        await one.controller.mend("n1")
+        await one.controller.reconciler.reconcile(NodeName("n1"))
         assert pod.uid in one.claims()
         moment[0] += timedelta(seconds=31)
-        await one.controller.mend("n1")
+        await one.controller.reconciler.reconcile(NodeName("n1"))
         assert one.claims() == {}
         cluster.resume_watches(PODS)
 
@@ -72,7 +73,7 @@ async def test_a_bind_that_takes_an_old_claim_over_while_it_is_being_given_back_
         await other.until(lambda: other.cache.ledger("n1").claims)
         cluster.pause_watches(LEDGERS)
         looking = cluster.faults.hold(Operation.READ_POD, moment=Moment.AFTER)
-        mending = asyncio.create_task(other.controller.mend("n1"))
+        mending = asyncio.create_task(other.controller.reconciler.reconcile(NodeName("n1")))
         await looking.reached.wait()  # it has seen the pod unbound
         binding = cluster.faults.hold(Operation.BIND)
         bound = asyncio.create_task(one.bind(pod, "n1"))
@@ -91,7 +92,7 @@ async def test_a_bind_that_comes_after_its_claim_was_given_back_claims_anew(clus
         pod, other = asking_pod(cluster, "vm", 5), asking_pod(cluster, "other", 5)
         await unanswered_bind(cluster, one, pod)
         moment[0] += timedelta(seconds=61)
-        await one.controller.mend("n1")
+        await one.controller.reconciler.reconcile(NodeName("n1"))
         assert await one.bind(other, "n1") == ""
         assert "best 3 on socket 0" in await one.bind(pod, "n1")
         assert await one.bind(pod, "n2") == ""
@@ -106,7 +107,7 @@ async def test_the_claim_of_an_earlier_attempt_goes_only_once_the_pod_is_bound_e
         hold = cluster.faults.hold(Operation.BIND)
         binding = asyncio.create_task(one.bind(pod, "n2"))
         await hold.reached.wait()
-        await one.controller.mend("n1")
+        await one.controller.reconciler.reconcile(NodeName("n1"))
         assert pod.uid in one.claims("n1")
         assert pod.uid in one.claims("n2")
         hold.release()
@@ -140,7 +141,7 @@ async def test_a_pod_that_ended_meanwhile_is_not_claimed_back_from_a_stale_cache
         cluster._ledgers.remove("n1")
         cluster.set_pod_phase("default", "vm", "Succeeded")
         await stale.until(lambda: stale.cache.ledgers.current("n1") is None)
-        await stale.controller.mend("n1")
+        await stale.controller.reconciler.reconcile(NodeName("n1"))
         assert stale.claims() == {}
         cluster.resume_watches(PODS)
 
@@ -165,7 +166,7 @@ async def test_an_overlap_is_told_once_and_does_not_keep_other_claims_from_comin
         await one.until(lambda: "a-first" in one.cache.pods.records and not one.cache.ledgers.current("n1"))
         cluster.faults.fail(Operation.RECORD_EVENT, Unavailable("busy"))
         for _ in range(3):
-            await one.controller.mend("n1")
+            await one.controller.reconciler.reconcile(NodeName("n1"))
             await one.events.finish()
         claimed = set(one.claims())
         assert len(claimed) == 3
@@ -249,5 +250,5 @@ async def test_what_vanished_is_forgotten_once_nobody_claims_for_it(cluster: Mem
         await watcher.until(lambda: not watcher.cache.ledger("n1").owned)
         await watcher.until(lambda: not watcher.cache.pods.records)
         rounds = asyncio.create_task(watcher.controller.run())
-        await watcher.until(lambda: not watcher.controller._vanished)
+        await watcher.until(lambda: not watcher.controller._index._deleted)
         rounds.cancel()

@@ -13,13 +13,14 @@ from kvplace.core.errors import Forbidden
 from kvplace.core.ledger import ClaimState, Ledger
 from kvplace.core.request import OnFailure, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.events import EventReason, EventRecorder
 from kvplace.kube.faults import Operation
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender
-from kvplace.scheduler.wire import BindingArgs
+from kvplace.scheduler.extender_protocol import BindingArgs
 from tests.controller.replicas import asking_pod, replica
 from tests.nodes.machines import EIGHT, TWO
 from tests.scheduler.counting import Counting
@@ -249,7 +250,7 @@ async def test_before_the_cluster_is_known_nothing_is_bound() -> None:
     cluster.create_node("a", topology=EIGHT)
     pod = asking_pod(cluster, "vm")
     extender = Extender(cluster, NodeCache(cluster), EventRecorder(cluster))
-    result = await extender.bind(BindingArgs("vm", "default", pod.uid, "a"))
+    result = await extender.bind(BindingArgs("vm", "default", PodUid(pod.uid), NodeName("a")))
     assert result.error == "kvplace has not read the cluster yet; it will in a moment"
     assert cluster.claimed_on(pod.uid) == []
 
@@ -268,7 +269,7 @@ async def test_a_bind_takes_the_cores_that_filter_promised_and_leaves_those_of_o
         assert await one.bind(promised, "a") == ""
         assert cluster.placement("promised").placement.cpus == mask_of(range(4))
         assert cluster.placement("other").placement.cpus == mask_of([4, 5])
-        assert len(one.extender.holds) == 0
+        assert one.held() == 0
 
 
 async def test_a_promise_to_another_pod_does_not_stop_a_bind_that_comes_first(cluster: Counting) -> None:

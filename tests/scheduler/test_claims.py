@@ -17,7 +17,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import GuestNuma, OnFailure, Policy, Request, Scope
 from kvplace.core.topology import Topology
 from kvplace.kube.records import PodRecord
-from kvplace.scheduler.claims import is_bound_as_meant, placed_again
+from kvplace.scheduler.claims import is_bound_with, placement_of_claim
 from tests.core.machines import frees, requests, topologies
 
 EVERY_POLICY = tuple(policy for policy in Policy if policy is not Policy.NONE)
@@ -62,7 +62,7 @@ def claimed(placement: Placement) -> Claim:
 @given(seated())
 def test_a_placement_is_found_again_behind_its_claim(case: Case) -> None:
     machine, request, placement = case
-    found = placed_again(machine, request, claimed(placement))
+    found = placement_of_claim(machine, request, claimed(placement))
     if found is None:  # more NUMA nodes give memory than CPUs: rare, and then it is decided anew
         assert len(placement.numa_nodes) > len(machine.nodes_of(placement.cpus | placement.owned))
     elif request.owns_cpus or request.options.policy is Policy.NUMA:
@@ -77,17 +77,17 @@ def test_a_placement_is_found_again_behind_its_claim(case: Case) -> None:
 def test_a_claim_that_the_machine_no_longer_serves_has_no_placement_behind_it(case: Case) -> None:
     machine, request, placement = case
     claim = claimed(placement)
-    assert placed_again(machine, replace(request, vcpus=request.vcpus + 5), claim) is None
+    assert placement_of_claim(machine, replace(request, vcpus=request.vcpus + 5), claim) is None
 
 
-def test_a_pod_is_bound_as_meant_only_with_its_own_uid_node_and_cpus() -> None:
+def test_a_pod_is_bound_with_only_with_its_own_uid_node_and_cpus() -> None:
     floating = PodPlacement.floating(pod_uid="u", node="n")
     pod = PodRecord("ns", "p", "u", node="n", placement=floating.to_json())
-    assert is_bound_as_meant(pod, uid="u", node="n", claim=None)
-    assert not is_bound_as_meant(None, uid="u", node="n", claim=None)
-    assert not is_bound_as_meant(pod, uid="other", node="n", claim=None)
-    assert not is_bound_as_meant(pod, uid="u", node="other", claim=None)
-    assert not is_bound_as_meant(replace(pod, placement=""), uid="u", node="n", claim=None)
+    assert is_bound_with(pod, None, uid="u", node="n")
+    assert not is_bound_with(None, None, uid="u", node="n")
+    assert not is_bound_with(pod, None, uid="other", node="n")
+    assert not is_bound_with(pod, None, uid="u", node="other")
+    assert not is_bound_with(replace(pod, placement=""), None, uid="u", node="n")
     inherited = PodPlacement.floating(pod_uid="source", node="n").to_json()
-    assert not is_bound_as_meant(replace(pod, placement=inherited), uid="u", node="n", claim=None)
+    assert not is_bound_with(replace(pod, placement=inherited), None, uid="u", node="n")
     assert floating.on_failure is OnFailure.FLOAT

@@ -12,6 +12,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import GuestNuma, OnFailure, Policy, Scope, Smt
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.events import EventReason, EventRecorder
 from kvplace.kube.faults import FaultScript, Operation
@@ -19,7 +20,7 @@ from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.watches import LEDGERS, PODS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender, ExtenderSettings, Mode
-from kvplace.scheduler.wire import read_extender_args
+from kvplace.scheduler.extender_protocol import read_extender_args
 from tests.controller.replicas import Replica, asking_args, asking_pod, replica
 from tests.nodes.machines import EIGHT, TWO
 
@@ -50,7 +51,7 @@ async def test_advise_answers_with_every_node_that_fits_and_holds_nothing(cluste
     async with replica(cluster, extending=ADVISING) as one:
         answer = await one.filter(asking_pod(cluster, "vm", 8))
         assert answer.names == ["a", "b", "two"]
-        assert len(one.extender.holds) == 0
+        assert one.held() == 0
         assert (await one.filter(asking_pod(cluster, "other", 8))).names == ["a", "b", "two"]
 
 
@@ -79,7 +80,7 @@ async def test_a_pod_that_asks_again_is_not_blocked_by_its_own_promise(cluster: 
         pod = asking_pod(cluster, "vm", 8)
         for _ in range(3):
             assert (await one.filter(pod)).names == ["a"]
-        assert len(one.extender.holds) == 1
+        assert one.held() == 1
 
 
 async def test_a_pod_that_asks_again_is_not_blocked_by_its_own_claim(cluster: MemoryCluster) -> None:
@@ -122,7 +123,7 @@ async def test_a_promise_ends_with_its_pod(cluster: MemoryCluster) -> None:
         await one.until(lambda: pod.uid in one.cache.pods.records)
         assert (await one.filter(pod)).names == ["a"]
         cluster.delete_pod("default", "lost")
-        await one.until(lambda: len(one.extender.holds) == 0)
+        await one.until(lambda: one.held() == 0)
         assert (await one.filter(asking_pod(cluster, "later", 8))).names == ["a"]
 
 
@@ -133,7 +134,7 @@ async def test_a_promise_ends_when_its_pod_is_bound_elsewhere(cluster: MemoryClu
         pod = asking_pod(cluster, "vm", 8)
         assert (await one.filter(pod)).names == ["a"]
         assert await other.bind(pod, "b") == ""
-        await one.until(lambda: len(one.extender.holds) == 0)
+        await one.until(lambda: one.held() == 0)
         assert (await one.filter(asking_pod(cluster, "later", 8))).names == ["a"]
 
 
@@ -183,7 +184,7 @@ async def test_the_cpu_map_of_a_node_narrows_what_its_topology_offers(cluster: M
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", 3)
         assert (await one.filter(pod)).names == ["n"]
-        assert one.extender.holds.of_pod(pod.uid, "n").owned == mask_of([2, 3, 4])  # type: ignore[union-attr]
+        assert one.extender.holds.of_pod(PodUid(pod.uid), NodeName("n")).owned == mask_of([2, 3, 4])  # type: ignore[union-attr]
         assert (await one.filter(asking_pod(cluster, "wide", 4))).names == []
 
 
@@ -271,8 +272,8 @@ async def test_words_that_exclude_each_other_fail_every_node_for_good(cluster: M
             {"policy": Policy.SHARE, "smt": Smt.ISOLATE},
             {"policy": Policy.NUMA, "guest_numa": GuestNuma.MIRROR},
         )
-        for number, wishes in enumerate(excluding):
-            pod = asking_pod(cluster, f"vm-{number}", 2, **wishes)
+        for number, options in enumerate(excluding):
+            pod = asking_pod(cluster, f"vm-{number}", 2, **options)
             answer = await one.filter(pod)
             assert answer.names == []
             assert "contradicts kvplace.io/cpu-policy" in answer.unresolvable["a"]

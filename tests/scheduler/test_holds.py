@@ -1,12 +1,11 @@
-"""Holds: what filter promised, until the bind, the pod's end, or a while later."""
+"""A hold lasts until the bind, the pod's end, or a while later."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.scheduler.holds import Holds
 from tests.core.test_ledger import claim_of
 
@@ -24,31 +23,30 @@ def test_a_pod_holds_at_most_once_and_no_longer_than_its_time(walk: list[tuple[s
     expected: dict[str, tuple[str, float]] = {}
     for what, uid, node in walk:
         if what == "hold":
-            holds.hold(node, claim_of(uid, 1))
+            holds.hold(NodeName(node), claim_of(uid, 1))
             expected[uid] = (node, moment[0] + 3.0)
             assert changed[-1] == node
         elif what == "drop":
-            holds.drop(uid)
+            holds.drop(PodUid(uid))
             expected.pop(uid, None)
         else:
             moment[0] += 1.0
         holds.drop_expired()
         expected = {uid: (at, until) for uid, (at, until) in expected.items() if until > moment[0]}
-        assert len(holds) == len(expected)
-        for name in ("n", "m"):
+        for name in (NodeName("n"), NodeName("m")):
             held = {claim.uid for claim in holds.on_node(name)}
             assert held == {uid for uid, (at, _) in expected.items() if at == name}
-            assert {claim.uid for claim in holds.on_node(name, but="a")} == held - {"a"}
+            assert {claim.uid for claim in holds.on_node(name, but=PodUid("a"))} == held - {"a"}
         for uid, (at, _) in expected.items():
-            assert holds.of_pod(uid, at) == claim_of(uid, 1)
-            assert holds.of_pod(uid, "elsewhere") is None
+            assert holds.of_pod(PodUid(uid), NodeName(at)) == claim_of(uid, 1)
+            assert holds.of_pod(PodUid(uid), NodeName("elsewhere")) is None
 
 
 def test_a_new_hold_of_a_pod_replaces_its_old_one_and_both_nodes_hear_of_it() -> None:
     changed: list[str] = []
     holds = Holds(seconds=3.0, clock=lambda: 0.0, changed=changed.append)
-    holds.hold("n", claim_of("a", 1))
-    holds.hold("m", replace(claim_of("a", 2)))
+    holds.hold(NodeName("n"), claim_of("a", 1))
+    holds.hold(NodeName("m"), claim_of("a", 2))
     assert changed == ["n", "n", "m"]
-    assert list(holds.on_node("n")) == []
-    assert len(holds) == 1
+    assert list(holds.on_node(NodeName("n"))) == []
+    assert list(holds.on_node(NodeName("m"))) == [claim_of("a", 2)]

@@ -20,10 +20,10 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
 
+from kvplace.scheduler.extender_protocol import MAX_BODY
 from kvplace.scheduler.http import Reply, Routes
 from kvplace.scheduler.http2 import Http2Connection
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
-from kvplace.scheduler.wire import MAX_BODY
 from kvplace.service.settings import Address
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -281,8 +281,8 @@ class Replicas(RuleBasedStateMachine):
         one.end.set()
         self.loop.run(asyncio.wait([one.life]))
 
-    def _arrive(self, vcpus: int, **wishes: Any) -> None:
-        asking_pod(self.cluster, f"vm-{next(self.names)}", vcpus, **wishes)
+    def _arrive(self, vcpus: int, **options: Any) -> None:
+        asking_pod(self.cluster, f"vm-{next(self.names)}", vcpus, **options)
 
     def _pass(self, seconds: float) -> None:
         self.loop.run(asyncio.sleep(seconds))

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.errors import BadBody
-from kvplace.scheduler.wire import (
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.scheduler.extender_protocol import (
     MAX_BODY,
     BindingArgs,
     BindingResult,
@@ -64,7 +65,7 @@ def test_keys_are_read_in_any_case() -> None:
     lower = {key.lower(): value for key, value in ARGS.items()}
     assert read_extender_args(body(lower)) == read_extender_args(body(ARGS))
     assert read_binding_args(body({key.upper(): value for key, value in BIND.items()})) == BindingArgs(
-        "virt-launcher-db", "prod", "uid-1", "n1"
+        "virt-launcher-db", "prod", PodUid("uid-1"), NodeName("n1")
     )
 
 
@@ -115,12 +116,12 @@ def test_a_pod_without_annotations_or_owner_asks_for_nothing() -> None:
         (ARGS | {"Pod": {"metadata": None}}, "pod is malformed: "),
         (
             ARGS | {"Pod": {"metadata": {"name": "p", "namespace": "d"}}},
-            "Pod.metadata.uid is missing or empty; by it pods are told apart",
+            "Pod.metadata.uid is missing or empty",
         ),
         ({"Pod": POD, "Nodes": {"items": ["n1"]}}, "Nodes.items is malformed: "),
-        ({"Pod": POD, "Nodes": {"items": [{}]}}, "Nodes.items holds a node without a name"),
-        ([], "the body is no JSON object: "),
-        (None, "the body is no JSON object: "),
+        ({"Pod": POD, "Nodes": {"items": [{}]}}, "Nodes.items contains a node without a name"),
+        ([], "the body is not a JSON object: "),
+        (None, "the body is not a JSON object: "),
     ],
     ids=repr,
 )

@@ -1,7 +1,7 @@
-"""What every node could give to a request, remembered.
+"""What every node could give to a request, cached.
 
-Nodes in the same state get the same answer, and a node that has not changed since the last pod of the
-same shape is not asked again; so a filter call costs a look-up per node and a placement per changed one.
+A node that has not changed since the last equal request is not computed again, and nodes in the same state
+are computed once. So a filter call costs a look-up for each node and a placement for each changed one.
 """
 
 from __future__ import annotations
@@ -18,39 +18,41 @@ from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 
-_SHAPES = 128
+_REQUESTS = 128
+"""Different requests whose answers are cached; the least recently used is dropped first."""
 _ANSWERS = 20_000
+"""The same for answers by machine, free resources and request."""
 
 
 class FitTable:
-    """Answers by request shape and node, kept until the node changes."""
+    """Answers by request and node, kept until the node changes."""
 
     def __init__(self, snapshot_of: Callable[[str], NodeSnapshot | Unusable]) -> None:
         self._snapshot_of = snapshot_of
-        self._by_shape: OrderedDict[tuple[object, ...], dict[str, Candidate | Refusal]] = OrderedDict()
+        self._by_request: OrderedDict[tuple[object, ...], dict[str, Candidate | Refusal]] = OrderedDict()
         self._answers: OrderedDict[tuple[object, ...], Placement | Refusal] = OrderedDict()
 
     def node_changed(self, node: str) -> None:
-        """Forget what was found for a node."""
-        for answers in self._by_shape.values():
+        """Drop what was found for a node."""
+        for answers in self._by_request.values():
             answers.pop(node, None)
 
     def answers(self, nodes: Iterable[str], request: Request) -> dict[str, Candidate | Refusal]:
-        """Say for each node where the VM would sit there, or why it does not fit."""
-        shape = request.key
-        known = self._by_shape.get(shape)
+        """Return for each node the VM's placement there, or why it does not fit."""
+        key = request.key
+        known = self._by_request.get(key)
         if known is None:
-            known = self._by_shape[shape] = {}
-            if len(self._by_shape) > _SHAPES:
-                self._by_shape.popitem(last=False)
+            known = self._by_request[key] = {}
+            if len(self._by_request) > _REQUESTS:
+                self._by_request.popitem(last=False)
         else:
-            self._by_shape.move_to_end(shape)
+            self._by_request.move_to_end(key)
         found: dict[str, Candidate | Refusal] = {}
         for node in nodes:
             answer = known.get(node)
             if answer is None:
                 snapshot = self._snapshot_of(node)
-                if isinstance(snapshot, Unusable):  # not remembered: it may be a node that no longer exists
+                if isinstance(snapshot, Unusable):  # not cached: the node may no longer exist
                     answer = Refusal(Reason.NO_TOPOLOGY, snapshot.problem, {}, never=True)
                 else:
                     answer = known[node] = self._ask(node, snapshot, request)

@@ -1,23 +1,24 @@
-"""The HTTP extender protocol of kube-scheduler, read tolerantly and answered strictly.
+"""The HTTP extender protocol of kube-scheduler: its requests and answers.
 
-Types and key spelling: k8s.io/kube-scheduler/extender/v1, whose Go structs carry no JSON tags, so keys
-are capitalised; Go decodes them in any case, and schedulers before 1.17 sent lower case, so we accept
-any case too. An answer always has the right shape: filter never answers `{}`, which would reject
+Types and keys are those of k8s.io/kube-scheduler/extender/v1. Its Go structs have no JSON tags, so keys are
+capitalised; Go decodes them in any case, and schedulers before 1.17 sent lower case, so any case is
+accepted. An answer always has the full shape: to kube-scheduler, `{}` as the answer of filter rejects
 every node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from kvplace.core.annotations import REQUEST
 from kvplace.core.errors import BadBody
+from kvplace.core.scalars import NodeName, PodUid
 
 MAX_BODY = 8 * 1024 * 1024
-"""Largest request body: 15,000 node names are 0.5 MB, and complete Node objects are not wanted."""
+"""Largest request body: 15,000 node names are 0.5 MB; complete Node objects of so many are not."""
 
 
 class OwnerReference(msgspec.Struct, frozen=True):
@@ -33,19 +34,19 @@ class Metadata(msgspec.Struct, frozen=True):
 
     name: str = ""
     namespace: str = ""
-    uid: str = ""
+    uid: PodUid = PodUid("")
     annotations: dict[str, str] | None = None
     owners: list[OwnerReference] | None = msgspec.field(default=None, name="ownerReferences")
 
 
-class WirePod(msgspec.Struct, frozen=True):
-    """The part of a pod that we read; everything else of its 18 KB is skipped by the decoder."""
+class ExtenderPod(msgspec.Struct, frozen=True):
+    """The part of a pod that we read; the decoder skips the rest of its 18 KB."""
 
     metadata: Metadata = Metadata()
 
     @property
     def request(self) -> str:
-        """Text of the annotation kvplace.io/request; empty when there is none."""
+        """Text of the annotation kvplace.io/request; empty if there is none."""
         return (self.metadata.annotations or {}).get(REQUEST, "")
 
     @property
@@ -58,15 +59,12 @@ class WirePod(msgspec.Struct, frozen=True):
 
 
 class ExtenderArgs(msgspec.Struct, frozen=True):
-    """The request of filter and prioritize.
+    """The request of filter and prioritize."""
 
-    `nodes` holds the raw Node objects when kube-scheduler is configured with nodeCacheCapable: false;
-    `names` are the nodes' names either way.
-    """
-
-    pod: WirePod
-    names: list[str]
+    pod: ExtenderPod
+    names: list[NodeName]
     nodes: dict[str, msgspec.Raw] | None = None
+    """The Node objects, which kube-scheduler sends where it is configured with nodeCacheCapable: false."""
 
 
 class FilterResult(msgspec.Struct, frozen=True):
@@ -74,9 +72,27 @@ class FilterResult(msgspec.Struct, frozen=True):
 
     names: list[str] | None = msgspec.field(default=None, name="NodeNames")
     nodes: dict[str, list[msgspec.Raw]] | None = msgspec.field(default=None, name="Nodes")
-    failed: dict[str, str] = msgspec.field(default_factory=dict, name="FailedNodes")
-    unresolvable: dict[str, str] = msgspec.field(default_factory=dict, name="FailedAndUnresolvableNodes")
+    failed: Mapping[str, str] = msgspec.field(default_factory=dict, name="FailedNodes")
+    unresolvable: Mapping[str, str] = msgspec.field(default_factory=dict, name="FailedAndUnresolvableNodes")
     error: str = msgspec.field(default="", name="Error")
+
+    @classmethod
+    def passing(cls, args: ExtenderArgs, names: list[str]) -> Self:
+        """Answer that these nodes can hold the pod, in the form in which kube-scheduler sent them."""
+        if args.nodes is None:
+            return cls(names=names)
+        return cls(nodes={"items": [args.nodes[name] for name in names]})
+
+    @classmethod
+    def rejecting(
+        cls,
+        args: ExtenderArgs,
+        failed: Mapping[str, str],
+        unresolvable: Mapping[str, str],
+    ) -> Self:
+        """Answer that no node can hold the pod, and why; `unresolvable` even when others leave."""
+        none = cls.passing(args, [])
+        return msgspec.structs.replace(none, failed=failed, unresolvable=unresolvable)
 
 
 class HostPriority(msgspec.Struct, frozen=True):
@@ -91,8 +107,8 @@ class BindingArgs(msgspec.Struct, frozen=True):
 
     name: str
     namespace: str
-    uid: str
-    node: str
+    uid: PodUid
+    node: NodeName
 
 
 class BindingResult(msgspec.Struct, frozen=True):
@@ -101,7 +117,7 @@ class BindingResult(msgspec.Struct, frozen=True):
     error: str = msgspec.field(default="", name="Error")
 
 
-class _NodeName(msgspec.Struct, frozen=True):
+class _Node(msgspec.Struct, frozen=True):
     metadata: Metadata = Metadata()
 
 
@@ -115,21 +131,21 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def read_extender_args(body: bytes) -> ExtenderArgs:
     """Read a filter or prioritize request; raises BadBody that names the key."""
     keys = _keys(body)
-    pod = _get(keys, "pod", WirePod | None)
+    pod = _get(keys, "pod", ExtenderPod | None)
     if pod is None:
         raise BadBody("Pod is missing or null; an extender request carries the pod")
     if not pod.metadata.uid:
-        raise BadBody("Pod.metadata.uid is missing or empty; by it pods are told apart")
-    names = _get(keys, "nodenames", list[str] | None)
+        raise BadBody("Pod.metadata.uid is missing or empty")
+    names = _get(keys, "nodenames", list[NodeName] | None)
     if names is not None:
         return ExtenderArgs(pod, names)
     listed = _get(keys, "nodes", _NodeList | None)
     if listed is None:
         raise BadBody("NodeNames and Nodes are both missing or null; one of them lists the nodes")
-    nodes = {_decode(raw, _NodeName, "Nodes.items").metadata.name: raw for raw in listed.items or ()}
+    nodes = {_decode(raw, _Node, "Nodes.items").metadata.name: raw for raw in listed.items or ()}
     if "" in nodes:
-        raise BadBody("Nodes.items holds a node without a name")
-    return ExtenderArgs(pod, list(nodes), nodes)
+        raise BadBody("Nodes.items contains a node without a name")
+    return ExtenderArgs(pod, [NodeName(name) for name in nodes], nodes)
 
 
 def read_binding_args(body: bytes) -> BindingArgs:
@@ -142,7 +158,7 @@ def read_binding_args(body: bytes) -> BindingArgs:
             f"{', '.join(missing)} missing or empty; bind needs PodName, PodNamespace, PodUID and Node"
         )
     return BindingArgs(
-        values["podname"] or "", values["podnamespace"] or "", values["poduid"] or "", values["node"] or ""
+        values["podname"], values["podnamespace"], PodUid(values["poduid"]), NodeName(values["node"])
     )
 
 
@@ -152,7 +168,7 @@ def _keys(body: bytes) -> Mapping[str, msgspec.Raw]:
     try:
         fields = _fields.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadBody(f"the body is no JSON object: {error}") from None
+        raise BadBody(f"the body is not a JSON object: {error}") from None
     folded: dict[str, msgspec.Raw] = {}
     for key, value in fields.items():
         folded.setdefault(key.lower(), value)

@@ -7,7 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kvplace.controller.upkeep import Verdict, has_ended, judge, judge_live, lost_claim
+from kvplace.controller.claim_action import (
+    ClaimAction,
+    action_from_cache,
+    action_from_live_pod,
+    claim_of_bound_pod,
+    has_ended,
+)
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
@@ -42,63 +48,69 @@ def claim(age: float, state: ClaimState = ClaimState.CLAIMED) -> Claim:
     return Claim("u", "default", "virt-launcher-db", "db", Policy.EXCLUSIVE, state, 12, 12, {}, {}, since)
 
 
-def judged(pod: PodRecord | None, age: float, *, vanished: bool = False) -> Verdict:
-    return judge(claim(age), "n", pod, vanished=vanished, now=NOW, patience_s=PATIENCE)
+def action(pod: PodRecord | None, age: float, *, was_deleted: bool = False) -> ClaimAction:
+    return action_from_cache(claim(age), "n", pod, was_deleted=was_deleted, now=NOW, patience_s=PATIENCE)
 
 
 @pytest.mark.parametrize(
-    ("pod", "age", "verdict"),
+    ("pod", "age", "expected"),
     [
-        (replace(BOUND, phase="Succeeded"), 0, Verdict.RELEASE),
-        (replace(BOUND, phase="Failed"), 0, Verdict.RELEASE),
-        (replace(BOUND, compute_terminated=True), 0, Verdict.RELEASE),
-        (replace(BOUND, deleting=True), 1e6, Verdict.CONFIRM),
-        (BOUND, 1e6, Verdict.CONFIRM),
-        (replace(BOUND, node="other"), 0, Verdict.RELEASE),
-        (POD, 59, Verdict.KEEP),
-        (POD, 61, Verdict.LOOK),
-        (None, 5, Verdict.KEEP),
-        (None, 11, Verdict.LOOK),
+        (replace(BOUND, phase="Succeeded"), 0, ClaimAction.RELEASE),
+        (replace(BOUND, phase="Failed"), 0, ClaimAction.RELEASE),
+        (replace(BOUND, compute_terminated=True), 0, ClaimAction.RELEASE),
+        (replace(BOUND, deleting=True), 1e6, ClaimAction.CONFIRM),
+        (BOUND, 1e6, ClaimAction.CONFIRM),
+        (replace(BOUND, node="other"), 0, ClaimAction.RELEASE),
+        (POD, 59, ClaimAction.KEEP),
+        (POD, 61, ClaimAction.READ_POD),
+        (None, 5, ClaimAction.KEEP),
+        (None, 11, ClaimAction.READ_POD),
     ],
     ids=repr,
 )
-def test_a_claim_is_judged_by_its_pod(pod: PodRecord | None, age: float, verdict: Verdict) -> None:
-    assert judged(pod, age) is verdict
+def test_a_claim_is_judged_by_its_pod(pod: PodRecord | None, age: float, expected: ClaimAction) -> None:
+    assert action(pod, age) is expected
 
 
 def test_a_pod_that_the_cache_had_and_has_no_more_is_looked_for_at_once() -> None:
-    assert judged(None, 0, vanished=True) is Verdict.LOOK
+    assert action(None, 0, was_deleted=True) is ClaimAction.READ_POD
 
 
 def test_a_confirmed_claim_of_a_running_pod_is_left_alone_however_old() -> None:
     old = claim(1e8, ClaimState.BOUND)
-    assert judge(old, "n", BOUND, vanished=False, now=NOW, patience_s=PATIENCE) is Verdict.KEEP
+    assert (
+        action_from_cache(old, "n", BOUND, was_deleted=False, now=NOW, patience_s=PATIENCE)
+        is ClaimAction.KEEP
+    )
 
 
 @pytest.mark.parametrize(
-    ("pod", "age", "verdict"),
+    ("pod", "age", "expected"),
     [
-        (None, 0, Verdict.RELEASE),
-        (replace(POD, uid="another"), 0, Verdict.RELEASE),
-        (replace(BOUND, phase="Succeeded"), 0, Verdict.RELEASE),
-        (BOUND, 1e6, Verdict.KEEP),
-        (replace(BOUND, deleting=True), 1e6, Verdict.KEEP),
-        (replace(BOUND, node="other"), 0, Verdict.RELEASE),
-        (POD, 11, Verdict.KEEP),
-        (POD, 61, Verdict.RELEASE),
+        (None, 0, ClaimAction.RELEASE),
+        (replace(POD, uid="another"), 0, ClaimAction.RELEASE),
+        (replace(BOUND, phase="Succeeded"), 0, ClaimAction.RELEASE),
+        (BOUND, 1e6, ClaimAction.KEEP),
+        (replace(BOUND, deleting=True), 1e6, ClaimAction.KEEP),
+        (replace(BOUND, node="other"), 0, ClaimAction.RELEASE),
+        (POD, 11, ClaimAction.KEEP),
+        (POD, 61, ClaimAction.RELEASE),
     ],
     ids=repr,
 )
 def test_a_live_look_decides_and_leaves_a_bind_its_time(
-    pod: PodRecord | None, age: float, verdict: Verdict
+    pod: PodRecord | None, age: float, expected: ClaimAction
 ) -> None:
-    assert judge_live(claim(age), "n", pod, now=NOW, patience_s=PATIENCE) is verdict
+    assert action_from_live_pod(claim(age), "n", pod, now=NOW, patience_s=PATIENCE) is expected
 
 
 @pytest.mark.parametrize("since", ["", "yesterday", "2026-01-02T03:04:05"])
 def test_a_claim_without_a_readable_date_is_old(since: str) -> None:
     undated = replace(claim(0), since=since)
-    assert judge(undated, "n", POD, vanished=False, now=NOW, patience_s=PATIENCE) is Verdict.LOOK
+    assert (
+        action_from_cache(undated, "n", POD, was_deleted=False, now=NOW, patience_s=PATIENCE)
+        is ClaimAction.READ_POD
+    )
 
 
 def test_a_container_named_compute_ends_a_vm_but_not_a_plain_pod_that_restarts_it() -> None:
@@ -108,10 +120,8 @@ def test_a_container_named_compute_ends_a_vm_but_not_a_plain_pod_that_restarts_i
 
 
 def test_the_claim_of_a_bound_pod_is_made_again_from_its_placement() -> None:
-    lost = lost_claim(BOUND)
-    assert lost is not None
-    assert lost.node == "n"
-    assert lost.claim == Claim(
+    restored = claim_of_bound_pod(BOUND)
+    assert restored == Claim(
         uid="u",
         namespace="default",
         pod="virt-launcher-db",
@@ -124,7 +134,7 @@ def test_the_claim_of_a_bound_pod_is_made_again_from_its_placement() -> None:
         huge_pages={0: {1 << 30: 8}},
         since="",
     )
-    Ledger().after(LedgerChange((lost.claim,))).check()
+    Ledger().after(LedgerChange((restored,))).check()
 
 
 @pytest.mark.parametrize(
@@ -141,4 +151,4 @@ def test_the_claim_of_a_bound_pod_is_made_again_from_its_placement() -> None:
     ids=["unbound", "ended", "none", "junk", "inherited", "of another node", "floating"],
 )
 def test_a_pod_without_a_placement_of_its_own_has_no_claim_to_lose(pod: PodRecord) -> None:
-    assert lost_claim(pod) is None
+    assert claim_of_bound_pod(pod) is None

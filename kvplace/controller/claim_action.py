@@ -1,0 +1,101 @@
+"""What to do about each claim and each bound pod, as pure decisions about one moment.
+
+The truth, in this order: a bound pod's placement, then the ledger. A claim ends when its pod's QEMU has
+ended, never because of its age alone: an unbound pod is read from the API server before its claim is
+released.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import Enum
+
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.ledger import Claim, ClaimState, claim_of
+from kvplace.core.placement import PodPlacement
+from kvplace.kube.records import PodRecord
+
+
+class ClaimAction(Enum):
+    """What to do about a claim."""
+
+    KEEP = "keep"
+    CONFIRM = "confirm"
+    RELEASE = "release"
+    READ_POD = "read pod"
+    """The cache alone cannot decide: read the pod from the API server, then decide again."""
+
+
+def action_from_cache(
+    claim: Claim, node: str, pod: PodRecord | None, *, was_deleted: bool, now: datetime, patience_s: float
+) -> ClaimAction:
+    """Decide about a claim, given its pod in the cache.
+
+    `was_deleted`: the cache had the pod and no longer has it, so it is looked for at once.
+    `patience_s`: how long a claim may wait for its binding before its pod is read.
+    """
+    if pod is None:
+        is_settled = was_deleted or _age_s(claim, now) > _SETTLE_S
+        return ClaimAction.READ_POD if is_settled else ClaimAction.KEEP
+    if has_ended(pod):
+        return ClaimAction.RELEASE
+    if pod.node == node:
+        return ClaimAction.CONFIRM if claim.state is ClaimState.CLAIMED else ClaimAction.KEEP
+    if pod.node:
+        return ClaimAction.RELEASE
+    return ClaimAction.READ_POD if _age_s(claim, now) > patience_s else ClaimAction.KEEP
+
+
+def action_from_live_pod(
+    claim: Claim, node: str, pod: PodRecord | None, *, now: datetime, patience_s: float
+) -> ClaimAction:
+    """Decide about a claim, given its pod as the API server has it now."""
+    if pod is None or pod.uid != claim.uid or has_ended(pod):
+        return ClaimAction.RELEASE
+    if pod.node:
+        return ClaimAction.KEEP if pod.node == node else ClaimAction.RELEASE
+    return ClaimAction.RELEASE if _age_s(claim, now) > patience_s else ClaimAction.KEEP
+
+
+def waits_for_binding(claim: Claim, pod: PodRecord | None) -> bool:
+    """Whether a bind may still come for the claim: its pod, as the API server has it, has no node."""
+    return pod is not None and pod.uid == claim.uid and not pod.node and not has_ended(pod)
+
+
+def has_ended(pod: PodRecord) -> bool:
+    """Whether the pod's QEMU has ended: the pod is terminal, or the compute container of its VM has ended.
+
+    A VM's containers are never restarted; those of a plain pod may be, whatever their names.
+    """
+    return pod.phase in ("Succeeded", "Failed") or bool(pod.vmi and pod.compute_terminated)
+
+
+def claim_of_bound_pod(pod: PodRecord) -> Claim | None:
+    """Return the claim that a pod must have on its node, by its placement; None if it needs none."""
+    if not pod.node or has_ended(pod) or not pod.placement:
+        return None
+    try:
+        bound = PodPlacement.from_json(pod.placement)
+    except BadAnnotation:
+        return None
+    if bound.placement.floats or bound.pod_uid != pod.uid or bound.node != pod.node:
+        return None
+    return claim_of(
+        pod.uid,
+        bound.placement,
+        namespace=pod.namespace,
+        pod=pod.name,
+        vmi=pod.vmi,
+        state=ClaimState.BOUND,
+    )
+
+
+_SETTLE_S = 10.0
+"""The cache may have a claim before its pod; a pod that is missing is looked for only after this."""
+
+
+def _age_s(claim: Claim, now: datetime) -> float:
+    try:
+        return (now - datetime.fromisoformat(claim.since)).total_seconds()
+    except (ValueError, TypeError):
+        return float("inf")

@@ -1,0 +1,52 @@
+"""The pods that ask for cores by their node, and which of them were deleted while they had a claim."""
+
+from __future__ import annotations
+
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.records import PodRecord
+from kvplace.nodes.node_cache import NodeCache
+
+
+class PodIndex:
+    """Follows the pods of the node cache."""
+
+    def __init__(self, cache: NodeCache) -> None:
+        self._pods = cache.pods
+        self._ledgers = cache.ledgers
+        self._by_node: dict[str, set[str]] = {}
+        self._deleted: set[str] = set()
+        cache.pods.subscribe(self._pod_seen)
+
+    @property
+    def nodes(self) -> list[NodeName]:
+        """The nodes that have pods."""
+        return [NodeName(node) for node in self._by_node if node]
+
+    @property
+    def any_waits(self) -> bool:
+        """Whether a pod has no node yet."""
+        return "" in self._by_node
+
+    def on_node(self, node: NodeName) -> list[PodRecord]:
+        """Return the pods that are bound to a node."""
+        found = (self._pods.get(uid) for uid in self._by_node.get(node, ()))
+        return [pod for pod in found if pod is not None]
+
+    def was_deleted(self, uid: str) -> bool:
+        """Whether a pod was deleted that had a claim."""
+        return uid in self._deleted
+
+    def forget_released(self) -> None:
+        """Forget the deleted pods that have no claim any more."""
+        self._deleted = {uid for uid in self._deleted if self._ledgers.nodes_claimed_by(PodUid(uid))}
+
+    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        if before is not None:
+            here = self._by_node.get(before.node, set())
+            here.discard(before.uid)
+            if not here:
+                self._by_node.pop(before.node, None)
+            if after is None and self._ledgers.nodes_claimed_by(before.uid):
+                self._deleted.add(before.uid)
+        if after is not None:
+            self._by_node.setdefault(after.node, set()).add(after.uid)

@@ -1,0 +1,211 @@
+"""Bringing one node's ledger in step with the pods that are bound there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Protocol
+
+from kvplace.controller.claim_action import (
+    ClaimAction,
+    action_from_cache,
+    action_from_live_pod,
+    claim_of_bound_pod,
+    waits_for_binding,
+)
+from kvplace.controller.metrics import OVERLAPS, RELEASES
+from kvplace.controller.pod_index import PodIndex
+from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.errors import Conflict
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict, confirmed
+from kvplace.core.scalars import NodeName
+from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
+from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.nodes.node_cache import NodeCache
+
+log = logging.getLogger(__name__)
+
+
+class ReconcilerClient(Protocol):
+    """What the reconciler asks of a cluster, apart from ledger writes."""
+
+    async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
+        """Read a pod as the API server has it now; None if there is none."""
+        ...
+
+    async def delete_ledger(self, before: LedgerRecord) -> None:
+        """Delete a ledger that is still as `before` says; raises Conflict if it is not, or has owners."""
+        ...
+
+
+class Reconciler:
+    """Confirms, releases and restores the claims of one node after the other."""
+
+    def __init__(
+        self,
+        cluster: ReconcilerClient,
+        cache: NodeCache,
+        index: PodIndex,
+        events: EventRecorder,
+        *,
+        patience_s: float,
+        now: Callable[[], datetime],
+        released: Callable[[NodeName], None],
+    ) -> None:
+        """`released` is called with the node after each release."""
+        self._cluster = cluster
+        self._pods = cache.pods
+        self._nodes = cache.nodes
+        self._ledgers = cache.ledgers
+        self._index = index
+        self._events = events
+        self._patience_s = patience_s
+        self._now = now
+        self._released = released
+        self._overlaps: dict[str, str] = {}
+        cache.pods.subscribe(self._pod_seen)
+
+    async def reconcile(self, node: NodeName) -> None:
+        """Bring a node's ledger in step with its pods; raises what a write raises.
+
+        1. Confirm, release or keep each claim.
+        2. Restore the claims that bound pods lack.
+        3. Delete the empty ledger of a node that is gone.
+        """
+        record = self._ledgers.current(node)
+        claims: Mapping[str, Claim] = record.ledger.claims if record is not None else {}
+        lacking = [pod for pod in self._index.on_node(node) if pod.uid not in claims]
+        # All at once, so that the changes go together in few writes.
+        await asyncio.gather(
+            *(self._reconcile_claim(node, claim) for claim in claims.values()),
+            *(self._restore(node, pod) for pod in lacking),
+        )
+        await self._delete_ledger_of_gone_node(node)
+
+    # Step 1.
+
+    async def _reconcile_claim(self, node: NodeName, claim: Claim) -> None:
+        now, pod = self._now(), self._pods.get(claim.uid)
+        action = action_from_cache(
+            claim,
+            node,
+            pod,
+            was_deleted=self._index.was_deleted(claim.uid),
+            now=now,
+            patience_s=self._patience_s,
+        )
+        only_if_unchanged = False
+        if action is ClaimAction.READ_POD:
+            pod = await self._cluster.read_pod(claim.namespace, claim.pod)
+            action = action_from_live_pod(claim, node, pod, now=self._now(), patience_s=self._patience_s)
+            only_if_unchanged = waits_for_binding(claim, pod)
+        if action is ClaimAction.RELEASE:
+            await self._release(node, claim, only_if_unchanged=only_if_unchanged)
+        elif action is ClaimAction.CONFIRM and pod is not None:
+            await self._confirm(node, claim, pod)
+
+    async def _confirm(self, node: NodeName, claim: Claim, pod: PodRecord) -> None:
+        """Store that a pod was seen bound with its claim; if the two differ, the pod counts."""
+        expected = claim_of_bound_pod(pod)
+        if expected is not None and not _same_cpus(expected, claim):
+            await self._restore(node, pod)
+        else:
+            self._ledgers.change_later(node, lambda ledger: (_confirmation(ledger, claim.uid), None))
+
+    async def _release(self, node: NodeName, claim: Claim, *, only_if_unchanged: bool) -> None:
+        """Release a claim; if its bind may still come, only while it is unchanged in the ledger.
+
+        A bind that takes over an old claim gives it a new date; so of bind and controller the first one wins.
+        """
+        if only_if_unchanged:
+            log.warning(
+                "the claim of a pod that was never bound is released", extra={"node": node, "uid": claim.uid}
+            )
+        released = False
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
+            nonlocal released
+            stored = ledger.claims.get(claim.uid)
+            if stored is None or (only_if_unchanged and stored != claim):
+                return LedgerChange(), None
+            released = True
+            return LedgerChange(releases=(claim.uid,)), None
+
+        await self._ledgers.change(node, decide)
+        if released:
+            RELEASES.inc()
+            log.info(
+                "released CPUs %s",
+                format_cpu_list(claim.cpus),
+                extra={"node": node, "uid": claim.uid, "vm": claim.vmi},
+            )
+            self._released(node)
+
+    # Step 2.
+
+    async def _restore(self, node: NodeName, pod: PodRecord) -> None:
+        """Claim the cores that a bound pod uses; if another pod owns them, report it and change nothing."""
+        if claim_of_bound_pod(pod) is None:
+            return
+        live = await self._cluster.read_pod(pod.namespace, pod.name)
+        claim = claim_of_bound_pod(live) if live is not None and live.uid == pod.uid else None
+        if claim is None:
+            return  # it has ended, and the cache does not know yet
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
+            stored = ledger.claims.get(claim.uid)
+            if stored is not None and _same_cpus(stored, claim):
+                return LedgerChange(), None
+            others = {
+                cpu: owner
+                for cpu, owner in ledger.owners.items()
+                if claim.owned >> cpu & 1 and owner != claim.uid
+            }
+            if others:
+                raise OwnershipConflict(
+                    f"pod {claim.namespace}/{claim.pod} runs on CPUs {format_cpu_list(mask_of(others))} of "
+                    f"{node}, which belong to {', '.join(sorted(set(others.values())))} in the ledger"
+                )
+            return LedgerChange(claims=(claim,)), None
+
+        try:
+            await self._ledgers.change(node, decide)
+        except OwnershipConflict as error:
+            self._report_overlap(node, claim, str(error))
+        else:
+            self._overlaps.pop(claim.uid, None)
+
+    def _report_overlap(self, node: NodeName, claim: Claim, conflict: str) -> None:
+        """Report that two pods run on one core; count and log it only if something about it has changed."""
+        self._events.record(cores_overlap(pod_reference(claim.namespace, claim.pod, claim.uid), conflict))
+        if self._overlaps.get(claim.uid) != conflict:
+            self._overlaps[claim.uid] = conflict
+            OVERLAPS.inc()
+            log.error("%s", conflict, extra={"node": node, "uid": claim.uid})
+
+    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        if before is not None and after is None:
+            self._overlaps.pop(before.uid, None)
+
+    # Step 3.
+
+    async def _delete_ledger_of_gone_node(self, node: NodeName) -> None:
+        record = self._ledgers.current(node)
+        if record is None or node in self._nodes.records or record.ledger.claims or record.ledger.owners:
+            return
+        with contextlib.suppress(Conflict):  # somebody claims there: the next round looks again
+            await self._cluster.delete_ledger(record)
+
+
+def _same_cpus(one: Claim, other: Claim) -> bool:
+    return (one.cpus, one.owned) == (other.cpus, other.owned)
+
+
+def _confirmation(ledger: Ledger, uid: str) -> LedgerChange:
+    claim = ledger.claims.get(uid)
+    if claim is None or confirmed(claim) == claim:
+        return LedgerChange()
+    return LedgerChange(claims=(confirmed(claim),))

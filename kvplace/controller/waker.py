@@ -1,0 +1,96 @@
+"""Making kube-scheduler retry waiting pods.
+
+It does so when a node changes; otherwise it would take five minutes. So an annotation of a node is changed
+after a release, and when a machine is described anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Protocol
+
+from kvplace.controller.metrics import WAKES
+from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
+from kvplace.core.marks import RELEASED_AT
+from kvplace.core.scalars import NodeName
+from kvplace.kube.records import TopologyRecord
+from kvplace.nodes.node_cache import NodeCache
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
+"""Pause before an annotation that failed is tried again."""
+
+
+class NodeAnnotator(Protocol):
+    """What the waker asks of a cluster."""
+
+    async def annotate_node(self, node: str, annotations: Mapping[str, str | None]) -> None:
+        """Set annotations of a node; raises Refused if the node is gone."""
+        ...
+
+
+class Waker:
+    """Annotates one of the nodes on which waiting pods may now fit."""
+
+    def __init__(
+        self,
+        cluster: NodeAnnotator,
+        cache: NodeCache,
+        *,
+        any_waits: Callable[[], bool],
+        pause_s: float,
+        now: Callable[[], datetime],
+    ) -> None:
+        """`any_waits` says whether a pod has no node; `pause_s` is the least time between annotations."""
+        self._cluster = cluster
+        self._nodes = cache.nodes
+        self._any_waits = any_waits
+        self._pause_s = pause_s
+        self._now = now
+        self._freed: set[NodeName] = set()
+        self._changed = asyncio.Event()
+        cache.topologies.subscribe(self._topology_seen)
+        self._freed.clear()  # topologies that were known before are no reason
+        self._changed.clear()
+
+    def node_freed(self, node: NodeName) -> None:
+        """Note that a pod may now fit on a node."""
+        self._freed.add(node)
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Wake waiting pods until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            freed, self._freed = self._freed, set()
+            node = min(freed & self._nodes.records.keys(), default=None)
+            pause = self._pause_s
+            if node is not None and self._any_waits():
+                retried = await self._annotate(NodeName(node), freed)
+                if retried:
+                    self._freed |= retried
+                    self._changed.set()
+                    pause = max(pause, _RETRY_S)
+            await asyncio.sleep(pause)
+
+    async def _annotate(self, node: NodeName, freed: set[NodeName]) -> set[NodeName]:
+        """Annotate one of the freed nodes; returns those with which to try again, none if it is done."""
+        try:
+            await self._cluster.annotate_node(node, {RELEASED_AT: self._now().isoformat()})
+        except (Conflict, Refused, Unavailable) as error:
+            log.info("waiting pods are retried a little later: %s", error, extra={"node": node})
+            return freed - {node} if isinstance(error, Refused) else freed
+        except KvplaceError as error:
+            log.warning("waiting pods were not retried: %s", error, extra={"node": node})
+        else:
+            WAKES.inc()
+        return set()
+
+    def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
+        if after is not None and (before is None or not after.allows_what(before)):
+            self.node_freed(NodeName(after.node))

@@ -1,0 +1,94 @@
+"""What pods ask for: read once from the annotation, and remembered until the pod is bound or deleted."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from kvplace.core.contradictions import check_agreement
+from kvplace.core.errors import Refused
+from kvplace.core.request_document import PodRequest, read_request
+from kvplace.core.scalars import PodUid
+from kvplace.kube.events import ObjectReference, vmi_reference
+from kvplace.kube.records import PodRecord
+from kvplace.kube.store import Store
+from kvplace.scheduler.extender_protocol import BindingArgs, ExtenderPod
+
+_REMEMBERED = 10_000
+"""Pods that are remembered at most: one deleted before its filter call came would otherwise stay for ever."""
+
+
+class PodReader(Protocol):
+    """What is asked of a cluster here."""
+
+    async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
+        """Read a pod as the API server has it now; None if there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AskingPod:
+    """A pod that asks for cores, as far as it is of interest until it is bound."""
+
+    pod_request: PodRequest
+    vmi: ObjectReference | None
+    """None for a plain pod, and if this replica has not been asked to filter for it."""
+    explanation: str = ""
+    """Why its node was chosen, where it asks to keep that."""
+
+
+class PodRequests:
+    """Pods that ask for cores, by UID."""
+
+    def __init__(self, cluster: PodReader, pods: Store[str, PodRecord]) -> None:
+        self._cluster = cluster
+        self._pods = pods
+        self._asking: OrderedDict[PodUid, AskingPod] = OrderedDict()
+        pods.subscribe(self._pod_seen)
+
+    def read(self, pod: ExtenderPod) -> AskingPod | None:
+        """Return what the pod of a filter call asks for; None if it has no request.
+
+        Raises BadAnnotation if the request cannot be read or contradicts itself.
+        """
+        if not pod.request:
+            return None
+        metadata = pod.metadata
+        asking = self._asking.get(metadata.uid)
+        if asking is None:
+            owner = pod.vmi
+            vmi = vmi_reference(metadata.namespace, owner.name, owner.uid) if owner is not None else None
+            asking = self._asking[metadata.uid] = AskingPod(_read(pod.request), vmi)
+            if len(self._asking) > _REMEMBERED:
+                self._asking.popitem(last=False)
+        return asking
+
+    def explain(self, uid: PodUid, explanation: str) -> None:
+        """Remember why a pod's node was chosen."""
+        if uid in self._asking:
+            self._asking[uid] = replace(self._asking[uid], explanation=explanation)
+
+    async def of_binding(self, args: BindingArgs) -> AskingPod:
+        """Return what a pod asks for that is to be bound; raises Refused if it is gone or has no request."""
+        asking = self._asking.get(args.uid)
+        if asking is not None:
+            return asking
+        pod = self._pods.get(args.uid) or await self._cluster.read_pod(args.namespace, args.name)
+        if pod is None or pod.uid != args.uid:
+            raise Refused(f"pod {args.namespace}/{args.name} with UID {args.uid} is gone")
+        if not pod.request:
+            raise Refused(f"pod {args.namespace}/{args.name} carries no kvplace.io/request")
+        return AskingPod(_read(pod.request), None)
+
+    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        pod = after or before
+        if pod is not None and (after is None or after.node):
+            self._asking.pop(PodUid(pod.uid), None)
+
+
+def _read(text: str) -> PodRequest:
+    """Read a request; the admission of another release may have accepted words that exclude each other."""
+    pod_request = read_request(text)
+    check_agreement(pod_request.request.options, {})
+    return pod_request
