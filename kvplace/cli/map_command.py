@@ -1,9 +1,10 @@
-"""`kvplace map`: a machine drawn, with who has which core."""
+"""`kvplace map`: the cores of a machine, drawn with the VMs that hold them."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,6 +19,7 @@ from kvplace.core.errors import BadBody
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kvplace.cli.claims_by_node import NodeClaims
     from kvplace.core.drawing.core_map import CoreMap
 
 _WIDE = 160
@@ -25,7 +27,7 @@ _WIDE = 160
 
 
 class Form(Enum):
-    """What a map is drawn as."""
+    """The forms of a map."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -38,7 +40,7 @@ _FORM_OF_FILE = {".svg": Form.SVG, ".json": Form.JSON, ".txt": Form.TABLE}
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to draw, and the file that it goes to instead of stdout."""
+    """The form of the map, and the file that it is written to instead of stdout."""
 
     form: Form
     file: Path | None
@@ -62,28 +64,28 @@ class Target:
         return cls(_FORM_OF_FILE[file.suffix], file)
 
 
-@click.command("map", short_help="Draw the cores of a machine, and whose they are.")
+@click.command("map", short_help="Draw the cores of a machine and the VMs on them.")
 @click.argument("machine", metavar="[FILE]", required=False)
 @click.option(
     "--placements",
     metavar="FILE",
-    help="Who has what, `-` for stdin: answers of `kvplace place --keep -o json`, a plan of "
+    help="The VMs on the machine, - for stdin: answers of `kvplace place --keep -o json`, a plan of "
     "`kvplace plan -o json`, a NodeLedger (`kubectl get nodeledger NODE -o yaml`), or pods "
     "(`kubectl get pods -A -o json`).",
 )
 @click.option(
     "--node",
     metavar="NAME",
-    help="Which node of --placements to draw; left out: the only one, or the one with the machine's name.",
+    help="The node of --placements to draw (default: the only one, or the one with the machine's name).",
 )
 @cpu_manager_state_option
-@click.option("--foreign", metavar="CPUS", help="CPUs that somebody else holds, for instance 8-11,40-43.")
+@click.option("--foreign", metavar="CPUS", help="CPUs that something else holds, for example 8-11,40-43.")
 @click.option(
     "--found",
     metavar="VM=CPUS",
     multiple=True,
-    help="Where the pinned threads of a VM may really run; where that is not where they were placed, "
-    "the map shows drift. May be repeated.",
+    help="The CPUs on which the pinned threads of a VM may really run; the map shows the difference to its "
+    "placement as drift. May be repeated.",
 )
 @click.option(
     "-o",
@@ -92,8 +94,8 @@ class Target:
     metavar="FORM|FILE",
     multiple=True,
     callback=lambda _context, _option, values: Target.of(values),
-    help="table (the default), wide, json or svg; or a file to write, as what its name ends in says "
-    "(.svg, .json, .txt). May be given twice, for a form and a file.",
+    help="table (default), wide, json or svg; or a file to write, whose suffix .svg, .json or .txt chooses "
+    "the form. May be given twice, for a form and a file.",
 )
 def command(
     machine: str | None,
@@ -104,38 +106,56 @@ def command(
     found: tuple[str, ...],
     target: Target,
 ) -> None:
-    """Draw the cores of a machine, and whose they are: sockets, NUMA nodes, L3 caches, cores, threads.
+    """Draw the cores of a machine, and which VMs hold them.
 
-    FILE is the machine as `kvplace topology` takes it: a description, a folder or archive, or the name of a
-    server type that comes with kvplace. Without FILE it is this machine.
+    FILE is the machine in any form that `kvplace topology` reads; without FILE it is this machine. The map
+    nests sockets, NUMA nodes, L3 caches, cores and threads.
 
-    What contradicts itself is marked in the map and told on stderr: two VMs on one CPU, CPUs that the
-    machine lacks, threads that are not where they were placed.
+    Contradictions are marked in the map and explained on stderr: two VMs that own one CPU, CPUs that the
+    machine does not have, threads that run elsewhere than placed.
     """
-    from kvplace.cli.map_book import Book, read_found
-    from kvplace.cli.map_forms import read_book
+    from kvplace.cli.claims_by_node import NodeClaims
+    from kvplace.cli.placement_formats import read_placements
     from kvplace.core.cpuset import parse_cpu_list
     from kvplace.core.drawing.core_map import draw
     from kvplace.core.ledger import Ledger
 
     if node is not None and placements is None:
-        raise click.UsageError("--node says which node of --placements to draw; give --placements too")
+        raise click.UsageError("--node chooses a node of --placements; give --placements too")
     known = chosen_machine(machine, state=cpu_manager_state)
-    book = Book(Ledger())
+    claims = NodeClaims(Ledger())
     if placements is not None:
-        book = read_book(placements, known.name, known.topology.fingerprint, node=node)
+        claims = read_placements(placements, known.name, known.topology.fingerprint, node=node)
     try:
         held = known.kubelet_cpus | parse_cpu_list(foreign or "", what="--foreign")
     except ValueError as error:
         raise BadBody(str(error)) from None
     drawing = draw(
-        node or known.name, known.topology, book.ledger, foreign=held, found=read_found(found, book)
+        node or known.name, known.topology, claims.ledger, foreign=held, found=read_found(found, claims)
     )
-    for sentence in (*known.notes, *book.notes):
+    for sentence in (*known.notes, *claims.notes):
         say(sentence)
     for fault in drawing.faults:
         say(f"{fault.kind.value}: {fault.sentence}")
     _write(drawing, target)
+
+
+def read_found(texts: Iterable[str], claims: NodeClaims) -> dict[str, int]:
+    """Read the values of `--found VM=CPUS`, by the UIDs of the VMs' claims; raises BadBody."""
+    from kvplace.core.cpuset import parse_cpu_list
+    from kvplace.core.drawing.occupancy import printable
+
+    found: dict[str, int] = {}
+    for text in texts:
+        name, equals, cpus = text.rpartition("=")
+        if not equals:
+            raise BadBody(f"--found {printable(text)[:60]!r} is not of the form VM=CPUS, for example db=4-7")
+        try:
+            claim = claims.find(name)
+            found[claim.uid] = found.get(claim.uid, 0) | parse_cpu_list(cpus, what="CPUs")
+        except (BadBody, ValueError) as error:
+            raise BadBody(f"--found: {error}") from None
+    return found
 
 
 def _write(drawing: CoreMap, target: Target) -> None:
@@ -166,7 +186,7 @@ def _draw(drawing: CoreMap, form: Form, file: TextIO) -> None:
 
 
 def _console(file: TextIO, width: int) -> Console:
-    """Open stdout as a terminal where it is one, or something of that width."""
+    """Open a file for drawing; `width` counts unless it is a terminal."""
     from rich.console import Console
 
     if file is sys.stdout and sys.stdout.isatty():

@@ -24,6 +24,11 @@ def load_document(path: Path) -> Json:
     return read_document(read_text(str(path.absolute()), str(path)), str(path))
 
 
+def source_name(source: str) -> str:
+    """Name a source in an error: the file, or stdin for `-`."""
+    return "<stdin>" if source == "-" else source
+
+
 def read_text(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
     """Read a file, or stdin for `-`, as text in UTF-8; raises BadBody, which calls it `what`."""
     try:

@@ -14,7 +14,7 @@ from kvplace.core.cluster.planning import VmRequest
 from kvplace.core.errors import BadBody
 from kvplace.core.strict_json import json_object
 from kvplace.documents.model import numbered, read_model
-from kvplace.documents.reading import read_text, read_value
+from kvplace.documents.reading import read_text, read_value, source_name
 from kvplace.documents.requests import MOST_VMS, RequestedVms, RequestsDocument
 
 
@@ -23,7 +23,7 @@ def read_vm_requests(source: str, running: Iterable[str] = ()) -> tuple[VmReques
 
     `running` are the ids of VMs that run already.
     """
-    what = "stdin" if source == "-" else source
+    what = source_name(source)
     return vm_requests_of(read_text(source, what), what, running)
 
 
@@ -51,7 +51,7 @@ def _entries(text: str, what: str) -> Iterator[tuple[str, RequestedVms]]:
         return
     if _is_request(lines[0][1]):
         for number, line in lines:
-            where = f"{what}, line {number}"
+            where = f"{what}: line {number}"
             yield where, read_model(RequestedVms, json_object(line, what=where, like='{"vcpus": 8}'), where)
         return
     content = read_value(text, what)

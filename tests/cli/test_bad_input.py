@@ -136,7 +136,7 @@ def test_a_vm_whose_name_the_terminal_cannot_write_is_drawn_all_the_same(form: s
         ("topology epyc-7502p", ">&-", "stdout is closed"),
         ("map epyc-7502p -o svg", ">/dev/full", "stdin or stdout cannot be read or written: No space left"),
         ("place --topology epyc-7502p", ">/dev/full", "cannot be read or written: No space left"),
-        ("plan --requests -", "<&-", "stdin contains no requests"),
+        ("plan --requests -", "<&-", "<stdin> contains no requests"),
     ],
 )
 def test_streams_that_are_closed_or_full_are_told_in_one_sentence(

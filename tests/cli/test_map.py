@@ -24,7 +24,7 @@ from kvplace.machines.machine import find_machine
 from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.cli.calls import Caller
-from tests.cli.test_map_book import placement
+from tests.cli.placed import placement
 from tests.core.claims import claim, ledger_of, with_vm
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
@@ -210,7 +210,7 @@ def test_a_form_and_a_file_may_be_named_together(kvplace: Caller, tmp_path: Path
         (["--foreign", "4-"], "--foreign '4-'"),
         (["--foreign", "junk"], "is neither a number nor a range"),
         (["--found", "db"], "is not of the form VM=CPUS"),
-        (["--found", "db=4"], "'db' has no CPUs in --placements"),
+        (["--found", "db=4"], "no VM 'db' in --placements"),
         (["--placements", "/nowhere/at/all"], "/nowhere/at/all cannot be read: No such file"),
         (["--placements", "/"], "cannot be read: Is a directory"),
         (["--placements", "a\0b"], "cannot be read"),

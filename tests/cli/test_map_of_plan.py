@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.cli.map_forms import read_book
+from kvplace.cli.placement_formats import read_placements
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
 from tests.cli.calls import Caller
@@ -107,60 +107,58 @@ def test_a_plan_for_one_node_needs_no_name_of_it(kvplace: Caller, plan: Path) ->
     assert {vm["node"] for vm in document["placed"] + document["running"]} == {"worker"}
     called = kvplace("map", NAME, "--placements", str(small))
     assert called.code == 0
-    assert called.err == f"kvplace: --placements {small} is about node worker, drawn on epyc-7502p\n"
+    assert called.err == f"kvplace: {small} describes node worker, drawn on epyc-7502p\n"
 
 
 def test_a_plan_for_several_nodes_asks_which_one(kvplace: Caller, plan: Path) -> None:
     called = kvplace("map", NAME, "--placements", str(plan))
     assert (called.code, called.out) == (2, "")
     assert called.err == (
-        f"kvplace: --placements {plan} is about the nodes idle, large, worker, none of them called "
-        "epyc-7502p; say with --node which one to draw\n"
+        f"kvplace: {plan} describes the nodes idle, large, worker, none of them named epyc-7502p; "
+        "choose one with --node\n"
     )
 
 
 @pytest.mark.parametrize(
     ("node", "hint"),
-    [("workr", "did you mean 'worker'?"), ("zoo", "it is about idle, large, worker"), ("", "it is about")],
+    [("workr", "did you mean 'worker'?"), ("zoo", "it describes idle, large, worker"), ("", "it describes")],
 )
-def test_a_node_of_which_the_plan_does_not_speak_is_refused(
+def test_a_node_that_the_plan_does_not_describe_is_refused(
     kvplace: Caller, plan: Path, node: str, hint: str
 ) -> None:
     called = kvplace("map", NAME, "--placements", str(plan), "--node", node)
     assert (called.code, called.out, called.err.count("\n")) == (2, "", 1)
-    assert f"{plan} tells of no VM on a node {node!r}; {hint}" in called.err
+    assert f"{plan} contains no VM on node {node!r}; {hint}" in called.err
 
 
 def test_placements_that_name_no_node_cannot_be_asked_for_one(kvplace: Caller) -> None:
-    called = kvplace("map", NAME, "--placements", "-", "--node", "worker")
+    called = kvplace("map", NAME, "--placements", "-", "--node", "worker", stdin='{"placed": []}')
     assert called.code == 2
-    assert "tells of no VM on a node 'worker'; it names no node; leave out --node" in called.err
+    assert "contains no VM on node 'worker'; it names no node, leave out --node" in called.err
 
 
 def test_a_node_without_placements_is_a_mistake(kvplace: Caller) -> None:
     called = kvplace("map", NAME, "--node", "worker")
     assert (called.code, called.out) == (2, "")
-    assert "--node says which node of --placements to draw; give --placements too" in called.err
+    assert "--node chooses a node of --placements; give --placements too" in called.err
 
 
 def test_only_placements_of_the_drawn_node_are_held_against_its_machine(kvplace: Caller, plan: Path) -> None:
     called = kvplace("map", NAME, "--placements", str(plan), "--node", "large")
     assert called.code == 0
     assert called.err.startswith(
-        f"kvplace: --placements {plan} holds 1 placement made for a machine with another fingerprint "
+        f"kvplace: {plan} contains 1 placement made for a machine with another fingerprint"
     )
     assert "but the machine has no such CPU" in called.err
 
 
-def test_a_plan_that_does_not_tell_of_running_vms_says_which_move_cannot_be_drawn(
-    kvplace: Caller, plan: Path
-) -> None:
+def test_a_plan_without_its_running_vms_gets_a_note_for_each_move(kvplace: Caller, plan: Path) -> None:
     document = json.loads(plan.read_text())
     del document["running"]
     plan.write_text(json.dumps(document), encoding="utf-8")
     called = kvplace("map", NAME, "--placements", str(plan), "--node", "worker")
     assert called.code == 0
-    assert f"{document['moves'][0]['id']!r} is moved and had nothing" in called.err
+    assert f"{document['moves'][0]['id']!r} is moved but was not placed" in called.err
 
 
 def test_an_old_owner_keeps_nothing_that_the_plan_gives_to_another(kvplace: Caller, plan: Path) -> None:
@@ -175,5 +173,7 @@ def test_an_old_owner_keeps_nothing_that_the_plan_gives_to_another(kvplace: Call
 def test_any_text_as_a_node_is_one_sentence(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     path.write_text('{"placed": []}', encoding="utf-8")
-    answer, _ = answer_or_sentence(lambda node: read_book(str(path), NAME, "", node=node), name, BadBody)
+    answer, _ = answer_or_sentence(
+        lambda node: read_placements(str(path), NAME, "", node=node), name, BadBody
+    )
     assert answer is None

@@ -147,7 +147,7 @@ def test_ids_of_running_vms_cannot_be_given_again(kvplace: Caller, tmp_path: Pat
     called = kvplace("plan", "--cluster", str(cluster), "--requests", "-", stdin='{"id":"a","vcpus":1}')
     assert (called.code, called.err) == (
         2,
-        "kvplace: stdin, line 1: a VM 'a' runs in the cluster already; use another id\n",
+        "kvplace: <stdin>: line 1: a VM 'a' runs in the cluster already; use another id\n",
     )
 
 
@@ -187,29 +187,29 @@ def test_a_count_makes_equal_vms_with_numbered_names() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("\n \n", 'stdin contains no requests; write one per line, for example {"vcpus": 8}'),
-        ("[]", "stdin contains no requests"),
-        ('{"vcpus":8}\n{"vcpus":', "stdin, line 2 is no JSON"),
-        ('{"vcpus":8}\n[]', "stdin, line 2 must be a JSON object"),
-        ('{"vcpus":8}\n\n{"vcpu":8}', "stdin, line 3: 'vcpu' is not known; did you mean 'vcpus'?"),
-        ('{"vcpus":0}', "stdin, line 1: vcpus is missing or 0"),
-        ('{"vcpus":-1}', "stdin, line 1: vcpus is -1; it must be a whole number from 1 to 4096"),
-        ('{"vcpus":1000000}', "stdin, line 1: vcpus is 1000000"),
-        ('{"vcpus":8,"memory":"8 GB"}', "stdin, line 1: memory"),
-        ('{"vcpus":8,"free":"0-3"}', "stdin, line 1: 'free' is not known"),
-        ('{"vcpus":8,"id":""}', "stdin, line 1: id is ''; it must not be empty"),
-        ('{"vcpus":8,"id":"a\\nb"}', "stdin, line 1: id: 'a\\nb' has characters that cannot"),
-        ('{"vcpus":8,"count":0}', "stdin, line 1: count is 0; it must be at least 1"),
-        ('{"vcpus":8,"count":99999}', "stdin, line 1: count is 99999; it must be at most 20000"),
-        ('{"vcpus":8,"count":20000}\n{"vcpus":8}', "stdin contains more than 20000 VMs"),
-        ('{"vcpus":8,"id":"a"}\n{"vcpus":8,"id":"a"}', "stdin, line 2: duplicate VM id 'a'"),
+        ("\n \n", '<stdin> contains no requests; write one per line, for example {"vcpus": 8}'),
+        ("[]", "<stdin> contains no requests"),
+        ('{"vcpus":8}\n{"vcpus":', "<stdin>: line 2 is no JSON"),
+        ('{"vcpus":8}\n[]', "<stdin>: line 2 must be a JSON object"),
+        ('{"vcpus":8}\n\n{"vcpu":8}', "<stdin>: line 3: 'vcpu' is not known; did you mean 'vcpus'?"),
+        ('{"vcpus":0}', "<stdin>: line 1: vcpus is missing or 0"),
+        ('{"vcpus":-1}', "<stdin>: line 1: vcpus is -1; it must be a whole number from 1 to 4096"),
+        ('{"vcpus":1000000}', "<stdin>: line 1: vcpus is 1000000"),
+        ('{"vcpus":8,"memory":"8 GB"}', "<stdin>: line 1: memory"),
+        ('{"vcpus":8,"free":"0-3"}', "<stdin>: line 1: 'free' is not known"),
+        ('{"vcpus":8,"id":""}', "<stdin>: line 1: id is ''; it must not be empty"),
+        ('{"vcpus":8,"id":"a\\nb"}', "<stdin>: line 1: id: 'a\\nb' has characters that cannot"),
+        ('{"vcpus":8,"count":0}', "<stdin>: line 1: count is 0; it must be at least 1"),
+        ('{"vcpus":8,"count":99999}', "<stdin>: line 1: count is 99999; it must be at most 20000"),
+        ('{"vcpus":8,"count":20000}\n{"vcpus":8}', "<stdin> contains more than 20000 VMs"),
+        ('{"vcpus":8,"id":"a"}\n{"vcpus":8,"id":"a"}', "<stdin>: line 2: duplicate VM id 'a'"),
         ('{"vcpus":8,"id":"a-01"}\n{"vcpus":8,"id":"a","count":2}', "line 2: duplicate VM id 'a-01'"),
-        ('[{"vcpus":8},\n{"vcpus":}]', "stdin is no JSON: Expecting value: line 2 column 10"),
-        ("- vcpus: 8\n- vcpus: {\n", "stdin is not valid YAML"),
+        ('[{"vcpus":8},\n{"vcpus":}]', "<stdin> is no JSON: Expecting value: line 2 column 10"),
+        ("- vcpus: 8\n- vcpus: {\n", "<stdin> is not valid YAML"),
         ("- vcpus: 8\n- vcpus: [x}\n", "line 2, column"),
-        ("- 8\n", "stdin: requests[0] is 8; it must be a mapping"),
+        ("- 8\n", "<stdin>: requests[0] is 8; it must be a mapping"),
         ("vcpus: 8", "'vcpus' is not known"),
-        ("requests: 8", "stdin: requests is 8; it must be a list"),
+        ("requests: 8", "<stdin>: requests is 8; it must be a list"),
         ("just words", "the document is 'just words'; it must be a mapping"),
     ],
 )
@@ -226,7 +226,7 @@ def test_files_that_cannot_be_read_are_named(kvplace: Caller, tmp_path: Path) ->
         assert called.code == 2
         assert f"{arguments[1]} cannot be read" in called.err
     called = kvplace("plan", "--requests", "-", stdin=b"\xff\xfe")
-    assert (called.code, called.err) == (2, "kvplace: stdin is not valid UTF-8\n")
+    assert (called.code, called.err) == (2, "kvplace: <stdin> is not valid UTF-8\n")
     called = kvplace("plan", "--cluster", str(tmp_path / "none"), "--requests", "-", stdin=THREE)
     assert called.code == 2
     assert str(tmp_path / "none") in called.err

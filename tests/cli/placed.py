@@ -1,0 +1,62 @@
+"""Placements on one machine, in the forms in which kvplace and kubectl print them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kvplace.core.cpuset import mask_of
+from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.machines.shipped import read_machine
+
+NAME = "epyc-7502p"
+MACHINE = read_machine(NAME)
+
+
+def placement(
+    cpus: tuple[int, ...], *, uid: str = "", node: str = "", policy: Policy = Policy.EXCLUSIVE
+) -> PodPlacement:
+    return PodPlacement(
+        pod_uid=uid,
+        node=node,
+        topology="",
+        on_failure=OnFailure.WAIT,
+        placement=Placement(
+            policy=policy,
+            vcpus=cpus,
+            cpus=mask_of(cpus),
+            emulator_cpus=mask_of(cpus),
+            io_thread_cpus=(),
+            numa_nodes=(0,),
+            numa_memory=NumaMemory.OFF,
+            memory={},
+            owned=mask_of(cpus) if policy is Policy.EXCLUSIVE else 0,
+        ),
+    )
+
+
+def answer(uid: str, *cpus: int) -> dict[str, Any]:
+    return {"id": uid, "placement": json.loads(placement(cpus).to_json())}
+
+
+def pod(
+    name: str, *cpus: int, node: str = NAME, phase: str = "Running", **annotations: str
+) -> dict[str, Any]:
+    uid = f"uid-{name}"
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": f"virt-launcher-{name}",
+            "namespace": "shop",
+            "uid": uid,
+            "annotations": annotations or {PLACEMENT: placement(cpus, uid=uid, node=node).to_json()},
+            "ownerReferences": [{"kind": "VirtualMachineInstance", "name": name}],
+        },
+        "spec": {"nodeName": node},
+        "status": {"phase": phase},
+    }
+
+
+def lines(*documents: object) -> str:
+    return "".join(json.dumps(document) + "\n" for document in documents)
