@@ -50,7 +50,7 @@ def test_without_a_command_the_help_goes_to_stderr_as_wrong_usage(kvplace: Calle
         (["map", "epyc-7502p", "--leger", "x"], "No such option"),
         (["topology", "vax"], "no machine 'vax' comes with kvplace"),
         (["topology", "./none.json"], "none.json does not exist"),
-        (["topology", "epyc-7502p", "--reserved", "0-"], "--reserved '0-'"),
+        (["topology", "epyc-7502p", "--reserved", "0-"], "--reserved: the CPU list '0-'"),
         (
             ["topology", "epyc-7502p", "--reserved", "640"],
             "reserved names CPUs that the machine does not have: 640",
