@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from kvplace.core.ledger import LedgerChange
-from kvplace.kube.events import EventRecord
+from kvplace.kube.events import EventWriter
+from kvplace.kube.ledgers import LedgerClient
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.watches import WatchClient
 
 
-class Cluster(WatchClient, Protocol):
+class Cluster(WatchClient, LedgerClient, EventWriter, Protocol):
     """What kvplace asks of a cluster."""
 
     async def bind(
@@ -42,30 +42,11 @@ class Cluster(WatchClient, Protocol):
         """Read a VirtualMachineInstance as it is, as JSON; None when there is none."""
         ...
 
-    async def read_ledger(self, node: str) -> LedgerRecord | None:
-        """Read a ledger as the API server has it now; None when there is none."""
-        ...
-
-    async def create_ledger(self, node: str) -> LedgerRecord:
-        """Make an empty ledger for a node; answers the one that is there already."""
-        ...
-
-    async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
-        """Change a ledger that is still as `before` says; answers what is stored then.
-
-        Raises Conflict when it has changed or is gone, OwnershipConflict when a CPU would change hands.
-        """
-        ...
-
     async def delete_ledger(self, before: LedgerRecord) -> None:
         """Delete a ledger that is still as `before` says; one that is gone already is fine.
 
         Raises Conflict when it has changed, is another one, or still has owners.
         """
-        ...
-
-    async def record_event(self, event: EventRecord) -> None:
-        """Write one event; one call makes one event."""
         ...
 
     async def annotate_node(self, node: str, annotations: Mapping[str, str | None]) -> None:

@@ -1,50 +1,67 @@
 """The ledgers as this process knows them, and the one way to change them: group commit per node.
 
-Two promises. `current` is never older than this process's own last write, whatever the watch is late
-by. And one writer at a time touches a node's ledger: while a write is under way, further changes of
-that node gather and go together in the next. In a burst of writes they gather a moment longer; a change
-that comes alone is written at once. Between processes the resource version decides; whoever loses reads
-again and decides again, on what is true then.
+Two promises. `current` is never older than this process's own last write, however late the watch is. And
+one writer at a time touches a node's ledger: while a write is under way, further changes of that node gather
+and go together in the next one. In a burst of writes they gather a moment longer; a change that comes alone
+is written at once. Between processes the resource version decides; whoever loses reads again and decides
+again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Misconfigured, Refused, Unavailable
-from kvplace.core.ledger import Claim, Ledger, LedgerChange
-from kvplace.kube.cluster import Cluster
+from kvplace.core.errors import Corrupt, Forbidden, KvplaceError, Misconfigured, Unavailable
+from kvplace.core.ledger import LedgerChange
+from kvplace.kube.pending_changes import Decision, PendingChange, decide_together
 from kvplace.kube.records import LedgerRecord
+from kvplace.kube.retry import Backoff, retrying
 from kvplace.kube.store import Store
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-Decision = Callable[[Ledger], tuple[LedgerChange, T]]
-"""A pure question to the ledger as it will be: what to change, and what to answer the asker.
-
-It may be asked several times; it must look for its own earlier effect first (by pod UID). Raising a
-KvplaceError leaves the ledger alone and reaches the asker.
-"""
+_BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
 
 
-@dataclass(frozen=True, eq=False)
-class _Wish(Generic[T]):
-    decide: Decision[T]
-    awaited: bool = True
-    answer: asyncio.Future[T] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+class LedgerClient(Protocol):
+    """What the ledgers ask of a cluster."""
+
+    async def read_ledger(self, node: str) -> LedgerRecord | None:
+        """Read a ledger as the API server has it now; None when there is none."""
+        ...
+
+    async def create_ledger(self, node: str) -> LedgerRecord:
+        """Create an empty ledger for a node; returns the one that exists already."""
+        ...
+
+    async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
+        """Change a ledger that is still as `before` says; returns what is stored then.
+
+        Raises Conflict when it has changed or is gone, OwnershipConflict when a CPU would change hands.
+        """
+        ...
 
 
+@dataclass
 class _NodeQueue:
-    def __init__(self) -> None:
-        self.wishes: list[_Wish[Any]] = []
-        self.lazy: list[_Wish[Any]] = []
-        self.writer: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+    """The changes of one node that are still to be stored."""
+
+    pending: list[PendingChange[Any]] = field(default_factory=list)
+    deferred: list[PendingChange[Any]] = field(default_factory=list)
+    writer: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+    """Starts a writer for deferred changes that no other write takes along."""
+
+    def take(self) -> list[PendingChange[Any]]:
+        """Empty the queue; returns what was in it."""
+        taken = self.pending + self.deferred
+        self.pending, self.deferred = [], []
+        return taken
 
 
 class Ledgers:
@@ -52,12 +69,13 @@ class Ledgers:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: LedgerClient,
         store: Store[str, LedgerRecord],
         *,
         attempts: int = 8,
         lazy_seconds: float = 3.0,
         gather_seconds: float = 0.1,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`gather_seconds` is how long changes gather that follow a write, to any node, as quickly as that.
 
@@ -71,12 +89,13 @@ class Ledgers:
         self._attempts = attempts
         self._lazy_seconds = lazy_seconds
         self._gather_seconds = gather_seconds
+        self._sleep = sleep
         self._written_at = float("-inf")
         self._stopped = False
         self._waiting = 0
         self.writes = 0
         self.changes = 0
-        store.subscribe(self._seen)
+        store.subscribe(self._on_watch)
 
     # Reading.
 
@@ -93,36 +112,36 @@ class Ledgers:
         return iter(list(self._records.values()))
 
     def subscribe(self, listener: Callable[[str], None]) -> None:
-        """Call the listener with the node's name after each change of what `current` says."""
+        """Call the listener with the node's name after each change of what `current` returns."""
         self._listeners.append(listener)
 
     # Changing.
 
     async def change(self, node: str, decide: Decision[T]) -> T:
-        """Decide on the node's ledger and store the decision; answers what the decision answered.
+        """Decide on the node's ledger and store the decision; returns what the decision answered.
 
-        Raises what the decision raises, Conflict when others keep winning, or Unavailable when the
-        outcome stays unknown.
+        Raises what the decision raises, Conflict when others keep winning, Unavailable when the outcome
+        stays unknown, and Corrupt when the stored ledger cannot be read.
         """
         if self._stopped:
-            raise Unavailable(f"the ledger of node {node} is written no more: this process ends")
-        wish = _Wish(decide)
+            raise _stopping(node)
+        change = PendingChange(decide)
         queue = self._queue(node)
-        queue.wishes.append(wish)
+        queue.pending.append(change)
         self._start(node, queue)
         self._waiting += 1
         try:
-            return await asyncio.shield(wish.answer)
+            return await asyncio.shield(change.answer)
         finally:
             self._waiting -= 1
 
     def change_later(self, node: str, decide: Decision[None]) -> None:
-        """Let a decision go along with the next write to the node, or alone after some seconds.
+        """Store a decision with the next write to the node, or alone after some seconds.
 
-        For bookkeeping that nobody waits for; its errors are logged.
+        For changes that nobody waits for; their errors are logged.
         """
         queue = self._queue(node)
-        queue.lazy.append(_Wish(decide, awaited=False))
+        queue.deferred.append(PendingChange(decide, awaited=False))
         if queue.timer is None and queue.writer is None and not self._stopped:
             queue.timer = asyncio.get_running_loop().call_later(self._lazy_seconds, self._start, node, queue)
 
@@ -132,7 +151,7 @@ class Ledgers:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
-        """End at once, as a crash would: writes under way are given up, whoever waits for one is told."""
+        """End at once, as a crash would: writes under way are given up, and their callers get an error."""
         self._stopped = True
         writers = [queue.writer for queue in self._queues.values() if queue.writer is not None]
         for queue in self._queues.values():
@@ -141,8 +160,10 @@ class Ledgers:
         for writer in writers:
             writer.cancel()
         await asyncio.gather(*writers, return_exceptions=True)
+        for node, queue in self._queues.items():
+            _fail_all(queue.take(), _stopping(node))
 
-    # Inside.
+    # Writing.
 
     def _queue(self, node: str) -> _NodeQueue:
         return self._queues.setdefault(node, _NodeQueue())
@@ -155,92 +176,83 @@ class Ledgers:
             queue.writer = asyncio.get_running_loop().create_task(self._write_all(node, queue))
 
     async def _write_all(self, node: str, queue: _NodeQueue) -> None:
+        """Write until nothing is pending; then the queue is dropped, as those of gone nodes must be."""
         loop = asyncio.get_running_loop()
+        batch: list[PendingChange[Any]] = []
         try:
-            while queue.wishes or queue.lazy:
+            while queue.pending or queue.deferred:
                 in_a_burst = self._waiting > 1 and loop.time() - self._written_at < self._gather_seconds
                 if in_a_burst:
-                    await asyncio.sleep(self._gather_seconds)
-                batch = queue.wishes + queue.lazy
-                queue.wishes, queue.lazy = [], []
-                try:
-                    queue.wishes[:0] = await self._write_or_fail(node, batch)
-                except BaseException as error:
-                    for wish in batch:
-                        _fail(wish, Unavailable(f"writing the ledger of node {node} ended in {error!r}"))
-                    raise
+                    await self._sleep(self._gather_seconds)
+                batch = queue.take()
+                queue.pending[:0] = await self._write_or_fail(node, batch)
                 self._written_at = loop.time()
+                batch = []
+        except BaseException as error:
+            _fail_all(batch, Unavailable(f"writing the ledger of node {node} ended with {error!r}"))
+            raise
         finally:
             queue.writer = None
-            if self._stopped:
-                for wish in queue.wishes + queue.lazy:
-                    _fail(
-                        wish, Unavailable(f"the ledger of node {node} is written no more: this process ends")
-                    )
-            elif queue.wishes or queue.lazy:
+            if queue.pending or queue.deferred:
                 self._start(node, queue)
+            else:
+                del self._queues[node]
 
-    async def _write_or_fail(self, node: str, batch: list[_Wish[Any]]) -> list[_Wish[Any]]:
-        """Write the batch; when the API server finds its content invalid, find out by whose fault."""
+    async def _write_or_fail(self, node: str, batch: list[PendingChange[Any]]) -> list[PendingChange[Any]]:
+        """Write the batch; when the API server rejects its content, write the changes one by one."""
         try:
             return await self._write(node, batch)
         except KvplaceError as error:
             one_is_at_fault = isinstance(error, Misconfigured) and not isinstance(error, Forbidden)
             if one_is_at_fault and len(batch) > 1:
-                return [again for wish in batch for again in await self._write_or_fail(node, [wish])]
-            for wish in batch:
-                _fail(wish, error)
+                return [again for one in batch for again in await self._write_or_fail(node, [one])]
+            _fail_all(batch, error)
             return []
 
-    async def _write(self, node: str, batch: list[_Wish[Any]]) -> list[_Wish[Any]]:
-        """Store what the batch decides; answers the wishes that the releases just stored may now help."""
-        record = self.current(node) or await self._read_again(node)
-        failure: KvplaceError = Conflict(f"the ledger of node {node} is written by others all the time")
-        for attempt in range(self._attempts):
-            if record.problem:
-                raise Unavailable(f"the ledger of node {node} cannot be read: {record.problem}")
-            decided, failed = _decide_all(record.ledger, batch)
-            change = _joined([change for _, change, _ in decided])
-            again = [wish for wish, error in failed if change.releases and isinstance(error, Refused)]
-            for wish, error in failed:
-                if wish not in again:
-                    _fail(wish, error)
-            if not change:
-                for wish, _, answer in decided:
-                    _answer(wish, answer)
-                return []
+    async def _write(self, node: str, batch: list[PendingChange[Any]]) -> list[PendingChange[Any]]:
+        """Store what the batch decides; returns the changes that are to be decided again after it.
+
+        After a lost or unanswered write the ledger is read, which shows whose write counts.
+        """
+        record = self.current(node)
+
+        async def attempt() -> list[PendingChange[Any]]:
+            nonlocal record
+            decided_on, record = record or await self._read(node), None
+            # Those that have their answer are not decided again: a refused pod must not get a claim.
+            return await self._store(decided_on, [one for one in batch if not one.answer.done()])
+
+        return await retrying(attempts=self._attempts, backoff=_BACKOFF, sleep=self._sleep)(attempt)
+
+    async def _store(
+        self, record: LedgerRecord, pending: list[PendingChange[Any]]
+    ) -> list[PendingChange[Any]]:
+        if record.problem:
+            raise Corrupt(f"the ledger of node {record.node} cannot be read: {record.problem}")
+        batch = decide_together(record.ledger, pending)
+        for one, error in batch.failed:
+            one.fail(error)
+        if batch.change:
             try:
-                written = await self._cluster.write_ledger(record, change)
-            except (Conflict, Unavailable) as error:
-                failure = error
-                log.info("ledger write lost, deciding again", extra={"node": node, "attempt": attempt + 1})
-                if isinstance(error, Unavailable):
-                    await asyncio.sleep(min(0.05 * 2**attempt, 1.0))
-                record = await self._read_again(node)
-                batch = [wish for wish in batch if not wish.answer.done()]
-                continue
+                written = await self._cluster.write_ledger(record, batch.change)
+            except KvplaceError as error:
+                log.info("ledger write lost: %s", error, extra={"node": record.node})
+                raise
             self.writes += 1
-            self.changes += len(decided)
+            self.changes += len(batch.decided)
             self._keep(written)
-            for wish, _, answer in decided:
-                _answer(wish, answer)
-            return again
-        raise failure
+        for one, answer in batch.decided:
+            one.succeed(answer)
+        return list(batch.again)
 
-    async def _read_again(self, node: str) -> LedgerRecord:
-        for attempt in range(self._attempts):
-            try:
-                record = await self._cluster.read_ledger(node) or await self._cluster.create_ledger(node)
-            except Unavailable:
-                if attempt == self._attempts - 1:
-                    raise
-                await asyncio.sleep(min(0.05 * 2**attempt, 1.0))
-                continue
-            self._keep(record)
-            return record
-        raise Unavailable(f"the ledger of node {node} could not be read")
+    async def _read(self, node: str) -> LedgerRecord:
+        record = await self._cluster.read_ledger(node) or await self._cluster.create_ledger(node)
+        self._keep(record)
+        return record
 
-    def _seen(self, before: LedgerRecord | None, after: LedgerRecord | None) -> None:
+    # Knowing.
+
+    def _on_watch(self, before: LedgerRecord | None, after: LedgerRecord | None) -> None:
         if after is not None:
             self._keep(after)
         elif before is not None:
@@ -250,21 +262,17 @@ class Ledgers:
         known = self._records.get(record.node)
         if known is not None and not _is_newer(record, known):
             return
-        self._index(record.node, known.ledger.claims if known else {}, record.ledger.claims)
         self._records[record.node] = record
-        for listener in self._listeners:
-            listener(record.node)
+        self._changed(record.node, known.ledger.claims if known else {}, record.ledger.claims)
 
     def _forget(self, record: LedgerRecord) -> None:
         known = self._records.get(record.node)
         if known is None or known.uid != record.uid:
             return
-        self._index(record.node, known.ledger.claims, {})
         del self._records[record.node]
-        for listener in self._listeners:
-            listener(record.node)
+        self._changed(record.node, known.ledger.claims, {})
 
-    def _index(self, node: str, before: Mapping[str, object], after: Mapping[str, object]) -> None:
+    def _changed(self, node: str, before: Mapping[str, object], after: Mapping[str, object]) -> None:
         for uid in before.keys() - after.keys():
             nodes = self._claimed_on.get(uid, set())
             nodes.discard(node)
@@ -272,59 +280,21 @@ class Ledgers:
                 self._claimed_on.pop(uid, None)
         for uid in after.keys() - before.keys():
             self._claimed_on.setdefault(uid, set()).add(node)
+        for listener in self._listeners:
+            listener(node)
 
 
-def _decide_all(
-    ledger: Ledger, batch: list[_Wish[Any]]
-) -> tuple[list[tuple[_Wish[Any], LedgerChange, object]], list[tuple[_Wish[Any], KvplaceError]]]:
-    """Ask each wish in turn, each seeing what those before it did; answers the decided and the failed.
-
-    Of a release they see that the claim is gone, but its CPUs keep their owner until the next write: the
-    API server compares with the stored owners, so a core may not be released and claimed in one.
-    """
-    seen = ledger
-    decided: list[tuple[_Wish[Any], LedgerChange, object]] = []
-    failed: list[tuple[_Wish[Any], KvplaceError]] = []
-    for wish in batch:
-        try:
-            change, answer = wish.decide(seen)
-            seen = seen.after(LedgerChange(claims=change.claims))
-        except KvplaceError as error:
-            failed.append((wish, error))
-            continue
-        decided.append((wish, change, answer))
-        if change.releases:
-            left = {uid: claim for uid, claim in seen.claims.items() if uid not in change.releases}
-            seen = Ledger(seen.owners, left)
-    return decided, failed
+def _fail_all(pending: Iterable[PendingChange[Any]], error: KvplaceError) -> None:
+    for one in pending:
+        one.fail(error)
 
 
-def _joined(changes: list[LedgerChange]) -> LedgerChange:
-    claims: dict[str, Claim] = {}
-    releases: dict[str, None] = {}
-    for change in changes:
-        for uid in change.releases:
-            claims.pop(uid, None)
-            releases[uid] = None
-        claims |= {claim.uid: claim for claim in change.claims}
-    return LedgerChange(tuple(claims.values()), tuple(releases))
-
-
-def _answer(wish: _Wish[Any], answer: object) -> None:
-    if not wish.answer.done():
-        wish.answer.set_result(answer)
-
-
-def _fail(wish: _Wish[Any], error: KvplaceError) -> None:
-    if not wish.answer.done():
-        wish.answer.set_exception(error)
-        wish.answer.exception()  # marks it as seen, also when nobody awaits it or its asker gave up
-        if not wish.awaited:
-            log.warning("a later ledger write was not done: %s", error)
+def _stopping(node: str) -> Unavailable:
+    return Unavailable(f"the ledger of node {node} is not written any more: this process is stopping")
 
 
 def _is_newer(record: LedgerRecord, known: LedgerRecord) -> bool:
-    """Whether a record is newer than another one, be it of an object that has gone since.
+    """Whether a record is newer than another one, even of an object that is gone.
 
     Resource versions are numbers that grow over all objects of a kind (KEP-5504).
     """

@@ -145,7 +145,8 @@ async def follow(
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[WatchEvent[R]]:
     """Yield everything that happens to a source, until it is closed."""
-    waits = backoff or Backoff()
+    backoff = backoff or Backoff()
+    failures = 0
     state: State[R] = Empty()
     opened = clock()
     try:
@@ -158,9 +159,10 @@ async def follow(
             if isinstance(state, Watching) and not was_watching:
                 opened = clock()
             if was_watching and (move.events or clock() - opened >= LIVED_S):
-                waits.reset()
+                failures = 0
             if move.failure is not None and not closed():
-                seconds = waits.next_pause(move.failure)
+                seconds = backoff.pause(failures, move.failure)
+                failures += 1
                 _report(source.name, move.failure, seconds)
                 await pause(seconds)
     finally:

@@ -1,7 +1,11 @@
-"""How long to wait before another try, and which errors deserve one.
+"""When a call is tried again: one policy for every component, on tenacity.
 
-Pauses grow exponentially with full jitter: a random part of the ceiling, so that many clients that failed
-together do not come back together. A pause that the server asks for is the least that is waited.
+    Conflict         at once: the caller reads the new state first
+    Unavailable      after a pause; at least the server's Retry-After
+    anything else    never
+
+Pauses grow exponentially with full jitter: each is a random part of its ceiling, so that clients that failed
+together do not come back together.
 """
 
 from __future__ import annotations
@@ -9,69 +13,62 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
 from kvplace.core.errors import Conflict, KvplaceError, Unavailable
 from kvplace.kube.api_errors import ApiUnavailable
 
-WORTH_ANOTHER_TRY: tuple[type[KvplaceError], ...] = (Unavailable, Conflict)
-"""The only branches of core's tree of errors that another try can mend."""
 
-
+@dataclass(frozen=True)
 class Backoff:
-    """Growing pauses with full jitter."""
+    """How long the pauses are."""
 
-    def __init__(
-        self, *, first_s: float = 0.2, longest_s: float = 30.0, chance: Callable[[], float] = random.random
-    ) -> None:
-        """`chance` answers a number from 0 up to 1, as random.random does."""
-        self._first_s = first_s
-        self._longest_s = longest_s
-        self._chance = chance
-        self._failures = 0
+    first_s: float = 0.2
+    """Ceiling of the first pause; it doubles with each failure."""
+    longest_s: float = 30.0
+    jitter: Callable[[], float] = random.random
+    """Answers a number from 0 up to 1."""
 
-    def reset(self) -> None:
-        """Begin with short pauses again."""
-        self._failures = 0
-
-    def next_pause(self, error: BaseException | None = None) -> float:
-        """Count one more failure and answer the seconds to wait after it."""
-        pause = self.pause_after(self._failures, error)
-        self._failures += 1
-        return pause
-
-    def pause_after(self, failures: int, error: BaseException | None = None) -> float:
-        """Answer the seconds to wait after that many earlier failures."""
-        ceiling: float = min(self._first_s * 2 ** min(failures, 30), self._longest_s)
+    def pause(self, failures: int, error: BaseException | None = None) -> float:
+        """Answer the seconds to wait after an error that so many failures came before."""
+        ceiling: float = min(self.first_s * 2 ** min(failures, 30), self.longest_s)
         asked = error.retry_after if isinstance(error, ApiUnavailable) else None
-        return (asked or 0.0) + self._chance() * ceiling
+        return (asked or 0.0) + self.jitter() * ceiling
 
 
-def persistently(
+def is_retried(error: BaseException) -> bool:
+    """Say whether another try may end better."""
+    return isinstance(error, Conflict | Unavailable)
+
+
+def retrying(
     *,
-    attempts: int,
+    attempts: int | None = None,
+    deadline: float | None = None,
     backoff: Backoff | None = None,
-    retried: Callable[[KvplaceError], bool] = lambda _: True,
+    retried: Callable[[KvplaceError], bool] = is_retried,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncRetrying:
-    """Make a tenacity policy that tries again after Unavailable and Conflict, and after nothing else.
+    """Make the policy of one call.
 
-    `retried` can narrow that down. The last error is raised as it is.
+    Used as `await retrying(attempts=3)(function, argument)`. Ends after so many `attempts`, or when the next
+    one would begin after `deadline`, a time of the running loop. `retried` can narrow down what is tried
+    again. The last error is raised as it is.
     """
-    waits = backoff or Backoff(longest_s=5.0)
+    backoff = backoff or Backoff(longest_s=5.0)
 
-    def worth(error: BaseException) -> bool:
-        return isinstance(error, WORTH_ANOTHER_TRY) and retried(error)
+    def retry(error: BaseException) -> bool:
+        return isinstance(error, KvplaceError) and is_retried(error) and retried(error)
 
-    def pause(state: RetryCallState) -> float:
+    def wait(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
-        return waits.pause_after(state.attempt_number - 1, error)
+        return 0.0 if isinstance(error, Conflict) else backoff.pause(state.attempt_number - 1, error)
 
-    return AsyncRetrying(
-        retry=retry_if_exception(worth),
-        stop=stop_after_attempt(attempts),
-        wait=pause,
-        sleep=sleep,
-        reraise=True,
-    )
+    def stop(state: RetryCallState) -> bool:
+        if attempts is not None and state.attempt_number >= attempts:
+            return True
+        return deadline is not None and asyncio.get_running_loop().time() + state.upcoming_sleep > deadline
+
+    return AsyncRetrying(retry=retry_if_exception(retry), stop=stop, wait=wait, sleep=sleep, reraise=True)

@@ -21,7 +21,7 @@ from yarl import URL
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.kube.api_errors import ApiUnavailable, TooLarge, error_of_response
 from kvplace.kube.credentials import CredentialOptions, Credentials, load_credentials
-from kvplace.kube.retry import Backoff, persistently
+from kvplace.kube.retry import retrying
 from kvplace.kube.sockets import Sockets
 
 _log = logging.getLogger(__name__)
@@ -140,21 +140,8 @@ class Session:
         A request that the server turned away for load is tried again, nothing else is. Raises the errors
         of `api_errors`.
         """
-        patience = timeout_s or self._limits.answer_s
-        try:
-            return await self._request(call, limit, patience)
-        except ApiUnavailable as error:
-            if not error.untouched or self._limits.attempts == 1:
-                raise
-            await self.pause(Backoff().next_pause(error))
-        # The policy costs more than sending does, so it is made only when it is needed.
-        policy = persistently(
-            attempts=self._limits.attempts - 1, retried=_certainly_not_done, sleep=self.pause
-        )
-        async for attempt in policy:
-            with attempt:
-                return await self._request(call, limit, patience)
-        raise AssertionError("a policy ends in an answer or an error")
+        policy = retrying(attempts=self._limits.attempts, retried=_is_untouched, sleep=self.pause)
+        return await policy(self._request, call, limit, timeout_s or self._limits.answer_s)
 
     async def open_stream(self, call: Call) -> LineStream:
         """Open a watch, whose answer comes line by line; the caller closes it."""
@@ -304,7 +291,7 @@ async def _read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes |
     return bytes(body)
 
 
-def _certainly_not_done(error: KvplaceError) -> bool:
+def _is_untouched(error: KvplaceError) -> bool:
     return isinstance(error, ApiUnavailable) and error.untouched
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
 from kvplace.core.cpuset import lowest, mask_of
-from kvplace.core.errors import Conflict, Misconfigured, Refused, Unavailable
+from kvplace.core.errors import Conflict, Corrupt, KvplaceError, Misconfigured, Refused, Unavailable
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, confirmed
 from kvplace.core.request import Policy
 from kvplace.kube.faults import Moment, Operation
-from kvplace.kube.ledgers import Decision, Ledgers
+from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.pending_changes import Decision
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS, Apply, Delete
@@ -49,10 +50,24 @@ def cluster() -> Recording:
 
 
 @contextlib.asynccontextmanager
-async def process(cluster: MemoryCluster, **settings: float) -> AsyncIterator[Ledgers]:
+async def process(
+    cluster: MemoryCluster,
+    *,
+    attempts: int = 8,
+    lazy_seconds: float = 3.0,
+    gather_seconds: float = 0.0,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> AsyncIterator[Ledgers]:
     """The ledgers of one process, following the cluster."""
     store: Store[str, LedgerRecord] = Store(LEDGERS)
-    ledgers = Ledgers(cluster, store, **{"gather_seconds": 0.0, **settings})  # type: ignore[arg-type]
+    ledgers = Ledgers(
+        cluster,
+        store,
+        attempts=attempts,
+        lazy_seconds=lazy_seconds,
+        gather_seconds=gather_seconds,
+        sleep=sleep,
+    )
     following = asyncio.create_task(store.run(cluster))
     await store.wait_until_synced()
     try:
@@ -60,6 +75,31 @@ async def process(cluster: MemoryCluster, **settings: float) -> AsyncIterator[Le
     finally:
         await ledgers.stop()
         following.cancel()
+
+
+class Gate:
+    """A sleep that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    async def __call__(self, seconds: float) -> None:
+        self.reached.set()
+        await self.opened.wait()
+
+
+async def settled(condition: Callable[[], bool]) -> None:
+    """Let everybody work until the condition holds."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+async def delivered(cluster: MemoryCluster, ledgers: Ledgers) -> None:
+    """Wait until the watch has brought everything so far: what is written to another node after it."""
+    cluster.put_ledger("last", Ledger())
+    await settled(lambda: ledgers.current("last") is not None)
 
 
 def claim_of(uid: str, owned: int) -> Claim:
@@ -140,11 +180,14 @@ async def test_changes_one_after_the_other_never_wait_to_gather(cluster: Recordi
 
 
 async def test_changes_of_a_burst_gather_a_moment_and_then_go_together(cluster: Recording) -> None:
-    async with process(cluster, gather_seconds=0.05) as ledgers:
+    gate = Gate()
+    async with process(cluster, gather_seconds=3600.0, sleep=gate) as ledgers:
         await ledgers.change("n", taking("before"))
         burst = [asyncio.create_task(ledgers.change("n", taking(f"pod-{i}"))) for i in range(2)]
-        await asyncio.sleep(0.005)
+        await gate.reached.wait()
         late = [asyncio.create_task(ledgers.change("n", taking(f"late-{i}"))) for i in range(3)]
+        await asyncio.sleep(0)
+        gate.opened.set()
         await asyncio.gather(*burst, *late)
         assert ledgers.writes == 2
 
@@ -184,6 +227,51 @@ async def test_a_pod_that_was_refused_is_asked_again_when_a_release_of_its_group
         assert (taken, released) == (ALL, True)
         assert [change.releases for _, change in cluster.asked] == [("old",), ()]
         assert cluster.stored().claims.keys() == {"new"}
+
+
+async def test_a_release_before_a_claim_in_one_group_leaves_its_cores_to_the_next_write(
+    cluster: Recording,
+) -> None:
+    async with process(cluster) as ledgers:
+        await ledgers.change("n", taking("old", CPUS))
+        cluster.asked.clear()
+        released, taken = await asyncio.gather(
+            ledgers.change("n", giving("old")), ledgers.change("n", taking("new", CPUS))
+        )
+        assert (released, taken) == (True, ALL)
+        assert [(change.releases, len(change.claims)) for _, change in cluster.asked] == [
+            (("old",), 0),
+            ((), 1),
+        ]
+
+
+async def test_a_release_and_a_claim_on_other_cores_go_in_one_write(cluster: Recording) -> None:
+    async with process(cluster) as ledgers:
+        await ledgers.change("n", taking("old"))
+        cluster.asked.clear()
+        await asyncio.gather(ledgers.change("n", giving("old")), ledgers.change("n", taking("new")))
+        assert [(change.releases, len(change.claims)) for _, change in cluster.asked] == [(("old",), 1)]
+        assert cluster.stored().owners == {1: "new"}
+
+
+@pytest.mark.parametrize("lost", [Conflict("changed"), Unavailable("timeout")])
+async def test_a_pod_that_was_refused_gets_no_claim_when_the_write_of_its_group_is_lost(
+    cluster: Recording, lost: KvplaceError
+) -> None:
+    async with process(cluster) as ledgers:
+        cluster.put_ledger("n", Ledger().after(LedgerChange((claim_of("foreign", 0b1),))))
+        await settled(lambda: ledgers.current("n") is not None)
+        hold = cluster.faults.hold(Operation.WRITE_LEDGER)
+        cluster.faults.fail(Operation.WRITE_LEDGER, lost)
+        refused = asyncio.create_task(ledgers.change("n", taking("refused", CPUS)))
+        granted = asyncio.create_task(ledgers.change("n", taking("granted")))
+        await hold.reached.wait()
+        cluster.put_ledger("n", Ledger())  # Now there is room for the one that was refused.
+        hold.release()
+        with pytest.raises(Refused):
+            await refused
+        assert await granted == 0b1
+        assert cluster.stored().claims.keys() == {"granted"}
 
 
 async def test_a_core_is_never_released_and_claimed_in_one_write(cluster: Recording) -> None:
@@ -286,7 +374,7 @@ async def test_a_ledger_that_was_deleted_meanwhile_is_made_anew(cluster: Recordi
         assert await ledgers.change("n", taking("b")) == 1
         assert cluster.stored().owners == {0: "b"}
         cluster.resume_watches(LEDGERS)
-        await asyncio.sleep(0.01)
+        await delivered(cluster, ledgers)
         assert ledgers.nodes_claimed_by("a") == frozenset()
         assert ledgers.nodes_claimed_by("b") == {"n"}
 
@@ -302,8 +390,8 @@ async def test_what_is_current_is_never_older_than_our_own_last_write(cluster: R
         changed: list[str] = []
         ledgers.subscribe(changed.append)
         cluster.resume_watches(LEDGERS)
-        await asyncio.sleep(0.01)
-        assert changed == []  # old news
+        await delivered(cluster, ledgers)
+        assert changed == ["last"]
 
 
 async def test_late_news_of_a_ledger_that_is_gone_does_not_hide_the_one_made_after_it(
@@ -328,7 +416,7 @@ async def test_a_ledger_that_cannot_be_read_is_not_written(cluster: Recording) -
         cluster._ledgers.put(
             "n", replace(made, problem="the claim of pod a cannot be read", resource_version="99")
         )
-        with pytest.raises(Unavailable, match="the ledger of node n cannot be read: the claim of pod a"):
+        with pytest.raises(Corrupt, match="the ledger of node n cannot be read: the claim of pod a"):
             await ledgers.change("n", taking("b"))
         assert cluster.asked == []
 
@@ -337,20 +425,18 @@ async def test_bookkeeping_goes_along_with_the_next_write(cluster: Recording) ->
     async with process(cluster, lazy_seconds=3600.0) as ledgers:
         await ledgers.change("n", taking("a"))
         ledgers.change_later("n", confirming("a"))
-        await asyncio.sleep(0.01)
+        await ledgers.change("other", taking("c"))
         assert cluster.stored().claims["a"].state is ClaimState.CLAIMED
         await ledgers.change("n", taking("b"))
         assert cluster.stored().claims["a"].state is ClaimState.BOUND
-        assert ledgers.writes == 2
+        assert ledgers.writes == 3
 
 
 async def test_bookkeeping_that_nobody_follows_is_written_alone_after_a_while(cluster: Recording) -> None:
     async with process(cluster, lazy_seconds=0.01) as ledgers:
         await ledgers.change("n", taking("a"))
         ledgers.change_later("n", confirming("a"))
-        async with asyncio.timeout(5):
-            while cluster.stored().claims["a"].state is not ClaimState.BOUND:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await settled(lambda: cluster.stored().claims["a"].state is ClaimState.BOUND)
 
 
 async def test_bookkeeping_that_fails_is_logged_since_nobody_hears_of_it(
@@ -362,9 +448,7 @@ async def test_bookkeeping_that_fails_is_logged_since_nobody_hears_of_it(
     with caplog.at_level(logging.WARNING):
         async with process(cluster, lazy_seconds=0.0) as ledgers:
             ledgers.change_later("n", refusing)
-            async with asyncio.timeout(5):
-                while "the moon is full" not in caplog.text:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
+            await settled(lambda: "the moon is full" in caplog.text)
 
 
 async def test_a_claim_that_the_api_server_finds_invalid_does_not_take_the_others_with_it(
@@ -404,6 +488,45 @@ async def test_a_process_that_ends_tells_who_waits_and_writes_no_more(cluster: R
             with pytest.raises(Unavailable):
                 await waiting
         assert len(cluster.asked) == 1
+
+
+async def test_a_process_that_ends_before_a_write_begins_tells_who_waits(cluster: Recording) -> None:
+    async with process(cluster) as ledgers:
+        waiting = asyncio.create_task(ledgers.change("n", taking("a")))
+        await settled(lambda: bool(ledgers._queues))
+        await ledgers.stop()
+        with pytest.raises(Unavailable):
+            await waiting
+        assert cluster.asked == []
+
+
+async def test_a_decision_that_breaks_does_not_stop_those_that_came_after_it(cluster: Recording) -> None:
+    def broken(_: Ledger) -> tuple[LedgerChange, None]:
+        raise ZeroDivisionError("a bug")
+
+    async with process(cluster) as ledgers:
+        hold = cluster.faults.hold(Operation.READ_LEDGER)
+        first = asyncio.create_task(ledgers.change("n", broken))
+        await hold.reached.wait()
+        second = asyncio.create_task(ledgers.change("n", taking("a")))
+        await asyncio.sleep(0)
+        hold.release()
+        with pytest.raises(Unavailable, match="a bug"):
+            await first
+        assert await second == 1
+
+
+async def test_of_nodes_that_are_gone_nothing_stays(cluster: Recording) -> None:
+    async with process(cluster) as ledgers:
+        for number in range(20):
+            await ledgers.change(f"n{number}", taking("a"))
+            await ledgers.change(f"n{number}", giving("a"))
+        for number in range(20):
+            cluster._ledgers.remove(f"n{number}")
+        await delivered(cluster, ledgers)
+        assert [record.node for record in ledgers.all()] == ["last"]
+        assert not ledgers._queues
+        assert not ledgers._claimed_on
 
 
 async def test_a_change_that_changes_nothing_costs_no_write(cluster: Recording) -> None:

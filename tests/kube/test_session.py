@@ -18,7 +18,7 @@ from kubernetes.aio.config import incluster_config
 from yarl import URL
 
 from harness.control_plane.cluster import ControlPlane
-from kvplace.core.errors import Conflict, Forbidden, Misconfigured, Refused, Unavailable
+from kvplace.core.errors import Conflict, Forbidden, Misconfigured, Refused
 from kvplace.core.ledger import OwnershipConflict
 from kvplace.kube.api_errors import (
     OWNERSHIP_RULE,
@@ -30,7 +30,6 @@ from kvplace.kube.api_errors import (
     error_of_response,
 )
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.retry import Backoff, persistently
 from kvplace.kube.session import Call, Limits, Session, open_session, path_of
 from tests.kube.api_stub import ApiStub, answer, api_stub, broken, status
 
@@ -138,28 +137,6 @@ async def test_a_write_with_unknown_outcome_is_sent_once(stub: ApiStub, tmp_path
             await session.request(write)
     assert not failure.value.untouched
     assert len(stub.asked) == 1
-
-
-async def test_only_what_another_try_can_mend_is_tried_again() -> None:
-    asked = 0
-
-    async def failing(error: Exception) -> None:
-        nonlocal asked
-        asked += 1
-        raise error
-
-    for error, tries in (
-        (Unavailable(""), 3),
-        (Conflict(""), 3),
-        (Refused(""), 1),
-        (Forbidden(""), 1),
-        (OSError(), 1),
-    ):
-        asked = 0
-        policy = persistently(attempts=3, backoff=Backoff(chance=lambda: 0.0))
-        with pytest.raises(type(error)):
-            await policy(failing, error)
-        assert asked == tries, error
 
 
 # Limits

@@ -1,0 +1,93 @@
+"""Changes that gather for the next write of a node's ledger, and how they are decided together. No I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from kvplace.core.errors import KvplaceError, Refused
+from kvplace.core.ledger import Claim, Ledger, LedgerChange
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+Decision = Callable[[Ledger], tuple[LedgerChange, T]]
+"""A pure question to the ledger as it will be: what to change, and what to answer the caller.
+
+It may be asked several times; it must look for its own earlier effect first (by pod UID). Raising a
+KvplaceError leaves the ledger alone and reaches the caller.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class PendingChange(Generic[T]):
+    """A decision that is still to be stored."""
+
+    decide: Decision[T]
+    awaited: bool = True
+    """Whether a caller waits for the answer; other errors are logged."""
+    answer: asyncio.Future[T] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def succeed(self, answer: T) -> None:
+        """Give the answer to the caller, unless it has one or has gone."""
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+    def fail(self, error: KvplaceError) -> None:
+        """Raise an error in the caller, unless it has an answer or has gone."""
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            self.answer.exception()  # marks it as seen, also when nobody awaits it or the caller has gone
+            if not self.awaited:
+                log.warning("a deferred ledger change failed: %s", error)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a group of pending changes makes of one ledger."""
+
+    change: LedgerChange
+    """Everything to be stored in one write."""
+    decided: tuple[tuple[PendingChange[Any], object], ...]
+    """The changes in it, each with its answer."""
+    failed: tuple[tuple[PendingChange[Any], KvplaceError], ...]
+    """The changes whose decision raised an error."""
+    again: tuple[PendingChange[Any], ...]
+    """Refused changes that are decided again after this write, because its releases may help them."""
+
+
+def decide_together(ledger: Ledger, pending: Collection[PendingChange[Any]]) -> Batch:
+    """Decide each change in turn, each on a ledger that those before it have changed.
+
+    A released claim is gone for the changes after it, but its CPUs keep their owner until the next write:
+    the API server compares with the stored owners, so a CPU cannot be released and claimed in one write.
+    """
+    claims: dict[str, Claim] = {}
+    releases: dict[str, None] = {}
+    decided: list[tuple[PendingChange[Any], object]] = []
+    failed: list[tuple[PendingChange[Any], KvplaceError]] = []
+    for one in pending:
+        try:
+            change, answer = one.decide(ledger)
+            ledger = ledger.after(LedgerChange(claims=change.claims))
+        except KvplaceError as error:
+            failed.append((one, error))
+            continue
+        decided.append((one, answer))
+        for uid in change.releases:
+            claims.pop(uid, None)
+            releases[uid] = None
+        claims |= {claim.uid: claim for claim in change.claims}
+        if change.releases:
+            left = {uid: claim for uid, claim in ledger.claims.items() if uid not in change.releases}
+            ledger = Ledger(ledger.owners, left)
+    again = tuple(one for one, error in failed if releases and isinstance(error, Refused))
+    return Batch(
+        LedgerChange(tuple(claims.values()), tuple(releases)),
+        tuple(decided),
+        tuple((one, error) for one, error in failed if one not in again),
+        again,
+    )

@@ -1,0 +1,97 @@
+"""The retry policy: what is tried again, how often, until when, and after which pauses."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.errors import Conflict, Corrupt, Forbidden, KvplaceError, Refused, Unavailable
+from kvplace.kube.api_errors import ApiUnavailable
+from kvplace.kube.retry import Backoff, retrying
+
+LONGEST = Backoff(first_s=1, longest_s=8, jitter=lambda: 1.0)
+
+
+class Call:
+    """A call that fails with the given errors before it succeeds; keeps the pauses between its attempts."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.attempts = 0
+        self.pauses: list[float] = []
+
+    async def __call__(self) -> str:
+        self.attempts += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return "done"
+
+    async def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [
+        (Unavailable("busy"), 3),
+        (Conflict("changed"), 3),
+        (Refused("no"), 1),
+        (Forbidden("denied"), 1),
+        (Corrupt("two owners"), 1),
+        (OSError("a bug"), 1),
+    ],
+)
+async def test_only_conflicts_and_unavailability_are_tried_again(error: Exception, attempts: int) -> None:
+    call = Call(*[error] * 9)
+    with pytest.raises(type(error)) as failure:
+        await retrying(attempts=3, sleep=call.pause)(call)
+    assert failure.value is error
+    assert call.attempts == attempts
+
+
+async def test_a_call_that_succeeds_answers() -> None:
+    call = Call(Unavailable("busy"), Conflict("changed"))
+    assert await retrying(attempts=3, sleep=call.pause)(call) == "done"
+
+
+async def test_pauses_grow_after_unavailability_and_a_conflict_has_none() -> None:
+    call = Call(*[Unavailable("busy")] * 5, Conflict("changed"), Unavailable("busy"))
+    await retrying(attempts=9, backoff=LONGEST, sleep=call.pause)(call)
+    assert call.pauses == [1, 2, 4, 8, 8, 0, 8]
+
+
+async def test_the_pause_that_the_server_asks_for_comes_on_top() -> None:
+    call = Call(ApiUnavailable("busy", retry_after=7.0), ApiUnavailable("busy"))
+    await retrying(attempts=3, backoff=LONGEST, sleep=call.pause)(call)
+    assert call.pauses == [8, 2]
+
+
+def only_refusals(error: KvplaceError) -> bool:
+    return isinstance(error, Refused)
+
+
+async def test_what_is_tried_again_can_be_narrowed_down_but_not_widened() -> None:
+    for error in (Conflict("changed"), Refused("no")):
+        call = Call(error)
+        with pytest.raises(type(error)):
+            await retrying(attempts=3, retried=only_refusals, sleep=call.pause)(call)
+        assert call.attempts == 1
+
+
+async def test_no_attempt_begins_after_the_deadline() -> None:
+    loop = asyncio.get_running_loop()
+    call = Call(*[Unavailable("busy")] * 99)
+    with pytest.raises(Unavailable):
+        await retrying(deadline=loop.time() + 5.0, backoff=LONGEST, sleep=call.pause)(call)
+    # The clock stands, so a pause of 8 s is the first that would end after the deadline.
+    assert call.pauses == [1, 2, 4]
+
+
+@given(st.floats(0, 0.999), st.integers(0, 60))
+def test_a_pause_is_never_longer_than_agreed(chance: float, failures: int) -> None:
+    backoff = Backoff(first_s=0.2, longest_s=30, jitter=lambda: chance)
+    assert 0 <= backoff.pause(failures) <= 30
+    assert backoff.pause(failures, ApiUnavailable("busy", retry_after=5)) >= 5
