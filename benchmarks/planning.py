@@ -33,7 +33,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import read_machine
-from kvplace.plan.optimum import Optimum, best_possible
+from kvplace.plan.mip_bound import MipBound, mip_bound
 
 MACHINE = "2x-epyc-9354-nps2"
 GIB = 1 << 30
@@ -136,11 +136,11 @@ def measure(nodes: Sequence[ClusterNode], wanted: Sequence[VmRequest], seconds: 
     simple = timed("plan", lambda: plan(nodes, wanted))
     placed["one by one"] = simple.one_by_one
     moved = timed("plan, make room", lambda: plan(nodes, wanted, make_room=True))
-    optimum: Optimum = best_possible(nodes, wanted, seconds=seconds)
-    placed["bound"], took["bound"] = optimum.bound, optimum.seconds
-    timed("plan with bound", lambda: plan(nodes, wanted, hint=optimum.hint))
+    bound: MipBound = mip_bound(nodes, wanted, seconds=seconds)
+    placed["bound"], took["bound"] = bound.bound, bound.seconds
+    timed("plan with bound", lambda: plan(nodes, wanted, hint=bound.hint))
     total = Tally(len(wanted), sum(vm.request.vcpus for vm in wanted))
-    return Run(total, placed, took, len(moved.moves), optimum.finished)
+    return Run(total, placed, took, len(moved.moves), bound.finished)
 
 
 def report(name: str, nodes: int, runs: Sequence[Run]) -> None:

@@ -13,7 +13,7 @@ from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from kvplace.core.cluster.planning import Plan
-    from kvplace.plan.optimum import Optimum
+    from kvplace.plan.mip_bound import MipBound
 
 
 @click.command("plan", short_help="Place many VMs at once on the nodes of a cluster.")
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     help="Which nodes VMs go to while everything fits.",
 )
 @click.option("--make-room", is_flag=True, help="Running VMs may move inside their machines.")
-@click.option("--optimal", is_flag=True, help="Also find what no plan can surpass (needs HiGHS).")
+@click.option(
+    "--optimal", is_flag=True, help="Also compute an upper bound with a MIP solver (needs HiGHS)."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(0.1, 86_400),
@@ -73,19 +75,19 @@ def command(
     Leaves with 4 when some found no room, and with 3 when none did.
     """  # noqa: D301 - click wants the character itself
     from kvplace.core.cluster.planning import plan
-    from kvplace.plan.optimum import best_possible
+    from kvplace.plan.mip_bound import mip_bound
     from kvplace.plan.plan_cluster import read_plan_cluster
     from kvplace.plan.vm_requests import read_vm_requests
 
     nodes = read_plan_cluster(cluster)
     wanted = read_vm_requests(requests, (vm.id for node in nodes for vm in node.running))
-    optimum = best_possible(nodes, wanted, seconds=seconds) if optimal else None
-    hint = optimum.hint if optimum is not None else ()
+    bound = mip_bound(nodes, wanted, seconds=seconds) if optimal else None
+    hint = bound.hint if bound is not None else ()
     found = plan(nodes, wanted, Strategy(strategy), make_room=make_room, hint=hint)
     if output in ("json", "yaml"):
         from kvplace.plan.plan_report import plan_document
 
-        document = plan_document(found, nodes, wanted, optimum)
+        document = plan_document(found, nodes, wanted, bound)
         if output == "json":
             print_json(document)
         else:
@@ -98,19 +100,19 @@ def command(
         if found.refused:
             say(f"no room for {len(found.refused)} of {len(wanted)} VMs")
     else:
-        _print(found, optimum, wide=output == "wide")
+        _print(found, bound, wide=output == "wide")
     if not found.refused:
         return ExitCode.DONE
     return ExitCode.PARTLY_DONE if found.planned else ExitCode.DOES_NOT_FIT
 
 
-def _print(plan: Plan, optimum: Optimum | None, *, wide: bool) -> None:
+def _print(plan: Plan, bound: MipBound | None, *, wide: bool) -> None:
     from kvplace.plan.plan_report import HEADS, WIDE_HEADS, rows, summary
 
     if plan.planned:
         _print_columns([WIDE_HEADS if wide else HEADS, *rows(plan, wide=wide)])
         click.echo()
-    for title, sentence in summary(plan, optimum):
+    for title, sentence in summary(plan, bound):
         click.echo(f"{title:<12}{sentence}")
 
 

@@ -1,1 +1,1 @@
-"""`kvplace plan`: many VMs placed together on the nodes of a cluster, and the bound that no plan exceeds."""
+"""`kvplace plan`: many VMs placed together on the nodes of a cluster, with an upper bound."""

@@ -1,4 +1,4 @@
-"""The cluster that a plan is made for: a cluster document, or a small one to try the command on."""
+"""The cluster of a plan: a cluster document, or a small example."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ nodes:
 
 
 def read_plan_cluster(path: str | None) -> tuple[ClusterNode, ...]:
-    """Read the nodes of a cluster and what runs on them; raises BadBody that names file and key."""
+    """Read the nodes of a cluster, None for the example; raises BadBody that names file and key."""
     if path is None:
         what = "the small cluster"
         cluster = nodes_of(read_model(ClusterDocument, read_document(SMALL_CLUSTER, what), what), Path())
@@ -30,6 +30,6 @@ def read_plan_cluster(path: str | None) -> tuple[ClusterNode, ...]:
         for vm in node.running:
             if vm.id in seen:
                 where = f"on {seen[vm.id]} and on {node.name}"
-                raise BadBody(f"{path}: a VM {vm.id!r} runs {where}; give every VM an id of its own")
+                raise BadBody(f"{path}: duplicate VM id {vm.id!r} {where}")
             seen[vm.id] = node.name
     return cluster

@@ -108,9 +108,9 @@ def test_refused_vms_are_grouped_with_what_is_missing_on_how_many_nodes(kvplace:
     assert all(reason["shortfall"]["needed"] == 30 for reason in group["reasons"])
 
 
-def test_the_bound_is_told_beside_the_plan(kvplace: Caller) -> None:
+def test_the_upper_bound_is_in_the_summary(kvplace: Caller) -> None:
     called = kvplace("plan", "--requests", "-", "--optimal", stdin=TOO_MANY)
-    assert "at best     bound 20 VMs, placed 20: no plan places more" in called.out
+    assert "upper bound 20 VMs by the MIP, placed 20: the plan is optimal" in called.out
     bound = planned(kvplace, TOO_MANY, "--optimal")["summary"]["bound"]
     assert (bound["vms"], bound["vcpus"], bound["reached"], bound["finished"]) == (20, 600, True, True)
 
@@ -239,7 +239,7 @@ def test_a_vm_that_runs_on_two_nodes_is_refused(kvplace: Caller, tmp_path: Path)
     cluster.write_text(f"nodes:\n{names}")
     called = kvplace("plan", "--cluster", str(cluster), "--requests", "-", stdin=THREE)
     assert called.code == 2
-    assert "a VM 'a' runs on x and on y; give every VM an id of its own" in called.err
+    assert "duplicate VM id 'a' on x and on y" in called.err
 
 
 REQUEST = {

@@ -1,7 +1,7 @@
-"""Refusals of many nodes, told so that kube-scheduler can count them.
+"""The refusals of many nodes for one VM, grouped by reason.
 
-kube-scheduler groups nodes with equal texts ("412 no NUMA node with 8 free CPUs, best 6 on worker-17
-numa 1"), so all nodes that fail for one reason get one text, with the best of them named.
+kube-scheduler counts nodes with equal texts ("412 no NUMA node with 8 free CPUs, best 6 on worker-17
+numa 1"), so all nodes that refuse for one reason get one text, which names the best of them.
 """
 
 from __future__ import annotations
@@ -14,40 +14,66 @@ from kvplace.core.refusal import THE_MACHINE, Reason, Refusal
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedRefusals:
-    """Texts by node: those that time may mend and those that no departing pod can."""
+class RefusalGroup:
+    """Nodes that refuse for one reason."""
 
-    failed: Mapping[str, str]
-    unresolvable: Mapping[str, str]
-    summary: str
-    """All groups in one sentence, largest first."""
+    nodes: tuple[str, ...]
+    best: str
+    """The node where least is missing."""
+    refusal: Refusal
+    """The refusal of that node."""
+
+    @property
+    def text(self) -> str:
+        """The refusal with the name of the node in it."""
+        where = self.refusal.shortfall.get("where")
+        if not isinstance(where, str):
+            return self.refusal.message
+        place = self.best if where == THE_MACHINE else f"{self.best} {where}"
+        return self.refusal.message.replace(f" on {where}", f" on {place}")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedRefusals:
+    """All groups, the largest first."""
+
+    groups: tuple[RefusalGroup, ...]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The texts by node, of nodes where the VM may fit later."""
+        return {node: text for node, text, never in self._texts() if not never}
+
+    @property
+    def unresolvable(self) -> dict[str, str]:
+        """The texts by node, of nodes where the VM does not fit even when they are empty."""
+        return {node: text for node, text, never in self._texts() if never}
+
+    @property
+    def summary(self) -> str:
+        """All groups in one sentence."""
+        return "; ".join(f"{counted(len(group.nodes), 'node')}: {group.text}" for group in self.groups)
+
+    def _texts(self) -> list[tuple[str, str, bool]]:
+        return [
+            (node, text, group.refusal.never)
+            for group in self.groups
+            for text in [group.text]
+            for node in group.nodes
+        ]
 
 
 def grouped(refusals: Mapping[str, Refusal]) -> GroupedRefusals:
-    """Give every node the text of its group."""
-    groups: dict[tuple[Reason, bool, str], list[str]] = {}
+    """Group nodes by what they refuse for."""
+    nodes_by_key: dict[tuple[Reason, bool, str], list[str]] = {}
     for node, refusal in refusals.items():
-        plain = "" if "where" in refusal.shortfall else refusal.message
-        groups.setdefault((refusal.reason, refusal.never, plain), []).append(node)
-    failed: dict[str, str] = {}
-    unresolvable: dict[str, str] = {}
-    told: list[tuple[int, str]] = []
-    for (_, never, _), nodes in groups.items():
-        text = _text(nodes, refusals)
-        told.append((len(nodes), text))
-        (unresolvable if never else failed).update(dict.fromkeys(nodes, text))
-    told.sort(key=lambda pair: (-pair[0], pair[1]))
-    summary = "; ".join(f"{counted(count, 'node')}: {text}" for count, text in told)
-    return GroupedRefusals(failed, unresolvable, summary)
-
-
-def _text(nodes: list[str], refusals: Mapping[str, Refusal]) -> str:
-    best = min(nodes, key=lambda node: (_missing(refusals[node]), node))
-    message = refusals[best].message
-    where = refusals[best].shortfall.get("where")
-    if not isinstance(where, str):
-        return message
-    return message.replace(f" on {where}", f" on {best}" if where == THE_MACHINE else f" on {best} {where}")
+        message = "" if "where" in refusal.shortfall else refusal.message
+        nodes_by_key.setdefault((refusal.reason, refusal.never, message), []).append(node)
+    groups = []
+    for nodes in nodes_by_key.values():
+        best = min(nodes, key=lambda node: (_missing(refusals[node]), node))
+        groups.append(RefusalGroup(tuple(nodes), best, refusals[best]))
+    return GroupedRefusals(tuple(sorted(groups, key=lambda group: (-len(group.nodes), group.text))))
 
 
 def _missing(refusal: Refusal) -> int:

@@ -1,18 +1,16 @@
-"""How many VMs could find room at best: a bound that no plan passes, from a mixed-integer programme.
+"""An upper bound on the VMs that any plan can place, by mixed-integer programming (MIP).
 
-The programme gives every VM to at most one domain of its scope (an L3 group, a NUMA node, a socket, a
-machine) and asks of every domain only what no placement can do without:
+The program assigns each VM to at most one domain of its scope (an L3 group, NUMA node, socket or machine).
+Its constraints are a relaxation: each one holds for every possible placement.
 
-* the exclusive VMs whose domains lie inside it take no more CPUs than are free there, VMs of whole
-  cores no more whole cores;
-* all VMs whose domains lie inside it take no more memory, and no more huge pages of each size, than its
-  NUMA nodes have;
-* a VM goes only where `place` would put it if it were alone.
+* The exclusive VMs inside a domain own at most its free CPUs, and VMs that need whole cores at most its
+  free cores.
+* All VMs inside a domain use at most the free memory and huge pages of its NUMA nodes.
+* A VM goes only to a domain where `place` would put it if it were alone.
 
-It ignores everything else: how VMs share the cores and NUMA nodes inside a domain that is wider than
-these, equal shares of the `spread` scopes, that CPUs named by sharing VMs are not given to exclusive ones,
-threads left over on cores of unequal width, and domains that cross. So its optimum may be too good to
-be true, but never too small; where a plan reaches it, the plan is optimal.
+What the program leaves out can only make the bound too high: how VMs share the parts of a wide domain, the
+equal shares of the `spread` scopes, CPUs of sharing VMs that exclusive VMs do not get, threads left over on
+cores of unequal width, and domains that overlap. A plan that reaches the bound is optimal.
 """
 
 from __future__ import annotations
@@ -37,41 +35,39 @@ if TYPE_CHECKING:
     import highspy
 
 _TOLERANCE = 1e-3
-"""The solver's numbers are floats; what they stand for is whole."""
+"""The solver computes with floats; the true values are integers."""
 
 _LARGEST = 1 << 24
-"""Numbers above that are no good company for the others in a row."""
+"""Larger coefficients make the solver numerically unstable."""
 
-HOW_TO_INSTALL = (
-    "the optimum needs HiGHS, which is not installed: pip install 'kvplace[optimal]', or leave --optimal out"
-)
+_NOT_INSTALLED = "--optimal needs HiGHS, which is not installed: pip install 'kvplace[optimal]'"
 
 
 @dataclass(frozen=True, slots=True)
-class Optimum:
-    """What the solver found out in its time."""
+class MipBound:
+    """What the solver found within its time limit."""
 
     bound: Tally
-    """No plan seats more VMs, or as many with more vCPUs."""
+    """No plan places more VMs, or as many with more vCPUs."""
     finished: bool
-    """Whether the programme was solved; else the bound is what was known when time ran out."""
+    """Whether the program was solved; else the bound is the best one known at the time limit."""
     seconds: float
     hint: Hint
-    """The best assignment that the solver saw; not yet placements."""
+    """The best assignment that the solver found; `plan` makes placements of it."""
 
 
-def best_possible(
-    nodes: Sequence[ClusterNode], wanted: Sequence[VmRequest], *, seconds: float = 30.0
-) -> Optimum:
-    """Bound what any plan can seat; raises Misconfigured without HiGHS. Running VMs stay where they are."""
+def mip_bound(
+    nodes: Sequence[ClusterNode], requests: Sequence[VmRequest], *, seconds: float = 30.0
+) -> MipBound:
+    """Bound what any plan without moves can place; raises Misconfigured without HiGHS."""
     try:
         import highspy
     except ImportError:
-        raise Misconfigured(HOW_TO_INSTALL) from None
+        raise Misconfigured(_NOT_INSTALLED) from None
     began = time.monotonic()
-    programme = _Programme(Draft.empty(nodes), shapes_of(vm.request for vm in wanted))
-    if programme.is_empty:
-        return Optimum(Tally(0, 0), True, time.monotonic() - began, ())
+    program = _Program(Draft.empty(nodes), shapes_of(vm.request for vm in requests))
+    if program.is_empty:
+        return MipBound(Tally(0, 0), True, time.monotonic() - began, ())
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in {
         "output_flag": False,
@@ -80,15 +76,15 @@ def best_possible(
         "time_limit": max(0.0, seconds - (time.monotonic() - began)),
     }.items():
         solver.setOptionValue(name, value)
-    solver.passModel(programme.model())
+    solver.passModel(program.model())
     solver.run()
     status, solution = solver.getModelStatus(), solver.getSolution()
     known = status in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kTimeLimit)
-    return Optimum(
-        programme.bound(solver.getInfo().mip_dual_bound if known else math.inf),
+    return MipBound(
+        program.bound(solver.getInfo().mip_dual_bound if known else math.inf),
         status == highspy.HighsModelStatus.kOptimal,
         time.monotonic() - began,
-        programme.hint(list(solution.col_value)) if solution.value_valid else (),
+        program.hint(list(solution.col_value)) if solution.value_valid else (),
     )
 
 
@@ -101,9 +97,9 @@ class _Variable:
     domain: Domain
     numa: frozenset[int]
     cpus: int
-    """CPUs that each of them owns at least."""
+    """The fewest CPUs that each of them owns."""
     cores: int
-    """Whole cores that each of them owns at least."""
+    """The fewest whole cores that each of them owns."""
 
 
 @dataclass(slots=True)
@@ -114,18 +110,18 @@ class _Rows:
     entries: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def add(self, entries: list[tuple[int, int]], most: int) -> None:
-        """Add a row of whole numbers, made as small as they can be without changing what it says."""
+        """Add a row of integers, divided by their greatest common divisor."""
         entries = [(variable, factor) for variable, factor in entries if factor]
         if not entries:
             return
         common = reduce(math.gcd, (factor for _, factor in entries))
         most = max(0, most) // common
-        unit = max(1, -(-most // _LARGEST))  # beyond that rounded, in favour of the VMs
+        unit = max(1, -(-most // _LARGEST))  # rounding only raises the bound
         self.entries.append([(variable, factor // common // unit) for variable, factor in entries])
         self.highest.append(float(-(-most // unit)))
 
 
-class _Programme:
+class _Program:
     def __init__(self, draft: Draft, shapes: Sequence[Shape]) -> None:
         self._vms: dict[Shape, list[int]] = {}
         for vm, shape in enumerate(shapes):
@@ -147,27 +143,29 @@ class _Programme:
         for index, numbers in by_node.items():
             self._add_node(draft.nodes[index], numbers)
         self._weight = sum(shape.vcpus for shape in shapes) + 1
-        """What a VM is worth beside its vCPUs: more than all vCPUs together."""
+        """The value of a VM apart from its vCPUs: more than all vCPUs together."""
 
     def _add_node(self, node: DraftNode, numbers: list[int]) -> None:
-        regions = {self._variables[n].domain.cpus: self._variables[n] for n in numbers}
-        for cpus, region in regions.items():
+        variables = {self._variables[n].domain.cpus: self._variables[n] for n in numbers}
+        for cpus, variable in variables.items():
             inside = [n for n in numbers if not self._variables[n].domain.cpus & ~cpus]
-            free = (node.free.cpus & cpus).bit_count()
+            free, cores = (node.free.cpus & cpus).bit_count(), _whole_cores(node, variable.domain)
             self._rows.add([(n, self._variables[n].cpus) for n in inside], free)
-            self._rows.add([(n, self._variables[n].cores) for n in inside], _whole_cores(node, region.domain))
-        for numa in {variable.numa for variable in regions.values()}:
+            self._rows.add(
+                [(n, self._variables[n].cores) for n in inside], _whole_cores(node, variable.domain)
+            )
+        for numa in {variable.numa for variable in variables.values()}:
             inside = [n for n in numbers if self._variables[n].numa <= numa]
             self._add_memory(node, numa, inside)
 
     def _add_memory(self, node: DraftNode, numa: frozenset[int], inside: list[int]) -> None:
         shapes = {n: self._variables[n].shape for n in inside}
         if node.free.memory:
-            there = sum(max(0, count) for id_, count in node.free.memory if id_ in numa)
-            self._rows.add([(n, shape.memory) for n, shape in shapes.items()], there)
+            free = sum(max(0, count) for id_, count in node.free.memory if id_ in numa)
+            self._rows.add([(n, shape.memory) for n, shape in shapes.items()], free)
         for size in sorted({size for shape in shapes.values() for size in shape.request.huge_pages}):
-            there = sum(max(0, n) for id_, of, n in node.free.huge_pages if id_ in numa and of == size)
-            self._rows.add([(n, _pages(shape.request, size)) for n, shape in shapes.items()], there)
+            free = sum(max(0, n) for id_, of, n in node.free.huge_pages if id_ in numa and of == size)
+            self._rows.add([(n, _pages(shape.request, size)) for n, shape in shapes.items()], free)
 
     @property
     def is_empty(self) -> bool:
@@ -175,7 +173,7 @@ class _Programme:
         return not self._variables
 
     def model(self) -> highspy.HighsLp:
-        """Write the programme in the solver's form."""
+        """Give the program to HiGHS as a matrix in row-wise form."""
         import highspy
 
         lp = highspy.HighsLp()
@@ -196,7 +194,7 @@ class _Programme:
         return lp
 
     def bound(self, objective: float) -> Tally:
-        """Read what an upper bound of the objective says about VMs and vCPUs."""
+        """Translate a bound of the objective to VMs and vCPUs."""
         all_vms = sum(map(len, self._vms.values()))
         all_vcpus = self._weight - 1
         if objective >= all_vms * self._weight + all_vcpus:
@@ -205,7 +203,7 @@ class _Programme:
         return Tally(vms, vcpus)
 
     def hint(self, values: Sequence[float]) -> Hint:
-        """Name the VMs behind the numbers of a solution."""
+        """Assign single VMs by the counts of a solution."""
         waiting = {shape: list(reversed(vms)) for shape, vms in self._vms.items()}
         return tuple(
             (waiting[variable.shape].pop(), variable.node, variable.domain.cpus)
@@ -225,7 +223,7 @@ def _variables(shape: Shape, index: int, node: DraftNode) -> list[_Variable]:
 
 
 def _least_owned(node: DraftNode, request: Request, domain: Domain) -> tuple[int, int]:
-    """The CPUs and the whole cores that a VM owns at least, wherever in the domain it sits."""
+    """The fewest CPUs and whole cores that a VM owns, wherever in the domain it is placed."""
     if not request.owns_cpus:
         return 0, 0
     need = Supply(node.node.topology, node.free, request).need

@@ -1,4 +1,4 @@
-"""The bound: never below what can be done, and on clusters that it describes fully, exactly that."""
+"""The MIP bound is never below the true optimum, and equal to it where only CPUs are short."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
-from kvplace.plan.optimum import best_possible
+from kvplace.plan.mip_bound import mip_bound
 from tests.core.cluster.test_planning import machine, nodes, vms
 from tests.core.machines import GIB, requests, topologies
 
@@ -80,10 +80,10 @@ some_vms = st.lists(exclusive, min_size=1, max_size=4)
 
 @given(st.lists(topologies(most_cpus=5), min_size=1, max_size=2), some_vms)
 @thorough
-def test_nothing_can_be_done_that_the_bound_rules_out(machines: list[Topology], asked: list[Request]) -> None:
+def test_no_plan_places_more_than_the_bound(machines: list[Topology], asked: list[Request]) -> None:
     cluster = nodes(*machines)
     wanted = [VmRequest(f"vm-{number}", request) for number, request in enumerate(asked)]
-    found = best_possible(cluster, wanted)
+    found = mip_bound(cluster, wanted)
     assert found.finished
     best = most(cluster, wanted)
     assert best <= found.bound
@@ -92,14 +92,16 @@ def test_nothing_can_be_done_that_the_bound_rules_out(machines: list[Topology], 
 
 @given(topologies(most_cpus=6, memory=True), some_vms)
 @thorough
-def test_nor_by_memory_and_huge_pages(topology: Topology, asked: list[Request]) -> None:
+def test_no_plan_places_more_than_the_bound_on_memory(
+    topology: Topology, asked: list[Request]
+) -> None:
     cluster = nodes(topology)
     greedy = [
         replace(one, options=replace(one.options, numa_memory=NumaMemory.STRICT), memory=one.memory + 5 * GIB)
         for one in asked
     ]
     wanted = [VmRequest(f"vm-{number}", request) for number, request in enumerate(greedy)]
-    assert most(cluster, wanted) <= best_possible(cluster, wanted).bound
+    assert most(cluster, wanted) <= mip_bound(cluster, wanted).bound
 
 
 @given(
@@ -108,12 +110,12 @@ def test_nor_by_memory_and_huge_pages(topology: Topology, asked: list[Request]) 
     st.sampled_from([Scope.ONE_NUMA, Scope.ONE_L3, Scope.ONE_SOCKET, Scope.ANY]),
 )
 @settings(max_examples=40)
-def test_where_only_cpus_are_short_the_bound_is_what_can_be_done_and_is_reached(
+def test_where_only_cpus_are_short_the_bound_is_the_optimum_and_is_reached(
     sizes: list[list[int]], asked: list[int], scope: Scope
 ) -> None:
     cluster = nodes(*(machine(*one) for one in sizes))
     wanted = vms(*asked, scope=scope)
-    found = best_possible(cluster, wanted)
+    found = mip_bound(cluster, wanted)
     assert found.bound == most(cluster, wanted)
     assert plan(cluster, wanted, hint=found.hint).placed == found.bound
 
@@ -124,7 +126,7 @@ def test_memory_and_huge_pages_are_part_of_the_bound() -> None:
         VmRequest(f"vm-{n}", Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=3 * GIB))
         for n in range(4)
     ]
-    assert best_possible(cluster, wanted).bound == Tally(2, 4)
+    assert mip_bound(cluster, wanted).bound == Tally(2, 4)
 
 
 def test_whole_cores_are_part_of_the_bound() -> None:
@@ -133,32 +135,32 @@ def test_whole_cores_are_part_of_the_bound() -> None:
         VmRequest("a", Request(3, PinningOptions(smt=Smt.ISOLATE))),
         VmRequest("b", Request(2, PinningOptions(smt=Smt.REQUIRE))),
     ]
-    assert best_possible([cluster], asked).bound == Tally(1, 3)
+    assert mip_bound([cluster], asked).bound == Tally(1, 3)
 
 
-def test_what_fits_nowhere_is_not_counted() -> None:
-    found = best_possible(nodes(machine(4)), vms(5, 6))
+def test_a_vm_that_fits_nowhere_is_not_counted() -> None:
+    found = mip_bound(nodes(machine(4)), vms(5, 6))
     assert (found.bound, found.finished, found.hint) == (Tally(0, 0), True, ())
 
 
-def test_running_vms_take_their_share_of_the_bound() -> None:
+def test_running_vms_lower_the_bound() -> None:
     topology = machine(4)
     request = Request(3)
     placement = place(topology, free_of(topology, Ledger()), request)
     assert isinstance(placement, Placement)
     node = ClusterNode("node", topology, (Occupant("running", request, placement),))
-    assert best_possible([node], vms(1, 1)).bound == Tally(1, 1)
+    assert mip_bound([node], vms(1, 1)).bound == Tally(1, 1)
 
 
-def test_a_bound_that_ran_out_of_time_still_holds() -> None:
+def test_a_bound_at_the_time_limit_still_holds() -> None:
     cluster = nodes(*[machine(15, 15)] * 8)
     wanted = vms(*[6, 10, 14, 9, 7] * 6)
-    found = best_possible(cluster, wanted, seconds=1e-6)
+    found = mip_bound(cluster, wanted, seconds=1e-6)
     assert found.bound >= plan(cluster, wanted).placed
     assert found.bound <= Tally(30, 276)
 
 
-def test_without_the_solver_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_solver_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
     with pytest.raises(Misconfigured, match=r"pip install 'kvplace\[optimal\]'"):
-        best_possible(nodes(machine(4)), vms(1))
+        mip_bound(nodes(machine(4)), vms(1))
