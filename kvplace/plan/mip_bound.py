@@ -151,9 +151,7 @@ class _Program:
             inside = [n for n in numbers if not self._variables[n].domain.cpus & ~cpus]
             free, cores = (node.free.cpus & cpus).bit_count(), _whole_cores(node, variable.domain)
             self._rows.add([(n, self._variables[n].cpus) for n in inside], free)
-            self._rows.add(
-                [(n, self._variables[n].cores) for n in inside], _whole_cores(node, variable.domain)
-            )
+            self._rows.add([(n, self._variables[n].cores) for n in inside], cores)
         for numa in {variable.numa for variable in variables.values()}:
             inside = [n for n in numbers if self._variables[n].numa <= numa]
             self._add_memory(node, numa, inside)
