@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     help="Which nodes VMs go to while everything fits.",
 )
 @click.option("--make-room", is_flag=True, help="Running VMs may move inside their machines.")
-@click.option(
-    "--optimal", is_flag=True, help="Also compute an upper bound with a MIP solver (needs HiGHS)."
-)
+@click.option("--optimal", is_flag=True, help="Also compute an upper bound with a MIP solver (needs HiGHS).")
 @click.option(
     "--seconds",
     type=click.FloatRange(0.1, 86_400),

@@ -92,9 +92,7 @@ def test_no_plan_places_more_than_the_bound(machines: list[Topology], asked: lis
 
 @given(topologies(most_cpus=6, memory=True), some_vms)
 @thorough
-def test_no_plan_places_more_than_the_bound_on_memory(
-    topology: Topology, asked: list[Request]
-) -> None:
+def test_no_plan_places_more_than_the_bound_on_memory(topology: Topology, asked: list[Request]) -> None:
     cluster = nodes(topology)
     greedy = [
         replace(one, options=replace(one.options, numa_memory=NumaMemory.STRICT), memory=one.memory + 5 * GIB)
