@@ -22,7 +22,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
 from kvplace.plan.mip_bound import mip_bound
-from tests.core.cluster.test_planning import machine, nodes, vms
+from tests.core.cluster.clusters import machine, nodes_of, vms_of
 from tests.core.machines import GIB, requests, topologies
 
 _placed = lru_cache(maxsize=200_000)(place)
@@ -81,7 +81,7 @@ some_vms = st.lists(exclusive, min_size=1, max_size=4)
 @given(st.lists(topologies(most_cpus=5), min_size=1, max_size=2), some_vms)
 @thorough
 def test_no_plan_places_more_than_the_bound(machines: list[Topology], asked: list[Request]) -> None:
-    cluster = nodes(*machines)
+    cluster = nodes_of(*machines)
     wanted = [VmRequest(f"vm-{number}", request) for number, request in enumerate(asked)]
     found = mip_bound(cluster, wanted)
     assert found.finished
@@ -93,7 +93,7 @@ def test_no_plan_places_more_than_the_bound(machines: list[Topology], asked: lis
 @given(topologies(most_cpus=6, memory=True), some_vms)
 @thorough
 def test_no_plan_places_more_than_the_bound_on_memory(topology: Topology, asked: list[Request]) -> None:
-    cluster = nodes(topology)
+    cluster = nodes_of(topology)
     greedy = [
         replace(one, options=replace(one.options, numa_memory=NumaMemory.STRICT), memory=one.memory + 5 * GIB)
         for one in asked
@@ -111,15 +111,15 @@ def test_no_plan_places_more_than_the_bound_on_memory(topology: Topology, asked:
 def test_where_only_cpus_are_short_the_bound_is_the_optimum_and_is_reached(
     sizes: list[list[int]], asked: list[int], scope: Scope
 ) -> None:
-    cluster = nodes(*(machine(*one) for one in sizes))
-    wanted = vms(*asked, scope=scope)
+    cluster = nodes_of(*(machine(*one) for one in sizes))
+    wanted = vms_of(*asked, scope=scope)
     found = mip_bound(cluster, wanted)
     assert found.bound == most(cluster, wanted)
     assert plan(cluster, wanted, hint=found.hint).placed == found.bound
 
 
 def test_memory_and_huge_pages_are_part_of_the_bound() -> None:
-    cluster = nodes(machine(8, memory=8 * GIB))
+    cluster = nodes_of(machine(8, memory=8 * GIB))
     wanted = [
         VmRequest(f"vm-{n}", Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=3 * GIB))
         for n in range(4)
@@ -128,7 +128,7 @@ def test_memory_and_huge_pages_are_part_of_the_bound() -> None:
 
 
 def test_whole_cores_are_part_of_the_bound() -> None:
-    (cluster,) = nodes(machine(4))
+    (cluster,) = nodes_of(machine(4))
     asked = [
         VmRequest("a", Request(3, PinningOptions(smt=Smt.ISOLATE))),
         VmRequest("b", Request(2, PinningOptions(smt=Smt.REQUIRE))),
@@ -137,7 +137,7 @@ def test_whole_cores_are_part_of_the_bound() -> None:
 
 
 def test_a_vm_that_fits_nowhere_is_not_counted() -> None:
-    found = mip_bound(nodes(machine(4)), vms(5, 6))
+    found = mip_bound(nodes_of(machine(4)), vms_of(5, 6))
     assert (found.bound, found.finished, found.hint) == (Tally(0, 0), True, ())
 
 
@@ -147,12 +147,12 @@ def test_running_vms_lower_the_bound() -> None:
     placement = place(topology, free_of(topology, Ledger()), request)
     assert isinstance(placement, Placement)
     node = ClusterNode("node", topology, (Occupant("running", request, placement),))
-    assert mip_bound([node], vms(1, 1)).bound == Tally(1, 1)
+    assert mip_bound([node], vms_of(1, 1)).bound == Tally(1, 1)
 
 
 def test_a_bound_at_the_time_limit_still_holds() -> None:
-    cluster = nodes(*[machine(15, 15)] * 8)
-    wanted = vms(*[6, 10, 14, 9, 7] * 6)
+    cluster = nodes_of(*[machine(15, 15)] * 8)
+    wanted = vms_of(*[6, 10, 14, 9, 7] * 6)
     found = mip_bound(cluster, wanted, seconds=1e-6)
     assert found.bound >= plan(cluster, wanted).placed
     assert found.bound <= Tally(30, 276)
@@ -161,4 +161,4 @@ def test_a_bound_at_the_time_limit_still_holds() -> None:
 def test_without_the_solver_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
     with pytest.raises(Misconfigured, match=r"pip install 'kvplace\[optimal\]'"):
-        mip_bound(nodes(machine(4)), vms(1))
+        mip_bound(nodes_of(machine(4)), vms_of(1))

@@ -8,7 +8,7 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import Draft, Shape, shapes_of
 from kvplace.core.cluster.local_search import exchange, insert_waiting
 from kvplace.core.request import PinningOptions, Request, Scope
-from tests.core.cluster.test_planning import machine
+from tests.core.cluster.clusters import machine
 
 
 def shapes(*sizes: int) -> list[Shape]:
