@@ -1,7 +1,15 @@
-"""The port to a real cluster: each call of `Cluster` as requests to the API server.
+"""A Kubernetes cluster behind an API server: each call of kvplace as requests.
 
-Every write is one request, and answers are asked for in their shortest form: on a busy cluster the API
-server's CPU is what limits binds per second.
+`MemoryCluster` offers the same calls, and one contract suite runs against both. Components declare protocols
+with the few of them that they make. Every write is one request, and answers are asked for in their shortest
+form: on a busy cluster the API server's CPU is what limits binds per second. Errors are those of core:
+
+    Conflict              another writer was faster; read again and decide again
+      OwnershipConflict   a CPU would go from one pod to another
+    Refused               the object is gone
+    Unavailable           no answer, or an unclear one; the outcome of a write is UNKNOWN then: read before
+                          trying again
+    Forbidden             the rights in manifests/ are not in place
 """
 
 from __future__ import annotations
@@ -85,6 +93,7 @@ class ApiCluster:
         self._written: OrderedDict[tuple[str, str], LedgerRecord] = OrderedDict()
 
     def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
+        """Follow the selected objects of a kind, as `WatchClient` says."""
         session = self._session
         return follow(self.list_watch(kind, selector), pause=session.pause, closed=lambda: session.closed)
 
@@ -96,6 +105,11 @@ class ApiCluster:
     async def bind(
         self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
     ) -> None:
+        """Bind a pod and put annotations on it, in one write.
+
+        Raises Conflict when the pod is bound, being deleted, gated or another one than `uid`, Refused when it
+        is gone, and Unavailable when the outcome is unknown. Does not check that the node exists.
+        """
         await self._session.request(
             Call(
                 "POST",
@@ -120,10 +134,12 @@ class ApiCluster:
         )
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
+        """Read a pod as the API server has it now; None when there is none."""
         body = await self._get("pods", path_of("api", "v1", "namespaces", namespace, "pods", name), name)
         return None if body is None else pod_record(decoded(_POD, body, "pods"))
 
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        """Read a VirtualMachineInstance as JSON; None when there is none."""
         path = path_of("apis", "kubevirt.io", "v1", "namespaces", namespace, "virtualmachineinstances", name)
         body = await self._get("virtualmachineinstances", path, name)
         if body is None:
@@ -131,10 +147,12 @@ class ApiCluster:
         return decoded(_MAPPING, body, "virtualmachineinstances")
 
     async def read_ledger(self, node: str) -> LedgerRecord | None:
+        """Read a ledger, as `LedgerClient` says."""
         body = await self._get("nodeledgers", _ledger_path(node), node)
         return None if body is None else ledger_record(decoded(_CUSTOM, body, "nodeledgers"))
 
     async def create_ledger(self, node: str) -> LedgerRecord:
+        """Create an empty ledger, as `LedgerClient` says."""
         try:
             body = await self._session.request(
                 Call(
@@ -162,6 +180,7 @@ class ApiCluster:
         return ledger_record(decoded(_CUSTOM, body, "nodeledgers"))
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
+        """Change a ledger, as `LedgerClient` says."""
         after = before.ledger.after(change)
         # Versions are never used twice, so the version alone also tells a ledger that was made anew.
         patch = {
@@ -192,6 +211,10 @@ class ApiCluster:
         return written
 
     async def delete_ledger(self, before: LedgerRecord) -> None:
+        """Delete a ledger that is still as `before` says; one that is gone already is no error.
+
+        Raises Conflict when it has changed, is another one, or still has owners.
+        """
         try:
             await self._session.request(
                 Call(
@@ -220,6 +243,7 @@ class ApiCluster:
             ) from error
 
     async def record_event(self, event: EventRecord) -> None:
+        """Write one event."""
         about = event.regarding
         namespace = about.namespace or "default"
         await self._session.request(
@@ -235,6 +259,7 @@ class ApiCluster:
         )
 
     async def annotate_node(self, node: str, annotations: Mapping[str, str | None]) -> None:
+        """Set annotations of a node, None removes one; others stay. Raises Refused when the node is gone."""
         await self._session.request(
             Call(
                 "PATCH",
@@ -250,6 +275,7 @@ class ApiCluster:
         )
 
     async def close(self) -> None:
+        """End all watches and connections."""
         await self._session.close()
 
     def _ledger_record(self, document: CustomObject) -> LedgerRecord:

@@ -8,22 +8,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.scalars import NodeName
-from kvplace.kube.cluster import Cluster
-from kvplace.kube.ledgers import Ledgers
+from kvplace.kube.ledgers import LedgerClient, Ledgers
 from kvplace.kube.records import NodeRecord, TopologyRecord
 from kvplace.kube.store import Store
-from kvplace.kube.watches import LEDGERS, NODES, PLACED_PODS, PODS, TOPOLOGIES
+from kvplace.kube.watches import LEDGERS, NODES, PLACED_PODS, PODS, TOPOLOGIES, WatchClient
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node
+
+
+class NodeClient(WatchClient, LedgerClient, Protocol):
+    """What the cache asks of a cluster."""
 
 
 class NodeCache:
     """The stores of one process, and what follows from them for each node."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: NodeClient) -> None:
         self.pods = Store(PODS, PLACED_PODS)
         self.nodes = Store(NODES)
         self.topologies = Store(TOPOLOGIES)
@@ -106,7 +109,7 @@ class NodeCache:
 
 
 @contextlib.asynccontextmanager
-async def running_node_cache(cluster: Cluster) -> AsyncIterator[NodeCache]:
+async def running_node_cache(cluster: NodeClient) -> AsyncIterator[NodeCache]:
     """Keep a cache up to date while the block runs; enters when it is complete."""
     cache = NodeCache(cluster)
     async with asyncio.TaskGroup() as group:

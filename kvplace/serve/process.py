@@ -12,18 +12,19 @@ import contextlib
 import gc
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Protocol
 
 from aiohttp import web
 
-from kvplace.admission.http import admission_routes
+from kvplace.admission.http import VmiReader, admission_routes
 from kvplace.admission.review import MAX_BODY_BYTES
-from kvplace.controller.controller import Controller
+from kvplace.controller.controller import Controller, ControllerClient
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.cluster import Cluster
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.events import EventRecorder
+from kvplace.kube.events import EventRecorder, EventWriter
 from kvplace.kube.session import open_session
-from kvplace.nodes.node_cache import running_node_cache
+from kvplace.nodes.node_cache import NodeClient, running_node_cache
+from kvplace.scheduler.binder import PodClient
 from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.http import Routes
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
@@ -34,6 +35,10 @@ from kvplace.service.listening import listening
 from kvplace.service.process import in_background, run_until_signal
 from kvplace.service.settings import Address
 from kvplace.service.tls import RenewedTls
+
+
+class ServeClient(NodeClient, PodClient, ControllerClient, VmiReader, EventWriter, Protocol):
+    """What the components of `serve` ask of a cluster together."""
 
 
 def run(settings: ServeSettings) -> None:
@@ -56,7 +61,7 @@ async def _connected(settings: ServeSettings) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: ServeSettings, cluster: Cluster) -> AsyncIterator[dict[str, Address]]:
+async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterator[dict[str, Address]]:
     """Serve while the block runs; enters when ready and gives the address of each listener by name."""
     extender_tls = RenewedTls(settings.tls, alpn=ALPN_PROTOCOLS)
     admission_tls = RenewedTls(replace(settings.tls, client_ca=None))

@@ -36,8 +36,7 @@ from tests.core.machines import topologies
 from tests.kube.api_stub import ApiStub, answer, api_stub
 from tests.kube.conftest import ledger_json
 from tests.kube.ledger_strategies import claims
-from tests.kube.test_cluster_contract import MACHINE
-from tests.kube.worlds import LEDGERS_PATH, TOPOLOGIES_PATH, ApiWorld, api_cluster
+from tests.kube.worlds import LEDGERS_PATH, MACHINE, TOPOLOGIES_PATH, ApiWorld, api_cluster
 
 Json = dict[str, Any]
 AT_THE_SERVER = settings(

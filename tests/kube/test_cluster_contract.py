@@ -1,4 +1,4 @@
-"""The contract of the cluster port, asked of the in-memory cluster and of a real API server alike."""
+"""The contract of a cluster, run against the in-memory cluster and a real API server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import ClaimState, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.request import Policy
-from kvplace.kube.cluster import Cluster
 from kvplace.kube.events import EventReason, does_not_fit, pod_reference
 from kvplace.kube.watches import (
     LEDGERS,
@@ -31,21 +30,10 @@ from kvplace.kube.watches import (
     Selector,
 )
 from tests.kube.claims import claim, taking
-from tests.kube.worlds import REQUEST, ApiWorld, MemoryWorld, Watcher, World, watching
+from tests.kube.worlds import MACHINE, REQUEST, ApiWorld, Cluster, MemoryWorld, Watcher, World, watching
 
 PLACEMENT = '{"version":1}'
 RESULTS = {"kvplace.io/placement": PLACEMENT, "cpu-map": '{"socket0":["2"]}'}
-MACHINE = {
-    "packages": [{"id": 0, "cpus": "0-3"}],
-    "numaNodes": [
-        {"id": 0, "cpus": "0-3", "memory": "16Gi", "hugePages": {"1Gi": 4}, "distances": {"0": 10}}
-    ],
-    "l3Groups": ["0-3"],
-    "cores": ["0,2", "1,3"],
-    "reserved": "0",
-    "isolated": "",
-    "fingerprint": "sha256:0",
-}
 
 
 class Contract:

@@ -1,7 +1,7 @@
-"""Both sides of the cluster port with the same doors, so that one contract is asked of both.
+"""Both clusters with the same calls for everybody else, so that one contract suite runs against both.
 
-A door plays who is not kvplace: users, virt-controller, the kubelet, the node's agent. Cluster-scoped names
-carry the world's own tag, because the real API server is shared by all tests of a run.
+Everybody else is users, virt-controller, the kubelet and the node's agent. Cluster-scoped names carry a tag,
+because all tests of a run share the real API server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, TypeAlias, cast
 
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.cluster import Cluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
 from kvplace.kube.memory_cluster import MemoryCluster
@@ -36,10 +35,24 @@ Json = dict[str, Any]
 TOPOLOGIES_PATH = "/apis/kvplace.io/v1alpha1/nodetopologies"
 LEDGERS_PATH = "/apis/kvplace.io/v1alpha1/nodeledgers"
 REQUEST = '{"version":1,"vcpus":2}'
+MACHINE = {
+    "packages": [{"id": 0, "cpus": "0-3"}],
+    "numaNodes": [
+        {"id": 0, "cpus": "0-3", "memory": "16Gi", "hugePages": {"1Gi": 4}, "distances": {"0": 10}}
+    ],
+    "l3Groups": ["0-3"],
+    "cores": ["0,2", "1,3"],
+    "reserved": "0",
+    "isolated": "",
+    "fingerprint": "sha256:0",
+}
+
+
+Cluster: TypeAlias = ApiCluster | MemoryCluster
 
 
 class World(ABC):
-    """One cluster, seen through the port, with the doors of everybody else."""
+    """One cluster, and what everybody else does in it."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster = cluster
@@ -52,7 +65,7 @@ class World(ABC):
 
     @abstractmethod
     async def another_client(self) -> Cluster:
-        """Open the port once more, as another replica does."""
+        """Make another client, as another replica does."""
 
     @abstractmethod
     def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> str:
@@ -247,7 +260,7 @@ class ApiWorld(World):
 
 
 async def api_cluster(plane: ControlPlane, limits: Limits | None = None, **options: Any) -> ApiCluster:
-    """Open the port to the control plane as its administrator."""
+    """Make a client of the control plane as its administrator."""
     return ApiCluster(
         await open_session(CredentialOptions(kubeconfig=str(plane.kubeconfig)), limits), **options
     )
