@@ -175,3 +175,16 @@ def test_make_and_the_script_for_machines_without_it_know_the_same_targets() -> 
 def test_continuous_integration_runs_what_a_person_runs() -> None:
     lines = [line for line in (PROJECT / ".ci" / "run").read_text().splitlines() if not line.startswith("#")]
     assert lines == ['exec "$(dirname -- "$0")/../make" test']
+
+
+def test_no_test_file_is_imported() -> None:
+    """What two of them need is in a module beside them, so that each can be moved, split and run alone."""
+    found = [
+        f"{path.relative_to(PROJECT)} imports {module}"
+        for path in files_of_the_project(".py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for module in [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+        if re.search(r"(^|\.)test_", module)
+    ]
+    assert found == []

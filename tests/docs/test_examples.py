@@ -17,7 +17,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, PinningOptions, Request
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.domainxml import rewrite
-from tests.docs.test_pages import WORDS, in_code_marks, page, section
+from tests.docs.reading import WORDS, in_code_marks, page, section
 
 GIB = 1 << 30
 FIRST, SECOND = parse_cpu_list("0-15,32-47"), parse_cpu_list("16-31,48-63")

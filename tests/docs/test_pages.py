@@ -18,35 +18,7 @@ from kvplace.core.errors import ExitCode
 from kvplace.core.refusal import Reason
 from kvplace.core.request import PinningOptions
 from kvplace.kube.events import EventReason
-
-PROJECT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*(PROJECT / "docs").glob("*.md"), *PROJECT.glob("*.md"), PROJECT / "manifests" / "README.md"])
-SOURCES = sorted((PROJECT / "kvplace").rglob("*.py"))
-
-
-def page(name: str) -> str:
-    return (PROJECT / "docs" / name).read_text()
-
-
-def section(text: str, heading: str) -> str:
-    """Cut out what stands below the one heading that holds these words, down to the next of its rank."""
-    (start,) = (match for match in re.finditer(r"^(#+) (.*)$", text, re.MULTILINE) if heading in match[2])
-    following = re.compile(rf"^#{{1,{len(start[1])}}} ", re.MULTILINE).search(text, start.end())
-    return text[start.end() : following.start() if following else len(text)]
-
-
-def in_code_marks(text: str) -> set[str]:
-    return set(re.findall(r"`([^`\n]+)`", text))
-
-
-def first_cells(text: str) -> set[str]:
-    """Collect what stands in code marks in the first column of the tables."""
-    return {
-        word
-        for line in text.splitlines()
-        if line.startswith("| `")
-        for word in in_code_marks(line.split("|")[1])
-    }
+from tests.docs.reading import PAGES, PROJECT, SOURCES, WORDS, first_cells, in_code_marks, page, section
 
 
 @pytest.mark.parametrize("key", [*keys.ASKING, *keys.RESULTS])
@@ -54,15 +26,6 @@ def test_every_annotation_is_explained(key: str) -> None:
     assert key in in_code_marks(page("annotations.md"))
 
 
-WORDS = {
-    keys.KVPLACE_CPU_SET: "scope",
-    keys.CPU_POLICY: "policy",
-    keys.SMT: "smt",
-    keys.EMULATOR_THREADS: "emulator_threads",
-    keys.NUMA_MEMORY: "numa_memory",
-    keys.GUEST_NUMA: "guest_numa",
-    keys.ON_FAILURE: "on_failure",
-}
 """Field of `PinningOptions` by the key that sets it."""
 
 

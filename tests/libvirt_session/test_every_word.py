@@ -21,8 +21,8 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request
 from kvplace.core.topology import NumaNode, Package, Topology
-from tests.libvirt_session.test_hook_in_pod import Sidecar
-from tests.libvirt_session.test_kubevirt_domains import policies_of_guest_memory
+from tests.libvirt_session.guest_memory import policies_of_guest_memory
+from tests.libvirt_session.hook_sidecar import Sidecar
 
 pytestmark = pytest.mark.libvirt_session
 

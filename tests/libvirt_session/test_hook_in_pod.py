@@ -1,26 +1,21 @@
 """From the pod's annotation to QEMU's threads: the hook's answer, given in the pod, started by libvirt."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.libvirt_session.daemon import PROJECT, LibvirtSession
+from harness.libvirt_session.daemon import LibvirtSession
 from harness.libvirt_session.documents import minimal_domain, without_its_pod
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
-from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
+from tests.libvirt_session.hook_sidecar import Sidecar
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 pytestmark = pytest.mark.libvirt_session
-
-POD_UID = "0f6d8a54-3a0e-4f5b-9d0c-6a5d2c8c1a77"
-VMI = json.dumps({"metadata": {"namespace": "games", "name": "arena-7", "uid": "v-7"}})
 
 
 def two_cpus(session: LibvirtSession) -> tuple[int, int]:
@@ -41,32 +36,6 @@ def placement_of_two_vcpus(session: LibvirtSession) -> Placement:
         numa_memory=NumaMemory.STRICT,
         memory={0: 64 << 20},
     )
-
-
-class Sidecar:
-    """The hook's container: what the kubelet mounts into it, and its answers."""
-
-    def __init__(self, session: LibvirtSession, folder: Path) -> None:
-        self._session = session
-        self._folder = folder
-        (folder / "uid").write_text(POD_UID)
-
-    def answer(
-        self, domain: str, placement: Placement, on_failure: OnFailure = OnFailure.WAIT
-    ) -> subprocess.CompletedProcess[str]:
-        """Asks for a domain, with this placement on the pod."""
-        bound = PodPlacement(POD_UID, "worker-1", "f00d", on_failure, placement)
-        (self._folder / "placement").write_text(bound.to_json())
-        (self._folder / "domain.xml").write_text(domain)
-        command = [sys.executable, "-m", "harness.libvirt_session.hook_in_pod"]
-        return subprocess.run(
-            [*command, self._session.pod.to_json(), VMI, str(self._folder / "domain.xml")],
-            cwd=PROJECT,
-            env={"KVPLACE_POD_FOLDER": str(self._folder), "NODE_NAME": "worker-1", "LC_ALL": "C.UTF-8"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
 
 
 @pytest.fixture

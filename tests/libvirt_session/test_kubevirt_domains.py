@@ -1,7 +1,6 @@
 """KubeVirt's own documents, rewritten for a placement, run on real QEMU where the placement says."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy
 from kvplace.domainxml import rewrite
 from tests.captured import captured_files, captured_folder
+from tests.libvirt_session.guest_memory import policies_of_guest_memory
 
 pytestmark = pytest.mark.libvirt_session
 
@@ -103,16 +103,6 @@ def test_guest_memory_is_bound_to_the_placements_numa_node(
     xml = rewrite(minimal_domain(f"bound-{policy}").encode(), placement_on(libvirt_session, mode))
     with libvirt_session.running(xml) as domain:
         assert policies_of_guest_memory(domain.pid, megabytes=64) == {f"{policy}:0"}
-
-
-def policies_of_guest_memory(pid: int, megabytes: int) -> set[str]:
-    """Reads the memory policy of QEMU's mappings that are as large as the guest's memory."""
-    ranges = [line.split()[0].partition("-") for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    size = megabytes << 20
-    guest = {start for start, _, end in ranges if int(end, 16) - int(start, 16) == size}
-    assert guest, f"QEMU has no mapping of {megabytes} MiB"
-    lines = [line.split() for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines()]
-    return {policy for start, policy, *_ in lines if start in guest}
 
 
 @pytest.mark.parametrize("mode", BINDINGS)

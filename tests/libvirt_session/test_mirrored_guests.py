@@ -14,7 +14,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
-from tests.libvirt_session.test_kubevirt_domains import policies_of_guest_memory
+from tests.libvirt_session.guest_memory import policies_of_guest_memory
 
 pytestmark = pytest.mark.libvirt_session
 

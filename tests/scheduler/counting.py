@@ -1,13 +1,17 @@
-"""A cluster in memory that shows what bindings it was asked for."""
+"""Clusters in memory: one that counts bindings, and one whose requests arrive after their sender has died."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import TypeVar
 
-from kvplace.core.ledger import Ledger
+from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import PodPlacement
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.kube.records import PodRecord
+from kvplace.kube.records import LedgerRecord, PodRecord
+
+T = TypeVar("T")
 
 
 class Counting(MemoryCluster):
@@ -36,3 +40,36 @@ class Counting(MemoryCluster):
 
     def placement(self, name: str) -> PodPlacement:
         return PodPlacement.from_json(self.pod(name).placement)
+
+
+class Network(Counting):
+    """A cluster that carries out what was sent although the sender is dead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sent: set[asyncio.Task[object]] = set()
+
+    async def bind(
+        self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
+    ) -> None:
+        await self._deliver(super().bind(namespace, pod, uid, node, annotations))
+
+    async def create_ledger(self, node: str) -> LedgerRecord:
+        return await self._deliver(super().create_ledger(node))
+
+    async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
+        return await self._deliver(super().write_ledger(before, change))
+
+    async def _deliver(self, call: Coroutine[object, object, T]) -> T:
+        task = asyncio.create_task(call)
+        self._sent.add(task)
+        task.add_done_callback(self._arrived)
+        return await asyncio.shield(task)
+
+    def _arrived(self, task: asyncio.Task[object]) -> None:
+        self._sent.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def all_arrived(self) -> None:
+        await asyncio.gather(*self._sent, return_exceptions=True)

@@ -3,60 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
 
 import pytest
 
-from kvplace.core.ledger import LedgerChange
 from kvplace.kube.faults import Moment, Operation
-from kvplace.kube.records import LedgerRecord
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.nodes.machines import EIGHT
-from tests.scheduler.counting import Counting
+from tests.scheduler.counting import Counting, Network
 
-T = TypeVar("T")
 EPOCH = datetime(2026, 1, 2, tzinfo=UTC)
 STEPS = [
     (operation, moment)
     for operation in (Operation.CREATE_LEDGER, Operation.WRITE_LEDGER, Operation.BIND)
     for moment in Moment
 ]
-
-
-class Network(Counting):
-    """A cluster that carries out what was sent although the sender is dead."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._sent: set[asyncio.Task[object]] = set()
-
-    async def bind(
-        self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
-    ) -> None:
-        await self._deliver(super().bind(namespace, pod, uid, node, annotations))
-
-    async def create_ledger(self, node: str) -> LedgerRecord:
-        return await self._deliver(super().create_ledger(node))
-
-    async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
-        return await self._deliver(super().write_ledger(before, change))
-
-    async def _deliver(self, call: Coroutine[object, object, T]) -> T:
-        task = asyncio.create_task(call)
-        self._sent.add(task)
-        task.add_done_callback(self._arrived)
-        return await asyncio.shield(task)
-
-    def _arrived(self, task: asyncio.Task[object]) -> None:
-        self._sent.discard(task)
-        if not task.cancelled():
-            task.exception()
-
-    async def all_arrived(self) -> None:
-        await asyncio.gather(*self._sent, return_exceptions=True)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["lost", "late"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.scheduler.holds import Holds
-from tests.core.test_ledger import claim_of
+from tests.kube.claims import claim
 
 steps = st.lists(
     st.tuples(st.sampled_from(["hold", "drop", "wait"]), st.sampled_from("abc"), st.sampled_from(["n", "m"])),
@@ -23,7 +23,7 @@ def test_a_pod_holds_at_most_once_and_no_longer_than_its_time(walk: list[tuple[s
     expected: dict[str, tuple[str, float]] = {}
     for what, uid, node in walk:
         if what == "hold":
-            holds.hold(NodeName(node), claim_of(uid, 1))
+            holds.hold(NodeName(node), claim(uid, 0))
             expected[uid] = (node, moment[0] + 3.0)
             assert changed[-1] == node
         elif what == "drop":
@@ -38,15 +38,15 @@ def test_a_pod_holds_at_most_once_and_no_longer_than_its_time(walk: list[tuple[s
             assert held == {uid for uid, (at, _) in expected.items() if at == name}
             assert {claim.uid for claim in holds.on_node(name, but=PodUid("a"))} == held - {"a"}
         for uid, (at, _) in expected.items():
-            assert holds.of_pod(PodUid(uid), NodeName(at)) == claim_of(uid, 1)
+            assert holds.of_pod(PodUid(uid), NodeName(at)) == claim(uid, 0)
             assert holds.of_pod(PodUid(uid), NodeName("elsewhere")) is None
 
 
 def test_a_new_hold_of_a_pod_replaces_its_old_one_and_both_nodes_hear_of_it() -> None:
     changed: list[str] = []
     holds = Holds(seconds=3.0, clock=lambda: 0.0, changed=changed.append)
-    holds.hold(NodeName("n"), claim_of("a", 1))
-    holds.hold(NodeName("m"), claim_of("a", 2))
+    holds.hold(NodeName("n"), claim("a", 0))
+    holds.hold(NodeName("m"), claim("a", 1))
     assert changed == ["n", "n", "m"]
     assert list(holds.on_node(NodeName("n"))) == []
-    assert list(holds.on_node(NodeName("m"))) == [claim_of("a", 2)]
+    assert list(holds.on_node(NodeName("m"))) == [claim("a", 1)]

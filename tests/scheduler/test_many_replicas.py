@@ -24,7 +24,7 @@ from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, Kind
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.nodes.machines import EIGHT, TWO
-from tests.scheduler.test_crashes import Network
+from tests.scheduler.counting import Network
 from tests.scheduler.virtual_time import JumpingLoop
 
 EPOCH = datetime(2026, 1, 2, tzinfo=UTC)

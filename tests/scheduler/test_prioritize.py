@@ -10,7 +10,8 @@ from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from tests.controller.replicas import asking_pod, replica
 from tests.nodes.machines import EIGHT, TWO
-from tests.scheduler.test_filter import ADVISING
+
+ADVISING = ExtenderSettings(mode=Mode.ADVISE)
 
 
 @pytest.fixture
