@@ -1,7 +1,7 @@
-"""The three webhook addresses, for an aiohttp application; `serve` adds TLS and the process.
+"""The admission webhooks as an aiohttp application; `serve` adds TLS.
 
-A body that is no AdmissionReview gets 400 and one sentence. Everything else gets an AdmissionReview with
-the UID of the question: a yes, perhaps with a patch, or a no with one sentence.
+A body that is not an AdmissionReview gets an HTTP error and one sentence. Every AdmissionReview gets one as
+its answer, with the UID of the request: allowed, perhaps with a patch, or denied with one sentence.
 """
 
 from __future__ import annotations
@@ -32,24 +32,19 @@ class VmiReader(Protocol):
         ...
 
 
-Observe = Callable[[AdmissionRequest, bool], None]
-"""Hears of every answer: the question, and whether it was a yes."""
 _Decide = Callable[[AdmissionRequest], Awaitable[Admitted]]
 
 
-def admission_routes(
-    vmis: VmiReader,
-    settings: AdmissionSettings,
-    largest_node: Callable[[], int | None] = lambda: None,
-    observe: Observe = lambda request, allowed: None,
-) -> list[web.RouteDef]:
-    """Make the routes POST /admit/vmi, /admit/vm and /admit/pod.
+def admission_application(
+    vmis: VmiReader, settings: AdmissionSettings, largest_node: Callable[[], int | None]
+) -> web.Application:
+    """Serve POST /admit/vmi, /admit/vm and /admit/pod.
 
-    `largest_node` answers the number of CPUs that the largest known machine may give out, None while no
-    machine is known. `observe` is for metrics.
+    `largest_node` returns the number of allocatable CPUs of the largest known machine, None while no machine
+    is known.
     """
 
-    async def of_vmi(request: AdmissionRequest) -> Admitted:
+    async def decide_vmi(request: AdmissionRequest) -> Admitted:
         return admit_vmi(
             read_object(request.object, "object"),
             namespace=request.namespace,
@@ -57,7 +52,7 @@ def admission_routes(
             largest_node=largest_node(),
         )
 
-    async def of_vm(request: AdmissionRequest) -> Admitted:
+    async def decide_vm(request: AdmissionRequest) -> Admitted:
         old = read_object(request.old_object, "oldObject") if request.operation == "UPDATE" else None
         return review_vm(
             read_object(request.object, "object"),
@@ -66,56 +61,45 @@ def admission_routes(
             largest_node=largest_node(),
         )
 
-    async def of_pod(request: AdmissionRequest) -> Admitted:
+    async def decide_pod(request: AdmissionRequest) -> Admitted:
         pod = read_object(request.object, "object")
         name = needed_vmi(pod)
         vmi = await vmis.read_vmi(request.namespace, name) if name is not None else None
         return admit_pod(pod, namespace=request.namespace, settings=settings, vmi=vmi)
 
-    return [
-        _route("/admit/vmi", "VirtualMachineInstance", {"CREATE"}, of_vmi, observe),
-        _route("/admit/vm", "VirtualMachine", {"CREATE", "UPDATE"}, of_vm, observe),
-        _route("/admit/pod", "Pod", {"CREATE"}, of_pod, observe),
-    ]
+    application = web.Application(client_max_size=MAX_BODY_BYTES)
+    application.add_routes(
+        [
+            _route("/admit/vmi", "VirtualMachineInstance", {"CREATE"}, decide_vmi),
+            _route("/admit/vm", "VirtualMachine", {"CREATE", "UPDATE"}, decide_vm),
+            _route("/admit/pod", "Pod", {"CREATE"}, decide_pod),
+        ]
+    )
+    return application
 
 
-def _route(path: str, kind: str, operations: set[str], decide: _Decide, observe: Observe) -> web.RouteDef:
+def _route(path: str, kind: str, operations: set[str], decide: _Decide) -> web.RouteDef:
     async def handle(request: web.Request) -> web.Response:
         try:
-            review = read_review(await _body(request))
+            review = read_review(await request.read())
             if review.kind.kind != kind or review.operation not in operations or review.sub_resource:
-                asked = f"{review.operation} of {review.kind.kind} {review.sub_resource}".rstrip()
-                raise BadBody(
-                    f"{path} answers for {' and '.join(sorted(operations))} of {kind}, not for {asked}"
-                )
+                given = f"{review.operation} of {review.kind.kind} {review.sub_resource}".rstrip()
+                raise BadBody(f"{path} serves {' and '.join(sorted(operations))} of {kind}, not {given}")
         except BadBody as error:
             return web.Response(status=400, text=f"{error}\n")
-        return web.json_response(body=await _answer(review, decide, observe))
+        return web.json_response(body=await _answer(review, decide))
 
     return web.post(path, handle)
 
 
-async def _answer(review: AdmissionRequest, decide: _Decide, observe: Observe) -> bytes:
+async def _answer(review: AdmissionRequest, decide: _Decide) -> bytes:
     try:
         admitted = await decide(review)
         patch = difference(read_object(review.object, "object"), admitted.object)
-        answer = allow(review.uid, patch, admitted.warnings)
-        observe(review, True)
-        return answer
+        return allow(review.uid, patch, admitted.warnings)
     except RecursionError:
         error: KvplaceError = BadBody("the object is nested too deeply")
     except KvplaceError as refusal:
         error = refusal
     _log.info("refused %s of a %s: %s", review.operation, review.kind.kind, error)
-    observe(review, False)
     return deny(review.uid, error)
-
-
-async def _body(request: web.Request) -> bytes:
-    """Read the whole body, or raise BadBody as soon as it is longer than a review may be."""
-    body = bytearray()
-    async for chunk in request.content.iter_any():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise BadBody(f"the body is longer than {MAX_BODY_BYTES} bytes, which no AdmissionReview is")
-    return bytes(body)

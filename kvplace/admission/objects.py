@@ -1,8 +1,7 @@
-"""The few fields of pods, VMs and VMIs that admission decides on, typed.
+"""The fields of pods, VMs and VMIs that admission decides on, typed.
 
-VMIs come before the API server has checked them against their schema, so every shape is possible. What is
-read here has the shape that it says; edits are made on copies of the raw objects, where everything that
-is not read stays as it was.
+VMIs arrive before the API server has validated them against their schema, so they may have any shape.
+Decisions read these types; edits are made on copies of the raw objects, so that all other fields stay.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ Quantities: TypeAlias = dict[str, Quantity]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 
-class _View(msgspec.Struct, frozen=True, rename="camel"):
-    """Fields as Kubernetes spells them; `null` and a missing field are the same."""
+class _ApiObject(msgspec.Struct, frozen=True, rename="camel"):
+    """Fields as Kubernetes spells them; `null` means the same as a missing field."""
 
 
-class Metadata(_View, frozen=True):
+class Metadata(_ApiObject, frozen=True):
     """An object's `metadata`."""
 
     name: str | None = None
@@ -37,7 +36,7 @@ class Metadata(_View, frozen=True):
     deletion_timestamp: str | None = None
 
 
-class Resources(_View, frozen=True):
+class Resources(_ApiObject, frozen=True):
     """Requests and limits of a container or of a VMI's domain."""
 
     requests: Quantities | None = None
@@ -52,7 +51,7 @@ class Resources(_View, frozen=True):
         return self.limits or {}
 
 
-class Container(_View, frozen=True):
+class Container(_ApiObject, frozen=True):
     """A container of a pod."""
 
     name: str
@@ -68,33 +67,33 @@ class Container(_View, frozen=True):
         return self.resources.limited if self.resources else {}
 
 
-class FieldRef(_View, frozen=True):
+class FieldRef(_ApiObject, frozen=True):
     """A field of the pod itself."""
 
     field_path: str = ""
 
 
-class DownwardItem(_View, frozen=True):
+class DownwardItem(_ApiObject, frozen=True):
     """One file of a downward API volume."""
 
     path: str = ""
     field_ref: FieldRef | None = None
 
 
-class DownwardVolume(_View, frozen=True):
+class DownwardVolume(_ApiObject, frozen=True):
     """A volume filled from the pod's own fields."""
 
     items: list[DownwardItem] | None = None
 
 
-class Volume(_View, frozen=True):
+class Volume(_ApiObject, frozen=True):
     """A volume of a pod."""
 
     name: str
     downward: DownwardVolume | None = msgspec.field(default=None, name="downwardAPI")
 
 
-class PodSpec(_View, frozen=True):
+class PodSpec(_ApiObject, frozen=True):
     """A pod's `spec`."""
 
     containers: list[Container]
@@ -103,20 +102,20 @@ class PodSpec(_View, frozen=True):
     node_name: str | None = None
 
 
-class Pod(_View, frozen=True):
+class Pod(_ApiObject, frozen=True):
     """A pod."""
 
     spec: PodSpec
     metadata: Metadata = Metadata()
 
 
-class GuestNumaOfKubeVirt(_View, frozen=True):
+class GuestNumaOfKubeVirt(_ApiObject, frozen=True):
     """A VMI's `spec.domain.cpu.numa`."""
 
     guest_mapping_passthrough: dict[str, Any] | None = None
 
 
-class Cpu(_View, frozen=True):
+class Cpu(_ApiObject, frozen=True):
     """A VMI's `spec.domain.cpu`."""
 
     sockets: _Count | None = None
@@ -128,38 +127,38 @@ class Cpu(_View, frozen=True):
     isolate_emulator_thread: bool | None = None
 
 
-class HugePages(_View, frozen=True):
+class HugePages(_ApiObject, frozen=True):
     """A VMI's `spec.domain.memory.hugepages`."""
 
     page_size: str | None = None
 
 
-class Memory(_View, frozen=True):
+class Memory(_ApiObject, frozen=True):
     """A VMI's `spec.domain.memory`."""
 
     guest: Quantity | None = None
     hugepages: HugePages | None = None
 
 
-class IoThreads(_View, frozen=True):
+class IoThreads(_ApiObject, frozen=True):
     """A VMI's `spec.domain.ioThreads`."""
 
     supplemental_pool_thread_count: _Count | None = None
 
 
-class Disk(_View, frozen=True):
+class Disk(_ApiObject, frozen=True):
     """A disk of a VMI."""
 
     dedicated_io_thread: bool | None = msgspec.field(default=None, name="dedicatedIOThread")
 
 
-class Devices(_View, frozen=True):
+class Devices(_ApiObject, frozen=True):
     """A VMI's `spec.domain.devices`."""
 
     disks: list[Disk] | None = None
 
 
-class Domain(_View, frozen=True):
+class Domain(_ApiObject, frozen=True):
     """A VMI's `spec.domain`."""
 
     cpu: Cpu | None = None
@@ -170,34 +169,34 @@ class Domain(_View, frozen=True):
     io_threads: IoThreads | None = None
 
 
-class VmiSpec(_View, frozen=True):
+class VmiSpec(_ApiObject, frozen=True):
     """A VMI's `spec`."""
 
     domain: Domain = Domain()
     architecture: str | None = None
 
 
-class Vmi(_View, frozen=True):
+class Vmi(_ApiObject, frozen=True):
     """A VirtualMachineInstance."""
 
     spec: VmiSpec = VmiSpec()
     metadata: Metadata = Metadata()
 
 
-class VmiTemplate(_View, frozen=True):
+class VmiTemplate(_ApiObject, frozen=True):
     """A VM's `spec.template`; its metadata may be left out altogether."""
 
     spec: VmiSpec = VmiSpec()
     metadata: Metadata | None = None
 
 
-class VmSpec(_View, frozen=True):
+class VmSpec(_ApiObject, frozen=True):
     """A VM's `spec`."""
 
     template: VmiTemplate = VmiTemplate()
 
 
-class Vm(_View, frozen=True):
+class Vm(_ApiObject, frozen=True):
     """A VirtualMachine."""
 
     spec: VmSpec = VmSpec()
@@ -208,18 +207,18 @@ _Object = TypeVar("_Object", Pod, Vm, Vmi)
 _KINDS: dict[type[Any], str] = {Pod: "Pod", Vm: "VirtualMachine", Vmi: "VirtualMachineInstance"}
 
 
-def view(raw: Mapping[str, Any], kind: type[_Object]) -> _Object:
-    """Read the fields of an object; raises BadBody that names the object and the field."""
+def typed(raw: Mapping[str, Any], kind: type[_Object]) -> _Object:
+    """Convert an object to its type; raises BadBody that names the object and the field."""
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         metadata = raw.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
         who = f"{_KINDS[kind]} {name}" if isinstance(name, str) and name else f"{_KINDS[kind]} without a name"
-        raise BadBody(f"{who}: {error}; correct that field") from None
+        raise BadBody(f"{who}: {error}") from None
 
 
 def title(kind: type[Pod | Vm | Vmi], metadata: Metadata, namespace: str) -> str:
-    """Name an object in a sentence, `Pod default/db-…` while the API server has not made the name."""
+    """Name an object in a sentence, `Pod default/db-…` while the API server has not generated the name."""
     name = metadata.name or f"{metadata.generate_name or ''}…"
     return f"{_KINDS[kind]} {namespace or metadata.namespace or 'default'}/{name}"

@@ -1,23 +1,22 @@
-"""What happens to a pod at creation: what it asks for becomes one normalised request on it.
+"""Admission of a pod: its options and its size become one normalised request, stored on it.
 
-The pod of a VM takes its size from its VMI, a plain pod from its CPU limits. Results that a pod brings
-along are removed: KubeVirt copies them to migration targets, and anybody can write them. What a pod that
-asks gets:
+The pod of a VM takes its size from its VMI, a plain pod from its CPU limits. Results on a new pod are
+removed: KubeVirt copies them to migration targets, and anybody can write them. A pod with options gets:
 
-    kvplace.io/request      all that the extender reads
-    kvplace.io/placed       label, by which `serve` watches
-    kvplace.io/vm: 1        marker resource, by which kube-scheduler calls the extender for this pod
-    schedulerName           ours, where the pod names none
-    CPU request             not below the CPUs that it will own, so that kube-scheduler counts true; within
-                            the container's limit. With `kvplace.io/smt` require and isolate the cores cost
-                            more, which only the node can tell
-    hook sidecar            the pod's results as files, probes, small resources
+    kvplace.io/request      the request; the extender reads nothing else
+    kvplace.io/placed       label that `serve` watches pods by
+    kvplace.io/vm: 1        marker resource for which kube-scheduler calls the extender
+    schedulerName           kvplace's scheduler, unless the pod names one
+    CPU request             at least the CPUs that it will own, so that kube-scheduler counts them; within
+                            the container's limit. What `kvplace.io/smt` require and isolate cost on top
+                            depends on the node and is not counted
+    hook sidecar            a volume with the pod's results, probes, small resources
 
-Some pods cannot be placed whatever they ask: their node is chosen already, KubeVirt pins them itself, or
-they lack the hook sidecar because their VMI is older than kvplace. For those `kvplace.io/on-failure`
+Some pods cannot be placed with any options: their node is already chosen, KubeVirt pins them itself, or
+they have no hook sidecar because their VMI is older than kvplace. For those `kvplace.io/on-failure`
 decides: `wait` refuses the pod with the reason (KubeVirt shows it and tries again), `float` lets it run
 unpinned with a warning. A live-migration target needs no sidecar (KubeVirt discards what hooks answer
-there, the agent pins) and is placed like any other pod.
+there) and is placed like any other pod.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvplace.admission.objects import Pod, Vmi, title, view
-from kvplace.admission.pod_resources import mark, raise_cpu_requests
+from kvplace.admission.objects import Pod, Vmi, title, typed
+from kvplace.admission.pod_resources import raise_cpu_requests, request_marker
 from kvplace.admission.pod_size import PodSize, size_of_pod
 from kvplace.admission.settings import AdmissionSettings
-from kvplace.admission.sidecar import fields_of, sidecars_of, wire
+from kvplace.admission.sidecar import add_sidecar_fields, fields_of, sidecars_of
 from kvplace.admission.verdict import Admitted
 from kvplace.admission.vm_size import VmSize, size_of_vm
 from kvplace.admission.vmi import conflict_with_kubevirt
@@ -55,83 +54,84 @@ from kvplace.core.request_document import PodRequest, write_request
 from kvplace.kube.objects import OwnerReference
 
 FORGEABLE = (PLACEMENT, REQUEST)
-"""Results that a pod which asks for nothing must not carry either. Its `cpu-map` is left alone: another
-scheduler may work with it."""
+"""Results that are removed from pods without options, too. Their `cpu-map` stays: another scheduler may use
+it."""
 
 _DEFAULT_SCHEDULER = "default-scheduler"
 
 
-def needed_vmi(pod: Mapping[str, Any]) -> str | None:
+def needed_vmi(raw: Mapping[str, Any]) -> str | None:
     """Name the VMI, in the pod's namespace, whose size the pod's request needs; None when it needs none.
 
-    Raises Misconfigured for a pod that asks but cannot be answered.
+    Raises Misconfigured for a virt-launcher pod without a VMI.
     """
-    seen = view(pod, Pod)
-    if _options(seen) is None or not _is_launcher(seen):
+    pod = typed(raw, Pod)
+    if _options(pod) is None or not _is_launcher(pod):
         return None
-    return _owner(seen, title(Pod, seen.metadata, "")).name
+    return _owner(pod, title(Pod, pod.metadata, "")).name
 
 
 def admit_pod(
-    pod: Mapping[str, Any],
+    raw: Mapping[str, Any],
     *,
     namespace: str,
     settings: AdmissionSettings,
     vmi: Mapping[str, Any] | None = None,
 ) -> Admitted:
-    """Make a new pod ready to be placed; `vmi` is what `needed_vmi` named, None when there is none such.
+    """Prepare a new pod for placing; `vmi` is the object that `needed_vmi` named, None when there is none.
 
-    Done twice it changes nothing more. Raises Misconfigured when the pod asks for what cannot be had, and
-    Conflict when its VMI is gone or another one.
+    Idempotent. Raises Misconfigured when the options cannot be met, and Conflict when the pod's VMI is gone
+    or another one.
     """
-    seen = view(pod, Pod)
-    options = _options(seen)
+    pod = typed(raw, Pod)
+    annotations = pod.metadata.annotations or {}
+    options = _options(pod)
     if options is None:
-        return Admitted(_without(pod, seen, FORGEABLE))
-    what = title(Pod, seen.metadata, namespace)
-    check_agreement(options, seen.metadata.annotations or {})
-    if not seen.spec.containers:
+        return Admitted(_without(raw, annotations, FORGEABLE))
+    what = title(Pod, pod.metadata, namespace)
+    check_agreement(options, annotations)
+    if not pod.spec.containers:
         raise Misconfigured(f"{what} asks for CPUs but has no container; add one")
-    owner = _owner(seen, what) if _is_launcher(seen) else None
-    of_vm = _controlling_vmi(owner, vmi, f"{namespace}/{owner.name}", what) if owner is not None else None
-    obstacle = _obstacle(seen, options, of_vm, what)
+    owner = _owner(pod, what) if _is_launcher(pod) else None
+    vmi_name = f"{namespace}/{owner.name}" if owner is not None else ""
+    owner_vmi = _controlling_vmi(owner, vmi, vmi_name, what) if owner is not None else None
+    obstacle = _obstacle(pod, options, owner_vmi, what)
     if obstacle is not None:
         if options.on_failure is OnFailure.WAIT:
             raise Misconfigured(obstacle)
-        warning = f"runs unpinned, as {ON_FAILURE} is float: {obstacle}"
-        return Admitted(_without(pod, seen, RESULTS), (warning,))
+        warning = f"the pod runs unpinned, because {ON_FAILURE} is float: {obstacle}"
+        return Admitted(_without(raw, annotations, RESULTS), (warning,))
     size = (
-        size_of_vm(of_vm.spec.domain, _spec_of(of_vm))
-        if of_vm is not None
-        else size_of_pod(seen.spec.containers, what)
+        size_of_vm(owner_vmi.spec.domain, _spec_of(owner_vmi))
+        if owner_vmi is not None
+        else size_of_pod(pod.spec.containers, what)
     )
-    after = copy.deepcopy(dict(pod))
-    vmi_name = f"{namespace}/{owner.name}" if owner else ""
-    _write(after, _request(seen.metadata.annotations or {}, options, size, vmi_name))
+    after = copy.deepcopy(dict(raw))
+    _write(after, _request(annotations, options, size, vmi_name))
     warnings = [
-        *_name_scheduler(after["spec"], seen, settings),
-        *raise_cpu_requests(after["spec"], seen, options, size, what),
+        *_set_scheduler(after["spec"], pod, settings),
+        *raise_cpu_requests(after["spec"], pod, options, size, what),
     ]
     if isinstance(size, PodSize):
         warnings += [
             f"annotation {key} has no effect on a pod without a VM"
             for key in (EMULATOR_THREADS, GUEST_NUMA)
-            if key in (seen.metadata.annotations or {})
+            if key in annotations
         ]
-    mark(after["spec"])
-    if sidecars_of(seen):
-        wire(seen, after["spec"], what)
+    request_marker(after["spec"])
+    if sidecars_of(pod):
+        add_sidecar_fields(pod, after["spec"], what)
     return Admitted(after, tuple(warnings))
 
 
 def _options(pod: Pod) -> PinningOptions | None:
-    """Read what a pod asks for; None when it is none of ours."""
+    """Read the options of a pod; None when it has none or they do not apply."""
     annotations = pod.metadata.annotations or {}
     if annotations.get("kubevirt.io/ephemeral-provisioning") == "true":
         return None
     if _is_launcher(pod):
-        # Its VMI was checked for keys that we do not know. A newer release may have written one since,
-        # and that must not stop a live migration.
+        # Admission of the VMI has refused unknown keys. A newer release may have allowed one since, which
+        # must not stop a live migration.
         annotations = {key: annotations[key] for key in ASKING if key in annotations}
     options = read_options(annotations)
     return None if options is None or options.policy is Policy.NONE else options
@@ -147,19 +147,19 @@ def _owner(pod: Pod, what: str) -> OwnerReference:
             return owner
     raise Misconfigured(
         f"{what} has the label kubevirt.io: virt-launcher, but no VirtualMachineInstance controls it; "
-        "remove the label, or let KubeVirt make the pod"
+        "remove the label, or let KubeVirt create the pod"
     )
 
 
 def _controlling_vmi(owner: OwnerReference, vmi: Mapping[str, Any] | None, name: str, what: str) -> Vmi:
     if vmi is None:
         raise Conflict(f"{what}: VirtualMachineInstance {name}, which controls it, is gone; delete the pod")
-    seen = view(vmi, Vmi)
-    if owner.uid and seen.metadata.uid and owner.uid != seen.metadata.uid:
+    found = typed(vmi, Vmi)
+    if owner.uid and found.metadata.uid and owner.uid != found.metadata.uid:
         raise Conflict(
-            f"{what}: VirtualMachineInstance {name} was made anew since and gets its own pod; delete this one"
+            f"{what}: VirtualMachineInstance {name} was created anew and gets its own pod; delete this one"
         )
-    return seen
+    return found
 
 
 def _spec_of(vmi: Vmi) -> str:
@@ -170,7 +170,7 @@ def _obstacle(pod: Pod, options: PinningOptions, vmi: Vmi | None, what: str) -> 
     """Say why a pod cannot be placed although its options are valid; None when it can."""
     if pod.spec.node_name:
         return (
-            f"{what}: spec.nodeName is {pod.spec.node_name}, so no scheduler is asked where its cores are; "
+            f"{what}: spec.nodeName is {pod.spec.node_name}, so no scheduler places the pod; "
             "use spec.nodeSelector instead"
         )
     if vmi is None:
@@ -180,8 +180,8 @@ def _obstacle(pod: Pod, options: PinningOptions, vmi: Vmi | None, what: str) -> 
         return conflict
     if not sidecars_of(pod) and "kubevirt.io/migrationJobUID" not in (pod.metadata.labels or {}):
         return (
-            f"{what} has no container with the command kvplace-hook, as its VMI is older than kvplace or "
-            f"asked too late; restart the VM, or annotate it with {ON_FAILURE}: float"
+            f"{what} has no container with the command kvplace-hook, because its VMI is older than kvplace "
+            f"or than its annotations; restart the VM, or annotate it with {ON_FAILURE}: float"
         )
     return None
 
@@ -192,7 +192,7 @@ def _request(
     if isinstance(size, VmSize):
         vcpus, io_threads = size.vcpus, size.io_threads
     else:
-        # Without an emulator no CPU has to be kept for one, and without a guest there is none to show cells.
+        # A plain pod has neither emulator threads nor a guest.
         vcpus, io_threads = size.cpus, 0
         options = replace(options, emulator_threads=EmulatorThreads.SHARED, guest_numa=GuestNuma.OFF)
     return PodRequest(
@@ -203,13 +203,14 @@ def _request(
     )
 
 
-def _without(pod: Mapping[str, Any], seen: Pod, keys: tuple[str, ...]) -> Mapping[str, Any]:
+def _without(
+    raw: Mapping[str, Any], annotations: Mapping[str, str], keys: tuple[str, ...]
+) -> Mapping[str, Any]:
     """Return the pod without these annotations; the pod itself when it has none of them."""
-    annotations = seen.metadata.annotations or {}
     if not any(key in annotations for key in keys):
-        return pod
+        return raw
     kept = {key: value for key, value in annotations.items() if key not in keys}
-    return {**pod, "metadata": {**pod["metadata"], "annotations": kept}}
+    return {**raw, "metadata": {**raw["metadata"], "annotations": kept}}
 
 
 def _write(after: dict[str, Any], request: PodRequest) -> None:
@@ -221,15 +222,15 @@ def _write(after: dict[str, Any], request: PodRequest) -> None:
     fields_of(metadata, "labels")[PLACED_LABEL] = "true"
 
 
-def _name_scheduler(spec: dict[str, Any], pod: Pod, settings: AdmissionSettings) -> tuple[str, ...]:
+def _set_scheduler(spec: dict[str, Any], pod: Pod, settings: AdmissionSettings) -> tuple[str, ...]:
     given = pod.spec.scheduler_name
     if not given or given == _DEFAULT_SCHEDULER:
-        # Where the operator put our extender into the main scheduler, ours is the default one.
+        # An operator who added our extender to the main scheduler has set its name here.
         spec["schedulerName"] = settings.scheduler_name
     elif given not in (settings.scheduler_name, *settings.other_schedulers):
         warning = (
-            f"scheduler {given} is not known to ask kvplace, and if it does not the pod stays Pending; "
-            "leave schedulerName out, or have the operator add it to kvplace's schedulers"
+            f"scheduler {given} is not known to call kvplace's extender; if it does not, the pod stays "
+            "Pending: remove schedulerName, or name the scheduler in --other-scheduler of kvplace serve"
         )
         return (warning,)
     return ()

@@ -1,4 +1,4 @@
-"""The resources of a pod that asks: what kube-scheduler must count, and the marker by which it calls us."""
+"""The resources of a pod with options: CPU requests as kube-scheduler must count them, and the marker."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kvplace.core.request import PinningOptions, Policy
 _COMPUTE = "compute"
 
 
-def mark(spec: dict[str, Any]) -> None:
-    """Ask for the marker resource in the first container of a copied pod spec."""
+def request_marker(spec: dict[str, Any]) -> None:
+    """Add the marker resource, for which kube-scheduler calls the extender, to the first container."""
     resources = fields_of(spec["containers"][0], "resources")
     for kind in ("requests", "limits"):
         fields_of(resources, kind)[MARKER_RESOURCE] = "1"
@@ -28,40 +28,38 @@ def mark(spec: dict[str, Any]) -> None:
 def raise_cpu_requests(
     spec: dict[str, Any], pod: Pod, options: PinningOptions, size: VmSize | PodSize, what: str
 ) -> tuple[str, ...]:
-    """Raise the CPU requests in a copied pod spec to the CPUs that will be owned; answers warnings.
+    """Raise the CPU requests in a copied pod spec to the CPUs that will be owned; returns warnings.
 
-    Nothing is ever lowered, and no request passes its limit, so a Guaranteed pod stays one. Policies that
-    own no CPUs leave all requests alone.
+    No request is lowered or raised above its limit, so a Guaranteed pod stays Guaranteed. Policies that own
+    no CPUs change nothing.
     """
     if options.policy is not Policy.EXCLUSIVE:
         return ()
     containers = pod.spec.containers
     if isinstance(size, VmSize):
         compute = next((entry for entry in containers if entry.name == _COMPUTE), containers[0])
-        wanted = {compute.name: owned_cpus(options, size.vcpus)}
+        owned = {compute.name: owned_cpus(options, size.vcpus)}
     else:
-        wanted = dict(size.cpus_of)
+        owned = dict(size.cpus_of)
     warnings: list[str] = []
     for raw, container in zip(spec["containers"], containers, strict=True):
-        if container.name in wanted:
-            warnings += _raise(raw, container, wanted[container.name], what)
+        if container.name in owned:
+            warnings += _raise_request(raw, container, owned[container.name], what)
     return tuple(warnings)
 
 
-def _raise(raw: dict[str, Any], container: Container, wanted: int, what: str) -> list[str]:
+def _raise_request(raw: dict[str, Any], container: Container, owned: int, what: str) -> list[str]:
     where = f"{what}: container {container.name}: CPU"
     limit = container.limited.get("cpu")
     most = _cpus(limit, where) if limit is not None else None
-    # Where only a limit is given the API server requests as much.
-    given = _cpus(container.requested.get("cpu", limit or 0), where)
-    if most is not None and most < wanted:
-        if given < most:
+    # Where there is only a limit, the API server sets the request to it.
+    requested = _cpus(container.requested.get("cpu", limit or 0), where)
+    if most is not None and most < owned:
+        if requested < most:
             fields_of(raw["resources"], "requests")["cpu"] = limit
-        return [
-            f"the CPU limit {limit} of container {container.name} throttles the {wanted} CPUs it will own"
-        ]
-    if given < wanted:
-        fields_of(fields_of(raw, "resources"), "requests")["cpu"] = str(wanted)
+        return [f"the CPU limit {limit} of container {container.name} throttles the {owned} CPUs it will own"]
+    if requested < owned:
+        fields_of(fields_of(raw, "resources"), "requests")["cpu"] = str(owned)
     return []
 
 

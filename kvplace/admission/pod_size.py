@@ -1,6 +1,6 @@
-"""How large a plain pod is: the CPU limits of its containers, which must be whole numbers.
+"""The size of a plain pod: the CPU limits of its containers, which must be whole numbers.
 
-Nothing is demanded of memory, and containers without a CPU limit do not count.
+Memory may have any or no limit. Containers without a CPU limit are not counted.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from kvplace.admission.objects import Container, Quantity
 from kvplace.core.errors import Misconfigured
 from kvplace.core.quantity import parse_bytes, parse_quantity
 from kvplace.core.request import MAX_VCPUS
+from kvplace.core.scalars import Bytes
 
 _HUGE_PAGES = "hugepages-"
 
 
 @dataclass(frozen=True, slots=True)
 class PodSize:
-    """What a plain pod takes of a machine."""
+    """The CPUs and memory that a plain pod takes on a machine."""
 
     cpus_of: Mapping[str, int]
     """Whole CPUs by the name of the container that is limited to them."""
-    memory: int
-    """Bytes, huge pages included."""
+    memory: Bytes
+    """Huge pages included."""
     huge_pages: Mapping[int, int]
+    """Pages by page size."""
 
     @property
     def cpus(self) -> int:
@@ -33,7 +35,7 @@ class PodSize:
 
 
 def size_of_pod(containers: Sequence[Container], what: str) -> PodSize:
-    """Read a plain pod's size; raises Misconfigured, led by `what`, when a CPU limit is not whole."""
+    """Read a plain pod's size; raises Misconfigured that begins with `what` for an unsuitable CPU limit."""
     cpus_of = {
         container.name: _whole_cpus(container, what) for container in containers if "cpu" in container.limited
     }
@@ -53,12 +55,12 @@ def size_of_pod(containers: Sequence[Container], what: str) -> PodSize:
         memory += _bytes(given.get("memory", 0), what, container, "memory")
         for name, value in given.items():
             if name.startswith(_HUGE_PAGES):
-                size = _bytes(name.removeprefix(_HUGE_PAGES), what, container, name) or 1
+                size = _bytes(name.removeprefix(_HUGE_PAGES), what, container, name) or Bytes(1)
                 count = _bytes(value, what, container, name)
                 huge_pages[size] = huge_pages.get(size, 0) + -(-count // size)
                 memory += count
     return PodSize(
-        MappingProxyType(cpus_of), memory, {size: count for size, count in huge_pages.items() if count}
+        MappingProxyType(cpus_of), Bytes(memory), {size: count for size, count in huge_pages.items() if count}
     )
 
 
@@ -71,14 +73,14 @@ def _whole_cpus(container: Container, what: str) -> int:
         raise Misconfigured(f"{place}: {error}") from None
     if cpus.denominator != 1 or cpus < 0:
         raise Misconfigured(
-            f"{place} is no whole number, and a pod that asks for CPUs of its own gets whole ones; "
-            f"write {max(1, -(-cpus.numerator // cpus.denominator))}, or leave the limit out"
+            f"{place} must be a whole number, because the pod asks for CPUs of its own; "
+            f"write {max(1, -(-cpus.numerator // cpus.denominator))}, or remove the limit"
         )
     return int(cpus)
 
 
-def _bytes(value: Quantity, what: str, container: Container, resource: str) -> int:
+def _bytes(value: Quantity, what: str, container: Container, resource: str) -> Bytes:
     try:
-        return parse_bytes(value)
+        return Bytes(parse_bytes(value))
     except ValueError as error:
         raise Misconfigured(f"{what}: container {container.name}: {resource}: {error}") from None

@@ -1,12 +1,12 @@
-"""AdmissionReview v1 on the wire: what the API server sends, and what it accepts as an answer.
+"""AdmissionReview v1 as JSON: the API server's request, and the response that it accepts.
 
-Only the fields that an answer depends on are read; everything else may be there or not. The object under
-review stays untouched text until somebody wants it.
+Only the fields that a response depends on are decoded. The object under review stays raw JSON until it is
+needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from kvplace.admission.json_patch import Operation
 from kvplace.core.errors import BadBody, KvplaceError, http_status_of
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
-"""Three times the largest request that an API server takes."""
+"""Three times the largest request that an API server accepts."""
 
 _REASONS = {
     HTTPStatus.BAD_REQUEST: "BadRequest",
@@ -27,21 +27,18 @@ _REASONS = {
 
 
 class GroupVersionKind(msgspec.Struct, frozen=True):
-    """What the object under review is."""
+    """The type of the object under review."""
 
     kind: str
-    group: str = ""
-    version: str = ""
 
 
 class AdmissionRequest(msgspec.Struct, frozen=True, rename="camel"):
-    """One question of the API server."""
+    """One request of the API server."""
 
     uid: str
     kind: GroupVersionKind
     operation: str
     namespace: str = ""
-    name: str = ""
     sub_resource: str = ""
     object: msgspec.Raw = msgspec.Raw(b"null")
     old_object: msgspec.Raw = msgspec.Raw(b"null")
@@ -54,19 +51,17 @@ class _Review(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def read_review(body: bytes) -> AdmissionRequest:
-    """Read the question out of a body; raises BadBody that says where it is wrong."""
-    if len(body) > MAX_BODY_BYTES:
-        raise BadBody(f"the body has {len(body)} bytes; an AdmissionReview has at most {MAX_BODY_BYTES}")
+    """Decode the request of a body; raises BadBody that says what is wrong."""
     try:
         return msgspec.json.decode(body, type=_Review).request
     except RecursionError:
         raise BadBody("the body is nested too deeply for an AdmissionReview") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadBody(f"the body is no AdmissionReview of admission.k8s.io/v1: {error}") from None
+        raise BadBody(f"the body is not an AdmissionReview of admission.k8s.io/v1: {error}") from None
 
 
 def read_object(text: msgspec.Raw, field: str) -> dict[str, Any]:
-    """Read the object under review, which must be a JSON object; raises BadBody that names `field`."""
+    """Decode the object under review; raises BadBody that names `field`."""
     try:
         value = msgspec.json.decode(text)
     except RecursionError:
@@ -74,21 +69,23 @@ def read_object(text: msgspec.Raw, field: str) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadBody(f"request.{field}: {error}") from None
     if not isinstance(value, dict):
-        raise BadBody(f"request.{field} is no JSON object; only created and updated objects come here")
+        raise BadBody(f"request.{field} must be a JSON object")
     return value
 
 
-def allow(uid: str, patch: Sequence[Operation] = (), warnings: Sequence[str] = ()) -> bytes:
-    """Write a yes; without operations the object stays byte for byte what it was."""
+def allow(uid: str, patch: Sequence[Operation], warnings: Sequence[str]) -> bytes:
+    """Encode the response that allows a request; without operations the object stays unchanged."""
     response: dict[str, Any] = {"uid": uid, "allowed": True}
     if patch:
         # msgspec writes bytes as base64, which is what `patch` wants.
         response |= {"patchType": "JSONPatch", "patch": msgspec.json.encode(patch)}
-    return _answer(response, warnings)
+    if warnings:
+        response["warnings"] = list(warnings)
+    return _encode(response)
 
 
-def deny(uid: str, error: KvplaceError, warnings: Sequence[str] = ()) -> bytes:
-    """Write a no; its one sentence is what the user reads behind "admission webhook denied the request"."""
+def deny(uid: str, error: KvplaceError) -> bytes:
+    """Encode a refusal; the user reads its sentence after "admission webhook denied the request"."""
     code = http_status_of(error)
     status = {
         "status": "Failure",
@@ -96,12 +93,10 @@ def deny(uid: str, error: KvplaceError, warnings: Sequence[str] = ()) -> bytes:
         "reason": _REASONS.get(HTTPStatus(code), "InternalError"),
         "message": str(error),
     }
-    return _answer({"uid": uid, "allowed": False, "status": status}, warnings)
+    return _encode({"uid": uid, "allowed": False, "status": status})
 
 
-def _answer(response: Mapping[str, Any], warnings: Sequence[str]) -> bytes:
-    if warnings:
-        response = {**response, "warnings": list(warnings)}
+def _encode(response: dict[str, Any]) -> bytes:
     return msgspec.json.encode(
         {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
     )

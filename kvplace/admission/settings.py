@@ -12,6 +12,6 @@ class AdmissionSettings:
     sidecar_image: str
     """Image of the hook sidecar; its program is `kvplace-hook`."""
     scheduler_name: str = "kvplace-scheduler"
-    """Scheduler of pods that name none."""
+    """Scheduler of pods that do not name one."""
     other_schedulers: tuple[str, ...] = ()
-    """Further schedulers whose configuration holds our extender; pods may name them."""
+    """Further schedulers that call our extender; pods may name them."""

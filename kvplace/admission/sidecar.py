@@ -1,8 +1,8 @@
-"""The hook sidecar: its entry on the VMI, and what its container in the pod needs beside what KubeVirt gives.
+"""The hook sidecar: its entry on the VMI, and the fields of its container that KubeVirt does not set.
 
-KubeVirt makes the container from the entry, with no way to ask for volumes, probes or resources
-(annotation `hooks.kubevirt.io/hookSidecars`). Pod admission adds those: the results on the pod as files,
-the node's name, and the gate that holds the VM until its cores are known.
+KubeVirt creates the container from the entry in the annotation `hooks.kubevirt.io/hookSidecars`, which
+cannot ask for volumes, probes or resources. Pod admission adds those: the results on the pod as files, the
+node's name, and probes that hold the VM until its placement is there.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ FILES = {
     "name": "metadata.name",
     "namespace": "metadata.namespace",
 }
-"""Files of the volume, and the field of the pod that each one holds."""
+"""Files of the volume, and the field of the pod that each one contains."""
 
 _PROBES: dict[str, dict[str, Any]] = {
-    # Placement and bind are one write, so the first try normally passes. Until it does the container is
-    # not Ready and KubeVirt does not start the VM; it must never be killed for waiting.
+    # Placement and binding are one write, so the first try normally passes. Until it does, the container is
+    # not Ready and KubeVirt does not start the VM; the kubelet must never kill it for that.
     "startupProbe": {"periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 2**31 - 1},
-    # The kubelet runs it at once when the start-up probe has passed. From then on the answer can hardly
-    # change, and a probe that is late on a busy node must not take a running VM out of its services.
+    # Runs at once when the start-up probe has passed. After that the answer hardly changes, and a late probe
+    # on a busy node must not remove a running VM from its services.
     "readinessProbe": {"periodSeconds": 60, "timeoutSeconds": 10, "failureThreshold": 10},
 }
 _RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "200m", "memory": "64Mi"}}
@@ -50,7 +50,7 @@ _SECURITY = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
 def with_hook_sidecar(entries: str | None, image: str) -> str | None:
     """Append our entry to the text of a VMI's `hookSidecars`; None when it is there already.
 
-    Other entries stay as they are written. Raises BadAnnotation when the text is no list of objects.
+    Other entries stay unchanged. Raises BadAnnotation when the text is not a list of objects.
     """
     ours = json.dumps(
         {"image": image, "imagePullPolicy": "IfNotPresent", "command": COMMAND, "args": ["serve"]},
@@ -74,14 +74,14 @@ def sidecars_of(pod: Pod) -> list[int]:
     return [index for index, container in enumerate(pod.spec.containers) if container.command == COMMAND]
 
 
-def wire(pod: Pod, spec: dict[str, Any], what: str) -> None:
-    """Give every hook sidecar in `spec`, a copy of the pod's own, what it needs; twice is the same as once.
+def add_sidecar_fields(pod: Pod, spec: dict[str, Any], what: str) -> None:
+    """Add volume, probes and resources of every hook sidecar to `spec`, a copy of the pod's; idempotent.
 
     Raises Misconfigured when the name of our volume is taken.
     """
     _add_volume(pod, spec, what)
     for index in sidecars_of(pod):
-        _wire_container(spec["containers"][index])
+        _complete_container(spec["containers"][index])
 
 
 def _add_volume(pod: Pod, spec: dict[str, Any], what: str) -> None:
@@ -93,20 +93,20 @@ def _add_volume(pod: Pod, spec: dict[str, Any], what: str) -> None:
     given = present.downward.items if present.downward is not None else None
     files = {item.path: item.field_ref.field_path for item in given or [] if item.field_ref is not None}
     if files != FILES:
-        raise Misconfigured(f"{what}: the volume name {VOLUME} belongs to kvplace; name yours differently")
+        raise Misconfigured(f"{what}: the volume name {VOLUME} is kvplace's; rename the volume")
 
 
-def _wire_container(container: dict[str, Any]) -> None:
+def _complete_container(container: dict[str, Any]) -> None:
     _put(container, "volumeMounts", {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}, "mountPath")
     env = {"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     _put(container, "env", env, "name")
     for probe, timing in _PROBES.items():
-        # A probe of ours that came through the API server's defaulting has more fields, and stays.
+        # A probe of ours that the API server has defaulted has more fields, and stays.
         present = container.get(probe)
         if not isinstance(present, dict) or present.get("exec") != {"command": READY}:
             container[probe] = {"exec": {"command": list(READY)}, **timing}
-    # KubeVirt sets equal requests and limits where the pod is to be Guaranteed, and what its operator
-    # configured for sidecars; both are better founded than ours.
+    # KubeVirt sets equal requests and limits on Guaranteed pods, or what its operator configured for
+    # sidecars; both take precedence over ours.
     resources = fields_of(container, "resources")
     if not resources.get("requests") and not resources.get("limits"):
         resources |= {kind: dict(amounts) for kind, amounts in _RESOURCES.items()}
@@ -117,27 +117,27 @@ def _wire_container(container: dict[str, Any]) -> None:
 
 
 def _put(container: dict[str, Any], field: str, entry: dict[str, Any], key: str) -> None:
-    """Let a list of the container hold this entry; one with the same key and other content is replaced."""
+    """Add an entry to a list of the container; one with the same key and other content is replaced."""
     entries = entries_of(container, field)
     for index, present in enumerate(entries):
         if isinstance(present, dict) and present.get(key) == entry[key]:
-            if not _holds(present, entry):
+            if not _contains(present, entry):
                 entries[index] = entry
             return
     entries.append(entry)
 
 
-def _holds(present: Any, wanted: Any) -> bool:
-    """Tell whether an entry says all that is wanted; the API server may have added defaults to it."""
-    if isinstance(wanted, dict):
+def _contains(present: Any, entry: Any) -> bool:
+    """Whether `present` has all fields of `entry`; the API server may have added defaults to it."""
+    if isinstance(entry, dict):
         return isinstance(present, dict) and all(
-            key in present and _holds(present[key], value) for key, value in wanted.items()
+            key in present and _contains(present[key], value) for key, value in entry.items()
         )
-    return bool(present == wanted)
+    return bool(present == entry)
 
 
 def fields_of(parent: dict[str, Any], field: str) -> dict[str, Any]:
-    """Return the object at a field of a copied document, made when it is missing or null."""
+    """Return the object at a field of a copied document, created when it is missing or null."""
     if parent.get(field) is None:
         parent[field] = {}
     found: dict[str, Any] = parent[field]
@@ -145,7 +145,7 @@ def fields_of(parent: dict[str, Any], field: str) -> dict[str, Any]:
 
 
 def entries_of(parent: dict[str, Any], field: str) -> list[Any]:
-    """Return the list at a field of a copied document, made when it is missing or null."""
+    """Return the list at a field of a copied document, created when it is missing or null."""
     if parent.get(field) is None:
         parent[field] = []
     found: list[Any] = parent[field]

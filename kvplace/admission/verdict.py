@@ -1,4 +1,4 @@
-"""The answer to one admission question when it is not a no; a no is a raised KvplaceError."""
+"""The result of admitting an object; a refusal is a raised KvplaceError."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """An object as it is to be stored, and what its author should hear."""
+    """An object as it is to be stored, and warnings for its author."""
 
     object: Mapping[str, Any]
     warnings: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
-"""What happens to a VirtualMachine when it is created or changed: the checks that its VMI would meet later.
+"""Admission of a VirtualMachine: the checks that its VMI would meet later.
 
-So a mistake is answered at `kubectl apply`, not in an event that nobody reads. Nothing is changed.
+So `kubectl apply` reports a mistake, and not an event that nobody reads. The object is never changed.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvplace.admission.objects import Metadata, Vm, title, view
+from kvplace.admission.objects import Metadata, Vm, title, typed
 from kvplace.admission.verdict import Admitted
 from kvplace.admission.vmi import check_vm
 from kvplace.core.annotations import ASKING
@@ -16,7 +16,7 @@ from kvplace.core.errors import Misconfigured
 
 
 def review_vm(
-    vm: Mapping[str, Any],
+    raw: Mapping[str, Any],
     *,
     namespace: str,
     old: Mapping[str, Any] | None = None,
@@ -24,41 +24,40 @@ def review_vm(
 ) -> Admitted:
     """Check the template of a VM; raises Misconfigured when its VMIs would be refused.
 
-    `old` is the VM before an update. What was wrong before may stay wrong, with a warning: the VM may be
-    older than kvplace, and its owner must still be able to stop, edit and delete it.
+    `old` is the VM before an update. A mistake that was there before only gets a warning: the VM may be older
+    than kvplace, and its owner must be able to stop, edit and delete it.
     """
-    seen = view(vm, Vm)
-    if seen.metadata.deletion_timestamp is not None:
-        return Admitted(vm)
-    warnings = _misplaced(seen.metadata)
+    vm = typed(raw, Vm)
+    if vm.metadata.deletion_timestamp is not None:
+        return Admitted(raw)
+    warnings = _misplaced(vm.metadata)
     try:
-        return Admitted(vm, (*warnings, *_check(seen, namespace, largest_node)))
+        return Admitted(raw, (*warnings, *_check(vm, namespace, largest_node)))
     except Misconfigured as error:
         if old is None or _refusal(old, namespace) != str(error):
             raise
-        return Admitted(vm, (*warnings, str(error)))
+        return Admitted(raw, (*warnings, str(error)))
 
 
 def _check(vm: Vm, namespace: str, largest_node: int | None) -> tuple[str, ...]:
     template = vm.spec.template
     annotations = (template.metadata.annotations if template.metadata else None) or {}
     what = f"{title(Vm, vm.metadata, namespace)}: spec.template.spec"
-    checked = check_vm(annotations, template.spec, what, largest_node)
-    return checked.warnings if checked is not None else ()
+    return check_vm(annotations, template.spec, what, largest_node) or ()
 
 
-def _refusal(vm: Mapping[str, Any], namespace: str) -> str | None:
+def _refusal(raw: Mapping[str, Any], namespace: str) -> str | None:
     try:
-        _check(view(vm, Vm), namespace, None)
+        _check(typed(raw, Vm), namespace, None)
     except Misconfigured as error:
         return str(error)
     return None
 
 
 def _misplaced(metadata: Metadata) -> tuple[str, ...]:
-    """Warn about wishes on the VirtualMachine itself, which reach neither its VMIs nor its pods."""
+    """Warn about options on the VirtualMachine itself, which reach neither its VMIs nor its pods."""
     return tuple(
-        f"annotation {key} has no effect here; put it into spec.template.metadata.annotations of the VM"
+        f"annotation {key} has no effect here; move it to spec.template.metadata.annotations of the VM"
         for key in ASKING
         if key in (metadata.annotations or {})
     )

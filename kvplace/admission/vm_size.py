@@ -1,7 +1,8 @@
-"""How large a VM is, read from its VMI exactly as KubeVirt reads it.
+"""The size of a VM, read from its VMI exactly as KubeVirt reads it.
 
-The pod cannot tell: KubeVirt requests a tenth of a CPU per vCPU, and memory with QEMU's overhead. Sources in
-KubeVirt: GetCPUTopology and GetVirtualMemory (converter/vcpu), GetIOThreadsCountType (converter/iothreads).
+The pod does not show it: KubeVirt requests a tenth of a CPU per vCPU, and memory with QEMU's overhead.
+Sources in KubeVirt: GetCPUTopology and GetVirtualMemory (converter/vcpu), GetIOThreadsCountType
+(converter/iothreads).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from kvplace.admission.objects import Domain, Quantity
 from kvplace.core.errors import Misconfigured
 from kvplace.core.quantity import parse_bytes, parse_quantity
 from kvplace.core.request import MAX_VCPUS
+from kvplace.core.scalars import Bytes
 
 _AUTO = "auto"
 _SUPPLEMENTAL_POOL = "supplementalPool"
@@ -23,40 +25,40 @@ _MOST_BYTES = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class VmSize:
-    """What a VM takes of a machine."""
+    """The vCPUs, memory and I/O threads of a VM."""
 
     vcpus: int
-    memory: int
-    """Bytes that the guest sees, huge pages included; 0 when nothing says."""
+    memory: Bytes
+    """Memory of the guest, huge pages included; 0 when it is not specified."""
     huge_pages: Mapping[int, int]
-    """Pages by page size in bytes."""
+    """Pages by page size."""
     io_threads: int
 
 
 def size_of_vm(domain: Domain, what: str) -> VmSize:
-    """Read a VM's size; `what` leads the sentence of a Misconfigured, for instance `VMI default/db: spec`."""
+    """Read a VM's size; raises Misconfigured that begins with `what`, for example `VMI default/db: spec`."""
     at = f"{what}.domain"
     memory = _memory(domain, at)
     vcpus = _vcpus(domain, at)
     if not 1 <= vcpus <= MAX_VCPUS:
-        raise Misconfigured(f"{at} makes {vcpus} vCPUs; kvplace places VMs of 1 to {MAX_VCPUS}")
+        raise Misconfigured(f"{at} has {vcpus} vCPUs; kvplace places VMs with 1 to {MAX_VCPUS}")
     io_threads = _io_threads(domain, at)
     if io_threads > _MOST_IO_THREADS:
-        raise Misconfigured(f"{at} makes {io_threads} I/O threads; at most {_MOST_IO_THREADS} are possible")
+        raise Misconfigured(f"{at} has {io_threads} I/O threads; at most {_MOST_IO_THREADS} are possible")
     return VmSize(vcpus, memory, _huge_pages(domain, memory, at), io_threads)
 
 
 def _vcpus(domain: Domain, at: str) -> int:
-    """Multiply the topology, unset counting as 1; without any of it ask the limit, then the request."""
+    """Multiply the topology, where unset means 1; without one take the CPU limit, then the request."""
     cpu = domain.cpu
     if cpu is not None and (cpu.sockets or cpu.cores or cpu.threads):
         return (cpu.sockets or 1) * (cpu.cores or 1) * (cpu.threads or 1)
-    # A limit of 0 would be a VM without vCPUs, which KubeVirt does not start.
+    # KubeVirt does not start a VM with a limit of 0.
     return max(1, _cpus(domain, at, ("limits", "requests")) or 1)
 
 
 def _cpus(domain: Domain, at: str, order: tuple[str, str]) -> int | None:
-    """Read the CPUs of the first of requests and limits that names them, rounded up as Kubernetes does."""
+    """Read the CPUs from the first of requests and limits that has them, rounded up as Kubernetes does."""
     if domain.resources is None:
         return None
     sources = {"limits": domain.resources.limited, "requests": domain.resources.requested}
@@ -74,8 +76,8 @@ def _cpus(domain: Domain, at: str, order: tuple[str, str]) -> int | None:
     return None
 
 
-def _memory(domain: Domain, at: str) -> int:
-    """Take what the guest is given, else what is requested, else the limit, else one huge page."""
+def _memory(domain: Domain, at: str) -> Bytes:
+    """Read the guest's memory, else the request, else the limit, else one huge page."""
     if domain.memory is not None and domain.memory.guest is not None:
         return _bytes(domain.memory.guest, f"{at}.memory.guest")
     if domain.resources is not None:
@@ -85,15 +87,15 @@ def _memory(domain: Domain, at: str) -> int:
         ):
             if "memory" in quantities:
                 return _bytes(quantities["memory"], f"{at}.resources.{source}.memory")
-    return _page_size(domain, at) or 0
+    return _page_size(domain, at) or Bytes(0)
 
 
-def _huge_pages(domain: Domain, memory: int, at: str) -> dict[int, int]:
+def _huge_pages(domain: Domain, memory: Bytes, at: str) -> dict[int, int]:
     size = _page_size(domain, at)
     return {size: -(-memory // size)} if size and memory else {}
 
 
-def _page_size(domain: Domain, at: str) -> int | None:
+def _page_size(domain: Domain, at: str) -> Bytes | None:
     hugepages = domain.memory.hugepages if domain.memory is not None else None
     if hugepages is None or not hugepages.page_size:
         return None
@@ -103,18 +105,18 @@ def _page_size(domain: Domain, at: str) -> int | None:
     return size
 
 
-def _bytes(value: Quantity, place: str) -> int:
+def _bytes(value: Quantity, place: str) -> Bytes:
     try:
-        count = parse_bytes(value)
+        count = Bytes(parse_bytes(value))
     except ValueError as error:
         raise Misconfigured(f"{place}: {error}") from None
     if count > _MOST_BYTES:
-        raise Misconfigured(f"{place}: {value!r} is more than 1Ei; write what the VM needs")
+        raise Misconfigured(f"{place}: {value!r} is more than 1Ei")
     return count
 
 
 def _io_threads(domain: Domain, at: str) -> int:
-    """Count QEMU's I/O threads: one per disk that wants its own, the others share what the policy allows."""
+    """Count QEMU's I/O threads: dedicated ones, and those that the other disks share by the policy."""
     policy = domain.io_threads_policy
     disks = (domain.devices.disks if domain.devices else None) or []
     dedicated = sum(1 for disk in disks if disk.dedicated_io_thread)
@@ -132,6 +134,6 @@ def _io_threads(domain: Domain, at: str) -> int:
         limit = 1 if isolated else 2 * (1 if requested is None else requested)
     shared = len(disks) - dedicated
     if len(disks) > limit:
-        # Disks without a thread of their own need at least one between them.
+        # Disks without a dedicated thread share at least one.
         shared = max(1, limit - dedicated)
     return shared + dedicated

@@ -1,16 +1,15 @@
-"""What happens to a VirtualMachineInstance at creation: its options is checked and it gets the hook sidecar.
+"""Admission of a VirtualMachineInstance: checks its options and adds the hook sidecar.
 
-One that asks for nothing, or for policy `none`, leaves as it came.
+A VMI without options, or with policy `none`, is not changed.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from kvplace.admission.objects import Cpu, Vmi, VmiSpec, title, view
+from kvplace.admission.objects import Cpu, Vmi, VmiSpec, title, typed
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.sidecar import HOOK_SIDECARS, fields_of, with_hook_sidecar
 from kvplace.admission.verdict import Admitted
@@ -33,23 +32,23 @@ _WITHOUT_GUEST_CELLS = ("s390x",)
 
 
 def admit_vmi(
-    vmi: Mapping[str, Any],
+    raw: Mapping[str, Any],
     *,
     namespace: str,
     settings: AdmissionSettings,
     largest_node: int | None = None,
 ) -> Admitted:
-    """Check a new VMI's options and add the hook sidecar; raises Misconfigured when it cannot be had.
+    """Check a new VMI's options and add the hook sidecar; raises Misconfigured for options it cannot have.
 
-    `largest_node` is the number of CPUs that the largest known machine may give out.
+    `largest_node` is the number of allocatable CPUs of the largest known machine.
     """
-    seen = view(vmi, Vmi)
-    annotations = seen.metadata.annotations or {}
-    what = f"{title(Vmi, seen.metadata, namespace)}: spec"
-    asked = check_vm(annotations, seen.spec, what, largest_node)
-    if asked is None:
-        return Admitted(vmi)
-    after = copy.deepcopy(dict(vmi))
+    vmi = typed(raw, Vmi)
+    annotations = vmi.metadata.annotations or {}
+    what = f"{title(Vmi, vmi.metadata, namespace)}: spec"
+    warnings = check_vm(annotations, vmi.spec, what, largest_node)
+    if warnings is None:
+        return Admitted(raw)
+    after = copy.deepcopy(dict(raw))
     stored = fields_of(fields_of(after, "metadata"), "annotations")
     # KubeVirt copies every annotation to the pods of this VM and to its migration targets.
     for key in RESULTS:
@@ -57,23 +56,15 @@ def admit_vmi(
     entries = with_hook_sidecar(annotations.get(HOOK_SIDECARS), settings.sidecar_image)
     if entries is not None:
         stored[HOOK_SIDECARS] = entries
-    return Admitted(after, asked.warnings)
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedOptions:
-    """Options that the VM itself allows."""
-
-    options: PinningOptions
-    warnings: tuple[str, ...]
+    return Admitted(after, warnings)
 
 
 def check_vm(
     annotations: Mapping[str, str], spec: VmiSpec, what: str, largest_node: int | None
-) -> CheckedOptions | None:
-    """Check what a VM asks for against the VM itself; None when it asks for nothing.
+) -> tuple[str, ...] | None:
+    """Check the options of a VM against its spec and return warnings; None when it has no options.
 
-    Raises Misconfigured; `what` leads its sentence and ends with the path of the VMI's spec.
+    Raises Misconfigured; its sentence begins with `what`, which ends with the path of the VMI's spec.
     """
     options = read_options(annotations)
     if options is None or options.policy is Policy.NONE:
@@ -87,33 +78,34 @@ def check_vm(
     warnings = []
     if largest_node is not None and size.vcpus > largest_node:
         warnings.append(
-            f"{size.vcpus} vCPUs are more vCPUs than any machine known now has (largest: {largest_node})"
+            f"{size.vcpus} vCPUs are more than the allocatable CPUs of any known machine "
+            f"(largest: {largest_node})"
         )
     if options.emulator_threads is EmulatorThreads.ISOLATE and options.policy is Policy.NUMA:
-        warnings.append(f"{EMULATOR_THREADS}: isolate has no effect: {CPU_POLICY}: numa names no CPUs")
+        warnings.append(f"{EMULATOR_THREADS}: isolate has no effect with {CPU_POLICY}: numa")
     if options.guest_numa is GuestNuma.MIRROR and domain.cpu is not None and _can_grow(domain.cpu):
         warnings.append(
             f"{GUEST_NUMA}: mirror: vCPUs plugged in later, up to {what}.domain.cpu.maxSockets, get no cores "
-            "of their own on the host and are dealt to the guest's NUMA cells in turn"
+            "of their own on the host and are assigned to the guest's NUMA cells in turn"
         )
     limit = domain.resources.limited.get("cpu") if domain.resources else None
     owned = owned_cpus(options, size.vcpus)
     if limit is not None and _exceeds(owned, limit):
         warnings.append(f"the CPU limit {limit} throttles the {owned} CPUs that the VM will own")
-    return CheckedOptions(options, tuple(warnings))
+    return tuple(warnings)
 
 
 def conflict_with_kubevirt(
     annotations: Mapping[str, str], options: PinningOptions, spec: VmiSpec, what: str
 ) -> str | None:
-    """Say what excludes what when a VM asks KubeVirt for the same, or is of a kind that cannot have it."""
+    """Say which field and annotation exclude each other; None when none do."""
     cpu = spec.domain.cpu
     mirror = f"annotation {GUEST_NUMA}: {annotations.get(GUEST_NUMA)!r}"
     if options.guest_numa is GuestNuma.MIRROR:
         if cpu is not None and cpu.numa is not None and cpu.numa.guest_mapping_passthrough is not None:
             return (
                 f"{what}.domain.cpu.numa.guestMappingPassthrough and {mirror} exclude each other, because "
-                "both lay out the guest's NUMA cells; remove one of the two"
+                "both define the guest's NUMA cells; remove one of the two"
             )
         if spec.architecture in _WITHOUT_GUEST_CELLS:
             return (
@@ -125,8 +117,7 @@ def conflict_with_kubevirt(
     key = next(key for key in ASKING if key in annotations)
     return (
         f"{what}.domain.cpu.dedicatedCpuPlacement and annotation {key}: {annotations[key]!r} exclude each "
-        "other, because the kubelet and KubeVirt would overwrite the cores that kvplace gives; remove one of "
-        "the two"
+        "other, because the kubelet and KubeVirt would overwrite kvplace's pinning; remove one of the two"
     )
 
 
@@ -137,7 +128,7 @@ def _can_grow(cpu: Cpu) -> bool:
 def owned_cpus(options: PinningOptions, vcpus: int) -> int:
     """Count the CPUs that a VM will own at least; 0 for policies that own none.
 
-    What whole cores cost on top (`kvplace.io/smt`) depends on the node, which nobody knows yet.
+    How many more whole cores cost (`kvplace.io/smt`) depends on the node, which is not chosen yet.
     """
     if options.policy is not Policy.EXCLUSIVE:
         return 0

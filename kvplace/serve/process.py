@@ -14,10 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Protocol
 
-from aiohttp import web
-
-from kvplace.admission.http import VmiReader, admission_routes
-from kvplace.admission.review import MAX_BODY_BYTES
+from kvplace.admission.http import VmiReader, admission_application
 from kvplace.controller.controller import Controller, ControllerClient
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
@@ -75,10 +72,7 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
         events = EventRecorder(cluster)
         extender = Extender(cluster, cache, events, settings.extender)
         controller = Controller(cluster, cache, events, settings.controller)
-        admission = web.Application(client_max_size=MAX_BODY_BYTES)
-        admission.add_routes(
-            admission_routes(cluster, settings.admission, largest_node=lambda: cache.largest_node)
-        )
+        admission = admission_application(cluster, settings.admission, lambda: cache.largest_node)
         addresses = {
             "health": health_address,
             "extender": await enter(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from kvplace.admission.objects import Vmi, view
+from kvplace.admission.objects import Vmi, typed
 from kvplace.admission.sidecar import HOOK_SIDECARS
 from kvplace.admission.vm_size import VmSize, size_of_vm
 from kvplace.core.quantity import format_bytes
@@ -42,7 +42,7 @@ def vmi_of(vm: Mapping[str, Any], *, namespace: str) -> Json:
 
 def size_of(vmi: Mapping[str, Any]) -> VmSize:
     """Read how large a VMI is."""
-    return size_of_vm(view(vmi, Vmi).spec.domain, f"VirtualMachineInstance {vmi['metadata']['name']}: spec")
+    return size_of_vm(typed(vmi, Vmi).spec.domain, f"VirtualMachineInstance {vmi['metadata']['name']}: spec")
 
 
 def launcher_pod(vmi: Mapping[str, Any]) -> Json:

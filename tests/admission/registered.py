@@ -1,7 +1,7 @@
 """Admission registered with a real API server for some namespaces only, so that other tests do not notice.
 
 The manifests are applied as they are, but for the address (loopback instead of a service), the name, and the
-namespaces. The server is a plain aiohttp one in a thread; it remembers what it was asked.
+namespaces. The server runs in a thread; it keeps the objects that it was asked about.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 
 import yaml
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from harness.control_plane.cluster import ControlPlane, RequestRefused
-from kvplace.admission.http import admission_routes
-from kvplace.admission.review import AdmissionRequest, read_object
+from kvplace.admission.http import admission_application
+from kvplace.admission.review import read_object, read_review
 from tests.admission.makers import SETTINGS
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
@@ -61,10 +62,8 @@ class Server:
         self.url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
 
     async def _start(self) -> str:
-        application = web.Application()
-        application.add_routes(
-            admission_routes(PlaneVmis(self._plane), SETTINGS, lambda: self.largest, self._remember)
-        )
+        application = admission_application(PlaneVmis(self._plane), SETTINGS, lambda: self.largest)
+        application.middlewares.append(self._remember)
         self._runner = web.AppRunner(application)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self._tls)
@@ -82,10 +81,13 @@ class Server:
                 transport.abort()
         await asyncio.sleep(0)
 
-    def _remember(self, request: AdmissionRequest, allowed: bool) -> None:
-        metadata = read_object(request.object, "object")["metadata"]
+    @web.middleware
+    async def _remember(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        review = read_review(await request.read())
+        metadata = read_object(review.object, "object")["metadata"]
         name = metadata.get("name") or metadata.get("generateName")
-        self.asked.append((request.kind.kind, request.operation, name))
+        self.asked.append((review.kind.kind, review.operation, name))
+        return await handler(request)
 
     def names(self, kind: str) -> list[str]:
         """Name the objects of a kind that arrived."""

@@ -238,7 +238,7 @@ def test_a_vm_that_cannot_work_is_refused_when_it_is_applied(
         'admission webhook "vm.kvplace.io" denied the request: '
         f"VirtualMachine {namespace}/pinned: spec.template.spec.domain.cpu.dedicatedCpuPlacement and "
         "annotation cpu-set: 'one-numa' exclude each other, because the kubelet and KubeVirt would overwrite "
-        "the cores that kvplace gives; remove one of the two"
+        "kvplace's pinning; remove one of the two"
     )
 
 
@@ -268,8 +268,8 @@ def test_the_user_at_the_terminal_reads_the_warnings(
             )
     finally:
         server.largest = None
-    assert "put it into spec.template.metadata.annotations of the VM" in str(said.value)
-    assert "2 vCPUs are more vCPUs than any machine known now has (largest: 1)" in str(said.value)
+    assert "move it to spec.template.metadata.annotations of the VM" in str(said.value)
+    assert "2 vCPUs are more than the allocatable CPUs of any known machine (largest: 1)" in str(said.value)
 
 
 def test_a_vm_that_was_wrong_before_kvplace_came_can_still_be_stopped_and_deleted(
@@ -347,7 +347,7 @@ def test_nobody_hides_a_placed_pod_from_kvplace(
     control_plane: ControlPlane, placed: str, value: str | None
 ) -> None:
     with pytest.raises(
-        RequestRefused, match=r"label kvplace\.io/placed belongs to kvplace and stays as it is"
+        RequestRefused, match=r"label kvplace\.io/placed is set by kvplace and cannot be changed"
     ):
         patching(control_plane, placed, labels={"kvplace.io/placed": value})()
 
@@ -369,7 +369,7 @@ def test_a_pod_that_is_none_of_ours_cannot_become_one_but_may_get_a_cpu_map(
     for key in ("kvplace.io/placement", "kvplace.io/request"):
         with pytest.raises(RequestRefused, match="stay as they are"):
             patching(control_plane, path, annotations={key: ""})()
-    with pytest.raises(RequestRefused, match="belongs to kvplace"):
+    with pytest.raises(RequestRefused, match="is set by kvplace"):
         patching(control_plane, path, labels={"kvplace.io/placed": "true"})()
     patching(control_plane, path, annotations={"cpu-map": "{}"})()
     patching(control_plane, path, annotations={"cpu-map": '{"socket0":["1"]}'})()

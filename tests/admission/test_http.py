@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.admission.http import admission_routes
+from kvplace.admission.http import admission_application
 from kvplace.admission.review import MAX_BODY_BYTES
 from kvplace.core.annotations import ASKING, RESULTS
 from tests.admission.makers import (
@@ -48,8 +48,7 @@ class Webhooks:
     def __init__(self, runner: asyncio.Runner) -> None:
         self.vmis = Vmis()
         self.largest: int | None = None
-        application = web.Application()
-        application.add_routes(admission_routes(self.vmis, SETTINGS, lambda: self.largest))
+        application = admission_application(self.vmis, SETTINGS, lambda: self.largest)
         self._runner = runner
         self._client = runner.run(self._connected(application))
 
@@ -137,7 +136,7 @@ def test_a_vmi_that_asks_is_allowed_with_one_operation(webhooks: Webhooks) -> No
     assert operation["path"] == "/metadata/annotations/hooks.kubevirt.io~1hookSidecars"
     assert response["allowed"] is True
     assert response["warnings"] == [
-        "4 vCPUs are more vCPUs than any machine known now has (largest: 2)",
+        "4 vCPUs are more than the allocatable CPUs of any known machine (largest: 2)",
     ]
 
 
@@ -189,37 +188,37 @@ def test_a_vmi_that_is_gone_is_a_conflict_and_an_api_server_that_is_away_is_wort
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        (b"", "the body is no AdmissionReview of admission.k8s.io/v1: Input data was truncated"),
-        (b"junk", "the body is no AdmissionReview of admission.k8s.io/v1: JSON is malformed"),
-        (b"null", "the body is no AdmissionReview of admission.k8s.io/v1: Expected `object`, got `null`"),
-        (b"\xff\xfe", "the body is no AdmissionReview of admission.k8s.io/v1: "),
-        (b"[" * 100_000, "the body is no AdmissionReview of admission.k8s.io/v1: "),
+        (b"", "the body is not an AdmissionReview of admission.k8s.io/v1: Input data was truncated"),
+        (b"junk", "the body is not an AdmissionReview of admission.k8s.io/v1: JSON is malformed"),
+        (b"null", "the body is not an AdmissionReview of admission.k8s.io/v1: Expected `object`, got `null`"),
+        (b"\xff\xfe", "the body is not an AdmissionReview of admission.k8s.io/v1: "),
+        (b"[" * 100_000, "the body is not an AdmissionReview of admission.k8s.io/v1: "),
         (
             b'{"apiVersion":"admission.k8s.io/v1beta1","kind":"AdmissionReview","request":{}}',
             (
-                "the body is no AdmissionReview of admission.k8s.io/v1: Invalid enum value "
+                "the body is not an AdmissionReview of admission.k8s.io/v1: Invalid enum value "
                 "'admission.k8s.io/v1beta1'"
             ),
         ),
         (
             b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}',
-            "the body is no AdmissionReview of admission.k8s.io/v1: Object missing required field `request`",
+            "the body is not an AdmissionReview of admission.k8s.io/v1: Object missing required field `req",
         ),
         (
             question(plain_pod(), uid=5),
             (
-                "the body is no AdmissionReview of admission.k8s.io/v1: Expected `str`, got `int` - at "
+                "the body is not an AdmissionReview of admission.k8s.io/v1: Expected `str`, got `int` - at "
                 "`$.request.uid`"
             ),
         ),
-        (question(vm()), "/admit/pod answers for CREATE of Pod, not for CREATE of VirtualMachine"),
+        (question(vm()), "/admit/pod serves CREATE of Pod, not CREATE of VirtualMachine"),
         (
             question(plain_pod(), "DELETE"),
-            "/admit/pod answers for CREATE of Pod, not for DELETE of Pod",
+            "/admit/pod serves CREATE of Pod, not DELETE of Pod",
         ),
         (
             question(plain_pod(), subResource="binding"),
-            "/admit/pod answers for CREATE of Pod, not for CREATE of Pod binding",
+            "/admit/pod serves CREATE of Pod, not CREATE of Pod binding",
         ),
     ],
     ids=str,
@@ -238,7 +237,7 @@ def test_an_object_that_is_none_is_refused(webhooks: Webhooks, raw: Any) -> None
     status, body = webhooks.post("/admit/pod", question(raw))
     response = json.loads(body)["response"]
     assert (status, response["allowed"], response["status"]["code"]) == (200, False, 400)
-    assert response["status"]["message"].startswith("request.object is no JSON object")
+    assert response["status"]["message"].startswith("request.object must be a JSON object")
 
 
 def test_a_body_of_more_than_10_mb_is_cut_short(webhooks: Webhooks) -> None:
@@ -246,16 +245,16 @@ def test_a_body_of_more_than_10_mb_is_cut_short(webhooks: Webhooks) -> None:
     fits = question(plain_pod(None)).ljust(MAX_BODY_BYTES)
     assert webhooks.post("/admit/pod", fits)[0] == 200
     status, text = webhooks.post("/admit/pod", fits + b" ")
-    assert status == 400
-    assert text.decode() == f"the body is longer than {MAX_BODY_BYTES} bytes, which no AdmissionReview is\n"
+    assert status == 413
+    assert text.decode().startswith(f"Maximum request body size {MAX_BODY_BYTES} exceeded")
 
 
 def test_a_body_that_unpacks_to_more_than_10_mb_is_cut_short(webhooks: Webhooks) -> None:
     packed = zlib.compress(b" " * (50 * 1024 * 1024))
     assert len(packed) < 100_000
     status, text = webhooks.post("/admit/pod", packed, **{"Content-Encoding": "deflate"})
-    assert status == 400
-    assert text.decode().startswith("the body is longer than")
+    assert status == 413
+    assert text.decode().startswith(f"Maximum request body size {MAX_BODY_BYTES} exceeded")
 
 
 def test_a_deeply_nested_object_is_refused(webhooks: Webhooks) -> None:
@@ -307,7 +306,7 @@ def test_whatever_the_object_is_the_answer_is_a_yes_or_a_reasoned_no(
     if status == 400:
         # Python writes NaN and infinity, which JSON does not know.
         refused = body.decode()
-        assert refused.startswith(("the body is no AdmissionReview", "/admit/")), refused
+        assert refused.startswith(("the body is not an AdmissionReview", "/admit/")), refused
         return
     assert status == 200, body
     response = json.loads(body)["response"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvplace.admission.http import admission_routes
+from kvplace.admission.http import admission_application
 from kvplace.admission.pod import FORGEABLE
 from kvplace.core.annotations import ASKING, PREFIX
 from kvplace.core.cpu_map import CPU_MAP
@@ -46,7 +46,8 @@ def test_an_object_is_sent_here_for_every_key_by_which_one_can_ask(webhook: str,
 
 
 def test_the_webhooks_go_to_the_addresses_that_are_served() -> None:
-    served = {route.path for route in admission_routes(Vmis(), SETTINGS)}
+    application = admission_application(Vmis(), SETTINGS, lambda: None)
+    served = {resource.canonical for resource in application.router.resources()}
     assert {entry["clientConfig"]["service"]["path"] for entry in webhooks().values()} == served
 
 

@@ -45,7 +45,24 @@ def test_a_plain_pod_is_as_large_as_the_limits_of_its_containers() -> None:
     assert "volumes" not in after["spec"]
 
 
-def test_a_plain_pod_has_no_guest_to_show_cells() -> None:
+@pytest.mark.parametrize(
+    ("limits", "pages"),
+    [
+        ([{"hugepages-2Mi": "2Mi"}], {2 << 20: 1}),
+        ([{"hugepages-2Mi": "3Mi"}], {2 << 20: 2}),
+        ([{"hugepages-1Gi": "1"}, {"hugepages-1Gi": "1Gi"}], {1 << 30: 2}),
+        ([{"hugepages-1Gi": "1Gi"}, {"hugepages-2Mi": "2049Ki"}], {1 << 30: 1, 2 << 20: 2}),
+        ([{"hugepages-2Mi": "0"}], {}),
+    ],
+)
+def test_a_plain_pod_gets_whole_huge_pages_rounded_up_for_each_container(
+    limits: list[Json], pages: dict[int, int]
+) -> None:
+    containers = [{"limits": {"cpu": "1", **amounts}} for amounts in limits]
+    assert written_request(admit(plain_pod(ASKS, *containers))[0]).request.huge_pages == pages
+
+
+def test_a_plain_pod_has_no_guest_numa_cells() -> None:
     after, warnings = admit(plain_pod({**ASKS, "kvplace.io/guest-numa": "mirror"}))
     assert written_request(after).request.options.guest_numa is GuestNuma.OFF
     assert warnings == ("annotation kvplace.io/guest-numa has no effect on a pod without a VM",)
@@ -69,15 +86,15 @@ def test_a_plain_pod_with_only_limits_needs_no_change_of_its_requests() -> None:
         (
             [{"limits": {"cpu": "1500m"}}],
             (
-                "Pod default/solver: container c0: CPU limit '1500m' is no whole number, and a pod that asks "
-                "for CPUs of its own gets whole ones; write 2, or leave the limit out"
+                "Pod default/solver: container c0: CPU limit '1500m' must be a whole number, because the pod "
+                "asks for CPUs of its own; write 2, or remove the limit"
             ),
         ),
         (
             [{"limits": {"cpu": "2"}}, {"limits": {"cpu": "200m"}}],
             (
-                "Pod default/solver: container c1: CPU limit '200m' is no whole number, and a pod that asks "
-                "for CPUs of its own gets whole ones; write 1, or leave the limit out"
+                "Pod default/solver: container c1: CPU limit '200m' must be a whole number, because the pod "
+                "asks for CPUs of its own; write 1, or remove the limit"
             ),
         ),
         (
@@ -109,7 +126,7 @@ def test_a_plain_pod_whose_cpus_cannot_be_counted_is_refused(resources: list[Jso
 
 
 def test_a_floating_plain_pod_with_a_bad_limit_is_refused_all_the_same() -> None:
-    assert "is no whole number" in refusal(plain_pod(FLOATS, {"limits": {"cpu": "1500m"}}))
+    assert "must be a whole number" in refusal(plain_pod(FLOATS, {"limits": {"cpu": "1500m"}}))
 
 
 def test_a_pod_without_containers_is_refused() -> None:

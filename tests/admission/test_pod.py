@@ -277,8 +277,8 @@ def test_any_other_scheduler_is_kept_with_a_warning() -> None:
     assert after["spec"]["schedulerName"] == "volcano"
     assert warnings == (
         (
-            "scheduler volcano is not known to ask kvplace, and if it does not the pod stays Pending; leave "
-            "schedulerName out, or have the operator add it to kvplace's schedulers"
+            "scheduler volcano is not known to call kvplace's extender; if it does not, the pod stays "
+            "Pending: remove schedulerName, or name the scheduler in --other-scheduler of kvplace serve"
         ),
     )
 
@@ -293,9 +293,9 @@ def without_sidecar(annotations: Mapping[str, str]) -> Json:
 def test_a_launcher_pod_without_our_sidecar_is_refused_when_it_would_wait() -> None:
     raw = without_sidecar(ASKS)
     assert refusal(raw, vmi_of(raw)) == (
-        "Pod default/virt-launcher-plain-nohook-… has no container with the command kvplace-hook, as its VMI "
-        "is older than kvplace or asked too late; restart the VM, or annotate it with kvplace.io/on-failure: "
-        "float"
+        "Pod default/virt-launcher-plain-nohook-… has no container with the command kvplace-hook, because "
+        "its VMI is older than kvplace or than its annotations; restart the VM, or annotate it with "
+        "kvplace.io/on-failure: float"
     )
 
 
@@ -306,7 +306,7 @@ def test_a_launcher_pod_without_our_sidecar_floats_when_it_may() -> None:
     assert not set(RESULTS) & after["metadata"]["annotations"].keys()
     assert len(warnings) == 1
     assert warnings[0].startswith(
-        "runs unpinned, as kvplace.io/on-failure is float: Pod default/virt-launcher-"
+        "the pod runs unpinned, because kvplace.io/on-failure is float: Pod default/virt-launcher-"
     )
 
 
@@ -333,7 +333,7 @@ def test_a_vm_that_kubevirt_pins_is_refused_or_floats() -> None:
 
 def test_a_pod_whose_node_is_chosen_already_is_refused_or_floats() -> None:
     assert refusal(plain_pod(nodeName="worker-1")) == (
-        "Pod default/solver: spec.nodeName is worker-1, so no scheduler is asked where its cores are; use "
+        "Pod default/solver: spec.nodeName is worker-1, so no scheduler places the pod; use "
         "spec.nodeSelector instead"
     )
     raw = plain_pod(FLOATS, nodeName="worker-1")
@@ -350,7 +350,7 @@ def test_a_launcher_pod_whose_vmi_is_gone_or_another_one_is_a_conflict() -> None
     other["metadata"]["uid"] = "another"
     assert refusal(raw, other, Conflict) == (
         "Pod default/virt-launcher-plain-hook-nonroot-…: VirtualMachineInstance default/plain-hook-nonroot "
-        "was made anew since and gets its own pod; delete this one"
+        "was created anew and gets its own pod; delete this one"
     )
 
 
@@ -359,7 +359,7 @@ def test_a_pod_that_only_pretends_to_be_a_vms_is_refused() -> None:
     raw["metadata"]["labels"] = {"kubevirt.io": "virt-launcher"}
     sentence = (
         "has the label kubevirt.io: virt-launcher, but no VirtualMachineInstance controls it; remove the "
-        "label, or let KubeVirt make the pod"
+        "label, or let KubeVirt create the pod"
     )
     assert refusal(raw) == f"Pod default/solver {sentence}"
     with pytest.raises(Misconfigured, match="no VirtualMachineInstance controls it"):
@@ -375,8 +375,8 @@ def test_a_volume_of_the_user_with_our_name_is_refused() -> None:
     raw = launcher()
     raw["spec"]["volumes"].append({"name": "kvplace-pod", "emptyDir": {}})
     assert refusal(raw, vmi_of(raw)) == (
-        "Pod default/virt-launcher-plain-hook-nonroot-…: the volume name kvplace-pod belongs to kvplace; "
-        "name yours differently"
+        "Pod default/virt-launcher-plain-hook-nonroot-…: the volume name kvplace-pod is kvplace's; "
+        "rename the volume"
     )
 
 
@@ -384,7 +384,7 @@ def test_a_volume_with_our_name_and_other_files_is_refused() -> None:
     raw = launcher()
     items = [{"path": "placement", "fieldRef": {"fieldPath": "metadata.annotations['mine']"}}]
     raw["spec"]["volumes"].append({"name": "kvplace-pod", "downwardAPI": {"items": items}})
-    assert "belongs to kvplace" in refusal(raw, vmi_of(raw))
+    assert "is kvplace's" in refusal(raw, vmi_of(raw))
 
 
 def test_words_that_exclude_each_other_are_refused_on_the_pod_too() -> None:

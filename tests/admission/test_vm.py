@@ -14,8 +14,8 @@ from tests.admission.makers import ASKS, Json, vm
 DEDICATED: Json = {"cpu": {"cores": 4, "dedicatedCpuPlacement": True}}
 CONFLICT = (
     "VirtualMachine default/db: spec.template.spec.domain.cpu.dedicatedCpuPlacement and annotation cpu-set: "
-    "'one-numa' exclude each other, because the kubelet and KubeVirt would overwrite the cores that kvplace "
-    "gives; remove one of the two"
+    "'one-numa' exclude each other, because the kubelet and KubeVirt would overwrite kvplace's "
+    "pinning; remove one of the two"
 )
 
 
@@ -54,7 +54,7 @@ def test_the_checks_of_the_vmi_are_made_when_the_vm_is_applied() -> None:
         "8Gi, 512Mi, 4 or 500m"
     )
     assert warnings(vm(), largest_node=2) == (
-        "4 vCPUs are more vCPUs than any machine known now has (largest: 2)",
+        "4 vCPUs are more than the allocatable CPUs of any known machine (largest: 2)",
     )
 
 
@@ -63,10 +63,10 @@ def test_annotations_on_the_vm_itself_are_told_where_they_belong() -> None:
     raw["metadata"]["annotations"] = {"cpu-set": "one-numa", "kvplace.io/smt": "require", "other.io/key": "x"}
     assert warnings(raw) == (
         (
-            "annotation kvplace.io/smt has no effect here; put it into spec.template.metadata.annotations of "
+            "annotation kvplace.io/smt has no effect here; move it to spec.template.metadata.annotations of "
             "the VM"
         ),
-        "annotation cpu-set has no effect here; put it into spec.template.metadata.annotations of the VM",
+        "annotation cpu-set has no effect here; move it to spec.template.metadata.annotations of the VM",
     )
 
 
@@ -89,6 +89,5 @@ def test_a_vm_that_is_being_deleted_is_never_held_back() -> None:
 
 def test_a_vm_of_the_wrong_shape_is_refused_with_the_place() -> None:
     assert refusal(vm(cpu=[])) == (
-        "VirtualMachine db: Expected `object | null`, got `array` - at `$.spec.template.spec.domain.cpu`; "
-        "correct that field"
+        "VirtualMachine db: Expected `object | null`, got `array` - at `$.spec.template.spec.domain.cpu`"
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from lxml import etree
 
-from kvplace.admission.objects import Vmi, view
+from kvplace.admission.objects import Vmi, typed
 from kvplace.admission.vm_size import VmSize, size_of_vm
 from kvplace.core.errors import Misconfigured
 from tests.admission.makers import vmi
@@ -23,7 +23,7 @@ each_vmi = pytest.mark.parametrize(
 
 
 def size(raw: dict[str, Any]) -> VmSize:
-    return size_of_vm(view(raw, Vmi).spec.domain, "VirtualMachineInstance default/db: spec")
+    return size_of_vm(typed(raw, Vmi).spec.domain, "VirtualMachineInstance default/db: spec")
 
 
 @each_vmi
@@ -134,7 +134,7 @@ AT = "VirtualMachineInstance default/db: spec.domain"
         ),
         (
             {"cpu": {"sockets": 100, "cores": 100}},
-            f"{AT} makes 10000 vCPUs; kvplace places VMs of 1 to 4096",
+            f"{AT} has 10000 vCPUs; kvplace places VMs with 1 to 4096",
         ),
         (
             {"memory": {"guest": "1Gi", "hugepages": {"pageSize": "0"}}},
@@ -142,11 +142,11 @@ AT = "VirtualMachineInstance default/db: spec.domain"
         ),
         (
             {"memory": {"guest": "2Ei"}},
-            f"{AT}.memory.guest: '2Ei' is more than 1Ei; write what the VM needs",
+            f"{AT}.memory.guest: '2Ei' is more than 1Ei",
         ),
         (
             {"ioThreadsPolicy": "supplementalPool", "ioThreads": {"supplementalPoolThreadCount": 70000}},
-            f"{AT} makes 70000 I/O threads; at most 65535 are possible",
+            f"{AT} has 70000 I/O threads; at most 65535 are possible",
         ),
     ],
 )
@@ -164,6 +164,6 @@ def test_a_size_that_cannot_be_is_refused_with_its_place(domain: dict[str, Any],
     ],
 )
 def test_a_field_of_the_wrong_shape_is_refused_with_its_place(domain: dict[str, Any], sentence: str) -> None:
-    whole = f"VirtualMachineInstance db: {sentence}; correct that field"
+    whole = f"VirtualMachineInstance db: {sentence}"
     with pytest.raises(Misconfigured, match=f"^{re.escape(whole)}$"):
         size(vmi(**domain))

@@ -124,8 +124,8 @@ def test_kubevirts_own_pinning_is_refused_with_what_to_do() -> None:
     raw = vmi({"kvplace.io/smt": "isolate"}, cpu={"cores": 4, "dedicatedCpuPlacement": True})
     assert refusal(raw) == (
         "VirtualMachineInstance default/db: spec.domain.cpu.dedicatedCpuPlacement and annotation "
-        "kvplace.io/smt: 'isolate' exclude each other, because the kubelet and KubeVirt would overwrite the "
-        "cores that kvplace gives; remove one of the two"
+        "kvplace.io/smt: 'isolate' exclude each other, because the kubelet and KubeVirt would overwrite "
+        "kvplace's pinning; remove one of the two"
     )
 
 
@@ -173,7 +173,7 @@ def test_a_vmi_larger_than_every_known_machine_is_warned_about() -> None:
     raw = vmi(cpu={"sockets": 2, "cores": 40})
     assert admit(raw, largest_node=80)[1] == ()
     assert admit(raw, largest_node=64)[1] == (
-        "80 vCPUs are more vCPUs than any machine known now has (largest: 64)",
+        "80 vCPUs are more than the allocatable CPUs of any known machine (largest: 64)",
     )
     assert admit(raw, largest_node=None)[1] == ()
 
@@ -191,7 +191,7 @@ def test_an_emulator_cpu_where_no_cpus_are_named_is_warned_about() -> None:
     isolates = {"kvplace.io/emulator-threads": "isolate"}
     assert admit(vmi({**isolates, "kvplace.io/cpu-policy": "share"}))[1] == ()
     assert admit(vmi({**isolates, "kvplace.io/cpu-policy": "numa"}))[1] == (
-        "kvplace.io/emulator-threads: isolate has no effect: kvplace.io/cpu-policy: numa names no CPUs",
+        "kvplace.io/emulator-threads: isolate has no effect with kvplace.io/cpu-policy: numa",
     )
 
 
@@ -202,7 +202,7 @@ def test_guest_cells_of_kubevirt_and_of_kvplace_exclude_each_other() -> None:
     cpu = {"cores": 8, "dedicatedCpuPlacement": True, "numa": {"guestMappingPassthrough": {}}}
     assert refusal(vmi(MIRRORS, cpu=cpu)) == (
         "VirtualMachineInstance default/db: spec.domain.cpu.numa.guestMappingPassthrough and annotation "
-        "kvplace.io/guest-numa: 'mirror' exclude each other, because both lay out the guest's NUMA cells; "
+        "kvplace.io/guest-numa: 'mirror' exclude each other, because both define the guest's NUMA cells; "
         "remove one of the two"
     )
     assert HOOKS in admit(vmi(MIRRORS, cpu={"cores": 8, "numa": {}}))[0]["metadata"]["annotations"]
@@ -225,8 +225,8 @@ def test_a_mirroring_guest_that_may_grow_is_warned_about() -> None:
     assert admit(vmi(MIRRORS, cpu={"sockets": 2, "cores": 4, "maxSockets": 8}))[1] == (
         (
             "kvplace.io/guest-numa: mirror: vCPUs plugged in later, up to VirtualMachineInstance default/db: "
-            "spec.domain.cpu.maxSockets, get no cores of their own on the host and are dealt to the guest's "
-            "NUMA cells in turn"
+            "spec.domain.cpu.maxSockets, get no cores of their own on the host and are assigned to the "
+            "guest's NUMA cells in turn"
         ),
     )
 
