@@ -6,7 +6,7 @@ mark for each thread:
     A        owned by VM A                   .   free
     a        kept idle by VM A               :   free, isolated by the kernel
     A+       shared, used by VM A            #   reserved for the host
-    2+ 9+    shared by 2, by 9 or more VMs   %   held by somebody else
+    2+ 9+    shared by 2, by 9 or more VMs   %   in use outside of kvplace
 
 `!` behind a mark is a conflict or drift, explained below the map. `*` behind the name of a box means that
 the rest of it is in another box: the levels of a machine need not nest.
@@ -25,7 +25,7 @@ from rich.text import Text
 
 from kvplace.cli.output import cpu_lines
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.drawing.core_map import CoreBox, CoreMap, L3Box, NodeBox, Thread, ThreadState
+from kvplace.core.drawing.core_map import MEANINGS, CoreBox, CoreMap, L3Box, NodeBox, Thread, ThreadState
 from kvplace.core.drawing.occupancy import name_of, printable
 from kvplace.core.quantity import format_bytes
 
@@ -39,16 +39,6 @@ _MARKS = {
     ThreadState.RESERVED: "#",
     ThreadState.FOREIGN: "%",
 }
-_MEANINGS = {
-    ThreadState.OWNED: "owned by VM {0}",
-    ThreadState.IDLE: "kept idle by VM {0}",
-    ThreadState.SHARED: "shared, used by VM {0}",
-    ThreadState.FREE: "free",
-    ThreadState.ISOLATED: "free, isolated by the kernel",
-    ThreadState.RESERVED: "reserved for the host",
-    ThreadState.FOREIGN: "held by somebody else",
-}
-"""By state, in the order of the key."""
 _MAX_COUNT = 9
 _ALARM = "bold bright_red"
 _FRAME = 4
@@ -83,7 +73,7 @@ def print_map(out: Console, drawing: CoreMap, *, compact: bool = False, wide: bo
         )
     )
     for node in drawing.memory_only:
-        out.print(Text(f"NUMA {node.id}: memory only, {', '.join(node.room)}"))
+        out.print(Text(f"NUMA {node.id}: memory only, {', '.join(node.free_resources)}"))
     for line in _lines(_key(drawing), out.width):
         out.print(Text(line, style="dim"))
     for fault in drawing.faults:
@@ -102,7 +92,7 @@ class _Printer:
         self._colours = {entry.label: _colour(index) for index, entry in enumerate(drawing.legend)}
 
     def node(self, node: NodeBox) -> Iterator[Text]:
-        yield Text(f"NUMA {node.id}{_star(node)}  {', '.join(node.room)}")
+        yield Text(f"NUMA {node.id}{_star(node)}  {', '.join(node.free_resources)}")
         for l3 in node.l3_groups:
             yield from self._l3(l3, self._margin)
 
@@ -168,7 +158,7 @@ def _key(drawing: CoreMap) -> list[str]:
     first: dict[str, Thread] = {}
     for thread in drawing.threads:
         first.setdefault(_meaning(thread), thread)
-    states = list(_MEANINGS)
+    states = list(MEANINGS)
     shown = [
         f"{_mark(replace(thread, fault=None))} {meaning.format(*thread.vms)}"
         for meaning, thread in sorted(
@@ -187,7 +177,7 @@ def _meaning(thread: Thread) -> str:
     if thread.state is ThreadState.SHARED and len(thread.vms) > 1:
         count = len(thread.vms)
         return f"shared by {count} VMs" if count < _MAX_COUNT else f"shared by {_MAX_COUNT} or more VMs"
-    return _MEANINGS[thread.state]
+    return MEANINGS[thread.state]
 
 
 def _lines(entries: list[str], width: int) -> Iterator[str]:

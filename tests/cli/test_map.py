@@ -137,7 +137,7 @@ def test_what_contradicts_itself_is_marked_told_on_stderr_and_no_failure(kvplace
     told = [
         "conflict: CPU 9: owned by A (db) and owned by B (web)",
         "drift: CPU 9: placed for A (db), but none of its threads may run here",
-        "drift: CPU 30: threads of A (db) may run here, where they were not placed",
+        "drift: CPU 30: threads of A (db) may run here, but were not placed here",
     ]
     assert called.code == 0
     assert called.err.splitlines() == [f"kvplace: {sentence}" for sentence in told]

@@ -1,1 +1,1 @@
-"""Whose the CPUs of a machine are, as a map for the terminal, SVG and programs."""
+"""The core map: which VM has which CPUs of a machine, for the terminal, SVG and programs."""

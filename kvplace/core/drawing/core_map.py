@@ -1,9 +1,9 @@
-"""The core map of a machine as drawing data: nested boxes with a thread for every thread.
+"""The core map of a machine: nested boxes down to every hardware thread.
 
-The nesting is the one that operators know from lstopo: socket, NUMA node, L3, core, thread. The terminal,
-SVG, JSON and any web page draw the same data. Owners are told apart by letters, so that a map is readable
-without colours and on paper. Levels need not nest in a real machine; each box holds the part of its level
-that lies in the box around it, so a NUMA node that spans two sockets stands in both, marked as a part.
+The nesting is that of lstopo: socket, NUMA node, L3, core, thread. Terminal, SVG, JSON and web pages draw the
+same values. VMs have letters, so that a map is readable without colours and on paper. The levels of a real
+machine need not nest: each box holds the part of its level that lies in the box around it. A NUMA node on two
+sockets is drawn in both, marked as a part.
 """
 
 from __future__ import annotations
@@ -25,30 +25,42 @@ KIND = "CoreMap"
 
 
 class ThreadState(Enum):
-    """What a thread of the machine is used for."""
+    """What a hardware thread is used for."""
 
     FREE = "free"
     ISOLATED = "isolated"
-    """Free, and kept by the kernel from threads that do not ask for it (isolcpus)."""
+    """Free, and isolated by the kernel (isolcpus)."""
     RESERVED = "reserved"
     FOREIGN = "foreign"
-    """Held by somebody outside of kvplace."""
+    """In use outside of kvplace, for instance by the kubelet's static policy."""
     OWNED = "owned"
     IDLE = "idle"
-    """Owned, and kept free of work by its owner: the sibling of an isolated vCPU."""
+    """Owned, and kept idle by its owner: the sibling of an isolated vCPU."""
     SHARED = "shared"
+
+
+MEANINGS = {
+    ThreadState.OWNED: "owned by VM {0}",
+    ThreadState.IDLE: "kept idle by VM {0}",
+    ThreadState.SHARED: "shared, used by VM {0}",
+    ThreadState.FREE: "free",
+    ThreadState.ISOLATED: "free, isolated by the kernel",
+    ThreadState.RESERVED: "reserved for the host",
+    ThreadState.FOREIGN: "in use outside of kvplace",
+}
+"""What a key says about each state, in the order of the key; {0} stands for the letters of the VM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """One thread."""
+    """One hardware thread."""
 
     cpu: int
     state: ThreadState
     vms: tuple[str, ...] = ()
     """Letters of the VMs that own or share it; more than one owner is a conflict."""
     strays: tuple[str, ...] = ()
-    """Letters of the VMs whose threads were found here and are not placed here."""
+    """Letters of the VMs whose threads may run here, but are not placed here."""
     fault: FaultKind | None = None
 
 
@@ -58,12 +70,12 @@ class CoreBox:
 
     threads: tuple[Thread, ...]
     part: bool = False
-    """Other threads of the core stand in another box; so with the larger boxes."""
+    """Other threads of the core are in another box; likewise for the larger boxes."""
 
 
 @dataclass(frozen=True, slots=True)
 class L3Box:
-    """An L3 cache, by its place among the machine's L3 groups."""
+    """An L3 group, by its index in the topology."""
 
     index: int
     cores: tuple[CoreBox, ...]
@@ -71,7 +83,7 @@ class L3Box:
 
     @property
     def cpus(self) -> int:
-        """Its threads as a set."""
+        """The set of its threads."""
         return sum(1 << thread.cpu for core in self.cores for thread in core.threads)
 
 
@@ -81,17 +93,17 @@ class NodeBox:
 
     id: int
     memory: int
-    """All of it, huge pages included; 0 when the machine does not say."""
+    """All of it, huge pages included; 0 when the machine does not report it."""
     free_memory: int
-    """What is neither set aside as huge pages nor claimed."""
+    """Bytes outside huge pages that no VM claims."""
     huge_pages: Mapping[int, tuple[int, int]]
     """(Free, all) by page size in bytes."""
     l3_groups: tuple[L3Box, ...]
     part: bool = False
 
     @property
-    def room(self) -> tuple[str, ...]:
-        """Say how much memory is left, and how many huge pages of each size."""
+    def free_resources(self) -> tuple[str, ...]:
+        """Phrases for the free memory and the free huge pages of each size."""
         size, unit = (1 << 30, "GiB") if self.memory >= 1 << 30 else (1 << 20, "MiB")
         memory = f"{self.free_memory / size:.0f} of {self.memory / size:.0f} {unit} free"
         return (
@@ -113,7 +125,7 @@ class PackageBox:
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """Whose letters stand in the threads."""
+    """The VM of some letters."""
 
     label: str
     claim: Claim
@@ -121,7 +133,7 @@ class LegendEntry:
 
 @dataclass(frozen=True, slots=True)
 class CoreMap:
-    """A machine drawn."""
+    """The core map of one machine."""
 
     name: str
     packages: tuple[PackageBox, ...]
@@ -132,25 +144,25 @@ class CoreMap:
 
     @property
     def threads(self) -> Iterator[Thread]:
-        """Every thread once, in the order of the drawing."""
+        """All threads, in the order of the drawing."""
         for core in self.cores:
             yield from core.threads
 
     @property
     def cores(self) -> Iterator[CoreBox]:
-        """Every core, or part of one, in the order of the drawing."""
+        """All cores, or parts of cores, in the order of the drawing."""
         for package in self.packages:
             for node in package.nodes:
                 for l3 in node.l3_groups:
                     yield from l3.cores
 
     def count(self, state: ThreadState) -> int:
-        """Say how many threads are in this state."""
+        """Count the threads in a state."""
         return sum(1 for thread in self.threads if thread.state is state)
 
     @property
     def summary(self) -> str:
-        """Say in one line how many threads are in which state."""
+        """The number of threads in each state, in one line."""
         threads = list(self.threads)
         parts = [f"{len(threads)} CPUs"]
         parts += [f"{count} {state.value}" for state in ThreadState if (count := self.count(state))]
@@ -168,10 +180,10 @@ def draw(
     foreign: int = 0,
     found: Mapping[str, int] = MappingProxyType({}),
 ) -> CoreMap:
-    """Draw a machine with what its ledger says is claimed; what contradicts it is marked, never left out.
+    """Make the core map of a machine from its ledger.
 
-    `foreign` and `found` are what others hold, and where threads really are (see `Occupancy`). VMs are
-    lettered in the order of the lowest CPU they use, so the letters follow the drawing.
+    `foreign` and `found` are as in `Occupancy`. Contradictions are drawn and marked as faults. VMs get their
+    letters in the order of the lowest CPU that they use, so that the letters follow the drawing.
     """
     occupancy = Occupancy(topology, ledger if ledger is not None else Ledger(), foreign, found)
     painter = _Painter(occupancy)
@@ -229,7 +241,7 @@ class _Painter:
             yield CoreBox(tuple(map(self._thread, cpus_of(core & cpus))), part=bool(core & ~cpus))
 
     def _touched(self, set_of: Mapping[int, int], cpus: int) -> list[int]:
-        """The places of the sets that some CPUs belong to, in their order."""
+        """The indexes of the sets that some CPUs belong to, ascending."""
         return sorted({set_of[cpu] for cpu in cpus_of(cpus)})
 
     def _thread(self, cpu: int) -> Thread:
@@ -259,7 +271,7 @@ class _Painter:
 
 
 def core_map_document(drawing: CoreMap) -> dict[str, Any]:
-    """Write a drawing as JSON."""
+    """Write a core map as JSON."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

@@ -1,8 +1,8 @@
-"""Whose each CPU of a machine is, also where the books contradict themselves or the machine.
+"""Who uses each CPU of a machine, also where ledger, machine and measurement contradict each other.
 
-The ledger's own rules keep two owners off one CPU, but a map must show what is there: books of other tools,
-answers of several programs laid together, CPUs that somebody outside of kvplace holds, threads that run
-where they were not placed. Nothing of that is an error here; each is a `Fault`, told in one sentence.
+The rules of the ledger prevent two owners of one CPU, but a map must show what is there: placements of other
+tools, answers of several programs put together, CPUs in use outside of kvplace, threads that run where they
+were not placed. None of that is an error here: each contradiction is a `Fault` with one sentence.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class FaultKind(Enum):
     """What is wrong with some CPUs."""
 
     CONFLICT = "conflict"
-    """The books contradict themselves, or the machine: two have it, or one has what nobody may."""
+    """Two VMs have it, a VM has a CPU that it must not have, or claims and owners differ."""
     DRIFT = "drift"
-    """A thread is elsewhere than the books say."""
+    """A thread runs where it was not placed, or does not run where it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that should not be, and the CPUs where it is."""
+    """A contradiction, and the CPUs that it is about."""
 
     kind: FaultKind
     cpus: int
@@ -40,18 +40,18 @@ class Fault:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """A machine, its ledger, what others hold of it, and where the threads of its VMs were found."""
+    """A machine, its ledger, the CPUs in use outside of kvplace, and where VM threads were found."""
 
     topology: Topology
     ledger: Ledger
     foreign: int = 0
-    """CPUs that somebody outside of kvplace holds, for instance the kubelet's static policy."""
+    """CPUs in use outside of kvplace, for instance by the kubelet's static policy."""
     found: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """CPUs where the pinned threads of a VM may really run, by its claim's UID; absent when not looked at."""
+    """CPUs where the pinned threads of a VM may really run, by its UID; absent where not measured."""
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """All claims, in the order of the lowest CPU they use; owners without a claim get one."""
+        """All claims, in the order of the lowest CPU that they use; owners without a claim get one."""
         claims = dict(self.ledger.claims)
         for uid in set(self.ledger.owners.values()) - set(claims):
             held = mask_of(cpu for cpu, owner in self.ledger.owners.items() if owner == uid)
@@ -62,12 +62,12 @@ class Occupancy:
 
     @cached_property
     def labels(self) -> Mapping[str, str]:
-        """Letters for each claim, by UID, in the order of `claims`: so they follow the drawing."""
+        """The letters of each VM, by UID, in the order of `claims`, so that they follow the drawing."""
         return {claim.uid: label_of(index) for index, claim in enumerate(self.claims)}
 
     @cached_property
     def holders(self) -> Mapping[int, tuple[str, ...]]:
-        """The UIDs that have each CPU for themselves, by CPU; more than one is a fault."""
+        """The UIDs that own each CPU, by CPU; more than one is a fault."""
         holders: dict[int, list[str]] = {}
         for claim in self.claims:
             for cpu in cpus_of(claim.owned):
@@ -79,12 +79,12 @@ class Occupancy:
 
     @cached_property
     def sharers(self) -> Mapping[int, tuple[str, ...]]:
-        """The UIDs that name each CPU without having it for themselves, by CPU."""
+        """The UIDs that share each CPU, by CPU."""
         return _by_cpu((claim.uid, claim.cpus & ~claim.owned) for claim in self.claims)
 
     @cached_property
     def strays(self) -> Mapping[int, tuple[str, ...]]:
-        """The UIDs whose threads were found on a CPU where they were not placed, by CPU."""
+        """The UIDs whose threads may run on a CPU where they were not placed, by CPU."""
         return _by_cpu(
             (claim.uid, self.found[claim.uid] & ~claim.cpus)
             for claim in self.claims
@@ -93,20 +93,20 @@ class Occupancy:
 
     @cached_property
     def faults(self) -> tuple[Fault, ...]:
-        """Everything that should not be: conflicts, then drift, each by its lowest CPU."""
+        """All faults: conflicts, then drift, each by its lowest CPU."""
         faults = [*self._conflicts(), *self._unlike_the_owners(), *self._beyond_the_machine(), *self._drift()]
         return tuple(sorted(faults, key=lambda fault: (fault.kind.value, _first(fault.cpus), fault.sentence)))
 
     @cached_property
     def faulty(self) -> Mapping[FaultKind, int]:
-        """The CPUs of all faults of a kind."""
+        """The CPUs of all faults, by kind."""
         cpus = dict.fromkeys(FaultKind, 0)
         for fault in self.faults:
             cpus[fault.kind] |= fault.cpus
         return cpus
 
     def name(self, uid: str) -> str:
-        """Name a claim by its letters and its VM, as they stand in the map."""
+        """Name a VM with its letters."""
         return self._names[uid]
 
     @cached_property
@@ -125,24 +125,24 @@ class Occupancy:
                 key = (holders, sharers, others)
                 found[key] = found.get(key, 0) | 1 << cpu
         for (holders, sharers, others), cpus in found.items():
-            told = [f"owned by {self.name(uid)}" for uid in holders]
-            told += [f"shared by {self.name(uid)}" for uid in sharers]
-            told += [others] if others else []
-            yield Fault(FaultKind.CONFLICT, cpus, f"CPU {format_cpu_list(cpus)}: {' and '.join(told)}")
+            sentences = [f"owned by {self.name(uid)}" for uid in holders]
+            sentences += [f"shared by {self.name(uid)}" for uid in sharers]
+            sentences += [others] if others else []
+            yield Fault(FaultKind.CONFLICT, cpus, f"CPU {format_cpu_list(cpus)}: {' and '.join(sentences)}")
 
     def _others_at(self, cpu: int, owned: bool) -> str:
         if self.foreign >> cpu & 1:
-            return "held by somebody else"
+            return "in use outside of kvplace"
         return "reserved for the host" if owned and self.topology.reserved >> cpu & 1 else ""
 
     def _unlike_the_owners(self) -> Iterator[Fault]:
         for uid, claim in self.ledger.claims.items():
             unowned = claim.owned & ~self.ledger.owned
             if unowned:
-                sentence = f"claimed by {self.name(uid)} for itself, but without an owner in the ledger"
+                sentence = f"claimed by {self.name(uid)} as its own, but without an owner in the ledger"
                 yield Fault(FaultKind.CONFLICT, unowned, f"CPU {format_cpu_list(unowned)}: {sentence}")
             if unclaimed := self._held_by(uid) & ~claim.owned:
-                sentence = f"owned by {self.name(uid)}, whose claim does not name it"
+                sentence = f"owned by {self.name(uid)}, whose claim does not contain it"
                 yield Fault(FaultKind.CONFLICT, unclaimed, f"CPU {format_cpu_list(unclaimed)}: {sentence}")
         for uid in sorted(set(self.ledger.owners.values()) - set(self.ledger.claims)):
             held = self._held_by(uid)
@@ -153,10 +153,10 @@ class Occupancy:
         machine = self.topology.cpus
         for claim in self.claims:
             if lacking := (claim.cpus | claim.owned) & ~machine:
-                sentence = f"given to {self.name(claim.uid)}, but the machine has no such CPU"
+                sentence = f"placed for {self.name(claim.uid)}, but the machine has no such CPU"
                 yield Fault(FaultKind.CONFLICT, lacking, f"CPU {format_cpu_list(lacking)}: {sentence}")
         if lacking := self.foreign & ~machine:
-            sentence = "held by somebody else, but the machine has no such CPU"
+            sentence = "in use outside of kvplace, but the machine has no such CPU"
             yield Fault(FaultKind.CONFLICT, lacking, f"CPU {format_cpu_list(lacking)}: {sentence}")
 
     def _drift(self) -> Iterator[Fault]:
@@ -166,7 +166,7 @@ class Occupancy:
             found = self.found[claim.uid]
             name = self.name(claim.uid)
             if astray := found & ~claim.cpus:
-                sentence = f"threads of {name} may run here, where they were not placed"
+                sentence = f"threads of {name} may run here, but were not placed here"
                 yield Fault(FaultKind.DRIFT, astray, f"CPU {format_cpu_list(astray)}: {sentence}")
             if empty := claim.cpus & ~found:
                 sentence = f"placed for {name}, but none of its threads may run here"
@@ -174,19 +174,19 @@ class Occupancy:
 
 
 def name_of(claim: Claim) -> str:
-    """Name the VM of a claim for people: its VMI, or the pod, with the namespace where there is one."""
+    """Name the VM of a claim: its VMI or pod, with the namespace where there is one."""
     return printable(f"{claim.namespace}/{claim.vmi or claim.pod}".removeprefix("/"))
 
 
 def printable(text: str) -> str:
-    """Replace what would steer a terminal, turn the writing direction or break XML by a mark."""
+    """Replace control characters, which would steer a terminal or break XML, by U+FFFD."""
     return "".join(
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
     )
 
 
 def label_of(index: int) -> str:
-    """Name the n-th VM: A to Z, then AA, AB and so on."""
+    """Give the letters of the n-th VM: A to Z, then AA, AB and so on."""
     label = ""
     index += 1
     while index:

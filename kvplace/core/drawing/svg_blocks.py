@@ -1,8 +1,8 @@
-"""Blocks of an SVG drawing: laid out in rows, columns and grids, then written as elements.
+"""Blocks of an SVG drawing: laid out in stacks and grids, then written as elements.
 
-A block knows the least room that it needs; whoever places it says how much it gets, so that frames side by
-side end on one line. Text is measured by its font's usual widths: a browser with another font draws it a
-little narrower or wider, and nothing here depends on that.
+A block has a minimum size; the block around it decides its real size, so that frames side by side end on one
+line. Text is measured with the usual widths of its font: a browser with another font draws it a little
+narrower or wider, and nothing here depends on that.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from itertools import accumulate
 from xml.etree.ElementTree import Element, SubElement
 
 Draw = Callable[[Element, float, float, float, float], None]
-"""Writes a block into a parent at x and y, in so much width and height."""
+"""Writes a block into a parent element at x and y, with a width and a height."""
 
 _ROUNDING = 1e-9
-"""More than sums of lengths differ by the order in which they are added."""
+"""More than the rounding errors of sums of lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Something to draw, and the room that it needs at least."""
+    """Something to draw, and its minimum size."""
 
     width: float
     height: float
@@ -31,7 +31,7 @@ class Block:
 
 
 def tag(parent: Element, name: str, text: str = "", /, **attributes: str | float) -> Element:
-    """Add an element; underscores in attribute names become hyphens, a trailing one is for Python's sake."""
+    """Add an element; underscores in attribute names become hyphens, a trailing one is removed."""
     written = {
         key.rstrip("_").replace("_", "-"): value if isinstance(value, str) else number(value)
         for key, value in attributes.items()
@@ -42,24 +42,24 @@ def tag(parent: Element, name: str, text: str = "", /, **attributes: str | float
 
 
 def number(value: float) -> str:
-    """Write a coordinate, to a hundredth and without needless digits."""
+    """Write a coordinate with at most two decimals."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def text_width(text: str, size: float) -> float:
-    """Say about how wide a text is in a font of that size, in which every letter is as wide as the next."""
+    """Estimate the width of a text in a monospaced font of a size."""
     return sum(map(_letter_width, text)) * size
 
 
 def shortened(text: str, size: float, width: float) -> str:
-    """Cut a text so that it is at most that wide, and show that it is cut."""
-    room = width / size
+    """Cut a text to a width, with an ellipsis where it is cut."""
+    most = width / size
     kept, used = 0, 0.0
     for letter in text:
         used += _letter_width(letter)
-        if used > room:
+        if used > most:
             return text[:kept] + "…"
-        kept += used + _letter_width("…") <= room
+        kept += used + _letter_width("…") <= most
     return text
 
 
@@ -68,28 +68,28 @@ def _letter_width(letter: str) -> float:
 
 
 def stack(blocks: Sequence[Block], gap: float) -> Block:
-    """Lay blocks below each other, each as wide as there is room."""
+    """Put blocks below each other, each over the full width."""
     width = max((block.width for block in blocks), default=0)
     height = sum(block.height for block in blocks) + gap * max(0, len(blocks) - 1)
 
-    def draw(parent: Element, x: float, y: float, room: float, _height: float) -> None:
+    def draw(parent: Element, x: float, y: float, given: float, _height: float) -> None:
         for block in blocks:
-            block.draw(parent, x, y, room, block.height)
+            block.draw(parent, x, y, given, block.height)
             y += block.height + gap
 
     return Block(width, height, draw)
 
 
 def grid(blocks: Sequence[Block], gap: float, ratio: float) -> Block:
-    """Lay one or more blocks in as many columns as make the whole nearest to `ratio` (width by height).
+    """Put one or more blocks into a grid, row by row, with a shape close to `ratio` (width by height).
 
-    The order is by rows. A last row that is not full is avoided where the ratio allows it.
+    A last row that is not full is avoided where the ratio allows it.
     """
     columns = _columns(blocks, gap, ratio)
     widths, heights = _measures(blocks, columns)
 
-    def draw(parent: Element, x: float, y: float, room: float, tall: float) -> None:
-        wider = max(0.0, room - _total(widths, gap)) / len(widths)
+    def draw(parent: Element, x: float, y: float, given: float, tall: float) -> None:
+        wider = max(0.0, given - _total(widths, gap)) / len(widths)
         taller = max(0.0, tall - _total(heights, gap)) / len(heights)
         top = y
         for row, height in enumerate(heights):
@@ -103,7 +103,7 @@ def grid(blocks: Sequence[Block], gap: float, ratio: float) -> Block:
 
 
 def fixed(block: Block) -> Block:
-    """Keep a block at its own size, in the upper left of its room."""
+    """Keep a block at its minimum size, in the upper left corner."""
 
     def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
         block.draw(parent, x, y, block.width, block.height)
@@ -112,22 +112,22 @@ def fixed(block: Block) -> Block:
 
 
 def _columns(blocks: Sequence[Block], gap: float, ratio: float) -> int:
-    """Find the number of columns that is nearest to `ratio`, of several as near the smallest.
+    """Find the number of columns whose shape is closest to `ratio`, the smallest of several.
 
-    Numbers are looked at from the most promising on, until no other can be better: to measure all of them
-    would take a grid of thousands of blocks minutes.
+    Numbers are measured in the order of their lower bounds, until no other can be better: measuring all of
+    them would take minutes for thousands of blocks.
     """
-    least = _least_unlikeness(blocks, gap, ratio)
+    least = _least_deviation(blocks, gap, ratio)
     best, chosen = math.inf, 1
     for bound, count in sorted((bound, count) for count, bound in enumerate(least, 1)):
         if bound > best + _ROUNDING:
             break
-        best, chosen = min((best, chosen), (_unlikeness(blocks, count, gap, ratio), count))
+        best, chosen = min((best, chosen), (_deviation(blocks, count, gap, ratio), count))
     return chosen
 
 
-def _least_unlikeness(blocks: Sequence[Block], gap: float, ratio: float) -> list[float]:
-    """What `_unlikeness` cannot fall below, for 1, 2, ... columns, by the sizes of the blocks alone."""
+def _least_deviation(blocks: Sequence[Block], gap: float, ratio: float) -> list[float]:
+    """Lower bounds of `_deviation` for 1, 2, ... columns, from the sizes of the blocks alone."""
     widths = _bounds([block.width for block in blocks], gap)
     heights = _bounds([block.height for block in blocks], gap)
     bounds = []
@@ -140,7 +140,7 @@ def _least_unlikeness(blocks: Sequence[Block], gap: float, ratio: float) -> list
 
 
 def _bounds(lengths: list[float], gap: float) -> list[tuple[float, float]]:
-    """Between what the total of 1, 2, ... rows lies, each as long as the longest of its blocks."""
+    """Bounds of the total of 1, 2, ... rows, each as long as the longest of its blocks."""
     ordered = sorted(lengths, reverse=True)
     return [
         (ordered[0] + (ordered[-1] + gap) * (count - 1), total + gap * (count - 1))
@@ -148,7 +148,7 @@ def _bounds(lengths: list[float], gap: float) -> list[tuple[float, float]]:
     ]
 
 
-def _unlikeness(blocks: Sequence[Block], columns: int, gap: float, ratio: float) -> float:
+def _deviation(blocks: Sequence[Block], columns: int, gap: float, ratio: float) -> float:
     widths, heights = _measures(blocks, columns)
     shape = (_total(widths, gap) + 1) / (_total(heights, gap) + 1)
     return abs(math.log(shape / ratio)) + _missing(blocks, columns)

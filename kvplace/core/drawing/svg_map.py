@@ -1,10 +1,9 @@
-"""A core map as an SVG picture, in the nesting that operators know from lstopo.
+"""A core map as an SVG picture, nested as in lstopo.
 
-A thread for each thread with its CPU number; the letters of its VM, which the legend names; what has no VM is
-hollow, hatched or dotted. A red edge and `!` mark what contradicts the books. The picture needs nothing from
-outside, runs nothing, follows the reader's choice of light or dark, and says everything in words too: in a
-description for those who hear it, and for each thread where a pointer rests on it.
-Equal maps give equal bytes.
+Each hardware thread shows its CPU number and the letters of its VM, which the legend names. Threads without a
+VM are empty, hatched or dotted. A red edge and `!` mark a conflict or drift. The picture loads nothing, runs
+no script, follows the reader's choice of light or dark, and says everything in words too: in a description
+for screen readers, and in a title for each thread. Equal maps give equal bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from kvplace.core.drawing.core_map import CoreBox, CoreMap, L3Box, NodeBox, Pack
 from kvplace.core.drawing.occupancy import name_of, printable
 from kvplace.core.drawing.svg_blocks import Block, fixed, grid, shortened, stack, tag, text_width
 from kvplace.core.drawing.svg_style import COLOURS, ROOT, style_sheet
-from kvplace.core.drawing.svg_threads import SIDE, key_of, paint_thread, patterns, thread_mark
+from kvplace.core.drawing.svg_threads import SIDE, colour_of, key_of, paint_thread, patterns, thread_mark
 
 _GAP = 4.0
 _PAD = 8.0
@@ -29,11 +28,11 @@ _ENTRY = 225.0
 """Width of a legend entry."""
 _NARROWEST = 660.0
 _MOST_FAULTS = 20
-"""Faults told below the map; all are told in the description."""
+"""Faults written below the map; the description has all of them."""
 
 
 def svg_map(drawing: CoreMap) -> str:
-    """Write a drawing as an SVG document in ASCII, so that it is read alike however it is served."""
+    """Write a core map as an SVG document in ASCII, which needs no declared encoding."""
     painter = _Painter(drawing)
     body = painter.body()
     width, height = body.width + 2 * _MARGIN, body.height + 2 * _MARGIN
@@ -75,10 +74,8 @@ def _words(drawing: CoreMap) -> Iterator[str]:
 class _Painter:
     def __init__(self, drawing: CoreMap) -> None:
         self._drawing = drawing
-        self._vms = {
-            entry.label: (f"vm{index % COLOURS}", name_of(entry.claim))
-            for index, entry in enumerate(drawing.legend)
-        }
+        self._names = {entry.label: name_of(entry.claim) for entry in drawing.legend}
+        self._colours = {label: f"vm{index % COLOURS}" for index, label in enumerate(self._names)}
 
     def body(self) -> Block:
         drawing = self._drawing
@@ -87,7 +84,7 @@ class _Painter:
         blocks = [self._heading(width), fixed(machine)]
         if drawing.memory_only:
             blocks.append(fixed(grid([self._node(node) for node in drawing.memory_only], 10, 12)))
-        blocks.append(key_of(drawing, width))
+        blocks.append(key_of(drawing, self._colours, width))
         if drawing.faults:
             blocks.append(self._faults(width))
         if drawing.legend:
@@ -109,7 +106,7 @@ class _Painter:
         return _frame("package", package.id, [f"socket {package.id}"], nodes)
 
     def _node(self, node: NodeBox) -> Block:
-        captions = [f"NUMA {node.id}{_part(node)}", *node.room]
+        captions = [f"NUMA {node.id}{_part(node)}", *node.free_resources]
         if not node.l3_groups:
             return _frame("numa", node.id, [captions[0], "memory only", *captions[1:]], stack([], 0))
         return _frame("numa", node.id, captions, grid([self._l3(l3) for l3 in node.l3_groups], _PAD, 2.2))
@@ -142,18 +139,17 @@ class _Painter:
         if thread.fault is not None:
             group.set("data-fault", thread.fault.value)
         tag(group, "title", self._sentence(thread))
-        colour = self._vms[thread.vms[0]][0] if len(thread.vms) == 1 else "plain"
         paint_thread(
-            group, thread.state, colour, thread_mark(thread), x, y,
+            group, thread.state, colour_of(thread, self._colours), thread_mark(thread), x, y,
             cpu=str(thread.cpu), fault=thread.fault is not None,
         )  # fmt: skip
 
     def _sentence(self, thread: Thread) -> str:
         words = [f"CPU {thread.cpu}: {thread.state.value}"]
         if thread.vms:
-            words.append("by " + ", ".join(f"{label} {self._vms[label][1]}" for label in thread.vms))
+            words.append("by " + ", ".join(f"{label} {self._names[label]}" for label in thread.vms))
         if thread.strays:
-            strays = ", ".join(f"{label} {self._vms[label][1]}" for label in thread.strays)
+            strays = ", ".join(f"{label} {self._names[label]}" for label in thread.strays)
             words.append(f"with threads of {strays}")
         if thread.fault is not None:
             words.append(f"({thread.fault.value})")
@@ -161,10 +157,10 @@ class _Painter:
 
     def _faults(self, width: float) -> Block:
         faults = self._drawing.faults
-        told = [f"! {fault.kind.value}: {fault.sentence}" for fault in faults[:_MOST_FAULTS]]
+        sentences = [f"! {fault.kind.value}: {fault.sentence}" for fault in faults[:_MOST_FAULTS]]
         if len(faults) > _MOST_FAULTS:
-            told.append(f"! and {len(faults) - _MOST_FAULTS} more")
-        lines = [line for sentence in told for line in _wrapped(sentence.split(" "), " ", _NAME, width)]
+            sentences.append(f"! and {len(faults) - _MOST_FAULTS} more")
+        lines = [line for sentence in sentences for line in _wrapped(sentence.split(" "), " ", _NAME, width)]
 
         def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
             for number, line in enumerate(lines):
@@ -176,7 +172,7 @@ class _Painter:
         columns = max(1, int((width + _PAD) // (_ENTRY + _PAD)))
         entries = self._drawing.legend
         rows = -(-len(entries) // columns)
-        room = (width + _PAD) / columns - _PAD - SIDE - 8
+        column = (width + _PAD) / columns - _PAD - SIDE - 8
 
         def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
             for number, entry in enumerate(entries):
@@ -185,7 +181,7 @@ class _Painter:
                 claim = entry.claim
                 group = tag(parent, "g", data_vm=entry.label)
                 state = ThreadState.OWNED if claim.owned else ThreadState.SHARED
-                colour = self._vms[entry.label][0]
+                colour = self._colours[entry.label]
                 paint_thread(group, state, colour, entry.label, left, top, cpu="", fault=False)
                 words = f"{claim.policy.value} {format_cpu_list(claim.cpus | claim.owned)}"
                 tag(group, "title", f"{entry.label}: {name_of(claim)}, {words}")
@@ -194,7 +190,7 @@ class _Painter:
                     (words, _SMALL, 25.0, "muted"),
                 ):
                     tag(
-                        group, "text", shortened(text, size, room),
+                        group, "text", shortened(text, size, column),
                         class_=kind, x=left + SIDE + 8, y=top + down, font_size=size,
                     )  # fmt: skip
 
@@ -207,10 +203,10 @@ def _frame(level: str, number: int, captions: list[str], body: Block) -> Block:
     width = max(body.width, *(text_width(row, _SMALL) for row in rows)) + 2 * _PAD
     height = title + body.height + 2 * _PAD - (2 if body.height else 6)
 
-    def draw(parent: Element, x: float, y: float, room: float, tall: float) -> None:
+    def draw(parent: Element, x: float, y: float, wide: float, tall: float) -> None:
         group = tag(parent, "g")
         group.set(f"data-{level}", str(number))
-        tag(group, "rect", class_=level, x=x, y=y, width=room, height=tall, rx=6)
+        tag(group, "rect", class_=level, x=x, y=y, width=wide, height=tall, rx=6)
         for line, row in enumerate(rows):
             first, rest = (captions[0], row[len(captions[0]) :]) if line == 0 else ("", row)
             top = y + _PAD + 9 + line * 14
@@ -220,7 +216,7 @@ def _frame(level: str, number: int, captions: list[str], body: Block) -> Block:
                 left = x + _PAD + text_width(row[: len(row) - len(rest.lstrip())], _SMALL)
                 tag(group, "text", rest.strip(), x=left, y=top, font_size=_SMALL)
         top = _PAD + title
-        body.draw(group, x + _PAD, y + top, room - 2 * _PAD, tall - top - _PAD)
+        body.draw(group, x + _PAD, y + top, wide - 2 * _PAD, tall - top - _PAD)
 
     return Block(width, height, draw)
 
@@ -230,7 +226,7 @@ def _part(box: NodeBox | L3Box) -> str:
 
 
 def _wrapped(words: list[str], separator: str, size: float, width: float) -> list[str]:
-    """Join words to lines that are at most that wide; a longer word has a line of its own."""
+    """Join words to lines of at most a width; a longer word has a line of its own."""
     lines = [words[0]]
     for word in words[1:]:
         longer = lines[-1] + separator + word

@@ -1,7 +1,7 @@
-"""The colours of a core map in SVG, by day and by night, as its style sheet.
+"""The style sheet of a core map in SVG: its colours in light and dark mode.
 
-Every text has a contrast of at least 4.5 to 1 on what is behind it (WCAG 2, level AA), and no meaning is in
-the colour alone. All rules are below one class, so that a map put into a page changes nothing else there.
+Every text has a contrast of at least 4.5 to 1 with its background (WCAG 2, level AA), and no meaning is in
+the colour alone. All rules are below one class, so that a map in a page changes nothing else there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ROOT = "kvplace-map"
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """The colours of one way to look at it."""
+    """The colours of one mode."""
 
     page: str
     package: str
@@ -26,10 +26,10 @@ class Scheme:
     hatch: str
     alarm: str
     vms: tuple[str, ...]
-    """Behind the letters of a VM; in this order over and over."""
+    """Behind the letters of a VM; used in this order again and again."""
 
 
-DAY = Scheme(
+LIGHT = Scheme(
     page="#ffffff",
     package="#eef1f4",
     numa="#dde6ee",
@@ -45,7 +45,7 @@ DAY = Scheme(
     ),
 )  # fmt: skip
 
-NIGHT = Scheme(
+DARK = Scheme(
     page="#0d1117",
     package="#171d25",
     numa="#212c38",
@@ -61,13 +61,13 @@ NIGHT = Scheme(
     ),
 )  # fmt: skip
 
-COLOURS = len(DAY.vms)
+COLOURS = len(LIGHT.vms)
 
 _FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
 def style_sheet() -> str:
-    """Write the style sheet: by day, and what is different by night."""
+    """Write the style sheet: for light mode, and the changes for dark mode."""
     return "\n".join(
         [
             "",
@@ -75,9 +75,9 @@ def style_sheet() -> str:
             f".{ROOT} .middle {{ text-anchor: middle; }}",
             f".{ROOT} .strong {{ font-weight: 700; }}",
             f".{ROOT} .idle {{ stroke-dasharray: 2 2; }}",
-            *_rules(DAY),
+            *_rules(LIGHT),
             "@media (prefers-color-scheme: dark) {",
-            *_rules(NIGHT),
+            *_rules(DARK),
             "}",
             "",
         ]

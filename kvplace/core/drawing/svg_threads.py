@@ -1,37 +1,29 @@
-"""The threads of a core map in SVG: what a thread looks like in each state, and the key that says so.
+"""The hardware threads of a core map in SVG: how each state is drawn, and the key that explains it.
 
-Each state has a shape or pattern of its own besides its colour: square for one VM alone, round where VMs
-share, dashed and in small letters where the owner keeps it idle, hatched, crossed or dotted for what no VM
-has, hollow for free.
+Each state has a shape or pattern of its own besides its colour: square where one VM owns the thread, round
+where VMs share it, dashed and in small letters where its owner keeps it idle; without a VM empty (free),
+dotted (isolated), hatched (reserved) or crossed (in use outside of kvplace).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from xml.etree.ElementTree import Element
 
-from kvplace.core.drawing.core_map import CoreMap, Thread, ThreadState
+from kvplace.core.drawing.core_map import MEANINGS, CoreMap, Thread, ThreadState
 from kvplace.core.drawing.svg_blocks import Block, shortened, tag, text_width
 
 SIDE = 28.0
-"""Width and height of a thread, with its share of the space between threads."""
+"""Width and height of a thread with the space around it."""
 
 _SIZE = 11.0
 _LETTERS = 7
 _GLYPHS = {ThreadState.ISOLATED: ":", ThreadState.RESERVED: "#", ThreadState.FOREIGN: "%"}
-_MEANINGS = {
-    ThreadState.OWNED: ("A", "owned by VM A"),
-    ThreadState.IDLE: ("a", "owned by A, kept idle"),
-    ThreadState.SHARED: ("A", "shared by A, ×2: by two VMs"),
-    ThreadState.FREE: ("", "free"),
-    ThreadState.ISOLATED: (":", "free, isolated by the kernel"),
-    ThreadState.RESERVED: ("#", "reserved for the host"),
-    ThreadState.FOREIGN: ("%", "held by somebody else"),
-}
 
 
 def patterns(defs: Element) -> None:
-    """Add the grounds of the states that have no VM."""
+    """Add the patterns of the states without a VM."""
     for state, lines in (
         (ThreadState.RESERVED, ["M0 6L6 0"]),
         (ThreadState.FOREIGN, ["M0 6L6 0", "M0 0L6 6"]),
@@ -42,8 +34,13 @@ def patterns(defs: Element) -> None:
     tag(_pattern(defs, ThreadState.ISOLATED), "circle", class_="dot", cx=3, cy=3, r=1.2)
 
 
+def colour_of(thread: Thread, colours: Mapping[str, str]) -> str:
+    """Choose the class of a thread's colour: that of its VM, or none where there is not exactly one."""
+    return colours[thread.vms[0]] if len(thread.vms) == 1 else "plain"
+
+
 def thread_mark(thread: Thread) -> str:
-    """Say in a few letters what a thread is: whose, by how many, `!` and whose thread is there astray."""
+    """Write a thread's VM, or how many share it, then `!` for a fault and the letters of strays."""
     if thread.state is ThreadState.SHARED and len(thread.vms) > 1:
         mark = f"×{len(thread.vms)}"
     else:
@@ -59,7 +56,7 @@ def thread_mark(thread: Thread) -> str:
 def paint_thread(
     parent: Element, state: ThreadState, colour: str, mark: str, x: float, y: float, *, cpu: str, fault: bool
 ) -> None:
-    """Paint a thread; without a mark its CPU stands in the middle, without a CPU its mark does."""
+    """Draw a thread with its CPU number above its mark; either alone is in the middle."""
     side = SIDE - 2
     ground: dict[str, str | float] = {"class": colour, "x": x + 1, "y": y + 1, "width": side, "height": side}
     match state:
@@ -88,15 +85,19 @@ def paint_thread(
         tag(parent, "text", cpu, class_="middle muted", x=middle, y=y + 17, font_size=8.5)
 
 
-def key_of(drawing: CoreMap, width: float) -> Block:
-    """Explain the states that a drawing shows, as lines of sample threads."""
+def key_of(drawing: CoreMap, colours: Mapping[str, str], width: float) -> Block:
+    """Explain the states that a map shows, each by the first thread that has it."""
+    first: dict[tuple[ThreadState, bool], Thread] = {}
+    for one in drawing.threads:
+        first.setdefault((one.state, len(one.vms) > 1), replace(one, strays=(), fault=None))
     entries = [
-        (state, "vm0" if state in _OF_VMS else "plain", mark, words, False)
-        for state, (mark, words) in _MEANINGS.items()
-        if drawing.count(state)
+        (state, colour_of(thread, colours), thread_mark(thread), _meaning(thread), False)
+        for state in MEANINGS
+        for several in (False, True)
+        if (thread := first.get((state, several))) is not None
     ]
-    if any(thread.fault for thread in drawing.threads):
-        entries.append((ThreadState.FREE, "plain", "!", "conflict or drift, told below", True))
+    if any(one.fault for one in drawing.threads):
+        entries.append((ThreadState.FREE, "plain", "!", "conflict or drift, explained below", True))
     places = list(_places([words for *_, words, _ in entries], width))
 
     def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
@@ -109,7 +110,10 @@ def key_of(drawing: CoreMap, width: float) -> Block:
     return Block(width, (places[-1][1] + 1) * (SIDE + 6) - 6, draw)
 
 
-_OF_VMS = (ThreadState.OWNED, ThreadState.IDLE, ThreadState.SHARED)
+def _meaning(thread: Thread) -> str:
+    if thread.state is ThreadState.SHARED and len(thread.vms) > 1:
+        return f"shared by {len(thread.vms)} VMs"
+    return MEANINGS[thread.state].format("/".join(thread.vms))
 
 
 def _places(texts: list[str], width: float) -> Iterator[tuple[float, int]]:

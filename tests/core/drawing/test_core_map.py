@@ -86,17 +86,17 @@ def test_letters_follow_the_machine_and_idle_siblings_are_told_from_working_ones
 
 def test_shared_cpus_say_how_many_share_them() -> None:
     machine = read_machine("epyc-7502p")
-    wish = Request(60, PinningOptions(scope=Scope.ANY, policy=Policy.SHARE))
-    one = with_vm(machine, Ledger(), "first", wish)
+    request = Request(60, PinningOptions(scope=Scope.ANY, policy=Policy.SHARE))
+    one = with_vm(machine, Ledger(), "first", request)
     assert _thread(machine, one, 5) == Thread(5, ThreadState.SHARED, ("A",))
-    two = with_vm(machine, one, "second", wish)
+    two = with_vm(machine, one, "second", request)
     assert _thread(machine, two, 5) == Thread(5, ThreadState.SHARED, ("A", "B"))
 
 
 def test_memory_and_huge_pages_of_a_vm_are_counted_once_each() -> None:
     machine = read_machine("2x-xeon-6338")
-    wish = Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=20 * GIB, huge_pages={GIB: 16})
-    ledger = with_vm(machine, Ledger(), "paged", wish)
+    request = Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=20 * GIB, huge_pages={GIB: 16})
+    ledger = with_vm(machine, Ledger(), "paged", request)
     before, after = (draw("node", machine, book).packages[0].nodes[0] for book in (Ledger(), ledger))
     assert before.huge_pages == {GIB: (128, 128)}
     assert after.huge_pages == {GIB: (112, 128)}
@@ -149,8 +149,11 @@ def test_what_is_left_of_memory_is_said_in_units_that_fit() -> None:
         cores=(1,),
     )
     drawing = draw("odd", machine)
-    assert drawing.packages[0].nodes[0].room == ("2 of 3 GiB free", "512 of 512 pages of 2Mi free")
-    assert [node.room for node in drawing.memory_only] == [("300 of 300 MiB free",), ("memory unknown",)]
+    assert drawing.packages[0].nodes[0].free_resources == ("2 of 3 GiB free", "512 of 512 pages of 2Mi free")
+    assert [node.free_resources for node in drawing.memory_only] == [
+        ("300 of 300 MiB free",),
+        ("memory unknown",),
+    ]
 
 
 def test_free_cpus_that_the_kernel_isolates_are_told_from_free_ones_and_those_of_others_from_both() -> None:

@@ -17,44 +17,44 @@ MACHINE = replace(read_machine("epyc-7502p"), reserved=0b1)
 MASKS = st.integers(0, (1 << 70) - 1)
 
 
-def told(ledger: Ledger, *, foreign: int = 0, found: dict[str, int] | None = None) -> list[str]:
+def faults(ledger: Ledger, *, foreign: int = 0, found: dict[str, int] | None = None) -> list[str]:
     return [fault.sentence for fault in Occupancy(MACHINE, ledger, foreign, found or {}).faults]
 
 
 def test_two_owners_of_one_cpu_are_both_named() -> None:
-    assert told(ledger_of(claim("db", 0b1100), claim("web", 0b11000))) == [
+    assert faults(ledger_of(claim("db", 0b1100), claim("web", 0b11000))) == [
         "CPU 3: owned by A (shop/db) and owned by B (shop/web)"
     ]
 
 
-def test_a_vm_that_shares_what_another_owns_is_told() -> None:
-    assert told(ledger_of(claim("db", 0b1100), claim("ci", 0b1000, 0, Policy.SHARE))) == [
+def test_a_vm_that_shares_what_another_owns_is_faults() -> None:
+    assert faults(ledger_of(claim("db", 0b1100), claim("ci", 0b1000, 0, Policy.SHARE))) == [
         "CPU 3: owned by A (shop/db) and shared by B (shop/ci)"
     ]
 
 
 def test_cpus_of_the_host_and_of_others_are_nobodys_to_own() -> None:
     ledger = ledger_of(claim("db", 0b111), claim("ci", 0b11000, 0, Policy.SHARE))
-    assert told(ledger, foreign=0b10100) == [
+    assert faults(ledger, foreign=0b10100) == [
         "CPU 0: owned by A (shop/db) and reserved for the host",
-        "CPU 2: owned by A (shop/db) and held by somebody else",
-        "CPU 4: shared by B (shop/ci) and held by somebody else",
+        "CPU 2: owned by A (shop/db) and in use outside of kvplace",
+        "CPU 4: shared by B (shop/ci) and in use outside of kvplace",
     ]
 
 
 def test_a_claim_and_the_owners_that_differ_are_told_from_both_sides() -> None:
     ledger = Ledger({4: "db", 5: "gone"}, {"db": claim("db", 0b1100)})
-    assert told(ledger) == [
-        "CPU 2-3: claimed by A (shop/db) for itself, but without an owner in the ledger",
-        "CPU 4: owned by A (shop/db), whose claim does not name it",
+    assert faults(ledger) == [
+        "CPU 2-3: claimed by A (shop/db) as its own, but without an owner in the ledger",
+        "CPU 4: owned by A (shop/db), whose claim does not contain it",
         "CPU 5: owned by B (gone), which has no claim",
     ]
 
 
-def test_cpus_that_the_machine_lacks_are_told() -> None:
-    assert told(ledger_of(claim("db", 1 << 3 | 1 << 500)), foreign=1 << 600) == [
-        "CPU 500: given to A (shop/db), but the machine has no such CPU",
-        "CPU 600: held by somebody else, but the machine has no such CPU",
+def test_cpus_that_the_machine_lacks_are_faults() -> None:
+    assert faults(ledger_of(claim("db", 1 << 3 | 1 << 500)), foreign=1 << 600) == [
+        "CPU 500: placed for A (shop/db), but the machine has no such CPU",
+        "CPU 600: in use outside of kvplace, but the machine has no such CPU",
     ]
 
 
@@ -69,15 +69,15 @@ def test_threads_elsewhere_and_cpus_without_their_thread_are_drift() -> None:
         (
             FaultKind.DRIFT,
             0b10000,
-            "CPU 4: threads of A (shop/db) may run here, where they were not placed",
+            "CPU 4: threads of A (shop/db) may run here, but were not placed here",
         ),
     ]
     assert occupancy.strays == {4: ("db",)}
 
 
 def test_a_thread_on_the_idle_sibling_of_its_own_vm_is_drift() -> None:
-    assert told(ledger_of(claim("db", 0b100, 0b1100)), found={"db": 0b1100}) == [
-        "CPU 3: threads of A (shop/db) may run here, where they were not placed"
+    assert faults(ledger_of(claim("db", 0b100, 0b1100)), found={"db": 0b1100}) == [
+        "CPU 3: threads of A (shop/db) may run here, but were not placed here"
     ]
 
 

@@ -29,7 +29,7 @@ def test_no_number_of_columns_comes_nearer_to_the_ratio(
 ) -> None:
     blocks = _blocks(sizes)
     nearest = min(
-        range(1, len(blocks) + 1), key=lambda columns: svg_blocks._unlikeness(blocks, columns, gap, ratio)
+        range(1, len(blocks) + 1), key=lambda columns: svg_blocks._deviation(blocks, columns, gap, ratio)
     )
     widths, heights = svg_blocks._measures(blocks, nearest)
     laid_out = grid(blocks, gap, ratio)

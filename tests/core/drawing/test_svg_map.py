@@ -1,4 +1,4 @@
-"""The SVG map shows every thread once, nested as the machine is, readable without colour and without risk."""
+"""The SVG map: every thread once, nested as the machine is, readable without colour, and harmless."""
 
 from __future__ import annotations
 
@@ -168,9 +168,9 @@ def test_the_legend_names_every_vm_and_the_key_every_state() -> None:
     for words in (
         "owned by VM A",
         "kept idle",
-        "shared by A",
+        "shared, used by VM",
         "reserved for the host",
-        "held by somebody else",
+        "in use outside of kvplace",
     ):
         assert words in text
     assert text.count("conflict: ") + text.count("drift: ") == len(drawing.faults)
@@ -180,7 +180,7 @@ def test_the_legend_names_every_vm_and_the_key_every_state() -> None:
         assert said in (description.text or "")
 
 
-def test_whose_a_cell_is_can_be_read_without_colour() -> None:
+def test_the_vm_of_a_thread_can_be_read_without_colour() -> None:
     drawing = busy()
     by_cpu = {thread.cpu: thread for thread in drawing.threads}
     for group in threads(parsed(drawing)):
@@ -235,16 +235,16 @@ def declared(sheet: str, what: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("night", [False, True])
-def test_every_text_has_contrast_enough_on_what_is_behind_it_by_day_and_by_night(night: bool) -> None:
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_text_has_contrast_enough_on_what_is_behind_it_in_light_and_dark_mode(dark: bool) -> None:
     style = parsed(busy()).find(f"{SVG}style")
     assert style is not None
-    day, _, dark = (style.text or "").partition("@media (prefers-color-scheme: dark) {")
-    fills, strokes = declared(day, "fill"), declared(day, "stroke")
-    if night:
-        assert declared(dark, "fill").keys() == fills.keys()
-        assert declared(dark, "stroke").keys() == strokes.keys()
-        fills, strokes = declared(dark, "fill"), declared(dark, "stroke")
+    light_rules, _, dark_rules = (style.text or "").partition("@media (prefers-color-scheme: dark) {")
+    fills, strokes = declared(light_rules, "fill"), declared(light_rules, "stroke")
+    if dark:
+        assert declared(dark_rules, "fill").keys() == fills.keys()
+        assert declared(dark_rules, "stroke").keys() == strokes.keys()
+        fills, strokes = declared(dark_rules, "fill"), declared(dark_rules, "stroke")
     ink, muted, alarm = fills["text"], fills["text.muted"], fills["text.alarm"]
     vms = [fills[f".vm{index}"] for index in range(12)]
     assert len(set(vms)) == 12

@@ -140,6 +140,25 @@ def test_a_vm_that_lies_mostly_outside_the_cpus_that_may_be_used_asks_for_no_mor
     assert len(plan.moves) == 1
 
 
+def test_no_vm_is_moved_onto_more_sockets_than_before() -> None:
+    """NUMA node 0 spans both sockets; only with CPU 5 the VM would leave an L3 group free."""
+    machine = Topology(
+        packages=(Package(0, 0b1111), Package(1, 0b11110000)),
+        numa_nodes=(NumaNode(0, 0b11111111, 0),),
+        l3_groups=tuple(0b11 << first for first in (0, 2, 4, 6)),
+        cores=tuple(1 << cpu for cpu in range(8)),
+    )
+    occupants = [
+        _runs(machine, "one socket", "0,2-3", scope=Scope.ANY),
+        _runs(machine, "b", "4", policy=Policy.IMMOVABLE),
+        _runs(machine, "c", "6", policy=Policy.IMMOVABLE),
+    ]
+    request = Request(2, PinningOptions(scope=Scope.ONE_L3))
+    assert isinstance(make_room(machine, occupants, request), NoMoves)
+    both_sockets = [_runs(machine, "both sockets", "0,2,5", scope=Scope.ANY), *occupants[1:]]
+    assert len(_found(machine, both_sockets, request).moves) == 1
+
+
 def test_immovable_vms_stay() -> None:
     machine = _machine(2, 4)
     request = Request(4, PinningOptions(scope=Scope.ONE_NUMA))
