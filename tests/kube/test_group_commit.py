@@ -1,0 +1,245 @@
+"""Many changes of a node's ledger become few writes, and none is decided on a state that is not true."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from kvplace.core.cpuset import mask_of
+from kvplace.core.errors import Conflict, KvplaceError, Misconfigured, Refused, Unavailable
+from kvplace.core.ledger import ClaimState, Ledger, LedgerChange
+from kvplace.kube.faults import Operation
+from tests.kube.claims import claim
+from tests.kube.claims import taking as claiming
+from tests.kube.ledger_process import (
+    ALL,
+    CPUS,
+    Gate,
+    Recording,
+    confirming,
+    process,
+    releasing,
+    settled,
+    taking,
+)
+
+
+@pytest.fixture
+def cluster() -> Recording:
+    return Recording()
+
+
+async def test_changes_that_come_while_a_write_is_under_way_go_together_in_the_next(
+    cluster: Recording,
+) -> None:
+    async with process(cluster) as ledgers:
+        hold = cluster.faults.hold(Operation.WRITE_LEDGER)
+        first = asyncio.create_task(ledgers.change("n", taking("first")))
+        await hold.reached.wait()
+        others = [asyncio.create_task(ledgers.change("n", taking(f"pod-{i}"))) for i in range(7)]
+        await asyncio.sleep(0)
+        hold.release()
+        taken = await asyncio.gather(first, *others)
+        assert ledgers.writes == len(cluster.asked) == 2
+        assert ledgers.changes == 8
+        assert sorted(taken) == [1 << cpu for cpu in range(8)]
+        cluster.stored().check()
+
+
+async def test_changes_one_after_the_other_never_wait_to_gather(cluster: Recording) -> None:
+    async with process(cluster, gather_seconds=3600.0) as ledgers, asyncio.timeout(10):
+        for number in range(4):
+            await ledgers.change("n", taking(f"pod-{number}"))
+        assert ledgers.writes == 4
+
+
+async def test_changes_of_a_burst_gather_a_moment_and_then_go_together(cluster: Recording) -> None:
+    gate = Gate()
+    async with process(cluster, gather_seconds=3600.0, sleep=gate) as ledgers:
+        await ledgers.change("n", taking("before"))
+        burst = [asyncio.create_task(ledgers.change("n", taking(f"pod-{i}"))) for i in range(2)]
+        await gate.reached.wait()
+        late = [asyncio.create_task(ledgers.change("n", taking(f"late-{i}"))) for i in range(3)]
+        await asyncio.sleep(0)
+        gate.opened.set()
+        await asyncio.gather(*burst, *late)
+        assert ledgers.writes == 2
+
+
+async def test_nodes_do_not_wait_for_each_other(cluster: Recording) -> None:
+    async with process(cluster) as ledgers:
+        hold = cluster.faults.hold(Operation.WRITE_LEDGER)
+        slow = asyncio.create_task(ledgers.change("slow", taking("a")))
+        await hold.reached.wait()
+        assert await ledgers.change("other", taking("b")) == 1
+        hold.release()
+        assert await slow == 1
+
+
+async def test_of_two_pods_that_want_the_last_core_in_one_write_the_second_hears_no(
+    cluster: Recording,
+) -> None:
+    async with process(cluster) as ledgers:
+        await ledgers.change("n", taking("big", CPUS - 1))
+        answers = await asyncio.gather(
+            *(ledgers.change("n", taking(uid)) for uid in ("a", "b")), return_exceptions=True
+        )
+        assert answers[0] == 1 << (CPUS - 1)
+        assert isinstance(answers[1], Refused)
+        assert str(answers[1]) == "no room for b"
+
+
+async def test_a_pod_that_was_refused_is_asked_again_when_a_release_of_its_group_makes_room(
+    cluster: Recording,
+) -> None:
+    async with process(cluster) as ledgers:
+        await ledgers.change("n", taking("old", CPUS))
+        cluster.asked.clear()
+        taken, released = await asyncio.gather(
+            ledgers.change("n", taking("new", CPUS)), ledgers.change("n", releasing("old"))
+        )
+        assert (taken, released) == (ALL, True)
+        assert [change.releases for _, change in cluster.asked] == [("old",), ()]
+        assert cluster.stored().claims.keys() == {"new"}
+
+
+async def test_a_release_before_a_claim_in_one_group_leaves_its_cores_to_the_next_write(
+    cluster: Recording,
+) -> None:
+    async with process(cluster) as ledgers:
+        await ledgers.change("n", taking("old", CPUS))
+        cluster.asked.clear()
+        released, taken = await asyncio.gather(
+            ledgers.change("n", releasing("old")), ledgers.change("n", taking("new", CPUS))
+        )
+        assert (released, taken) == (True, ALL)
+        assert [(change.releases, len(change.claims)) for _, change in cluster.asked] == [
+            (("old",), 0),
+            ((), 1),
+        ]
+
+
+async def test_a_release_and_a_claim_on_other_cores_go_in_one_write(cluster: Recording) -> None:
+    async with process(cluster) as ledgers:
+        await ledgers.change("n", taking("old"))
+        cluster.asked.clear()
+        await asyncio.gather(ledgers.change("n", releasing("old")), ledgers.change("n", taking("new")))
+        assert [(change.releases, len(change.claims)) for _, change in cluster.asked] == [(("old",), 1)]
+        assert cluster.stored().owners == {1: "new"}
+
+
+@pytest.mark.parametrize("lost", [Conflict("changed"), Unavailable("timeout")])
+async def test_a_pod_that_was_refused_gets_no_claim_when_the_write_of_its_group_is_lost(
+    cluster: Recording, lost: KvplaceError
+) -> None:
+    async with process(cluster) as ledgers:
+        cluster.put_ledger("n", Ledger().after(claiming(claim("foreign", 0))))
+        await settled(lambda: ledgers.current("n") is not None)
+        hold = cluster.faults.hold(Operation.WRITE_LEDGER)
+        cluster.faults.fail(Operation.WRITE_LEDGER, lost)
+        refused = asyncio.create_task(ledgers.change("n", taking("refused", CPUS)))
+        granted = asyncio.create_task(ledgers.change("n", taking("granted")))
+        await hold.reached.wait()
+        cluster.put_ledger("n", Ledger())  # Now there is room for the one that was refused.
+        hold.release()
+        with pytest.raises(Refused):
+            await refused
+        assert await granted == 0b1
+        assert cluster.stored().claims.keys() == {"granted"}
+
+
+async def test_a_core_is_never_released_and_claimed_in_one_write(cluster: Recording) -> None:
+    async with process(cluster) as ledgers:
+        for round_ in range(12):
+            wishes = [ledgers.change("n", taking(f"{round_}-{i}", 2)) for i in range(4)]
+            wishes += [ledgers.change("n", releasing(f"{round_ - 1}-{i}")) for i in range(4)]
+            await asyncio.gather(*wishes)
+        for before, change in cluster.asked:
+            freed = mask_of(cpu for cpu, owner in before.owners.items() if owner in change.releases)
+            assert not any(claim.owned & freed for claim in change.claims)
+        assert cluster.stored().claims.keys() == {f"11-{i}" for i in range(4)}
+
+
+async def test_a_pod_that_is_released_and_claims_again_in_one_group_ends_with_its_claim(
+    cluster: Recording,
+) -> None:
+    async with process(cluster) as ledgers:
+        await ledgers.change("n", taking("a", 3))
+        released, taken = await asyncio.gather(
+            ledgers.change("n", releasing("a")), ledgers.change("n", taking("a", 3))
+        )
+        assert released
+        assert cluster.stored().claims["a"].owned == taken
+        cluster.stored().check()
+
+
+async def test_a_pod_that_claims_and_is_released_in_one_group_ends_without(cluster: Recording) -> None:
+    async with process(cluster) as ledgers:
+        await ledgers.change("n", taking("other"))
+        _, released = await asyncio.gather(
+            ledgers.change("n", taking("a", 3)), ledgers.change("n", releasing("a"))
+        )
+        assert released
+        assert cluster.stored().claims.keys() == {"other"}
+
+
+async def test_bookkeeping_goes_along_with_the_next_write(cluster: Recording) -> None:
+    async with process(cluster, lazy_seconds=3600.0) as ledgers:
+        await ledgers.change("n", taking("a"))
+        ledgers.change_later("n", confirming("a"))
+        await ledgers.change("other", taking("c"))
+        assert cluster.stored().claims["a"].state is ClaimState.CLAIMED
+        await ledgers.change("n", taking("b"))
+        assert cluster.stored().claims["a"].state is ClaimState.BOUND
+        assert ledgers.writes == 3
+
+
+async def test_bookkeeping_that_nobody_follows_is_written_alone_after_a_while(cluster: Recording) -> None:
+    async with process(cluster, lazy_seconds=0.01) as ledgers:
+        await ledgers.change("n", taking("a"))
+        ledgers.change_later("n", confirming("a"))
+        await settled(lambda: cluster.stored().claims["a"].state is ClaimState.BOUND)
+
+
+async def test_bookkeeping_that_fails_is_logged_since_nobody_hears_of_it(
+    cluster: Recording, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refusing(_: Ledger) -> tuple[LedgerChange, None]:
+        raise Refused("the moon is full")
+
+    with caplog.at_level(logging.WARNING):
+        async with process(cluster, lazy_seconds=0.0) as ledgers:
+            ledgers.change_later("n", refusing)
+            await settled(lambda: "the moon is full" in caplog.text)
+
+
+async def test_a_claim_that_the_api_server_finds_invalid_does_not_take_the_others_with_it(
+    cluster: Recording,
+) -> None:
+    async with process(cluster) as ledgers:
+        cluster.invalid = {"bad"}
+        good, bad, also_good = await asyncio.gather(
+            *(ledgers.change("n", taking(uid)) for uid in ("good", "bad", "fine")), return_exceptions=True
+        )
+        assert isinstance(good, int)
+        assert isinstance(also_good, int)
+        assert isinstance(bad, Misconfigured)
+        assert cluster.stored().claims.keys() == {"good", "fine"}
+
+
+async def test_a_decision_that_breaks_does_not_stop_those_that_came_after_it(cluster: Recording) -> None:
+    def broken(_: Ledger) -> tuple[LedgerChange, None]:
+        raise ZeroDivisionError("a bug")
+
+    async with process(cluster) as ledgers:
+        hold = cluster.faults.hold(Operation.READ_LEDGER)
+        first = asyncio.create_task(ledgers.change("n", broken))
+        await hold.reached.wait()
+        second = asyncio.create_task(ledgers.change("n", taking("a")))
+        await asyncio.sleep(0)
+        hold.release()
+        with pytest.raises(Unavailable, match="a bug"):
+            await first
+        assert await second == 1
