@@ -16,7 +16,7 @@ from kvplace.core.errors import ExitCode
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kvplace.simulate.report import DemoReport, RefusalGroup
+    from kvplace.simulate.demo_report import DemoReport, SimilarRefusals
 
 
 @click.command("demo", short_help="See 500 VMs placed on a made-up cluster.")
@@ -36,7 +36,7 @@ def command(vms: int, nodes: int, seed: int, output: Output) -> int:
     import asyncio
 
     from kvplace.simulate.demo import run_demo
-    from kvplace.simulate.report import DemoSettings, report_document
+    from kvplace.simulate.demo_report import DemoSettings, report_document
 
     with _progress(vms) as progress:
         report = asyncio.run(run_demo(DemoSettings(vms, nodes, seed), progress))
@@ -83,21 +83,21 @@ def _print(report: DemoReport, out: Console) -> None:
     from rich.rule import Rule
 
     from kvplace.cli.terminal_map import print_map
-    from kvplace.simulate.report import refusal_groups
+    from kvplace.simulate.demo_report import similar_refusals
 
     drawing = report.core_map()
     out.print(Rule("the cores of one machine", align="left", style="dim"))
     print_map(out, drawing, compact=True)
     example = report.example(drawing.name)
     if example is not None:
-        from kvplace.simulate.report import domain_diff
+        from kvplace.simulate.demo_report import domain_diff
 
         out.print()
         out.print(Rule("what the hook changes in a libvirt domain", align="left", style="dim"))
         _print_diff(domain_diff(example), out)
     out.print()
     out.print(Rule("summary", align="left", style="dim"))
-    _print_summary(report, refusal_groups(report), out)
+    _print_summary(report, similar_refusals(report), out)
 
 
 def _print_diff(lines: list[str], out: Console) -> None:
@@ -108,8 +108,8 @@ def _print_diff(lines: list[str], out: Console) -> None:
         out.print(Text(line.expandtabs(2), style=styles.get(line[:1], "")), soft_wrap=True)
 
 
-def _print_summary(report: DemoReport, refusals: list[RefusalGroup], out: Console) -> None:
-    from kvplace.simulate.report import Latency
+def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Console) -> None:
+    from kvplace.simulate.percentiles import Percentiles
 
     ordered = report.settings.vms
     servers = len({topology.fingerprint for topology in report.machines.values()})
@@ -127,11 +127,11 @@ def _print_summary(report: DemoReport, refusals: list[RefusalGroup], out: Consol
         ("per VM", [vm.seconds for vm in report.placed]),
         ("placing", [vm.placing_seconds for vm in report.placed]),
     ):
-        latency = Latency.of(seconds)
+        latency = Percentiles.of(seconds)
         meaning = "order to rewritten domain" if title == "per VM" else "filter, prioritize and bind of it"
         out.print(
             f"{title:<9} p50 {latency.p50 * 1e3:.1f} ms, p95 {latency.p95 * 1e3:.1f} ms, "
-            f"max {latency.most * 1e3:.1f} ms ({meaning})"
+            f"max {latency.max * 1e3:.1f} ms ({meaning})"
         )
     out.print(f"NUMA      {_spread(report.numa_splits, 'NUMA node')}")
     out.print(f"sockets   {_spread(report.socket_splits, 'socket')}")

@@ -1,8 +1,7 @@
-"""The whole way of many VMs through kvplace, with the code that runs in a cluster and without one.
+"""Many VMs from creation to rewritten domain, by the code that runs in a cluster, without a cluster.
 
-The user, KubeVirt, kube-scheduler and the kubelet are played here, each in a few lines; between them stand
-kvplace's own admission, extender, ledgers and hook, on a cluster in memory that obeys the API server's
-rules. What the report says about owners is counted from what the pods were given, not from the ledgers.
+The user, KubeVirt, kube-scheduler and the kubelet are simulated here, each in a few lines. Admission,
+extender, ledgers and hook are the real ones, on a cluster in memory that follows the API server's rules.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from kvplace.machines.shipped import read_machine
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
 from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.extender_protocol import FilterResult, read_binding_args, read_extender_args
-from kvplace.simulate.orders import orders
-from kvplace.simulate.report import DemoReport, DemoSettings, PlacedVm, RefusedVm
+from kvplace.simulate.demo_report import DemoReport, DemoSettings, PlacedVm, RefusedVm
+from kvplace.simulate.demo_vms import demo_vms
 from kvplace.simulate.virt_launcher import domain_xml, launcher_pod, vmi_of
 from kvplace.simulate.vm_templates import read_templates
 
@@ -48,7 +47,7 @@ _UIDS = uuid.UUID("6b766c61-6365-5000-8000-000000000000")
 async def run_demo(
     settings: DemoSettings, progress: Callable[[DemoReport], None] = lambda report: None
 ) -> DemoReport:
-    """Order the VMs one after the other; `progress` is told after each of them."""
+    """Create the VMs one by one; calls `progress` after each."""
     started = time.perf_counter()
     cluster = MemoryCluster()
     machines = _machines(settings.nodes)
@@ -58,11 +57,11 @@ async def run_demo(
     try:
         async with running_node_cache(cluster) as cache:
             with tempfile.TemporaryDirectory(prefix="kvplace-demo-") as folder:
-                way = _Way(cluster, cache, report, Path(folder))
-                for vm in orders(read_templates(), settings.vms, settings.seed):
-                    await way.go(vm)
+                lifecycle = _VmLifecycle(cluster, cache, report, Path(folder))
+                for vm in demo_vms(read_templates(), settings.vms, settings.seed):
+                    await lifecycle.run(vm)
                     progress(report)
-                await way.events.finish()
+                await lifecycle.events.finish()
             report.ledgers = {name: cache.ledger(name) for name in machines}
     finally:
         await cluster.close()
@@ -73,14 +72,14 @@ async def run_demo(
 
 
 def _machines(count: int) -> dict[str, Topology]:
-    """Name the nodes of a cluster with every server type in turn."""
+    """Give each node a server type in turn."""
     types = [read_machine(server.name) for server in SERVER_TYPES]
     width = max(2, len(str(count)))
     return {f"worker-{number + 1:0{width}d}": types[number % len(types)] for number in range(count)}
 
 
-class _Way:
-    """The way of one VM after the other."""
+class _VmLifecycle:
+    """Takes one VM after the other from its creation to its domain."""
 
     def __init__(self, cluster: MemoryCluster, cache: NodeCache, report: DemoReport, folder: Path) -> None:
         self.events = EventRecorder(cluster)
@@ -91,8 +90,8 @@ class _Way:
         self._folder = folder
         self._admission = AdmissionSettings(sidecar_image="kvplace-hook")
 
-    async def go(self, vm: Mapping[str, Any]) -> None:
-        """Take one VM from its user's order to its domain, or to the sentence that refuses it."""
+    async def run(self, vm: Mapping[str, Any]) -> None:
+        """Take one VM to its domain, or to its refusal."""
         name = vm["metadata"]["name"]
         started = time.perf_counter()
         try:
@@ -122,7 +121,7 @@ class _Way:
         self._report.placed.append(PlacedVm(name, node, placement, seconds, placing, domain, after))
 
     def _admitted(self, vm: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """Play KubeVirt's controllers and the API server up to the stored pod."""
+        """Act as KubeVirt's controllers and the API server, up to the stored pod."""
         largest = self._cache.largest_node
         review_vm(vm, namespace=NAMESPACE, largest_node=largest)
         made = vmi_of(vm, namespace=NAMESPACE)
@@ -139,11 +138,11 @@ class _Way:
         return vmi, stored
 
     async def _scheduled(self, name: str, pod: Mapping[str, Any]) -> str | None:
-        """Play kube-scheduler: filter, the best score of what is left, bind."""
+        """Act as kube-scheduler: filter, take the best score, bind."""
         body = msgspec.json.encode({"Pod": pod, "NodeNames": list(self._report.machines)})
         filtered = await self.extender.filter(read_extender_args(body))
         if filtered.error or not filtered.names:
-            self._refused(name, "filter", filtered.error or _as_kube_scheduler_says(filtered))
+            self._refused(name, "filter", filtered.error or _failed_scheduling(filtered))
             return None
         body = msgspec.json.encode({"Pod": pod, "NodeNames": filtered.names})
         scores = await self.extender.prioritize(read_extender_args(body))
@@ -162,7 +161,7 @@ class _Way:
         return node
 
     def _seen_by_hook(self, pod: str, uid: str, node: str) -> Placement:
-        """Play the kubelet: lay out as files what tells the hook its placement, and that it is its own."""
+        """Act as the kubelet and the hook: write the downward API files, and read the placement from them."""
         annotations = self._cluster.pod_annotations(NAMESPACE, pod)
         (self._folder / "placement").write_text(annotations.get(PLACEMENT, ""), encoding="utf-8")
         (self._folder / "uid").write_text(uid, encoding="utf-8")
@@ -174,16 +173,16 @@ class _Way:
 
 
 def _stored(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What the API server makes of an object: JSON, with a UID."""
+    """Copy an object as the API server stores it, with a UID."""
     stored: dict[str, Any] = json.loads(json.dumps(document))
     stored["metadata"]["uid"] = str(uuid.uuid5(_UIDS, name))
     return stored
 
 
-def _as_kube_scheduler_says(filtered: FilterResult) -> str:
-    """The sentence that kube-scheduler writes into the pod's condition and event."""
+def _failed_scheduling(filtered: FilterResult) -> str:
+    """The message that kube-scheduler writes into the pod's condition and event."""
     counts = Counter([*filtered.failed.values(), *filtered.unresolvable.values()])
-    told = ", ".join(
+    reasons = ", ".join(
         f"{count} {text}" for text, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     )
-    return f"0/{sum(counts.values())} nodes are available: {told}."
+    return f"0/{sum(counts.values())} nodes are available: {reasons}."

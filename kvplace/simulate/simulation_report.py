@@ -4,31 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.refusal import Reason
 from kvplace.simulate.cluster_state import ClusterState
+from kvplace.simulate.percentiles import Percentiles
 from kvplace.simulate.scenario import Scenario
 from kvplace.simulate.simulation import Outcome, Splits
 
 KIND = "SimulationReport"
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionTime:
-    """How long decisions took, in seconds."""
-
-    median: float
-    p99: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> DecisionTime:
-        """Take the quantiles; 0 when nothing was decided."""
-        ordered = sorted(seconds) or [0.0]
-        return cls(ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100])
 
 
 def report_document(scenario: Scenario, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -43,7 +29,7 @@ def report_document(scenario: Scenario, outcomes: Sequence[Outcome]) -> dict[str
 
 
 def _run_document(outcome: Outcome) -> dict[str, Any]:
-    taken = DecisionTime.of(outcome.seconds)
+    taken = Percentiles.of(outcome.seconds)
     document: dict[str, Any] = {"strategy": outcome.strategy.value}
     if outcome.seed is not None:
         document["seed"] = outcome.seed
@@ -65,7 +51,7 @@ def _run_document(outcome: Outcome) -> dict[str, Any]:
         if first is None
         else {"placedBefore": outcome.placed_before_refusal} | _state_document(first),
         "end": _state_document(outcome.end),
-        "secondsPerDecision": {"median": taken.median, "p99": taken.p99},
+        "secondsPerDecision": {"median": taken.p50, "p99": taken.p99},
     }
 
 
@@ -91,7 +77,7 @@ def summary(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
     refusals = [outcome.first_refusal for outcome in outcomes if outcome.first_refusal is not None]
     ends = [outcome.end for outcome in outcomes]
     reasons = sum((outcome.reasons for outcome in outcomes), Counter[Reason]())
-    taken = DecisionTime.of([second for outcome in outcomes for second in outcome.seconds])
+    taken = Percentiles.of([second for outcome in outcomes for second in outcome.seconds])
 
     def mean(number: Callable[[Outcome], int]) -> str:
         return f"{fmean(map(number, outcomes)):.1f}".removesuffix(".0")
@@ -115,7 +101,7 @@ def summary(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
         ("stranded then, CPUs / memory", _stranded(refusals)),
         ("used at the end, CPUs / memory", _used(ends)),
         ("stranded then, CPUs / memory", _stranded(ends)),
-        ("decision, median / p99", f"{taken.median * 1e3:.2f} / {taken.p99 * 1e3:.2f} ms"),
+        ("decision, median / p99", f"{taken.p50 * 1e3:.2f} / {taken.p99 * 1e3:.2f} ms"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The demo takes VMs the whole way through the production code, and tells the truth about it."""
+"""The demo takes VMs through all of the production code, and its report is true."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import asyncio
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
 from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.simulate.demo import run_demo
-from kvplace.simulate.orders import orders
-from kvplace.simulate.report import (
+from kvplace.simulate.demo_report import (
     DemoReport,
     DemoSettings,
-    Latency,
     domain_diff,
-    refusal_groups,
     report_document,
+    similar_refusals,
 )
+from kvplace.simulate.demo_vms import demo_vms
 from kvplace.simulate.vm_templates import read_templates
 
 
@@ -34,7 +33,7 @@ def report() -> DemoReport:
     return _run(DemoSettings(vms=120, nodes=10))
 
 
-def test_nearly_all_vms_are_placed_and_those_that_are_not_are_told_why(report: DemoReport) -> None:
+def test_all_vms_are_placed_but_the_three_mistakes_which_get_their_reasons(report: DemoReport) -> None:
     assert len(report.placed) + len(report.refused) == 120
     assert [(vm.name.rpartition("-")[0], vm.by) for vm in report.refused] == [
         ("network-function", "filter"),
@@ -47,7 +46,7 @@ def test_nearly_all_vms_are_placed_and_those_that_are_not_are_told_why(report: D
     assert "did you mean 'one-socket'?" in misspelt
 
 
-def test_no_cpu_has_two_owners_and_none_is_the_hosts(report: DemoReport) -> None:
+def test_no_cpu_has_two_owners_and_no_reserved_cpu_has_one(report: DemoReport) -> None:
     assert report.cpus_owned_twice == 0
     for node, machine in report.machines.items():
         owned = mask_of(report.ledgers[node].owners)
@@ -76,7 +75,7 @@ def test_every_pinned_vm_has_its_vcpus_in_its_domain_as_its_placement_says(repor
         assert emulator.get("cpuset") == format_cpu_list(vm.placement.emulator_cpus)
 
 
-def test_the_vms_are_where_their_annotations_want_them(report: DemoReport) -> None:
+def test_vms_lie_within_the_scope_of_their_annotations(report: DemoReport) -> None:
     for vm in report.pinned:
         machine, cpus = report.machines[vm.node], vm.placement.cpus
         kind = vm.name.rpartition("-")[0]
@@ -120,15 +119,15 @@ def test_the_example_shows_only_what_the_hook_changed(report: DemoReport) -> Non
     assert any("vcpupin" in line for line in lines if line.startswith("+"))
 
 
-def test_a_cluster_that_is_too_small_refuses_and_groups_what_differs_in_numbers_only() -> None:
+def test_refusals_that_differ_in_numbers_only_are_grouped() -> None:
     small = _run(DemoSettings(vms=90, nodes=1))
-    groups = refusal_groups(small)
+    groups = similar_refusals(small)
     assert sum(len(group.vms) for group in groups) == len(small.refused) > 20
     assert len(groups) < len(small.refused) / 3
     assert len(groups[0].vms) >= len(groups[-1].vms)
 
 
-def test_vms_that_would_rather_float_are_bound_unpinned_and_counted_as_such() -> None:
+def test_vms_with_on_failure_float_are_bound_unpinned_and_counted_so() -> None:
     full = _run(DemoSettings(vms=90, nodes=1))
     floating = [vm for vm in full.placed if vm.placement.floats]
     assert floating
@@ -138,27 +137,20 @@ def test_vms_that_would_rather_float_are_bound_unpinned_and_counted_as_such() ->
 
 
 @given(st.integers(0, 60), st.integers())
-def test_orders_are_as_many_as_asked_for_with_names_of_their_own(count: int, seed: int) -> None:
+def test_as_many_vms_are_made_as_asked_for_with_unique_names(count: int, seed: int) -> None:
     templates = read_templates()
-    vms = orders(templates, count, seed)
-    assert vms == orders(templates, count, seed)
+    vms = demo_vms(templates, count, seed)
+    assert vms == demo_vms(templates, count, seed)
     assert len({vm["metadata"]["name"] for vm in vms}) == count
     assert templates == read_templates()
 
 
-@settings(max_examples=20)
-@given(st.lists(st.floats(0, 10), max_size=50))
-def test_latencies_are_ordered(seconds: list[float]) -> None:
-    latency = Latency.of(seconds)
-    assert latency.p50 <= latency.p95 <= latency.most == max(seconds, default=0.0)
-
-
-def test_what_the_demo_gives_is_what_the_offline_command_gives() -> None:
+def test_the_demo_and_place_give_a_vm_the_same_cpus() -> None:
     report = _run(DemoSettings(vms=1, nodes=1, seed=4))
     (vm,) = report.placed
     assert vm.name == "web-server-001"
     session = PlaceSession(vm.node, report.machines[vm.node])
-    wish = {"vcpus": len(vm.placement.vcpus), "memory": sum(vm.placement.memory.values())}
-    answer = session.answer(json.dumps(wish))
+    request = {"vcpus": len(vm.placement.vcpus), "memory": sum(vm.placement.memory.values())}
+    answer = session.answer(json.dumps(request))
     assert answer.kind is AnswerKind.PLACED
     assert answer.document["placement"]["vcpus"] == list(vm.placement.vcpus)

@@ -1,7 +1,6 @@
-"""What the users of a made-up cluster order: many VMs from the templates, in mixed sizes.
+"""The VMs of a demo: many VMs from the templates, in mixed sizes.
 
-Equal seeds order equal VMs. Among many orders a few are mistakes that real users make; those must be
-refused, and told why.
+Equal seeds make equal VMs. Among many VMs three have mistakes that real users make and must be refused.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ _SHARES = {
     "trading-engine": 7,
     "analytics": 3,
 }
-"""How often each template is ordered, in percent."""
+"""How often each template is used, in percent."""
 
 _CORES = {"web-server": (2, 4, 4, 8), "database": (8, 16, 24), "analytics": (32, 48, 64)}
-"""Sizes that are ordered; a template that is not here is ordered as it stands."""
+"""Cores to draw from; other templates keep their size."""
 
-_LEAST_FOR_MISTAKES = 20
+_FEWEST_WITH_MISTAKES = 20
 
 
-def orders(templates: Mapping[str, Json], count: int, seed: int) -> list[Json]:
-    """Write as many VMs as were ordered, named after their template and numbered."""
+def demo_vms(templates: Mapping[str, Json], count: int, seed: int) -> list[Json]:
+    """Make so many VMs, named after their template and numbered."""
     chance = random.Random(seed)
     names = [name for name in _SHARES if name in templates]
     chosen = chance.choices(names, weights=[_SHARES[name] for name in names], k=count)
-    vms = [_order(templates[name], f"{name}-{number:03d}", chance) for number, name in enumerate(chosen, 1)]
-    if count >= _LEAST_FOR_MISTAKES:
+    vms = [_vm(templates[name], f"{name}-{number:03d}", chance) for number, name in enumerate(chosen, 1)]
+    if count >= _FEWEST_WITH_MISTAKES:
         for (name, mistake), number in zip(_MISTAKES, (count // 4, count // 2, count * 3 // 4), strict=True):
             if name in templates:
-                vms[number] = _order(templates[name], f"{name}-{number + 1:03d}", chance)
+                vms[number] = _vm(templates[name], f"{name}-{number + 1:03d}", chance)
                 mistake(vms[number]["spec"]["template"])
     return vms
 
 
-def _order(template: Json, name: str, chance: random.Random) -> Json:
+def _vm(template: Json, name: str, chance: random.Random) -> Json:
     vm = copy.deepcopy(template)
     vm["metadata"]["name"] = name
     domain = vm["spec"]["template"]["spec"]["domain"]

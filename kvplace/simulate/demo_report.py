@@ -1,11 +1,11 @@
-"""What became of the VMs of a demo: the figures, and the form in which other programs read them."""
+"""The result of a demo: its VMs, counts over them, and the JSON report."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from kvplace.core.node_topology import API_VERSION
 from kvplace.core.placement import Placement
 from kvplace.core.topology import Topology
 from kvplace.domainxml.document import parse
+from kvplace.simulate.percentiles import Percentiles
 
 KIND = "DemoReport"
 
@@ -30,22 +31,22 @@ class DemoSettings:
 
 @dataclass(frozen=True, slots=True)
 class PlacedVm:
-    """A VM that runs on its cores, or that floats because it asked to rather than wait."""
+    """A VM that was bound, pinned or (with `on-failure: float`) unpinned."""
 
     name: str
     node: str
     placement: Placement
     seconds: float
-    """From the user's order to the rewritten domain."""
+    """From the VM's creation to its rewritten domain."""
     placing_seconds: float
-    """Of these, filter, prioritize and bind."""
+    """The part of filter, prioritize and bind."""
     domain_before: bytes
     domain_after: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedVm:
-    """A VM that was refused: by whom, and the sentence that its user reads."""
+    """A VM that was refused: by which component, and the message that its user gets."""
 
     name: str
     by: str
@@ -54,7 +55,7 @@ class RefusedVm:
 
 @dataclass
 class DemoReport:
-    """What became of the VMs."""
+    """The VMs of a demo."""
 
     settings: DemoSettings
     machines: Mapping[str, Topology]
@@ -66,7 +67,7 @@ class DemoReport:
 
     @property
     def pinned(self) -> list[PlacedVm]:
-        """The placed VMs that do not float."""
+        """The placed VMs that do not run unpinned."""
         return [vm for vm in self.placed if not vm.placement.floats]
 
     @property
@@ -81,26 +82,26 @@ class DemoReport:
 
     @property
     def owned_cpus(self) -> int:
-        """CPUs that have an owner, counted from the pods' placements."""
+        """CPUs that have an owner, counted from the placements of the pods, not from the ledgers."""
         return sum(vm.placement.owned.bit_count() for vm in self.placed)
 
     @property
     def cpus_owned_twice(self) -> int:
-        """CPUs that two pods were given alone, or that are the host's; anything but 0 is a bug."""
-        together: dict[str, int] = {node: topology.reserved for node, topology in self.machines.items()}
+        """CPUs that two pods own, or one pod and the host; anything but 0 is a bug."""
+        used: dict[str, int] = {node: topology.reserved for node, topology in self.machines.items()}
         twice = 0
         for vm in self.placed:
-            twice += (together[vm.node] & vm.placement.owned).bit_count()
-            together[vm.node] |= vm.placement.owned
+            twice += (used[vm.node] & vm.placement.owned).bit_count()
+            used[vm.node] |= vm.placement.owned
         return twice
 
     @property
     def allocatable_cpus(self) -> int:
-        """CPUs of all machines that may be given out."""
+        """CPUs of all machines that are not reserved."""
         return sum(topology.allocatable.bit_count() for topology in self.machines.values())
 
     def core_map(self, node: str | None = None) -> CoreMap:
-        """Draw one machine; unless named, the one with several NUMA nodes that has most owners."""
+        """Draw one machine; default: the one with several NUMA nodes that has most owners."""
         if node is None:
             node = max(
                 self.machines,
@@ -113,7 +114,7 @@ class DemoReport:
         return draw(node, self.machines[node], self.ledgers[node])
 
     def example(self, node: str) -> PlacedVm | None:
-        """Pick a VM whose domain shows much: one with CPUs of its own, of that node where there is one."""
+        """Pick a VM with a domain that shows much: one that owns CPUs, if possible on that node."""
         return max(
             self.pinned,
             key=lambda vm: (vm.name.startswith("network-function"), vm.node == node, vm.placement.owned != 0),
@@ -126,46 +127,29 @@ class DemoReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
-    """How long something took for each VM, in seconds."""
-
-    p50: float
-    p95: float
-    most: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Latency:
-        """Take the quantiles of what was measured; all 0 when nothing was."""
-        ordered = sorted(seconds)
-        if not ordered:
-            return cls(0.0, 0.0, 0.0)
-        return cls(ordered[len(ordered) // 2], ordered[len(ordered) * 95 // 100], ordered[-1])
-
-
-@dataclass(frozen=True, slots=True)
-class RefusalGroup:
-    """VMs that were refused alike."""
+class SimilarRefusals:
+    """VMs whose refusals differ in numbers only."""
 
     by: str
     reason: str
-    """The sentence that the first of them got."""
+    """The message to the first of them."""
     vms: tuple[str, ...]
 
 
-def refusal_groups(report: DemoReport) -> list[RefusalGroup]:
-    """Bring refusals together that differ in their numbers only; the largest group first."""
+def similar_refusals(report: DemoReport) -> list[SimilarRefusals]:
+    """Group refusals that differ in their numbers only, the largest group first."""
     groups: dict[tuple[str, str], list[RefusedVm]] = {}
     for vm in report.refused:
         first = vm.reason.replace(vm.name, "").partition(", best ")[0]
         groups.setdefault((vm.by, re.sub(r"\d+", "0", first)), []).append(vm)
     ordered = sorted(groups.values(), key=lambda vms: (-len(vms), vms[0].name))
-    return [RefusalGroup(vms[0].by, vms[0].reason, tuple(vm.name for vm in vms)) for vms in ordered]
+    return [SimilarRefusals(vms[0].by, vms[0].reason, tuple(vm.name for vm in vms)) for vms in ordered]
 
 
 def domain_diff(vm: PlacedVm, *, context: int = 2) -> list[str]:
-    """Show what kvplace changed in a domain, as a unified diff without newlines.
+    """Give the changes to a domain as a unified diff without newlines.
 
-    Empty elements can be written in two ways; that alone is no change.
+    An empty element can be written in two ways; that alone is no change.
     """
     return list(
         difflib.unified_diff(
@@ -183,8 +167,8 @@ def report_document(report: DemoReport) -> dict[str, Any]:
     """Write a report as JSON; everything but the seconds is the same for equal settings."""
     drawing = report.core_map()
     example = report.example(drawing.name)
-    whole = Latency.of([vm.seconds for vm in report.placed])
-    placing = Latency.of([vm.placing_seconds for vm in report.placed])
+    whole = Percentiles.of([vm.seconds for vm in report.placed])
+    placing = Percentiles.of([vm.placing_seconds for vm in report.placed])
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -197,7 +181,7 @@ def report_document(report: DemoReport) -> dict[str, Any]:
         "pinned": len(report.pinned),
         "refused": [
             {"by": group.by, "count": len(group.vms), "reason": group.reason, "vms": list(group.vms)}
-            for group in refusal_groups(report)
+            for group in similar_refusals(report)
         ],
         "vmsByNumaNodes": {str(nodes): count for nodes, count in report.numa_splits.items()},
         "vmsBySockets": {str(sockets): count for sockets, count in report.socket_splits.items()},
@@ -208,8 +192,8 @@ def report_document(report: DemoReport) -> dict[str, Any]:
         },
         "seconds": {
             "all": report.seconds,
-            "perVm": {"p50": whole.p50, "p95": whole.p95, "max": whole.most},
-            "filterToBind": {"p50": placing.p50, "p95": placing.p95, "max": placing.most},
+            "perVm": {"p50": whole.p50, "p95": whole.p95, "max": whole.max},
+            "filterToBind": {"p50": placing.p50, "p95": placing.p95, "max": placing.max},
         },
         "map": core_map_document(drawing),
         "domain": None if example is None else _domain_document(example),
