@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.simulate.load import Arrival, Event, RunningVms, Vm
+from kvplace.simulate.load import ActiveVms, Arrival, Event, Vm
 
 GIB = 1 << 30
 
@@ -77,7 +77,7 @@ class ConstantLoad:
         self._memory = memory
         self._count = count
         self._fill = fill
-        self._running = RunningVms()
+        self._running = ActiveVms()
 
     @property
     def used_cpus(self) -> int:

@@ -43,7 +43,7 @@ from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
 from kvplace.simulate.load import Arrival, Kind, Mix, RandomLoad, Vm
-from kvplace.simulate.simulation import SimulatedCluster
+from kvplace.simulate.simulated_cluster import SimulatedCluster
 
 GIB = 1 << 30
 SIZES = (50, 250, 1000)
@@ -101,7 +101,7 @@ def kvplace(strategy: Strategy) -> Filling:
                 return End(cluster_state(cluster.states, PER_CPU), count, split, far)
             split += len(best.placement.numa_nodes) > nodes_needed(best.topology, vm.request.vcpus)
             far += not set(best.placement.memory) <= set(best.topology.nodes_of(best.placement.cpus))
-            cluster.take(best.node, vm, best.placement)
+            cluster.start(best.node, vm, best.placement)
         raise AssertionError("the cluster was not filled")
 
     return fill

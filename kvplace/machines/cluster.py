@@ -10,8 +10,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadBody, BadTopology
-from kvplace.core.free import free_of
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import Occupant, within
 from kvplace.core.refusal import Refusal
 from kvplace.core.topology import Topology
 from kvplace.documents.cluster import MOST_NODES, ClusterDocument, NodeEntry, RunningVm
@@ -65,7 +64,8 @@ def _running(vms: Sequence[RunningVm], topology: Topology, path: str) -> tuple[O
 
 
 def _placed(vm: RunningVm, node: ClusterNode, path: str) -> Occupant:
-    placement = place(node.topology, free_of(node.topology, node.ledger, only=vm.cpus), vm.request)
+    free = node.free if vm.cpus is None else within(node.free, vm.cpus)
+    placement = place(node.topology, free, vm.request)
     if isinstance(placement, Refusal):
         where = "" if vm.cpus is None else f" on CPUs {format_cpu_list(vm.cpus)}"
         raise BadBody(f"{path}: the VM does not fit{where}: {placement.message}")

@@ -1,4 +1,4 @@
-"""How much of a cluster is in use, and how much is left that nobody can use: stranded CPUs and memory."""
+"""How much of a cluster is in use, and how much of the rest is stranded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kvplace.core.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A cluster at one moment; shares are of what it could give out when it was empty.
+    """A cluster at one moment, in shares of what the empty cluster can give out.
 
     A free CPU is stranded where its node has too little memory left to go with it, in the proportion in
     which the VMs together ask for both; free memory is stranded where too few CPUs are left to go with it.
-    Memory is that outside huge pages. Nodes that do not say their memory strand nothing.
+    Memory is counted outside huge pages. Nodes of unknown memory strand nothing.
     """
 
     cpus_used: float
@@ -27,7 +27,7 @@ class ClusterState:
 
 
 def cluster_state(nodes: Iterable[tuple[Topology, Free]], memory_per_cpu: float) -> ClusterState:
-    """Measure nodes by what is left on them, for VMs that ask for so many bytes per CPU."""
+    """Measure nodes by what is free on them, for VMs that request so many bytes per CPU."""
     cpus = free_cpus = memory = free_memory = 0
     stranded_cpus = stranded_memory = 0.0
     for topology, free in nodes:
@@ -51,6 +51,6 @@ def cluster_state(nodes: Iterable[tuple[Topology, Free]], memory_per_cpu: float)
 
 @cache
 def empty_amounts(topology: Topology) -> tuple[int, int]:
-    """Count CPUs and bytes outside huge pages that a machine gives out when it is empty."""
+    """Count the CPUs, and the bytes outside huge pages, that an empty machine can give out."""
     free = free_of(topology, Ledger())
     return free.cpus.bit_count(), sum(count for _, count in free.memory)

@@ -41,7 +41,7 @@ class Departure:
 Event = Arrival | Departure
 
 
-class RunningVms:
+class ActiveVms:
     """The VMs of a load that run, what they use together, and which one ends next."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class RandomLoad:
         self._cpus = cpus
         self._memory = memory
         self._random = random.Random(f"kvplace {seed}")
-        self._running = RunningVms()
+        self._running = ActiveVms()
         self._refused = False
 
     def refused(self, vm: Vm) -> None:

@@ -39,10 +39,11 @@ class Scenario:
             else [(1.0, vm.request) for vm in self.vms]
         )
         cpus = sum(share * request.vcpus for share, request in shares)
-        return sum(share * _plain_memory(request) for share, request in shares) / cpus
+        return sum(share * plain_memory(request) for share, request in shares) / cpus
 
 
-def _plain_memory(request: Request) -> int:
+def plain_memory(request: Request) -> int:
+    """Return the memory outside huge pages."""
     return max(0, request.memory - sum(size * count for size, count in request.huge_pages.items()))
 
 

@@ -1,4 +1,4 @@
-"""A simulation decides as a cluster would, counts what came of it, and comes out the same every time."""
+"""A simulation decides as a cluster does, counts correctly, and gives equal outcomes for equal scenarios."""
 
 from __future__ import annotations
 
@@ -49,31 +49,31 @@ def listed(*vms: dict[str, Any], nodes: Any = NODES, **more: Any) -> Scenario:
     return scenario({"nodes": nodes, "vms": list(vms)} | more)
 
 
-def test_the_example_is_a_scenario_and_says_how_it_is_changed() -> None:
+def test_the_example_is_a_valid_scenario_and_says_how_to_change_it() -> None:
     found = example_scenario()
     assert len(found.nodes) == 50
     assert set(found.strategies) == set(Strategy)
     assert "kvplace simulate --scenario" in example_text()
 
 
-def test_equal_scenarios_come_out_equal_but_for_the_seconds() -> None:
-    def played() -> dict[str, Any]:
+def test_equal_scenarios_give_equal_reports_but_for_the_seconds() -> None:
+    def run() -> dict[str, Any]:
         found = scenario(MIXED)
         document = report_document(
             found, [simulate(found, strategy, seed) for strategy in found.strategies for seed in found.seeds]
         )
-        for run in document["runs"]:
-            assert run.pop("secondsPerDecision")["median"] > 0
+        for one in document["runs"]:
+            assert one.pop("secondsPerDecision")["median"] > 0
         return document
 
-    first = played()
-    assert first == played()
+    first = run()
+    assert first == run()
     assert first["runs"][0] != first["runs"][1] | {"seed": 1}
-    for run in first["runs"]:
-        assert run["arrived"] == 60 == run["placed"] + run["refused"]
+    for one in first["runs"]:
+        assert one["arrived"] == 60 == one["placed"] + one["refused"]
 
 
-def test_vms_fill_a_cluster_until_one_is_refused_and_its_state_then_is_kept() -> None:
+def test_the_state_at_the_first_refusal_is_kept() -> None:
     found = listed({"id": "vm", "count": 8, "request": {"vcpus": 20, "cpuSet": "one-numa", "memory": "8Gi"}})
     outcome = simulate(found, Strategy.PACK, None)
     assert (outcome.placed, outcome.refused, outcome.placed_before_refusal) == (6, 2, 6)
@@ -94,7 +94,7 @@ def test_a_refusal_while_a_node_or_the_cluster_has_enough_is_counted() -> None:
     assert (outcome.refused, outcome.refused_while_node_free, outcome.refused_while_cluster_free) == (1, 0, 1)
 
 
-def test_a_vm_that_ends_makes_way_and_one_that_was_refused_never_ends() -> None:
+def test_a_vm_that_ends_releases_its_cpus_and_the_end_of_a_refused_one_changes_nothing() -> None:
     whole = {"vcpus": 60, "cpuSet": "one-numa"}
     one = [{"name": "n", "machine": "epyc-7502p"}]
     found = listed(
@@ -108,7 +108,7 @@ def test_a_vm_that_ends_makes_way_and_one_that_was_refused_never_ends() -> None:
     assert outcome.end.cpus_used == 1.0
 
 
-def test_vms_that_run_already_keep_their_cores_also_from_a_vm_of_the_same_name() -> None:
+def test_running_vms_keep_their_cores_also_from_a_vm_of_the_same_name() -> None:
     nodes = [
         {
             "name": "n",
@@ -123,14 +123,17 @@ def test_vms_that_run_already_keep_their_cores_also_from_a_vm_of_the_same_name()
     assert outcome.end.cpus_used == pytest.approx(50 / 60)
 
 
-def test_moves_make_room_for_a_vm_that_would_be_refused() -> None:
-    nodes = [{"name": "genoa", "machine": "2x-epyc-9354"}]  # two NUMA nodes of 60 CPUs
+GENOA = [{"name": "genoa", "machine": "2x-epyc-9354"}]  # two NUMA nodes of 60 CPUs
 
-    def vm(name: str, vcpus: int, arrives: float, lifetime: float = 100) -> dict[str, Any]:
+
+def fragmented(begin: float = 0, suffix: str = "") -> list[dict[str, Any]]:
+    """VMs of which the last one is refused unless one of 10 vCPUs and 8 GiB moves; all end within 100."""
+
+    def vm(name: str, vcpus: int, arrives: float, lifetime: float = 50) -> dict[str, Any]:
         request = {"vcpus": vcpus, "cpuSet": "one-numa", "memory": "8Gi"}
-        return {"id": name, "request": request, "arrives": arrives, "lifetime": lifetime}
+        return {"id": name + suffix, "request": request, "arrives": begin + arrives, "lifetime": lifetime}
 
-    vms = [
+    return [
         vm("a", 40, 0.1),
         vm("short", 20, 0.2, 1),
         vm("b", 40, 0.3),
@@ -139,14 +142,36 @@ def test_moves_make_room_for_a_vm_that_would_be_refused() -> None:
         vm("d", 10, 2),
         vm("large", 20, 4),
     ]
-    assert simulate(listed(*vms, nodes=nodes), Strategy.PACK, None).refused == 1
-    moving = simulate(listed(*vms, nodes=nodes, moves=1), Strategy.PACK, None)
+
+
+def test_a_move_makes_room_for_a_vm_that_would_be_refused() -> None:
+    assert simulate(listed(*fragmented(), nodes=GENOA), Strategy.PACK, None).refused == 1
+    moving = simulate(listed(*fragmented(), nodes=GENOA, moves=1), Strategy.PACK, None)
     assert (moving.refused, moving.moves, moving.made_room) == (0, 1, 1)
     assert moving.bytes_moved == 8 * GIB
     assert moving.end.cpus_used == 0
 
 
-def test_splits_that_no_node_could_spare_a_vm_are_forced() -> None:
+def test_moves_and_their_bytes_are_summed_over_all_vms() -> None:
+    twice = [*fragmented(), *fragmented(begin=100, suffix="-2")]
+    moving = simulate(listed(*twice, nodes=GENOA, moves=1), Strategy.PACK, None)
+    assert (moving.moves, moving.made_room, moving.bytes_moved) == (2, 2, 16 * GIB)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_refused_vms_are_not_part_of_the_load(seed: int) -> None:
+    mix = [
+        {"share": 1, "request": {"vcpus": 600}},  # fits nowhere
+        {"share": 3, "request": {"vcpus": 4, "memory": "1Gi"}},
+    ]
+    found = scenario({"nodes": NODES, "mix": mix, "requests": 300, "load": 0.8})
+    outcome = simulate(found, Strategy.PACK, seed)
+    assert outcome.refused > 50
+    assert outcome.reasons.total() == outcome.refused
+    assert outcome.end.cpus_used > 0.6
+
+
+def test_splits_on_every_node_are_forced() -> None:
     nodes = [{"name": "rome", "machine": "2x-epyc-7763-nps4"}]
     vms = [
         {"id": "small", "count": 8, "request": {"vcpus": 18, "cpuSet": "one-numa"}},
@@ -156,7 +181,7 @@ def test_splits_that_no_node_could_spare_a_vm_are_forced() -> None:
     assert (outcome.numa.forced, outcome.numa.avoidable) == (1, 0)
 
 
-def test_stranded_is_what_lacks_the_other_half_in_the_proportion_of_the_mix() -> None:
+def test_free_cpus_without_memory_and_free_memory_without_cpus_are_stranded() -> None:
     topology = read_machine("epyc-7502p")
     cpus, memory = empty_amounts(topology)
     empty = free_of(topology, Ledger())
@@ -171,7 +196,7 @@ def test_stranded_is_what_lacks_the_other_half_in_the_proportion_of_the_mix() ->
     assert cluster_state([(topology, no_memory)], 0).cpus_stranded == 0
 
 
-def test_a_drawn_load_hovers_and_goes_on_after_refusals() -> None:
+def test_a_random_load_stays_below_its_share_and_goes_on_after_refusals() -> None:
     mix = Mix((Kind(1.0, Request(4, memory=GIB)),), requests=200, load=0.5)
     load = RandomLoad(mix, 3, cpus=40, memory=100 * GIB)
     running: set[str] = set()
@@ -190,7 +215,7 @@ def test_a_drawn_load_hovers_and_goes_on_after_refusals() -> None:
     assert arrivals == 200
 
 
-def test_a_trace_is_played_in_the_order_of_time_and_ends_go_before_arrivals() -> None:
+def test_a_trace_is_in_the_order_of_time_with_departures_before_arrivals() -> None:
     first, second = Vm("a", Request(1), 1.0, 0.0), Vm("b", Request(1), None, 1.0)
     assert list(trace([second, first])) == [Arrival(first), Departure(first), Arrival(second)]
 

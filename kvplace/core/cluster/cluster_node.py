@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplace.core.free import Free, free_of
-from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant
 from kvplace.core.topology import Topology
 
@@ -19,12 +19,7 @@ class ClusterNode:
     running: tuple[Occupant, ...] = ()
 
     @property
-    def ledger(self) -> Ledger:
-        """The claims of the running VMs."""
-        claims = tuple(claim_of(vm.id, vm.placement) for vm in self.running)
-        return Ledger().after(LedgerChange(claims=claims))
-
-    @property
     def free(self) -> Free:
         """What the running VMs leave free."""
-        return free_of(self.topology, self.ledger)
+        claims = [claim_of(vm.id, vm.placement) for vm in self.running]
+        return free_of(self.topology, Ledger(), claims)

@@ -1,0 +1,108 @@
+"""A cluster in a simulation: its nodes with their VMs, and the decisions of the extender about them.
+
+Nodes answer through the fit table that answers kube-scheduler's Filter, and the same rule chooses among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
+from kvplace.core.free import Free
+from kvplace.core.moves.make_room import MovePlan, make_room
+from kvplace.core.occupant import Occupant
+from kvplace.core.placement import Placement
+from kvplace.core.refusal import Refusal
+from kvplace.core.request import Request
+from kvplace.core.scalars import CpuMask
+from kvplace.core.topology import Topology
+from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
+from kvplace.scheduler.fit_table import FitTable
+from kvplace.simulate.load import Vm
+
+_MOST_NODES_SEARCHED_FOR_MOVES = 8
+"""Nodes on which moves are searched for, for one VM."""
+
+
+class SimulatedCluster:
+    """The nodes, and what the extender would decide about them."""
+
+    def __init__(self, nodes: Sequence[ClusterNode], strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._nodes = {node.name: node for node in nodes}
+        self._free = {node.name: node.free for node in nodes}
+        self._node_of: dict[str, str] = {}
+        self._fits = FitTable(self._snapshot_of)
+
+    @property
+    def states(self) -> Iterable[tuple[Topology, Free]]:
+        """Every node's machine and what is free there."""
+        return ((node.topology, self._free[name]) for name, node in self._nodes.items())
+
+    def answers(self, request: Request) -> dict[str, Candidate | Refusal]:
+        """Give every node's placement or refusal."""
+        return self._fits.answers(self._nodes, request)
+
+    def best(self, answers: dict[str, Candidate | Refusal]) -> Candidate | None:
+        """Choose among the nodes that fit."""
+        return best_candidate((a for a in answers.values() if isinstance(a, Candidate)), self._strategy)
+
+    def start(self, node: str, vm: Vm, placement: Placement) -> None:
+        """Run a VM on a node."""
+        uid = _uid(vm)
+        self._node_of[uid] = node
+        self._set_running(node, (*self._nodes[node].running, Occupant(uid, vm.request, placement)))
+
+    def end(self, vm: Vm) -> None:
+        """Release what a VM holds; nothing when it was refused."""
+        uid = _uid(vm)
+        node = self._node_of.pop(uid, None)
+        if node is not None:
+            self._set_running(node, (one for one in self._nodes[node].running if one.id != uid))
+
+    def find_moves(self, request: Request, most_moves: int, first: str | None) -> tuple[str, MovePlan] | None:
+        """Find the node where the fewest and cheapest moves let a VM fit well.
+
+        Searches `first`, where the VM would be split, and the nodes with the fewest, but enough, free CPUs.
+        """
+        enough = [
+            (free.cpus.bit_count(), name)
+            for name, free in self._free.items()
+            if free.cpus.bit_count() >= request.vcpus and name != first
+        ]
+        names = [name for _, name in sorted(enough)]
+        best: tuple[tuple[int, int], str, MovePlan] | None = None
+        for name in ([first, *names] if first is not None else names)[:_MOST_NODES_SEARCHED_FOR_MOVES]:
+            node = self._nodes[name]
+            plan = make_room(node.topology, node.running, request, most_moves=most_moves)
+            if isinstance(plan, MovePlan):
+                cost = (len(plan.moves), plan.bytes_moved)
+                if best is None or cost < best[0]:
+                    best = (cost, name, plan)
+                if len(plan.moves) <= 1:
+                    break
+        return (best[1], best[2]) if best is not None else None
+
+    def move(self, node: str, plan: MovePlan) -> None:
+        """Make the moves of a plan."""
+        after = {move.id: move.after for move in plan.moves}
+        self._set_running(
+            node,
+            (replace(vm, placement=after.get(vm.id, vm.placement)) for vm in self._nodes[node].running),
+        )
+
+    def _set_running(self, node: str, running: Iterable[Occupant]) -> None:
+        changed = replace(self._nodes[node], running=tuple(running))
+        self._nodes[node], self._free[node] = changed, changed.free
+        self._fits.node_changed(node)
+
+    def _snapshot_of(self, node: str) -> NodeSnapshot:
+        topology = self._nodes[node].topology
+        return NodeSnapshot(NodeMachine(topology, CpuMask(topology.allocatable)), self._free[node])
+
+
+def _uid(vm: Vm) -> str:
+    """Keep VMs of the load apart from those that the document lists as running."""
+    return f"load/{vm.id}"
