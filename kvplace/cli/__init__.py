@@ -1,1 +1,1 @@
-"""The command line: the argument tree, what is printed, and exit codes. Decisions are made elsewhere."""
+"""The command line: the argument tree, what is printed, and exit codes. It decides nothing."""

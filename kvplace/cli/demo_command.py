@@ -1,4 +1,4 @@
-"""`kvplace demo`: what kvplace does with hundreds of VMs, without a cluster and without root."""
+"""`kvplace demo`: hundreds of VMs placed by kvplace, without a cluster and without root."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.output import Output, console, output_option, print_json, say
+from kvplace.cli.output import Output, console, output_option, print_document, say
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -19,19 +19,23 @@ if TYPE_CHECKING:
     from kvplace.simulate.demo_report import DemoReport, SimilarRefusals
 
 
-@click.command("demo", short_help="See 500 VMs placed on a made-up cluster.")
-@click.option("--vms", type=click.IntRange(1, 20_000), default=500, show_default=True, help="VMs to order.")
+_WIDTH = 100
+"""Columns of the map in a file or pipe."""
+
+
+@click.command("demo", short_help="Place 500 VMs on an example cluster, without any set-up.")
+@click.option("--vms", type=click.IntRange(1, 20_000), default=500, show_default=True, help="VMs to place.")
 @click.option(
     "--nodes", type=click.IntRange(1, 5_000), default=24, show_default=True, help="Nodes of the cluster."
 )
-@click.option("--seed", type=int, default=1, show_default=True, help="Another number orders other VMs.")
-@output_option
+@click.option("--seed", type=int, default=1, show_default=True, help="Another seed draws other VMs.")
+@output_option(Output.TABLE, Output.JSON)
 def command(vms: int, nodes: int, seed: int, output: Output) -> int:
-    """Order VMs from vm-templates/ on a made-up cluster of well-known servers.
+    """Place VMs from vm-templates/ on an example cluster of well-known servers.
 
-    Each goes the way that it goes in a cluster, through the same code: VMI admission, its virt-launcher
-    pod, pod admission, the extender's filter, prioritize and bind, the node's ledger, and the hook that
-    rewrites its libvirt domain.
+    Each VM goes through the same code as in a cluster: VMI admission, its virt-launcher pod, pod admission,
+    the extender's filter, prioritize and bind, the node's ledger, and the hook that rewrites its libvirt
+    domain. VMs that do not fit are part of the answer: the exit code is 0.
     """
     import asyncio
 
@@ -41,17 +45,17 @@ def command(vms: int, nodes: int, seed: int, output: Output) -> int:
     with _progress(vms) as progress:
         report = asyncio.run(run_demo(DemoSettings(vms, nodes, seed), progress))
     if output is Output.JSON:
-        print_json(report_document(report))
+        print_document(report_document(report), output)
     else:
-        _print(report, console())
+        _print(report, console(sys.stdout, _WIDTH))
     return ExitCode.FAILED if report.cpus_owned_twice else ExitCode.DONE
 
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[DemoReport], None]]:
-    """Show how far it is on stderr: a bar on a terminal, else a line a second."""
+    """Show progress on stderr: a bar on a terminal, else a line per second."""
     if not sys.stderr.isatty():
-        yield _line_a_second(total)
+        yield _line_per_second(total)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -62,17 +66,17 @@ def _progress(total: int) -> Iterator[Callable[[DemoReport], None]]:
         yield lambda report: bar.update(task, completed=_done(report))
 
 
-def _line_a_second(total: int) -> Callable[[DemoReport], None]:
+def _line_per_second(total: int) -> Callable[[DemoReport], None]:
     last = time.monotonic()
 
-    def tell(report: DemoReport) -> None:
+    def report_progress(report: DemoReport) -> None:
         nonlocal last
         now = time.monotonic()
         if now - last >= 1.0:
             last = now
             say(f"{_done(report)} of {total} VMs")
 
-    return tell
+    return report_progress
 
 
 def _done(report: DemoReport) -> int:

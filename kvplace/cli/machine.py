@@ -1,4 +1,4 @@
-"""The machine that a command is about, with the options that change it."""
+"""The machine that a command works on: its argument, its completion and the options that change it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from kvplace.machines.machine import Machine
@@ -22,9 +23,17 @@ def cpu_manager_state_option(function: _Function) -> _Function:
         "--cpu-manager-state",
         type=_CPU_MANAGER_STATE,
         metavar="FILE",
-        help="The kubelet's cpu_manager_state: the CPUs that its static policy holds are not free.",
+        help="The kubelet's cpu_manager_state: CPUs that its static policy holds are not free.",
     )
     return option(function)
+
+
+def complete_machine(_context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a server type, or else of a file."""
+    from kvplace.machines.shipped import machine_names
+
+    names = [CompletionItem(name) for name in machine_names() if name.startswith(begun)]
+    return names or [CompletionItem(begun, type="file")]
 
 
 def chosen_machine(name: str | None, *, reserved: str | None = None, state: Path | None = None) -> Machine:

@@ -1,13 +1,13 @@
-"""The command `kvplace`, also called as `kubectl kvplace`.
+"""The command `kvplace`, also installed as `kubectl kvplace`.
 
-What a command finds out goes to stdout, what it has to say about that to stderr. An error of the user's is
-one sentence; which exit code it has says `core.errors`. Each command lives in a module of its own that is
-imported when it is called for, and imports what it needs when it runs: help and completion stay quick, and
-nothing that works without a cluster ever loads a Kubernetes client.
+Answers go to stdout, messages to stderr. A user's mistake is reported in one sentence; `core.errors` gives
+its exit code. Each command is a module that is imported when it is called and imports what it needs when it
+runs: help and completion stay quick, and a command that needs no cluster never loads a Kubernetes client.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import os
@@ -28,12 +28,12 @@ EXIT_CODES = """\b
 Exit codes:
   0  done             3  does not fit: a true answer
   1  failed           4  partly done: some fit, some do not
-  2  bad usage/input  130  interrupted
+  2  invalid input    130  interrupted
 """
 
 
 class _Commands(click.Group):
-    """Commands that are imported when somebody asks for them."""
+    """Commands that are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -45,6 +45,14 @@ class _Commands(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggest a command for a misspelt one, as click does for options."""
+        if args[0] not in COMMANDS and (near := difflib.get_close_matches(args[0], COMMANDS, n=1)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
 
 @click.group(
     cls=_Commands,
@@ -53,26 +61,26 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, "--version", message="kvplace %(version)s")
 def cli() -> None:
-    """Give KubeVirt VMs the right physical cores, and see which they are."""
+    """Give KubeVirt VMs the right physical CPU cores, and show who has which."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command line and leave the process with its exit code."""
-    if sys.stdin is None:  # closed by whoever called us, as stdout may be
+    """Run a command line and end the process with its exit code."""
+    if sys.stdin is None:  # closed by the caller, as stdout may be
         sys.stdin = io.TextIOWrapper(io.BytesIO())
     if sys.stdout is None:
-        sys.exit(_failed("stdout is closed: the answer has nowhere to go", ExitCode.FAILED))
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names that a terminal cannot write must not end a map
+        sys.exit(_failed("stdout is closed: the answer cannot be printed", ExitCode.FAILED))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that the terminal cannot write is no error
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(sys.argv[1:] if arguments is None else list(arguments))
         sys.stdout.flush()
     except OSError as error:
-        # Whoever read our output may have seen enough, which is no fault of theirs.
+        # A reader such as `head` that has seen enough is no error worth a message.
         if not isinstance(error, BrokenPipeError):
             where = error.filename or "stdin or stdout"
             _failed(f"{where} cannot be read or written: {error.strerror or error}", ExitCode.FAILED)
-        # The interpreter must not complain about what is left to write on its way out.
+        # What is left in the buffer must not make the interpreter complain when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ExitCode.FAILED
     sys.exit(code)
@@ -102,5 +110,5 @@ def _failed(sentence: str, code: ExitCode) -> int:
 
 
 def _program() -> str:
-    """Give the words by which the user called us."""
+    """Return the name by which the user called the program."""
     return "kubectl kvplace" if Path(sys.argv[0]).name.startswith("kubectl-") else "kvplace"

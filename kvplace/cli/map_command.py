@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import click
+from click.shell_completion import CompletionItem
 
-from kvplace.cli.machine import chosen_machine, cpu_manager_state_option
-from kvplace.cli.output import WIDTH, console, say
+from kvplace.cli.machine import chosen_machine, complete_machine, cpu_manager_state_option
+from kvplace.cli.output import console, say
 from kvplace.core.errors import BadBody
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kvplace.cli.claims_by_node import NodeClaims
     from kvplace.core.drawing.core_map import CoreMap
 
-_WIDE = 160
-"""Columns of `-o wide` in a file or pipe."""
+_WIDTH, _WIDE_WIDTH = 100, 160
+"""Columns of `-o table` and `-o wide` in a file or pipe."""
 
 
 class Form(Enum):
@@ -64,8 +63,13 @@ class Target:
         return cls(_FORM_OF_FILE[file.suffix], file)
 
 
+def _complete_target(_context: click.Context, _option: click.Parameter, begun: str) -> list[CompletionItem]:
+    forms = [CompletionItem(form.value) for form in Form if form.value.startswith(begun)]
+    return forms or [CompletionItem(begun, type="file")]
+
+
 @click.command("map", short_help="Draw the cores of a machine and the VMs on them.")
-@click.argument("machine", metavar="[FILE]", required=False)
+@click.argument("machine", metavar="[FILE]", required=False, shell_complete=complete_machine)
 @click.option(
     "--placements",
     metavar="FILE",
@@ -94,6 +98,7 @@ class Target:
     metavar="FORM|FILE",
     multiple=True,
     callback=lambda _context, _option, values: Target.of(values),
+    shell_complete=_complete_target,
     help="table (default), wide, json or svg; or a file to write, whose suffix .svg, .json or .txt chooses "
     "the form. May be given twice, for a form and a file.",
 )
@@ -182,13 +187,4 @@ def _draw(drawing: CoreMap, form: Form, file: TextIO) -> None:
         from kvplace.cli.terminal_map import print_map
 
         wide = form is Form.WIDE
-        print_map(_console(file, _WIDE if wide else WIDTH), drawing, wide=wide)
-
-
-def _console(file: TextIO, width: int) -> Console:
-    """Open a file for drawing; `width` counts unless it is a terminal."""
-    from rich.console import Console
-
-    if file is sys.stdout and sys.stdout.isatty():
-        return console()
-    return Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+        print_map(console(file, _WIDE_WIDTH if wide else _WIDTH), drawing, wide=wide)

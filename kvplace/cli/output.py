@@ -1,23 +1,19 @@
-"""What all commands share of printing: the option `-o`, JSON, and a terminal that may be none."""
+"""What all commands share to print: the option `-o`, JSON and YAML, tables, and messages on stderr."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-WIDTH = 100
-"""Columns of a drawing or table that goes into a file or pipe."""
-
-ENDLESS = 1_000_000
-"""Columns of a table whose lines must stay whole, since other programs may read them."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -32,12 +28,7 @@ class Output(Enum):
     NAME = "name"
 
 
-def output_option(function: _Function) -> _Function:
-    """Add `-o table|json` to a command, as its argument `output`."""
-    return output_option_of(Output.TABLE, Output.JSON)(function)
-
-
-def output_option_of(*outputs: Output) -> Callable[[_Function], _Function]:
+def output_option(*outputs: Output) -> Callable[[_Function], _Function]:
     """Add `-o` with these choices to a command, as its argument `output`; the first one is the default."""
     return click.option(
         "-o",
@@ -50,22 +41,38 @@ def output_option_of(*outputs: Output) -> Callable[[_Function], _Function]:
     )
 
 
-def print_json(document: object) -> None:
-    """Print a document for other programs."""
-    click.echo(json.dumps(document, indent=2))
-
-
-def print_yaml(document: object) -> None:
-    """Print a document for other programs, and for people who would edit it."""
+def print_document(document: object, output: Output) -> None:
+    """Print a document as JSON or YAML."""
+    if output is Output.JSON:
+        click.echo(json.dumps(document, indent=2))
+        return
     import yaml
 
     click.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
 
 
-def cpu_lines(cpus: int, width: int) -> str:
-    """Write a CPU list in lines of about that many columns, which end where an entry does."""
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print cells in aligned columns; a cell may have several lines, and no line is ever broken."""
+    widths = [
+        max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)
+    ]
+    for row in rows:
+        for parts in zip_longest(*(cell.split("\n") for cell in row), fillvalue=""):
+            cells = (part.ljust(width) for part, width in zip(parts, widths, strict=True))
+            click.echo("   ".join(cells).rstrip())
+
+
+def table_width() -> int | None:
+    """Return the columns of the terminal; None where stdout is a file or pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def cpu_lines(cpus: int, width: int | None) -> str:
+    """Write a CPU list in lines of about that many columns, broken behind a comma; None for one line."""
     from kvplace.core.cpuset import format_cpu_list
 
+    if width is None:
+        return format_cpu_list(cpus)
     lines = [""]
     for entry in format_cpu_list(cpus).split(","):
         if lines[-1] and len(lines[-1]) + len(entry) + 2 > width:
@@ -77,21 +84,17 @@ def cpu_lines(cpus: int, width: int) -> str:
 
 
 def say(sentence: str) -> None:
-    """Tell the person something that is not part of the answer."""
+    """Print a message that is not part of the answer."""
     click.echo(f"kvplace: {sentence}", err=True)
 
 
-def console(width: int = WIDTH) -> Console:
-    """Open stdout for drawing: with colours on a terminal, unless NO_COLOR is set.
+def console(file: TextIO, width: int) -> Console:
+    """Open a file for drawing, with colours on a terminal unless NO_COLOR is set.
 
-    `width` counts where stdout is no terminal.
+    `width` counts where the file is no terminal.
     """
     from rich.console import Console
 
     return Console(
-        file=sys.stdout,
-        width=None if sys.stdout.isatty() else width,
-        highlight=False,
-        markup=False,
-        emoji=False,
+        file=file, width=None if file.isatty() else width, highlight=False, markup=False, emoji=False
     )

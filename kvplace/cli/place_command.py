@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from kvplace.cli.machine import chosen_machine, cpu_manager_state_option
+from kvplace.cli.machine import chosen_machine, complete_machine, cpu_manager_state_option
 from kvplace.cli.output import Output, output_option, say
 from kvplace.core.errors import ExitCode
 
@@ -19,9 +19,10 @@ from kvplace.core.errors import ExitCode
     "machine",
     required=True,
     metavar="FILE",
+    shell_complete=complete_machine,
     help="The machine, in any form that `kvplace topology` reads.",
 )
-@click.option("--free", metavar="CPUS", help="Only these CPUs are free, for instance 2-15,34-47.")
+@click.option("--free", metavar="CPUS", help="Only these CPUs are free, for example 2-15,34-47.")
 @click.option("--keep", is_flag=True, help="Each placement takes its CPUs until it is released by its id.")
 @click.option(
     "--make-room",
@@ -39,7 +40,7 @@ from kvplace.core.errors import ExitCode
     help="Add to each refusal the changes after which the VM would fit (default: yes).",
 )
 @cpu_manager_state_option
-@output_option
+@output_option(Output.TABLE, Output.JSON)
 def command(
     machine: str,
     free: str | None,

@@ -1,4 +1,4 @@
-"""`kvplace rewrite`: what the hook would make of a libvirt domain."""
+"""`kvplace rewrite`: a libvirt domain, pinned as the hook pins it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvplace.cli.machine import complete_machine
 from kvplace.cli.output import say
 from kvplace.core.errors import BadAnnotation, BadBody, BadDomainXml, Misconfigured
 
@@ -18,49 +19,48 @@ if TYPE_CHECKING:
     from kvplace.core.scalars import CpuId, NumaId
 
 _VMI = "VirtualMachineInstance"
-_MOST_PLACEMENT = 1024 * 1024
+_MAX_PLACEMENT_BYTES = 1024 * 1024
 _FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 
 
-@click.command("rewrite", short_help="Pin a libvirt domain as a placement says.")
+@click.command("rewrite", short_help="Pin the threads of a libvirt domain by a placement.")
 @click.option("--domain", type=_FILE, required=True, help="The domain XML; - is stdin.")
 @click.option(
     "--placement",
     type=_FILE,
-    help="Text of a pod's kvplace.io/placement, or an answer of `kvplace place -o json`; - is stdin.",
+    help="A pod's annotation kvplace.io/placement, or an answer of `kvplace place -o json`; - is stdin.",
 )
-@click.option("--cpu-map", metavar="JSON", help='A bare cpu-map, for instance {"socket0": ["2", "34"]}.')
+@click.option("--cpu-map", metavar="JSON", help='A bare cpu-map, for example {"socket0": ["2", "34"]}.')
 @click.option(
     "--topology",
     "machine",
     metavar="FILE",
+    shell_complete=complete_machine,
     help="The machine; needed only to bind the memory of guest NUMA cells.",
 )
 @click.option(
     "--vmi",
     type=_FILE,
-    help="The VirtualMachineInstance, as the hook gets it beside the domain; what it means for the answer is "
-    "told on stderr.",
+    help="The VirtualMachineInstance that the hook gets with the domain; - is stdin. It does not change the "
+    "answer; a note about it goes to stderr.",
 )
 def command(
     domain: Path, placement: Path | None, cpu_map: str | None, machine: str | None, vmi: Path | None
 ) -> None:
-    """Print a libvirt domain with its threads pinned and its memory bound as a placement says."""
+    """Print a libvirt domain with its threads pinned and its memory bound by a placement."""
     from kvplace.core.placement import PodPlacement
     from kvplace.domainxml import MAX_DOMAIN_BYTES, rewrite
 
     if (placement is None) == (cpu_map is None):
-        raise click.UsageError("give --placement or --cpu-map, one of the two", click.get_current_context())
+        raise click.UsageError("give either --placement or --cpu-map", click.get_current_context())
     if [str(path) for path in (domain, placement, vmi)].count("-") > 1:
         raise click.UsageError(
-            "--domain, --placement and --vmi cannot be stdin together", click.get_current_context()
+            "only one of --domain, --placement and --vmi can be stdin", click.get_current_context()
         )
     xml = _read(domain, MAX_DOMAIN_BYTES)
     chosen = PodPlacement.of_cpu_map(cpu_map or "") if placement is None else _placement(placement)
     if chosen.placement.floats:
-        raise Misconfigured(
-            "this placement says that the VM runs unpinned: the hook leaves its domain as it is"
-        )
+        raise Misconfigured("by this placement the VM runs unpinned: the hook does not change its domain")
     notes = () if vmi is None else _notes_about(vmi)
     nodes = _nodes(machine)
     try:
@@ -74,23 +74,23 @@ def command(
 
 
 def _placement(path: Path) -> PodPlacement:
-    """Read an annotation, or one answer of `kvplace place`, which holds the same fields and more."""
+    """Read an annotation, or one answer of `kvplace place` that holds one."""
     from kvplace.core.placement import PodPlacement
     from kvplace.core.strict_json import json_object
     from kvplace.documents.reading import read_text
 
     what = _called("--placement", path)
-    text = read_text(str(path), what, _MOST_PLACEMENT)
+    text = read_text(str(path), what, _MAX_PLACEMENT_BYTES)
     lines = text.strip().splitlines()
     if not lines:
-        raise BadBody(f"{what} is empty; give an answer of `kvplace place -o json`")
+        raise BadBody(f"{what} is empty; give one answer of `kvplace place -o json`")
     if len(lines) > 1 and all(line.startswith("{") and line.endswith("}") for line in lines):
-        raise BadBody(f"{what} holds {len(lines)} answers; give the one for this VM alone")
+        raise BadBody(f"{what} contains {len(lines)} answers; give the one of this VM only")
     document = json_object(text, what=what)
     if "refusal" in document:
-        raise BadBody(f"{what} holds a refusal: there are no CPUs to pin to")
+        raise BadBody(f"{what} contains a refusal: there are no CPUs to pin the VM to")
     if "placement" not in document and "version" not in document:
-        raise BadBody(f"{what} holds no placement; give an answer of `kvplace place -o json`")
+        raise BadBody(f"{what} contains no placement; give one answer of `kvplace place -o json`")
     try:
         return PodPlacement.from_json(json.dumps(document.get("placement", document)))
     except BadAnnotation as error:
@@ -98,18 +98,18 @@ def _placement(path: Path) -> PodPlacement:
 
 
 def _notes_about(path: Path) -> tuple[str, ...]:
-    """Say what a VMI means for the domain; raises BadBody when it is none."""
+    """Return what a VMI means for the domain; raises BadBody when it is not a VMI."""
     from kvplace.documents.reading import read_document, read_text
     from kvplace.hook.define_domain import MIGRATION_TARGET, is_migration_target
 
     what = _called("--vmi", path)
     vmi = read_document(read_text(str(path), what), what)
     if vmi.get("kind", _VMI) != _VMI or "metadata" not in vmi:
-        raise BadBody(f"{what} holds no {_VMI}; give what `kubectl get vmi NAME -o json` prints")
+        raise BadBody(f"{what} is not a {_VMI}; give the output of `kubectl get vmi NAME -o json`")
     try:
         return (MIGRATION_TARGET,) if is_migration_target(vmi) else ()
     except AttributeError:
-        raise BadBody(f"{what}: its status.migrationState is no object") from None
+        raise BadBody(f"{what}: status.migrationState must be a mapping") from None
 
 
 def _called(option: str, path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.output import Output, output_option_of, print_json, print_yaml
+from kvplace.cli.output import Output, output_option, print_document, print_table
 from kvplace.core.errors import BadBody
 
 
@@ -17,7 +17,7 @@ def _complete(_context: click.Context, _argument: click.Parameter, begun: str) -
 
 @click.command("schema", short_help="Print the JSON Schema of a document that you write.")
 @click.argument("name", required=False, shell_complete=_complete)
-@output_option_of(Output.JSON, Output.YAML)
+@output_option(Output.JSON, Output.YAML)
 def command(name: str | None, output: Output) -> None:
     """Print the JSON Schema of a document that you write; without NAME, list the documents.
 
@@ -26,12 +26,10 @@ def command(name: str | None, output: Output) -> None:
     from kvplace.documents.schemas import SCHEMA_NAMES, schema_of
 
     if name is None:
-        width = max(map(len, SCHEMA_NAMES))
-        for each in SCHEMA_NAMES:
-            click.echo(f"{each:<{width}}  {schema_of(each)['description']}")
+        print_table([(each, schema_of(each)["description"]) for each in SCHEMA_NAMES])
         return
     try:
         schema = schema_of(name)
     except BadBody as error:
         raise BadBody(f"schema {error}") from None
-    (print_json if output is Output.JSON else print_yaml)(schema)
+    print_document(schema, output)

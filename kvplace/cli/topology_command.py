@@ -1,38 +1,35 @@
-"""`kvplace topology`: what a machine is made of."""
+"""`kvplace topology`: the sockets, NUMA nodes, L3 caches and cores of a machine."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.machine import chosen_machine, cpu_manager_state_option
+from kvplace.cli.machine import chosen_machine, complete_machine, cpu_manager_state_option
 from kvplace.cli.output import (
-    ENDLESS,
     Output,
-    console,
     cpu_lines,
-    output_option_of,
-    print_json,
-    print_yaml,
+    output_option,
+    print_document,
+    print_table,
     say,
+    table_width,
 )
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from kvplace.core.topology import NumaNode, Topology
     from kvplace.machines.machine import Machine
 
 _BESIDE_CPUS = 76
-"""Columns of the table of NUMA nodes that are not for their CPUs."""
+"""Width of the other columns of the table of NUMA nodes."""
 
 
 class _NamingMachines(click.Command):
-    """Ends its help with the server types that there are."""
+    """Lists the server types at the end of its help."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from kvplace.machines.shipped import machine_names
@@ -51,19 +48,19 @@ class _NamingMachines(click.Command):
             formatter.write("\n".join(lines) + "\n")
 
 
-@click.command("topology", cls=_NamingMachines, short_help="Show what a machine is made of.")
-@click.argument("file", required=False)
-@click.option("--reserved", metavar="CPUS", help="CPUs to keep for the host, for instance 0-1,64-65.")
+@click.command("topology", cls=_NamingMachines, short_help="Show sockets, NUMA nodes and cores of a machine.")
+@click.argument("file", required=False, shell_complete=complete_machine)
+@click.option("--reserved", metavar="CPUS", help="CPUs to reserve for the host, for example 0-1,64-65.")
 @cpu_manager_state_option
-@output_option_of(*Output)
+@output_option(*Output)
 def command(file: str | None, reserved: str | None, cpu_manager_state: Path | None, output: Output) -> None:
-    """Show sockets, NUMA nodes, L3 caches, cores and distances of a machine.
+    """Show the sockets, NUMA nodes, L3 caches, cores and distances of a machine.
 
-    FILE is a folder or tar archive that holds the machine's sys/ (and proc/), a NodeTopology as JSON or YAML,
-    what `virsh capabilities` prints, a node's cpu-map, or the name of a server type that comes with kvplace.
-    Without FILE it is this machine.
+    FILE is a folder or tar archive with the machine's sys/ (and proc/), a NodeTopology as JSON or YAML, the
+    output of `virsh capabilities`, a node's cpu-map, or the name of a server type below. Without FILE it is
+    this machine.
 
-    What the description leaves out, or says in two ways, is told on stderr. `kvplace map` draws the cores.
+    Missing and contradictory parts of the description are reported on stderr. `kvplace map` draws the cores.
     """
     from kvplace.core.node_topology import KIND, node_topology
 
@@ -73,25 +70,23 @@ def command(file: str | None, reserved: str | None, cpu_manager_state: Path | No
     if output is Output.NAME:
         click.echo(f"{KIND.lower()}.kvplace.io/{machine.name}")
     elif output in (Output.JSON, Output.YAML):
-        document = node_topology(machine.name, machine.topology, machine.kubelet_cpus)
-        (print_json if output is Output.JSON else print_yaml)(document)
+        print_document(node_topology(machine.name, machine.topology, machine.kubelet_cpus), output)
     else:
         _print_tables(machine, wide=output is Output.WIDE)
 
 
 def _print_tables(machine: Machine, *, wide: bool) -> None:
-    out = console(ENDLESS)
+    width = table_width()
     for line in _summary(machine):
-        out.print(line, soft_wrap=True)
-    out.print()
-    out.print(_nodes(machine.topology, max(20, out.width - _BESIDE_CPUS)))
+        click.echo(line)
+    click.echo()
+    print_table(list(_nodes(machine.topology, width and max(20, width - _BESIDE_CPUS))))
     if any(other != node.id for node in machine.topology.numa_nodes for other in node.distances):
         click.echo()
-        for row in _distances(machine.topology):
-            click.echo(row)
+        print_table(list(_distances(machine.topology)))
     if wide:
-        out.print()
-        out.print(_l3_groups(machine.topology, out.width // 3))
+        click.echo()
+        print_table(list(_l3_groups(machine.topology, width and width // 3)))
 
 
 def _summary(machine: Machine) -> Iterator[str]:
@@ -113,20 +108,19 @@ def _summary(machine: Machine) -> Iterator[str]:
             yield f"{what}: {format_cpu_list(cpus)}"
 
 
-def _nodes(topology: Topology, room: int) -> Table:
-    table = _table("NUMA", "SOCKET", "CPUS", "L3", "CORES", "THREADS/CORE", "MEMORY", "HUGE PAGES")
+def _nodes(topology: Topology, width: int | None) -> Iterator[Sequence[str]]:
+    yield ("NUMA", "SOCKET", "CPUS", "L3", "CORES", "THREADS/CORE", "MEMORY", "HUGE PAGES")
     for node in topology.numa_nodes:
-        table.add_row(
+        yield (
             str(node.id),
             _list(topology.packages_of(node.cpus)),
-            cpu_lines(node.cpus, room) or "-",
+            cpu_lines(node.cpus, width) or "-",
             str(len(topology.l3_in(node.cpus))),
             str(len(topology.cores_in(node.cpus))),
             _list(sorted({core.bit_count() for core in topology.cores_in(node.cpus)})),
             f"{node.memory / 2**30:.1f} GiB" if node.memory else "-",
             _huge_pages(node),
         )
-    return table
 
 
 def _huge_pages(node: NumaNode) -> str:
@@ -135,43 +129,26 @@ def _huge_pages(node: NumaNode) -> str:
     return ", ".join(f"{count} x {format_bytes(size)}" for size, count in node.huge_pages.items()) or "-"
 
 
-def _distances(topology: Topology) -> Iterator[str]:
-    """The matrix as it was described, a line for each node that looks: `-` where nothing was said.
-
-    Its lines stay whole however narrow the terminal is: broken ones could not be read at all.
-    """
+def _distances(topology: Topology) -> Iterator[Sequence[str]]:
+    """Yield the matrix as it was described, a row for each node; `-` where the machine does not say."""
     nodes = topology.numa_nodes
-    rows = [["DISTANCE", *(f"to {node.id}" for node in nodes)]]
-    rows += [
-        [f"from {node.id}", *(str(node.distances.get(other.id, "-")) for other in nodes)] for node in nodes
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield ("DISTANCE", *(f"to {node.id}" for node in nodes))
+    for node in nodes:
+        yield (f"from {node.id}", *(str(node.distances.get(other.id, "-")) for other in nodes))
 
 
-def _l3_groups(topology: Topology, room: int) -> Table:
+def _l3_groups(topology: Topology, width: int | None) -> Iterator[Sequence[str]]:
     from kvplace.core.cpuset import format_cpu_list
 
-    table = _table("L3", "SOCKET", "NUMA", "CPUS", "CORES (THREADS OF EACH)")
+    yield ("L3", "SOCKET", "NUMA", "CPUS", "CORES (THREADS OF EACH)")
     for index, cpus in enumerate(topology.l3_groups):
-        table.add_row(
+        yield (
             str(index),
             _list(topology.packages_of(cpus)),
             _list(topology.nodes_of(cpus)),
-            cpu_lines(cpus, room),
+            cpu_lines(cpus, width),
             "  ".join(format_cpu_list(core) for core in topology.cores_in(cpus)),
         )
-    return table
-
-
-def _table(*titles: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in titles:
-        table.add_column(title, overflow="fold", justify="left", no_wrap=title == "CPUS")
-    return table
 
 
 def _list(numbers: Iterable[int]) -> str:

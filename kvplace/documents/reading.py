@@ -20,8 +20,9 @@ _MOST_DEPTH = 100
 
 
 def load_document(path: Path) -> Json:
-    """Read a YAML or JSON file that holds one object; raises BadBody that names the file."""
-    return read_document(read_text(str(path.absolute()), str(path)), str(path))
+    """Read a YAML or JSON file, or stdin for `-`, that holds one mapping; raises BadBody that names it."""
+    source = str(path)
+    return read_document(read_text(source, source_name(source)), source_name(source))
 
 
 def source_name(source: str) -> str:

@@ -15,18 +15,19 @@ from kvplace.core.refusal import Refusal
 from kvplace.core.topology import Topology
 from kvplace.documents.cluster import MOST_NODES, ClusterDocument, NodeEntry, RunningVm
 from kvplace.documents.model import numbered, read_model
-from kvplace.documents.reading import load_document
+from kvplace.documents.reading import load_document, source_name
 from kvplace.machines.machine import read_machine_at
 from kvplace.machines.shipped import read_machine
 
 
 def load_cluster(path: Path) -> tuple[ClusterNode, ...]:
-    """Read a cluster document; raises BadBody that names the file and the path of the key."""
-    document = read_model(ClusterDocument, load_document(path), str(path))
+    """Read a cluster document, from stdin for `-`; raises BadBody that names the file and the key's path."""
+    what = source_name(str(path))
+    document = read_model(ClusterDocument, load_document(path), what)
     try:
         return nodes_of(document, path.parent)
     except BadBody as error:
-        raise BadBody(f"{path}: {error}") from None
+        raise BadBody(f"{what}: {error}") from None
 
 
 def nodes_of(document: ClusterDocument, folder: Path) -> tuple[ClusterNode, ...]:

@@ -8,7 +8,7 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.errors import BadBody
 from kvplace.documents.cluster import ClusterDocument
 from kvplace.documents.model import read_model
-from kvplace.documents.reading import read_document
+from kvplace.documents.reading import read_document, source_name
 from kvplace.machines.cluster import load_cluster, nodes_of
 
 SMALL_CLUSTER = """\
@@ -30,6 +30,6 @@ def read_plan_cluster(path: str | None) -> tuple[ClusterNode, ...]:
         for vm in node.running:
             if vm.id in seen:
                 where = f"on {seen[vm.id]} and on {node.name}"
-                raise BadBody(f"{path}: duplicate VM id {vm.id!r} {where}")
+                raise BadBody(f"{source_name(path or '')}: duplicate VM id {vm.id!r} {where}")
             seen[vm.id] = node.name
     return cluster

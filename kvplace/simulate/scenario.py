@@ -12,7 +12,7 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
 from kvplace.core.request import Request
 from kvplace.documents.model import numbered, read_model
-from kvplace.documents.reading import load_document, read_document
+from kvplace.documents.reading import load_document, read_document, source_name
 from kvplace.documents.scenario import MOST_REQUESTS, ScenarioDocument, VmEntry
 from kvplace.machines.cluster import nodes_of
 from kvplace.simulate.load import Kind, Mix, Vm
@@ -48,12 +48,13 @@ def plain_memory(request: Request) -> int:
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Read a scenario document; raises BadBody that names the file and the path of the key."""
-    document = read_model(ScenarioDocument, load_document(path), str(path))
+    """Read a scenario document, from stdin for `-`; raises BadBody that names the file and the key's path."""
+    what = source_name(str(path))
+    document = read_model(ScenarioDocument, load_document(path), what)
     try:
         return scenario_of(document, path.parent)
     except BadBody as error:
-        raise BadBody(f"{path}: {error}") from None
+        raise BadBody(f"{what}: {error}") from None
 
 
 def scenario_of(document: ScenarioDocument, folder: Path) -> Scenario:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -46,3 +48,24 @@ def call_process(*arguments: str, stdin: str = "", environment: dict[str, str] |
         [*COMMAND, *arguments], input=stdin, capture_output=True, text=True, check=False, env=environment
     )
     return Called(done.returncode, done.stdout, done.stderr)
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> str:
+    """What a terminal gets to see."""
+    outer, inner = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=inner,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TERM": "xterm", **environment},
+    ) as process:
+        os.close(inner)
+        seen = b""
+        try:
+            while chunk := os.read(outer, 65536):
+                seen += chunk
+        except OSError:
+            pass  # Linux reports so that the other side of a terminal is closed
+        assert process.wait() == 0
+    os.close(outer)
+    return seen.decode()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -13,7 +11,7 @@ import pytest
 
 from kvplace import __version__
 from kvplace.cli.main import COMMANDS
-from tests.cli.calls import COMMAND, Caller, call_process
+from tests.cli.calls import COMMAND, Caller, call_process, on_a_terminal
 
 NOT_FOR_OFFLINE_WORK = ("kubernetes", "aiohttp", "pydantic", "h2", "libvirt")
 
@@ -45,7 +43,8 @@ def test_without_a_command_the_help_goes_to_stderr_as_wrong_usage(kvplace: Calle
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["mapp"], "No such command 'mapp'"),
+        (["mapp"], "No such command 'mapp'. Did you mean 'map'?"),
+        (["xyz"], "No such command 'xyz'"),
         (["place"], "Missing option '--topology'"),
         (["map", "epyc-7502p", "--leger", "x"], "No such option"),
         (["topology", "vax"], "no machine 'vax' comes with kvplace"),
@@ -59,7 +58,7 @@ def test_without_a_command_the_help_goes_to_stderr_as_wrong_usage(kvplace: Calle
         (["demo", "--vms", "0"], "0 is not in the range"),
         (["serve"], "Missing option"),
         (["demo", "-o", "yaml"], "'yaml' is not one of 'table', 'json'"),
-        (["rewrite", "--domain", "-"], "give --placement or --cpu-map"),
+        (["rewrite", "--domain", "-"], "give either --placement or --cpu-map"),
     ],
 )
 def test_a_users_mistake_is_one_sentence_on_stderr_and_exit_code_2(
@@ -148,30 +147,9 @@ def test_interrupting_ends_with_130_and_without_a_traceback() -> None:
         assert b"Traceback" not in process.stderr.read()
 
 
-def _on_a_terminal(*arguments: str, **environment: str) -> str:
-    """What a terminal gets to see."""
-    outer, inner = pty.openpty()
-    with subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdout=inner,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "TERM": "xterm", **environment},
-    ) as process:
-        os.close(inner)
-        seen = b""
-        try:
-            while chunk := os.read(outer, 65536):
-                seen += chunk
-        except OSError:
-            pass  # how Linux tells that the other side of a terminal is closed
-        assert process.wait() == 0
-    os.close(outer)
-    return seen.decode()
-
-
 def test_colours_are_for_terminals_that_want_them() -> None:
-    coloured = _on_a_terminal("map", "epyc-7502p")
+    coloured = on_a_terminal("map", "epyc-7502p")
     assert "\x1b[2m" in coloured
     plain = call_process("map", "epyc-7502p").out
     assert "\x1b" not in plain
-    assert "\x1b[3" not in _on_a_terminal("demo", "--vms", "3", "--nodes", "1", NO_COLOR="1")
+    assert "\x1b[3" not in on_a_terminal("demo", "--vms", "3", "--nodes", "1", NO_COLOR="1")

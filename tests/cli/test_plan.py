@@ -79,17 +79,17 @@ def test_json_and_yaml_hold_the_same_document(kvplace: Caller) -> None:
     assert document["refused"] == document["moves"] == []
 
 
-def test_name_prints_the_vms_that_found_room_and_nothing_else(kvplace: Caller) -> None:
+def test_name_prints_the_vms_that_were_placed_and_nothing_else(kvplace: Caller) -> None:
     called = kvplace("plan", "--requests", "-", "-o", "name", stdin=THREE + NONE)
     assert called.out.split() == ["db", "web-01", "web-02"]
-    assert called.err == "kvplace: no room for 1 of 4 VMs\n"
+    assert called.err == "kvplace: 1 of 4 VMs do not fit\n"
     assert called.code == 4
 
 
 @pytest.mark.parametrize(
     ("requests", "code"), [(THREE, 0), (THREE + NONE, 4), (TOO_MANY, 4), (NONE, 3), ("", 2)]
 )
-def test_the_exit_code_says_whether_all_some_or_none_found_room(
+def test_the_exit_code_says_whether_all_some_or_none_were_placed(
     kvplace: Caller, requests: str, code: int
 ) -> None:
     assert kvplace("plan", "--requests", "-", stdin=requests).code == code
@@ -230,6 +230,20 @@ def test_files_that_cannot_be_read_are_named(kvplace: Caller, tmp_path: Path) ->
     called = kvplace("plan", "--cluster", str(tmp_path / "none"), "--requests", "-", stdin=THREE)
     assert called.code == 2
     assert str(tmp_path / "none") in called.err
+
+
+def test_the_cluster_may_be_stdin_but_not_together_with_the_requests(kvplace: Caller, tmp_path: Path) -> None:
+    requests = tmp_path / "requests"
+    requests.write_text(THREE)
+    cluster = "nodes: [{name: worker, machine: epyc-7502p}]"
+    called = kvplace("plan", "--cluster", "-", "--requests", str(requests), "-o", "json", stdin=cluster)
+    assert called.code == 0
+    assert {vm["node"] for vm in json.loads(called.out)["placed"]} == {"worker"}
+    called = kvplace("plan", "--cluster", "-", "--requests", str(requests), stdin="nodes: 3")
+    assert (called.code, called.err) == (2, "kvplace: <stdin>: nodes is 3; it must be a list\n")
+    called = kvplace("plan", "--cluster", "-", "--requests", "-", stdin=cluster)
+    assert called.code == 2
+    assert "--cluster and --requests cannot both be stdin" in called.err
 
 
 def test_a_vm_that_runs_on_two_nodes_is_refused(kvplace: Caller, tmp_path: Path) -> None:

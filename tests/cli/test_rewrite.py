@@ -79,11 +79,11 @@ def test_a_bare_cpu_map_and_the_text_of_an_annotation_are_enough(
     [
         ("{", "placement.json is no JSON"),
         ("", "placement.json is empty"),
-        ('{"placement": {}}\n{"placement": {}}\n', "holds 2 answers; give the one for this VM alone"),
-        ('{"error": "what?"}', "placement.json holds no placement"),
+        ('{"placement": {}}\n{"placement": {}}\n', "contains 2 answers; give the one of this VM only"),
+        ('{"error": "what?"}', "placement.json contains no placement"),
         ('{"version": 1, "version": 1}', "the key 'version' stands in it twice"),
         ("[]", "must be a JSON object"),
-        ('{"refusal": {}}', "holds a refusal"),
+        ('{"refusal": {}}', "contains a refusal"),
         ('{"version": 9}', "has version 9"),
         (PodPlacement.floating(pod_uid="u", node="n").to_json(), "runs unpinned"),
     ],
@@ -117,8 +117,8 @@ def test_a_vmi_is_read_beside_the_domain_and_a_migration_is_told(
     ("vmi", "words"),
     [
         ("", "contains nothing"),
-        ('{"kind": "Pod", "metadata": {}}', "holds no VirtualMachineInstance"),
-        ('{"metadata": {}, "status": 3}', "status.migrationState is no object"),
+        ('{"kind": "Pod", "metadata": {}}', "is not a VirtualMachineInstance"),
+        ('{"metadata": {}, "status": 3}', "status.migrationState must be a mapping"),
     ],
 )
 def test_what_is_no_vmi_is_refused(kvplace: Caller, domain: Path, vmi: str, words: str) -> None:
@@ -152,4 +152,4 @@ def test_a_missing_file_and_a_wrong_cpu_map_are_named(kvplace: Caller, domain: P
     assert "none.xml cannot be read: No such file or directory" in called.err
     assert "annotation cpu-map" in kvplace("rewrite", "--domain", str(domain), "--cpu-map", "{}").err
     both = kvplace("rewrite", "--domain", "-", "--placement", "-")
-    assert "cannot be stdin together" in both.err
+    assert "only one of --domain, --placement and --vmi can be stdin" in both.err

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 
 import pytest
 import yaml
 
 from kvplace.documents.schemas import SCHEMA_NAMES
-from tests.cli.calls import COMMAND, Caller
+from tests.cli.calls import Caller
 from tests.documents.json_schema import violations
 
 
@@ -44,18 +42,3 @@ def test_an_unknown_name_is_a_mistake_with_a_suggestion(kvplace: Caller) -> None
     called = kvplace("schema", "clutser")
     assert (called.code, called.out) == (2, "")
     assert called.err == "kvplace: schema 'clutser' is not known; did you mean 'cluster'?\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "offered"), [("kvplace sch", ["schema"]), ("kvplace schema re", ["request", "requests"])]
-)
-def test_the_shell_completes_commands_and_documents(words: str, offered: list[str]) -> None:
-    completion = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-    done = subprocess.run(
-        COMMAND,
-        env={**os.environ, **completion, "_KVPLACE_COMPLETE": "bash_complete"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.splitlines() == [f"plain,{word}" for word in offered]

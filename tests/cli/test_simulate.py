@@ -12,6 +12,7 @@ from kvplace.cli.main import cli
 from kvplace.cli.simulate_command import command
 from kvplace.core.errors import BadBody, ExitCode
 from kvplace.simulate.scenario import example_text
+from tests.cli.calls import Caller
 
 SMALL = """
 nodes:
@@ -59,3 +60,12 @@ def test_a_wrong_scenario_is_a_mistake_of_the_user_that_names_file_and_key(tmp_p
     assert str(error.value).endswith(
         "scenario.yaml: mix[0].request: vcpus is 'many'; it must be a whole number from 1 to 4096"
     )
+
+
+def test_the_scenario_may_be_stdin(kvplace: Caller) -> None:
+    called = kvplace("simulate", "--scenario", "-", "-o", "json", stdin=SMALL)
+    assert called.code == 0
+    assert len(json.loads(called.out)["runs"]) == 2
+    called = kvplace("simulate", "--scenario", "-", stdin="")
+    assert (called.code, called.out) == (2, "")
+    assert called.err.startswith("kvplace: <stdin> contains nothing")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.core.topology_document import read_topology, topology_document
 from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
-from tests.cli.calls import Caller
+from tests.cli.calls import Caller, on_a_terminal
 from tests.libvirt.written_capabilities import capabilities_of
 
 STATE = '{"policyName":"static","defaultCpuSet":"0","entries":{"p":{"c":"4-6"}},"checksum":0}'
@@ -81,6 +82,26 @@ def test_in_a_file_every_numa_node_and_its_distances_have_a_line_however_long(
     for node in machine.numa_nodes:
         assert [str(node.id), "0", format_cpu_list(node.cpus)] in [line[:3] for line in lines]
         assert ["from", str(node.id), *["20"] * count] in lines
+
+
+@pytest.mark.parametrize("columns", [20, 50, 90])
+def test_no_column_of_a_table_is_lost_on_a_narrow_terminal(columns: int) -> None:
+    shown = on_a_terminal("topology", "2x-epyc-9354-nps2", COLUMNS=str(columns)).replace("\r", "")
+    head, *rows = shown.split("\n\n")[1].splitlines()
+    assert head.split() == [
+        "NUMA",
+        "SOCKET",
+        "CPUS",
+        "L3",
+        "CORES",
+        "THREADS/CORE",
+        "MEMORY",
+        "HUGE",
+        "PAGES",
+    ]
+    assert [row.split()[-3:] for row in rows if row[0].isdigit()] == [["189.0", "GiB", "-"]] * 4
+    cpus = re.findall(r"\d+-\d+", shown.split("\n\n")[1])
+    assert len(cpus) == 8
 
 
 def test_distances_are_shown_as_they_were_given(kvplace: Caller, tmp_path: Path) -> None:
