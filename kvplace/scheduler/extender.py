@@ -125,7 +125,7 @@ class Extender:
                 error="the pod asks for cores (resource kvplace.io/vm) but carries no kvplace.io/request: "
                 "it was created while kvplace's admission was not in place; delete it to have it made anew"
             )
-        uid, request = args.pod.metadata.uid, asking.pod_request.request
+        uid, request = PodUid(args.pod.uid), asking.pod_request.request
         deciding = self._settings.mode is Mode.DECIDE
         self.holds.drop_expired()
         self.holds.drop(uid)
@@ -184,7 +184,7 @@ class Extender:
             asking = None
         if asking is None:
             return [HostPriority(node, 0) for node in args.names]
-        uid, request = args.pod.metadata.uid, asking.pod_request.request
+        uid, request = PodUid(args.pod.uid), asking.pod_request.request
         if self._settings.mode is Mode.ADVISE:
             self.holds.drop(uid)
         answers = self._fits.answers(args.names, request)

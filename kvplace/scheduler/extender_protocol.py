@@ -13,55 +13,19 @@ from typing import Any, Self
 
 import msgspec
 
-from kvplace.core.annotations import REQUEST
 from kvplace.core.errors import BadBody
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.objects import NodeObject, PodObject, pod_record
+from kvplace.kube.records import PodRecord
 
 MAX_BODY = 8 * 1024 * 1024
 """Largest request body: 15,000 node names are 0.5 MB; complete Node objects of so many are not."""
 
 
-class OwnerReference(msgspec.Struct, frozen=True):
-    """The part of an owner reference that names a VMI."""
-
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-
-
-class Metadata(msgspec.Struct, frozen=True):
-    """The part of a pod's metadata that we read."""
-
-    name: str = ""
-    namespace: str = ""
-    uid: PodUid = PodUid("")
-    annotations: dict[str, str] | None = None
-    owners: list[OwnerReference] | None = msgspec.field(default=None, name="ownerReferences")
-
-
-class ExtenderPod(msgspec.Struct, frozen=True):
-    """The part of a pod that we read; the decoder skips the rest of its 18 KB."""
-
-    metadata: Metadata = Metadata()
-
-    @property
-    def request(self) -> str:
-        """Text of the annotation kvplace.io/request; empty if there is none."""
-        return (self.metadata.annotations or {}).get(REQUEST, "")
-
-    @property
-    def vmi(self) -> OwnerReference | None:
-        """The VMI that owns the pod."""
-        for owner in self.metadata.owners or ():
-            if owner.kind == "VirtualMachineInstance":
-                return owner
-        return None
-
-
 class ExtenderArgs(msgspec.Struct, frozen=True):
     """The request of filter and prioritize."""
 
-    pod: ExtenderPod
+    pod: PodRecord
     names: list[NodeName]
     nodes: dict[str, msgspec.Raw] | None = None
     """The Node objects, which kube-scheduler sends where it is configured with nodeCacheCapable: false."""
@@ -117,10 +81,6 @@ class BindingResult(msgspec.Struct, frozen=True):
     error: str = msgspec.field(default="", name="Error")
 
 
-class _Node(msgspec.Struct, frozen=True):
-    metadata: Metadata = Metadata()
-
-
 class _NodeList(msgspec.Struct, frozen=True):
     items: list[msgspec.Raw] | None = None
 
@@ -131,10 +91,11 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def read_extender_args(body: bytes) -> ExtenderArgs:
     """Read a filter or prioritize request; raises BadBody that names the key."""
     keys = _keys(body)
-    pod = _get(keys, "pod", ExtenderPod | None)
-    if pod is None:
+    sent = _get(keys, "pod", PodObject | None)
+    if sent is None:
         raise BadBody("Pod is missing or null; an extender request carries the pod")
-    if not pod.metadata.uid:
+    pod = pod_record(sent)
+    if not pod.uid:
         raise BadBody("Pod.metadata.uid is missing or empty")
     names = _get(keys, "nodenames", list[NodeName] | None)
     if names is not None:
@@ -142,7 +103,7 @@ def read_extender_args(body: bytes) -> ExtenderArgs:
     listed = _get(keys, "nodes", _NodeList | None)
     if listed is None:
         raise BadBody("NodeNames and Nodes are both missing or null; one of them lists the nodes")
-    nodes = {_decode(raw, _Node, "Nodes.items").metadata.name: raw for raw in listed.items or ()}
+    nodes = {_decode(raw, NodeObject, "Nodes.items").metadata.name: raw for raw in listed.items or ()}
     if "" in nodes:
         raise BadBody("Nodes.items contains a node without a name")
     return ExtenderArgs(pod, [NodeName(name) for name in nodes], nodes)

@@ -13,7 +13,7 @@ from kvplace.core.scalars import PodUid
 from kvplace.kube.events import ObjectReference, vmi_reference
 from kvplace.kube.records import PodRecord
 from kvplace.kube.store import Store
-from kvplace.scheduler.extender_protocol import BindingArgs, ExtenderPod
+from kvplace.scheduler.extender_protocol import BindingArgs
 
 _REMEMBERED = 10_000
 """Pods that are remembered at most: one deleted before its filter call came would otherwise stay for ever."""
@@ -33,7 +33,7 @@ class AskingPod:
 
     pod_request: PodRequest
     vmi: ObjectReference | None
-    """None for a plain pod, and if this replica has not been asked to filter for it."""
+    """None for a plain pod."""
     explanation: str = ""
     """Why its node was chosen, where it asks to keep that."""
 
@@ -47,19 +47,17 @@ class PodRequests:
         self._asking: OrderedDict[PodUid, AskingPod] = OrderedDict()
         pods.subscribe(self._pod_seen)
 
-    def read(self, pod: ExtenderPod) -> AskingPod | None:
-        """Return what the pod of a filter call asks for; None if it has no request.
+    def read(self, pod: PodRecord) -> AskingPod | None:
+        """Return what a pod asks for; None if it has no request.
 
         Raises BadAnnotation if the request cannot be read or contradicts itself.
         """
         if not pod.request:
             return None
-        metadata = pod.metadata
-        asking = self._asking.get(metadata.uid)
+        uid = PodUid(pod.uid)
+        asking = self._asking.get(uid)
         if asking is None:
-            owner = pod.vmi
-            vmi = vmi_reference(metadata.namespace, owner.name, owner.uid) if owner is not None else None
-            asking = self._asking[metadata.uid] = AskingPod(_read(pod.request), vmi)
+            asking = self._asking[uid] = _asking_pod(pod)
             if len(self._asking) > _REMEMBERED:
                 self._asking.popitem(last=False)
         return asking
@@ -79,7 +77,7 @@ class PodRequests:
             raise Refused(f"pod {args.namespace}/{args.name} with UID {args.uid} is gone")
         if not pod.request:
             raise Refused(f"pod {args.namespace}/{args.name} carries no kvplace.io/request")
-        return AskingPod(_read(pod.request), None)
+        return _asking_pod(pod)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         pod = after or before
@@ -87,8 +85,9 @@ class PodRequests:
             self._asking.pop(PodUid(pod.uid), None)
 
 
-def _read(text: str) -> PodRequest:
-    """Read a request; the admission of another release may have accepted words that exclude each other."""
-    pod_request = read_request(text)
+def _asking_pod(pod: PodRecord) -> AskingPod:
+    pod_request = read_request(pod.request)
+    # The admission of another release may have accepted options that exclude each other.
     check_agreement(pod_request.request.options, {})
-    return pod_request
+    vmi = vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid) if pod.vmi else None
+    return AskingPod(pod_request, vmi)

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvplace.controller.controller import Controller, ControllerSettings
-from kvplace.core.annotations import REQUEST
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
@@ -24,10 +23,7 @@ from kvplace.scheduler.extender import Extender, ExtenderSettings
 from kvplace.scheduler.extender_protocol import (
     BindingArgs,
     ExtenderArgs,
-    ExtenderPod,
     FilterResult,
-    Metadata,
-    OwnerReference,
 )
 from tests.core.requests import request_with
 
@@ -131,12 +127,4 @@ def asking_pod(
 
 def asking_args(pod: PodRecord, *nodes: str) -> ExtenderArgs:
     """What kube-scheduler sends about a pod."""
-    owner = OwnerReference("VirtualMachineInstance", pod.vmi, f"vmi-of-{pod.uid}")
-    metadata = Metadata(
-        pod.name,
-        pod.namespace,
-        PodUid(pod.uid),
-        {REQUEST: pod.request} if pod.request else None,
-        [owner] if pod.vmi else None,
-    )
-    return ExtenderArgs(ExtenderPod(metadata), [NodeName(node) for node in nodes])
+    return ExtenderArgs(pod, [NodeName(node) for node in nodes])

@@ -54,11 +54,9 @@ def test_a_request_of_names_is_read() -> None:
     args = read_extender_args(body(ARGS))
     assert args.names == ["n1", "n2"]
     assert args.nodes is None
-    metadata = args.pod.metadata
-    assert (metadata.name, metadata.namespace, metadata.uid) == ("virt-launcher-db", "prod", "uid-1")
+    assert (args.pod.name, args.pod.namespace, args.pod.uid) == ("virt-launcher-db", "prod", "uid-1")
     assert args.pod.request == "{}"
-    assert args.pod.vmi is not None
-    assert (args.pod.vmi.name, args.pod.vmi.uid) == ("db", "vmi-1")
+    assert (args.pod.vmi, args.pod.vmi_uid) == ("db", "vmi-1")
 
 
 def test_keys_are_read_in_any_case() -> None:
@@ -95,8 +93,7 @@ def test_an_empty_list_of_nodes_is_no_error() -> None:
 def test_a_pod_without_annotations_or_owner_asks_for_nothing() -> None:
     plain = {"metadata": {"name": "p", "namespace": "d", "uid": "u", "annotations": None}}
     pod = read_extender_args(body(ARGS | {"Pod": plain})).pod
-    assert pod.request == ""
-    assert pod.vmi is None
+    assert (pod.request, pod.vmi, pod.vmi_uid) == ("", "", "")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +116,7 @@ def test_a_pod_without_annotations_or_owner_asks_for_nothing() -> None:
             "Pod.metadata.uid is missing or empty",
         ),
         ({"Pod": POD, "Nodes": {"items": ["n1"]}}, "Nodes.items is malformed: "),
-        ({"Pod": POD, "Nodes": {"items": [{}]}}, "Nodes.items contains a node without a name"),
+        ({"Pod": POD, "Nodes": {"items": [{"metadata": {}}]}}, "Nodes.items contains a node without a name"),
         ([], "the body is not a JSON object: "),
         (None, "the body is not a JSON object: "),
     ],
