@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvplace.controller.controller import Controller, ControllerSettings
@@ -27,8 +26,8 @@ from kvplace.scheduler.extender_protocol import (
 )
 from tests.core.requests import request_with
 
-QUICK = ControllerSettings(spread_s=0.0, confirm_s=0.0, round_s=0.05, patience_s=60.0, wake_pause_s=0.0)
-HASTY = ExtenderSettings(bind_seconds=0.3, bind_pause_seconds=0.01)
+EPOCH = datetime(2026, 1, 2, tzinfo=UTC)
+"""The wall clock at time 0 of the event loop."""
 
 
 @dataclass
@@ -69,9 +68,9 @@ class Replica:
     async def until(self, holds: object) -> None:
         """Wait until something comes true, letting everybody work."""
         assert callable(holds)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while not holds():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)  # whatever it waits for has no event of its own
+                await asyncio.sleep(0.01)  # whatever it waits for has no event of its own
 
     def claims(self, node: str = "n1") -> Mapping[str, object]:
         """The claims on a node as the API server has them."""
@@ -83,23 +82,22 @@ class Replica:
 async def replica(
     cluster: MemoryCluster,
     *,
-    settings: ControllerSettings = QUICK,
-    extending: ExtenderSettings = HASTY,
+    settings: ControllerSettings | None = None,
+    extending: ExtenderSettings | None = None,
     controller: bool = True,
     now: datetime | Callable[[], datetime] | None = None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Replica]:
     """Run a replica; leaving the block by an exception or otherwise is its sudden end.
 
-    `now` is its wall clock, or the one moment that it shows; `clock` is what holds are timed by.
+    `now` is its wall clock, or the one moment that it shows; else it goes with the event loop's.
     """
     async with asyncio.TaskGroup() as group:
         cache = NodeCache(cluster)
-        cache.ledgers._gather_seconds = 0.0
         watching = [group.create_task(store.run(cluster)) for store in cache.stores]
         for store in cache.stores:
             await store.wait_until_synced()
-        wall = now if callable(now) else (lambda: now or datetime.now(UTC))
+        clock = asyncio.get_running_loop().time
+        wall = now if callable(now) else (lambda: now or EPOCH + timedelta(seconds=clock()))
         events = EventRecorder(cluster)
         extender = Extender(cluster, cache, events, extending, now=wall, clock=clock)
         keeper = Controller(cluster, cache, events, settings, now=wall)

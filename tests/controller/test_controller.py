@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+import asyncio
+from datetime import timedelta
 
 import pytest
 
+from kvplace.controller.controller import ControllerSettings
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import ClaimState, Ledger
@@ -18,7 +19,7 @@ from kvplace.kube.events import EventReason
 from kvplace.kube.faults import FaultScript, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.watches import PODS
-from tests.controller.replicas import QUICK, asking_pod, replica
+from tests.controller.replicas import EPOCH, asking_pod, replica
 from tests.nodes.machines import EIGHT
 
 
@@ -34,7 +35,6 @@ async def test_a_claim_is_confirmed_once_its_pod_is_seen_bound(cluster: MemoryCl
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         assert await one.bind(pod, "n1") == ""
-        one.cache.ledgers._lazy_seconds = 0.0
         await one.until(lambda: one.claims()[pod.uid].state is ClaimState.BOUND)  # type: ignore[attr-defined]
 
 
@@ -45,6 +45,17 @@ async def test_the_cores_of_a_pod_that_has_ended_come_free(cluster: MemoryCluste
         await one.bind(pod, "n1")
         cluster.set_pod_phase("default", "vm", phase)
         await one.until(lambda: not one.claims())
+
+
+async def test_cores_come_free_at_once_while_confirmations_wait(cluster: MemoryCluster) -> None:
+    patient = ControllerSettings(confirm_s=3600.0, round_s=3600.0)
+    async with replica(cluster, settings=patient) as one:
+        ends, stays = asking_pod(cluster, "ends"), asking_pod(cluster, "stays")
+        for pod in (ends, stays):
+            assert await one.bind(pod, "n1") == ""
+        cluster.set_pod_phase("default", "ends", "Succeeded")
+        async with asyncio.timeout(1.0):
+            await one.until(lambda: set(one.claims()) == {stays.uid})
 
 
 async def test_cores_stay_while_a_deleted_pods_qemu_still_runs_and_come_free_when_it_ends(
@@ -74,7 +85,7 @@ async def test_the_cores_of_a_pod_that_is_gone_come_free_at_once(cluster: Memory
 async def test_a_pod_that_ended_while_nobody_was_there_is_released_after_the_restart(
     cluster: MemoryCluster,
 ) -> None:
-    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    long_ago = EPOCH - timedelta(hours=1)
     async with replica(cluster, controller=False, now=long_ago) as before:
         pod = asking_pod(cluster, "vm")
         await before.bind(pod, "n1")
@@ -98,7 +109,7 @@ async def test_a_claim_without_a_binding_is_kept_while_its_bind_may_still_come(
 async def test_a_claim_without_a_binding_is_given_back_when_a_live_look_shows_the_pod_unbound(
     cluster: MemoryCluster,
 ) -> None:
-    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    long_ago = EPOCH - timedelta(hours=1)
     async with replica(cluster, controller=False, now=long_ago) as before:
         pod = asking_pod(cluster, "vm")
         cluster.faults.fail(Operation.BIND, Unavailable("no answer"), times=50)
@@ -113,7 +124,7 @@ async def test_a_claim_without_a_binding_is_given_back_when_a_live_look_shows_th
 async def test_a_stale_cache_never_gives_back_the_cores_of_a_pod_that_is_bound(
     cluster: MemoryCluster,
 ) -> None:
-    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    long_ago = EPOCH - timedelta(hours=1)
     async with (
         replica(cluster, controller=False) as watcher,
         replica(cluster, controller=False, now=long_ago) as binder,
@@ -198,7 +209,7 @@ async def test_the_ledger_of_a_node_that_is_gone_goes_when_its_last_claim_does(
 
 
 async def test_many_releases_at_once_wake_the_waiting_pods_once(cluster: MemoryCluster) -> None:
-    async with replica(cluster, settings=replace(QUICK, wake_pause_s=3600.0)) as one:
+    async with replica(cluster, settings=ControllerSettings(wake_pause_s=3600.0)) as one:
         pods = [asking_pod(cluster, f"vm{number}") for number in range(4)]
         for pod in pods:
             await one.bind(pod, "n1")

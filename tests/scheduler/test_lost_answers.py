@@ -10,6 +10,7 @@ import pytest
 from kvplace.core.errors import Unavailable
 from kvplace.kube.faults import Moment, Operation
 from kvplace.kube.watches import PODS, TOPOLOGIES
+from kvplace.scheduler.extender import ExtenderSettings
 from tests.controller.replicas import asking_pod, replica
 from tests.nodes.machines import EIGHT, TWO
 from tests.scheduler.counting import Counting
@@ -58,7 +59,7 @@ async def test_a_bind_that_took_too_long_before_its_binding_does_not_bind_late(c
         pod = asking_pod(cluster, "vm", 2)
         binding = asyncio.create_task(one.bind(pod, "a"))
         await hold.reached.wait()
-        await asyncio.sleep(0.35)  # longer than the bind may take
+        await asyncio.sleep(ExtenderSettings().bind_seconds + 1.0)
         hold.release()
         assert "took too long" in await binding
         assert cluster.bindings == []

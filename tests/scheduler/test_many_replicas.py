@@ -25,7 +25,7 @@ from kvplace.scheduler.extender import ExtenderSettings, Mode
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.nodes.machines import EIGHT, TWO
 from tests.scheduler.counting import Network
-from tests.scheduler.virtual_time import JumpingLoop
+from tests.virtual_time import JumpingLoop
 
 EPOCH = datetime(2026, 1, 2, tzinfo=UTC)
 NODE_NAMES = ("one", "two")
@@ -268,7 +268,6 @@ class Replicas(RuleBasedStateMachine):
                 settings=ControllerSettings(replica=f"replica-{next(self.names)}"),
                 extending=self.extending,
                 now=lambda: EPOCH + timedelta(seconds=self.loop.time() + skew),
-                clock=self.loop.time,
             ) as parts:
                 ready.set_result(parts)
                 await end.wait()

@@ -1,0 +1,18 @@
+"""Tests of this folder run in virtual time, except those with real connections."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from tests.virtual_time import JumpingLoop
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], AbstractEventLoop]]:
+    """Choose the event loop of a test."""
+    if item.path.name in ("test_http.py", "test_http2.py"):
+        return {"real": asyncio.new_event_loop}
+    return {"virtual": JumpingLoop}
