@@ -37,7 +37,7 @@ def bind_memory(root: etree._Element, placement: Placement, node_of_cpu: Mapping
         return
     if not placement.numa_nodes:
         raise BadDomainXml(
-            f"the placement asks for numa-memory {placement.numa_memory.value} but names no NUMA node; "
+            f"the placement asks for numa-memory {placement.numa_memory.value} but has no NUMA node; "
             "set numa-memory to off"
         )
     if numatune is None:

@@ -1,9 +1,9 @@
 """The sidecar that KubeVirt asks before it defines a domain.
 
-One small process per VM, so its size counts hundreds of times over: the server keeps an HTTP/2 library and
-little else, and answers each `OnDefineDomain` in a short-lived forked process that reads the placement,
-loads the XML library and is gone with all its memory once the answer is sent.
+There is one process per VM, hundreds in a cluster, so it must be small: the server has an HTTP/2 library and
+little else, and answers each `OnDefineDomain` in a short-lived forked process that reads the placement and
+loads the XML library.
 
-A start is paid by every VM, at a fifth of a core: what the server and the probe import at once does without
-pathlib and, for its values, takes named tuples, each of which is made in a fifth of a dataclass's time.
+It starts with a fifth of a core. So what the server and the probe import at start avoids pathlib, and its
+values are named tuples, which take a fifth of the time to define that dataclasses take.
 """

@@ -16,7 +16,7 @@ _STDOUT, _STDERR = 1, 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
-    gc.disable()  # what a start makes stays, and looking for garbage takes a twelfth of its time
+    gc.disable()  # what is created at start stays, and collections would take a twelfth of the start
     from kvplace.core.errors import ExitCode, KvplaceError
     from kvplace.hook.pod_environment import PodEnvironment
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             case ["--help" | "-h"]:
                 _say(_STDOUT, (__doc__ or "").strip())
             case _:
-                _say(_STDERR, f"kvplace-hook: {' '.join(words)!r} is no command; use serve, ready or --help")
+                _say(_STDERR, f"kvplace-hook: no command {' '.join(words)!r}; use serve, ready or --help")
                 return ExitCode.USAGE
     except KvplaceError as error:
         _say(_STDERR, f"kvplace-hook: {error}")

@@ -1,8 +1,8 @@
-"""The answer to OnDefineDomain: the domain pinned as this pod's placement says, or a clear no.
+"""The answer to OnDefineDomain: the domain pinned according to this pod's placement, or an error.
 
 When the domain cannot be pinned, its owner decides: `on-failure: wait` makes it an error, which virt-handler
-shows on the VMI and tries again; `on-failure: float` gives the domain back unchanged, and says so in the log.
-No answer is ever empty, because KubeVirt takes that for a broken document.
+shows on the VMI before it tries again; `on-failure: float` returns the domain unchanged, with a warning in
+the log. No answer is ever empty, because KubeVirt takes that for a broken document.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.hook.protobuf import MAX_MESSAGE_BYTES
 
 _FIELD_BYTES = 16
-"""What a message adds around the document."""
+"""What a message adds to the document."""
 
-MIGRATION_TARGET = "migration target: KubeVirt discards this answer and keeps the source's pins"
+MIGRATION_TARGET = "migration target: KubeVirt discards this answer and keeps the pins of the source"
 
 
 def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = try_to_bind) -> bytes:
-    """Pin the domain; raises KvplaceError when its owner wants to wait.
+    """Pin the domain; raises KvplaceError when it cannot be pinned and must wait.
 
-    `trial` changes this process's memory policy for a moment (see `memory_policy`).
+    `trial` changes the memory policy of this process for a moment (see `memory_policy`).
     """
     about = about_vmi(vmi, env)
     on_failure = on_failure_of_pod(env)
     try:
         placement = placement_of_pod(env).placement
         if placement.floats and xml:
-            log("warning", "the VM starts unpinned: no node had room, and its on-failure is float", about)
+            log("warning", "the VM starts unpinned: no node could hold it, and on-failure is float", about)
             return xml
         check_cpus(placement, env)
         placement, obstacle = settle_memory(placement, allowed_memory_nodes(env), on_failure, trial)
         if obstacle is not None:
-            log("warning", f"memory is left unbound: {obstacle}", about)
+            log("warning", f"memory is not bound: {obstacle}", about)
         answer = _rewritten(xml, placement, env, lambda sentence: log("warning", sentence, about))
     except KvplaceError as error:
         if on_failure is OnFailure.FLOAT and xml:
-            log("warning", f"the VM starts unpinned, as its on-failure: float allows: {error}", about)
+            log("warning", f"the VM starts unpinned, because on-failure is float: {error}", about)
             return xml
         log("error", f"the VM waits: {error}", about)
         raise
     except Exception as error:
-        log("error", f"the hook failed in a way nobody foresaw: {error!r}", about)
+        log("error", f"the hook failed with an unexpected error: {error!r}", about)
         if on_failure is OnFailure.FLOAT and xml:
             return xml
         raise Corrupt(f"kvplace's hook failed: {error!r}; please report it with the domain XML") from error
@@ -60,30 +60,30 @@ def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = tr
 
 
 def about_vmi(vmi: bytes, env: PodEnvironment) -> dict[str, str]:
-    """What log lines about this VM carry; says less where the VMI cannot be read."""
+    """Return the fields of log lines about this VM; fewer when the VMI cannot be read."""
     about = {"vm": "", "node": env.node, "uid": ""}
     try:
-        said = json.loads(vmi)
-        metadata = said["metadata"]
+        document = json.loads(vmi)
+        metadata = document["metadata"]
         about["vm"] = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
         about["uid"] = str(metadata.get("uid", ""))
-        if is_migration_target(said):
+        if is_migration_target(document):
             about["note"] = MIGRATION_TARGET
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        about["note"] = "the VMI is not readable"
+        about["note"] = "the VMI cannot be read"
     return about
 
 
 def is_migration_target(vmi: Mapping[str, Mapping[str, Mapping[str, object]]]) -> bool:
-    """Say whether KubeVirt asks for the domain of a migration's target; errors are those of the shape."""
+    """Whether KubeVirt asks for the domain of a migration target; raises for a VMI of another shape."""
     state = (vmi.get("status") or {}).get("migrationState") or {}
     return bool(state.get("targetPod")) and not state.get("completed")
 
 
-def _rewritten(xml: bytes, placement: Placement, env: PodEnvironment, tell: Callable[[str], None]) -> bytes:
+def _rewritten(xml: bytes, placement: Placement, env: PodEnvironment, warn: Callable[[str], None]) -> bytes:
     from kvplace.domainxml import rewrite
 
-    answer = rewrite(xml, placement, node_of_cpus(env), tell)
+    answer = rewrite(xml, placement, node_of_cpus(env), warn)
     if len(answer) > MAX_MESSAGE_BYTES - _FIELD_BYTES:
         raise BadDomainXml(f"the pinned domain has {len(answer)} bytes, more than virt-launcher accepts")
     return answer

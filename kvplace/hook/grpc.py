@@ -1,8 +1,8 @@
-"""Unary gRPC over one HTTP/2 connection, without any socket: bytes in, calls out, and back.
+"""Unary gRPC over one HTTP/2 connection, without a socket: bytes in, calls out, and back.
 
-HTTP/2 itself (frames, HPACK, settings, flow control) is h2's. Ours is what gRPC puts on top
-(github.com/grpc/grpc, doc/PROTOCOL-HTTP2.md): one message of five bytes and a body each way, the status
-in the trailers. Compression is refused, so nobody can send a small message that becomes a huge one.
+h2 does HTTP/2 itself (frames, HPACK, settings, flow control). This adds what gRPC puts on top
+(github.com/grpc/grpc, doc/PROTOCOL-HTTP2.md): one message of five bytes and a body each way, and the status
+in the trailers. Compression is refused, so that a small message cannot become a huge one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STATUS_OK = (":status", "200")
 _CONTENT_TYPE = ("content-type", "application/grpc")
 _ACCEPT_ENCODING = ("grpc-accept-encoding", "identity")
 _GONE = (StreamClosedError, StreamIDTooLowError)
-"""What h2 raises for a stream that has ended by itself or whose caller has left, now and later."""
+"""What h2 raises for a stream that has ended or that the client has reset."""
 
 
 class Call(NamedTuple):
@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 class Cancelled(NamedTuple):
-    """The caller no longer waits for an answer on this stream."""
+    """The client no longer waits for an answer on this stream."""
 
     stream: int
 
@@ -71,15 +71,15 @@ class GrpcConnection:
         self._requests: dict[int, _Request] = {}
         self._answers: dict[int, memoryview] = {}
         self.closed = False
-        """Nothing more can come or go; send what `output` still gives and close."""
+        """No more calls or answers; send what `output` still returns and close."""
 
     def receive(self, data: bytes) -> list[Call | Cancelled]:
-        """Take bytes from the peer; a peer that breaks HTTP/2 is told so and the connection is closed."""
+        """Process bytes from the client; a violation of HTTP/2 is answered and closes the connection."""
         if self.closed:
             return []
         try:
             events = self._http.receive_data(data)
-            found = [said for event in events for said in self._heed(event)]
+            found = [call for event in events for call in self._handle(event)]
             self._send_answers()
         except ProtocolError:
             self.closed = True
@@ -87,11 +87,11 @@ class GrpcConnection:
         return found
 
     def output(self) -> bytes:
-        """Take what must be sent to the peer."""
+        """Return the bytes that must be sent to the client."""
         return self._http.data_to_send()
 
     def reply(self, stream: int, message: bytes) -> None:
-        """Answer a call, as fast as the peer's flow control lets it go."""
+        """Answer a call, as fast as the client's flow control allows."""
         if self.closed:
             return
         try:
@@ -108,7 +108,7 @@ class GrpcConnection:
         headers = [_STATUS_OK, _CONTENT_TYPE, _ACCEPT_ENCODING, *_status(status, sentence)]
         self._end(stream, headers)
 
-    def _heed(self, event: Event) -> list[Call | Cancelled]:
+    def _handle(self, event: Event) -> list[Call | Cancelled]:
         match event:
             case RequestReceived():
                 self._begin(event)
@@ -138,7 +138,7 @@ class GrpcConnection:
             self.fail(
                 stream,
                 GrpcStatus.UNIMPLEMENTED,
-                f"messages compressed with {shown!r} are not read; use identity",
+                f"compression {shown!r} is not supported; use identity",
             )
         else:
             self._requests[stream] = _Request(
@@ -157,7 +157,9 @@ class GrpcConnection:
         length = int.from_bytes(request.body[1:_PREFIX_BYTES], "big")
         if request.body[0] != 0:
             self._refuse(
-                stream, GrpcStatus.UNIMPLEMENTED, "compressed messages are not read; send them as they are"
+                stream,
+                GrpcStatus.UNIMPLEMENTED,
+                "compressed messages are not supported",
             )
         elif length > MAX_MESSAGE_BYTES:
             self._refuse(
@@ -167,7 +169,7 @@ class GrpcConnection:
             )
         elif len(request.body) > _PREFIX_BYTES + length:
             self._refuse(
-                stream, GrpcStatus.UNIMPLEMENTED, "the call has more than the one message of a unary method"
+                stream, GrpcStatus.UNIMPLEMENTED, "a unary call must have exactly one message, not more"
             )
 
     def _complete(self, stream: int, request: _Request) -> list[Call | Cancelled]:
@@ -175,7 +177,7 @@ class GrpcConnection:
         if len(body) < _PREFIX_BYTES or len(body) != _PREFIX_BYTES + int.from_bytes(
             body[1:_PREFIX_BYTES], "big"
         ):
-            self.fail(stream, GrpcStatus.INTERNAL, "the call ended before its one message was whole")
+            self.fail(stream, GrpcStatus.INTERNAL, "the call ended before its message was complete")
             return []
         return [Call(stream, request.path, body[_PREFIX_BYTES:])]
 
@@ -184,7 +186,7 @@ class GrpcConnection:
         self.fail(stream, status, sentence)
 
     def _end(self, stream: int, headers: list[tuple[str, str]]) -> None:
-        """Answer with headers alone, and tell a peer that is still sending to stop."""
+        """Answer with headers alone, and tell a client that is still sending to stop."""
         try:
             self._http.send_headers(stream, headers, end_stream=True)
             self._http.reset_stream(stream, ErrorCodes.NO_ERROR)
@@ -194,7 +196,7 @@ class GrpcConnection:
             self.closed = True
 
     def _send_answers(self) -> None:
-        """Send of each answer what the peer has room for; the rest waits for its WINDOW_UPDATE."""
+        """Send what the client's windows allow of each answer; the rest waits for a WINDOW_UPDATE."""
         for stream in list(self._answers):
             try:
                 self._answers[stream] = rest = self._send_some(stream, self._answers[stream])
@@ -206,11 +208,11 @@ class GrpcConnection:
 
     def _send_some(self, stream: int, rest: memoryview) -> memoryview:
         while rest:
-            room = min(self._http.local_flow_control_window(stream), self._http.max_outbound_frame_size)
-            if room <= 0:
+            size = min(self._http.local_flow_control_window(stream), self._http.max_outbound_frame_size)
+            if size <= 0:
                 break
-            self._http.send_data(stream, bytes(rest[:room]))
-            rest = rest[room:]
+            self._http.send_data(stream, bytes(rest[:size]))
+            rest = rest[size:]
         return rest
 
 

@@ -12,7 +12,7 @@ _STDERR = 2
 
 
 def log(level: str, msg: str, about: Mapping[str, str] | None = None) -> None:
-    """Write one line; `about` says which VM and node it is about. A reader that has gone is no error."""
+    """Write one line; `about` has the VM and the node. A closed stderr is not an error."""
     now = time.time()
     line = {
         "ts": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z",

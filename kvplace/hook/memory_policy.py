@@ -1,6 +1,6 @@
-"""Whether QEMU will be allowed to bind memory, found out by trying it in a process that shares its fate.
+"""Whether QEMU will be allowed to bind memory, found out by trying it.
 
-The sidecar runs under the same seccomp profile as the container that will start QEMU. containerd's default
+The sidecar runs under the same seccomp profile as the container that starts QEMU. containerd's default
 profile forbids these calls without CAP_SYS_NICE; libvirt then refuses to start a domain with a `<numatune>`.
 
 The trial changes the memory policy of its process and loads ctypes: call it only in a short-lived one.
@@ -32,15 +32,15 @@ _STRICT_AND_MOVE = 1 | 2  # what QEMU asks mbind for
 _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 Trial = Callable[[NumaMemory, Sequence[int]], str | None]
-"""Says why memory cannot be bound so, or None when it can."""
+"""Says why memory cannot be bound to these nodes, or None when it can."""
 
 
 def settle_memory(
     placement: Placement, allowed_nodes: int | None, on_failure: OnFailure, trial: Trial
 ) -> tuple[Placement, str | None]:
-    """Keep the memory binding where it will work, else take it out and say why.
+    """Keep the memory binding where it will work, else remove it and say why.
 
-    Raises Misconfigured instead when the owner asked for `strict` memory and to wait.
+    Raises Misconfigured instead for `numa-memory: strict` with `on-failure: wait`.
     """
     if placement.numa_memory is NumaMemory.OFF:
         return placement, None
@@ -49,17 +49,17 @@ def settle_memory(
         return placement, None
     if placement.numa_memory is NumaMemory.STRICT and on_failure is OnFailure.WAIT:
         raise Misconfigured(
-            f"numa-memory strict cannot be kept: {obstacle}; mend that, ask for numa-memory preferred, "
-            "or for on-failure float"
+            f"numa-memory strict is not possible: {obstacle}; change that, or set numa-memory to preferred "
+            "or on-failure to float"
         )
     return replace(placement, numa_memory=NumaMemory.OFF), obstacle
 
 
 def try_to_bind(mode: NumaMemory, nodes: Sequence[int]) -> str | None:
-    """Make the calls that libvirt and QEMU will make, with their arguments; one sentence when one fails."""
+    """Make the calls that libvirt and QEMU will make; returns one sentence when one fails."""
     machine = os.uname().machine
     if machine not in _SET_MEMPOLICY_AND_MBIND:
-        return f"binding memory is not known to work on {machine}"
+        return f"binding memory is not supported on {machine}"
     set_mempolicy, mbind = _SET_MEMPOLICY_AND_MBIND[machine]
     policy = {
         NumaMemory.PREFERRED: _PREFERRED if len(nodes) == 1 else _PREFERRED_MANY,
@@ -70,7 +70,7 @@ def try_to_bind(mode: NumaMemory, nodes: Sequence[int]) -> str | None:
     mask = (ctypes.c_ulong * words)()
     for node in nodes:
         mask[node // _WORD_BITS] |= 1 << node % _WORD_BITS
-    bits = words * _WORD_BITS + 1  # the kernel takes one off
+    bits = words * _WORD_BITS + 1  # the kernel subtracts one
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     if syscall(set_mempolicy, policy, mask, ctypes.c_ulong(bits)) != 0:
         return _why("set_mempolicy", policy, nodes)
@@ -81,18 +81,18 @@ def try_to_bind(mode: NumaMemory, nodes: Sequence[int]) -> str | None:
         answer = syscall(
             mbind, address, ctypes.c_ulong(len(page)), policy, mask, ctypes.c_ulong(bits), _STRICT_AND_MOVE
         )
-        del start  # the page cannot be unmapped while ctypes looks at it
+        del start  # the page cannot be unmapped while ctypes holds a pointer to it
         return None if answer == 0 else _why("mbind", policy, nodes)
 
 
 def _obstacle(placement: Placement, allowed_nodes: int | None, trial: Trial) -> str | None:
     if not placement.numa_nodes:
-        return "the placement names no NUMA node"
+        return "the placement has no NUMA node"
     nodes = mask_of(placement.memory_nodes)
     if allowed_nodes is not None and nodes & ~allowed_nodes:
         return (
-            f"NUMA node {format_cpu_list(nodes & ~allowed_nodes)} of the placement is outside the nodes "
-            f"{format_cpu_list(allowed_nodes)} that this pod may take memory from"
+            f"NUMA node {format_cpu_list(nodes & ~allowed_nodes)} of the placement is outside the NUMA nodes "
+            f"{format_cpu_list(allowed_nodes)} that this pod may use"
         )
     return trial(placement.numa_memory, placement.memory_nodes)
 

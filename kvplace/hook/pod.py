@@ -1,7 +1,7 @@
-"""The placement that this pod was given, and whether it is really this pod's.
+"""The placement of this pod, and the check that it was made for this pod.
 
-Read afresh at each call from the downward API volume: the annotation arrives with the Binding, and the
-kubelet swaps the files under us when it changes.
+Read from the downward API volume at each call: the annotation arrives with the Binding, and the kubelet
+replaces the files when it changes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _MAX_FILE_BYTES = 512 * 1024
 def placement_of_pod(env: PodEnvironment) -> PodPlacement:
     """Read the pod's placement, or its bare `cpu-map` where another scheduler set only that.
 
-    Raises Misconfigured while there is neither, and when what is there is not readable or was made for
+    Raises Misconfigured when there is neither, and for a placement that cannot be read or was made for
     another pod or node.
     """
     if not os.path.isdir(env.pod_folder):  # noqa: PTH112 - see pod_environment
         raise Misconfigured(
-            f"{env.pod_folder} is not mounted, so the placement cannot be seen; "
-            "is kvplace's pod webhook installed and was it up when this pod was created?"
+            f"{env.pod_folder} is not mounted, so the placement cannot be read; "
+            "was kvplace's pod webhook running when this pod was created?"
         )
     if text := _read(env, "placement"):
         placement = PodPlacement.from_json(text)
@@ -37,16 +37,15 @@ def placement_of_pod(env: PodEnvironment) -> PodPlacement:
         return PodPlacement.of_cpu_map(text, on_failure=on_failure_of_pod(env))
     raise Misconfigured(
         f"the pod has neither the annotation {PLACEMENT} nor {CPU_MAP} yet; "
-        "it must be bound by a scheduler that uses kvplace's extender"
+        "it must be bound by a scheduler that calls kvplace's extender"
     )
 
 
 def on_failure_of_pod(env: PodEnvironment) -> OnFailure:
-    """What the VM's owner wants when it cannot be pinned; `wait` where nobody says so legibly."""
+    """Read `on-failure` from the request, else from the placement; `wait` where neither has a valid one."""
     for name in ("request", "placement"):
         try:
-            said = json.loads(_read(env, name) or "null")
-            return OnFailure(said["onFailure"])
+            return OnFailure(json.loads(_read(env, name) or "null")["onFailure"])
         except (ValueError, TypeError, KeyError, RecursionError, Misconfigured):
             continue
     return OnFailure.WAIT
@@ -67,7 +66,7 @@ def _check_owner(placement: PodPlacement, env: PodEnvironment) -> None:
 
 
 def _read(env: PodEnvironment, name: str) -> str:
-    """Read one file of the volume; a missing annotation is an empty file, and so is a missing file."""
+    """Read one file of the volume; empty for a missing annotation and for a missing file."""
     path = f"{env.pod_folder}/{name}"
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - see pod_environment

@@ -1,7 +1,7 @@
-"""Where the hook stands: the folders and names that the pod gives it, read from the environment once.
+"""The pod around the hook: its folders and names, read from the environment once.
 
-Paths are plain text here and wherever the server and the probe pass by: importing pathlib takes a tenth of
-the CPU time of a start, which every VM pays.
+Paths are plain text here and in what the server and the probe import: pathlib would take a tenth of the CPU
+time of a start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class PodEnvironment:
     """Where virt-launcher looks for our socket."""
     container: str
     node: str
-    """Name of the node, empty when the pod does not say."""
+    """Name of the node, empty when it is not known."""
     proc: str = "/proc"
     sys: str = "/sys"
 
@@ -39,10 +39,10 @@ class PodEnvironment:
 
     @property
     def socket(self) -> str:
-        """Our socket; KubeVirt tells sidecars apart by this file name alone, so it holds the container's."""
+        """Our socket; its name contains the container's, by which KubeVirt tells sidecars apart."""
         return f"{self.hook_folder}/kvplace-{self.container}.sock"
 
     @property
     def staging_folder(self) -> str:
-        """Where the socket waits until we can answer: virt-launcher tries files one level down, no deeper."""
+        """Where the socket is made; virt-launcher finds only files that are one level down."""
         return f"{self.hook_folder}/.staging"

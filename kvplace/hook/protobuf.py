@@ -1,6 +1,6 @@
-"""The little of protocol buffers that hook messages need: bytes, strings, numbers and messages in messages.
+"""The part of protocol buffers that hook messages need: bytes, strings and nested messages.
 
-Fields we do not know are skipped, as the format promises; of a field that comes twice the last one counts.
+Unknown fields are skipped, and of a repeated field the last one counts, as the format specifies.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""Longest message either way; grpc-go's client accepts no longer answer unless told to."""
+"""Longest message in either direction; by default grpc-go's client accepts no longer answer."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 
 
 class BadMessage(ValueError):
-    """Bytes that are no protocol buffer message."""
+    """Bytes that are not a protocol buffer message."""
 
 
 def bytes_field(number: int, value: bytes | str) -> bytes:

@@ -1,6 +1,6 @@
-"""Whether the VM may go on: virt-launcher's pod is handed to virt-handler only once every sidecar is ready.
+"""The sidecar's probe: KubeVirt starts the VM only when every sidecar of its pod is ready.
 
-Asked every few seconds for the life of the pod until it says yes, so it imports as little as it can.
+The kubelet runs it every second until it succeeds, so it imports as little as it can.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from kvplace.hook.pod_environment import PodEnvironment
 
 
 def check_ready(env: PodEnvironment) -> None:
-    """Raise Misconfigured unless the hook answers and this pod's placement is there and valid."""
+    """Raise Misconfigured unless the hook listens and this pod's placement exists and is valid."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         try:
             client.connect(env.socket)
         except OSError as error:
-            raise Misconfigured(f"the hook does not answer on {env.socket} yet: {error}") from None
+            raise Misconfigured(f"the hook does not listen on {env.socket} yet: {error}") from None
     placement_of_pod(env)

@@ -1,14 +1,14 @@
-"""What the hook answers to each of KubeVirt's calls, apart from the domain itself.
+"""KubeVirt's calls and the hook's answers, apart from the rewritten domain.
 
 Messages as in kubevirt `pkg/hooks/info/api_info.proto` and `pkg/hooks/v1alpha{1,2,3}/api_*.proto`:
 
-    kubevirt.hooks.info.Info           Info             who we are, before libvirt starts, within one second
+    kubevirt.hooks.info.Info           Info             name and versions, before libvirt starts, within 1 s
     kubevirt.hooks.v1alpha1.Callbacks  OnDefineDomain   domain and VMI in, domain out, thrice a boot at most
     kubevirt.hooks.v1alpha2.Callbacks  + PreCloudInitIso
-    kubevirt.hooks.v1alpha3.Callbacks  + Shutdown       once, after QEMU; who stays blocks the next migration
+    kubevirt.hooks.v1alpha3.Callbacks  + Shutdown       once, after QEMU; the process must end then
 
-KubeVirt asks only what Info offers. PreCloudInitIso is not offered, because KubeVirt stops at the first
-sidecar that answers it; who asks all the same gets the input back.
+KubeVirt calls only what Info offers. PreCloudInitIso is not offered, because KubeVirt stops at the first
+sidecar that answers it; it returns its input.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ HOOK_POINTS = ("OnDefineDomain", "Shutdown")
 
 
 class Reply(NamedTuple):
-    """An answer that is known at once."""
+    """An answer that needs no child process."""
 
     message: bytes
     last: bool = False
-    """Whether the process has nothing left to do once this is sent."""
+    """Whether the process ends when this has been sent."""
 
 
 class DefineDomain(NamedTuple):

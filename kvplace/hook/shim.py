@@ -1,8 +1,7 @@
 """The hook as an executable for KubeVirt's own sidecar-shim: `onDefineDomain --vmi JSON --domain XML`.
 
-The shim takes stdout for the new domain, stderr for log lines and a non-zero exit for a failed call. It
-passes both documents as arguments, so a domain or VMI of 128 KiB or more cannot go this way; the gRPC server
-has no such limit.
+The shim reads the new domain from stdout and log lines from stderr; a non-zero exit code is a failed call. It
+passes both documents as arguments, which cannot be 128 KiB or longer; the gRPC server has no such limit.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from kvplace.hook.pod_environment import PodEnvironment
 def main(argv: Sequence[str] | None = None) -> int:
     """Pin the domain of one call and give the exit code."""
     parser = argparse.ArgumentParser(
-        prog="onDefineDomain", description="Pin a libvirt domain as the placement of this pod says."
+        prog="onDefineDomain", description="Pin a libvirt domain according to the placement of this pod."
     )
     parser.add_argument("--vmi", required=True, metavar="JSON", help="the VirtualMachineInstance")
-    parser.add_argument("--domain", required=True, metavar="XML", help="the domain as KubeVirt made it")
-    parser.add_argument("--version", metavar="VERSION", help="hook version of the shim; makes no difference")
+    parser.add_argument("--domain", required=True, metavar="XML", help="the domain from KubeVirt")
+    parser.add_argument("--version", metavar="VERSION", help="hook version of the shim; ignored")
     given = parser.parse_args(argv)
     try:
         answer = define_domain(_raw(given.domain), _raw(given.vmi), PodEnvironment.of())
@@ -36,5 +35,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _raw(argument: str) -> bytes:
-    """The bytes of an argument as the shim passed them, whatever the locale."""
+    """Return the bytes of an argument as the shim passed them, in any locale."""
     return argument.encode("utf-8", "surrogateescape")

@@ -97,7 +97,7 @@ def test_the_one_cell_that_kubevirt_makes_for_shared_memory_needs_no_memnode() -
 
 
 def test_a_binding_without_nodes_is_refused() -> None:
-    with pytest.raises(BadDomainXml, match="numa-memory preferred but names no NUMA node"):
+    with pytest.raises(BadDomainXml, match="numa-memory preferred but has no NUMA node"):
         rewrite(domain("<vcpu>4</vcpu>"), replace(FOUR_VCPUS, numa_nodes=()))
 
 

@@ -131,7 +131,7 @@ def test_a_vm_that_found_no_room_and_floats_keeps_its_domain(
     pod.write("placement", floating.to_json())
     assert define_domain(DOMAIN, VMI, env, works) == DOMAIN
     (line,) = logged(capfd)
-    assert "starts unpinned: no node had room" in line["msg"]
+    assert "starts unpinned: no node could hold it" in line["msg"]
 
 
 def test_waiting_is_what_happens_when_nobody_said(env: PodEnvironment, pod: PodFolder) -> None:
@@ -148,12 +148,12 @@ def test_memory_that_may_not_be_bound_is_left_out_with_a_warning(
     assert answer == rewrite(DOMAIN, replace(PLACEMENT, numa_memory=NumaMemory.OFF))
     warning, _ = logged(capfd)
     assert warning["level"] == "warning"
-    assert warning["msg"] == "memory is left unbound: the pod's seccomp profile forbids mbind"
+    assert warning["msg"] == "memory is not bound: the pod's seccomp profile forbids mbind"
 
 
 def test_strict_memory_that_may_not_be_bound_makes_the_vm_wait(env: PodEnvironment, pod: PodFolder) -> None:
     pod.bind(replace(PLACEMENT, numa_memory=NumaMemory.STRICT))
-    with pytest.raises(Misconfigured, match="numa-memory strict cannot be kept"):
+    with pytest.raises(Misconfigured, match="numa-memory strict is not possible"):
         define_domain(DOMAIN, VMI, env, forbidden)
 
 

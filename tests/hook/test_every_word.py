@@ -259,8 +259,8 @@ async def test_where_memory_cannot_be_bound_a_mirroring_guest_keeps_its_cells_an
     assert bindings(served.xml) == []
     assert [cell["cpus"] for cell in cells(served.xml)] == ["0-3", "4-7"]
     warning = next(line["msg"] for line in logged(capfd) if line["level"] == "warning")
-    assert warning == "memory is left unbound: the pod's seccomp profile forbids mbind"
-    with pytest.raises(Misconfigured, match="numa-memory strict cannot be kept"):
+    assert warning == "memory is not bound: the pod's seccomp profile forbids mbind"
+    with pytest.raises(Misconfigured, match="numa-memory strict is not possible"):
         await serve(EIGHT_THREADS, SPREAD_MIRROR, free=HALF_OF_EACH, trial=forbidden)
 
 

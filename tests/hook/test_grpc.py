@@ -266,7 +266,7 @@ def test_a_caller_that_says_goodbye_ends_the_connection() -> None:
         (
             {"grpc_encoding": "gzip"},
             GrpcStatus.UNIMPLEMENTED,
-            "compressed with 'gzip' are not read; use identity",
+            "compression 'gzip' is not supported; use identity",
         ),
         ({"grpc_encoding": "identity"}, None, ""),
         ({"content_type": "application/grpc+proto"}, None, ""),
@@ -285,17 +285,17 @@ def test_compression_is_refused_and_plain_calls_are_not(
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
-        (b"\1" + framed(b"hello")[1:], GrpcStatus.UNIMPLEMENTED, "compressed messages are not read"),
-        (b"\7" + framed(b"hello")[1:], GrpcStatus.UNIMPLEMENTED, "compressed messages are not read"),
+        (b"\1" + framed(b"hello")[1:], GrpcStatus.UNIMPLEMENTED, "compressed messages are not supported"),
+        (b"\7" + framed(b"hello")[1:], GrpcStatus.UNIMPLEMENTED, "compressed messages are not supported"),
         (
             b"\0\xff\xff\xff\xff",
             GrpcStatus.RESOURCE_EXHAUSTED,
             f"4294967295 bytes is above the limit of {MAX_MESSAGE_BYTES}",
         ),
-        (framed(b"hello") + b"\0", GrpcStatus.UNIMPLEMENTED, "more than the one message"),
-        (framed(b"hello")[:-1], GrpcStatus.INTERNAL, "ended before its one message was whole"),
-        (b"\0\0\0", GrpcStatus.INTERNAL, "ended before its one message was whole"),
-        (b"", GrpcStatus.INTERNAL, "ended before its one message was whole"),
+        (framed(b"hello") + b"\0", GrpcStatus.UNIMPLEMENTED, "exactly one message"),
+        (framed(b"hello")[:-1], GrpcStatus.INTERNAL, "ended before its message was complete"),
+        (b"\0\0\0", GrpcStatus.INTERNAL, "ended before its message was complete"),
+        (b"", GrpcStatus.INTERNAL, "ended before its message was complete"),
     ],
 )
 def test_a_broken_message_gets_a_status_and_the_connection_goes_on(

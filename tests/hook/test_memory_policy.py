@@ -51,7 +51,7 @@ def test_a_soft_binding_that_is_forbidden_is_taken_out_with_the_reason(
 
 def test_strict_memory_that_is_forbidden_makes_a_vm_wait_that_asked_to_wait() -> None:
     with pytest.raises(
-        Misconfigured, match=r"numa-memory strict cannot be kept: .* forbids mbind; mend that, ask for"
+        Misconfigured, match=r"numa-memory strict is not possible: .* forbids mbind; change that, or set"
     ):
         settle_memory(STRICT, 0b11, OnFailure.WAIT, forbidden)
 
@@ -67,12 +67,12 @@ def test_nodes_that_the_pod_may_not_use_are_an_obstacle_without_any_trial(allowe
     settled, reason = settle_memory(PLACEMENT, allowed, OnFailure.WAIT, never)
     assert settled.numa_memory is NumaMemory.OFF
     assert reason is not None
-    assert reason.startswith("NUMA node 0 of the placement is outside the nodes")
+    assert reason.startswith("NUMA node 0 of the placement is outside the NUMA nodes")
 
 
 def test_a_placement_without_nodes_is_left_unbound() -> None:
     _, reason = settle_memory(replace(PLACEMENT, numa_nodes=()), None, OnFailure.WAIT, never)
-    assert reason == "the placement names no NUMA node"
+    assert reason == "the placement has no NUMA node"
 
 
 # The trial itself, under the kernel's eyes: each in a process of its own, as in the hook.

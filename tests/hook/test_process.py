@@ -367,7 +367,7 @@ def test_log_lines_are_json_objects_that_name_vm_and_node(serving: HookProcess) 
 def test_ready_once_the_socket_is_there_and_the_placement_is_ours(hook: HookProcess) -> None:
     early = hook.run("ready")
     assert (early.returncode, early.stdout) == (1, "")
-    assert "does not answer on" in early.stderr
+    assert "does not listen on" in early.stderr
     hook.start()
     unplaced = hook.run("ready")
     assert unplaced.returncode == 1
@@ -400,7 +400,7 @@ def test_a_socket_that_nobody_answers_is_not_ready(serving: HookProcess) -> None
 def test_other_commands_are_explained(hook: HookProcess) -> None:
     wrong = hook.run("server")
     assert wrong.returncode == 2
-    assert wrong.stderr == "kvplace-hook: 'server' is no command; use serve, ready or --help\n"
+    assert wrong.stderr == "kvplace-hook: no command 'server'; use serve, ready or --help\n"
     assert "kvplace-hook ready" in hook.run("--help").stdout
     assert hook.run("--version").stdout.startswith("kvplace-hook ")
 

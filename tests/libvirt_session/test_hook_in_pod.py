@@ -126,7 +126,7 @@ def test_strict_memory_that_seccomp_forbids_is_refused_by_name_when_the_vm_wants
     answer = Sidecar(session, pod_folder).answer(minimal_domain("waiting"), placement_of_two_vcpus(session))
     assert answer.returncode == 1
     assert (
-        "numa-memory strict cannot be kept: the pod's seccomp profile forbids set_mempolicy" in answer.stderr
+        "numa-memory strict is not possible: the pod's seccomp profile forbids set_mempolicy" in answer.stderr
     )
 
 
@@ -144,7 +144,7 @@ def test_a_weakened_memory_binding_starts_pinned_where_seccomp_forbids_it(
     placement = replace(placement_of_two_vcpus(session), numa_memory=memory)
     answer = Sidecar(session, pod_folder).answer(minimal_domain("weakened"), placement, on_failure)
     assert answer.returncode == 0, answer.stderr
-    assert "memory is left unbound: the pod's seccomp profile forbids set_mempolicy" in answer.stderr
+    assert "memory is not bound: the pod's seccomp profile forbids set_mempolicy" in answer.stderr
     with session.running(answer.stdout) as running:
         found = running.affinities()
     assert found.vcpus() == {vcpu: mask_of([cpu]) for vcpu, cpu in enumerate(placement.vcpus)}
