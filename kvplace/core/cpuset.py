@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from kvplace.core.scalars import NO_CPUS, CpuMask
+
 MAX_CPU = 16383
 """Highest id we accept: libvirt's limit (VIR_DOMAIN_CPUMASK_LEN is 16384)."""
 
 
-def mask_of(cpus: Iterable[int]) -> int:
+def mask_of(cpus: Iterable[int]) -> CpuMask:
     """Make a set of the given ids."""
     mask = 0
     for cpu in cpus:
         mask |= 1 << cpu
-    return mask
+    return CpuMask(mask)
 
 
 def cpus_of(mask: int) -> Iterator[int]:
@@ -33,7 +35,7 @@ def place_of_each(sets: Iterable[int]) -> dict[int, int]:
     return {cpu: place for place, mask in enumerate(sets) for cpu in cpus_of(mask)}
 
 
-def lowest(mask: int, count: int) -> int:
+def lowest(mask: int, count: int) -> CpuMask:
     """Take the `count` lowest ids of a set; fewer when it has fewer."""
     taken = 0
     for _ in range(count):
@@ -42,10 +44,10 @@ def lowest(mask: int, count: int) -> int:
             break
         taken |= low
         mask ^= low
-    return taken
+    return CpuMask(taken)
 
 
-def parse_cpu_list(text: str, *, what: str = "CPU list") -> int:
+def parse_cpu_list(text: str, *, what: str = "CPU list") -> CpuMask:
     """Read the Linux form `0-3,8` into a set.
 
     Blanks around items and a NUL or newline at the end are tolerated (sysfs has both), and an empty
@@ -54,7 +56,7 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> int:
     mask = 0
     cleaned = text.strip("\0 \t\r\n")
     if not cleaned:
-        return 0
+        return NO_CPUS
     where = f"{what} {_shorten(cleaned)!r}"
     for item in map(str.strip, cleaned.split(",")):
         first_text, dash, last_text = item.partition("-")
@@ -69,7 +71,7 @@ def parse_cpu_list(text: str, *, what: str = "CPU list") -> int:
         if last < first:
             raise ValueError(f"{where}: the range {_shorten(item)!r} runs backwards")
         mask |= (1 << (last + 1)) - (1 << first)
-    return mask
+    return CpuMask(mask)
 
 
 def format_cpu_list(mask: int) -> str:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, parse_cpu_list
-from kvplace.core.strict_json import shown
+from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of
+from kvplace.core.fields import MAX_BYTES, Fields
+from kvplace.core.strict_json import Json, shown
 
 if TYPE_CHECKING:
     from kvplace.core.topology import Topology
@@ -123,9 +124,11 @@ def _distance(topology: Topology, here: int, there: int) -> int:
     return min(max(forth or topology.distance(here, there), LEAST_DISTANCE), MOST_DISTANCE)
 
 
-def write_guest_cells(cells: Sequence[GuestCell]) -> list[dict[str, object]]:
-    """Write cells for JSON, by their id; the threads, which they share, are left to the caller."""
-    return [
+def write_guest_cells(cells: Sequence[GuestCell]) -> Json:
+    """Write cells, by their id, and the threads that they share, as fields of a placement."""
+    if not cells:
+        return {}
+    written = [
         {
             "node": cell.node,
             "vcpus": format_cpu_list(mask_of(cell.vcpus)),
@@ -134,48 +137,42 @@ def write_guest_cells(cells: Sequence[GuestCell]) -> list[dict[str, object]]:
         }
         for cell in cells
     ]
+    return {"guestCells": written, "guestThreads": cells[0].threads}
 
 
-def read_guest_cells(raw: object, threads: object, *, vcpus: int) -> tuple[GuestCell, ...]:
+def read_guest_cells(placement: Fields, *, vcpus: int) -> tuple[GuestCell, ...]:
     """Read what `write_guest_cells` wrote, for a guest of so many vCPUs; ValueError names what is wrong."""
-    if not isinstance(raw, list):
-        raise ValueError("guestCells must be a list of cells")  # noqa: TRY004
-    if not raw:
+    if not placement.raw.get("guestCells"):
         return ()
-    if type(threads) is not int or threads < 1 or vcpus % threads:
-        raise ValueError(f"guestThreads is {shown(threads)}, which does not divide {vcpus} vCPUs into cores")
-    cells = tuple(_read_cell(number, entry, len(raw), threads) for number, entry in enumerate(raw))
+    threads = placement.whole("guestThreads", most=max(vcpus, 1), least=1, default=1)
+    if vcpus % threads:
+        raise ValueError(f"guestThreads is {threads}, which does not divide {vcpus} vCPUs into cores")
+    entries = list(placement.each("guestCells"))
+    cells = tuple(_read_cell(number, cell, len(entries), threads) for number, cell in enumerate(entries))
     if sorted(vcpu for cell in cells for vcpu in cell.vcpus) != list(range(vcpus)):
         raise ValueError(f"guestCells do not hold each of the {vcpus} vCPUs once")
     if len({cell.node for cell in cells}) != len(cells):
-        raise ValueError("guestCells name one NUMA node twice")
+        raise ValueError("guestCells has one NUMA node twice")
     if len({bool(cell.memory) for cell in cells}) != 1:
         raise ValueError("guestCells give memory to some cells only; give it to all, or to none")
     return cells
 
 
-def _read_cell(number: int, raw: object, count: int, threads: int) -> GuestCell:
-    at = f"guestCells[{number}]"
-    if not isinstance(raw, dict):
-        raise ValueError(f"{at} must be an object")  # noqa: TRY004
-    node, memory, distances = raw.get("node"), raw.get("memory", 0), raw.get("distances")
-    if type(node) is not int or not 0 <= node <= MAX_CPU:
-        raise ValueError(f"{at}.node is {shown(node)}, which is not a NUMA node")
-    if type(memory) is not int or not 0 <= memory <= 1 << 60:
-        raise ValueError(f"{at}.memory is {shown(memory)}; it must be a number of bytes")
-    if not isinstance(raw.get("vcpus"), str):
-        raise ValueError(f"{at}.vcpus must be a list such as '0-3'")  # noqa: TRY004
-    if not isinstance(distances, list) or len(distances) != count:
-        raise ValueError(f"{at}.distances must be a list of {count} distances")
+def _read_cell(number: int, cell: Fields, count: int, threads: int) -> GuestCell:
+    distances = cell.list("distances")
+    if len(distances) != count:
+        raise cell.bad("distances", f"a list of {count} distances")
     for other, value in enumerate(distances):
         least, most = (LOCAL_DISTANCE,) * 2 if other == number else (LEAST_DISTANCE, MOST_DISTANCE)
         if type(value) is not int or not least <= value <= most:
-            raise ValueError(f"{at}.distances[{other}] is {shown(value)}; it must be from {least} to {most}")
+            raise ValueError(
+                f"{cell.at('distances')}[{other}] is {shown(value)}; it must be from {least} to {most}"
+            )
     return GuestCell(
         id=number,
-        node=node,
-        vcpus=tuple(cpus_of(parse_cpu_list(raw["vcpus"], what=f"{at}.vcpus"))),
-        memory=memory,
+        node=cell.whole("node", MAX_CPU),
+        vcpus=tuple(cpus_of(cell.cpus("vcpus"))),
+        memory=cell.whole("memory", MAX_BYTES, default=0),
         distances=tuple(distances),
         threads=threads,
     )

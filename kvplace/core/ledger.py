@@ -12,16 +12,15 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
-from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, parse_cpu_list
+from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of
 from kvplace.core.errors import Conflict, Corrupt
+from kvplace.core.fields import Fields
+from kvplace.core.huge_pages import plain_bytes, write_page_counts
 from kvplace.core.placement import Placement
-from kvplace.core.quantity import format_bytes, parse_page_counts
 from kvplace.core.request import Policy
-from kvplace.core.strict_json import kind_of, shown
-
-_Word = TypeVar("_Word", bound=Enum)
+from kvplace.core.strict_json import shown
 
 
 class OwnershipConflict(Conflict):
@@ -59,8 +58,7 @@ class Claim:
     def plain_memory(self) -> dict[int, int]:
         """Bytes outside huge pages by NUMA node; `memory` holds both."""
         return {
-            node: max(0, count - sum(size * number for size, number in self.huge_pages.get(node, {}).items()))
-            for node, count in self.memory.items()
+            node: plain_bytes(count, self.huge_pages.get(node, {})) for node, count in self.memory.items()
         }
 
 
@@ -232,30 +230,25 @@ def claim_document(claim: Claim) -> dict[str, Any]:
         "cpus": format_cpu_list(claim.cpus),
         "owned": format_cpu_list(claim.owned),
         "memory": {str(node): count for node, count in claim.memory.items()},
-        "hugePages": {
-            str(node): {format_bytes(size): count for size, count in pages.items()}
-            for node, pages in claim.huge_pages.items()
-        },
+        "hugePages": {str(node): write_page_counts(pages) for node, pages in claim.huge_pages.items()},
         "since": claim.since,
     }
     return {key: value for key, value in document.items() if value not in ("", {})}
 
 
-def read_ledger(spec: Mapping[str, Any]) -> Ledger:
+def read_ledger(spec: object) -> Ledger:
     """Read a NodeLedger's spec; raises Corrupt, naming CPU or claim, on content that its schema forbids."""
     try:
-        spec = _object({"spec": spec}, "spec")
-        owners = {
-            _number(cpu, MAX_CPU): _text({"owner": owner}, "owner")
-            for cpu, owner in _object(spec, "owners").items()
-        }
-        documents = _object(spec, "claims")
+        fields = Fields(spec, "spec")
+        cpus = fields.fields("owners")
+        owners = {_cpu_id(cpu): cpus.text(cpu) for cpu in cpus.raw}
+        documents = fields.fields("claims").raw
     except ValueError as error:
         raise Corrupt(f"owners or claims of a ledger cannot be read: {error}") from error
     claims = {}
     for uid, raw in documents.items():
         try:
-            claims[uid] = _read_claim(uid, _object({"it": raw}, "it"))
+            claims[uid] = _read_claim(uid, Fields(raw))
         except ValueError as error:
             raise Corrupt(f"the claim of pod {uid} cannot be read: {error}") from error
     return Ledger(owners, claims)
@@ -266,57 +259,23 @@ def confirmed(claim: Claim) -> Claim:
     return replace(claim, state=ClaimState.BOUND)
 
 
-_MOST_BYTES = (1 << 63) - 1
-
-
-def _read_claim(uid: str, raw: Mapping[str, Any]) -> Claim:
+def _read_claim(uid: str, fields: Fields) -> Claim:
     return Claim(
         uid=uid,
-        namespace=_text(raw, "namespace"),
-        pod=_text(raw, "pod"),
-        vmi=_text(raw, "vmi", ""),
-        policy=_word(raw, "policy", Policy),
-        state=_word(raw, "state", ClaimState),
-        cpus=parse_cpu_list(_text(raw, "cpus", ""), what="cpus"),
-        owned=parse_cpu_list(_text(raw, "owned", ""), what="owned"),
-        memory={
-            _number(node, MAX_CPU): _number(count, _MOST_BYTES)
-            for node, count in _object(raw, "memory").items()
-        },
-        huge_pages={
-            _number(node, MAX_CPU): parse_page_counts(pages)
-            for node, pages in _object(raw, "hugePages").items()
-        },
-        since=_text(raw, "since", ""),
+        namespace=fields.text("namespace"),
+        pod=fields.text("pod"),
+        vmi=fields.text("vmi", ""),
+        policy=fields.word("policy", Policy),
+        state=fields.word("state", ClaimState),
+        cpus=fields.cpus("cpus", ""),
+        owned=fields.cpus("owned", ""),
+        memory=fields.bytes_by_node("memory"),
+        huge_pages=fields.pages_by_node("hugePages"),
+        since=fields.text("since", ""),
     )
 
 
-def _object(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Read an object under a key; a missing one is empty."""
-    value = raw.get(key)
-    if value is not None and not isinstance(value, Mapping):
-        raise ValueError(f"{key} is {kind_of(value)}, not an object")
-    return value or {}
-
-
-def _word(raw: Mapping[str, Any], key: str, kind: type[_Word]) -> _Word:
-    value = raw.get(key)
-    for word in kind:
-        if word.value == value:
-            return word
-    raise ValueError(f"{key} is {shown(value)}, not one of {', '.join(str(word.value) for word in kind)}")
-
-
-def _text(raw: Mapping[str, Any], key: str, default: str | None = None) -> str:
-    value = raw.get(key, default)
-    if not isinstance(value, str):
-        raise ValueError(f"{key} is {shown(value)}, which is no text")  # noqa: TRY004
-    return value
-
-
-def _number(value: object, most: int) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 5:
-        value = int(value)
-    if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{shown(value)} is no whole number from 0 to {most}")
-    return value
+def _cpu_id(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= MAX_CPU):
+        raise ValueError(f"{shown(text)} is not a CPU id from 0 to {MAX_CPU}")
+    return int(text)

@@ -1,4 +1,4 @@
-"""The NodeTopology object: the machine behind a node as it stands in the cluster and on stdout.
+"""The NodeTopology object: the machine of a node, as it is in the cluster and on stdout.
 
 `kvplace topology -o json` prints exactly what `kubectl get nodetopology -o json` would, so that either
 can be given to every command that takes a machine.
@@ -6,27 +6,68 @@ can be given to every command that takes a machine.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.errors import BadTopology
+from kvplace.core.strict_json import shown, unknown_key
 from kvplace.core.topology import Topology
-from kvplace.core.topology_document import topology_document
+from kvplace.core.topology_document import read_topology, topology_document
 
 API_VERSION = "kvplace.io/v1alpha1"
 KIND = "NodeTopology"
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_NODE_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
+_LONGEST_NAME = 253
 
 
 def node_topology(name: str, topology: Topology, kubelet_cpus: int = 0) -> dict[str, Any]:
-    """Write a machine as the NodeTopology of the node of that name.
+    """Write a machine as the NodeTopology of the node of that name, or of one as like it as a node's can be.
 
     `kubelet_cpus` are those that the kubelet's own static policy holds; they are the object's status.
     """
     document: dict[str, Any] = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {"name": name},
+        "metadata": {"name": node_name(name)},
         "spec": topology_document(topology),
     }
     if kubelet_cpus:
         document["status"] = {"kubeletCpus": format_cpu_list(kubelet_cpus)}
     return document
+
+
+def read_node_topology(document: Mapping[str, Any]) -> tuple[str, Topology]:
+    """Read a NodeTopology, or its spec alone, that a person may have written: its node's name, its machine.
+
+    Raises BadTopology, also for a key that is not known, another API version, and a name that no node has.
+    The name is empty where the document has none.
+    """
+    name = ""
+    if "spec" in document:
+        if sentence := unknown_key(document, ("apiVersion", "kind", "metadata", "spec", "status")):
+            raise BadTopology(sentence)
+        for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+            if document.get(key, expected) != expected:
+                raise BadTopology(f"{key} is {shown(document[key])}; it must be {expected}")
+        metadata = document.get("metadata")
+        name = _checked_name(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
+    return name, read_topology(document, known_only=True)
+
+
+def node_name(text: str) -> str:
+    """Make a name that a node can have of any other name, such as that of a file."""
+    name = re.sub(r"[^a-z0-9]*\.[^a-z0-9]*", ".", re.sub(r"[^a-z0-9.]", "-", text.lower()))
+    return name[:_LONGEST_NAME].strip("-.") or "machine"
+
+
+def _checked_name(name: object) -> str:
+    """Check the name of a node: a DNS-1123 subdomain, as Kubernetes demands."""
+    if name == "" or (isinstance(name, str) and len(name) <= _LONGEST_NAME and _NODE_NAME.fullmatch(name)):
+        return name
+    raise BadTopology(
+        f"metadata.name is {shown(name)}; the name of a node consists of small letters, digits, '-' and '.' "
+        "and begins and ends with a letter or digit"
+    )

@@ -12,24 +12,21 @@ adds its own sidecar to the VMs that it admits.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TypeVar
 
 from kvplace.core.cpu_map import read_cpu_map
-from kvplace.core.cpuset import MAX_CPU, format_cpu_list, mask_of, parse_cpu_list
+from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import BadAnnotation
+from kvplace.core.fields import Fields
 from kvplace.core.guest_cells import GuestCell, read_guest_cells, write_guest_cells
-from kvplace.core.quantity import format_bytes, parse_page_counts
+from kvplace.core.huge_pages import write_page_counts
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.strict_json import Json, shown
 
 PLACEMENT = "kvplace.io/placement"
 VERSION = 1
 _MAX_TEXT = 256 * 1024
-
-_Word = TypeVar("_Word", bound=Enum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +113,10 @@ class PodPlacement:
             "memory": {str(node): count for node, count in placement.memory.items()},
             "owned": format_cpu_list(placement.owned),
             "hugePages": {
-                str(node): {format_bytes(size): count for size, count in pages.items()}
-                for node, pages in placement.huge_pages.items()
+                str(node): write_page_counts(pages) for node, pages in placement.huge_pages.items()
             },
         }
-        if placement.guest_cells:
-            document["guestCells"] = write_guest_cells(placement.guest_cells)
-            document["guestThreads"] = placement.guest_cells[0].threads
+        document |= write_guest_cells(placement.guest_cells)
         document["sockets"] = list(placement.packages)
         document["l3"] = list(placement.l3_groups)
         return document
@@ -134,138 +128,65 @@ class PodPlacement:
     @classmethod
     def from_json(cls, text: str) -> PodPlacement:
         """Read the annotation; raises BadAnnotation that names what is wrong."""
-        reader = _Reader(text)
-        placement = Placement(
-            policy=reader.word("policy", Policy),
-            vcpus=reader.ids("vcpus"),
-            cpus=reader.cpus("cpus"),
-            owned=reader.cpus("owned", ""),
-            emulator_cpus=reader.cpus("emulatorCpus", ""),
-            io_thread_cpus=reader.cpu_sets("ioThreadCpus"),
-            numa_nodes=reader.ids("numaNodes"),
-            numa_memory=reader.word("numaMemory", NumaMemory, NumaMemory.OFF),
-            memory=reader.bytes_by_node("memory"),
-            huge_pages=reader.pages_by_node("hugePages"),
-            packages=reader.ids("sockets"),
-            l3_groups=reader.ids("l3"),
-            guest_cells=reader.guest_cells(),
+        try:
+            return _read(_fields(text))
+        except ValueError as error:
+            raise BadAnnotation(PLACEMENT, text, str(error)) from None
+
+
+def _fields(text: str) -> Fields:
+    if len(text) > _MAX_TEXT:
+        raise ValueError(f"is longer than {_MAX_TEXT} characters")
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(
+            "is not valid JSON; only kvplace writes this annotation: delete it and recreate the pod"
+        ) from None
+    if not isinstance(raw, dict):
+        raise ValueError("must be a JSON object")  # noqa: TRY004
+    version = raw.get("version")
+    if type(version) is not int or version != VERSION:
+        raise ValueError(
+            f"has version {shown(version)}; this program reads version {VERSION}, use matching releases"
         )
-        if not placement.cpus and not placement.floats:
-            raise reader.bad("cpus is empty; a placement names at least one CPU")
-        if len(set(placement.vcpus)) != len(placement.vcpus):
-            raise reader.bad("vcpus gives one CPU to two vCPUs")
-        if mask_of(placement.vcpus) & ~placement.cpus:
-            outside = format_cpu_list(mask_of(placement.vcpus) & ~placement.cpus)
-            raise reader.bad(f"vcpus names CPU {outside}, which cpus lacks")
-        if not placement.vcpus and placement.policy not in (Policy.NUMA, Policy.NONE):
-            raise reader.bad(f"vcpus is empty, which policy {placement.policy.value} does not allow")
-        foreign = {cell.node for cell in placement.guest_cells} - set(placement.numa_nodes)
-        if foreign:
-            raise reader.bad(f"guestCells name NUMA node {min(foreign)}, which numaNodes lacks")
-        return cls(
-            pod_uid=reader.text("podUid"),
-            node=reader.text("node"),
-            topology=reader.text("topology", ""),
-            on_failure=reader.word("onFailure", OnFailure, OnFailure.WAIT),
-            placement=placement,
-        )
+    return Fields(raw)
 
 
-class _Reader:
-    """Reads the fields of the annotation, each with an error that names it."""
+def _read(fields: Fields) -> PodPlacement:
+    bound = PodPlacement(
+        pod_uid=fields.text("podUid"),
+        node=fields.text("node"),
+        topology=fields.text("topology", ""),
+        on_failure=fields.word("onFailure", OnFailure, OnFailure.WAIT),
+        placement=Placement(
+            policy=fields.word("policy", Policy),
+            vcpus=fields.ids("vcpus"),
+            cpus=fields.cpus("cpus"),
+            owned=fields.cpus("owned", ""),
+            emulator_cpus=fields.cpus("emulatorCpus", ""),
+            io_thread_cpus=fields.cpu_lists("ioThreadCpus") if "ioThreadCpus" in fields.raw else (),
+            numa_nodes=fields.ids("numaNodes"),
+            numa_memory=fields.word("numaMemory", NumaMemory, NumaMemory.OFF),
+            memory=fields.bytes_by_node("memory"),
+            huge_pages=fields.pages_by_node("hugePages"),
+            packages=fields.ids("sockets"),
+            l3_groups=fields.ids("l3"),
+            guest_cells=read_guest_cells(fields, vcpus=len(fields.ids("vcpus"))),
+        ),
+    )
+    _check(bound.placement)
+    return bound
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        if len(text) > _MAX_TEXT:
-            raise self.bad(f"is longer than {_MAX_TEXT} characters")
-        try:
-            raw = json.loads(text)
-        except (ValueError, RecursionError):
-            raise self.bad(
-                "is not JSON; only kvplace writes this annotation, remove it and let the pod be made anew"
-            ) from None
-        if not isinstance(raw, dict):
-            raise self.bad("must be a JSON object")
-        self._raw: dict[str, object] = raw
-        version = raw.get("version")
-        if type(version) is not int or version != VERSION:
-            raise self.bad(
-                f"has version {shown(version)}; this program reads version {VERSION}, use matching releases"
-            )
 
-    def bad(self, mend: str) -> BadAnnotation:
-        return BadAnnotation(PLACEMENT, self._text, mend)
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self._raw.get(key, default)
-        if not isinstance(value, str):
-            raise self.bad(f"{key} must be a text, not {shown(value)}")
-        return value
-
-    def word(self, key: str, kind: type[_Word], default: _Word | None = None) -> _Word:
-        value = self._raw.get(key, default.value if default is not None else None)
-        for member in kind:
-            if member.value == value:
-                return member
-        offered = ", ".join(str(member.value) for member in kind)
-        raise self.bad(f"{key} is {shown(value)}; it must be one of {offered}")
-
-    def cpus(self, key: str, default: str | None = None) -> int:
-        try:
-            return parse_cpu_list(self.text(key, default), what=key)
-        except ValueError as error:
-            raise self.bad(str(error)) from None
-
-    def cpu_sets(self, key: str) -> tuple[int, ...]:
-        value = self._raw.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-            raise self.bad(f"{key} must be a list of CPU lists")
-        try:
-            return tuple(parse_cpu_list(entry, what=key) for entry in value)
-        except ValueError as error:
-            raise self.bad(str(error)) from None
-
-    def bytes_by_node(self, key: str) -> dict[int, int]:
-        counts: dict[int, int] = {}
-        for node, count in self._by_node(key, "bytes by NUMA node"):
-            if type(count) is not int or count < 0:
-                raise self.bad(f"{key} holds {str(node)!r}: {shown(count)}, which is not bytes by NUMA node")
-            counts[node] = count
-        return counts
-
-    def pages_by_node(self, key: str) -> dict[int, dict[int, int]]:
-        counts: dict[int, dict[int, int]] = {}
-        for node, pages in self._by_node(key, "page counts by NUMA node and page size"):
-            try:
-                counts[node] = parse_page_counts(pages)
-            except ValueError as error:
-                raise self.bad(f"{key} of node {node}: {error}") from None
-        return counts
-
-    def guest_cells(self) -> tuple[GuestCell, ...]:
-        try:
-            return read_guest_cells(
-                self._raw.get("guestCells", []),
-                self._raw.get("guestThreads", 1),
-                vcpus=len(self.ids("vcpus")),
-            )
-        except ValueError as error:
-            raise self.bad(str(error)) from None
-
-    def _by_node(self, key: str, what: str) -> Iterator[tuple[int, object]]:
-        value = self._raw.get(key, {})
-        if not isinstance(value, dict):
-            raise self.bad(f"{key} must be an object of {what}")
-        for node, entry in value.items():
-            if not (node.isascii() and node.isdigit() and len(node) <= 5):
-                raise self.bad(f"{key} holds {shown(node)}, which is not a NUMA node")
-            yield int(node), entry
-
-    def ids(self, key: str) -> tuple[int, ...]:
-        value = self._raw.get(key, [])
-        if not isinstance(value, list):
-            raise self.bad(f"{key} must be a list of ids")
-        for entry in value:
-            if type(entry) is not int or not 0 <= entry <= MAX_CPU:
-                raise self.bad(f"{key} holds {shown(entry)}, which is not an id from 0 to {MAX_CPU}")
-        return tuple(value)
+def _check(placement: Placement) -> None:
+    if not placement.cpus and not placement.floats:
+        raise ValueError("cpus is empty; a placement names at least one CPU")
+    if len(set(placement.vcpus)) != len(placement.vcpus):
+        raise ValueError("vcpus gives one CPU to two vCPUs")
+    if outside := mask_of(placement.vcpus) & ~placement.cpus:
+        raise ValueError(f"vcpus has CPU {format_cpu_list(outside)}, which is not in cpus")
+    if not placement.vcpus and placement.policy not in (Policy.NUMA, Policy.NONE):
+        raise ValueError(f"vcpus is empty, which policy {placement.policy.value} does not allow")
+    if foreign := {cell.node for cell in placement.guest_cells} - set(placement.numa_nodes):
+        raise ValueError(f"guestCells has NUMA node {min(foreign)}, which is not in numaNodes")

@@ -1,4 +1,4 @@
-"""Kubernetes quantities of bytes and CPUs, read exactly; and numbers as people write them.
+"""Kubernetes quantities of bytes and CPUs, read exactly, and numbers written for people.
 
 Follows apimachinery's resource.Quantity: binary suffixes Ki..Ei, decimal k..E, `m`, and exponents.
 """
@@ -6,9 +6,9 @@ Follows apimachinery's resource.Quantity: binary suffixes Ki..Ei, decimal k..E, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from fractions import Fraction
 
+from kvplace.core.scalars import Bytes
 from kvplace.core.strict_json import shown
 
 _SUFFIXES: dict[str, Fraction] = {
@@ -32,7 +32,7 @@ _SUFFIXES: dict[str, Fraction] = {
 _FORM = re.compile(r"([+-]?)(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})([eE][+-]?\d{1,2}|[numkKMGTPE]i?|)", re.ASCII)
 _BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi")
 _MOST = (1 << 63) - 1
-_MOST_PAGES = 1 << 40
+_LEAST_WITHOUT_UNIT = 1 << 20
 
 
 def parse_quantity(text: str | int) -> Fraction:
@@ -55,7 +55,7 @@ def parse_quantity(text: str | int) -> Fraction:
     return -value if sign == "-" else value
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int) -> Bytes:
     """Read a quantity as whole bytes, rounded up as Kubernetes does.
 
     Raises ValueError below zero and for what no 63 bits hold.
@@ -65,27 +65,23 @@ def parse_bytes(text: str | int) -> int:
         raise ValueError(f"{shown(text)} is negative")
     count = -(-value.numerator // value.denominator)
     if count > _MOST:
-        raise ValueError(f"{shown(text)} is more than Kubernetes can count in bytes, {_MOST}")
+        raise ValueError(f"{shown(text)} is more than {_MOST} bytes, the most that Kubernetes can count")
+    return Bytes(count)
+
+
+def parse_memory(text: str | int) -> Bytes:
+    """Read an amount of memory that a person wrote: as `parse_bytes`, but a unit must be there.
+
+    Raises ValueError for a few bytes without a unit, which are surely meant otherwise: `32`, `500m`.
+    """
+    count = parse_bytes(text)
+    unit = str(text).strip().lstrip("+0123456789.")
+    if 0 < count < _LEAST_WITHOUT_UNIT and unit[:1] in ("", "n", "u", "m", "e"):
+        number = str(text).strip().removesuffix(unit)
+        meant = f"{number}Mi" if unit == "m" else f"{number}Gi"
+        what = "less than a byte" if parse_quantity(text) < 1 else counted(count, "byte")
+        raise ValueError(f'{shown(text)} is {what}; write "{meant}" if that is meant')
     return count
-
-
-def parse_page_counts(pages: object) -> dict[int, int]:
-    """Read counts by page size, `{"1Gi": 8}`; raises ValueError, also when one size is named twice."""
-    if not isinstance(pages, Mapping):
-        raise ValueError("must be an object of counts by page size")  # noqa: TRY004
-    counts: dict[int, int] = {}
-    for text, count in pages.items():
-        size = parse_bytes(text)
-        if not size:
-            raise ValueError(f"a page of {text} bytes is none")
-        if size in counts:
-            raise ValueError(f"names pages of {format_bytes(size)} twice")
-        if type(count) is not int or not 0 <= count <= _MOST_PAGES:
-            raise ValueError(
-                f"{shown(count)} pages of {text}; it must be a whole number from 0 to {_MOST_PAGES}"
-            )
-        counts[size] = count
-    return counts
 
 
 def format_bytes(count: int) -> str:

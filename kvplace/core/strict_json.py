@@ -32,16 +32,23 @@ def json_object(text: str, *, what: str, like: str = "") -> Json:
     return found
 
 
-def known_keys(wish: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise BadBody for the first key that is not known, with the one that is probably meant."""
+def unknown_key(document: Mapping[str, Any], known: Iterable[str], at: str = "") -> str:
+    """Name the first key that is not known, and the one that is probably meant; empty when all are known."""
     import difflib  # seldom needed, and slow to load
 
     known = tuple(known)
-    for key in wish:
+    for key in document:
         if key not in known:
             near = difflib.get_close_matches(str(key)[:60], known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise BadBody(f"{shown(key)} is not known; {hint}")
+            return f"{at}{shown(key)} is not known; {hint}"
+    return ""
+
+
+def known_keys(document: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise BadBody for the first key that is not known, with the one that is probably meant."""
+    if sentence := unknown_key(document, known):
+        raise BadBody(sentence)
 
 
 def shown(value: object) -> str:

@@ -11,16 +11,19 @@ CPU sets are Linux cpu lists, memory is a quantity, huge pages are counts by pag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
+from kvplace.core.cpuset import MAX_CPU, format_cpu_list
 from kvplace.core.errors import BadTopology
-from kvplace.core.quantity import format_bytes, parse_bytes, parse_page_counts
-from kvplace.core.strict_json import kind_of, shown
+from kvplace.core.fields import Fields
+from kvplace.core.huge_pages import write_page_counts
+from kvplace.core.quantity import format_bytes
+from kvplace.core.scalars import NO_CPUS
 from kvplace.core.topology import NumaNode, Package, Topology
 
-_MAX_ENTRIES = 16384
+_KEYS = ("packages", "numaNodes", "l3Groups", "cores", "reserved", "isolated", "fingerprint")
+_MAX_ID = (1 << 31) - 1
+_MAX_DISTANCE = (1 << 31) - 1
 
 
 def topology_document(topology: Topology) -> dict[str, Any]:
@@ -32,7 +35,7 @@ def topology_document(topology: Topology) -> dict[str, Any]:
                 "id": node.id,
                 "cpus": format_cpu_list(node.cpus),
                 "memory": format_bytes(node.memory),
-                "hugePages": {format_bytes(size): count for size, count in sorted(node.huge_pages.items())},
+                "hugePages": write_page_counts(node.huge_pages),
                 "distances": {str(other): value for other, value in sorted(node.distances.items())},
             }
             for node in topology.numa_nodes
@@ -45,109 +48,54 @@ def topology_document(topology: Topology) -> dict[str, Any]:
     }
 
 
-def read_topology(document: object) -> Topology:
+def read_topology(document: object, *, known_only: bool = False) -> Topology:
     """Read a machine from its JSON form, as a bare spec or a whole NodeTopology object.
 
-    Raises BadTopology that names the field. A fingerprint in the document is not trusted: it is
-    computed anew.
+    Raises BadTopology that names the field; with `known_only` also for a key that is not known, for
+    documents that people write. A newer release may add keys to the objects of a cluster. A fingerprint in
+    the document is ignored and computed anew.
     """
-    root = _object(document, "the machine description")
-    if "spec" in root:
-        root = _object(root["spec"], "spec")
-    packages = tuple(
-        Package(_number(entry, "id", where), _cpus(entry, "cpus", where))
-        for where, entry in _entries(root, "packages")
-    )
-    nodes = tuple(
-        NumaNode(
-            id=_number(entry, "id", where),
-            cpus=_cpus(entry, "cpus", where),
-            memory=_bytes(entry.get("memory", 0), f"{where}.memory"),
-            huge_pages=_page_counts(entry.get("hugePages") or {}, f"{where}.hugePages"),
-            distances={
-                _count(other, f"{where}.distances"): _count(value, f"{where}.distances.{other}")
-                for other, value in _object(entry.get("distances") or {}, f"{where}.distances").items()
-            },
-        )
-        for where, entry in _entries(root, "numaNodes")
-    )
-    return Topology(
-        packages=packages,
-        numa_nodes=nodes,
-        l3_groups=_cpu_lists(root, "l3Groups"),
-        cores=_cpu_lists(root, "cores"),
-        reserved=_cpus(root, "reserved", "", ""),
-        isolated=_cpus(root, "isolated", "", ""),
-    )
-
-
-def _object(value: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise BadTopology(f"{where} must be a JSON object, not {kind_of(value)}")
-    return value
-
-
-def _list(root: Mapping[str, Any], key: str) -> list[Any]:
-    value = root.get(key)
-    if not isinstance(value, list):
-        raise BadTopology(f"{key} must be a list; see `kvplace topology -o json` for the form")
-    if len(value) > _MAX_ENTRIES:
-        raise BadTopology(f"{key} has {len(value)} entries, more than {_MAX_ENTRIES}")
-    return value
-
-
-def _entries(root: Mapping[str, Any], key: str) -> list[tuple[str, Mapping[str, Any]]]:
-    return [
-        (f"{key}[{index}]", _object(entry, f"{key}[{index}]")) for index, entry in enumerate(_list(root, key))
-    ]
-
-
-def _cpu_lists(root: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    masks = []
-    for index, entry in enumerate(_list(root, key)):
-        mask = _parse(entry, f"{key}[{index}]")
-        if not mask:
-            raise BadTopology(f"{key}[{index}] names no CPU")
-        masks.append(mask)
-    return tuple(masks)
-
-
-def _cpus(entry: Mapping[str, Any], key: str, where: str, default: str | None = None) -> int:
-    return _parse(entry.get(key, default), f"{where}.{key}" if where else key)
-
-
-def _parse(value: object, where: str) -> int:
-    if not isinstance(value, str):
-        raise BadTopology(f"{where} must be a CPU list such as '0-3,8', not {shown(value)}")
     try:
-        return parse_cpu_list(value, what=where)
+        root = Fields(document)
+        spec = Fields(root.raw["spec"], "spec") if "spec" in root.raw else root
+        return _read(spec, known_only)
     except ValueError as error:
         raise BadTopology(str(error)) from None
 
 
-def _number(entry: Mapping[str, Any], key: str, where: str) -> int:
-    return _count(entry.get(key), f"{where}.{key}")
+def _read(spec: Fields, known_only: bool) -> Topology:
+    packages, nodes = list(spec.each("packages")), list(spec.each("numaNodes"))
+    if known_only:
+        spec.only(_KEYS)
+        for package in packages:
+            package.only(("id", "cpus"))
+        for node in nodes:
+            node.only(("id", "cpus", "memory", "hugePages", "distances"))
+    return Topology(
+        packages=tuple(Package(fields.whole("id", _MAX_ID), fields.cpus("cpus")) for fields in packages),
+        numa_nodes=tuple(_numa_node(fields) for fields in nodes),
+        l3_groups=_levels(spec, "l3Groups"),
+        cores=_levels(spec, "cores"),
+        reserved=spec.cpus("reserved", ""),
+        isolated=spec.cpus("isolated", ""),
+    )
 
 
-def _count(value: object, where: str) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 18:
-        return int(value)
-    if type(value) is not int or value < 0:
-        raise BadTopology(f"{where} must be a whole number from 0 up, not {shown(value)}")
-    return value
+def _numa_node(fields: Fields) -> NumaNode:
+    return NumaNode(
+        id=fields.whole("id", MAX_CPU),
+        cpus=fields.cpus("cpus"),
+        memory=fields.bytes("memory", 0),
+        huge_pages=fields.page_counts("hugePages"),
+        distances={
+            other: distances.whole(key, _MAX_DISTANCE)
+            for other, distances, key in fields.by_node("distances")
+        },
+    )
 
 
-def _page_counts(value: object, where: str) -> dict[int, int]:
-    try:
-        return parse_page_counts(value)
-    except ValueError as error:
-        raise BadTopology(f"{where}: {error}") from None
-
-
-def _bytes(value: object, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise BadTopology(f"{where} must be a quantity such as 16Gi, not {shown(value)}")
-    try:
-        return parse_bytes(value)
-    except ValueError as error:
-        raise BadTopology(f"{where}: {error}") from None
+def _levels(spec: Fields, key: str) -> tuple[int, ...]:
+    masks = spec.cpu_lists(key)
+    if 0 in masks:
+        raise ValueError(f"{spec.at(key)}[{masks.index(NO_CPUS)}] has no CPU")
+    return masks

@@ -21,7 +21,7 @@ from typing import Any
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, BadTopology
-from kvplace.core.node_topology import KIND
+from kvplace.core.node_topology import KIND, read_node_topology
 from kvplace.core.strict_json import kind_of, shown
 from kvplace.core.topology import Topology
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
@@ -141,7 +141,6 @@ def _document(path: Path, content: bytes) -> Mapping[str, Any]:
 def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
     from kvplace.core.cpu_map import read_node_cpu_map
     from kvplace.core.topology import topology_of_cpu_map
-    from kvplace.core.topology_document import read_topology
 
     try:
         document = _one_object(document)
@@ -150,7 +149,8 @@ def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
                 "a cpu-map says nothing about siblings, caches, NUMA nodes and memory: each socket is a node"
             )
             return Machine(_stem(path), topology_of_cpu_map(read_node_cpu_map(json.dumps(document))), (note,))
-        machine = Machine(_name_in(document) or _stem(path), read_topology(document))
+        name, topology = read_node_topology(document)
+        machine = Machine(name or _stem(path), topology)
         status = document.get("status")
         held = status.get("kubeletCpus") if isinstance(status, Mapping) else None
         if held is None:
@@ -179,12 +179,6 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise BadTopology(f"status.kubeletCpus must be a CPU list, not {kind_of(value)}")
     return value
-
-
-def _name_in(document: Mapping[str, Any]) -> str:
-    metadata = document.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    return name if isinstance(name, str) and name.isprintable() else ""
 
 
 def _stem(path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import Refused
-from kvplace.core.request_document import PodRequest, read_request
+from kvplace.core.request_document import PodRequest, read_pod_request
 from kvplace.core.scalars import PodUid
 from kvplace.kube.events import ObjectReference, vmi_reference
 from kvplace.kube.records import PodRecord
@@ -86,7 +86,7 @@ class PodRequests:
 
 
 def _asking_pod(pod: PodRecord) -> AskingPod:
-    pod_request = read_request(pod.request)
+    pod_request = read_pod_request(pod.request)
     # The admission of another release may have accepted options that exclude each other.
     check_agreement(pod_request.request.options, {})
     vmi = vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid) if pod.vmi else None

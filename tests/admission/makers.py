@@ -10,7 +10,7 @@ from typing import Any
 
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.core.errors import Unavailable
-from kvplace.core.request_document import PodRequest, read_request
+from kvplace.core.request_document import PodRequest, read_pod_request
 
 Json = dict[str, Any]
 
@@ -91,7 +91,7 @@ def plain_pod(annotations: Mapping[str, str] | None = ASKS, *resources: Json, **
 
 def written_request(pod: Mapping[str, Any]) -> PodRequest:
     """Read the request that admission wrote on a pod."""
-    return read_request(pod["metadata"]["annotations"]["kvplace.io/request"])
+    return read_pod_request(pod["metadata"]["annotations"]["kvplace.io/request"])
 
 
 def container(pod: Mapping[str, Any], name: str) -> Json:

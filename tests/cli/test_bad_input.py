@@ -90,10 +90,10 @@ def test_a_file_without_an_end_is_refused(kvplace: Caller, arguments: tuple[str,
         ({"memory": "9" * 5_000}, "is not a quantity such as 8Gi"),
         ({"memory": "16gib"}, "'16gib' is not a quantity"),
         ({"memory": -1}, "-1 is negative"),
-        ({"memory": 1e30}, "must be a quantity such as 16Gi"),
+        ({"memory": 1e30}, "must be a quantity such as 8Gi"),
         ({"cpus": "0-999999999999"}, "is above the highest id 16383"),
-        ({"hugePages": {"0": 1}}, "a page of 0 bytes is none"),
-        ({"distances": {"x": 1}}, "must be a whole number from 0 up"),
+        ({"hugePages": {"0": 1}}, "'0' is no page size"),
+        ({"distances": {"x": 1}}, "is not the id of a NUMA node"),
     ],
 )
 def test_a_number_that_no_machine_has_is_named_with_its_key(

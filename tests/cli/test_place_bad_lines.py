@@ -75,7 +75,7 @@ def test_a_wrong_line_takes_nothing(line: str | bytes, vcpus: int) -> None:
         ('{"vcpus": NaN}', "NaN is no JSON number"),
         ('{"vcpus": 1000000}', "vcpus is 1000000; it must be a whole number from 1 to 4096"),
         ('{"vcpus": -3}', "vcpus is -3; it must be a whole number"),
-        ('{"vcpus": 0}', "vcpus is missing or 0"),
+        ('{"vcpus": 0}', "vcpus is 0; it must be a whole number"),
         ('{"vcpus": 1' + "0" * 5000 + "}", "the line: it holds a number of 5001 digits"),
         ('{"vcpus": 1' + "0" * 500 + "}", "it must be a whole number from 1 to 4096"),
         ('{"vcpus": 1, "memory": "' + "9" * 500 + 'Gi"}', "is not a quantity such as 8Gi"),
@@ -84,7 +84,7 @@ def test_a_wrong_line_takes_nothing(line: str | bytes, vcpus: int) -> None:
         ('{"vcpus": 1, "id": "\\ud800"}', "must consist of printable characters"),
         ('{"vcpus": 1, "' + "k" * 500 + '": 1}', "is not known; known are id, free, vcpus"),
         ('{"vcpus": 1, "hugepages": {"3Q": 1}}', "hugepages: '3Q' is not a quantity"),
-        ('{"vcpus": 1, "hugepages": {"1Gi": 1, "1024Mi": 1}}', "names pages of 1Gi twice"),
+        ('{"vcpus": 1, "hugepages": {"1Gi": 1, "1024Mi": 1}}', "has pages of 1Gi twice"),
         (
             '{"vcpus": 1, "hugepages": {"1Gi": 2}, "memory": "1Gi"}',
             "hugepages hold 2Gi, more than the 1Gi of",
@@ -104,8 +104,8 @@ def test_the_sentence_names_what_is_wrong_and_stays_short(line: str, words: str)
 def test_a_line_that_is_wrong_and_has_no_id_is_named_by_its_number(kvplace: Caller) -> None:
     stdin = '{"vcpus": 1}\n\n{"vcpus": 0}\n{"id": "db", "vcpus": 0}\n'
     told = kvplace("place", "--topology", "epyc-7502p", stdin=stdin).out.splitlines()
-    assert told[1].startswith("line 3: vcpus is missing or 0")
-    assert told[2].startswith("db: vcpus is missing or 0")
+    assert told[1].startswith("line 3: vcpus is 0; it must be a whole number")
+    assert told[2].startswith("db: vcpus is 0; it must be a whole number")
     written = kvplace("place", "--topology", "epyc-7502p", "-o", "json", stdin=stdin).out.splitlines()
     assert [json.loads(line).get("line") for line in written] == [None, 3, None]
 

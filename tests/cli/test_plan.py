@@ -192,7 +192,7 @@ def test_a_count_makes_equal_vms_with_numbered_names() -> None:
         ('{"vcpus":8}\n{"vcpus":', "<stdin>: line 2 is no JSON"),
         ('{"vcpus":8}\n[]', "<stdin>: line 2 must be a JSON object"),
         ('{"vcpus":8}\n\n{"vcpu":8}', "<stdin>: line 3: 'vcpu' is not known; did you mean 'vcpus'?"),
-        ('{"vcpus":0}', "<stdin>: line 1: vcpus is missing or 0"),
+        ('{"vcpus":0}', "<stdin>: line 1: vcpus is 0; it must be a whole number"),
         ('{"vcpus":-1}', "<stdin>: line 1: vcpus is -1; it must be a whole number from 1 to 4096"),
         ('{"vcpus":1000000}', "<stdin>: line 1: vcpus is 1000000"),
         ('{"vcpus":8,"memory":"8 GB"}', "<stdin>: line 1: memory"),

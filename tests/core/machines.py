@@ -18,6 +18,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.topology import NumaNode, Package, Topology
 
 GIB = 1 << 30
@@ -135,7 +136,7 @@ def _chance(draw: st.DrawFn) -> Random:
     return Random(draw(st.integers(0, 1 << 32)))
 
 
-def _grouped(sets: list[int], count: int) -> list[int]:
+def _grouped(sets: list[CpuMask], count: int) -> list[CpuMask]:
     """Put sets together, in their order, into so many."""
     size, rest = divmod(len(sets), count)
     grouped, start = [], 0
@@ -146,12 +147,14 @@ def _grouped(sets: list[int], count: int) -> list[int]:
     return grouped
 
 
-def _disturbed(chance: Random, level: list[int], cores: list[int]) -> list[int]:
+def _disturbed(chance: Random, level: list[CpuMask], cores: list[CpuMask]) -> list[CpuMask]:
     """Leave a level as it is, or deal all cores, now and then all CPUs, out anew to as many sets or fewer."""
     if chance.random() < 0.5:
         return level
-    pieces = cores if chance.random() < 0.7 else [1 << cpu for core in cores for cpu in cpus_of(core)]
-    dealt = [0] * len(level)
+    pieces = (
+        cores if chance.random() < 0.7 else [CpuMask(1 << cpu) for core in cores for cpu in cpus_of(core)]
+    )
+    dealt = [NO_CPUS] * len(level)
     for piece in pieces:
         dealt[chance.randrange(len(level))] |= piece
     return [cpus for cpus in dealt if cpus]

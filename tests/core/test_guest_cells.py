@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.fields import Fields
 from kvplace.core.guest_cells import CELL_GRANULE, GuestCell, apportion, mirrored, read_guest_cells
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
@@ -224,20 +224,20 @@ def changed(**change: object) -> list[dict[str, object]]:
 @pytest.mark.parametrize(
     ("raw", "threads", "sentence"),
     [
-        ("x", 1, "guestCells must be a list of cells"),
-        ([7], 1, "guestCells[0] must be an object"),
+        ("x", 1, "guestCells is 'x'; it must be a list"),
+        ([7], 1, "guestCells[0] is 7; it must be an object"),
         (CELLS, 3, "guestThreads is 3, which does not divide 4 vCPUs into cores"),
-        (CELLS, "2", "guestThreads is '2', which does not divide"),
+        (CELLS, "2", "guestThreads is '2'; it must be a whole number from 1 to 4"),
         (CELLS, 0, "guestThreads is 0"),
-        (changed(node=-1), 1, "guestCells[1].node is -1, which is not a NUMA node"),
-        (changed(node=0), 1, "guestCells name one NUMA node twice"),
+        (changed(node=-1), 1, "guestCells[1].node is -1; it must be a whole number from 0 to 16383"),
+        (changed(node=0), 1, "guestCells has one NUMA node twice"),
         (changed(vcpus="1-3"), 1, "guestCells do not hold each of the 4 vCPUs once"),
         (changed(vcpus="2"), 1, "guestCells do not hold each of the 4 vCPUs once"),
-        (changed(vcpus=[2]), 1, "guestCells[1].vcpus must be a list such as '0-3'"),
+        (changed(vcpus=[2]), 1, "guestCells[1].vcpus is [2]; it must be a CPU list such as '0-3,8'"),
         (changed(vcpus="2-"), 1, "guestCells[1].vcpus '2-'"),
-        (changed(memory=-1), 1, "guestCells[1].memory is -1; it must be a number of bytes"),
+        (changed(memory=-1), 1, "guestCells[1].memory is -1; it must be a whole number from 0 to "),
         (changed(memory=0), 1, "guestCells give memory to some cells only"),
-        (changed(distances=[10]), 1, "guestCells[1].distances must be a list of 2 distances"),
+        (changed(distances=[10]), 1, "guestCells[1].distances is [10]; it must be a list of 2 distances"),
         (changed(distances=[10, 10]), 1, "guestCells[1].distances[0] is 10; it must be from 11 to 254"),
         (changed(distances=[21, 11]), 1, "guestCells[1].distances[1] is 11; it must be from 10 to 10"),
     ],
@@ -245,5 +245,5 @@ def changed(**change: object) -> list[dict[str, object]]:
 )
 def test_cells_that_cannot_be_meant_are_named(raw: object, threads: object, sentence: str) -> None:
     with pytest.raises(ValueError, match="guest") as refused:
-        read_guest_cells(json.loads(json.dumps(raw)), threads, vcpus=4)
+        read_guest_cells(Fields({"guestCells": raw, "guestThreads": threads}), vcpus=4)
     assert str(refused.value).startswith(sentence)

@@ -228,15 +228,18 @@ def test_a_claim_that_its_schema_forbids_is_named(change: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"claims": {"a": 5}}, "it is a number, not an object"),
-        ({"claims": {"a": {"namespace": "n", "pod": "p"}}}, "policy is null, not one of exclusive, share, "),
+        ({"claims": {"a": 5}}, "it is 5; it must be an object"),
+        (
+            {"claims": {"a": {"namespace": "n", "pod": "p"}}},
+            "policy is missing; it must be one of exclusive, share, ",
+        ),
         (
             {"claims": {"a": SPEC["claims"]["a"] | {"state": "Bound"}}},
-            "state is 'Bound', not one of ",
+            "state is 'Bound'; it must be one of ",
         ),
-        ({"claims": {"a": SPEC["claims"]["a"] | {"memory": [1]}}}, "memory is a list, not an object"),
-        ({"claims": [1]}, "claims is a list, not an object"),
-        ([], "spec is a list, not an object"),
+        ({"claims": {"a": SPEC["claims"]["a"] | {"memory": [1]}}}, "memory is [1]; it must be an object"),
+        ({"claims": [1]}, "claims is [1]; it must be an object"),
+        ([], "spec is []; it must be an object"),
     ],
 )
 def test_what_is_wrong_in_a_ledger_is_said_in_the_words_of_the_document(spec: Any, words: str) -> None:

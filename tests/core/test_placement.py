@@ -123,7 +123,7 @@ def test_what_a_guest_sees_of_the_host_is_written_only_for_guests_that_asked() -
         ],
         "guestThreads": 2,
     }
-    with pytest.raises(BadAnnotation, match="guestCells name NUMA node 1, which numaNodes lacks"):
+    with pytest.raises(BadAnnotation, match="guestCells has NUMA node 1, which is not in numaNodes"):
         PodPlacement.from_json(text.replace('"numaNodes":[0,1]', '"numaNodes":[0]'))
     with pytest.raises(BadAnnotation, match="guestThreads is 3, which does not divide 4 vCPUs into cores"):
         PodPlacement.from_json(text.replace('"guestThreads":2', '"guestThreads":3'))
@@ -155,25 +155,25 @@ def test_a_bare_cpu_map_gives_each_vcpu_its_cpu_in_order_and_leaves_memory_alone
     [
         ({"version": 2}, "has version 2; this program reads version 1, use matching releases"),
         ({"version": None}, "has version null; this program reads version 1, use matching releases"),
-        ({"podUid": 7}, "podUid must be a text, not 7"),
+        ({"podUid": 7}, "podUid is 7; it must be a text"),
         ({"policy": "mine"}, "policy is 'mine'; it must be one of exclusive, share, numa, immovable, none"),
         ({"vcpus": [2, 2, 3, 35]}, "vcpus gives one CPU to two vCPUs"),
-        ({"vcpus": [2, 34, 3, 99]}, "vcpus names CPU 99, which cpus lacks"),
+        ({"vcpus": [2, 34, 3, 99]}, "vcpus has CPU 99, which is not in cpus"),
         ({"vcpus": []}, "vcpus is empty, which policy exclusive does not allow"),
-        ({"vcpus": [2.0]}, "vcpus holds 2.0, which is not an id from 0 to 16383"),
-        ({"vcpus": "2,34"}, "vcpus must be a list of ids"),
+        ({"vcpus": [2.0]}, "vcpus[0] is 2.0; it must be an id from 0 to 16383"),
+        ({"vcpus": "2,34"}, "vcpus is '2,34'; it must be a list of ids"),
         ({"cpus": ""}, "cpus is empty; a placement names at least one CPU"),
         ({"cpus": "2-"}, "cpus '2-': '2-' is neither a number nor a range like 2-5"),
-        ({"ioThreadCpus": "0-1"}, "ioThreadCpus must be a list of CPU lists"),
-        ({"ioThreadCpus": ["x"]}, "ioThreadCpus 'x': 'x' is neither a number nor a range like 2-5"),
-        ({"memory": {"x": 5}}, "memory holds 'x', which is not a NUMA node"),
-        ({"memory": {"0": -5}}, "memory holds '0': -5, which is not bytes by NUMA node"),
-        ({"hugePages": {"-1": {"1Gi": 8}}}, "hugePages holds '-1', which is not a NUMA node"),
-        ({"hugePages": {"1_0": {"1Gi": 8}}}, "hugePages holds '1_0', which is not a NUMA node"),
-        ({"hugePages": {"0": {"1Gi": 1.5}}}, "hugePages of node 0: 1.5 pages of 1Gi; it must be a whole "),
-        ({"hugePages": {"0": {"1Gi": -8}}}, "hugePages of node 0: -8 pages of 1Gi; it must be a whole "),
-        ({"hugePages": {"0": 8}}, "hugePages of node 0: must be an object of counts by page size"),
-        ({"hugePages": [8]}, "hugePages must be an object of page counts by NUMA node and page size"),
+        ({"ioThreadCpus": "0-1"}, "ioThreadCpus is '0-1'; it must be a list"),
+        ({"ioThreadCpus": ["x"]}, "ioThreadCpus[0] 'x': 'x' is neither a number nor a range like 2-5"),
+        ({"memory": {"x": 5}}, "memory['x'] is not the id of a NUMA node"),
+        ({"memory": {"0": -5}}, "memory.0 is -5; it must be a whole number from 0 to "),
+        ({"hugePages": {"-1": {"1Gi": 8}}}, "hugePages['-1'] is not the id of a NUMA node"),
+        ({"hugePages": {"1_0": {"1Gi": 8}}}, "hugePages['1_0'] is not the id of a NUMA node"),
+        ({"hugePages": {"0": {"1Gi": 1.5}}}, "hugePages.0['1Gi'] is 1.5; it must be a whole "),
+        ({"hugePages": {"0": {"1Gi": -8}}}, "hugePages.0['1Gi'] is -8; it must be a whole "),
+        ({"hugePages": {"0": 8}}, "hugePages.0 is 8; it must be an object of counts by page size"),
+        ({"hugePages": [8]}, "hugePages is [8]; it must be an object"),
     ],
     ids=str,
 )

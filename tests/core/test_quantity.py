@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.quantity import about_bytes, format_bytes, parse_bytes, parse_page_counts, parse_quantity
+from kvplace.core.quantity import about_bytes, format_bytes, parse_bytes, parse_memory, parse_quantity
 from tests.core.junk import answer_or_sentence
 
 
@@ -61,30 +61,33 @@ def test_memory_below_zero_is_refused() -> None:
 
 def test_memory_that_no_63_bits_hold_is_refused() -> None:
     assert parse_bytes("9223372036854775807") == (1 << 63) - 1
-    with pytest.raises(ValueError, match="'8Ei' is more than Kubernetes can count in bytes"):
+    with pytest.raises(ValueError, match="'8Ei' is more than 9223372036854775807 bytes"):
         parse_bytes("8Ei")
 
 
-@given(st.dictionaries(st.sampled_from([4096, 1 << 21, 1 << 30, 3 << 10]), st.integers(0, 1 << 40)))
-def test_page_counts_are_read_by_size_in_bytes(counts: dict[int, int]) -> None:
-    assert parse_page_counts({format_bytes(size): count for size, count in counts.items()}) == counts
+@pytest.mark.parametrize(
+    "text", ["8Gi", "0.5Gi", "0.3Gi", "100k", "64Ki", 8589934592, "1048576", "0", 0, "5000000000m"], ids=repr
+)
+def test_memory_with_a_unit_and_exact_counts_of_bytes_are_taken(text: str | int) -> None:
+    assert parse_memory(text) == parse_bytes(text)
 
 
 @pytest.mark.parametrize(
-    ("pages", "sentence"),
+    ("text", "sentence"),
     [
-        ([], "must be an object of counts by page size"),
-        ({"1Gb": 1}, "'1Gb' is not a quantity such as 8Gi, 512Mi, 4 or 500m"),
-        ({"0": 1}, "a page of 0 bytes is none"),
-        ({"2Mi": 1, "2048Ki": 1}, "names pages of 2Mi twice"),
-        ({"2Mi": "7"}, "'7' pages of 2Mi; it must be a whole number from 0 to 1099511627776"),
-        ({"2Mi": True}, "true pages of 2Mi; it must be a whole number from 0 to 1099511627776"),
+        (32, '32 is 32 bytes; write "32Gi" if that is meant'),
+        ("32", "'32' is 32 bytes; write \"32Gi\" if that is meant"),
+        (1048575, '1048575 is 1048575 bytes; write "1048575Gi" if that is meant'),
+        ("500m", "'500m' is less than a byte; write \"500Mi\" if that is meant"),
+        ("0.5", "'0.5' is less than a byte; write \"0.5Gi\" if that is meant"),
+        ("1500m", "'1500m' is 2 bytes; write \"1500Mi\" if that is meant"),
+        ("1e3", "'1e3' is 1000 bytes; write \"1Gi\" if that is meant"),
     ],
-    ids=str,
+    ids=repr,
 )
-def test_page_counts_that_cannot_be_meant_are_refused(pages: object, sentence: str) -> None:
+def test_a_few_bytes_without_a_unit_are_surely_meant_otherwise(text: str | int, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:
-        parse_page_counts(pages)
+        parse_memory(text)
     assert str(caught.value) == sentence
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.errors import BadTopology
-from kvplace.core.node_topology import node_topology
+from kvplace.core.node_topology import node_name, node_topology, read_node_topology
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.core.topology_document import read_topology, topology_document
 from tests.core.junk import answer_or_sentence, disturbed, json_values
@@ -115,19 +115,22 @@ def test_the_farther_direction_counts_and_what_is_unknown_is_a_neighbour() -> No
         ({"cores": []}, "the machine has no cores: give at least one core with its CPUs"),
         ({"cores": ["0,2", "1"]}, "l3Groups lists CPU 3, which no core has"),
         ({"cores": ["0,2", "1,3", "3"]}, "cores lists CPU 3 more than once"),
-        ({"cores": ["0-3", ""]}, "cores[1] names no CPU"),
+        ({"cores": ["0-3", ""]}, "cores[1] has no CPU"),
         ({"l3Groups": ["0-2"]}, "l3Groups leaves out CPU 3, which cores lists"),
         ({"packages": []}, "packages leaves out CPU 0-3, which cores lists"),
         (
             {"packages": [{"id": 0, "cpus": "0-1"}, {"id": 0, "cpus": "2-3"}]},
             "packages has the same id twice: [0, 0]",
         ),
-        ({"packages": [{"cpus": "0-3"}]}, "packages[0].id must be a whole number from 0 up, not null"),
-        ({"packages": [{"id": 0}]}, "packages[0].cpus must be a CPU list such as '0-3,8', not null"),
-        ({"packages": ["0-3"]}, "packages[0] must be a JSON object, not a text"),
+        (
+            {"packages": [{"cpus": "0-3"}]},
+            "packages[0].id is missing; it must be a whole number from 0 to 2147483647",
+        ),
+        ({"packages": [{"id": 0}]}, "packages[0].cpus is missing; it must be a CPU list such as '0-3,8'"),
+        ({"packages": ["0-3"]}, "packages[0] is '0-3'; it must be an object"),
         (
             {"numaNodes": {"0": "0-3"}},
-            "numaNodes must be a list; see `kvplace topology -o json` for the form",
+            "numaNodes is {'0': '0-3'}; it must be a list",
         ),
         (
             {"numaNodes": [{"id": 0, "cpus": "0-3", "memory": "16GB"}]},
@@ -135,22 +138,22 @@ def test_the_farther_direction_counts_and_what_is_unknown_is_a_neighbour() -> No
         ),
         (
             {"numaNodes": [{"id": 0, "cpus": "0-3", "memory": 1.5}]},
-            "numaNodes[0].memory must be a quantity such as 16Gi, not 1.5",
+            "numaNodes[0].memory is 1.5; it must be a quantity such as 8Gi",
         ),
         (
             {"numaNodes": [{"id": 0, "cpus": "0-3", "hugePages": {"1Gi": 1, "1024Mi": 2}}]},
-            "numaNodes[0].hugePages: names pages of 1Gi twice",
+            "numaNodes[0].hugePages has pages of 1Gi twice; write one count of them",
         ),
         (
             {"numaNodes": [{"id": 0, "cpus": "0-3", "hugePages": [4]}]},
-            "numaNodes[0].hugePages: must be an object of counts by page size",
+            'numaNodes[0].hugePages is [4]; it must be an object of counts by page size such as {"1Gi": 8}',
         ),
         (
             {"numaNodes": [{"id": 0, "cpus": "0-3", "distances": {"x": 10}}]},
-            "numaNodes[0].distances must be a whole number from 0 up, not 'x'",
+            "numaNodes[0].distances['x'] is not the id of a NUMA node",
         ),
         ({"reserved": "7"}, "reserved names CPUs that the machine does not have: 7"),
-        ({"isolated": None}, "isolated must be a CPU list such as '0-3,8', not null"),
+        ({"isolated": None}, "isolated is null; it must be a CPU list such as '0-3,8'"),
         ({"reserved": "0-"}, "reserved '0-': '0-' is neither a number nor a range like 2-5"),
     ],
     ids=lambda part: str(part)[:50],
@@ -161,6 +164,70 @@ def test_a_machine_that_contradicts_itself_is_refused_with_the_field(
     with pytest.raises(BadTopology) as caught:
         read_topology(DOCUMENT | change)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"apiVersion": "kvplace.io/v9"}, "apiVersion is 'kvplace.io/v9'; it must be kvplace.io/v1alpha1"),
+        ({"kind": "Node"}, "kind is 'Node'; it must be NodeTopology"),
+        ({"metdata": {}}, "'metdata' is not known; did you mean 'metadata'?"),
+        (
+            {"spec": DOCUMENT | {"reservedCpus": "0"}},
+            "spec.'reservedCpus' is not known; did you mean 'reserved'?",
+        ),
+        (
+            {"spec": DOCUMENT | {"packages": [{"id": 0, "cpus": "0-3", "socket": 1}]}},
+            "spec.packages[0].'socket' is not known; known are id, cpus",
+        ),
+        (
+            {"spec": DOCUMENT | {"numaNodes": [{"id": 0, "cpus": "0-3", "hugepages": {}}]}},
+            "spec.numaNodes[0].'hugepages' is not known; did you mean 'hugePages'?",
+        ),
+    ],
+    ids=str,
+)
+def test_a_misspelt_key_or_another_version_is_refused_where_a_person_may_have_written_it(
+    change: dict[str, Any], sentence: str
+) -> None:
+    document = node_topology("worker-1", MACHINE) | change
+    with pytest.raises(BadTopology) as caught:
+        read_node_topology(document)
+    assert str(caught.value) == sentence
+
+
+def test_a_newer_release_may_add_keys_to_the_objects_of_a_cluster() -> None:
+    assert read_topology({"spec": DOCUMENT | {"later": 1}}) == read_topology(DOCUMENT)
+
+
+def test_an_object_as_the_cluster_has_it_is_read_with_its_name() -> None:
+    document = node_topology("worker-1.example.org", MACHINE, kubelet_cpus=0b11)
+    document["metadata"] |= {"resourceVersion": "7", "managedFields": [{}]}
+    document["status"]["conditions"] = []
+    assert read_node_topology(document) == ("worker-1.example.org", MACHINE)
+    assert read_node_topology(DOCUMENT) == ("", read_topology(DOCUMENT))
+
+
+BAD_NAMES = ["Worker 1/..", "Worker", "a/b", "..", "-a", "a-", "a..b", "a.-b", "a" * 254, "ä", " "]
+
+
+@pytest.mark.parametrize("name", [*BAD_NAMES, 7])
+def test_a_name_that_no_node_can_have_is_refused(name: object) -> None:
+    document = node_topology("worker-1", MACHINE)
+    document["metadata"]["name"] = name
+    with pytest.raises(BadTopology, match=r"metadata.name is .*; the name of a node consists of small"):
+        read_node_topology(document)
+
+
+@pytest.mark.parametrize("text", [*BAD_NAMES, "vmware_fpe", "arm-A510", "db.-.x", "", "a" * 252 + ".b"])
+def test_any_text_can_be_made_a_name_that_a_node_can_have(text: str) -> None:
+    document = node_topology(text, MACHINE)
+    assert read_node_topology(document) == (node_name(text), MACHINE)
+
+
+def test_a_name_that_a_node_can_have_stays() -> None:
+    assert node_name("worker-1.example.org") == "worker-1.example.org"
+    assert node_name("Worker 1/..") == "worker-1"
 
 
 def test_a_list_of_tens_of_thousands_is_not_read() -> None:

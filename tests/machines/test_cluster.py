@@ -109,7 +109,7 @@ def test_an_invalid_node_is_refused_in_one_sentence_with_the_path_of_the_key(nod
         ({"request": {"vcpus": 1}}, "nodes[0].running[0].id is missing"),
         ({"id": "a"}, "nodes[0].running[0].request is missing"),
         ({"id": "a", "request": {}}, "nodes[0].running[0].request: vcpus is missing"),
-        ({"id": "a", "request": {"vcpus": 1, "smt": "x"}}, "running[0].request: smt: 'x' is not known"),
+        ({"id": "a", "request": {"vcpus": 1, "smt": "x"}}, "request: smt is 'x'; it must be one of"),
         ({"id": "a", "request": {"vcpus": 500}}, "nodes[0].running[0]: the VM does not fit: no socket"),
         ({"id": "a", "request": {"vcpus": 1}, "cpus": 3}, "running[0].cpus: 3 is not a CPU list such as"),
         ({"id": "a", "request": {"vcpus": 1}, "cpus": "3-"}, "nodes[0].running[0].cpus: the CPU list '3-'"),

@@ -109,7 +109,7 @@ def test_the_only_machine_of_a_list_is_that_machine(tmp_path: Path) -> None:
         (b'{"a": 1, "a": 1}', "'a'"),
         (b"a: [", "is not valid YAML"),
         (b"a: &x [1]\nb: *x", "contains the alias *x"),
-        (b"cores: x", "packages must be a list"),
+        (b"cores: x", "packages is missing; it must be a list"),
         (b'{"kind": "Node", "spec": {}}', "it is a 'Node', not a NodeTopology; give a folder or tar"),
         (b'{"kind": "List", "items": [{}, {}]}', "it lists 2 objects; give the NodeTopology of one machine"),
         (b'{"kind": "List", "items": [3]}', "items[0] is a number; give a folder or tar archive"),

@@ -163,8 +163,7 @@ async def test_each_node_that_cannot_be_used_says_why(cluster: MemoryCluster) ->
         assert {**answer.failed, **answer.unresolvable} == {
             "bare": "neither a NodeTopology object nor a cpu-map annotation describes the node",
             "ghost": "the node is not known to the API server",
-            "odd": "its NodeTopology cannot be read: packages must be a list; see `kvplace topology -o json` "
-            "for the form",
+            "odd": "its NodeTopology cannot be read: packages is missing; it must be a list",
             "torn": "its ledger cannot be read: the claim of pod x cannot be read: 'policy'",
             "typo": "its annotation cpu-map: '{\"socket\": [\"1\"]}': key 'socket' must be "
             "socket0, socket1, ...",

@@ -6,6 +6,7 @@ partly taken, and most requests are about as large as what is left.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -133,7 +134,7 @@ def random_machine(chance: Random, most_cpus: int) -> Topology:
     )
 
 
-def dealt(chance: Random, pieces: list[int], count: int) -> list[int]:
+def dealt(chance: Random, pieces: Sequence[int], count: int) -> list[int]:
     """Deal sets of CPUs out to so many larger ones, each of which gets at least one."""
     order = chance.sample(pieces, len(pieces))
     sets = order[:count]
