@@ -1,1 +1,1 @@
-"""The command line as a person meets it."""
+"""Tests of the command line."""

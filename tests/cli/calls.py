@@ -1,4 +1,4 @@
-"""Calling `kvplace` as a person does, in this process or in one of its own."""
+"""Runs `kvplace` in this process, in a process of its own, or on a terminal."""
 
 from __future__ import annotations
 

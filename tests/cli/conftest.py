@@ -1,4 +1,4 @@
-"""Fixtures of the command line's tests."""
+"""Fixtures of the command line tests."""
 
 from __future__ import annotations
 

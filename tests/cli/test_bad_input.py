@@ -1,4 +1,4 @@
-"""Whatever file a command is given, it says in one sentence what is wrong with it, and never hangs."""
+"""Every command answers an invalid file with one sentence, and never hangs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CONTENTS = {
 
 @pytest.mark.parametrize("arguments", READERS, ids=" ".join)
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
-def test_a_file_of_junk_is_refused_in_one_short_sentence(
+def test_an_invalid_file_is_refused_in_one_short_sentence(
     kvplace: Caller, tmp_path: Path, arguments: tuple[str, ...], content: bytes
 ) -> None:
     junk = tmp_path / "junk"
@@ -70,14 +70,14 @@ def test_a_file_of_junk_is_refused_in_one_short_sentence(
     assert len(called.err) < 700
 
 
-def test_a_machine_without_a_name_is_not_taken_for_the_folder_that_one_is_in(kvplace: Caller) -> None:
+def test_an_empty_machine_name_is_not_the_current_folder(kvplace: Caller) -> None:
     called = kvplace("topology", "")
     assert (called.code, called.out) == (2, "")
     assert "the name of the machine is empty" in called.err
 
 
 @pytest.mark.parametrize("arguments", READERS, ids=" ".join)
-def test_a_file_without_an_end_is_refused(kvplace: Caller, arguments: tuple[str, ...]) -> None:
+def test_an_endless_file_is_refused(kvplace: Caller, arguments: tuple[str, ...]) -> None:
     given = ["/dev/zero" if argument == "{}" else argument for argument in arguments]
     called = kvplace(*given, stdin='{"vcpus": 1}\n')
     assert called.code == 2
@@ -96,7 +96,7 @@ def test_a_file_without_an_end_is_refused(kvplace: Caller, arguments: tuple[str,
         ({"distances": {"x": 1}}, "is not the id of a NUMA node"),
     ],
 )
-def test_a_number_that_no_machine_has_is_named_with_its_key(
+def test_an_impossible_number_is_refused_with_its_key(
     kvplace: Caller, tmp_path: Path, changed: dict[str, object], words: str
 ) -> None:
     file = tmp_path / "machine.json"
@@ -108,7 +108,7 @@ def test_a_number_that_no_machine_has_is_named_with_its_key(
     assert len(called.err) < 500
 
 
-def test_a_file_whose_name_is_no_text_is_drawn_under_a_name_that_can_be_printed(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf_8_is_printed_safely(tmp_path: Path) -> None:
     file = tmp_path / "\udcff\x1b[31m.json"
     file.write_text(json.dumps(MACHINE))
     for form in ("name", "table", "json"):
@@ -118,7 +118,7 @@ def test_a_file_whose_name_is_no_text_is_drawn_under_a_name_that_can_be_printed(
 
 
 @pytest.mark.parametrize("form", ["table", "wide", "json", "svg"])
-def test_a_vm_whose_name_the_terminal_cannot_write_is_drawn_all_the_same(form: str) -> None:
+def test_a_vm_whose_name_the_terminal_cannot_write_is_drawn(form: str) -> None:
     placed = call_process(
         "place", "--topology", "epyc-7502p", "--keep", "-o", "json", stdin='{"id": "データ", "vcpus": 2}\n'
     )
@@ -139,9 +139,7 @@ def test_a_vm_whose_name_the_terminal_cannot_write_is_drawn_all_the_same(form: s
         ("plan --requests -", "<&-", "<stdin> contains no requests"),
     ],
 )
-def test_streams_that_are_closed_or_full_are_told_in_one_sentence(
-    command: str, redirected: str, words: str
-) -> None:
+def test_a_closed_or_full_stream_is_one_sentence(command: str, redirected: str, words: str) -> None:
     line = f"{shlex.join(COMMAND)} {command} {redirected}"
     stdin = None if redirected.startswith("<") else '{"vcpus": 1}\n'
     done = subprocess.run(["sh", "-c", line], input=stdin, capture_output=True, text=True, check=False)

@@ -23,7 +23,7 @@ from tests.cli.calls import COMMAND
         ("kvplace map -o core", ["file,core"]),
     ],
 )
-def test_a_word_that_has_begun_is_completed(words: str, offered: list[str]) -> None:
+def test_the_shell_completes_a_word(words: str, offered: list[str]) -> None:
     completion = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     done = subprocess.run(
         COMMAND,

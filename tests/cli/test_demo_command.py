@@ -1,4 +1,4 @@
-"""`kvplace demo` shows on stdout what became of the VMs, and talks on stderr only."""
+"""`kvplace demo` prints its report on stdout and its progress on stderr."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from tests.cli.calls import Caller
 
 
-def test_the_command_prints_map_diff_and_summary_and_talks_on_stderr_only(kvplace: Caller) -> None:
+def test_map_diff_and_summary_go_to_stdout(kvplace: Caller) -> None:
     called = kvplace("demo", "--vms", "40", "--nodes", "5")
     assert called.code == 0
     assert "╭─ socket 0 ─" in called.out
@@ -19,7 +19,7 @@ def test_the_command_prints_map_diff_and_summary_and_talks_on_stderr_only(kvplac
     assert f"placed    {document['placed']} of 40" in called.out
 
 
-def test_a_large_demo_without_a_terminal_says_how_far_it_is_in_lines(kvplace: Caller) -> None:
+def test_a_large_demo_reports_progress_in_lines_without_a_terminal(kvplace: Caller) -> None:
     called = kvplace("demo", "--vms", "700", "--nodes", "12", "-o", "json")
     assert json.loads(called.out)["cpus"]["ownedTwice"] == 0
     assert all(line.endswith(" of 700 VMs") for line in called.err.splitlines())

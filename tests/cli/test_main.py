@@ -1,4 +1,4 @@
-"""What holds for every command: streams, exit codes, errors of one sentence, quick help."""
+"""Rules of every command: streams, exit codes, errors of one sentence, quick help."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_command_has_help_that_says_what_it_does(kvplace: Caller, command:
     assert called.out.startswith(f"Usage: kvplace {command}")
 
 
-def test_the_version_is_said(kvplace: Caller) -> None:
+def test_the_version_is_printed(kvplace: Caller) -> None:
     assert kvplace("--version").out == f"kvplace {__version__}\n"
 
 
@@ -71,14 +71,14 @@ def test_a_users_mistake_is_one_sentence_on_stderr_and_exit_code_2(
     assert words in called.err
 
 
-def test_serve_says_in_a_sentence_what_an_address_looks_like(kvplace: Caller, tmp_path: Path) -> None:
+def test_an_invalid_address_of_serve_is_one_sentence(kvplace: Caller, tmp_path: Path) -> None:
     files = [f"--{name}={tmp_path / name}" for name in ("tls-cert", "tls-key", "client-ca")]
     called = kvplace("serve", *files, "--sidecar-image=hook:1", "--extender-address=8443")
     assert called.code == 2
     assert "'8443' is not an address; write HOST:PORT" in called.err
 
 
-def test_nothing_that_needs_no_cluster_loads_a_client_of_one() -> None:
+def test_commands_without_a_cluster_load_no_client() -> None:
     program = (
         "import sys; from kvplace.cli.main import main\n"
         "def run(*words):\n"
@@ -94,20 +94,20 @@ def test_nothing_that_needs_no_cluster_loads_a_client_of_one() -> None:
     assert done.stderr.splitlines()[-1] == "[]"
 
 
-def test_help_loads_no_drawing_and_no_room() -> None:
+def test_help_loads_only_the_command_line_and_core() -> None:
     program = (
         "import sys; from kvplace.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
-        "rooms = [name for name in sys.modules if name.startswith('kvplace.')]\n"
-        "strangers = [name for name in rooms if not name.startswith(('kvplace.cli', 'kvplace.core'))]\n"
-        "print(strangers, 'rich' in sys.modules)"
+        "loaded = [name for name in sys.modules if name.startswith('kvplace.')]\n"
+        "others = [name for name in loaded if not name.startswith(('kvplace.cli', 'kvplace.core'))]\n"
+        "print(others, 'rich' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[] False"
 
 
-def test_as_a_plugin_of_kubectl_it_speaks_of_itself_as_one(tmp_path: Path) -> None:
+def test_as_a_kubectl_plugin_its_errors_name_kubectl_kvplace(tmp_path: Path) -> None:
     plugin = tmp_path / "kubectl-kvplace"
     plugin.write_text(f"#!{sys.executable}\nfrom kvplace.cli.main import main\nmain()\n", encoding="utf-8")
     plugin.chmod(0o755)
@@ -116,7 +116,7 @@ def test_as_a_plugin_of_kubectl_it_speaks_of_itself_as_one(tmp_path: Path) -> No
     assert "(see `kubectl kvplace place --help`)" in done.stderr
 
 
-def test_a_reader_that_has_seen_enough_is_no_error_worth_words() -> None:
+def test_a_closed_pipe_is_no_error_message() -> None:
     with subprocess.Popen(
         [*COMMAND, "topology", "2x-epyc-7763-nps4", "-o", "json"],
         stdout=subprocess.PIPE,
@@ -129,7 +129,7 @@ def test_a_reader_that_has_seen_enough_is_no_error_worth_words() -> None:
         assert process.wait() == 1
 
 
-def test_interrupting_ends_with_130_and_without_a_traceback() -> None:
+def test_an_interrupt_exits_with_130_and_without_a_traceback() -> None:
     with subprocess.Popen(
         [*COMMAND, "place", "--topology", "epyc-7502p", "-o", "json"],
         stdin=subprocess.PIPE,
@@ -147,7 +147,7 @@ def test_interrupting_ends_with_130_and_without_a_traceback() -> None:
         assert b"Traceback" not in process.stderr.read()
 
 
-def test_colours_are_for_terminals_that_want_them() -> None:
+def test_colours_are_printed_on_a_terminal_without_no_color_only() -> None:
     coloured = on_a_terminal("map", "epyc-7502p")
     assert "\x1b[2m" in coloured
     plain = call_process("map", "epyc-7502p").out

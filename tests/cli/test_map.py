@@ -1,4 +1,4 @@
-"""`kvplace map` shows whose each thread of a machine is."""
+"""`kvplace map` shows which VM holds each thread of a machine."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _key_of(drawing_lines: list[str]) -> dict[str, str]:
     return dict(entry.strip().split(" ", 1) for entry in entries)
 
 
-def test_every_state_has_a_mark_of_its_own_and_the_key_says_what_is_true_of_the_vms_shown() -> None:
+def test_every_state_has_its_own_mark_and_the_key_is_true_of_the_vms_shown() -> None:
     shared = [claim(name, cpus, owned=0) for name, cpus in (("pool-1", 0b0110), ("pool-2", 0b0100))]
     quiet = claim("quiet", 1 << 8, owned=1 << 8 | 1 << 40)
     lines = _drawn(100, "epyc-7502p", ledger=ledger_of(*shared, quiet))
@@ -90,7 +90,7 @@ def test_every_state_has_a_mark_of_its_own_and_the_key_says_what_is_true_of_the_
     assert _key_of(_drawn(100, "epyc-7502p", ledger=ledger_of(*crowd)))["9+"] == "shared by 9 or more VMs"
 
 
-def test_the_drawing_is_had_as_json(kvplace: Caller, tmp_path: Path) -> None:
+def test_the_map_can_be_printed_as_json(kvplace: Caller, tmp_path: Path) -> None:
     ledger = with_vm(MACHINE, Ledger(), "db", Request(2))
     path = _ledger_file(tmp_path, ledger)
     document = json.loads(kvplace("map", "2x-epyc-9354-nps2", "--placements", str(path), "-o", "json").out)
@@ -98,7 +98,7 @@ def test_the_drawing_is_had_as_json(kvplace: Caller, tmp_path: Path) -> None:
     assert document["legend"][0]["vmi"] == "db"
 
 
-def test_many_vms_get_two_letters_and_the_cells_stay_in_line(kvplace: Caller, tmp_path: Path) -> None:
+def test_many_vms_get_two_letters_and_the_columns_stay_aligned(kvplace: Caller, tmp_path: Path) -> None:
     claims = [
         Claim(
             uid=f"u{number}",
@@ -126,7 +126,7 @@ def test_this_machine_is_drawn_without_a_file(kvplace: Caller) -> None:
     assert "socket 0" in kvplace("map").out
 
 
-def test_what_contradicts_itself_is_marked_told_on_stderr_and_no_failure(kvplace: Caller) -> None:
+def test_contradictions_are_marked_and_reported_and_no_failure(kvplace: Caller) -> None:
     lines = "".join(
         json.dumps({"id": name, "placement": json.loads(placement(cpus).to_json())}) + "\n"
         for name, cpus in (("db", (8, 9)), ("web", (9, 10)))
@@ -184,7 +184,7 @@ def test_wide_adds_the_cpus_of_every_l3_and_the_memory_of_every_vm(kvplace: Call
 
 
 @pytest.mark.parametrize(("values", "ending"), [(["-o", "svg"], None), (["-o", "{svg}"], "svg")])
-def test_a_picture_goes_to_stdout_or_into_the_file_that_is_named(
+def test_an_svg_goes_to_stdout_or_to_the_named_file(
     kvplace: Caller, tmp_path: Path, values: list[str], ending: str | None
 ) -> None:
     file = tmp_path / "map.svg"
@@ -282,7 +282,7 @@ def test_512_threads_with_two_letters_each_fit_into_80_columns() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 5, 12, 30])
-def test_a_terminal_too_narrow_for_anything_is_no_reason_to_fail(width: int) -> None:
+def test_a_very_narrow_terminal_is_no_failure(width: int) -> None:
     ledger = ledger_of(claim("db", 0b1100))
     assert _drawn(width, "epyc-7502p", ledger=ledger, foreign=1 << 9, found={"db": 1})
 

@@ -1,4 +1,4 @@
-"""`kvplace map` draws what `kvplace plan` says of a node: who runs there, who moves, who comes."""
+"""`kvplace map` draws a node of a plan: VMs that run there, that move, and that are placed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_each_node_of_a_plan_has_a_map_of_its_own(kvplace: Caller, plan: Path) -
     assert set(drawn(kvplace, plan, NAME, "idle")) == {"all"}
 
 
-def test_running_vms_stand_in_a_plan_where_they_are_before_it(plan: Path) -> None:
+def test_running_vms_are_in_a_plan_where_they_are_before_its_moves(plan: Path) -> None:
     running = json.loads(plan.read_text())["running"]
     assert {vm["id"]: vm["placement"]["cpus"] for vm in running} == {
         "a": "4,36",
@@ -96,12 +96,12 @@ def test_running_vms_stand_in_a_plan_where_they_are_before_it(plan: Path) -> Non
     assert {vm["placement"]["node"] for vm in running} == {"worker"}
 
 
-def test_a_plan_in_yaml_is_drawn_as_one_in_json(kvplace: Caller, plan: Path) -> None:
+def test_a_plan_in_yaml_is_drawn_like_one_in_json(kvplace: Caller, plan: Path) -> None:
     same = planned(kvplace, plan.parent, REQUESTS, "yaml")
     assert drawn(kvplace, same, NAME, "worker") == drawn(kvplace, plan, NAME, "worker")
 
 
-def test_a_plan_for_one_node_needs_no_name_of_it(kvplace: Caller, plan: Path) -> None:
+def test_a_plan_for_one_node_needs_no_node_option(kvplace: Caller, plan: Path) -> None:
     small = planned(kvplace, plan.parent, '{"id":"web","vcpus":2,"cpuSet":"one-l3"}', "json")
     document = json.loads(small.read_text())
     assert {vm["node"] for vm in document["placed"] + document["running"]} == {"worker"}
@@ -110,7 +110,7 @@ def test_a_plan_for_one_node_needs_no_name_of_it(kvplace: Caller, plan: Path) ->
     assert called.err == f"kvplace: {small} describes node worker, drawn on epyc-7502p\n"
 
 
-def test_a_plan_for_several_nodes_asks_which_one(kvplace: Caller, plan: Path) -> None:
+def test_a_plan_for_several_nodes_needs_the_node_option(kvplace: Caller, plan: Path) -> None:
     called = kvplace("map", NAME, "--placements", str(plan))
     assert (called.code, called.out) == (2, "")
     assert called.err == (
@@ -131,19 +131,19 @@ def test_a_node_that_the_plan_does_not_describe_is_refused(
     assert f"{plan} contains no VM on node {node!r}; {hint}" in called.err
 
 
-def test_placements_that_name_no_node_cannot_be_asked_for_one(kvplace: Caller) -> None:
+def test_placements_without_a_node_cannot_be_chosen_by_node(kvplace: Caller) -> None:
     called = kvplace("map", NAME, "--placements", "-", "--node", "worker", stdin='{"placed": []}')
     assert called.code == 2
     assert "contains no VM on node 'worker'; it names no node, leave out --node" in called.err
 
 
-def test_a_node_without_placements_is_a_mistake(kvplace: Caller) -> None:
+def test_node_without_placements_is_an_error(kvplace: Caller) -> None:
     called = kvplace("map", NAME, "--node", "worker")
     assert (called.code, called.out) == (2, "")
     assert "--node chooses a node of --placements; give --placements too" in called.err
 
 
-def test_only_placements_of_the_drawn_node_are_held_against_its_machine(kvplace: Caller, plan: Path) -> None:
+def test_only_placements_of_the_drawn_node_are_compared_with_its_machine(kvplace: Caller, plan: Path) -> None:
     called = kvplace("map", NAME, "--placements", str(plan), "--node", "large")
     assert called.code == 0
     assert called.err.startswith(
@@ -161,7 +161,7 @@ def test_a_plan_without_its_running_vms_gets_a_note_for_each_move(kvplace: Calle
     assert f"{document['moves'][0]['id']!r} is moved but was not placed" in called.err
 
 
-def test_an_old_owner_keeps_nothing_that_the_plan_gives_to_another(kvplace: Caller, plan: Path) -> None:
+def test_moved_vms_keep_none_of_their_old_cpus(kvplace: Caller, plan: Path) -> None:
     found = drawn(kvplace, plan, NAME, "worker")
     sizes = [parse_cpu_list(cpus).bit_count() for cpus in found.values()]
     together = parse_cpu_list(",".join(found.values()))
@@ -170,7 +170,7 @@ def test_an_old_owner_keeps_nothing_that_the_plan_gives_to_another(kvplace: Call
 
 
 @given(st.text(max_size=20))
-def test_any_text_as_a_node_is_one_sentence(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+def test_an_unknown_node_is_one_sentence(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     path.write_text('{"placed": []}', encoding="utf-8")
     answer, _ = answer_or_sentence(

@@ -1,4 +1,4 @@
-"""What all commands share of printing."""
+"""Printing that all commands share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvplace.core.cpuset import format_cpu_list, mask_of
 
 
 @given(st.sets(st.integers(0, 300), max_size=60), st.integers(1, 40))
-def test_a_cpu_list_is_broken_between_its_entries_and_nowhere_else(cpus: set[int], width: int) -> None:
+def test_a_cpu_list_is_broken_only_between_its_entries(cpus: set[int], width: int) -> None:
     mask = mask_of(cpus)
     lines = cpu_lines(mask, width).split("\n")
     assert "".join(lines) == format_cpu_list(mask)

@@ -27,7 +27,7 @@ def _session(**settings: Any) -> PlaceSession:
     return PlaceSession("node", MACHINE, **settings)
 
 
-def test_a_placement_says_where_every_vcpu_is_and_what_that_is_part_of(kvplace: Caller) -> None:
+def test_a_placement_names_vcpus_sockets_numa_nodes_and_l3_caches(kvplace: Caller) -> None:
     called = kvplace(
         "place", "--topology", "2x-epyc-9354", "-o", "json", stdin='{"vcpus": 8, "memory": "8Gi"}\n'
     )
@@ -67,7 +67,7 @@ def test_a_refusal_names_the_reason_and_the_numbers(kvplace: Caller) -> None:
     }
 
 
-def test_for_people_there_is_one_sentence_for_each_request(kvplace: Caller) -> None:
+def test_a_table_has_one_sentence_for_each_request(kvplace: Caller) -> None:
     called = kvplace("place", "--topology", "epyc-7502p", stdin='{"id":"a","vcpus":2}\n\n{"vcpus":99}\n')
     assert called.out == (
         "a: CPUs 2,34 (socket 0, NUMA node 0, L3 0)\n"
@@ -112,7 +112,7 @@ def test_without_keep_every_request_finds_the_machine_as_it_was() -> None:
     assert "nothing is kept" in _ask(session, release="a")["error"]
 
 
-def test_free_is_what_the_line_says_else_what_the_option_says_less_what_is_kept() -> None:
+def test_free_cpus_are_those_of_the_line_or_the_option_without_kept_ones() -> None:
     session = _session(free=parse_cpu_list("8-11,72-75"), keep=True)
     assert _ask(session, id="a", vcpus=4)["placement"]["cpus"] == "8-9,72-73"
     assert _ask(session, id="b", vcpus=4)["placement"]["cpus"] == "10-11,74-75"
@@ -121,13 +121,13 @@ def test_free_is_what_the_line_says_else_what_the_option_says_less_what_is_kept(
     assert "no CPU 128" in _ask(session, vcpus=1, free="127-128")["error"]
 
 
-def test_cpus_that_others_hold_are_free_for_nobody_whatever_the_line_says() -> None:
+def test_foreign_cpus_are_never_free() -> None:
     session = _session(foreign=parse_cpu_list("8-9"), keep=True)
     assert _ask(session, vcpus=3, free="8-11")["refusal"]["shortfall"]["best"] == 2
     assert _ask(session, vcpus=2, free="8-11")["placement"]["cpus"] == "10-11"
 
 
-def test_the_placement_says_what_is_to_be_done_on_failure_as_it_was_asked() -> None:
+def test_the_placement_repeats_on_failure() -> None:
     session = _session()
     assert _ask(session, vcpus=1)["placement"]["onFailure"] == "wait"
     assert _ask(session, vcpus=1, onFailure="float")["placement"]["onFailure"] == "float"
@@ -170,7 +170,7 @@ def test_huge_pages_are_counted_by_numa_node() -> None:
         ("[" * 100_000, "the line is no JSON"),
     ],
 )
-def test_a_wrong_line_gets_a_sentence_and_the_next_one_is_answered(
+def test_an_invalid_line_gets_an_error_and_the_next_one_is_answered(
     kvplace: Caller, line: str, words: str
 ) -> None:
     called = kvplace(
@@ -182,7 +182,7 @@ def test_a_wrong_line_gets_a_sentence_and_the_next_one_is_answered(
     assert called.code == 2
 
 
-def test_bytes_that_are_no_text_and_lines_without_end_are_refused_and_the_next_line_is_answered(
+def test_invalid_utf_8_and_endless_lines_get_an_error_and_the_next_line_is_answered(
     kvplace: Caller,
 ) -> None:
     called = kvplace(
@@ -203,7 +203,7 @@ def test_bytes_that_are_no_text_and_lines_without_end_are_refused_and_the_next_l
     assert called.code == 2
 
 
-def test_an_id_that_holds_cpus_cannot_ask_again() -> None:
+def test_an_id_that_holds_cpus_cannot_be_used_again() -> None:
     session = _session(keep=True)
     _ask(session, id="a", vcpus=1)
     assert _ask(session, id="a", vcpus=1) == {
@@ -212,7 +212,7 @@ def test_an_id_that_holds_cpus_cannot_ask_again() -> None:
     }
 
 
-def test_a_request_without_an_id_is_called_by_the_number_of_its_line(kvplace: Caller) -> None:
+def test_a_request_without_an_id_is_named_by_its_line(kvplace: Caller) -> None:
     stdin = '\n{"release": "x"}\n{"vcpus": 2}\n{"vcpus": 0}\n{"release": "request-3"}\n'
     called = kvplace("place", "--topology", "epyc-7502p", "--keep", stdin=stdin)
     assert [line.partition(": ")[0] for line in called.out.splitlines()] == [
@@ -233,7 +233,7 @@ def test_an_answer_has_no_id_where_none_was_given_and_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("stdin", ["", "\n \n"])
-def test_no_requests_at_all_are_no_answers_and_a_word_on_stderr(kvplace: Caller, stdin: str) -> None:
+def test_without_requests_there_are_no_answers_and_a_message_on_stderr(kvplace: Caller, stdin: str) -> None:
     called = kvplace("place", "--topology", "epyc-7502p", "-o", "json", stdin=stdin)
     assert (called.code, called.out) == (0, "")
     assert called.err == 'kvplace: <stdin> contains no requests; write one per line, such as {"vcpus": 8}\n'

@@ -1,4 +1,4 @@
-"""`kvplace place --make-room`: kept VMs move, one safe step at a time, so that a new one fits well."""
+"""`kvplace place --make-room` moves kept VMs, one safe step at a time, so that a new one fits well."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _crowd(session: PlaceSession, small: Mapping[str, Any] = MappingProxyType({}
     return answers
 
 
-def test_the_smallest_vm_in_the_way_moves_and_the_book_knows_it() -> None:
+def test_the_smallest_vm_moves_and_is_released_from_its_new_cpus() -> None:
     session = PlaceSession("node", MACHINE, keep=True, make_room=True)
     _crowd(session)
     answer = _ask(session, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi")
@@ -51,7 +51,7 @@ def test_the_smallest_vm_in_the_way_moves_and_the_book_knows_it() -> None:
     assert parse_cpu_list(move["to"]) & ~MACHINE.numa_nodes[1].cpus == 0
 
 
-def test_a_move_tells_the_whole_new_placement_and_the_map_draws_it(kvplace: Caller, tmp_path: Path) -> None:
+def test_a_move_has_the_whole_new_placement_and_map_draws_it(kvplace: Caller, tmp_path: Path) -> None:
     session = PlaceSession("2x-epyc-9354", MACHINE, keep=True, make_room=True)
     answers = [
         *_crowd(session, small={"vcpus": 4, "smt": "isolate"}),
@@ -93,7 +93,7 @@ def test_a_move_names_the_vm_as_the_answer_to_it_did() -> None:
     assert move["id"] == kept[1]["id"] == move["placement"]["podUid"] == "request-2"
 
 
-def test_without_make_room_nothing_moves_and_the_refusal_says_what_could() -> None:
+def test_without_make_room_nothing_moves_and_the_refusal_suggests_the_move() -> None:
     session = PlaceSession("node", MACHINE, keep=True)
     _crowd(session)
     refusal = _ask(session, id="new", vcpus=20, cpuSet="one-numa", memory="8Gi")["refusal"]
@@ -105,14 +105,14 @@ def test_without_make_room_nothing_moves_and_the_refusal_says_what_could() -> No
     assert [mend["change"] for mend in refusal["mends"]] == ["moves", "cpuSet", "vcpus"]
 
 
-def test_a_vm_that_fits_well_as_things_are_moves_nobody() -> None:
+def test_a_vm_that_fits_well_moves_nobody() -> None:
     session = PlaceSession("node", MACHINE, keep=True, make_room=True)
     _crowd(session)
     answer = _ask(session, vcpus=12, cpuSet="one-numa")
     assert answer["moves"] == []
 
 
-def test_where_no_move_helps_the_vm_is_placed_scattered_or_refused_as_ever() -> None:
+def test_where_no_move_helps_the_vm_is_spread_or_refused() -> None:
     session = PlaceSession("node", MACHINE, keep=True, make_room=True)
     for name, free in (("a", "4-23,68-87"), ("b", "36-55,100-119")):
         answer = _ask(session, id=name, vcpus=40, policy="immovable", cpuSet="one-numa", free=free)
@@ -172,7 +172,7 @@ def _take(held: dict[str, int], owned: dict[str, bool], uid: str, cpus: int) -> 
     held[uid] = cpus
 
 
-def test_words_about_moving_need_those_that_they_are_about(kvplace: Caller) -> None:
+def test_options_of_moves_need_the_options_that_they_depend_on(kvplace: Caller) -> None:
     for given_, sentence in (
         (["--make-room"], "--make-room moves the VMs that --keep has kept; give both"),
         (["--keep", "--thorough"], "--thorough is an option of --make-room; give both"),

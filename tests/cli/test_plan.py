@@ -1,4 +1,4 @@
-"""`kvplace plan`: what it prints, what it leaves with, and what it says to bad input."""
+"""`kvplace plan`: output, exit codes and invalid input."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def planned(kvplace: Caller, requests: str, *options: str) -> dict[str, Any]:
     return document
 
 
-def test_every_vm_stands_in_the_table_with_node_cpus_and_numa_nodes(kvplace: Caller) -> None:
+def test_the_table_has_a_row_for_every_vm_with_node_cpus_and_numa_nodes(kvplace: Caller) -> None:
     called = kvplace("plan", "--requests", "-", stdin=THREE)
     assert called.code == 0
     head, *rows = called.out.partition("\n\n")[0].splitlines()
@@ -57,7 +57,7 @@ def test_every_vm_stands_in_the_table_with_node_cpus_and_numa_nodes(kvplace: Cal
     assert "one by one  3 of 3 VMs" in called.out
 
 
-def test_wide_shows_sockets_caches_emulator_and_memory_too(kvplace: Caller) -> None:
+def test_wide_adds_sockets_caches_emulator_and_memory(kvplace: Caller) -> None:
     called = kvplace("plan", "--requests", "-", "-o", "wide", stdin=THREE)
     assert called.out.splitlines()[0].split()[4:] == ["SOCKETS", "L3", "EMULATOR", "MEMORY"]
     assert "0: 32Gi" in called.out.splitlines()[1]
@@ -125,7 +125,9 @@ def test_without_the_solver_one_sentence_says_how_to_get_it(
     assert "pip install 'kvplace[optimal]'" in called.err
 
 
-def test_running_vms_move_only_when_they_may_and_each_move_is_told(kvplace: Caller, tmp_path: Path) -> None:
+def test_running_vms_move_only_with_make_room_and_each_move_is_listed(
+    kvplace: Caller, tmp_path: Path
+) -> None:
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(STREWN)
     asked = '{"id":"new","vcpus":8,"cpuSet":"one-l3"}'
@@ -151,7 +153,7 @@ def test_ids_of_running_vms_cannot_be_given_again(kvplace: Caller, tmp_path: Pat
     )
 
 
-def test_a_plan_is_better_than_one_after_the_other_where_room_is_short(kvplace: Caller) -> None:
+def test_a_plan_places_more_than_one_after_the_other_where_space_is_short(kvplace: Caller) -> None:
     chance = Random(2)
     sizes = [chance.randrange(2, 25, 2) for _ in range(52)]
     asked = "\n".join(json.dumps({"vcpus": size, "cpuSet": "one-numa"}) for size in sizes)
@@ -213,7 +215,9 @@ def test_a_count_makes_equal_vms_with_numbered_names() -> None:
         ("just words", "the document is 'just words'; it must be a mapping"),
     ],
 )
-def test_bad_requests_get_one_sentence_that_says_where(kvplace: Caller, text: str, sentence: str) -> None:
+def test_an_invalid_request_is_one_sentence_that_says_where(
+    kvplace: Caller, text: str, sentence: str
+) -> None:
     called = kvplace("plan", "--requests", "-", stdin=text)
     assert (called.code, called.out) == (2, "")
     assert called.err.count("\n") == 1
@@ -272,7 +276,7 @@ _documents = st.one_of(
 
 
 @given(_documents)
-def test_whatever_is_written_there_are_vms_or_one_sentence(text: str) -> None:
+def test_any_text_gives_vms_or_one_sentence(text: str) -> None:
     found, sentence = answer_or_sentence(lambda one: vm_requests_of(one, "stdin"), text, BadBody)
     assert bool(found) != bool(sentence)
     assert len({vm.id for vm in found or ()}) == len(found or ())

@@ -1,4 +1,4 @@
-"""`kvplace rewrite` does what the hook does, from files."""
+"""`kvplace rewrite` rewrites files as the hook rewrites domains."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def domain(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_answer_of_place_pins_a_domain_of_kubevirts(kvplace: Caller, tmp_path: Path) -> None:
+def test_an_answer_of_place_pins_a_kubevirt_domain(kvplace: Caller, tmp_path: Path) -> None:
     xml = captured_folder("kubevirt/domains") / "09-amd64-iothreads-shared.domain.xml"
     vcpus = len(vcpus_of(etree.fromstring(xml.read_bytes())).enabled)
     answer = PlaceSession("node", read_machine("epyc-7502p")).answer(
@@ -43,7 +43,7 @@ def test_an_answer_of_place_pins_a_domain_of_kubevirts(kvplace: Caller, tmp_path
     assert [int(pin.get("cpuset", "")) for pin in pins[:vcpus]] == answer.document["placement"]["vcpus"]
 
 
-def test_a_guest_that_mirrors_its_server_gets_its_cells_and_stderr_says_what_it_does_not_get(
+def test_a_mirrored_guest_gets_its_cells_and_stderr_reports_what_it_does_not_get(
     kvplace: Caller, tmp_path: Path
 ) -> None:
     xml = captured_folder("kubevirt/domains") / "01-amd64-plain-4vcpu.domain.xml"
@@ -61,9 +61,7 @@ def test_a_guest_that_mirrors_its_server_gets_its_cells_and_stderr_says_what_it_
     assert called.err.startswith("kvplace: 12 vCPUs that can be plugged in later are assigned to the guest's")
 
 
-def test_a_bare_cpu_map_and_the_text_of_an_annotation_are_enough(
-    kvplace: Caller, domain: Path, tmp_path: Path
-) -> None:
+def test_a_bare_cpu_map_or_an_annotation_is_enough(kvplace: Caller, domain: Path, tmp_path: Path) -> None:
     called = kvplace("rewrite", "--domain", str(domain), "--cpu-map", '{"socket0": ["2", "34"]}')
     assert '<vcpupin vcpu="1" cpuset="34"/>' in called.out
     annotation = tmp_path / "placement"
@@ -99,9 +97,7 @@ def test_a_placement_that_pins_nothing_is_refused(
     assert called.err.count("\n") == 1
 
 
-def test_a_vmi_is_read_beside_the_domain_and_a_migration_is_told(
-    kvplace: Caller, domain: Path, tmp_path: Path
-) -> None:
+def test_a_vmi_that_is_a_migration_target_gets_a_note(kvplace: Caller, domain: Path, tmp_path: Path) -> None:
     captured = captured_folder("kubevirt/domains") / "01-amd64-plain-4vcpu.vmi.json"
     pinned = ("rewrite", "--domain", str(domain), "--cpu-map", '{"socket0": ["2", "34"]}')
     plain = kvplace(*pinned)
@@ -121,7 +117,7 @@ def test_a_vmi_is_read_beside_the_domain_and_a_migration_is_told(
         ('{"metadata": {}, "status": 3}', "status.migrationState must be a mapping"),
     ],
 )
-def test_what_is_no_vmi_is_refused(kvplace: Caller, domain: Path, vmi: str, words: str) -> None:
+def test_a_document_that_is_not_a_vmi_is_refused(kvplace: Caller, domain: Path, vmi: str, words: str) -> None:
     pinned = ("rewrite", "--domain", str(domain), "--cpu-map", '{"socket0": ["2", "34"]}')
     called = kvplace(*pinned, "--vmi", "-", stdin=vmi)
     assert (called.code, called.out) == (2, "")
@@ -146,7 +142,9 @@ def test_a_domain_that_cannot_be_pinned_is_refused(kvplace: Caller, xml: str, wo
     assert called.err.count("\n") == 1
 
 
-def test_a_missing_file_and_a_wrong_cpu_map_are_named(kvplace: Caller, domain: Path, tmp_path: Path) -> None:
+def test_a_missing_file_and_an_invalid_cpu_map_are_named(
+    kvplace: Caller, domain: Path, tmp_path: Path
+) -> None:
     called = kvplace("rewrite", "--domain", str(tmp_path / "none.xml"), "--cpu-map", "{}")
     assert called.code == 2
     assert "none.xml cannot be read: No such file or directory" in called.err

@@ -38,7 +38,7 @@ def test_the_example_scenario_is_valid_by_the_printed_schema_and_one_with_a_typo
     assert list(violations(example, schema, schema))
 
 
-def test_an_unknown_name_is_a_mistake_with_a_suggestion(kvplace: Caller) -> None:
+def test_an_unknown_name_is_an_error_with_a_suggestion(kvplace: Caller) -> None:
     called = kvplace("schema", "clutser")
     assert (called.code, called.out) == (2, "")
     assert called.err == "kvplace: schema 'clutser' is not known; did you mean 'cluster'?\n"

@@ -1,4 +1,4 @@
-"""`kvplace simulate` plays a scenario and prints what came of it."""
+"""`kvplace simulate` simulates a scenario and prints its report."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_json_has_a_run_for_each_strategy_and_seed(tmp_path: Path) -> None:
     assert document["runs"][0]["reasons"] == {"NoSocketFits": 6}
 
 
-def test_the_example_can_be_printed_to_begin_with() -> None:
+def test_the_example_can_be_printed() -> None:
     result = CliRunner().invoke(cli, ["simulate", "--example"], standalone_mode=False)
     assert result.stdout == example_text()
 
 
-def test_a_wrong_scenario_is_a_mistake_of_the_user_that_names_file_and_key(tmp_path: Path) -> None:
+def test_an_invalid_scenario_is_an_error_that_names_file_and_key(tmp_path: Path) -> None:
     with pytest.raises(BadBody) as error:
         play(tmp_path, SMALL.replace("vcpus: 8", "vcpus: many"))
     assert str(error.value).endswith(

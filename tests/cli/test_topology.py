@@ -1,4 +1,4 @@
-"""`kvplace topology` shows what a machine is made of, in every form, and what was odd about it on stderr."""
+"""`kvplace topology` shows a machine in every form, and reports on stderr what its description lacks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def _written(folder: Path, text: str, name: str = "machine") -> str:
     return str(path)
 
 
-def test_json_and_yaml_say_the_same_and_either_is_taken_again(kvplace: Caller, tmp_path: Path) -> None:
+def test_json_and_yaml_are_the_same_document_and_either_can_be_read_again(
+    kvplace: Caller, tmp_path: Path
+) -> None:
     arguments = ("topology", "2x-epyc-9354-nps2", "--reserved", "0,64")
     as_json, as_yaml = kvplace(*arguments, "-o", "json").out, kvplace(*arguments, "-o", "yaml").out
     document = json.loads(as_json)
@@ -50,7 +52,7 @@ def test_the_help_names_the_server_types_however_narrow_the_terminal(
         assert all(name in told for name in machine_names())
 
 
-def test_the_name_is_that_of_the_object(kvplace: Caller) -> None:
+def test_name_prints_the_name_of_the_object(kvplace: Caller) -> None:
     assert kvplace("topology", "epyc-7502p", "-o", "name").out == "nodetopology.kvplace.io/epyc-7502p\n"
 
 
@@ -66,9 +68,7 @@ def test_the_wide_table_names_the_threads_of_every_core(kvplace: Caller) -> None
     assert all(format_cpu_list(core) in shown for core in machine.cores)
 
 
-def test_in_a_file_every_numa_node_and_its_distances_have_a_line_however_long(
-    kvplace: Caller, tmp_path: Path
-) -> None:
+def test_in_a_file_every_numa_node_and_its_distances_have_one_line(kvplace: Caller, tmp_path: Path) -> None:
     count, distances = 40, dict.fromkeys(range(40), 20)
     cpus = [mask_of(range(number, 4 * count, count)) for number in range(count)]
     machine = Topology(
@@ -118,7 +118,7 @@ def test_distances_are_shown_as_they_were_given(kvplace: Caller, tmp_path: Path)
     ]
 
 
-def test_a_node_without_cpus_and_one_without_memory_have_their_lines(kvplace: Caller, tmp_path: Path) -> None:
+def test_nodes_without_cpus_or_memory_have_their_lines(kvplace: Caller, tmp_path: Path) -> None:
     machine = read_machine("epyc-7502p")
     nodes = (replace(machine.numa_nodes[0], memory=0, huge_pages={}), NumaNode(7, 0, 3 << 30, {2 << 20: 5}))
     text = json.dumps(topology_document(replace(machine, numa_nodes=nodes)))
@@ -138,7 +138,7 @@ def test_cpus_held_by_the_kubelet_are_shown_and_part_of_the_status(kvplace: Call
     assert "held by the kubelet's static policy: 4-6" in again
 
 
-def test_a_damaged_file_of_the_kubelet_stops_everything(kvplace: Caller, tmp_path: Path) -> None:
+def test_a_damaged_cpu_manager_state_is_an_error(kvplace: Caller, tmp_path: Path) -> None:
     for text, words in ((STATE.replace("0}", "1}"), "does not fit its content"), ("", "it is not JSON")):
         state = _written(tmp_path, text, "state")
         called = kvplace("topology", "epyc-7502p", "--cpu-manager-state", state)
@@ -151,7 +151,7 @@ def test_a_damaged_file_of_the_kubelet_stops_everything(kvplace: Caller, tmp_pat
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_every_recorded_description_can_be_shown_and_its_json_is_the_same_machine(
+def test_every_captured_machine_is_shown_and_its_json_is_the_same_machine(
     kvplace: Caller, tmp_path: Path, path: Path
 ) -> None:
     printed = kvplace("topology", str(path), "-o", "json")
@@ -161,14 +161,14 @@ def test_every_recorded_description_can_be_shown_and_its_json_is_the_same_machin
     assert kvplace("topology", str(path)).out.startswith(path.name.partition(".tar")[0].removesuffix(".xml"))
 
 
-def test_a_machine_from_libvirt_can_be_placed_on_and_drawn(kvplace: Caller, tmp_path: Path) -> None:
+def test_a_machine_from_libvirt_works_with_place_and_map(kvplace: Caller, tmp_path: Path) -> None:
     path = _written(tmp_path, capabilities_of(replace(read_machine("epyc-7502p"), reserved=0)))
     placed = kvplace("place", "--topology", path, "-o", "json", stdin='{"vcpus": 8, "cpuSet": "one-l3"}\n')
     assert json.loads(placed.out)["placement"]["l3"] == [0]
     assert "64 CPUs, 64 free" in kvplace("map", path).out
 
 
-def test_a_recorded_kubelet_file_in_a_machines_folder_is_found(kvplace: Caller, tmp_path: Path) -> None:
+def test_the_cpu_manager_state_in_a_machines_folder_is_read(kvplace: Caller, tmp_path: Path) -> None:
     import tarfile
 
     with tarfile.open(captured_folder("topologies") / "lscpu" / "vmware_fpe.tar.gz") as archive:

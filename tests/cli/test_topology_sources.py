@@ -1,4 +1,4 @@
-"""`kvplace topology` reads every kind of machine and shows the same one."""
+"""`kvplace topology` reads every kind of description."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.calls import Caller
 MACHINE = read_machine("2x-epyc-9354-nps2")
 
 
-def test_a_printed_machine_can_be_given_back_and_is_the_same(kvplace: Caller, tmp_path: Path) -> None:
+def test_a_printed_machine_can_be_read_again_and_is_the_same(kvplace: Caller, tmp_path: Path) -> None:
     printed = kvplace("topology", "2x-epyc-9354-nps2", "-o", "json")
     document = json.loads(printed.out)
     assert (document["kind"], document["metadata"]) == ("NodeTopology", {"name": "2x-epyc-9354-nps2"})
@@ -34,7 +34,7 @@ def test_this_machine_is_shown_without_a_file(kvplace: Caller) -> None:
     assert document["metadata"]["name"]
 
 
-def test_a_captured_machine_is_read_and_what_its_kernel_did_not_say_goes_to_stderr(kvplace: Caller) -> None:
+def test_what_a_captured_machine_does_not_describe_is_reported_on_stderr(kvplace: Caller) -> None:
     path = captured_folder("topologies") / "lscpu" / "s390-nested-virt.tar.gz"
     called = kvplace("topology", str(path), "-o", "json")
     assert json.loads(called.out)["metadata"]["name"] == "s390-nested-virt"
@@ -61,7 +61,7 @@ def test_the_table_has_a_line_for_every_numa_node(kvplace: Caller) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"{}", b"[1, 2]", b'{"spec": 3}', b"\x1f\x8b broken", b"{\xff}"]
 )
-def test_a_file_that_is_no_machine_is_named(kvplace: Caller, tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_machine_is_named(kvplace: Caller, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "machine.json"
     path.write_bytes(content)
     called = kvplace("topology", str(path))

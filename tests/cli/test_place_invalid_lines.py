@@ -1,4 +1,4 @@
-"""Whatever stands on a line of `kvplace place`, it gets one answer, and the lines after it get theirs."""
+"""Every line of `kvplace place` gets one answer, however invalid it is."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _lines = (
 
 
 @given(st.lists(_lines, max_size=3), st.booleans())
-def test_whatever_the_lines_there_is_an_answer_to_each_and_the_next_is_right(
+def test_every_line_gets_an_answer_and_the_lines_after_it_too(
     lines: list[str | bytes], make_room: bool
 ) -> None:
     session = PlaceSession("node", MACHINE, keep=True, make_room=make_room)
@@ -61,7 +61,7 @@ def test_whatever_the_lines_there_is_an_answer_to_each_and_the_next_is_right(
 
 
 @given(_lines, st.integers(1, 8))
-def test_a_wrong_line_takes_nothing(line: str | bytes, vcpus: int) -> None:
+def test_an_invalid_line_takes_nothing(line: str | bytes, vcpus: int) -> None:
     session, untouched = (PlaceSession("node", MACHINE, keep=True) for _ in range(2))
     if session.answer(line).kind in (AnswerKind.INVALID, AnswerKind.REFUSED):
         wish = json.dumps({"id": "next", "vcpus": vcpus})
@@ -94,14 +94,14 @@ def test_a_wrong_line_takes_nothing(line: str | bytes, vcpus: int) -> None:
         ('{"a":' * 5_000, "it is nested too deeply"),
     ],
 )
-def test_the_sentence_names_what_is_wrong_and_stays_short(line: str, words: str) -> None:
+def test_an_error_names_the_mistake_and_is_short(line: str, words: str) -> None:
     answer = PlaceSession("node", MACHINE).answer(line)
     assert answer.kind is AnswerKind.INVALID
     assert words in answer.document["error"]
     assert len(answer.document["error"]) < 400
 
 
-def test_a_line_that_is_wrong_and_has_no_id_is_named_by_its_number(kvplace: Caller) -> None:
+def test_an_invalid_line_without_an_id_is_named_by_its_number(kvplace: Caller) -> None:
     stdin = '{"vcpus": 1}\n\n{"vcpus": 0}\n{"id": "db", "vcpus": 0}\n'
     told = kvplace("place", "--topology", "epyc-7502p", stdin=stdin).out.splitlines()
     assert told[1].startswith("line 3: vcpus is 0; it must be a whole number")
@@ -116,7 +116,7 @@ def test_huge_pages_may_hold_the_memory_rounded_up_to_whole_pages(memory: str | 
     assert PlaceSession("node", MACHINE).answer(line).kind is not AnswerKind.INVALID
 
 
-def test_what_some_editors_put_before_a_text_is_no_part_of_it() -> None:
+def test_a_byte_order_mark_is_ignored() -> None:
     assert PlaceSession("node", MACHINE).answer('\ufeff{"vcpus": 1}').kind is AnswerKind.PLACED
 
 
