@@ -9,7 +9,26 @@ import click
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
+def _read_config(context: click.Context, _option: click.Parameter, path: Path | None) -> None:
+    """Make the settings of a file the defaults of the flags."""
+    if path is None:
+        return
+    from kvplace.documents.model import read_model
+    from kvplace.documents.reading import load_document
+    from kvplace.documents.serve import ServeDocument
+
+    context.default_map = read_model(ServeDocument, load_document(path), str(path)).given()
+
+
 @click.command("serve", short_help="Run the extender, admission and controller.")
+@click.option(
+    "--config",
+    type=_FILE,
+    is_eager=True,
+    expose_value=False,
+    callback=_read_config,
+    help="Settings in YAML or JSON (see `kvplace schema serve`); a flag that is given wins.",
+)
 @click.option("--kubeconfig", type=_FILE, help="Default: the pod's service account, else the user's own.")
 @click.option(
     "--tls-cert",

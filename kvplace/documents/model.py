@@ -39,7 +39,8 @@ class Document(BaseModel):
     @classmethod
     def _check_keys(cls, content: Any) -> Any:
         if isinstance(content, Mapping):
-            checked_by(lambda keys: known_keys(keys, cls.model_fields))(content)
+            known = [field.alias or name for name, field in cls.model_fields.items()]
+            checked_by(lambda keys: known_keys(keys, known))(content)
         return content
 
     @field_validator("*", mode="before")
@@ -110,6 +111,8 @@ _RULES = {
     "float_type": "be a number",
     "finite_number": "be a finite number",
     "enum": "be {expected}",
+    "literal_error": "be {expected}",
+    "string_pattern_mismatch": "match {pattern}",
     "greater_than": "be greater than {gt}",
     "greater_than_equal": "be at least {ge}",
     "less_than_equal": "be at most {le}",

@@ -12,12 +12,14 @@ from kvplace.documents.model import json_schema
 from kvplace.documents.request import request_schema
 from kvplace.documents.requests import RequestsDocument
 from kvplace.documents.scenario import ScenarioDocument
+from kvplace.documents.serve import ServeDocument
 
 _SCHEMAS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "cluster": partial(json_schema, ClusterDocument),
     "request": request_schema,
     "requests": partial(json_schema, RequestsDocument),
     "scenario": partial(json_schema, ScenarioDocument),
+    "serve": partial(json_schema, ServeDocument),
 }
 
 SCHEMA_NAMES = tuple(_SCHEMAS)

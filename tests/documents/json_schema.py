@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ _BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "maxLength": lambda value, bound: len(value) <= bound,
     "minItems": lambda value, bound: len(value) >= bound,
     "maxItems": lambda value, bound: len(value) <= bound,
+    "pattern": lambda value, bound: re.search(bound, value) is not None,
 }
 _ANNOTATIONS = {"$schema", "$defs", "title", "description", "default", "examples"}
 _KNOWN = {*_BOUNDS, *_ANNOTATIONS, "$ref", "type", "enum", "items", "properties", "required"}

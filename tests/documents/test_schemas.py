@@ -16,6 +16,7 @@ from kvplace.documents.reading import read_document
 from kvplace.documents.requests import RequestsDocument
 from kvplace.documents.scenario import ScenarioDocument
 from kvplace.documents.schemas import SCHEMA_NAMES, schema_of
+from kvplace.documents.serve import ServeDocument
 from kvplace.simulate.scenario import example_text
 from tests.documents.json_schema import violations
 
@@ -37,11 +38,18 @@ TRACE: dict[str, Any] = {
     "vms": [{"id": "vm", "request": REQUEST, "arrives": 1, "lifetime": 0.5, "count": 3}],
 }
 REQUESTS: dict[str, Any] = {"requests": [{"id": "vm", "count": 2} | REQUEST]}
+SERVE: dict[str, Any] = {
+    "kubeconfig": "/k", "tlsCert": "/c", "tlsKey": "/y", "clientCa": "/a", "sidecarImage": "hook:1",
+    "schedulerName": "one", "otherSchedulers": ["two", "three"], "strategy": "spread", "mode": "advise",
+    "extenderAddress": "[::]:1", "admissionAddress": "0.0.0.0:2", "healthAddress": "0.0.0.0:3",
+    "logLevel": "debug",
+}  # fmt: skip
 WHOLE: list[tuple[str, type[Document], dict[str, Any]]] = [
     ("cluster", ClusterDocument, {"nodes": NODES}),
     ("scenario", ScenarioDocument, SCENARIO),
     ("scenario", ScenarioDocument, TRACE),
     ("requests", RequestsDocument, REQUESTS),
+    ("serve", ServeDocument, SERVE),
 ]
 
 
@@ -56,7 +64,8 @@ def test_a_document_with_every_key_is_valid_by_the_reader_and_by_its_schema(
 def test_every_property_of_a_schema_is_in_one_of_the_whole_documents() -> None:
     for name in {name for name, _, _ in WHOLE}:
         schema = schema_of(name)
-        known = {key for part in [schema, *schema["$defs"].values()] for key in part.get("properties", ())}
+        parts = [schema, *schema.get("$defs", {}).values()]
+        known = {key for part in parts for key in part.get("properties", ())}
         text = json.dumps([document for other, _, document in WHOLE if other == name])
         assert [key for key in known if f'"{key}":' not in text] == []
 

@@ -1,0 +1,52 @@
+"""The settings file of `kvplace serve`: its flags in YAML or JSON, for instance from a ConfigMap.
+
+tlsCert: /certs/tls.crt
+tlsKey: /certs/tls.key
+clientCa: /certs/ca.crt
+sidecarImage: registry.example/kvplace-hook:0.4
+otherSchedulers: [batch-scheduler]
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from kvplace.core.cluster.node_choice import Strategy
+from kvplace.documents.model import Document, Text
+
+_Address = Annotated[Text, Field(pattern=r":\d+$", examples=["0.0.0.0:8443"])]
+
+
+class ServeDocument(Document):
+    """Settings of `kvplace serve`. Each key is a flag of the same name; a flag that is given wins."""
+
+    model_config = ConfigDict(alias_generator=to_camel, use_enum_values=True)
+
+    kubeconfig: Text | None = None
+    """Default: the service account of the pod, else the user's kubeconfig."""
+    tls_cert: Text | None = None
+    """Certificate file of both TLS listeners; read again when it changes."""
+    tls_key: Text | None = None
+    client_ca: Text | None = None
+    """CA file of the schedulers that may call the extender."""
+    sidecar_image: Text | None = None
+    """Image of the hook sidecar of every VM."""
+    scheduler_name: Text | None = None
+    """Scheduler of VMs that name none."""
+    other_schedulers: tuple[Text, ...] = ()
+    """Further schedulers that call this extender."""
+    strategy: Strategy | None = None
+    """How nodes are chosen among those that hold a VM equally well."""
+    mode: Literal["decide", "advise"] | None = None
+    """Whether Filter answers with the one best node or with all that fit."""
+    extender_address: _Address | None = None
+    admission_address: _Address | None = None
+    health_address: _Address | None = None
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the settings that the file has, by the names of the command's arguments."""
+        return self.model_dump(exclude_unset=True)
