@@ -30,7 +30,7 @@ def run(project: Path, binaries: Path, names: list[str], environment: Mapping[st
     code = show(
         [binaries / "mutmut", "run", children, *names],
         cwd=project,
-        environment={**environment, "KVPLACE_CAPTURED_DATA": data},
+        environment={**environment, "KVPLACE_CAPTURED_DATA": data, "HYPOTHESIS_PROFILE": "mutants"},
     )
     listed = subprocess.run(
         [binaries / "mutmut", "results", "--all", "true"],

@@ -1,5 +1,6 @@
 """The fixtures of the real servers for all tests; under CI a skipped test or module is a failure."""
 
+import os
 import signal
 from collections.abc import Generator
 
@@ -21,7 +22,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A slow machine is no failure: nothing here is judged by the clock.
 hypothesis.settings.register_profile("kvplace", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("kvplace")
+# For ./make mutants, which runs the same tests thousands of times.
+hypothesis.settings.register_profile("mutants", deadline=None, max_examples=10, derandomize=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kvplace"))
 
 
 @pytest.hookimpl(wrapper=True)
