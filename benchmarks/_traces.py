@@ -11,7 +11,7 @@ from benchmarks._load import ConstantLoad, Sizes
 from benchmarks.peers import Allocator
 from benchmarks.peers.best_fit import best_fit
 from kvplace.core.allocator.allocate import place
-from kvplace.core.allocator.supply import fewest
+from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free
 from kvplace.core.moves.make_room import MovePlan, make_room

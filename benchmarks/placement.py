@@ -121,7 +121,7 @@ def sought(machine: Topology, steps: int) -> str:
     layout = layout_of(machine)
 
     def seconds(question: Question) -> float:
-        layout.bins.clear()
+        layout.l3_parts.clear()
         layout.part_counts.clear()
         return timed(place, machine, question.free, question.request)
 

@@ -23,7 +23,7 @@ from functools import reduce
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from kvplace.core.allocator.layout import Domain
+from kvplace.core.allocator.layout import ScopeDomain
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import Draft, DraftNode, Shape, scope_domains, shapes_of
@@ -94,7 +94,7 @@ class _Variable:
 
     shape: Shape
     node: int
-    domain: Domain
+    domain: ScopeDomain
     numa: frozenset[int]
     cpus: int
     """The fewest CPUs that each of them owns."""
@@ -220,7 +220,7 @@ def _variables(shape: Shape, index: int, node: DraftNode) -> list[_Variable]:
     return found
 
 
-def _least_owned(node: DraftNode, request: Request, domain: Domain) -> tuple[int, int]:
+def _least_owned(node: DraftNode, request: Request, domain: ScopeDomain) -> tuple[int, int]:
     """The fewest CPUs and whole cores that a VM owns, wherever in the domain it is placed."""
     if not request.owns_cpus:
         return 0, 0
@@ -230,7 +230,7 @@ def _least_owned(node: DraftNode, request: Request, domain: Domain) -> tuple[int
     widths = {
         core.bit_count()
         for part in domain.parts
-        for cell in part.cells
+        for cell in part.segments
         for core in cell.whole_cores
         if not core & ~node.free.cpus
     }
@@ -240,11 +240,11 @@ def _least_owned(node: DraftNode, request: Request, domain: Domain) -> tuple[int
     return (cores * max(widths) if len(widths) == 1 else need), cores
 
 
-def _whole_cores(node: DraftNode, domain: Domain) -> int:
+def _whole_cores(node: DraftNode, domain: ScopeDomain) -> int:
     return sum(
         not core & ~node.free.cpus
         for part in domain.parts
-        for cell in part.cells
+        for cell in part.segments
         for core in cell.whole_cores
     )
 

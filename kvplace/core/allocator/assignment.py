@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from kvplace.core.allocator.core_choice import Taken
+from kvplace.core.allocator.core_choice import CoreShare
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.guest_cells import mirrored
@@ -15,17 +15,17 @@ from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Policy,
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ChosenCores:
     """Where a VM sits: NUMA nodes by their index in the topology, and what it takes of each core."""
 
     nodes: tuple[int, ...]
-    taken: tuple[Taken, ...]
+    taken: tuple[CoreShare, ...]
 
 
-def placement_of(supply: Supply, seat: Seat) -> Placement:
+def placement_of(supply: Supply, chosen: ChosenCores) -> Placement:
     """Give every vCPU its CPU, and the VM its memory."""
     topology, request = supply.topology, supply.request
-    placed = sorted([(_place_in_machine(supply, taken), taken) for taken in seat.taken], key=itemgetter(0))
+    placed = sorted([(_place_in_machine(supply, taken), taken) for taken in chosen.taken], key=itemgetter(0))
     cores = [taken for _, taken in placed]
     units = [cpu for taken in cores for cpu in cpus_of(taken.cpus)]
     named = 0
@@ -45,17 +45,17 @@ def placement_of(supply: Supply, seat: Seat) -> Placement:
     if supply.smt is Smt.REQUIRE:
         emulator_own |= whole & ~named
         named = whole
-    nodes = [topology.numa_nodes[index] for index in seat.nodes]
+    nodes = [topology.numa_nodes[index] for index in chosen.nodes]
     placement = Placement(
         policy=request.options.policy,
         vcpus=vcpus,
         cpus=named,
         owned=whole if request.owns_cpus else 0,
-        emulator_cpus=emulator_own or _emulator_cpus(supply, seat, mask_of(vcpus) or named),
+        emulator_cpus=emulator_own or _emulator_cpus(supply, chosen, mask_of(vcpus) or named),
         io_thread_cpus=(),
         numa_nodes=tuple(node.id for node in nodes),
-        memory=_memory(supply, seat.nodes),
-        huge_pages=_pages(supply, seat.nodes),
+        memory=_memory(supply, chosen.nodes),
+        huge_pages=_pages(supply, chosen.nodes),
         packages=topology.packages_of(named),
         l3_groups=tuple(sorted({place[3] for place, _ in placed})),
         numa_memory=request.options.numa_memory if supply.free.memory else NumaMemory.OFF,
@@ -65,7 +65,7 @@ def placement_of(supply: Supply, seat: Seat) -> Placement:
     return placement
 
 
-def _place_in_machine(supply: Supply, taken: Taken) -> tuple[int, int, int, int, int]:
+def _place_in_machine(supply: Supply, taken: CoreShare) -> tuple[int, int, int, int, int]:
     """Siblings stay side by side, and so do the CPUs of a package, of a NUMA node, of an L3 group.
 
     Cores of which less is taken come last in their node, so that they shift no pair of siblings.
@@ -81,7 +81,7 @@ def _place_in_machine(supply: Supply, taken: Taken) -> tuple[int, int, int, int,
     )
 
 
-def _emulators_unit(supply: Supply, cores: Sequence[Taken]) -> int:
+def _emulators_unit(supply: Supply, cores: Sequence[CoreShare]) -> int:
     """The CPU that QEMU's own threads get for themselves: the last one, of a core that is taken in part.
 
     Where the VM is spread evenly it comes from a part with the larger share, so that the vCPUs are spread
@@ -106,7 +106,7 @@ def _emulators_unit(supply: Supply, cores: Sequence[Taken]) -> int:
     return cpu
 
 
-def _emulator_cpus(supply: Supply, seat: Seat, own: int) -> int:
+def _emulator_cpus(supply: Supply, chosen: ChosenCores, own: int) -> int:
     """CPUs for QEMU's own threads that can never become another VM's exclusive ones.
 
     That is the reserved CPUs of the VM's NUMA nodes, else those of the machine; without any, the VM's
@@ -116,7 +116,7 @@ def _emulator_cpus(supply: Supply, seat: Seat, own: int) -> int:
     if supply.request.options.emulator_threads is EmulatorThreads.WITH_VCPUS:
         return own
     near = 0
-    for index in seat.nodes:
+    for index in chosen.nodes:
         near |= topology.numa_nodes[index].cpus & topology.reserved
     return near or topology.reserved or own
 

@@ -1,16 +1,16 @@
 """A machine's levels cut into pieces for searching, worked out once per machine.
 
-A cell is what one NUMA node, one package and one L3 group have in common; on most machines that is the
-L3 group itself. Levels may cross in any way: all that the search asks of a region of the machine is the
-list of its cells.
+A segment is what one NUMA node, one package and one L3 group have in common; on most machines that is the
+L3 group itself. Levels may cross in any way: all that the search asks of a numa_set of the machine is the
+list of its segments.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvplace.core.cpuset import cpus_of, place_of_each
@@ -22,16 +22,18 @@ _MOST_LAYOUTS = 2048
 _MOST_COUNTS = 1 << 17
 """Counts remembered of all machines together, of about 1 KB each."""
 _STATES_KEPT = 16
-"""How often every cell of a machine may be counted anew before its counts are forgotten."""
+"""How often every segment of a machine may be counted anew before its counts are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Segment:
     """CPUs with the same NUMA node, package and L3 group, each given by its index in the topology."""
 
     node: int
     package: int
     l3: int
+    shared_l3: int
+    """The same where the L3 group lies in several segments, else -1."""
     cpus: int
     cores: tuple[int, ...]
     """The parts of cores that lie here."""
@@ -45,15 +47,15 @@ class NodePart:
 
     node: int
     cpus: int
-    cells: tuple[Cell, ...]
+    segments: tuple[Segment, ...]
     packages: int
     """Indexes of its packages, as a bit set."""
-    surroundings: tuple[int, ...]
-    """Its twin and the L3 groups that it shares: parts of equal surroundings can be exchanged."""
+    twin: int
+    """The first NUMA node that is as far from every other one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Domain:
+class ScopeDomain:
     """One place that holds all CPUs of a VM: a socket, a NUMA node, an L3 group, the machine."""
 
     name: str
@@ -66,14 +68,14 @@ class Domain:
 
 
 @dataclass(frozen=True, slots=True)
-class Bin:
+class L3Part:
     """What is available in one L3 group, or in the part of it that a search may use."""
 
     units: int
     cores: tuple[tuple[int, int], ...]
     """(available CPUs, units) of each core, most units first, else in the machine's order."""
     widths: tuple[int, ...]
-    """The units of each core, descending: bins of equal widths are as good as each other."""
+    """The units of each core, descending: l3_parts of equal widths are as good as each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +83,18 @@ class PartCount:
     """What is available in a part of a NUMA node."""
 
     units: int
-    bins: tuple[Bin, ...]
-    """Of each of its cells, in their order."""
-    kind: tuple[tuple[int, ...], ...]
-    """The widths of its bins, sorted: parts of one kind serve a need equally well."""
-    reach_of_bins: tuple[int, ...]
+    l3_parts: tuple[L3Part, ...]
+    """Of each of its segments, in their order."""
+    kind: tuple[tuple[int, tuple[int, ...]], ...]
+    """The shared L3 group and the widths of each segment: parts of one kind serve a need equally well."""
+    reach_of_l3_parts: tuple[int, ...]
     """The most units in one bin, in two, and so on."""
     reach_of_cores: tuple[int, ...]
     """The most units on one core, on two, and so on."""
 
     def least_for(self, need: int) -> tuple[int, int]:
-        """How many bins, and how many cores, a need takes at least; there must be as much."""
-        return bisect_left(self.reach_of_bins, need) + 1, bisect_left(self.reach_of_cores, need) + 1
+        """How many l3_parts, and how many cores, a need takes at least; there must be as much."""
+        return bisect_left(self.reach_of_l3_parts, need) + 1, bisect_left(self.reach_of_cores, need) + 1
 
 
 class Layout:
@@ -100,22 +102,22 @@ class Layout:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self.bins: dict[tuple[int, int, int], Bin] = {}
-        """What was counted before, by (CPUs of a cell, those of them available, kind of unit)."""
+        self.l3_parts: dict[tuple[int, int, int], L3Part] = {}
+        """What was counted before, by (CPUs of a segment, those of them available, kind of unit)."""
         self.part_counts: dict[tuple[int, int, int], PartCount] = {}
         """The same of parts of NUMA nodes."""
         ids = [node.id for node in topology.numa_nodes]
         self.distances = tuple(tuple(topology.distance(a, b) for b in ids) for a in ids)
-        self._cells = tuple(_cells_of(topology))
+        self._segments = tuple(_segments_of(topology))
 
     def forget_beyond(self, most: int) -> None:
         """Forget what was counted, when it is more than so much and more than a few states of the machine."""
-        if len(self.bins) + len(self.part_counts) > max(most, _STATES_KEPT * len(self._cells)):
-            self.bins.clear()
+        if len(self.l3_parts) + len(self.part_counts) > max(most, _STATES_KEPT * len(self._segments)):
+            self.l3_parts.clear()
             self.part_counts.clear()
 
     @cached_property
-    def domains(self) -> Mapping[Scope, tuple[Domain, ...]]:
+    def domains(self) -> Mapping[Scope, tuple[ScopeDomain, ...]]:
         """Where all the CPUs of a VM may lie, by scope, in the machine's order."""
         topology = self.topology
         machine = (self._domain(THE_MACHINE, topology.cpus),)
@@ -153,42 +155,32 @@ class Layout:
     @cached_property
     def l3_of(self) -> Mapping[int, int]:
         """The index of the L3 group of each CPU."""
-        return {cpu: cell.l3 for cell in self._cells for cpu in cpus_of(cell.cpus)}
+        return {cpu: segment.l3 for segment in self._segments for cpu in cpus_of(segment.cpus)}
 
     @cached_property
     def node_of(self) -> Mapping[int, int]:
         """The index of the NUMA node of each CPU."""
-        return {cpu: cell.node for cell in self._cells for cpu in cpus_of(cell.cpus)}
+        return {cpu: segment.node for segment in self._segments for cpu in cpus_of(segment.cpus)}
 
     @cached_property
     def package_of(self) -> Mapping[int, int]:
         """The index of the package of each CPU."""
-        return {cpu: cell.package for cell in self._cells for cpu in cpus_of(cell.cpus)}
+        return {cpu: segment.package for segment in self._segments for cpu in cpus_of(segment.cpus)}
 
-    def shared_l3_groups(self, cells: Iterable[Cell]) -> tuple[int, ...]:
-        """The L3 groups of cells that lie in several cells of the machine; none on most machines."""
-        return tuple(cell.l3 for cell in cells if cell.l3 in self._shared_l3)
-
-    @cached_property
-    def _shared_l3(self) -> frozenset[int]:
-        groups = Counter(cell.l3 for cell in self._cells)
-        return frozenset(group for group, count in groups.items() if count > 1)
-
-    def _domain(self, name: str, cpus: int) -> Domain:
-        by_node: dict[int, list[Cell]] = {}
-        for cell in self._cells:
-            if cell.cpus & cpus:
-                by_node.setdefault(cell.node, []).append(_cut(cell, cpus))
+    def _domain(self, name: str, cpus: int) -> ScopeDomain:
+        by_node: dict[int, list[Segment]] = {}
+        for segment in self._segments:
+            if segment.cpus & cpus:
+                by_node.setdefault(segment.node, []).append(_cut(segment, cpus))
         parts: list[NodePart] = []
-        for index, cells in sorted(by_node.items()):
+        for index, segments in sorted(by_node.items()):
             packages = 0
-            for cell in cells:
-                packages |= 1 << cell.package
+            for segment in segments:
+                packages |= 1 << segment.package
             inside = self.topology.numa_nodes[index].cpus & cpus
-            surroundings = (self.twins[index], *self.shared_l3_groups(cells))
-            parts.append(NodePart(index, inside, tuple(cells), packages, surroundings))
-        groups = [cell.l3 for part in parts for cell in part.cells]
-        return Domain(
+            parts.append(NodePart(index, inside, tuple(segments), packages, self.twins[index]))
+        groups = [segment.l3 for part in parts for segment in part.segments]
+        return ScopeDomain(
             name,
             cpus,
             tuple(parts),
@@ -197,8 +189,8 @@ class Layout:
         )
 
 
-def _cells_of(topology: Topology) -> Iterator[Cell]:
-    """Yield the cells by their NUMA node, package and L3 group, with their cores in the machine's order."""
+def _segments_of(topology: Topology) -> Iterator[Segment]:
+    """Yield the segments by NUMA node, package and L3 group, with their cores in the machine's order."""
     levels = [
         place_of_each(level)
         for level in (
@@ -213,20 +205,23 @@ def _cells_of(topology: Topology) -> Iterator[Cell]:
             inside = pieces.setdefault(tuple([place_of[cpu] for place_of in levels]), {})
             inside[core] = inside.get(core, 0) | 1 << cpu
     undivided = set(topology.undivided_cores)
+    segments_of_l3 = Counter([l3 for _, _, l3 in pieces])
     for (node, package, l3), by_core in sorted(pieces.items()):
         cores = tuple(by_core.values())
         cpus = 0
         for core in cores:
             cpus |= core
-        yield Cell(node, package, l3, cpus, cores, tuple([core for core in cores if core in undivided]))
+        shared_l3 = l3 if segments_of_l3[l3] > 1 else -1
+        whole_cores = tuple([core for core in cores if core in undivided])
+        yield Segment(node, package, l3, shared_l3, cpus, cores, whole_cores)
 
 
-def _cut(cell: Cell, cpus: int) -> Cell:
-    if not cell.cpus & ~cpus:
-        return cell
-    cores = tuple(core & cpus for core in cell.cores if core & cpus)
-    whole = tuple(core for core in cell.whole_cores if not core & ~cpus)
-    return Cell(cell.node, cell.package, cell.l3, cell.cpus & cpus, cores, whole)
+def _cut(segment: Segment, cpus: int) -> Segment:
+    if not segment.cpus & ~cpus:
+        return segment
+    cores = tuple(core & cpus for core in segment.cores if core & cpus)
+    whole = tuple(core for core in segment.whole_cores if not core & ~cpus)
+    return replace(segment, cpus=segment.cpus & cpus, cores=cores, whole_cores=whole)
 
 
 _layouts: dict[str, Layout] = {}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvplace.core.allocator.layout import Cell, Domain
+from kvplace.core.allocator.layout import ScopeDomain, Segment
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.quantity import about_bytes, format_bytes
 from kvplace.core.refusal import Reason, Refusal
@@ -22,7 +22,11 @@ _SCOPES = {
 }
 
 
-def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> Refusal:
+_MOST_SMALLER = 256
+"""Smaller VMs of which the largest that fits is sought one by one, for the message alone."""
+
+
+def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool | None]) -> Refusal:
     """Say what is missing for a request that no part of the machine serves.
 
     CPUs come before huge pages, huge pages before memory, and an even spread comes last. The numbers are
@@ -62,7 +66,7 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool]) -> R
     return _uneven(supply, reason, fits, never)
 
 
-def _shared_there(supply: Supply, domains: Sequence[Domain], where: str) -> str:
+def _shared_there(supply: Supply, domains: Sequence[ScopeDomain], where: str) -> str:
     """Say how many CPUs there only look free: nobody owns them, but VMs that share CPUs name them."""
     if not supply.request.owns_cpus:
         return ""
@@ -73,14 +77,18 @@ def _shared_there(supply: Supply, domains: Sequence[Domain], where: str) -> str:
     return f" ({count} more {'is' if count == 1 else 'are'} named by VMs that share CPUs)"
 
 
-def _uneven(supply: Supply, reason: Reason, fits: Callable[[Request], bool], never: bool) -> Refusal:
+def _uneven(supply: Supply, reason: Reason, fits: Callable[[Request], bool | None], never: bool) -> Refusal:
     """There is enough of everything, but not in equal shares."""
     noun = "sockets" if supply.request.options.scope is Scope.SPREAD_SOCKETS else "NUMA nodes"
     needed = supply.request.vcpus
     most = min(needed - 1, _most_in_equal_shares(supply) - (supply.need - needed))
-    best = _largest(most, _surely_alike(supply), lambda count: fits(replace(supply.request, vcpus=count)))
+    best = _largest(
+        most, _surely_alike(supply), lambda count: fits(replace(supply.request, vcpus=count)) is True
+    )
     also = " that have the memory too" if supply.needs_memory else ""
     message = f"no equal shares of {needed} vCPUs over {noun}{also}, best {best}"
+    if fits(supply.request) is None:
+        message += " (not proved: the search for them reached its bound)"
     return Refusal(reason, message, _shortfall(needed, best, noun), never)
 
 
@@ -95,7 +103,7 @@ def _largest(most: int, alike: int, fits: Callable[[int], bool]) -> int:
             high = middle
     if low >= alike:
         return low
-    return next((count for count in range(low, 0, -1) if fits(count)), 0)
+    return next((count for count in range(low, max(0, low - _MOST_SMALLER), -1) if fits(count)), 0)
 
 
 def _surely_alike(supply: Supply) -> int:
@@ -122,11 +130,11 @@ def _most_in_equal_shares(supply: Supply) -> int:
         units = [supply.units(part) for part in parts]
         fewest = supply.fewest_nodes_for_memory([part.node for part in parts])
     else:
-        by_package: dict[int, list[Cell]] = {}
+        by_package: dict[int, list[Segment]] = {}
         for part in parts:
-            for cell in part.cells:
-                by_package.setdefault(cell.package, []).append(cell)
-        units = [supply.cell_units(cells) for cells in by_package.values()]
+            for segment in part.segments:
+                by_package.setdefault(segment.package, []).append(segment)
+        units = [supply.segment_units(segments) for segments in by_package.values()]
     units.sort(reverse=True)
     spread = [
         count * units[count - 1] + sum(1 for amount in units[:count] if amount > units[count - 1])
@@ -136,7 +144,7 @@ def _most_in_equal_shares(supply: Supply) -> int:
     return max([len(parts), *spread])
 
 
-def _elsewhere(supply: Supply, domains: Sequence[Domain]) -> str:
+def _elsewhere(supply: Supply, domains: Sequence[ScopeDomain]) -> str:
     """Name the place that has the memory but not the CPUs, if there is one."""
     for domain in domains:
         memory = sum(supply.memory_of(part.node) for part in domain.parts)
@@ -171,9 +179,9 @@ def unit_name(request: Request, need: int) -> str:
             return "free CPU" if one else "free CPUs"
 
 
-def _memory_in(supply: Supply, domain: Domain) -> int:
+def _memory_in(supply: Supply, domain: ScopeDomain) -> int:
     return sum(supply.memory_of(part.node) for part in domain.parts if supply.units(part))
 
 
-def _pages_in(supply: Supply, domain: Domain, size: int) -> int:
+def _pages_in(supply: Supply, domain: ScopeDomain, size: int) -> int:
     return sum(supply.pages_of(part.node, size) for part in domain.parts if supply.units(part))

@@ -8,19 +8,19 @@ are found in, and remembered with the machine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
-from kvplace.core.allocator.layout import Bin, Cell, Domain, NodePart, PartCount, layout_of
-from kvplace.core.allocator.least_used import Usage
+from kvplace.core.allocator.effort import Effort
+from kvplace.core.allocator.layout import L3Part, NodePart, PartCount, ScopeDomain, Segment, layout_of
+from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
 
-if TYPE_CHECKING:
-    from kvplace.core.allocator.core_choice import CoreChoice
+_NUMA_STEPS = 100_000
+"""Steps of all searches for sets of NUMA nodes of one question."""
 
 _UNITS = {smt: number for number, smt in enumerate(Smt)}
 """Numbers for what is counted: as keys much cheaper than the words themselves."""
@@ -41,14 +41,11 @@ class Supply:
         self._unit = _UNITS[self.smt]
         self.spreads = request.options.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
         self.uses = dict(free.uses) if not request.owns_cpus else {}
+        self.effort = Effort(_NUMA_STEPS)
+        """For the search for sets of NUMA nodes."""
         self._by_package: dict[int, Mapping[int, int]] = {}
-        self._cell_uses: dict[int, list[int]] = {}
-        self.usage = Usage(self.uses) if self.uses else None
-        self.shares: dict[Hashable, CoreChoice | None] = {}
-        """What was chosen in groups of cells, for regions that have such groups in common."""
-        self.least_of_shares: dict[Hashable, tuple[tuple[int, int], tuple[int, int] | None]] = {}
-        """What shares from such groups take at least, of L3 groups and of cores, and with one unit more."""
-        self._bins, self._parts = self.layout.bins, self.layout.part_counts
+        self._segment_uses: dict[int, list[int]] = {}
+        self._l3_parts, self._parts = self.layout.l3_parts, self.layout.part_counts
         counts_memory = bool(
             free.memory and request.memory and request.options.numa_memory is not NumaMemory.OFF
         )
@@ -69,13 +66,13 @@ class Supply:
 
     # CPUs.
 
-    def bin(self, cells: Sequence[Cell]) -> Bin:
-        """Count the cells of one L3 group together."""
-        if len(cells) == 1:
-            return self._count(cells[0])
-        counted = [self._count(cell) for cell in cells]
+    def l3_part(self, segments: Sequence[Segment]) -> L3Part:
+        """Count the segments of one L3 group together."""
+        if len(segments) == 1:
+            return self._count(segments[0])
+        counted = [self._count(segment) for segment in segments]
         cores = sorted((core for one in counted for core in one.cores), key=lambda core: -core[1])
-        return Bin(sum(one.units for one in counted), tuple(cores), tuple(units for _, units in cores))
+        return L3Part(sum(one.units for one in counted), tuple(cores), tuple(units for _, units in cores))
 
     def count(self, part: NodePart) -> PartCount:
         """Count a part of a NUMA node."""
@@ -83,13 +80,18 @@ class Supply:
         key = (part.cpus, available, self._unit)
         known = self._parts.get(key)
         if known is None:
-            bins = tuple(self._count(cell) for cell in part.cells)
-            widths = sorted((width for one in bins for width in one.widths), reverse=True)
+            l3_parts = tuple(self._count(segment) for segment in part.segments)
+            widths = sorted((width for one in l3_parts for width in one.widths), reverse=True)
             known = self._parts[key] = PartCount(
-                sum(one.units for one in bins),
-                bins,
-                tuple(sorted(one.widths for one in bins)),
-                tuple(accumulate(sorted((one.units for one in bins), reverse=True))),
+                sum(one.units for one in l3_parts),
+                l3_parts,
+                tuple(
+                    sorted(
+                        (segment.shared_l3, one.widths)
+                        for segment, one in zip(part.segments, l3_parts, strict=True)
+                    )
+                ),
+                tuple(accumulate(sorted((one.units for one in l3_parts), reverse=True))),
                 tuple(accumulate(widths)),
             )
         return known
@@ -100,38 +102,38 @@ class Supply:
             return (self.cpus & part.cpus).bit_count()
         return self.count(part).units
 
-    def units_in(self, domain: Domain) -> int:
+    def units_in(self, domain: ScopeDomain) -> int:
         """How many units lie in a domain."""
         if self.smt is Smt.PREFER:
             return (self.cpus & domain.cpus).bit_count()
         return sum(self.units(part) for part in domain.parts)
 
-    def cell_units(self, cells: Iterable[Cell]) -> int:
-        """How many units lie in cells."""
-        return sum(self._count(cell).units for cell in cells)
+    def segment_units(self, segments: Iterable[Segment]) -> int:
+        """How many units lie in segments."""
+        return sum(self._count(segment).units for segment in segments)
 
     def units_by_package(self, part: NodePart) -> Mapping[int, int]:
         """How many units of a NUMA node lie in each package, by its index."""
         if part.cpus not in self._by_package:
             units = Counter[int]()
-            for cell in part.cells:
-                units[cell.package] += self._count(cell).units
+            for segment in part.segments:
+                units[segment.package] += self._count(segment).units
             self._by_package[part.cpus] = units
         return self._by_package[part.cpus]
 
-    def uses_of(self, cell: Cell) -> Sequence[int]:
-        """How many VMs name each of the CPUs of the pool in a cell."""
-        if cell.cpus not in self._cell_uses:
-            pool = cpus_of(self.free.pool & cell.cpus)
-            self._cell_uses[cell.cpus] = [self.uses.get(cpu, 0) for cpu in pool]
-        return self._cell_uses[cell.cpus]
+    def uses_of(self, segment: Segment) -> Sequence[int]:
+        """How many VMs name each of the CPUs of the pool in a segment."""
+        if segment.cpus not in self._segment_uses:
+            pool = cpus_of(self.free.pool & segment.cpus)
+            self._segment_uses[segment.cpus] = [self.uses.get(cpu, 0) for cpu in pool]
+        return self._segment_uses[segment.cpus]
 
-    def _count(self, cell: Cell) -> Bin:
-        available = self.cpus & cell.cpus
-        key = (cell.cpus, available, self._unit)
-        known = self._bins.get(key)
+    def _count(self, segment: Segment) -> L3Part:
+        available = self.cpus & segment.cpus
+        key = (segment.cpus, available, self._unit)
+        known = self._l3_parts.get(key)
         if known is None:
-            known = self._bins[key] = _counted(cell, available, self.smt)
+            known = self._l3_parts[key] = _counted(segment, available, self.smt)
         return known
 
     # Memory.
@@ -162,27 +164,17 @@ class Supply:
         return max((fewest(amounts, need) for amounts, need in self.amounts_of(nodes)), default=1)
 
 
-def fewest(amounts: Sequence[int], need: int) -> int:
-    """How many of the amounts cover a need, the largest first; more than there are when all do not."""
-    total = 0
-    for count, amount in enumerate(sorted(amounts, reverse=True), start=1):
-        total += amount
-        if total >= need:
-            return count
-    return len(amounts) + 1
-
-
-def _counted(cell: Cell, available: int, smt: Smt) -> Bin:
+def _counted(segment: Segment, available: int, smt: Smt) -> L3Part:
     if smt is Smt.PREFER:
         cores = [
-            (core & available, (core & available).bit_count()) for core in cell.cores if core & available
+            (core & available, (core & available).bit_count()) for core in segment.cores if core & available
         ]
     else:
         cores = [
             (core, 1 if smt is Smt.ISOLATE else core.bit_count())
-            for core in cell.whole_cores
+            for core in segment.whole_cores
             if not core & ~available
         ]
     cores.sort(key=lambda core: -core[1])
     widths = tuple(units for _, units in cores)
-    return Bin(sum(widths), tuple(cores), widths)
+    return L3Part(sum(widths), tuple(cores), widths)

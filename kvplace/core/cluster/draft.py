@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.allocator.layout import Domain, layout_of
+from kvplace.core.allocator.layout import ScopeDomain, layout_of
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, claim_of
@@ -199,12 +199,12 @@ class Draft:
         return [vm for vm in range(vms) if vm not in self.node_of]
 
 
-def scope_domains(topology: Topology, request: Request) -> tuple[Domain, ...]:
+def scope_domains(topology: Topology, request: Request) -> tuple[ScopeDomain, ...]:
     """The parts of a machine of which one has to hold all the CPUs of a VM."""
     return layout_of(topology).domains[request.options.scope]
 
 
-def _headroom(topology: Topology, domain: Domain, available: int, free: Free) -> Headroom:
+def _headroom(topology: Topology, domain: ScopeDomain, available: int, free: Free) -> Headroom:
     nodes = {part.node for part in domain.parts}
     memory = [max(0, count) for index, (_, count) in enumerate(free.memory) if index in nodes]
     return Headroom(

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from itertools import combinations
 from operator import attrgetter
 
-from kvplace.core.allocator.look_ahead import slots_lost
+from kvplace.core.allocator.fragmentation import slots_lost
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free, crowd
 from kvplace.core.placement import Placement

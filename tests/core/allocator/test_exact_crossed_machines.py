@@ -1,7 +1,7 @@
 """Machines on which packages, NUMA nodes and L3 groups all cross, and those where memory forces NUMA nodes.
 
-What a region promises is compared with what is found in it: a promise that is too high would hide a
-better region, which only a machine with several equally near ones would show.
+The bound of a NUMA set is compared with what is found in it: a bound that is too high would hide a better
+NUMA set, which only a machine with several equally near ones would show.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kvplace.core.allocator.allocate import _promise, _serve, _weighed, place
-from kvplace.core.allocator.regions import best_regions
+from kvplace.core.allocator.allocate import _weighed, place
+from kvplace.core.allocator.numa_sets import best_numa_sets
+from kvplace.core.allocator.serving import Serving
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.free import Free, free_of
@@ -79,17 +80,18 @@ def test_a_package_of_which_no_cpu_is_in_the_pool_counts_for_no_vm_of_policy_num
 @pytest.mark.parametrize(
     ("question", "first"), [(random_case, 0), (scarce_memory_case, 218_000), (crossed_case, 0)]
 )
-def test_no_choice_in_a_region_is_better_than_it_promises(
+def test_no_choice_in_a_numa_set_is_better_than_its_bound(
     question: Callable[[int, int], Case], first: int
 ) -> None:
     looked_into = 0
     for number in range(first, first + 400):
         case = question(number, 12)
-        for region in best_regions(Supply(*case)):
-            choice = _serve(Supply(*case), region, None)
+        supply = Supply(*case)
+        for numa_set in best_numa_sets(supply):
+            serving = Serving(supply)
+            choice = serving.serve(numa_set)
             if choice is not None:
-                supply = Supply(*case)
-                assert _promise(supply, region) <= _weighed(supply, region, choice).key, number
+                assert serving.bound(numa_set) <= _weighed(supply, numa_set, choice).key, number
                 looked_into += 1
     assert looked_into > 200
 

@@ -12,8 +12,9 @@ from unittest.mock import patch
 
 import pytest
 
-from kvplace.core.allocator import allocate
+from kvplace.core.allocator import serving
 from kvplace.core.allocator.allocate import place
+from kvplace.core.allocator.serving import Serving
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
@@ -66,8 +67,10 @@ def test_past_the_bound_on_shares_over_common_l3_groups_only_these_are_more_than
             continue
         exact = place(machine, free, request)
         with (
-            patch.object(allocate, "_MOST_ACROSS", 0),
-            patch.object(allocate, "_serve_across", wraps=allocate._serve_across) as reached,
+            patch.object(serving, "_CORE_STEPS", 0),
+            patch.object(
+                Serving, "_serve_across", autospec=True, side_effect=Serving._serve_across
+            ) as reached,
         ):
             bounded = place(machine, free, request)
         across += reached.called

@@ -146,7 +146,7 @@ def test_many_machines_together_remember_no_more_than_one_and_answer_as_before()
         assert [place(*question) for question in questions] == answers
         for machine in machines:
             known = layout.layout_of(machine)
-            assert len(known.bins) + len(known.part_counts) <= 20
+            assert len(known.l3_parts) + len(known.part_counts) <= 20
 
 
 def renumbered(machine: Topology, free: Free, chance: Random) -> tuple[Topology, Free]:

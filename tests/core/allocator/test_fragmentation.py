@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.allocator.look_ahead import LARGE, damage_of
+from kvplace.core.allocator.fragmentation import LARGE, fragmentation_cost
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
@@ -18,35 +18,37 @@ FREE = st.integers(0, 600)
 
 @given(FREE, FREE)
 def test_taking_cpus_costs_something_and_taking_none_costs_nothing(before: int, after: int) -> None:
-    cost = damage_of(before, after)
+    cost = fragmentation_cost(before, after)
     assert (cost > 0) == (before > after)
     assert (cost == 0) == (before == after)
 
 
 @given(FREE, FREE, FREE)
 def test_two_steps_cost_as_much_as_one(first: int, second: int, third: int) -> None:
-    assert damage_of(first, second) + damage_of(second, third) == damage_of(first, third)
+    assert fragmentation_cost(first, second) + fragmentation_cost(second, third) == fragmentation_cost(
+        first, third
+    )
 
 
 @given(st.sampled_from(LARGE), FREE)
 def test_no_group_is_cheaper_for_a_usual_vm_than_a_hole_of_its_size(size: int, more: int) -> None:
-    assert damage_of(size, 0) <= damage_of(size + more, more)
+    assert fragmentation_cost(size, 0) <= fragmentation_cost(size + more, more)
 
 
 @given(st.sampled_from(LARGE), st.integers(1, 600))
 def test_of_groups_that_lose_the_same_slots_the_fuller_one_is_cheaper(size: int, more: int) -> None:
     largest = LARGE[-1]
-    assert damage_of(size + more, more) < damage_of(size + more + largest, more + largest)
+    assert fragmentation_cost(size + more, more) < fragmentation_cost(size + more + largest, more + largest)
 
 
 @given(st.sampled_from(LARGE), st.sampled_from((2, 4, 8, 12)))
 def test_a_slot_is_not_broken_while_a_broken_one_will_do(slot: int, size: int) -> None:
-    assert damage_of(slot - size, slot - 2 * size) < damage_of(slot, slot - size)
+    assert fragmentation_cost(slot - size, slot - 2 * size) < fragmentation_cost(slot, slot - size)
 
 
 def test_a_whole_numa_node_is_left_whole_while_another_has_room_beside_its_large_slot() -> None:
-    assert damage_of(40, 36) < damage_of(32, 28)
-    assert damage_of(36, 32) < damage_of(64, 60)
+    assert fragmentation_cost(40, 36) < fragmentation_cost(32, 28)
+    assert fragmentation_cost(36, 32) < fragmentation_cost(64, 60)
 
 
 SUB_NUMA = machine(

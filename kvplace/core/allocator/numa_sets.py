@@ -1,6 +1,6 @@
 """The sets of NUMA nodes that serve a request best, found by counting alone.
 
-A region that comes first has the fewest sockets, then the fewest NUMA nodes, then the smallest distances
+A numa_set that comes first has the fewest sockets, then the fewest NUMA nodes, then the smallest distances
 between them: no other choice of cores on the machine can be better in these.
 """
 
@@ -9,55 +9,55 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import combinations
 
-from kvplace.core.allocator.covering import covers
-from kvplace.core.allocator.layout import Cell, Domain, NodePart
-from kvplace.core.allocator.node_sets import NodeSets, SizedPart
-from kvplace.core.allocator.supply import Supply, fewest
+from kvplace.core.allocator.layout import NodePart, ScopeDomain, Segment
+from kvplace.core.allocator.nearest_nodes import NodeSets, SizedPart
+from kvplace.core.allocator.set_cover import covers, fewest
+from kvplace.core.allocator.spreading import all_give, shares_exist
+from kvplace.core.allocator.supply import Supply
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.request import Policy, Scope
 
-MOST_REGIONS = 64
-"""Equally good regions that are worth a look inside."""
-
-_MOST_PACKAGE_SETS = 2_000
-"""Sets of packages with several NUMA nodes each that are looked at once one of them serves: it takes fourteen
-packages to have more, and costs nearness at most."""
+_MOST_PACKAGES_OF_NODES = 64
+"""Sets of packages of the same NUMA nodes that are looked into, where packages and NUMA nodes cross."""
 
 Rank = tuple[int, int, int, int]
 """Sockets, NUMA nodes, the largest and the summed distance between them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class NumaSet:
     """NUMA nodes that serve the VM together, and the packages of them that it uses."""
 
     parts: tuple[NodePart, ...]
     packages: int
-    domain: Domain
+    domain: ScopeDomain
 
     @property
-    def cells(self) -> Iterator[Cell]:
-        """The cells of the nodes in those packages."""
+    def segments(self) -> Iterator[Segment]:
+        """The segments of the nodes in those packages."""
         for part in self.parts:
-            yield from self.cells_of(part)
+            yield from self.segments_of(part)
 
-    def cells_of(self, part: NodePart) -> Sequence[Cell]:
-        """The cells of one node in those packages."""
+    def segments_of(self, part: NodePart) -> Sequence[Segment]:
+        """The segments of one node in those packages."""
         if not self.domain.crossed:
-            return part.cells
-        return [cell for cell in part.cells if self.packages >> cell.package & 1]
+            return part.segments
+        return [segment for segment in part.segments if self.packages >> segment.package & 1]
 
     def units_of(self, supply: Supply, part: NodePart) -> int:
         """The units of one node in those packages."""
         if not self.domain.crossed:
             return supply.units(part)
-        return supply.cell_units(self.cells_of(part))
+        return supply.segment_units(self.segments_of(part))
 
 
-def best_regions(supply: Supply) -> list[Region]:
-    """Find all regions that can serve the VM and rank first, in the machine's order; none if none can."""
+def best_numa_sets(supply: Supply) -> list[NumaSet]:
+    """Find all NUMA sets that can serve the VM and rank first, in the machine's order; none if none can.
+
+    When the effort is spent it is those that rank first so far, or none.
+    """
     domains = supply.layout.domains[supply.request.options.scope]
     if not any(domain.crossed for domain in domains) and (found := list(_single_nodes(supply, domains))):
         return found
@@ -66,42 +66,49 @@ def best_regions(supply: Supply) -> list[Region]:
         if supply.units_in(domain) >= supply.need:
             search = _across_packages if domain.crossed else _package_by_package
             best = search(supply, domain, best)
-    return best.regions if best is not None else []
+    return best.numa_sets if best is not None else []
+
+
+def rank_of(supply: Supply, numa_set: NumaSet) -> Rank:
+    """Sockets, NUMA nodes, the largest and the summed distance between these: smaller is better."""
+    nodes = [part.node for part in numa_set.parts]
+    distances = [supply.layout.distances[one][other] for one, other in combinations(nodes, 2)]
+    return (numa_set.packages.bit_count(), len(nodes), max(distances, default=0), sum(distances))
 
 
 @dataclass(frozen=True, slots=True)
 class _Best:
-    """The regions that rank first so far."""
+    """The numa_sets that rank first so far."""
 
     rank: Rank
-    regions: list[Region]
+    numa_sets: list[NumaSet]
 
 
-def _single_nodes(supply: Supply, domains: Iterable[Domain]) -> Iterator[Region]:
+def _single_nodes(supply: Supply, domains: Iterable[ScopeDomain]) -> Iterator[NumaSet]:
     """Yield the NUMA nodes that serve the VM alone: where each lies in one package, nothing ranks first."""
     for domain in domains:
         if supply.units_in(domain) < supply.need:
             continue
         for part in domain.parts:
             if supply.units(part) >= supply.need and supply.memory_fits((part.node,)):
-                yield Region((part,), part.packages, domain)
+                yield NumaSet((part,), part.packages, domain)
 
 
-def spread_groups(supply: Supply, region: Region) -> list[list[Cell]]:
-    """The cells of a region by what the scope spreads over; all in one group when it does not spread."""
+def spread_groups(supply: Supply, numa_set: NumaSet) -> list[list[Segment]]:
+    """The segments of a numa_set by what the scope spreads over; all in one group when it does not spread."""
     match supply.request.options.scope:
         case Scope.SPREAD_SOCKETS:
-            groups: dict[int, list[Cell]] = {}
-            for cell in region.cells:
-                groups.setdefault(cell.package, []).append(cell)
+            groups: dict[int, list[Segment]] = {}
+            for segment in numa_set.segments:
+                groups.setdefault(segment.package, []).append(segment)
             return list(groups.values())
         case Scope.SPREAD_NUMA:
-            return [list(region.cells_of(part)) for part in region.parts]
+            return [list(numa_set.segments_of(part)) for part in numa_set.parts]
         case _:
-            return [list(region.cells)]
+            return [list(numa_set.segments)]
 
 
-def _package_by_package(supply: Supply, domain: Domain, best: _Best | None) -> _Best | None:
+def _package_by_package(supply: Supply, domain: ScopeDomain, best: _Best | None) -> _Best | None:
     """Search where every NUMA node lies in one package: the packages first, then the nodes in them."""
     by_package: dict[int, list[SizedPart]] = {}
     for part in domain.parts:
@@ -113,11 +120,9 @@ def _package_by_package(supply: Supply, domain: Domain, best: _Best | None) -> _
     room = [sum([units for units, _ in parts]) for parts in packages]
     also = _amounts_of_packages(supply, packages)
     for count in range(fewest(room, supply.need), len(packages) + 1):
-        if best is not None and count > best.rank[0]:
+        if supply.effort.is_spent or (best is not None and count > best.rank[0]):
             break
-        for number, chosen in enumerate(covers(room, range(len(room)), supply.need, count, also=also)):
-            if number >= _MOST_PACKAGE_SETS and best is not None and best.rank[0] == count:
-                break
+        for chosen in covers(room, range(len(room)), supply.need, count, supply.effort, also=also):
             parts = [part for index in chosen for part in packages[index]]
             best = _in_packages(supply, domain, parts, count, best)
     return best
@@ -135,43 +140,63 @@ def _amounts_of_packages(
 
 
 def _nodes_as_packages(
-    supply: Supply, domain: Domain, parts: Sequence[SizedPart], best: _Best | None
+    supply: Supply, domain: ScopeDomain, parts: Sequence[SizedPart], best: _Best | None
 ) -> _Best | None:
     """Search where every package is one NUMA node."""
     sets = NodeSets(supply, parts, a_package_each=True)
     for count in range(sets.fewest, len(parts) + 1):
-        if best is not None and (count, count) > best.rank[:2]:
+        if supply.effort.is_spent or (best is not None and (count, count) > best.rank[:2]):
             break
         best = _nearest(supply, domain, sets, (count, count), best)
     return best
 
 
 def _in_packages(
-    supply: Supply, domain: Domain, parts: Sequence[SizedPart], sockets: int, best: _Best | None
+    supply: Supply, domain: ScopeDomain, parts: Sequence[SizedPart], sockets: int, best: _Best | None
 ) -> _Best | None:
     sets = NodeSets(supply, parts)
     for count in range(max(sockets, sets.fewest), len(parts) + 1):
-        if best is not None and (sockets, count) > best.rank[:2]:
+        if supply.effort.is_spent or (best is not None and (sockets, count) > best.rank[:2]):
             break
         best = _nearest(supply, domain, sets, (sockets, count), best)
     return best
 
 
-def _across_packages(supply: Supply, domain: Domain, best: _Best | None) -> _Best | None:
+def _across_packages(supply: Supply, domain: ScopeDomain, best: _Best | None) -> _Best | None:
     """Search where NUMA nodes lie in several packages: the nodes first, then the packages in them."""
     parts = [part for part in domain.parts if supply.units(part)]
     sets = NodeSets(supply, [(supply.units(part), part) for part in parts])
-    packages = mask_of_packages(parts).bit_count()
-    for sockets in range(_fewest_packages(supply, parts), packages + 1):
+    packages = list(cpus_of(mask_of_packages(parts)))
+    nodes_of = [sum([part.packages >> package & 1 for part in parts]) for package in packages]
+    packages_of = sorted([part.packages.bit_count() for part in parts])
+    also = [
+        (
+            [
+                sum([of_part for of_part, part in zip(amounts, parts, strict=True) if part.packages >> p & 1])
+                for p in packages
+            ],
+            need,
+        )
+        for amounts, need in supply.amounts_of([part.node for part in parts])
+    ]
+    least = max([_fewest_packages(supply, parts), *[fewest(amounts, need) for amounts, need in also]])
+    for sockets in range(least, len(packages) + 1):
         for count in range(sets.fewest, len(parts) + 1):
-            if best is not None and (sockets, count) > best.rank[:2]:
+            if supply.effort.is_spent or (best is not None and (sockets, count) > best.rank[:2]):
                 break
+            if count > supply.need:
+                # All packages of the nodes count, since some nodes give memory alone.
+                shared = -(-sum(packages_of[:count]) // max(nodes_of))
+                if sockets < max(packages_of[count - 1], shared) or sockets > sum(packages_of[-count:]):
+                    continue
+            elif fewest(nodes_of, count) > sockets:
+                continue
             best = _nearest(supply, domain, sets, (sockets, count), best)
     return best
 
 
 def _nearest(
-    supply: Supply, domain: Domain, sets: NodeSets, size: tuple[int, int], best: _Best | None
+    supply: Supply, domain: ScopeDomain, sets: NodeSets, size: tuple[int, int], best: _Best | None
 ) -> _Best | None:
     """Search the sets of one size, in sockets and nodes; what they find is added to the best, or instead."""
     sockets, count = size
@@ -183,36 +208,37 @@ def _nearest(
         elif scope is Scope.SPREAD_SOCKETS and sockets > 1:
             package_share = supply.need // sockets
 
-    def regions_of(members: tuple[NodePart, ...]) -> Iterable[Region]:
+    def numa_sets_of(members: tuple[NodePart, ...]) -> Iterable[NumaSet]:
         if domain.crossed:
             return _choose_packages(supply, domain, members, sockets)
         packages = mask_of_packages(members)
-        region = Region(members, packages, domain)
-        return [region] if packages.bit_count() == sockets and (share or _spreads(supply, region)) else []
+        numa_set = NumaSet(members, packages, domain)
+        return [numa_set] if packages.bit_count() == sockets and (share or _spreads(supply, numa_set)) else []
 
     within = best.rank[2:] if best is not None and best.rank[:2] == size else None
     found = sets.nearest(
-        count, regions_of, within=within, share=share, larger=larger, package_share=package_share
+        count, numa_sets_of, within=within, share=share, larger=larger, package_share=package_share
     )
     if found is None:
         return best
-    distances, regions = found
+    distances, numa_sets = found
     rank = (*size, *distances)
-    return _Best(rank, best.regions + regions if best is not None and best.rank == rank else regions)
+    return _Best(rank, best.numa_sets + numa_sets if best is not None and best.rank == rank else numa_sets)
 
 
 def _choose_packages(
-    supply: Supply, domain: Domain, parts: tuple[NodePart, ...], sockets: int
-) -> Iterator[Region]:
-    """Yield the regions with so many packages in NUMA nodes."""
+    supply: Supply, domain: ScopeDomain, parts: tuple[NodePart, ...], sockets: int
+) -> Iterator[NumaSet]:
+    """Yield the numa_sets with so many packages in NUMA nodes."""
     everything = mask_of_packages(parts)
+    supply.effort.spend(len(parts))
     pools = supply.request.options.policy is Policy.NUMA
     if pools or len(parts) > supply.need:
         # Without a choice: the whole pools are used, or some of the nodes give memory alone.
         used = mask_of(p for p in cpus_of(everything) if _units_of_package(supply, parts, p))
-        region = Region(parts, used if pools else everything, domain)
-        if region.packages.bit_count() == sockets and _spreads(supply, region):
-            yield region
+        numa_set = NumaSet(parts, used if pools else everything, domain)
+        if numa_set.packages.bit_count() == sockets and _spreads(supply, numa_set):
+            yield numa_set
         return
     share, larger, per_package, larger_packages = 1, 0, 1, 0
     match supply.request.options.scope:
@@ -225,6 +251,7 @@ def _choose_packages(
     for of_part in of_parts:
         of_packages.update(of_part)
     numbers = sorted([package for package, amount in of_packages.items() if amount >= per_package])
+    supply.effort.spend(len(parts) * (1 + len(numbers)))
     units = [of_packages[package] for package in numbers]
     inside = [[of_part.get(package, 0) for package in numbers] for of_part in of_parts]
     least = [fewest(of_part, share) for of_part in inside]
@@ -236,28 +263,27 @@ def _choose_packages(
     also.append(([int(amount > per_package) for amount in units], larger_packages))
     yielded = 0
     kinds = range(len(numbers)) if supply.uses else [_kind(supply, parts, number) for number in numbers]
-    for chosen in covers(units, kinds, supply.need, sockets, also=also):
-        region = Region(parts, mask_of(numbers[index] for index in chosen), domain)
-        if _spreads(supply, region):
+    for chosen in covers(units, kinds, supply.need, sockets, supply.effort, also=also):
+        numa_set = NumaSet(parts, mask_of(numbers[index] for index in chosen), domain)
+        if _spreads(supply, numa_set):
             yielded += 1
-            yield region
-            if yielded >= MOST_REGIONS:
+            yield numa_set
+            if yielded >= _MOST_PACKAGES_OF_NODES:
                 return
 
 
 def _kind(supply: Supply, parts: Sequence[NodePart], package: int) -> Hashable:
     """Packages of one kind differ in ids alone."""
-    cells = [cell for part in parts for cell in part.cells if cell.package == package]
-    layout = supply.layout
+    segments = [segment for part in parts for segment in part.segments if segment.package == package]
     return tuple(
         sorted(
             (
-                cell.node,
-                supply.bin((cell,)).widths,
-                (supply.free.cpus & cell.cpus).bit_count(),
-                layout.shared_l3_groups((cell,)),
+                segment.node,
+                supply.l3_part((segment,)).widths,
+                (supply.free.cpus & segment.cpus).bit_count(),
+                segment.shared_l3,
             )
-            for cell in cells
+            for segment in segments
         )
     )
 
@@ -276,74 +302,46 @@ def _fewest_packages(supply: Supply, parts: Sequence[NodePart]) -> int:
 
 
 def _units_of_package(supply: Supply, parts: Iterable[NodePart], package: int) -> int:
-    return supply.cell_units(cell for part in parts for cell in part.cells if cell.package == package)
+    return sum([supply.units_by_package(part).get(package, 0) for part in parts])
 
 
-def _spreads(supply: Supply, region: Region) -> bool:
+def _spreads(supply: Supply, numa_set: NumaSet) -> bool:
     """Whether the need can be shared out evenly, where the scope asks for that."""
     if not supply.spreads:
         return True
-    if not region.domain.crossed:
-        units, nodes = _sizes_of_groups(supply, region)
-        if len(region.parts) > supply.need:
-            return _some_spread(units, supply.need)
-        return _spreads_over(units, nodes, supply.need)
-    groups = spread_groups(supply, region)
-    units = [supply.cell_units(cells) for cells in groups]
-    if len(region.parts) > supply.need:
-        return _some_spread(units, supply.need)
-    return any(
-        _spreads_over(units, [len(touched) for touched in plan], supply.need)
-        for plan in touch_plans(region, groups)
-    )
+    if len(numa_set.parts) > supply.need:
+        # The VM uses the others for their memory alone.
+        units = [supply.segment_units(segments) for segments in spread_groups(supply, numa_set)]
+        most = min(supply.need, len(units))
+        return any(shares_exist(units, count, supply.need) for count in range(1, most + 1))
+    if not numa_set.domain.crossed:
+        return _spreads_over(*_sizes_of_groups(supply, numa_set), supply.need)
+    groups = spread_groups(supply, numa_set)
+    units = [supply.segment_units(segments) for segments in groups]
+    nodes = [{segment.node for segment in segments} for segments in groups]
+    homes = [[index for index, of in enumerate(nodes) if part.node in of] for part in numa_set.parts]
+    return all_give(units, homes, supply.need) is not None
 
 
-def _sizes_of_groups(supply: Supply, region: Region) -> tuple[list[int], list[int]]:
+def _sizes_of_groups(supply: Supply, numa_set: NumaSet) -> tuple[list[int], list[int]]:
     """The units of each group that the scope spreads over, and how many NUMA nodes it is."""
     units: dict[int, int] = {}
     nodes: dict[int, int] = {}
-    for part in region.parts:
+    for part in numa_set.parts:
         group = part.packages if supply.request.options.scope is Scope.SPREAD_SOCKETS else part.node
         units[group] = units.get(group, 0) + supply.units(part)
         nodes[group] = nodes.get(group, 0) + 1
     return list(units.values()), list(nodes.values())
 
 
-def _some_spread(units: Sequence[int], need: int) -> bool:
-    """Whether any of the groups can give equal shares: the VM uses the others for their memory alone."""
-    ordered = sorted(units, reverse=True)
-    for count in range(1, min(need, len(ordered)) + 1):
-        low, over = divmod(need, count)
-        if ordered[count - 1] >= low and (not over or ordered[over - 1] > low):
-            return True
-    return False
-
-
-def _spreads_over(units: Sequence[int], touched: Sequence[int], need: int) -> bool:
-    """Whether groups of so many units can give equal shares, each at least as many as it must touch nodes."""
+def _spreads_over(units: Sequence[int], nodes: Sequence[int], need: int) -> bool:
+    """Whether groups of so many units and NUMA nodes can give equal shares, with a unit of each node."""
     low, over = divmod(need, len(units))
     if len(units) > 1 and (min(units) < low or sum([amount > low for amount in units]) < over):
         return False
-    larger = [count > low for count in touched]
+    larger = [count > low for count in nodes]
     return (
-        max(touched) <= low + 1
+        max(nodes) <= low + 1
         and sum(larger) <= over
         and all(amount > low for amount, more in zip(units, larger, strict=True) if more)
     )
-
-
-def touch_plans(region: Region, groups: Sequence[Sequence[Cell]]) -> Iterator[list[list[int]]]:
-    """Yield every way in which each NUMA node of a region gives a CPU to one of the groups of its cells.
-
-    A way says for each group the CPUs of which nodes must be touched there. There is one way where levels
-    do not cross.
-    """
-    homes = [
-        [index for index, cells in enumerate(groups) if any(cell.node == part.node for cell in cells)]
-        for part in region.parts
-    ]
-    for chosen in islice(product(*homes), MOST_REGIONS):
-        plan: list[list[int]] = [[] for _ in groups]
-        for part, home in zip(region.parts, chosen, strict=True):
-            plan[home].append(part.cpus)
-        yield plan

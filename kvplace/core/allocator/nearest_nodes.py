@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
+from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.layout import NodePart
-from kvplace.core.allocator.supply import Supply, fewest
+from kvplace.core.allocator.set_cover import fewest
+from kvplace.core.allocator.supply import Supply
 
 MOST_EQUALS = 4_096
 """Equally near sets that are kept: reached where more than 14 NUMA nodes differ in what is free alone."""
@@ -37,7 +39,7 @@ class NodeSets:
         if not supply.uses:
             of_kind: dict[Hashable, list[SizedPart]] = {}
             for sized in ordered:
-                kind = _kind(supply, sized[1], 0 if a_package_each else sized[1].packages)
+                kind = _kind(supply, sized[1], a_package_each=a_package_each)
                 of_kind.setdefault(kind, []).append(sized)
             ordered = [sized for same in of_kind.values() for sized in same]
             kinds = [kind for kind, same in of_kind.items() for _ in same]
@@ -45,6 +47,8 @@ class NodeSets:
         self._parts = [part for _, part in ordered]
         nodes = [part.node for part in self._parts]
         self._need = supply.need
+        self._effort = supply.effort
+        self._effort.spend(len(nodes) ** 2 // 4)
         self._amounts = supply.amounts_of(nodes)
         self.like_last = [index > 0 and kinds[index - 1] == kind for index, kind in enumerate(kinds)]
         """Whether a part is of the kind of the one before: of one kind the first are enough to look at."""
@@ -95,6 +99,7 @@ class NodeSets:
             if sum(sorted([of_parts[index] for index in candidates], reverse=True)[:count]) < need:
                 return None
         nowhere = [0] * len(self.units)
+        self._effort.spend(len(candidates) ** 2 // 4)
         least = self._least_step(candidates, count)
         for far in self.steps if count > 1 else (0,):
             if far < least:
@@ -106,7 +111,7 @@ class NodeSets:
                 if far == within[0]:
                     most = within[1]
             alike = 0 if self.varied else far * count * (count - 1) // 2
-            search = _Growth(self, amounts, accepts, far, most)
+            search = _Growth(self, amounts, accepts, far, most, self._effort)
             search.grow(candidates, (), count, self._need, alike, nowhere)
             if search.found:
                 return (far, search.total), search.found
@@ -133,7 +138,9 @@ class _Growth(Generic[Found]):
         accepts: Callable[[tuple[NodePart, ...]], Iterable[Found]],
         far: int,
         most: int,
+        effort: Effort,
     ) -> None:
+        self._effort = effort
         self._parts = parts
         self._amounts = amounts
         self._accepts = accepts
@@ -161,6 +168,9 @@ class _Growth(Generic[Found]):
         parts = self._parts
         units, like_last = parts.units, parts.like_last
         for place in range(len(candidates) - left + 1):
+            self._effort.spend(1 + (len(candidates) - place) // 4)
+            if self._effort.is_spent:
+                return
             if sum([units[index] for index in candidates[place : place + left]]) < missing:
                 return
             index = candidates[place]
@@ -209,8 +219,14 @@ def _largest_first(sized: SizedPart) -> int:
     return -sized[0]
 
 
-def _kind(supply: Supply, part: NodePart, packages: int) -> Hashable:
+def _kind(supply: Supply, part: NodePart, *, a_package_each: bool) -> Hashable:
     """Parts of one kind differ in ids alone: of sets that do not differ otherwise one is enough."""
-    amounts = [amounts[0] for amounts, _ in supply.amounts_of([part.node])] if supply.needs_memory else ()
+    amounts = [amounts[0] for amounts, _ in supply.amounts_of([part.node])]
     free = (supply.free.cpus & part.cpus).bit_count()
-    return (part.surroundings, packages, supply.count(part).kind, free, *amounts)
+    kind: tuple[Hashable, ...] = (part.twin, part.packages, supply.count(part).kind, free, *amounts)
+    if a_package_each:
+        return (part.twin, *kind[2:])
+    if part.packages & (part.packages - 1):
+        by_package = [(one.package, one.shared_l3, supply.l3_part((one,)).widths) for one in part.segments]
+        return (*kind, *sorted(by_package))
+    return kind

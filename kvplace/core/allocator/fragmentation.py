@@ -30,7 +30,7 @@ def slots_lost(before: int, after: int, sizes: Sequence[int] = SIZES) -> int:
 
 
 @cache
-def damage_of(before: int, after: int) -> int:
+def fragmentation_cost(before: int, after: int) -> int:
     """Charge a group for `before` free CPUs that become `after`; never negative when these are no more.
 
     Charges add up: taking CPUs in two steps costs as much as in one. The unit means nothing by itself.

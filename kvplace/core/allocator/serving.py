@@ -1,0 +1,373 @@
+"""Which cores of one NUMA set serve the VM: all need in one, in equal shares, or from whole pools.
+
+Equal shares go to groups of segments: the packages or the NUMA nodes of the set. Where memory forces NUMA
+nodes on a VM each of them must give at least one CPU, as long as there are no more of them than CPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import replace
+from itertools import combinations, islice
+
+from kvplace.core.allocator.core_choice import CoreChoice, CoreSearch, CoreShare, lower_bound
+from kvplace.core.allocator.effort import Effort
+from kvplace.core.allocator.fragmentation import fragmentation_cost
+from kvplace.core.allocator.layout import L3Part, NodePart, Segment
+from kvplace.core.allocator.numa_sets import NumaSet, spread_groups
+from kvplace.core.allocator.set_cover import fewest
+from kvplace.core.allocator.spreading import required_plans, shares_exist
+from kvplace.core.allocator.supply import Supply
+from kvplace.core.free import crowd
+from kvplace.core.request import Policy
+
+_CORE_STEPS = 30_000
+"""Steps of all searches for cores of one question."""
+_MOST_COMBINATIONS = 64
+"""Combinations of groups that share L3 groups of which the best is taken."""
+_NEVER = 1 << 20
+"""More L3 groups than there are, for a share that cannot be served."""
+
+Bound = tuple[int, int, int, int]
+"""L3 groups, cores, uses by others, fragmentation cost: no choice in a NUMA set has less."""
+
+
+class Serving:
+    """Serves one question from NUMA sets; these have groups in common, whose shares are remembered."""
+
+    def __init__(self, supply: Supply) -> None:
+        self._supply = supply
+        self.effort = Effort(_CORE_STEPS)
+        self._search = CoreSearch(self.effort, supply.uses)
+        self._shares: dict[Hashable, CoreChoice | None] = {}
+        self._bounds_of_shares: dict[Hashable, tuple[tuple[int, int], tuple[int, int] | None]] = {}
+        """What shares from groups take at least, of L3 groups and of cores, and with one unit more."""
+        self._pools: dict[int, int] = {}
+
+    def serve(self, numa_set: NumaSet) -> CoreChoice | None:
+        """Serve the VM from a NUMA set."""
+        supply = self._supply
+        if supply.request.options.policy is Policy.NUMA:
+            return self._whole_pool(numa_set)
+        if not supply.spreads:
+            l3_parts = self._l3_parts(numa_set, numa_set.segments)
+            return self._search.choose(l3_parts, supply.need, self._required(numa_set))
+        groups = spread_groups(supply, numa_set)
+        if len(numa_set.parts) > supply.need:
+            return self._serve_some(numa_set, groups)
+        if not numa_set.domain.crossed and (len(numa_set.parts) == len(groups) or not supply.needs_memory):
+            return self._serve_evenly(numa_set, groups, [()] * len(groups))
+        units = [supply.segment_units(segments) for segments in groups]
+        plans = required_plans(units, [part.cpus for part in numa_set.parts], groups, supply.need)
+        return self._best(self._serve_evenly(numa_set, groups, required) for required in plans)
+
+    def _best(self, choices: Iterable[CoreChoice | None]) -> CoreChoice | None:
+        """The best of some choices; when the effort is spent of those so far."""
+        best: CoreChoice | None = None
+        for choice in choices:
+            if choice is not None and (best is None or choice.rank < best.rank):
+                best = choice
+            if best is not None and self.effort.is_spent:
+                break
+        return best
+
+    def _required(self, numa_set: NumaSet) -> list[int]:
+        """The CPUs of each NUMA node, when not all of them would give a CPU unless it is required.
+
+        That is so only where the VM needs the node for its memory: no other set has a node too many.
+        """
+        supply, parts = self._supply, numa_set.parts
+        if not supply.needs_memory or not 1 < len(parts) <= supply.need:
+            return []
+        units = [numa_set.units_of(supply, part) for part in parts]
+        if sum(units) - min(units) < supply.need:
+            return []
+        return [part.cpus for part in parts]
+
+    def _l3_parts(self, numa_set: NumaSet, segments: Iterable[Segment]) -> list[L3Part]:
+        supply = self._supply
+        if not numa_set.domain.straddled:
+            return [supply.l3_part((segment,)) for segment in segments]
+        by_l3: dict[int, list[Segment]] = {}
+        # As with L3 groups, the NUMA nodes with most are used up, and what is left over lies in the smallest.
+        free = {part.node: supply.units(part) for part in numa_set.parts}
+        for segment in sorted(segments, key=lambda segment: -free[segment.node]):
+            by_l3.setdefault(segment.l3, []).append(segment)
+        return [supply.l3_part(group) for group in by_l3.values()]
+
+    # Equal shares.
+
+    def _serve_evenly(
+        self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]], required: Sequence[Sequence[int]]
+    ) -> CoreChoice | None:
+        """Share the need out over groups of segments, with equal shares but for one unit.
+
+        `required` has for each group the CPUs of the NUMA nodes that must give one there.
+        """
+        l3_groups = {segment.l3 for segments in groups for segment in segments}
+        in_groups = {(segment.l3, index) for index, segments in enumerate(groups) for segment in segments}
+        serve = self._serve_each if len(in_groups) == len(l3_groups) else self._serve_across
+        return serve(numa_set, groups, required)
+
+    def _serve_some(self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]]) -> CoreChoice | None:
+        """Share the need out over any of the groups: the VM uses the others for their memory alone."""
+        supply = self._supply
+        units = [supply.segment_units(segments) for segments in groups]
+        groups = [groups[index] for index in sorted(range(len(groups)), key=lambda index: -units[index])]
+        best: CoreChoice | None = None
+        for count in range(1, min(supply.need, len(groups)) + 1):
+            if not shares_exist(units, count, supply.need):
+                continue
+            largest = groups[:count]
+            if best is None and self.effort.is_spent:
+                return self._serve_evenly(numa_set, largest, [()] * count)
+            if best is not None and (
+                self.effort.is_spent or (best.l3_groups < count and not numa_set.domain.straddled)
+            ):
+                break
+            if numa_set.domain.straddled:
+                chosen = islice(combinations(groups, count), _MOST_COMBINATIONS)
+                found = self._best(self._serve_evenly(numa_set, some, [()] * count) for some in chosen)
+            else:
+                found = self._serve_so_many(numa_set, groups, count)
+                if found is None:
+                    found = self._serve_evenly(numa_set, largest, [()] * count)
+            best = self._best((best, found))
+        return best
+
+    def _serve_so_many(
+        self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]], count: int
+    ) -> CoreChoice | None:
+        """Share the need out over the `count` groups that serve it best, by dynamic programming."""
+        low, over = divmod(self._supply.need, count)
+        ways: dict[tuple[int, int], CoreChoice] = {(0, 0): CoreChoice(0, 0, 0, ())}
+        """The best way for each number of groups and of those with a larger share."""
+        for segments in groups:
+            self.effort.spend(2 * len(ways))
+            if self.effort.is_spent:
+                break
+            for (number, larger), before in list(ways.items()):
+                for more in (0, 1):
+                    way = (number + 1, larger + more)
+                    if way[0] > count or way[1] > over:
+                        continue
+                    share = self._share(numa_set, segments, low + more)
+                    if share is None:
+                        continue
+                    together = _together((before, share))
+                    if way not in ways or together.rank < ways[way].rank:
+                        ways[way] = together
+        return ways.get((count, over))
+
+    def _share(
+        self,
+        numa_set: NumaSet,
+        segments: Sequence[Segment],
+        need: int,
+        required: Sequence[int] = (),
+        *,
+        as_one: bool = False,
+    ) -> CoreChoice | None:
+        """Serve a share of the need from one group.
+
+        `as_one` says that it does not matter here how many L3 groups that takes.
+        """
+        key = (tuple([segment.cpus for segment in segments]), need, as_one, *required)
+        if key not in self._shares:
+            l3_parts = [self._supply.l3_part(segments)] if as_one else self._l3_parts(numa_set, segments)
+            self._shares[key] = self._search.choose(l3_parts, need, required)
+        return self._shares[key]
+
+    def _serve_each(
+        self,
+        numa_set: NumaSet,
+        groups: Sequence[Sequence[Segment]],
+        required: Sequence[Sequence[int]],
+        *,
+        as_one: bool = False,
+    ) -> CoreChoice | None:
+        """Serve each group by itself, with one unit more where that must be or costs least."""
+        low, over = divmod(self._supply.need, len(groups))
+        shares: dict[int, CoreChoice] = {}
+        larger: list[tuple[tuple[int, ...], int, CoreChoice]] = []
+        for index, segments in enumerate(groups):
+            inside = [
+                cpus
+                for cpus in required[index]
+                if any(segment.cpus & ~cpus for segment in segments) or not segments
+            ]
+            share = None
+            if len(inside) <= low:
+                share = self._share(numa_set, segments, low, inside, as_one=as_one)
+            more = None
+            if over and len(inside) <= low + 1:
+                more = self._share(numa_set, segments, low + 1, inside, as_one=as_one)
+            if share is not None:
+                shares[index] = share
+            if more is not None:
+                before = share.rank if share is not None else (_NEVER, 0, 0)
+                costs = tuple(b - a for a, b in zip(before, more.rank, strict=True))
+                larger.append((costs, index, more))
+        costly = sorted(larger, key=lambda entry: entry[:2])
+        shares |= {index: more for _, index, more in costly[:over]}
+        if len(larger) < over or len(shares) < len(groups):
+            return None
+        return _together([shares[index] for index in range(len(groups))])
+
+    def _serve_across(
+        self, numa_set: NumaSet, groups: Sequence[Sequence[Segment]], required: Sequence[Sequence[int]]
+    ) -> CoreChoice | None:
+        """Share out evenly where groups have L3 groups in common: the fewest of them first.
+
+        When the effort is spent, as few as are left when one after the other is given up.
+        """
+        l3_groups = sorted({segment.l3 for segments in groups for segment in segments})
+        low = self._supply.need // len(groups)
+        units = {
+            l3: [
+                self._supply.segment_units([segment for segment in segments if segment.l3 == l3])
+                for segments in groups
+            ]
+            for l3 in l3_groups
+        }
+
+        def within(chosen: Collection[int]) -> CoreChoice | None:
+            self.effort.spend(10 + 4 * len(groups))
+            if any(sum([units[l3][index] for l3 in chosen]) < low for index in range(len(groups))):
+                return None
+            inside = [[segment for segment in segments if segment.l3 in chosen] for segments in groups]
+            served = self._serve_each(numa_set, inside, required, as_one=True)
+            return served and replace(served, l3_groups=len(chosen))
+
+        if (best := within(l3_groups)) is None:
+            return None
+        for count in range(fewest([sum(units[l3]) for l3 in l3_groups], self._supply.need), len(l3_groups)):
+            found: CoreChoice | None = None
+            for chosen in combinations(l3_groups, count):
+                if self.effort.is_spent:
+                    break
+                choice = within(chosen)
+                if choice is not None and (found is None or choice.rank < found.rank):
+                    found = choice
+            if found is not None:
+                return found
+            if self.effort.is_spent:
+                break
+        else:
+            return best
+        for l3 in sorted(l3_groups, key=lambda l3: sum(units[l3])):
+            fewer = [other for other in l3_groups if other != l3]
+            if (choice := within(fewer)) is not None:
+                l3_groups, best = fewer, choice
+        return best
+
+    # Pools.
+
+    def _whole_pool(self, numa_set: NumaSet) -> CoreChoice:
+        """Policy `numa`: all CPUs of the shared pool there, the less crowded the better."""
+        l3_parts = self._l3_parts(numa_set, numa_set.segments)
+        taken = [CoreShare(core, core) for one in l3_parts for core, _ in one.cores]
+        return CoreChoice(0, 0, self._crowd(numa_set), tuple(taken))
+
+    def _crowd(self, numa_set: NumaSet) -> int:
+        supply = self._supply
+        uses = [use for segment in numa_set.segments for use in supply.uses_of(segment)]
+        return crowd(uses, supply.need)
+
+    # What a choice in a NUMA set cannot be better than, far cheaper than the choice itself.
+
+    def bound(self, numa_set: NumaSet) -> Bound:
+        """Say what no choice inside the NUMA set can be better than."""
+        supply = self._supply
+        if supply.request.options.policy is Policy.NUMA:
+            lost = 0
+            for part in numa_set.parts:
+                if part.cpus not in self._pools:
+                    pool = 0
+                    for segment in part.segments:
+                        pool |= supply.free.pool & segment.cpus
+                    self._pools[part.cpus] = fragmentation(supply, (part,), pool)
+                lost += self._pools[part.cpus]
+            return (0, 0, self._crowd(numa_set), 0 if numa_set.domain.crossed else lost)
+        giving = 0 if len(numa_set.parts) > supply.need or not supply.needs_memory else len(numa_set.parts)
+        apart = 0 if numa_set.domain.straddled else giving
+        if supply.spreads and len(numa_set.parts) <= supply.need and not numa_set.domain.straddled:
+            l3_groups, cores = self._bound_of_shares(numa_set)
+            if l3_groups < apart:
+                l3_groups, cores = self._bound_of_all(numa_set, apart)
+        elif len(numa_set.parts) > 1 or numa_set.domain.crossed:
+            l3_groups, cores = self._bound_of_all(numa_set, apart)
+        else:
+            l3_groups, cores = supply.count(numa_set.parts[0]).least_for(supply.need)
+        lost = self._least_lost(numa_set) if supply.request.owns_cpus else 0
+        return (l3_groups, max(cores, giving), self._least_uses(numa_set), lost)
+
+    def _bound_of_all(self, numa_set: NumaSet, least: int) -> tuple[int, int]:
+        return lower_bound(self._l3_parts(numa_set, numa_set.segments), self._supply.need, least)
+
+    def _least_uses(self, numa_set: NumaSet) -> int:
+        if not self._supply.uses:
+            return 0
+        uses = [use for segment in numa_set.segments for use in self._supply.uses_of(segment)]
+        return sum(sorted(uses)[: self._supply.need])
+
+    def _least_lost(self, numa_set: NumaSet) -> int:
+        """The least fragmentation cost in NUMA nodes: what they have left is worth most together in one."""
+        free = [(self._supply.free.cpus & part.cpus).bit_count() for part in numa_set.parts]
+        left = max(0, sum(free) - self._supply.need)
+        return sum([fragmentation_cost(amount, 0) for amount in free]) - fragmentation_cost(left, 0)
+
+    def _bound_of_shares(self, numa_set: NumaSet) -> tuple[int, int]:
+        """L3 groups and cores that equal shares take at least."""
+        groups = spread_groups(self._supply, numa_set)
+        low, over = divmod(self._supply.need, len(groups))
+        l3_groups = cores = 0
+        larger: list[tuple[int, int]] = []
+        for segments in groups:
+            (count, opened), more = self._bound_of_share(numa_set, segments, low)
+            l3_groups += count
+            cores += opened
+            if more is not None:
+                larger.append((more[0] - count, more[1] - opened))
+        for more_groups, more_opened in sorted(larger)[:over]:
+            l3_groups += more_groups
+            cores += more_opened
+        return (l3_groups, cores)
+
+    def _bound_of_share(
+        self, numa_set: NumaSet, segments: Sequence[Segment], low: int
+    ) -> tuple[tuple[int, int], tuple[int, int] | None]:
+        """What a share takes at least, and what one unit more."""
+        key = (low, *[segment.cpus for segment in segments])
+        if key not in self._bounds_of_shares:
+            l3_parts = self._l3_parts(numa_set, segments)
+            more = sum([one.units for one in l3_parts]) > low
+            self._bounds_of_shares[key] = (
+                lower_bound(l3_parts, low),
+                lower_bound(l3_parts, low + 1) if more else None,
+            )
+        return self._bounds_of_shares[key]
+
+
+def _together(shares: Sequence[CoreChoice]) -> CoreChoice:
+    return CoreChoice(
+        sum([share.l3_groups for share in shares]),
+        sum([share.cores for share in shares]),
+        sum([share.cost for share in shares]),
+        tuple([taken for share in shares for taken in share.taken]),
+    )
+
+
+def fragmentation(supply: Supply, parts: Sequence[NodePart], owned: int) -> int:
+    """The cost to later VMs of taking CPUs, in NUMA nodes and in L3 groups."""
+    lost = 0
+    for part in parts:
+        if owned & part.cpus:
+            lost += _lost(supply.free.cpus & part.cpus, owned)
+            lost += sum([_lost(supply.free.cpus & segment.cpus, owned) for segment in part.segments])
+    return lost
+
+
+def _lost(free: int, owned: int) -> int:
+    before = free.bit_count()
+    return fragmentation_cost(before, before - (free & owned).bit_count())
