@@ -72,7 +72,8 @@ class _Domain:
         """A set out of these NUMA nodes and packages that serves the VM, and whether None is certain."""
         supply, need = self._supply, self._supply.need
         self._effort.spend(len(parts))
-        usable = [part for part in parts if self._units(part, packages)]
+        in_order = sorted(parts, key=lambda part: part.node)
+        usable = [part for part in in_order if self._units(part, packages)]
         if sum([self._units(part, packages) for part in usable]) < need:
             return None, True
         if not supply.memory_fits([part.node for part in usable]):
