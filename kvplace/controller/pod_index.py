@@ -29,7 +29,7 @@ class PodIndex:
 
     def on_node(self, node: NodeName) -> list[PodRecord]:
         """Return the pods that are bound to a node."""
-        found = (self._pods.get(uid) for uid in self._by_node.get(node, ()))
+        found = (self._pods.get(PodUid(uid)) for uid in self._by_node.get(node, ()))
         return [pod for pod in found if pod is not None]
 
     def was_deleted(self, uid: str) -> bool:

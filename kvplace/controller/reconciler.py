@@ -21,7 +21,7 @@ from kvplace.controller.pod_index import PodIndex
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import Conflict
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict, confirmed
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.nodes.node_cache import NodeCache
@@ -88,7 +88,7 @@ class Reconciler:
     # Step 1.
 
     async def _reconcile_claim(self, node: NodeName, claim: Claim) -> None:
-        now, pod = self._now(), self._pods.get(claim.uid)
+        now, pod = self._now(), self._pods.get(PodUid(claim.uid))
         action = action_from_cache(
             claim,
             node,

@@ -28,7 +28,7 @@ _RETRY_S = 0.5
 class NodeAnnotator(Protocol):
     """What the waker asks of a cluster."""
 
-    async def annotate_node(self, node: str, annotations: Mapping[str, str | None]) -> None:
+    async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
         """Set annotations of a node; raises Refused if the node is gone."""
         ...
 

@@ -25,6 +25,7 @@ import msgspec
 
 from kvplace.core.errors import Conflict
 from kvplace.core.ledger import LedgerChange, merge_patch
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_errors import Missing, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, Resource
 from kvplace.kube.events import EventRecord
@@ -103,7 +104,7 @@ class ApiCluster:
         return ApiListWatch(self._session, self._resources[kind], selector, page_size=self._page_size)
 
     async def bind(
-        self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
+        self, namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]
     ) -> None:
         """Bind a pod and put annotations on it, in one write.
 
@@ -146,12 +147,12 @@ class ApiCluster:
             return None
         return decoded(_MAPPING, body, "virtualmachineinstances")
 
-    async def read_ledger(self, node: str) -> LedgerRecord | None:
+    async def read_ledger(self, node: NodeName) -> LedgerRecord | None:
         """Read a ledger, as `LedgerClient` says."""
         body = await self._get("nodeledgers", _ledger_path(node), node)
         return None if body is None else ledger_record(decoded(_CUSTOM, body, "nodeledgers"))
 
-    async def create_ledger(self, node: str) -> LedgerRecord:
+    async def create_ledger(self, node: NodeName) -> LedgerRecord:
         """Create an empty ledger, as `LedgerClient` says."""
         try:
             body = await self._session.request(
@@ -258,7 +259,7 @@ class ApiCluster:
             )
         )
 
-    async def annotate_node(self, node: str, annotations: Mapping[str, str | None]) -> None:
+    async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
         """Set annotations of a node, None removes one; others stay. Raises Refused when the node is gone."""
         await self._session.request(
             Call(

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from kvplace.core.errors import Corrupt, Forbidden, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.ledger import LedgerChange
+from kvplace.core.scalars import NodeName
 from kvplace.kube.pending_changes import Decision, PendingChange, decide_together
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.retry import Backoff, retrying
@@ -31,11 +32,11 @@ _BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
 class LedgerClient(Protocol):
     """What the ledgers ask of a cluster."""
 
-    async def read_ledger(self, node: str) -> LedgerRecord | None:
+    async def read_ledger(self, node: NodeName) -> LedgerRecord | None:
         """Read a ledger as the API server has it now; None when there is none."""
         ...
 
-    async def create_ledger(self, node: str) -> LedgerRecord:
+    async def create_ledger(self, node: NodeName) -> LedgerRecord:
         """Create an empty ledger for a node; returns the one that exists already."""
         ...
 
@@ -70,7 +71,7 @@ class Ledgers:
     def __init__(
         self,
         cluster: LedgerClient,
-        store: Store[str, LedgerRecord],
+        store: Store[NodeName, LedgerRecord],
         *,
         attempts: int = 8,
         lazy_seconds: float = 3.0,
@@ -82,10 +83,10 @@ class Ledgers:
         A write costs the API server ten times what a binding does, however many claims go with it.
         """
         self._cluster = cluster
-        self._records: dict[str, LedgerRecord] = {}
-        self._claimed_on: dict[str, set[str]] = {}
-        self._queues: dict[str, _NodeQueue] = {}
-        self._listeners: list[Callable[[str], None]] = []
+        self._records: dict[NodeName, LedgerRecord] = {}
+        self._claimed_on: dict[str, set[NodeName]] = {}
+        self._queues: dict[NodeName, _NodeQueue] = {}
+        self._listeners: list[Callable[[NodeName], None]] = []
         self._attempts = attempts
         self._lazy_seconds = lazy_seconds
         self._gather_seconds = gather_seconds
@@ -99,11 +100,11 @@ class Ledgers:
 
     # Reading.
 
-    def current(self, node: str) -> LedgerRecord | None:
+    def current(self, node: NodeName) -> LedgerRecord | None:
         """The newest known ledger of a node; None when it has none yet."""
         return self._records.get(node)
 
-    def nodes_claimed_by(self, uid: str) -> frozenset[str]:
+    def nodes_claimed_by(self, uid: str) -> frozenset[NodeName]:
         """The nodes on which a pod has a claim; more than one only after a crash or a race."""
         return frozenset(self._claimed_on.get(uid, ()))
 
@@ -111,13 +112,13 @@ class Ledgers:
         """Every known ledger."""
         return iter(list(self._records.values()))
 
-    def subscribe(self, listener: Callable[[str], None]) -> None:
+    def subscribe(self, listener: Callable[[NodeName], None]) -> None:
         """Call the listener with the node's name after each change of what `current` returns."""
         self._listeners.append(listener)
 
     # Changing.
 
-    async def change(self, node: str, decide: Decision[T]) -> T:
+    async def change(self, node: NodeName, decide: Decision[T]) -> T:
         """Decide on the node's ledger and store the decision; returns what the decision answered.
 
         Raises what the decision raises, Conflict when others keep winning, Unavailable when the outcome
@@ -135,7 +136,7 @@ class Ledgers:
         finally:
             self._waiting -= 1
 
-    def change_later(self, node: str, decide: Decision[None]) -> None:
+    def change_later(self, node: NodeName, decide: Decision[None]) -> None:
         """Store a decision with the next write to the node, or alone after some seconds.
 
         For changes that nobody waits for; their errors are logged.
@@ -165,17 +166,17 @@ class Ledgers:
 
     # Writing.
 
-    def _queue(self, node: str) -> _NodeQueue:
+    def _queue(self, node: NodeName) -> _NodeQueue:
         return self._queues.setdefault(node, _NodeQueue())
 
-    def _start(self, node: str, queue: _NodeQueue) -> None:
+    def _start(self, node: NodeName, queue: _NodeQueue) -> None:
         if queue.timer is not None:
             queue.timer.cancel()
             queue.timer = None
         if queue.writer is None and not self._stopped:
             queue.writer = asyncio.get_running_loop().create_task(self._write_all(node, queue))
 
-    async def _write_all(self, node: str, queue: _NodeQueue) -> None:
+    async def _write_all(self, node: NodeName, queue: _NodeQueue) -> None:
         """Write until nothing is pending; then the queue is dropped, as those of gone nodes must be."""
         loop = asyncio.get_running_loop()
         batch: list[PendingChange[Any]] = []
@@ -198,7 +199,9 @@ class Ledgers:
             else:
                 del self._queues[node]
 
-    async def _write_or_fail(self, node: str, batch: list[PendingChange[Any]]) -> list[PendingChange[Any]]:
+    async def _write_or_fail(
+        self, node: NodeName, batch: list[PendingChange[Any]]
+    ) -> list[PendingChange[Any]]:
         """Write the batch; when the API server rejects its content, write the changes one by one."""
         try:
             return await self._write(node, batch)
@@ -209,7 +212,7 @@ class Ledgers:
             _fail_all(batch, error)
             return []
 
-    async def _write(self, node: str, batch: list[PendingChange[Any]]) -> list[PendingChange[Any]]:
+    async def _write(self, node: NodeName, batch: list[PendingChange[Any]]) -> list[PendingChange[Any]]:
         """Store what the batch decides; returns the changes that are to be decided again after it.
 
         After a lost or unanswered write the ledger is read, which shows whose write counts.
@@ -245,7 +248,7 @@ class Ledgers:
             one.succeed(answer)
         return list(batch.again)
 
-    async def _read(self, node: str) -> LedgerRecord:
+    async def _read(self, node: NodeName) -> LedgerRecord:
         record = await self._cluster.read_ledger(node) or await self._cluster.create_ledger(node)
         self._keep(record)
         return record
@@ -272,7 +275,7 @@ class Ledgers:
         del self._records[record.node]
         self._changed(record.node, known.ledger.claims, {})
 
-    def _changed(self, node: str, before: Mapping[str, object], after: Mapping[str, object]) -> None:
+    def _changed(self, node: NodeName, before: Mapping[str, object], after: Mapping[str, object]) -> None:
         for uid in before.keys() - after.keys():
             nodes = self._claimed_on.get(uid, set())
             nodes.discard(node)
@@ -289,7 +292,7 @@ def _fail_all(pending: Iterable[PendingChange[Any]], error: KvplaceError) -> Non
         one.fail(error)
 
 
-def _stopping(node: str) -> Unavailable:
+def _stopping(node: NodeName) -> Unavailable:
     return Unavailable(f"the ledger of node {node} is not written any more: this process is stopping")
 
 

@@ -21,6 +21,7 @@ from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import BadTopology, Conflict, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.placement import PLACEMENT
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.events import EventRecord
@@ -73,7 +74,7 @@ class MemoryCluster:
         return cast(ObjectLog[R], self._logs[kind]).watch(selector)
 
     async def bind(
-        self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
+        self, namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]
     ) -> None:
         late = await self._begin(Operation.BIND)
         record = self._pod(namespace, pod)
@@ -111,13 +112,13 @@ class MemoryCluster:
         await self.faults.after(late)
         return document
 
-    async def read_ledger(self, node: str) -> LedgerRecord | None:
+    async def read_ledger(self, node: NodeName) -> LedgerRecord | None:
         late = await self._begin(Operation.READ_LEDGER)
         record = self._ledgers.get(node)
         await self.faults.after(late)
         return record
 
-    async def create_ledger(self, node: str) -> LedgerRecord:
+    async def create_ledger(self, node: NodeName) -> LedgerRecord:
         late = await self._begin(Operation.CREATE_LEDGER)
         record = self._ledgers.get(node)
         if record is None:
@@ -156,7 +157,7 @@ class MemoryCluster:
         self.events.append(event)
         await self.faults.after(late)
 
-    async def annotate_node(self, node: str, annotations: Mapping[str, str | None]) -> None:
+    async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
         late = await self._begin(Operation.ANNOTATE_NODE)
         record = self._nodes.get(node)
         if record is None:
@@ -203,8 +204,8 @@ class MemoryCluster:
         record = PodRecord(
             namespace=namespace,
             name=name,
-            uid=uid or self._next_uid("pod"),
-            node=node,
+            uid=PodUid(uid or self._next_uid("pod")),
+            node=NodeName(node),
             scheduler_name=scheduler_name,
             request=held.get(REQUEST, ""),
             placement=held.get(PLACEMENT, ""),
@@ -279,7 +280,7 @@ class MemoryCluster:
         """Create or replace a node, with the topology that its agent reports if given."""
         known = self._nodes.get(name)
         record = NodeRecord(
-            name,
+            NodeName(name),
             uid=known.uid if known else self._next_uid("node"),
             unschedulable=unschedulable,
             cpu_map=cpu_map,
@@ -299,7 +300,9 @@ class MemoryCluster:
     def put_topology(self, node: str, topology: Topology, *, kubelet_cpus: int = 0) -> None:
         """Publish a node's machine, and what the kubelet's static policy holds of it, as its agent does."""
         version = self._next_version()
-        record = TopologyRecord(node, topology, kubelet_cpus=kubelet_cpus, resource_version=version)
+        record = TopologyRecord(
+            NodeName(node), topology, kubelet_cpus=CpuMask(kubelet_cpus), resource_version=version
+        )
         self._topologies.put(node, record)
 
     def put_topology_document(self, node: str, document: object) -> None:
@@ -309,7 +312,7 @@ class MemoryCluster:
         except BadTopology as error:
             topology, problem = None, str(error)
         self._topologies.put(
-            node, TopologyRecord(node, topology, problem, resource_version=self._next_version())
+            node, TopologyRecord(NodeName(node), topology, problem, resource_version=self._next_version())
         )
 
     def delete_topology(self, node: str) -> None:
@@ -326,7 +329,7 @@ class MemoryCluster:
         """Write a whole ledger without a resource version, as a foreign client may; its rule still holds."""
         stored = self._ledgers.get(node)
         if stored is None:
-            stored = LedgerRecord(node, Ledger(), "", uid=self._next_uid("ledger"))
+            stored = LedgerRecord(NodeName(node), Ledger(), "", uid=self._next_uid("ledger"))
         return self._store_ledger(stored, ledger)
 
     def compact(self, kind: Kind[Any, Any]) -> None:

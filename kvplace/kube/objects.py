@@ -18,6 +18,7 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadTopology, Corrupt
 from kvplace.core.ledger import Ledger, read_ledger
 from kvplace.core.placement import PLACEMENT
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.api_errors import NOT_JSON
@@ -171,8 +172,8 @@ def pod_record(pod: PodObject) -> PodRecord:
     return PodRecord(
         namespace=metadata.namespace,
         name=metadata.name,
-        uid=metadata.uid,
-        node=pod.spec.node_name,
+        uid=PodUid(metadata.uid),
+        node=NodeName(pod.spec.node_name),
         phase=status.phase,
         deleting=metadata.deletion_timestamp is not None,
         scheduler_name=pod.spec.scheduler_name,
@@ -199,7 +200,7 @@ def node_record(node: NodeObject) -> NodeRecord:
     """Cut a node down to its record."""
     metadata = node.metadata
     return NodeRecord(
-        name=metadata.name,
+        name=NodeName(metadata.name),
         uid=metadata.uid,
         unschedulable=bool(node.spec.unschedulable),
         cpu_map=(metadata.annotations or _NO_ANNOTATIONS).cpu_map,
@@ -223,17 +224,20 @@ class TopologyReader:
         metadata = document.metadata
         version = (metadata.uid, metadata.generation)
         topology, problem = self._machines.get(version), ""
-        kubelet_cpus = 0
+        kubelet_cpus = NO_CPUS
         try:
             if topology is None:
                 topology = read_topology(_JSON.decode(document.spec))
                 if metadata.generation:
                     self._machines[version] = topology
             status = _STATUS.decode(document.status)
-            kubelet_cpus = parse_cpu_list(status.kubelet_cpus if status else "", what="status.kubeletCpus")
+            held = status.kubelet_cpus if status else ""
+            kubelet_cpus = CpuMask(parse_cpu_list(held, what="status.kubeletCpus"))
         except (BadTopology, ValueError, *NOT_JSON) as error:
             topology, problem = None, str(error)
-        return TopologyRecord(metadata.name, topology, problem, kubelet_cpus, metadata.resource_version)
+        return TopologyRecord(
+            NodeName(metadata.name), topology, problem, kubelet_cpus, metadata.resource_version
+        )
 
 
 def ledger_record(document: CustomObject) -> LedgerRecord:
@@ -244,7 +248,7 @@ def ledger_record(document: CustomObject) -> LedgerRecord:
         ledger = read_ledger(_JSON.decode(document.spec))
     except (Corrupt, *NOT_JSON) as error:
         problem = str(error)
-    return LedgerRecord(metadata.name, ledger, metadata.resource_version, metadata.uid, problem)
+    return LedgerRecord(NodeName(metadata.name), ledger, metadata.resource_version, metadata.uid, problem)
 
 
 _NO_ANNOTATIONS = Annotations()

@@ -10,7 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplace.core.ledger import Ledger
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
+
+NO_NODE = NodeName("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +22,8 @@ class PodRecord:
 
     namespace: str
     name: str
-    uid: str
-    node: str = ""
+    uid: PodUid
+    node: NodeName = NO_NODE
     """Name of the node it is bound to; empty while unbound."""
     phase: str = "Pending"
     deleting: bool = False
@@ -45,7 +48,7 @@ class PodRecord:
 class NodeRecord:
     """A node of the cluster."""
 
-    name: str
+    name: NodeName
     uid: str
     unschedulable: bool = False
     cpu_map: str = ""
@@ -57,10 +60,10 @@ class NodeRecord:
 class TopologyRecord:
     """A NodeTopology: the machine behind a node, or why its document cannot be read."""
 
-    node: str
+    node: NodeName
     topology: Topology | None
     problem: str = ""
-    kubelet_cpus: int = 0
+    kubelet_cpus: CpuMask = NO_CPUS
     """CPUs that the kubelet's own static policy holds there."""
     resource_version: str = ""
 
@@ -81,7 +84,7 @@ class LedgerRecord:
     node: place nothing there.
     """
 
-    node: str
+    node: NodeName
     ledger: Ledger
     resource_version: str
     uid: str = ""

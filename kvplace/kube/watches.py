@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from kvplace.core.marks import PLACED_LABEL
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 
 K = TypeVar("K")
@@ -36,18 +37,18 @@ class Kind(Generic[K, R]):
         return f"Kind({self.name})"
 
 
-PODS: Kind[str, PodRecord] = Kind(
+PODS: Kind[PodUid, PodRecord] = Kind(
     "pods",
     lambda record: record.uid,
     {NAME_FIELD: lambda record: record.name, NODE_FIELD: lambda record: record.node},
 )
-NODES: Kind[str, NodeRecord] = Kind(
+NODES: Kind[NodeName, NodeRecord] = Kind(
     "nodes", lambda record: record.name, {NAME_FIELD: lambda record: record.name}
 )
-TOPOLOGIES: Kind[str, TopologyRecord] = Kind(
+TOPOLOGIES: Kind[NodeName, TopologyRecord] = Kind(
     "nodetopologies", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
 )
-LEDGERS: Kind[str, LedgerRecord] = Kind(
+LEDGERS: Kind[NodeName, LedgerRecord] = Kind(
     "nodeledgers", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
 )
 

@@ -59,7 +59,7 @@ class NodeCache:
             )
         return self._largest or None
 
-    def machine(self, node: str) -> NodeMachine | Unusable:
+    def machine(self, node: NodeName) -> NodeMachine | Unusable:
         """Return the machine of a node, or why it cannot be used."""
         machine = self._machines.get(node)
         if machine is None:
@@ -68,12 +68,12 @@ class NodeCache:
                 self._machines[node] = machine
         return machine
 
-    def ledger(self, node: str) -> Ledger:
+    def ledger(self, node: NodeName) -> Ledger:
         """Return the newest known ledger of a node; an empty one when it has none yet."""
         record = self.ledgers.current(node)
         return record.ledger if record is not None else Ledger()
 
-    def snapshot(self, node: str, holds: Iterable[Claim] = ()) -> NodeSnapshot | Unusable:
+    def snapshot(self, node: NodeName, holds: Iterable[Claim] = ()) -> NodeSnapshot | Unusable:
         """Return the node's machine and what is free there now, after `holds`."""
         machine = self.machine(node)
         if isinstance(machine, Unusable):
@@ -98,12 +98,12 @@ class NodeCache:
         if either is not None and not unchanged:
             self._machine_changed(either.node)
 
-    def _machine_changed(self, node: str) -> None:
+    def _machine_changed(self, node: NodeName) -> None:
         self._machines.pop(node, None)
         self._largest = None
         self._notify(node)
 
-    def _notify(self, node: str) -> None:
+    def _notify(self, node: NodeName) -> None:
         for listener in self._listeners:
             listener(NodeName(node))
 

@@ -38,7 +38,7 @@ class PodClient(PodReader, Protocol):
     """What the scheduler asks of a cluster, apart from watches and ledgers."""
 
     async def bind(
-        self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
+        self, namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]
     ) -> None:
         """Bind a pod and put annotations on it, in one write.
 

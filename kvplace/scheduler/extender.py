@@ -83,7 +83,7 @@ class Extender:
         self._events = events
         self._settings = settings or ExtenderSettings()
         self._requests = PodRequests(cluster, cache.pods)
-        self._fits = FitTable(lambda node: cache.snapshot(node, self.holds.on_node(NodeName(node))))
+        self._fits = FitTable(lambda node: cache.snapshot(NodeName(node), self.holds.on_node(NodeName(node))))
         self.holds = Holds(seconds=self._settings.hold_seconds, clock=clock, changed=self._fits.node_changed)
         cache.subscribe(self._fits.node_changed)
         cache.pods.subscribe(self._pod_seen)

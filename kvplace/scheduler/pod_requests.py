@@ -41,7 +41,7 @@ class AskingPod:
 class PodRequests:
     """Pods that ask for cores, by UID."""
 
-    def __init__(self, cluster: PodReader, pods: Store[str, PodRecord]) -> None:
+    def __init__(self, cluster: PodReader, pods: Store[PodUid, PodRecord]) -> None:
         self._cluster = cluster
         self._pods = pods
         self._asking: OrderedDict[PodUid, AskingPod] = OrderedDict()

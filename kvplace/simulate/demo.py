@@ -24,6 +24,7 @@ from kvplace.admission.vmi import admit_vmi
 from kvplace.core.annotations import REQUEST
 from kvplace.core.errors import KvplaceError
 from kvplace.core.placement import PLACEMENT, Placement
+from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.domainxml import rewrite
 from kvplace.hook.pod import placement_of_pod
@@ -62,7 +63,7 @@ async def run_demo(
                     await lifecycle.run(vm)
                     progress(report)
                 await lifecycle.events.finish()
-            report.ledgers = {name: cache.ledger(name) for name in machines}
+            report.ledgers = {name: cache.ledger(NodeName(name)) for name in machines}
     finally:
         await cluster.close()
     for ledger in report.ledgers.values():

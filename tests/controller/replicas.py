@@ -57,7 +57,7 @@ class Replica:
 
     def topology(self, node: str) -> Topology | None:
         """Answer the machine of a node as this replica sees it; None when it cannot be used."""
-        machine = self.cache.machine(node)
+        machine = self.cache.machine(NodeName(node))
         return machine.topology if isinstance(machine, NodeMachine) else None
 
     def held(self) -> int:

@@ -17,6 +17,7 @@ from kvplace.controller.claim_action import (
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.records import PodRecord
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -39,8 +40,8 @@ PLACED = PodPlacement(
         huge_pages={0: {1 << 30: 8}},
     ),
 )
-POD = PodRecord("default", "virt-launcher-db", "u", phase="Pending", vmi="db")
-BOUND = replace(POD, node="n", phase="Running", placement=PLACED.to_json())
+POD = PodRecord("default", "virt-launcher-db", PodUid("u"), phase="Pending", vmi="db")
+BOUND = replace(POD, node=NodeName("n"), phase="Running", placement=PLACED.to_json())
 
 
 def claim(age: float, state: ClaimState = ClaimState.CLAIMED) -> Claim:
@@ -60,7 +61,7 @@ def action(pod: PodRecord | None, age: float, *, was_deleted: bool = False) -> C
         (replace(BOUND, compute_terminated=True), 0, ClaimAction.RELEASE),
         (replace(BOUND, deleting=True), 1e6, ClaimAction.CONFIRM),
         (BOUND, 1e6, ClaimAction.CONFIRM),
-        (replace(BOUND, node="other"), 0, ClaimAction.RELEASE),
+        (replace(BOUND, node=NodeName("other")), 0, ClaimAction.RELEASE),
         (POD, 59, ClaimAction.KEEP),
         (POD, 61, ClaimAction.READ_POD),
         (None, 5, ClaimAction.KEEP),
@@ -88,11 +89,11 @@ def test_a_confirmed_claim_of_a_running_pod_is_left_alone_however_old() -> None:
     ("pod", "age", "expected"),
     [
         (None, 0, ClaimAction.RELEASE),
-        (replace(POD, uid="another"), 0, ClaimAction.RELEASE),
+        (replace(POD, uid=PodUid("another")), 0, ClaimAction.RELEASE),
         (replace(BOUND, phase="Succeeded"), 0, ClaimAction.RELEASE),
         (BOUND, 1e6, ClaimAction.KEEP),
         (replace(BOUND, deleting=True), 1e6, ClaimAction.KEEP),
-        (replace(BOUND, node="other"), 0, ClaimAction.RELEASE),
+        (replace(BOUND, node=NodeName("other")), 0, ClaimAction.RELEASE),
         (POD, 11, ClaimAction.KEEP),
         (POD, 61, ClaimAction.RELEASE),
     ],

@@ -133,7 +133,7 @@ async def test_a_stale_cache_never_gives_back_the_cores_of_a_pod_that_is_bound(
         pod = asking_pod(cluster, "vm")
         assert await binder.bind(pod, "n1") == ""
         assert watcher.cache.pods.get(pod.uid) is None
-        await watcher.until(lambda: watcher.cache.ledgers.current("n1"))
+        await watcher.until(lambda: watcher.cache.ledgers.current(NodeName("n1")))
         await watcher.controller.reconciler.reconcile(NodeName("n1"))
         assert pod.uid in watcher.claims()
         cluster.resume_watches(PODS)
@@ -144,12 +144,12 @@ async def test_a_lost_ledger_is_rebuilt_from_the_pods_that_are_bound(cluster: Me
         pods = [asking_pod(cluster, f"vm{number}") for number in range(3)]
         for pod in pods:
             await before.bind(pod, "n1")
-        told = {uid: claim.owned for uid, claim in before.cache.ledger("n1").claims.items()}
+        told = {uid: claim.owned for uid, claim in before.cache.ledger(NodeName("n1")).claims.items()}
     cluster._ledgers.remove("n1")
 
     async with replica(cluster) as after:
         await after.until(lambda: len(after.claims()) == 3)
-        ledger = after.cache.ledger("n1")
+        ledger = after.cache.ledger(NodeName("n1"))
         ledger.check()
         assert {uid: claim.owned for uid, claim in ledger.claims.items()} == told
 
@@ -215,7 +215,7 @@ async def test_many_releases_at_once_wake_the_waiting_pods_once(cluster: MemoryC
             await one.bind(pod, "n1")
         waiting = asking_pod(cluster, "waiting", vcpus=8)
         assert (await one.filter(waiting)).names == []
-        seen = len(one.cache.nodes.records["n1"].resource_version)
+        seen = len(one.cache.nodes.records[NodeName("n1")].resource_version)
         versions = set()
         one.cache.nodes.subscribe(lambda _, node: versions.add(node.resource_version if node else seen))
         for pod in pods:
@@ -258,7 +258,9 @@ async def test_two_replicas_that_mend_the_same_node_do_each_thing_once(cluster: 
         pods = [asking_pod(cluster, f"vm{number}") for number in range(4)]
         for pod, binder in zip(pods, (one, other, one, other), strict=True):
             assert await binder.bind(pod, "n1") == ""
-        assert one.cache.ledger("n1").owned | other.cache.ledger("n1").owned == mask_of(range(8))
+        assert one.cache.ledger(NodeName("n1")).owned | other.cache.ledger(NodeName("n1")).owned == mask_of(
+            range(8)
+        )
         for pod in pods:
             cluster.delete_pod("default", pod.name, force=True)
         await one.until(lambda: not one.claims())

@@ -67,7 +67,7 @@ async def test_a_bind_that_takes_an_old_claim_over_while_it_is_being_given_back_
         pod = asking_pod(cluster, "vm")
         await unanswered_bind(cluster, one, pod)
         await asyncio.sleep(61)
-        await other.until(lambda: other.cache.ledger("n1").claims)
+        await other.until(lambda: other.cache.ledger(NodeName("n1")).claims)
         cluster.pause_watches(LEDGERS)
         looking = cluster.faults.hold(Operation.READ_POD, moment=Moment.AFTER)
         mending = asyncio.create_task(other.controller.reconciler.reconcile(NodeName("n1")))
@@ -118,12 +118,12 @@ async def test_a_claim_that_differs_from_what_its_pod_runs_on_is_made_to_agree(
     async with replica(cluster, controller=False) as before:
         pod = asking_pod(cluster, "vm", 3)
         assert await before.bind(pod, "n1") == ""
-        stored = before.cache.ledger("n1")
+        stored = before.cache.ledger(NodeName("n1"))
         elsewhere = replace(stored.claims[pod.uid], cpus=0b111000, owned=0b111000)
         cluster.put_ledger("n1", stored.after(LedgerChange((elsewhere,))))
     async with replica(cluster) as one:
-        await one.until(lambda: one.cache.ledger("n1").owned == 0b111)
-        one.cache.ledger("n1").check()
+        await one.until(lambda: one.cache.ledger(NodeName("n1")).owned == 0b111)
+        one.cache.ledger(NodeName("n1")).check()
 
 
 async def test_a_pod_that_ended_meanwhile_is_not_claimed_back_from_a_stale_cache(
@@ -136,7 +136,7 @@ async def test_a_pod_that_ended_meanwhile_is_not_claimed_back_from_a_stale_cache
         cluster.pause_watches(PODS)
         cluster._ledgers.remove("n1")
         cluster.set_pod_phase("default", "vm", "Succeeded")
-        await stale.until(lambda: stale.cache.ledgers.current("n1") is None)
+        await stale.until(lambda: stale.cache.ledgers.current(NodeName("n1")) is None)
         await stale.controller.reconciler.reconcile(NodeName("n1"))
         assert stale.claims() == {}
         cluster.resume_watches(PODS)
@@ -159,7 +159,9 @@ async def test_an_overlap_is_told_once_and_does_not_keep_other_claims_from_comin
             node="n1",
             annotations={PLACEMENT: intruder.to_json()},
         )
-        await one.until(lambda: "a-first" in one.cache.pods.records and not one.cache.ledgers.current("n1"))
+        await one.until(
+            lambda: "a-first" in one.cache.pods.records and not one.cache.ledgers.current(NodeName("n1"))
+        )
         cluster.faults.fail(Operation.RECORD_EVENT, Unavailable("busy"))
         for _ in range(3):
             await one.controller.reconciler.reconcile(NodeName("n1"))
@@ -233,7 +235,9 @@ async def test_replicas_that_see_the_cluster_differently_free_everything_in_the_
         cluster.drop_watches(LEDGERS)
         cluster.resume_watches(PODS)
         await one.until(lambda: not one.claims())
-        await one.until(lambda: one.cache.ledger("n1").owned == other.cache.ledger("n1").owned == 0)
+        await one.until(
+            lambda: all(replica.cache.ledger(NodeName("n1")).owned == 0 for replica in (one, other))
+        )
 
 
 async def test_what_vanished_is_forgotten_once_nobody_claims_for_it(cluster: MemoryCluster) -> None:
@@ -241,10 +245,10 @@ async def test_what_vanished_is_forgotten_once_nobody_claims_for_it(cluster: Mem
         pods = [asking_pod(cluster, f"vm-{number}") for number in range(4)]
         for pod in pods:
             assert await one.bind(pod, "n1") == ""
-        await watcher.until(lambda: watcher.cache.ledger("n1").owned == mask_of(range(8)))
+        await watcher.until(lambda: watcher.cache.ledger(NodeName("n1")).owned == mask_of(range(8)))
         for pod in pods:
             cluster.delete_pod("default", pod.name, force=True)
-        await watcher.until(lambda: not watcher.cache.ledger("n1").owned)
+        await watcher.until(lambda: not watcher.cache.ledger(NodeName("n1")).owned)
         await watcher.until(lambda: not watcher.cache.pods.records)
         rounds = asyncio.create_task(watcher.controller.run())
         await watcher.until(lambda: not watcher.controller._index._deleted)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
 from kvplace.core.errors import Misconfigured, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, confirmed
+from kvplace.core.scalars import NodeName
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.pending_changes import Decision
@@ -17,6 +18,7 @@ from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS
 from tests.kube.claims import claim
 
+N = NodeName("n")
 CPUS = 8
 ALL = mask_of(range(CPUS))
 
@@ -49,7 +51,7 @@ async def process(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[Ledgers]:
     """The ledgers of one process, following the cluster."""
-    store: Store[str, LedgerRecord] = Store(LEDGERS)
+    store: Store[NodeName, LedgerRecord] = Store(LEDGERS)
     ledgers = Ledgers(
         cluster,
         store,
@@ -89,7 +91,7 @@ async def settled(condition: Callable[[], bool]) -> None:
 async def delivered(cluster: MemoryCluster, ledgers: Ledgers) -> None:
     """Wait until the watch has brought everything so far: what is written to another node after it."""
     cluster.put_ledger("last", Ledger())
-    await settled(lambda: ledgers.current("last") is not None)
+    await settled(lambda: ledgers.current(NodeName("last")) is not None)
 
 
 def taking(uid: str, count: int = 1) -> Decision[int]:

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, RequestRefused
 from kvplace.core.ledger import Claim, claim_document
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.api_cluster import ApiCluster
@@ -178,7 +179,7 @@ def test_what_an_agent_sees_is_kept_apart_from_what_the_machine_is(ledger_server
 async def test_a_bind_is_one_request_with_everything_in_it(stub: ApiStub, tmp_path: Path) -> None:
     stub.script = [answer({"kind": "Status", "status": "Success"})]
     async with await open_session(stub.kubeconfig(tmp_path, token="t")) as session:
-        await ApiCluster(session).bind("space", "vm", "uid-1", "worker", {"cpu-map": "{}"})
+        await ApiCluster(session).bind("space", "vm", PodUid("uid-1"), NodeName("worker"), {"cpu-map": "{}"})
     assert len(stub.asked) == 1
     assert (stub.asked[0].method, stub.asked[0].path) == ("POST", "/api/v1/namespaces/space/pods/vm/binding")
     assert json.loads(stub.bodies[0]) == {
@@ -205,7 +206,7 @@ async def test_an_answer_of_another_form_is_unavailable_not_a_traceback(
     stub.script = [answer(junk)]
     async with await open_session(stub.kubeconfig(tmp_path, token="t")) as session:
         with pytest.raises(Unreadable, match="nodeledgers"):
-            await ApiCluster(session).read_ledger("worker")
+            await ApiCluster(session).read_ledger(NodeName("worker"))
 
 
 async def test_an_answer_nested_without_end_is_unavailable_too(stub: ApiStub, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import ClaimState, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.request import Policy
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.events import EventReason, does_not_fit, pod_reference
 from kvplace.kube.watches import (
     LEDGERS,
@@ -32,6 +33,7 @@ from kvplace.kube.watches import (
 from tests.kube.claims import claim, taking
 from tests.kube.worlds import MACHINE, REQUEST, ApiWorld, Cluster, MemoryWorld, Watcher, World, watching
 
+WORKER, OTHER = NodeName("worker"), NodeName("other")
 PLACEMENT = '{"version":1}'
 RESULTS = {"kvplace.io/placement": PLACEMENT, "cpu-map": '{"socket0":["2"]}'}
 
@@ -44,7 +46,7 @@ class Contract:
     async def test_a_bind_stores_node_and_annotations_in_one_write(self, world: World) -> None:
         uid = world.create_pod("vm")
         async with watching(world.cluster, PODS) as seen:
-            await world.cluster.bind(world.namespace, "vm", uid, "worker", RESULTS)
+            await world.cluster.bind(world.namespace, "vm", uid, WORKER, RESULTS)
             await seen.until(lambda event: event.record.uid == uid and event.record.node)
             told = [
                 event.record for event in seen.events if isinstance(event, Apply) and event.record.uid == uid
@@ -56,12 +58,12 @@ class Contract:
 
     async def test_a_pod_is_bound_once(self, world: World) -> None:
         uid = world.create_pod("vm")
-        await world.cluster.bind(world.namespace, "vm", uid, "first", RESULTS)
+        await world.cluster.bind(world.namespace, "vm", uid, WORKER, RESULTS)
         with pytest.raises(Conflict, match="already assigned"):
-            await world.cluster.bind(world.namespace, "vm", uid, "second", {"cpu-map": "other"})
+            await world.cluster.bind(world.namespace, "vm", uid, OTHER, {"cpu-map": "other"})
         pod = await world.cluster.read_pod(world.namespace, "vm")
         assert pod is not None
-        assert (pod.node, pod.cpu_map) == ("first", RESULTS["cpu-map"])
+        assert (pod.node, pod.cpu_map) == (WORKER, RESULTS["cpu-map"])
 
     async def test_of_many_racing_binds_one_wins(self, world: World) -> None:
         uid = world.create_pod("vm")
@@ -69,7 +71,7 @@ class Contract:
         outcomes = await asyncio.gather(
             *(
                 clients[number % 2].bind(
-                    world.namespace, "vm", uid, f"node-{number}", {"cpu-map": str(number)}
+                    world.namespace, "vm", uid, NodeName(f"node-{number}"), {"cpu-map": str(number)}
                 )
                 for number in range(8)
             ),
@@ -87,7 +89,7 @@ class Contract:
         world.delete_pod("vm", force=True)
         world.create_pod("vm")
         with pytest.raises(Conflict):
-            await world.cluster.bind(world.namespace, "vm", old, "worker", {})
+            await world.cluster.bind(world.namespace, "vm", old, WORKER, {})
         pod = await world.cluster.read_pod(world.namespace, "vm")
         assert pod is not None
         assert not pod.node
@@ -95,22 +97,22 @@ class Contract:
     async def test_a_gated_pod_is_not_bound(self, world: World) -> None:
         uid = world.create_pod("vm", gated=True)
         with pytest.raises(Conflict, match="schedulingGates"):
-            await world.cluster.bind(world.namespace, "vm", uid, "worker", {})
+            await world.cluster.bind(world.namespace, "vm", uid, WORKER, {})
 
     async def test_a_pod_that_is_gone_is_refused(self, world: World) -> None:
         with pytest.raises(Refused):
-            await world.cluster.bind(world.namespace, "nobody", "some-uid", "worker", {})
+            await world.cluster.bind(world.namespace, "nobody", PodUid("some-uid"), WORKER, {})
         assert await world.cluster.read_pod(world.namespace, "nobody") is None
 
     async def test_a_pod_that_is_being_deleted_keeps_its_node(self, world: World) -> None:
         uid = world.create_pod("vm")
-        await world.cluster.bind(world.namespace, "vm", uid, "worker", {})
+        await world.cluster.bind(world.namespace, "vm", uid, WORKER, {})
         world.delete_pod("vm")
         pod = await world.cluster.read_pod(world.namespace, "vm")
         assert pod is not None
         assert (pod.deleting, pod.node) == (True, "worker")
         with pytest.raises(Conflict):
-            await world.cluster.bind(world.namespace, "vm", uid, "other", {})
+            await world.cluster.bind(world.namespace, "vm", uid, OTHER, {})
 
     # What a pod looks like
 
@@ -121,7 +123,7 @@ class Contract:
         assert waiting is not None
         assert (waiting.uid, waiting.request, waiting.vmi) == (uid, REQUEST, "the-vm")
         assert (waiting.scheduler_name, waiting.unschedulable, waiting.node) == ("kvplace", True, "")
-        await world.cluster.bind(world.namespace, "vm", uid, "worker", {})
+        await world.cluster.bind(world.namespace, "vm", uid, WORKER, {})
         bound = await world.cluster.read_pod(world.namespace, "vm")
         assert bound is not None
         assert not bound.unschedulable
@@ -175,7 +177,7 @@ class Contract:
     async def test_one_object_is_selected_by_name(self, world: World, kind: Kind[Any, Any]) -> None:
         mine, other = world.named("mine"), world.named("other")
 
-        async def make(name: str) -> None:
+        async def make(name: NodeName) -> None:
             if kind is NODES:
                 world.create_node(name)
             elif kind is TOPOLOGIES:
@@ -390,7 +392,7 @@ def strip(event: Any) -> tuple[type, Any]:
     return type(event), event.record
 
 
-async def take_two_cpus(cluster: Cluster, node: str, uid: str) -> list[int]:
+async def take_two_cpus(cluster: Cluster, node: NodeName, uid: str) -> list[int]:
     """Claim the two lowest free CPUs as a replica does: read, decide, write; all again after Conflict."""
     while True:
         record = await cluster.read_ledger(node)

@@ -10,6 +10,7 @@ import pytest
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Conflict, KvplaceError, Misconfigured, Refused, Unavailable
 from kvplace.core.ledger import ClaimState, Ledger, LedgerChange
+from kvplace.core.scalars import NodeName
 from kvplace.kube.faults import Operation
 from tests.kube.claims import claim
 from tests.kube.claims import taking as claiming
@@ -17,6 +18,7 @@ from tests.kube.ledger_process import (
     ALL,
     CPUS,
     Gate,
+    N,
     Recording,
     confirming,
     process,
@@ -36,9 +38,9 @@ async def test_changes_that_come_while_a_write_is_under_way_go_together_in_the_n
 ) -> None:
     async with process(cluster) as ledgers:
         hold = cluster.faults.hold(Operation.WRITE_LEDGER)
-        first = asyncio.create_task(ledgers.change("n", taking("first")))
+        first = asyncio.create_task(ledgers.change(N, taking("first")))
         await hold.reached.wait()
-        others = [asyncio.create_task(ledgers.change("n", taking(f"pod-{i}"))) for i in range(7)]
+        others = [asyncio.create_task(ledgers.change(N, taking(f"pod-{i}"))) for i in range(7)]
         await asyncio.sleep(0)
         hold.release()
         taken = await asyncio.gather(first, *others)
@@ -51,17 +53,17 @@ async def test_changes_that_come_while_a_write_is_under_way_go_together_in_the_n
 async def test_changes_one_after_the_other_never_wait_to_gather(cluster: Recording) -> None:
     async with process(cluster, gather_seconds=3600.0) as ledgers, asyncio.timeout(10):
         for number in range(4):
-            await ledgers.change("n", taking(f"pod-{number}"))
+            await ledgers.change(N, taking(f"pod-{number}"))
         assert ledgers.writes == 4
 
 
 async def test_changes_of_a_burst_gather_a_moment_and_then_go_together(cluster: Recording) -> None:
     gate = Gate()
     async with process(cluster, gather_seconds=3600.0, sleep=gate) as ledgers:
-        await ledgers.change("n", taking("before"))
-        burst = [asyncio.create_task(ledgers.change("n", taking(f"pod-{i}"))) for i in range(2)]
+        await ledgers.change(N, taking("before"))
+        burst = [asyncio.create_task(ledgers.change(N, taking(f"pod-{i}"))) for i in range(2)]
         await gate.reached.wait()
-        late = [asyncio.create_task(ledgers.change("n", taking(f"late-{i}"))) for i in range(3)]
+        late = [asyncio.create_task(ledgers.change(N, taking(f"late-{i}"))) for i in range(3)]
         await asyncio.sleep(0)
         gate.opened.set()
         await asyncio.gather(*burst, *late)
@@ -71,9 +73,9 @@ async def test_changes_of_a_burst_gather_a_moment_and_then_go_together(cluster: 
 async def test_nodes_do_not_wait_for_each_other(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
         hold = cluster.faults.hold(Operation.WRITE_LEDGER)
-        slow = asyncio.create_task(ledgers.change("slow", taking("a")))
+        slow = asyncio.create_task(ledgers.change(NodeName("slow"), taking("a")))
         await hold.reached.wait()
-        assert await ledgers.change("other", taking("b")) == 1
+        assert await ledgers.change(NodeName("other"), taking("b")) == 1
         hold.release()
         assert await slow == 1
 
@@ -82,9 +84,9 @@ async def test_of_two_pods_that_want_the_last_core_in_one_write_the_second_hears
     cluster: Recording,
 ) -> None:
     async with process(cluster) as ledgers:
-        await ledgers.change("n", taking("big", CPUS - 1))
+        await ledgers.change(N, taking("big", CPUS - 1))
         answers = await asyncio.gather(
-            *(ledgers.change("n", taking(uid)) for uid in ("a", "b")), return_exceptions=True
+            *(ledgers.change(N, taking(uid)) for uid in ("a", "b")), return_exceptions=True
         )
         assert answers[0] == 1 << (CPUS - 1)
         assert isinstance(answers[1], Refused)
@@ -95,10 +97,10 @@ async def test_a_pod_that_was_refused_is_asked_again_when_a_release_of_its_group
     cluster: Recording,
 ) -> None:
     async with process(cluster) as ledgers:
-        await ledgers.change("n", taking("old", CPUS))
+        await ledgers.change(N, taking("old", CPUS))
         cluster.asked.clear()
         taken, released = await asyncio.gather(
-            ledgers.change("n", taking("new", CPUS)), ledgers.change("n", releasing("old"))
+            ledgers.change(N, taking("new", CPUS)), ledgers.change(N, releasing("old"))
         )
         assert (taken, released) == (ALL, True)
         assert [change.releases for _, change in cluster.asked] == [("old",), ()]
@@ -109,10 +111,10 @@ async def test_a_release_before_a_claim_in_one_group_leaves_its_cores_to_the_nex
     cluster: Recording,
 ) -> None:
     async with process(cluster) as ledgers:
-        await ledgers.change("n", taking("old", CPUS))
+        await ledgers.change(N, taking("old", CPUS))
         cluster.asked.clear()
         released, taken = await asyncio.gather(
-            ledgers.change("n", releasing("old")), ledgers.change("n", taking("new", CPUS))
+            ledgers.change(N, releasing("old")), ledgers.change(N, taking("new", CPUS))
         )
         assert (released, taken) == (True, ALL)
         assert [(change.releases, len(change.claims)) for _, change in cluster.asked] == [
@@ -123,9 +125,9 @@ async def test_a_release_before_a_claim_in_one_group_leaves_its_cores_to_the_nex
 
 async def test_a_release_and_a_claim_on_other_cores_go_in_one_write(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
-        await ledgers.change("n", taking("old"))
+        await ledgers.change(N, taking("old"))
         cluster.asked.clear()
-        await asyncio.gather(ledgers.change("n", releasing("old")), ledgers.change("n", taking("new")))
+        await asyncio.gather(ledgers.change(N, releasing("old")), ledgers.change(N, taking("new")))
         assert [(change.releases, len(change.claims)) for _, change in cluster.asked] == [(("old",), 1)]
         assert cluster.stored().owners == {1: "new"}
 
@@ -136,11 +138,11 @@ async def test_a_pod_that_was_refused_gets_no_claim_when_the_write_of_its_group_
 ) -> None:
     async with process(cluster) as ledgers:
         cluster.put_ledger("n", Ledger().after(claiming(claim("foreign", 0))))
-        await settled(lambda: ledgers.current("n") is not None)
+        await settled(lambda: ledgers.current(N) is not None)
         hold = cluster.faults.hold(Operation.WRITE_LEDGER)
         cluster.faults.fail(Operation.WRITE_LEDGER, lost)
-        refused = asyncio.create_task(ledgers.change("n", taking("refused", CPUS)))
-        granted = asyncio.create_task(ledgers.change("n", taking("granted")))
+        refused = asyncio.create_task(ledgers.change(N, taking("refused", CPUS)))
+        granted = asyncio.create_task(ledgers.change(N, taking("granted")))
         await hold.reached.wait()
         cluster.put_ledger("n", Ledger())  # Now there is room for the one that was refused.
         hold.release()
@@ -153,8 +155,8 @@ async def test_a_pod_that_was_refused_gets_no_claim_when_the_write_of_its_group_
 async def test_a_core_is_never_released_and_claimed_in_one_write(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
         for round_ in range(12):
-            wishes = [ledgers.change("n", taking(f"{round_}-{i}", 2)) for i in range(4)]
-            wishes += [ledgers.change("n", releasing(f"{round_ - 1}-{i}")) for i in range(4)]
+            wishes = [ledgers.change(N, taking(f"{round_}-{i}", 2)) for i in range(4)]
+            wishes += [ledgers.change(N, releasing(f"{round_ - 1}-{i}")) for i in range(4)]
             await asyncio.gather(*wishes)
         for before, change in cluster.asked:
             freed = mask_of(cpu for cpu, owner in before.owners.items() if owner in change.releases)
@@ -166,9 +168,9 @@ async def test_a_pod_that_is_released_and_claims_again_in_one_group_ends_with_it
     cluster: Recording,
 ) -> None:
     async with process(cluster) as ledgers:
-        await ledgers.change("n", taking("a", 3))
+        await ledgers.change(N, taking("a", 3))
         released, taken = await asyncio.gather(
-            ledgers.change("n", releasing("a")), ledgers.change("n", taking("a", 3))
+            ledgers.change(N, releasing("a")), ledgers.change(N, taking("a", 3))
         )
         assert released
         assert cluster.stored().claims["a"].owned == taken
@@ -177,9 +179,9 @@ async def test_a_pod_that_is_released_and_claims_again_in_one_group_ends_with_it
 
 async def test_a_pod_that_claims_and_is_released_in_one_group_ends_without(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
-        await ledgers.change("n", taking("other"))
+        await ledgers.change(N, taking("other"))
         _, released = await asyncio.gather(
-            ledgers.change("n", taking("a", 3)), ledgers.change("n", releasing("a"))
+            ledgers.change(N, taking("a", 3)), ledgers.change(N, releasing("a"))
         )
         assert released
         assert cluster.stored().claims.keys() == {"other"}
@@ -187,19 +189,19 @@ async def test_a_pod_that_claims_and_is_released_in_one_group_ends_without(clust
 
 async def test_bookkeeping_goes_along_with_the_next_write(cluster: Recording) -> None:
     async with process(cluster, lazy_seconds=3600.0) as ledgers:
-        await ledgers.change("n", taking("a"))
-        ledgers.change_later("n", confirming("a"))
-        await ledgers.change("other", taking("c"))
+        await ledgers.change(N, taking("a"))
+        ledgers.change_later(N, confirming("a"))
+        await ledgers.change(NodeName("other"), taking("c"))
         assert cluster.stored().claims["a"].state is ClaimState.CLAIMED
-        await ledgers.change("n", taking("b"))
+        await ledgers.change(N, taking("b"))
         assert cluster.stored().claims["a"].state is ClaimState.BOUND
         assert ledgers.writes == 3
 
 
 async def test_bookkeeping_that_nobody_follows_is_written_alone_after_a_while(cluster: Recording) -> None:
     async with process(cluster, lazy_seconds=0.01) as ledgers:
-        await ledgers.change("n", taking("a"))
-        ledgers.change_later("n", confirming("a"))
+        await ledgers.change(N, taking("a"))
+        ledgers.change_later(N, confirming("a"))
         await settled(lambda: cluster.stored().claims["a"].state is ClaimState.BOUND)
 
 
@@ -211,7 +213,7 @@ async def test_bookkeeping_that_fails_is_logged_since_nobody_hears_of_it(
 
     with caplog.at_level(logging.WARNING):
         async with process(cluster, lazy_seconds=0.0) as ledgers:
-            ledgers.change_later("n", refusing)
+            ledgers.change_later(N, refusing)
             await settled(lambda: "the moon is full" in caplog.text)
 
 
@@ -221,7 +223,7 @@ async def test_a_claim_that_the_api_server_finds_invalid_does_not_take_the_other
     async with process(cluster) as ledgers:
         cluster.invalid = {"bad"}
         good, bad, also_good = await asyncio.gather(
-            *(ledgers.change("n", taking(uid)) for uid in ("good", "bad", "fine")), return_exceptions=True
+            *(ledgers.change(N, taking(uid)) for uid in ("good", "bad", "fine")), return_exceptions=True
         )
         assert isinstance(good, int)
         assert isinstance(also_good, int)
@@ -235,9 +237,9 @@ async def test_a_decision_that_breaks_does_not_stop_those_that_came_after_it(clu
 
     async with process(cluster) as ledgers:
         hold = cluster.faults.hold(Operation.READ_LEDGER)
-        first = asyncio.create_task(ledgers.change("n", broken))
+        first = asyncio.create_task(ledgers.change(N, broken))
         await hold.reached.wait()
-        second = asyncio.create_task(ledgers.change("n", taking("a")))
+        second = asyncio.create_task(ledgers.change(N, taking("a")))
         await asyncio.sleep(0)
         hold.release()
         with pytest.raises(Unavailable, match="a bug"):

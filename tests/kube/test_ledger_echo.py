@@ -9,6 +9,7 @@ from typing import Any, cast
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, claim_document
 from kvplace.core.request import Policy
+from kvplace.core.scalars import NodeName
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.session import open_session
@@ -33,7 +34,7 @@ async def test_the_echo_of_an_own_write_is_the_record_that_was_written(tmp_path:
                 {"metadata": {"resourceVersion": "9"}, "items": [stored("ours", "5"), stored("theirs", "5")]}
             ),
         ]
-        before = LedgerRecord("ours", Ledger(), "4", "uid-ours")
+        before = LedgerRecord(NodeName("ours"), Ledger(), "4", "uid-ours")
         written = await cluster.write_ledger(before, LedgerChange(claims=(CLAIM,)))
 
         seen = {}

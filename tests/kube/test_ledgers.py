@@ -10,6 +10,7 @@ import pytest
 
 from kvplace.core.errors import Conflict, Corrupt, Refused, Unavailable
 from kvplace.core.ledger import Ledger
+from kvplace.core.scalars import NodeName
 from kvplace.kube.faults import Moment, Operation
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.records import LedgerRecord
@@ -19,6 +20,7 @@ from tests.kube.claims import claim
 from tests.kube.claims import taking as claiming
 from tests.kube.ledger_process import (
     CPUS,
+    N,
     Recording,
     delivered,
     process,
@@ -35,9 +37,9 @@ def cluster() -> Recording:
 
 async def test_the_first_change_of_a_node_makes_its_ledger(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
-        assert ledgers.current("n") is None
-        assert await ledgers.change("n", taking("a", 2)) == 0b11
-        record = ledgers.current("n")
+        assert ledgers.current(N) is None
+        assert await ledgers.change(N, taking("a", 2)) == 0b11
+        record = ledgers.current(N)
         assert record is not None
         assert record.ledger == cluster.stored()
         assert ledgers.nodes_claimed_by("a") == {"n"}
@@ -49,10 +51,10 @@ async def test_a_write_without_an_answer_is_looked_at_and_never_done_twice(
 ) -> None:
     async with process(cluster) as ledgers:
         cluster.faults.fail(Operation.WRITE_LEDGER, Unavailable("timeout"), moment=moment)
-        assert await ledgers.change("n", taking("a", 2)) == 0b11
+        assert await ledgers.change(N, taking("a", 2)) == 0b11
         assert cluster.stored().owners == {0: "a", 1: "a"}
         cluster.faults.fail(Operation.WRITE_LEDGER, Unavailable("timeout"), moment=moment)
-        await ledgers.change("n", releasing("a"))
+        await ledgers.change(N, releasing("a"))
         assert cluster.stored() == Ledger()
 
 
@@ -63,7 +65,7 @@ async def test_a_ledger_that_could_not_be_made_at_once_is_made_a_little_later(
 ) -> None:
     async with process(cluster) as ledgers:
         cluster.faults.fail(operation, Unavailable("busy"), moment=moment, times=2)
-        assert await ledgers.change("n", taking("a")) == 1
+        assert await ledgers.change(N, taking("a")) == 1
         assert cluster.stored().owners == {0: "a"}
 
 
@@ -71,11 +73,11 @@ async def test_whoever_loses_against_another_process_decides_again_on_what_is_tr
     cluster: Recording,
 ) -> None:
     async with process(cluster) as one, process(cluster) as other:
-        await one.change("n", taking("first"))
+        await one.change(N, taking("first"))
         cluster.pause_watches(LEDGERS)
-        assert await one.change("n", taking("a", 2)) == 0b0110
-        assert await other.change("n", taking("b", 2)) == 0b11000
-        assert await one.change("n", taking("c")) == 0b100000
+        assert await one.change(N, taking("a", 2)) == 0b0110
+        assert await other.change(N, taking("b", 2)) == 0b11000
+        assert await one.change(N, taking("c")) == 0b100000
         cluster.stored().check()
         cluster.resume_watches(LEDGERS)
 
@@ -84,7 +86,7 @@ async def test_many_processes_that_race_for_one_node_never_share_a_core(cluster:
     async with contextlib.AsyncExitStack() as stack:
         processes = [await stack.enter_async_context(process(cluster)) for _ in range(4)]
         answers = await asyncio.gather(
-            *(processes[i % 4].change("n", taking(f"pod-{i}")) for i in range(12)), return_exceptions=True
+            *(processes[i % 4].change(N, taking(f"pod-{i}")) for i in range(12)), return_exceptions=True
         )
         taken = [answer for answer in answers if isinstance(answer, int)]
         assert len(set(taken)) == len(taken) == CPUS
@@ -96,16 +98,16 @@ async def test_when_others_always_win_the_asker_is_told_after_a_while(cluster: R
     async with process(cluster, attempts=3) as ledgers:
         cluster.faults.fail(Operation.WRITE_LEDGER, Conflict("changed since it was read"), times=3)
         with pytest.raises(Conflict, match="changed since it was read"):
-            await ledgers.change("n", taking("a"))
-        assert await ledgers.change("n", taking("a")) == 1
+            await ledgers.change(N, taking("a"))
+        assert await ledgers.change(N, taking("a")) == 1
 
 
 async def test_a_ledger_that_was_deleted_meanwhile_is_made_anew(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
-        await ledgers.change("n", taking("a"))
+        await ledgers.change(N, taking("a"))
         cluster.pause_watches(LEDGERS)
         cluster._ledgers.remove("n")
-        assert await ledgers.change("n", taking("b")) == 1
+        assert await ledgers.change(N, taking("b")) == 1
         assert cluster.stored().owners == {0: "b"}
         cluster.resume_watches(LEDGERS)
         await delivered(cluster, ledgers)
@@ -117,8 +119,8 @@ async def test_what_is_current_is_never_older_than_our_own_last_write(cluster: R
     async with process(cluster) as ledgers:
         cluster.pause_watches(LEDGERS)
         for number in range(3):
-            await ledgers.change("n", taking(f"pod-{number}"))
-            record = ledgers.current("n")
+            await ledgers.change(N, taking(f"pod-{number}"))
+            record = ledgers.current(N)
             assert record is not None
             assert record.ledger == cluster.stored()
         changed: list[str] = []
@@ -131,11 +133,11 @@ async def test_what_is_current_is_never_older_than_our_own_last_write(cluster: R
 async def test_late_news_of_a_ledger_that_is_gone_does_not_hide_the_one_made_after_it(
     cluster: Recording,
 ) -> None:
-    store: Store[str, LedgerRecord] = Store(LEDGERS)
+    store: Store[NodeName, LedgerRecord] = Store(LEDGERS)
     ledgers = Ledgers(cluster, store, gather_seconds=0.0)
     old = cluster.put_ledger("n", Ledger().after(claiming(claim("old", 0))))
     cluster._ledgers.remove("n")
-    await ledgers.change("n", taking("new"))
+    await ledgers.change(N, taking("new"))
     store.apply(Apply(old))
     assert ledgers.nodes_claimed_by("new") == {"n"}
     store.apply(Delete(old))
@@ -146,19 +148,19 @@ async def test_late_news_of_a_ledger_that_is_gone_does_not_hide_the_one_made_aft
 
 async def test_a_ledger_that_cannot_be_read_is_not_written(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
-        made = await cluster.create_ledger("n")
+        made = await cluster.create_ledger(N)
         cluster._ledgers.put(
             "n", replace(made, problem="the claim of pod a cannot be read", resource_version="99")
         )
         with pytest.raises(Corrupt, match="the ledger of node n cannot be read: the claim of pod a"):
-            await ledgers.change("n", taking("b"))
+            await ledgers.change(N, taking("b"))
         assert cluster.asked == []
 
 
 async def test_a_change_goes_on_when_its_asker_gives_up(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
         hold = cluster.faults.hold(Operation.WRITE_LEDGER)
-        asking = asyncio.create_task(ledgers.change("n", taking("a")))
+        asking = asyncio.create_task(ledgers.change(N, taking("a")))
         await hold.reached.wait()
         asking.cancel()
         hold.release()
@@ -169,12 +171,12 @@ async def test_a_change_goes_on_when_its_asker_gives_up(cluster: Recording) -> N
 async def test_a_process_that_ends_tells_who_waits_and_writes_no_more(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
         hold = cluster.faults.hold(Operation.WRITE_LEDGER)
-        writing = asyncio.create_task(ledgers.change("n", taking("a")))
+        writing = asyncio.create_task(ledgers.change(N, taking("a")))
         await hold.reached.wait()
-        gathered = asyncio.create_task(ledgers.change("n", taking("b")))
+        gathered = asyncio.create_task(ledgers.change(N, taking("b")))
         await asyncio.sleep(0)
         await ledgers.stop()
-        for waiting in (writing, gathered, ledgers.change("n", taking("c"))):
+        for waiting in (writing, gathered, ledgers.change(N, taking("c"))):
             with pytest.raises(Unavailable):
                 await waiting
         assert len(cluster.asked) == 1
@@ -182,7 +184,7 @@ async def test_a_process_that_ends_tells_who_waits_and_writes_no_more(cluster: R
 
 async def test_a_process_that_ends_before_a_write_begins_tells_who_waits(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
-        waiting = asyncio.create_task(ledgers.change("n", taking("a")))
+        waiting = asyncio.create_task(ledgers.change(N, taking("a")))
         await settled(lambda: bool(ledgers._queues))
         await ledgers.stop()
         with pytest.raises(Unavailable):
@@ -193,8 +195,8 @@ async def test_a_process_that_ends_before_a_write_begins_tells_who_waits(cluster
 async def test_of_nodes_that_are_gone_nothing_stays(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
         for number in range(20):
-            await ledgers.change(f"n{number}", taking("a"))
-            await ledgers.change(f"n{number}", releasing("a"))
+            await ledgers.change(NodeName(f"n{number}"), taking("a"))
+            await ledgers.change(NodeName(f"n{number}"), releasing("a"))
         for number in range(20):
             cluster._ledgers.remove(f"n{number}")
         await delivered(cluster, ledgers)
@@ -205,7 +207,7 @@ async def test_of_nodes_that_are_gone_nothing_stays(cluster: Recording) -> None:
 
 async def test_a_change_that_changes_nothing_costs_no_write(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
-        await ledgers.change("n", taking("a"))
-        assert await ledgers.change("n", taking("a")) == 1
-        assert await ledgers.change("n", releasing("b")) is False
+        await ledgers.change(N, taking("a"))
+        assert await ledgers.change(N, taking("a")) == 1
+        assert await ledgers.change(N, releasing("b")) is False
         assert ledgers.writes == 1

@@ -17,6 +17,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from kvplace.core.errors import Conflict, Refused, Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict, merge_patch, read_ledger
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.faults import Moment, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.object_log import ObjectLog
@@ -27,7 +28,7 @@ from tests.kube.claims import claim, taking
 from tests.kube.ledger_strategies import changes, document, ledgers, merged
 
 T = TypeVar("T")
-NODES = ("one", "two")
+NODES = (NodeName("one"), NodeName("two"))
 
 
 class Replicas(RuleBasedStateMachine):
@@ -40,8 +41,8 @@ class Replicas(RuleBasedStateMachine):
     def start(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.cluster = MemoryCluster()
-        self.ledger_store: Store[str, LedgerRecord] = Store(LEDGERS)
-        self.pod_store: Store[str, PodRecord] = Store(PODS, PLACED_PODS)
+        self.ledger_store: Store[NodeName, LedgerRecord] = Store(LEDGERS)
+        self.pod_store: Store[PodUid, PodRecord] = Store(PODS, PLACED_PODS)
         self.followers = [
             self.loop.create_task(store.run(self.cluster)) for store in (self.ledger_store, self.pod_store)
         ]
@@ -62,7 +63,7 @@ class Replicas(RuleBasedStateMachine):
         return self.loop.run_until_complete(what)
 
     @rule(target=views, node=st.sampled_from(NODES))
-    def read(self, node: str) -> LedgerRecord:
+    def read(self, node: NodeName) -> LedgerRecord:
         record = self.wait(self.cluster.read_ledger(node))
         assert record is not None
         assert record.ledger == self.granted[node]
@@ -101,7 +102,7 @@ class Replicas(RuleBasedStateMachine):
         return self.read(view.node)
 
     @rule(node=st.sampled_from(NODES), ledger=ledgers())
-    def somebody_else_puts_a_ledger(self, node: str, ledger: Ledger) -> None:
+    def somebody_else_puts_a_ledger(self, node: NodeName, ledger: Ledger) -> None:
         before = self.granted[node].owners
         hands_over = any(before.get(cpu, owner) != owner for cpu, owner in ledger.owners.items())
         try:
@@ -113,13 +114,13 @@ class Replicas(RuleBasedStateMachine):
             self.granted[node], self.documents[node] = ledger, document(ledger)
 
     @rule(target=pods)
-    def a_pod_arrives(self) -> tuple[str, str]:
+    def a_pod_arrives(self) -> tuple[str, PodUid]:
         self.count += 1
         name = f"pod-{self.count}"
         return name, self.cluster.create_pod(name, request="{}").uid
 
     @rule(pod=pods, node=st.sampled_from(NODES), lost=st.booleans())
-    def bind(self, pod: tuple[str, str], node: str, lost: bool) -> None:
+    def bind(self, pod: tuple[str, PodUid], node: NodeName, lost: bool) -> None:
         name, uid = pod
         if lost:
             self.cluster.faults.fail(Operation.BIND, Unavailable("timeout"), moment=Moment.AFTER)
@@ -138,7 +139,7 @@ class Replicas(RuleBasedStateMachine):
         self.forget_faults()
 
     @rule(pod=pods)
-    def delete_pod(self, pod: tuple[str, str]) -> None:
+    def delete_pod(self, pod: tuple[str, PodUid]) -> None:
         try:
             self.cluster.delete_pod("default", pod[0], force=True)
         except Refused:
@@ -190,7 +191,7 @@ TestReplicas.settings = settings(max_examples=50, stateful_step_count=25, deadli
 
 async def test_a_write_can_be_held_while_another_overtakes_it() -> None:
     cluster = MemoryCluster()
-    record = await cluster.create_ledger("one")
+    record = await cluster.create_ledger(NodeName("one"))
     hold = cluster.faults.hold(Operation.WRITE_LEDGER)
     slow = asyncio.create_task(cluster.write_ledger(record, taking(claim("slow", 1))))
     await hold.reached.wait()
@@ -204,12 +205,12 @@ async def test_a_write_can_be_held_while_another_overtakes_it() -> None:
 async def test_the_third_call_fails_when_the_script_says_so() -> None:
     cluster = MemoryCluster()
     cluster.faults.fail(Operation.CREATE_LEDGER, Unavailable("no"), nth=3)
-    await cluster.create_ledger("one")
-    await cluster.create_ledger("two")
+    await cluster.create_ledger(NodeName("one"))
+    await cluster.create_ledger(NodeName("two"))
     with pytest.raises(Unavailable):
-        await cluster.create_ledger("three")
-    assert await cluster.read_ledger("three") is None
-    assert (await cluster.create_ledger("three")).node == "three"
+        await cluster.create_ledger(NodeName("three"))
+    assert await cluster.read_ledger(NodeName("three")) is None
+    assert (await cluster.create_ledger(NodeName("three"))).node == "three"
 
 
 async def test_a_paused_watch_shows_an_old_world_until_it_resumes() -> None:
@@ -221,7 +222,7 @@ async def test_a_paused_watch_shows_an_old_world_until_it_resumes() -> None:
     store.subscribe(lambda old, new: changed.set())
     cluster.pause_watches(PODS)
     uid = cluster.create_pod("vm", request="{}").uid
-    await cluster.bind("default", "vm", uid, "one", {})
+    await cluster.bind("default", "vm", uid, NodeName("one"), {})
     assert store.get(uid) is None
     cluster.resume_watches(PODS)
     await changed.wait()
@@ -254,13 +255,13 @@ async def test_five_hundred_vms_are_bound_without_a_double() -> None:
     cluster = MemoryCluster()
     nodes = [f"node-{number}" for number in range(25)]
     for node in nodes:
-        await cluster.create_ledger(node)
+        await cluster.create_ledger(NodeName(node))
 
     async def place(number: int) -> None:
         pod = cluster.create_pod(f"vm-{number}", request="{}")
         node = nodes[number % len(nodes)]
         while True:
-            record = await cluster.read_ledger(node)
+            record = await cluster.read_ledger(NodeName(node))
             assert record is not None
             free = [cpu for cpu in range(80) if cpu not in record.ledger.owners][:4]
             try:
@@ -268,11 +269,11 @@ async def test_five_hundred_vms_are_bound_without_a_double() -> None:
             except Conflict:
                 continue
             break
-        await cluster.bind("default", pod.name, pod.uid, node, {"cpu-map": "{}"})
+        await cluster.bind("default", pod.name, pod.uid, NodeName(node), {"cpu-map": "{}"})
 
     await asyncio.gather(*(place(number) for number in range(500)))
     for node in nodes:
-        record = await cluster.read_ledger(node)
+        record = await cluster.read_ledger(NodeName(node))
         assert record is not None
         record.ledger.check()
         assert len(record.ledger.owners) == 80

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.objects import (
@@ -122,7 +123,7 @@ def test_a_node_is_its_name_its_cordon_and_its_map() -> None:
         "status": {"images": [{"names": ["a"]}]},
     }
     read_node = node_record(msgspec.json.decode(json.dumps(node), type=NodeObject))
-    assert read_node == NodeRecord("a", "u", unschedulable=True, cpu_map="{}", resource_version="7")
+    assert read_node == NodeRecord(NodeName("a"), "u", unschedulable=True, cpu_map="{}", resource_version="7")
 
 
 def custom(

@@ -7,13 +7,14 @@ import logging
 
 import pytest
 
+from kvplace.core.scalars import NodeName
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import NodeRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import NODES, Apply, Delete, Init, InitApply, InitDone
 
-A, B, C = (NodeRecord(name, f"uid-{name}") for name in "abc")
-A2 = NodeRecord("a", "uid-a", unschedulable=True)
+A, B, C = (NodeRecord(NodeName(name), f"uid-{name}") for name in "abc")
+A2 = NodeRecord(NodeName("a"), "uid-a", unschedulable=True)
 
 
 class Told:
@@ -27,11 +28,11 @@ class Told:
 
 
 @pytest.fixture
-def store() -> Store[str, NodeRecord]:
+def store() -> Store[NodeName, NodeRecord]:
     return Store(NODES)
 
 
-def test_nothing_is_shown_before_the_first_list_is_complete(store: Store[str, NodeRecord]) -> None:
+def test_nothing_is_shown_before_the_first_list_is_complete(store: Store[NodeName, NodeRecord]) -> None:
     told = Told()
     store.subscribe(told)
     store.apply(Init())
@@ -41,7 +42,7 @@ def test_nothing_is_shown_before_the_first_list_is_complete(store: Store[str, No
     assert (dict(store.records), store.has_synced, told.differences) == ({"a": A}, True, [(None, A)])
 
 
-def test_a_new_list_swaps_in_at_once_and_tells_the_vanished_first(store: Store[str, NodeRecord]) -> None:
+def test_a_new_list_swaps_in_at_once_and_tells_the_vanished_first(store: Store[NodeName, NodeRecord]) -> None:
     for event in (Init(), InitApply(A), InitApply(B), InitDone()):
         store.apply(event)
     told = Told()
@@ -55,22 +56,22 @@ def test_a_new_list_swaps_in_at_once_and_tells_the_vanished_first(store: Store[s
     assert told.differences == [(B, None), (A, A2), (None, C)]
 
 
-def test_a_list_that_begins_anew_forgets_the_unfinished_one(store: Store[str, NodeRecord]) -> None:
+def test_a_list_that_begins_anew_forgets_the_unfinished_one(store: Store[NodeName, NodeRecord]) -> None:
     for event in (Init(), InitApply(A), Init(), InitApply(B), InitDone()):
         store.apply(event)
     assert dict(store.records) == {"b": B}
 
 
-def test_changes_are_told_with_what_was_before(store: Store[str, NodeRecord]) -> None:
+def test_changes_are_told_with_what_was_before(store: Store[NodeName, NodeRecord]) -> None:
     told = Told()
     store.subscribe(told)
     for event in (Init(), InitDone(), Apply(A), Apply(A2), Delete(A2), Delete(C)):
         store.apply(event)
     assert told.differences == [(None, A), (A, A2), (A2, None)]
-    assert store.get("a") is None
+    assert store.get(NodeName("a")) is None
 
 
-def test_who_comes_late_is_told_what_is_there(store: Store[str, NodeRecord]) -> None:
+def test_who_comes_late_is_told_what_is_there(store: Store[NodeName, NodeRecord]) -> None:
     for event in (Init(), InitApply(A), InitApply(B), InitDone()):
         store.apply(event)
     told = Told()
@@ -79,7 +80,7 @@ def test_who_comes_late_is_told_what_is_there(store: Store[str, NodeRecord]) -> 
 
 
 def test_a_failing_subscriber_is_logged_and_stops_nobody(
-    store: Store[str, NodeRecord], caplog: pytest.LogCaptureFixture
+    store: Store[NodeName, NodeRecord], caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(old: NodeRecord | None, new: NodeRecord | None) -> None:
         raise ValueError("a mistake")
@@ -94,7 +95,7 @@ def test_a_failing_subscriber_is_logged_and_stops_nobody(
     assert "nodes" in caplog.text
 
 
-async def test_it_follows_a_cluster_until_that_is_closed(store: Store[str, NodeRecord]) -> None:
+async def test_it_follows_a_cluster_until_that_is_closed(store: Store[NodeName, NodeRecord]) -> None:
     cluster = MemoryCluster()
     cluster.create_node("a")
     follower = asyncio.create_task(store.run(cluster))

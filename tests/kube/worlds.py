@@ -14,6 +14,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias, cast
 
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
@@ -59,16 +60,16 @@ class World(ABC):
         self.namespace = namespace
         self._tag = secrets.token_hex(3)
 
-    def named(self, name: str) -> str:
+    def named(self, name: str) -> NodeName:
         """Make a cluster-scoped name of this world."""
-        return f"{name}-{self._tag}"
+        return NodeName(f"{name}-{self._tag}")
 
     @abstractmethod
     async def another_client(self) -> Cluster:
         """Make another client, as another replica does."""
 
     @abstractmethod
-    def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> str:
+    def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> PodUid:
         """Create a pod as it is after admission; answers its UID."""
 
     @abstractmethod
@@ -115,7 +116,7 @@ class MemoryWorld(World):
     async def another_client(self) -> Cluster:
         return self._memory
 
-    def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> str:
+    def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> PodUid:
         request = REQUEST if asks else ""
         return self._memory.create_pod(name, request=request, gated=gated, vmi=vmi).uid
 
@@ -175,7 +176,7 @@ class ApiWorld(World):
         for client in [self.cluster, *self._clients]:
             await client.close()
 
-    def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> str:
+    def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> PodUid:
         metadata: Json = {"name": name}
         if asks:
             metadata["labels"] = {"kvplace.io/placed": "true"}
@@ -191,7 +192,7 @@ class ApiWorld(World):
         if gated:
             spec["schedulingGates"] = [{"name": "kvplace.io/test"}]
         answer = self.plane.request("POST", self._pods(), {"metadata": metadata, "spec": spec})
-        return str(answer["metadata"]["uid"])
+        return PodUid(answer["metadata"]["uid"])
 
     def label_pod(self, name: str, labels: Mapping[str, str | None]) -> None:
         patch = {"metadata": {"labels": dict(labels)}}

@@ -13,6 +13,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
@@ -98,7 +99,7 @@ def _kubeconfig(folder: Path, address: Address) -> CredentialOptions:
 
 
 async def _call_everything(cluster: ApiCluster, watched: set[str]) -> None:
-    ledger = LedgerRecord("worker", Ledger(), "1", uid="u")
+    ledger = LedgerRecord(NodeName("worker"), Ledger(), "1", uid="u")
     pod = ObjectReference(kind="Pod", namespace="b", name="a", uid="u")
 
     async def watch(kind: Kind[Any, Any]) -> None:
@@ -109,15 +110,15 @@ async def _call_everything(cluster: ApiCluster, watched: set[str]) -> None:
 
     calls: dict[str, Callable[[], Awaitable[object]]] = {
         "watch": lambda: asyncio.gather(watch(PODS), watch(NODES), watch(TOPOLOGIES), watch(LEDGERS)),
-        "bind": lambda: cluster.bind("b", "a", "u", "worker", {}),
+        "bind": lambda: cluster.bind("b", "a", PodUid("u"), NodeName("worker"), {}),
         "read_pod": lambda: cluster.read_pod("b", "a"),
         "read_vmi": lambda: cluster.read_vmi("b", "a"),
-        "read_ledger": lambda: cluster.read_ledger("worker"),
-        "create_ledger": lambda: cluster.create_ledger("worker"),
+        "read_ledger": lambda: cluster.read_ledger(NodeName("worker")),
+        "create_ledger": lambda: cluster.create_ledger(NodeName("worker")),
         "write_ledger": lambda: cluster.write_ledger(ledger, LedgerChange()),
         "delete_ledger": lambda: cluster.delete_ledger(ledger),
         "record_event": lambda: cluster.record_event(EventRecord(pod, EventReason.PLACED, "a note")),
-        "annotate_node": lambda: cluster.annotate_node("worker", {"a": "b"}),
+        "annotate_node": lambda: cluster.annotate_node(NodeName("worker"), {"a": "b"}),
     }
     assert calls.keys() == port_methods(), "call every method of the port here"
     for call in calls.values():

@@ -7,7 +7,7 @@ import pytest
 from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.ledger import Claim, ClaimState, Ledger
 from kvplace.core.request import Policy
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitDone
@@ -15,7 +15,7 @@ from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable
 from tests.nodes.machines import EIGHT
 
-NODE = NodeRecord("n", "uid")
+NODE = NodeRecord(NodeName("n"), "uid")
 HELD = parse_cpu_list("2-3")
 """CPUs that the kubelet's own static policy holds."""
 
@@ -25,7 +25,7 @@ def cache() -> NodeCache:
     """A cache that has seen one node of eight CPUs, two of which the kubelet holds."""
     made = NodeCache(MemoryCluster())
     made.nodes.apply(Apply(NODE))
-    made.topologies.apply(Apply(TopologyRecord("n", EIGHT, kubelet_cpus=HELD)))
+    made.topologies.apply(Apply(TopologyRecord(NodeName("n"), EIGHT, kubelet_cpus=CpuMask(HELD))))
     return made
 
 
@@ -36,11 +36,11 @@ def claim(uid: str, cpus: int) -> Claim:
 def ledger(cpus: int, version: str) -> LedgerRecord:
     owner = claim("db", cpus)
     owners = {cpu: "db" for cpu in range(8) if cpus >> cpu & 1}
-    return LedgerRecord("n", Ledger(owners, {"db": owner}), version, uid="ledger")
+    return LedgerRecord(NodeName("n"), Ledger(owners, {"db": owner}), version, uid="ledger")
 
 
 def free_cpus(cache: NodeCache) -> int:
-    snapshot = cache.snapshot("n")
+    snapshot = cache.snapshot(NodeName("n"))
     assert isinstance(snapshot, NodeSnapshot)
     return snapshot.free.cpus
 
@@ -49,20 +49,20 @@ def test_free_is_what_kubelet_ledger_and_holds_leave(cache: NodeCache) -> None:
     assert free_cpus(cache) == mask_of([0, 1, 4, 5, 6, 7])
     see_ledger(cache, ledger(0b1, "1"))
     assert free_cpus(cache) == mask_of([1, 4, 5, 6, 7])
-    held = cache.snapshot("n", [claim("web", 0b10)])
+    held = cache.snapshot(NodeName("n"), [claim("web", 0b10)])
     assert isinstance(held, NodeSnapshot)
     assert held.free.cpus == mask_of([4, 5, 6, 7])
-    cache.topologies.apply(Apply(TopologyRecord("n", EIGHT)))
+    cache.topologies.apply(Apply(TopologyRecord(NodeName("n"), EIGHT)))
     assert free_cpus(cache) == mask_of([1, 2, 3, 4, 5, 6, 7])
 
 
 def test_the_largest_node_is_the_one_that_gives_out_most_cpus(cache: NodeCache) -> None:
-    cache.nodes.apply(Apply(NodeRecord("undescribed", "uid-2")))
+    cache.nodes.apply(Apply(NodeRecord(NodeName("undescribed"), "uid-2")))
     assert cache.largest_node == 6
-    cache.nodes.apply(Apply(NodeRecord("larger", "uid-3")))
-    cache.topologies.apply(Apply(TopologyRecord("larger", EIGHT)))
+    cache.nodes.apply(Apply(NodeRecord(NodeName("larger"), "uid-3")))
+    cache.topologies.apply(Apply(TopologyRecord(NodeName("larger"), EIGHT)))
     assert cache.largest_node == 8
-    cache.nodes.apply(Delete(NodeRecord("larger", "uid-3")))
+    cache.nodes.apply(Delete(NodeRecord(NodeName("larger"), "uid-3")))
     assert cache.largest_node == 6
     cache.nodes.apply(Delete(NODE))
     assert cache.largest_node is None
@@ -73,30 +73,32 @@ def test_listeners_are_called_for_a_machine_or_ledger_that_changed_and_for_nothi
 ) -> None:
     changed: list[str] = []
     cache.subscribe(changed.append)
-    machine = cache.machine("n")
-    cache.topologies.apply(Apply(TopologyRecord("n", EIGHT, kubelet_cpus=HELD, resource_version="2")))
-    cache.nodes.apply(Apply(NodeRecord("n", "uid", unschedulable=True)))
-    assert cache.machine("n") is machine
+    machine = cache.machine(NodeName("n"))
+    cache.topologies.apply(
+        Apply(TopologyRecord(NodeName("n"), EIGHT, kubelet_cpus=CpuMask(HELD), resource_version="2"))
+    )
+    cache.nodes.apply(Apply(NodeRecord(NodeName("n"), "uid", unschedulable=True)))
+    assert cache.machine(NodeName("n")) is machine
     assert changed == []
-    cache.topologies.apply(Apply(TopologyRecord("n", EIGHT, kubelet_cpus=0b1)))
-    assert cache.machine("n") == NodeMachine(EIGHT, CpuMask(0b11111110))
-    cache.nodes.apply(Apply(NodeRecord("n", "uid", cpu_map='{"socket0": ["5"]}')))
-    assert cache.machine("n") == NodeMachine(EIGHT, CpuMask(1 << 5))
+    cache.topologies.apply(Apply(TopologyRecord(NodeName("n"), EIGHT, kubelet_cpus=CpuMask(0b1))))
+    assert cache.machine(NodeName("n")) == NodeMachine(EIGHT, CpuMask(0b11111110))
+    cache.nodes.apply(Apply(NodeRecord(NodeName("n"), "uid", cpu_map='{"socket0": ["5"]}')))
+    assert cache.machine(NodeName("n")) == NodeMachine(EIGHT, CpuMask(1 << 5))
     see_ledger(cache, ledger(0b1, "1"))
     assert changed == ["n", "n", "n"]
 
 
 def test_a_node_whose_ledger_cannot_be_read_is_unusable(cache: NodeCache) -> None:
-    see_ledger(cache, LedgerRecord("n", Ledger(), "1", problem="owners must be an object"))
-    assert isinstance(cache.machine("n"), NodeMachine)
-    assert cache.snapshot("n") == Unusable("its ledger cannot be read: owners must be an object")
+    see_ledger(cache, LedgerRecord(NodeName("n"), Ledger(), "1", problem="owners must be an object"))
+    assert isinstance(cache.machine(NodeName("n")), NodeMachine)
+    assert cache.snapshot(NodeName("n")) == Unusable("its ledger cannot be read: owners must be an object")
 
 
 def test_nodes_that_are_gone_are_forgotten(cache: NodeCache) -> None:
-    assert isinstance(cache.machine("n"), NodeMachine)
+    assert isinstance(cache.machine(NodeName("n")), NodeMachine)
     cache.nodes.apply(Delete(NODE))
     for name in ("n", "never-there"):
-        assert cache.snapshot(name) == Unusable("the node is not known to the API server")
+        assert cache.snapshot(NodeName(name)) == Unusable("the node is not known to the API server")
     assert cache._machines == {}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvplace.core.cpuset import mask_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.kube.records import NodeRecord, TopologyRecord
 from kvplace.nodes.node_machine import NOT_DESCRIBED, NOT_KNOWN, NodeMachine, Unusable, describe_node
 from tests.nodes.machines import EIGHT
@@ -17,8 +17,8 @@ RESERVING = replace(EIGHT, reserved=0b1)
 
 
 def described(cpu_map: str = "", kubelet_cpus: int = 0) -> NodeMachine | Unusable:
-    topology = TopologyRecord("n", RESERVING, kubelet_cpus=kubelet_cpus)
-    return describe_node(NodeRecord("n", "uid", cpu_map=cpu_map), topology)
+    topology = TopologyRecord(NodeName("n"), RESERVING, kubelet_cpus=CpuMask(kubelet_cpus))
+    return describe_node(NodeRecord(NodeName("n"), "uid", cpu_map=cpu_map), topology)
 
 
 def test_a_node_gives_out_what_its_topology_does_not_reserve() -> None:
@@ -47,21 +47,25 @@ def test_its_cpu_map_and_the_cpus_that_the_kubelet_holds_limit_that(
 
 
 def test_a_node_without_a_topology_is_what_its_cpu_map_says() -> None:
-    machine = describe_node(NodeRecord("n", "uid", cpu_map='{"socket0": ["2", "3"], "socket1": ["9"]}'), None)
+    machine = describe_node(
+        NodeRecord(NodeName("n"), "uid", cpu_map='{"socket0": ["2", "3"], "socket1": ["9"]}'), None
+    )
     assert isinstance(machine, NodeMachine)
     assert machine.allocatable == machine.topology.cpus == mask_of([2, 3, 9])
     assert [package.cpus for package in machine.topology.packages] == [0b1100, 1 << 9]
 
 
 def test_why_a_node_cannot_be_used() -> None:
-    node = NodeRecord("n", "uid")
-    assert describe_node(None, TopologyRecord("n", EIGHT)) == NOT_KNOWN
+    node = NodeRecord(NodeName("n"), "uid")
+    assert describe_node(None, TopologyRecord(NodeName("n"), EIGHT)) == NOT_KNOWN
     assert describe_node(node, None) == NOT_DESCRIBED
-    assert describe_node(node, TopologyRecord("n", None, "cores must be a list")) == Unusable(
+    assert describe_node(node, TopologyRecord(NodeName("n"), None, "cores must be a list")) == Unusable(
         "its NodeTopology cannot be read: cores must be a list"
     )
-    unreadable = describe_node(NodeRecord("n", "uid", cpu_map="["), TopologyRecord("n", EIGHT))
+    unreadable = describe_node(
+        NodeRecord(NodeName("n"), "uid", cpu_map="["), TopologyRecord(NodeName("n"), EIGHT)
+    )
     assert isinstance(unreadable, Unusable)
     assert "cpu-map" in unreadable.problem
-    empty = describe_node(NodeRecord("n", "uid", cpu_map='{"socket0": []}'), None)
+    empty = describe_node(NodeRecord(NodeName("n"), "uid", cpu_map='{"socket0": []}'), None)
     assert empty == Unusable("its annotation cpu-map: '{\"socket0\": []}': names no CPU")

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import PodPlacement
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import LedgerRecord, PodRecord
 
@@ -22,7 +23,7 @@ class Counting(MemoryCluster):
         self.bindings: list[tuple[str, str]] = []
 
     async def bind(
-        self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
+        self, namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]
     ) -> None:
         self.bindings.append((pod, node))
         await super().bind(namespace, pod, uid, node, annotations)
@@ -50,11 +51,11 @@ class Network(Counting):
         self._sent: set[asyncio.Task[object]] = set()
 
     async def bind(
-        self, namespace: str, pod: str, uid: str, node: str, annotations: Mapping[str, str]
+        self, namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]
     ) -> None:
         await self._deliver(super().bind(namespace, pod, uid, node, annotations))
 
-    async def create_ledger(self, node: str) -> LedgerRecord:
+    async def create_ledger(self, node: NodeName) -> LedgerRecord:
         return await self._deliver(super().create_ledger(node))
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:

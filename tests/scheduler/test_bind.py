@@ -155,7 +155,7 @@ async def test_a_pod_that_was_made_anew_under_the_same_name_is_another_one(clust
         new = asking_pod(cluster, "vm")
         assert "made anew under the same name" in await one.bind(old, "a")
         assert cluster.claimed_on(old.uid) == []
-        unheard = replace(old, uid="uid-nobody-has")
+        unheard = replace(old, uid=PodUid("uid-nobody-has"))
         assert await one.bind(unheard, "a") == "pod default/vm with UID uid-nobody-has is gone"
         assert await one.bind(new, "a") == ""
 
@@ -199,7 +199,7 @@ async def test_a_pod_that_is_bound_elsewhere_keeps_its_cores_there_and_gets_none
 async def test_a_pod_that_somebody_bound_without_cores_is_not_given_any(cluster: Counting) -> None:
     async with replica(cluster, controller=False) as one:
         pod = asking_pod(cluster, "vm")
-        await cluster.bind("default", "vm", pod.uid, "a", {})
+        await cluster.bind("default", "vm", pod.uid, NodeName("a"), {})
         assert "is already " in await one.bind(pod, "a")
         assert cluster.claimed_on(pod.uid) == []
 

@@ -15,6 +15,7 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import GuestNuma, OnFailure, Policy, Request, Scope
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.claims import is_bound_with, placement_of_claim
@@ -82,7 +83,7 @@ def test_a_claim_that_the_machine_no_longer_serves_has_no_placement_behind_it(ca
 
 def test_a_pod_is_bound_with_only_with_its_own_uid_node_and_cpus() -> None:
     floating = PodPlacement.floating(pod_uid="u", node="n")
-    pod = PodRecord("ns", "p", "u", node="n", placement=floating.to_json())
+    pod = PodRecord("ns", "p", PodUid("u"), node=NodeName("n"), placement=floating.to_json())
     assert is_bound_with(pod, None, uid="u", node="n")
     assert not is_bound_with(None, None, uid="u", node="n")
     assert not is_bound_with(pod, None, uid="other", node="n")

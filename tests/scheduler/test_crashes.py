@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvplace.core.scalars import PodUid
 from kvplace.kube.faults import Moment, Operation
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.nodes.machines import EIGHT
@@ -80,7 +81,7 @@ async def settle(one: Replica, cluster: Counting) -> None:
             for uid, claim in record.ledger.claims.items()
         }
         return claims.keys() == {(uid, pod.node) for uid, pod in bound.items()} and all(
-            claim.cpus == cluster.placement(bound[uid].name).placement.cpus
+            claim.cpus == cluster.placement(bound[PodUid(uid)].name).placement.cpus
             for (uid, _), claim in claims.items()
         )
 

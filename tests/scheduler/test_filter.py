@@ -329,7 +329,7 @@ async def test_claims_of_other_replicas_are_seen(cluster: MemoryCluster) -> None
     cluster.create_node("n", topology=EIGHT)
     async with replica(cluster) as one, replica(cluster) as other:
         assert await other.bind(asking_pod(cluster, "vm", 6), "n") == ""
-        await one.until(lambda: one.cache.ledger("n").owned)
+        await one.until(lambda: one.cache.ledger(NodeName("n")).owned)
         assert (await one.filter(asking_pod(cluster, "late", 3))).names == []
         assert (await one.filter(asking_pod(cluster, "small", 2))).names == ["n"]
 
@@ -365,7 +365,7 @@ async def test_a_topology_as_the_agent_writes_it_is_the_machine_of_the_node(clus
         pod = asking_pod(cluster, "vm", 8)
         assert (await one.filter(pod)).names == ["n"]
         assert await one.bind(pod, "n") == ""
-        assert set(cpus_of(one.cache.ledger("n").owned)) == {4, 5, 6, 7, 12, 13, 14, 15}
+        assert set(cpus_of(one.cache.ledger(NodeName("n")).owned)) == {4, 5, 6, 7, 12, 13, 14, 15}
 
 
 async def _settled(one: Replica) -> None:
@@ -385,9 +385,9 @@ async def test_cpus_that_the_kubelet_holds_are_given_to_nobody_until_it_frees_th
         small, large = asking_pod(cluster, "small", 3), asking_pod(cluster, "large", 5)
         assert (await one.filter(small)).names == ["n"]
         assert await one.bind(small, "n") == ""
-        assert list(cpus_of(one.cache.ledger("n").owned)) == [0, 1, 4]
+        assert list(cpus_of(one.cache.ledger(NodeName("n")).owned)) == [0, 1, 4]
         assert (await one.filter(large)).names == []
         described = one.cache.topologies
         cluster.put_topology("n", EIGHT)
-        await one.until(lambda: described.records["n"].kubelet_cpus == 0)
+        await one.until(lambda: described.records[NodeName("n")].kubelet_cpus == 0)
         assert (await one.filter(large)).names == ["n"]
