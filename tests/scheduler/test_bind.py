@@ -223,7 +223,7 @@ async def test_a_node_that_cannot_be_used_is_refused_with_its_reason(cluster: Co
         assert await one.bind(pod, "bare") == (
             "node bare: neither a NodeTopology object nor a cpu-map annotation describes the node"
         )
-        assert "node odd: its NodeTopology cannot be read: packages must be" in await one.bind(pod, "odd")
+        assert "node odd: its NodeTopology cannot be read: packages is missing" in await one.bind(pod, "odd")
         assert await one.bind(pod, "torn") == (
             "node torn: its ledger cannot be read: the claim of pod x cannot be read"
         )
