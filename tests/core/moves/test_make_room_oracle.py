@@ -109,6 +109,16 @@ def test_up_to_three_moves_of_exclusive_vms_are_as_few_and_cheap_as_moves_can_be
     assert counts[None] >= 30
 
 
+def test_a_vm_that_stops_on_its_way_pays_for_both_moves() -> None:
+    """Two VMs are in each other's way, so that one of them moves twice."""
+    case = fragmented(Random(87), most_cpus=8, policies=PINNED)
+    plan = make_room(case.topology, case.occupants, case.request)
+    assert isinstance(plan, MovePlan)
+    assert plan.moves[0].id == plan.moves[2].id != plan.moves[1].id
+    assert plan.moves[0].after == plan.moves[2].before
+    assert _exercise([case], 3) == {3: 1}
+
+
 def test_a_search_with_more_steps_is_exact_on_large_machines_too() -> None:
     with patch("kvplace.core.moves.move_search._SMALL_MACHINE", 0):
         counts = _exercise((tight(Random(seed)) for seed in range(60)), 3, max_steps=MAX_STEPS_THOROUGH)
