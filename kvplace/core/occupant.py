@@ -1,4 +1,4 @@
-"""The VMs that run on one machine, and what is free there when some of them sit elsewhere."""
+"""The VMs that run on one machine, and what is free there when some of them are moved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Occupant:
 
 
 class RunningVms:
-    """Who sits where on one machine."""
+    """The VMs on one machine and their placements."""
 
     def __init__(self, topology: Topology, occupants: Iterable[Occupant], only: int | None) -> None:
         self.topology = topology
@@ -36,7 +36,7 @@ class RunningVms:
         self._without: dict[frozenset[str], Ledger] = {}
 
     def free(self, elsewhere: Mapping[str, Placement | None]) -> Free:
-        """Say what is free when these VMs have left their places, for others or (None) for good."""
+        """Compute what is free when these VMs have other placements, or (None) are gone."""
         gone = frozenset(elsewhere)
         ledger = self._without.get(gone)
         if ledger is None:
@@ -48,7 +48,7 @@ class RunningVms:
 
 
 def within(free: Free, cpus: int) -> Free:
-    """What is free, as far as it lies in a set of CPUs; memory stays as it is."""
+    """Restrict what is free to a set of CPUs; memory stays as it is."""
     return replace(
         free,
         cpus=free.cpus & cpus,
@@ -58,7 +58,7 @@ def within(free: Free, cpus: int) -> Free:
 
 
 def locality_of(topology: Topology, placement: Placement) -> tuple[int, int, int, int]:
-    """How far a VM is strewn: sockets, NUMA nodes, the largest and the summed distance between these."""
+    """Rate a placement: sockets, NUMA nodes, largest and summed distance between them; smaller is better."""
     distances = [topology.distance(a, b) for a, b in combinations(placement.numa_nodes, 2)]
     return (
         len(placement.packages),
@@ -69,7 +69,7 @@ def locality_of(topology: Topology, placement: Placement) -> tuple[int, int, int
 
 
 def memory_of(request: Request, placement: Placement) -> Mapping[int, int]:
-    """Where a VM's memory lies, in bytes by NUMA node; even when the machine does not count it."""
+    """The bytes of a VM by NUMA node, also where the machine does not report its memory."""
     if placement.memory or not request.memory or request.options.numa_memory is NumaMemory.OFF:
         return placement.memory
     share, rest = divmod(request.memory, len(placement.numa_nodes))
@@ -77,6 +77,6 @@ def memory_of(request: Request, placement: Placement) -> Mapping[int, int]:
 
 
 def bytes_moved(request: Request, before: Placement, after: Placement) -> int:
-    """How much memory has to go to another NUMA node when a VM moves; nothing when it is not bound."""
+    """Count the bytes that go to another NUMA node when a VM moves; 0 when its memory is not bound."""
     there = memory_of(request, before)
     return sum(max(0, count - there.get(node, 0)) for node, count in memory_of(request, after).items())

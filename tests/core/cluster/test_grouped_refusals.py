@@ -20,42 +20,42 @@ def unusable(why: str) -> Refusal:
 
 
 def test_all_nodes_that_lack_the_same_get_the_text_of_the_one_that_lacks_least() -> None:
-    told = grouped({"w-1": lacking(4, "numa 0"), "w-17": lacking(6, "numa 1"), "w-2": lacking(0, "numa 3")})
+    groups = grouped({"w-1": lacking(4, "numa 0"), "w-17": lacking(6, "numa 1"), "w-2": lacking(0, "numa 3")})
     text = "no NUMA node with 8 free CPUs, best 6 on w-17 numa 1"
-    assert told.failed == {"w-1": text, "w-17": text, "w-2": text}
-    assert told.unresolvable == {}
-    assert told.summary == f"3 nodes: {text}"
+    assert groups.failed == {"w-1": text, "w-17": text, "w-2": text}
+    assert groups.unresolvable == {}
+    assert groups.summary == f"3 nodes: {text}"
 
 
 def test_of_equal_nodes_the_first_by_name_is_named() -> None:
-    told = grouped({"b": lacking(6, "numa 1"), "a": lacking(6, "numa 0")})
-    assert told.summary == "2 nodes: no NUMA node with 8 free CPUs, best 6 on a numa 0"
+    groups = grouped({"b": lacking(6, "numa 1"), "a": lacking(6, "numa 0")})
+    assert groups.summary == "2 nodes: no NUMA node with 8 free CPUs, best 6 on a numa 0"
 
 
 def test_what_time_may_mend_and_what_it_cannot_are_two_groups_the_larger_first() -> None:
-    told = grouped(
+    groups = grouped(
         {
             "a": lacking(6, "numa 0"),
             "b": lacking(2, "numa 0", never=True),
             "c": lacking(4, "numa 0", never=True),
         }
     )
-    assert set(told.failed) == {"a"}
-    assert set(told.unresolvable) == {"b", "c"}
-    assert told.summary == (
+    assert set(groups.failed) == {"a"}
+    assert set(groups.unresolvable) == {"b", "c"}
+    assert groups.summary == (
         "2 nodes: no NUMA node with 8 free CPUs, best 4 on c numa 0; "
         "1 node: no NUMA node with 8 free CPUs, best 6 on a numa 0"
     )
 
 
 def test_nodes_that_cannot_be_used_for_different_reasons_keep_their_own() -> None:
-    told = grouped({"a": unusable("its ledger cannot be read"), "b": unusable("nothing describes it")})
-    assert told.unresolvable == {"a": "its ledger cannot be read", "b": "nothing describes it"}
-    assert told.summary == "1 node: its ledger cannot be read; 1 node: nothing describes it"
+    groups = grouped({"a": unusable("its ledger cannot be read"), "b": unusable("nothing describes it")})
+    assert groups.unresolvable == {"a": "its ledger cannot be read", "b": "nothing describes it"}
+    assert groups.summary == "1 node: its ledger cannot be read; 1 node: nothing describes it"
 
 
 def test_where_the_scope_is_the_machine_the_node_itself_is_named() -> None:
-    told = grouped(
+    groups = grouped(
         {
             "w": Refusal(
                 Reason.NO_NODE_FITS,
@@ -65,9 +65,9 @@ def test_where_the_scope_is_the_machine_the_node_itself_is_named() -> None:
             )
         }
     )
-    assert told.summary == "1 node: no machine with 9 free CPUs, best 8 on w"
+    assert groups.summary == "1 node: no machine with 9 free CPUs, best 8 on w"
 
 
-def test_without_refusals_nothing_is_told() -> None:
-    told = grouped({})
-    assert (told.failed, told.unresolvable, told.summary) == ({}, {}, "")
+def test_without_refusals_there_are_no_groups() -> None:
+    groups = grouped({})
+    assert (groups.failed, groups.unresolvable, groups.summary) == ({}, {}, "")

@@ -1,4 +1,4 @@
-"""VMs without a seat get one when others change theirs, or give them up."""
+"""VMs that wait get a node when others change theirs, or give them up."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ def shapes(*sizes: int) -> list[Shape]:
     return shapes_of([Request(size, PinningOptions(scope=Scope.ONE_NUMA)) for size in sizes])
 
 
-def planned(nodes: Sequence[int], shapes: Sequence[Shape], seats: Mapping[int, int]) -> Draft:
+def planned(nodes: Sequence[int], shapes: Sequence[Shape], nodes_of_vms: Mapping[int, int]) -> Draft:
     """Machines of so many CPUs, and VMs on them by their number."""
     draft = Draft.empty([ClusterNode(f"node-{number}", machine(cpus)) for number, cpus in enumerate(nodes)])
-    for vm, node in seats.items():
+    for vm, node in nodes_of_vms.items():
         answer = draft.nodes[node].place(shapes[vm])
         assert answer is not None
         draft.assign(vm, node, answer)
     return draft
 
 
-def test_a_vm_that_finds_room_takes_it() -> None:
+def test_a_vm_that_fits_is_inserted() -> None:
     wanted = shapes(2, 2)
     draft = planned([4], wanted, {0: 0})
     insert_waiting(draft, wanted)
     assert draft.node_of == {0: 0, 1: 0}
 
 
-def test_a_vm_enters_when_another_one_goes_elsewhere() -> None:
+def test_a_vm_is_inserted_where_another_one_goes_elsewhere() -> None:
     wanted = shapes(2, 2, 4)
     draft = planned([4, 4], wanted, {0: 0, 1: 1})
     insert_waiting(draft, wanted)
     assert draft.node_of in ({0: 1, 1: 1, 2: 0}, {0: 0, 1: 0, 2: 1})
 
 
-def test_who_makes_way_may_push_out_another_one() -> None:
+def test_a_chain_may_move_two_vms() -> None:
     wanted = shapes(4, 3, 6)
     draft = planned([6, 4, 3], wanted, {0: 0, 1: 1})
     insert_waiting(draft, wanted)
     assert draft.node_of == {0: 1, 1: 2, 2: 0}
 
 
-def test_nobody_loses_a_seat_to_one_who_enters() -> None:
+def test_no_vm_loses_its_node_to_one_that_is_inserted() -> None:
     wanted = shapes(4, 2, 2)
     draft = planned([4], wanted, {0: 0})
     insert_waiting(draft, wanted)
     assert draft.node_of == {0: 0}
 
 
-def test_two_take_the_seat_of_one() -> None:
+def test_one_vm_is_exchanged_for_two() -> None:
     wanted = shapes(4, 2, 2)
     draft = planned([4], wanted, {0: 0})
     exchange(draft, wanted)
     assert draft.node_of == {1: 0, 2: 0}
 
 
-def test_a_larger_one_takes_the_seat_of_a_smaller_one_and_not_the_reverse() -> None:
+def test_a_vm_is_exchanged_for_a_larger_one_and_not_the_reverse() -> None:
     wanted = shapes(3, 4, 2)
     draft = planned([4], wanted, {0: 0})
     exchange(draft, wanted)

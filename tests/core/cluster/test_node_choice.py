@@ -1,4 +1,4 @@
-"""Of the nodes that could hold a VM the one is taken where it sits best, then as the operator wants."""
+"""The node with the best locality is chosen, then the one that the strategy prefers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ candidates = st.lists(
 strategies = st.sampled_from(Strategy)
 
 
-def test_how_a_vm_sits_is_told_by_sockets_nodes_distance_and_caches() -> None:
+def test_quality_counts_sockets_nodes_distance_and_l3_groups() -> None:
     assert quality(MACHINE, candidate("a", 0b0001).placement) == (1, 1, 0, 1)
     assert quality(MACHINE, candidate("a", 0b0011).placement) == (1, 2, 21, 2)
     assert quality(MACHINE, candidate("a", 0b1001).placement) == (2, 2, 43, 2)
@@ -75,7 +75,7 @@ def test_one_socket_goes_before_one_node_more_and_nearness_before_fullness() -> 
         assert best_candidate([apart, crossing], strategy) is crossing
 
 
-def test_where_vms_sit_alike_pack_takes_the_fullest_node_and_spread_the_emptiest() -> None:
+def test_at_equal_locality_pack_takes_the_fullest_node_and_spread_the_emptiest() -> None:
     full, empty = candidate("b", 1, free_cpus=2), candidate("a", 1, free_cpus=9)
     assert best_candidate([empty, full], Strategy.PACK) is full
     assert best_candidate([full, empty], Strategy.SPREAD) is empty
@@ -92,7 +92,9 @@ def machine(memory_gib: int, pages: int = 0, cpus: int = 16) -> Topology:
     )
 
 
-def seated(name: str, topology: Topology, request: Request, taken: int = 0, memory_gib: int = 0) -> Candidate:
+def on_node(
+    name: str, topology: Topology, request: Request, taken: int = 0, memory_gib: int = 0
+) -> Candidate:
     free = free_of(topology, Ledger())
     free = replace(
         free,
@@ -112,7 +114,7 @@ def test_much_memory_per_cpu_goes_where_the_machine_has_it_and_little_where_it_h
     poor, rich = machine(32), machine(128)
     for memory, expected in ((1, "poor"), (4, "poor"), (32, "rich")):
         request = Request(2, memory=memory * GIB)
-        found = [seated("poor", poor, request), seated("rich", rich, request)]
+        found = [on_node("poor", poor, request), on_node("rich", rich, request)]
         best = best_candidate(found, strategy)
         assert best is not None
         assert best.node == expected
@@ -121,32 +123,32 @@ def test_much_memory_per_cpu_goes_where_the_machine_has_it_and_little_where_it_h
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_huge_pages_are_left_for_those_who_want_them(strategy: Strategy) -> None:
+def test_huge_pages_are_left_for_vms_that_need_them(strategy: Strategy) -> None:
     paged, plain = machine(64, pages=16), machine(64)
     request = Request(2, memory=8 * GIB)
-    found = [seated("a", paged, request), seated("b", plain, request)]
+    found = [on_node("a", paged, request), on_node("b", plain, request)]
     best = best_candidate(found, strategy)
     assert best is found[1]
-    assert why(best, found[0], strategy) == "its huge pages are left for VMs that want them"
-    assert best_candidate([seated("a", paged, request)], strategy) is not None
+    assert why(best, found[0], strategy) == "its huge pages are left for VMs that need them"
+    assert best_candidate([on_node("a", paged, request)], strategy) is not None
     wanting = Request(2, memory=4 * GIB, huge_pages={GIB: 4})
-    assert best_candidate([seated("a", paged, wanting)], strategy) is not None
+    assert best_candidate([on_node("a", paged, wanting)], strategy) is not None
 
 
 def test_memory_that_is_not_known_or_not_asked_for_does_not_decide() -> None:
     request, unknown = Request(2), machine(0)
-    full, empty = seated("b", unknown, request, taken=4), seated("a", machine(64), request)
+    full, empty = on_node("b", unknown, request, taken=4), on_node("a", machine(64), request)
     assert best_candidate([empty, full], Strategy.PACK) is full
 
 
-def test_pack_takes_an_exact_hole_rather_than_nibble_at_the_fullest_node() -> None:
+def test_pack_prefers_an_exact_hole_to_the_fullest_node() -> None:
     request = Request(4)
-    hole, nibbled = seated("b", machine(64), request, taken=12), seated("a", machine(64), request, taken=11)
-    assert best_candidate([nibbled, hole], Strategy.PACK) is hole
-    larger = seated("c", machine(64), request, taken=8)
-    assert best_candidate([nibbled, larger], Strategy.PACK) is nibbled
-    assert why(nibbled, larger, Strategy.PACK) == "the node is fuller"
-    assert best_candidate([hole, nibbled, larger], Strategy.SPREAD) is larger
+    hole, fullest = on_node("b", machine(64), request, taken=12), on_node("a", machine(64), request, taken=11)
+    assert best_candidate([fullest, hole], Strategy.PACK) is hole
+    larger = on_node("c", machine(64), request, taken=8)
+    assert best_candidate([fullest, larger], Strategy.PACK) is fullest
+    assert why(fullest, larger, Strategy.PACK) == "the node is fuller"
+    assert best_candidate([hole, fullest, larger], Strategy.SPREAD) is larger
     assert why(larger, hole, Strategy.SPREAD) == "the node is emptier"
 
 
@@ -157,9 +159,9 @@ def test_a_vm_goes_where_it_uses_what_would_be_stranded(
 ) -> None:
     request = Request(2, memory=memory * GIB)
     found = [
-        seated("cpus are short", machine(64), request, taken=12, memory_gib=8),
-        seated("level", machine(64), request, taken=8, memory_gib=32),
-        seated("memory is short", machine(64), request, taken=2, memory_gib=28),
+        on_node("cpus are short", machine(64), request, taken=12, memory_gib=8),
+        on_node("level", machine(64), request, taken=8, memory_gib=32),
+        on_node("memory is short", machine(64), request, taken=2, memory_gib=28),
     ]
     best = best_candidate(found, strategy)
     assert best is not None
@@ -167,22 +169,22 @@ def test_a_vm_goes_where_it_uses_what_would_be_stranded(
     assert why(best, found[1], strategy) == "CPUs and memory are used more evenly"
 
 
-def test_a_vm_that_asks_for_both_alike_cares_only_under_balance_how_even_a_node_is() -> None:
+def test_a_vm_with_equal_shares_of_both_prefers_even_nodes_under_balance_only() -> None:
     request = Request(2, memory=8 * GIB)
-    level = seated("b", machine(64), request, taken=4, memory_gib=16)
-    uneven = seated("a", machine(64), request, taken=4, memory_gib=32)
+    level = on_node("b", machine(64), request, taken=4, memory_gib=16)
+    uneven = on_node("a", machine(64), request, taken=4, memory_gib=32)
     assert best_candidate([level, uneven], Strategy.PACK) is uneven
     assert best_candidate([level, uneven], Strategy.SPREAD) is uneven
     assert best_candidate([level, uneven], Strategy.BALANCE) is level
     assert why(uneven, level, Strategy.PACK) == "first by name"
 
 
-def test_nodes_alike_are_told_apart_by_their_names() -> None:
+def test_equal_nodes_are_ordered_by_name() -> None:
     first, second = candidate("a", 1), candidate("b", 1)
     assert all(why(first, second, strategy) == "first by name" for strategy in Strategy)
 
 
-def test_of_equal_nodes_the_first_by_name_is_taken_and_of_none_none() -> None:
+def test_the_first_by_name_of_equal_nodes_is_taken_and_none_without_nodes() -> None:
     assert best_candidate([candidate("b", 1), candidate("a", 1)], Strategy.PACK) == candidate("a", 1)
     assert best_candidate([], Strategy.PACK) is None
 
@@ -208,13 +210,13 @@ def test_scores_go_from_ten_for_the_best_down_to_zero_in_the_order_of_the_choice
     assert given_scores[best.node] == MAX_SCORE
     assert all(0 <= score <= MAX_SCORE for score in given_scores.values())
     ranked = sorted(found, key=lambda one: one.rank(strategy))
-    told = [given_scores[one.node] for one in ranked]
-    assert told == sorted(told, reverse=True)
+    in_order = [given_scores[one.node] for one in ranked]
+    assert in_order == sorted(in_order, reverse=True)
     for one in found:
         for other in found:
             if one.rank(strategy)[:-1] == other.rank(strategy)[:-1]:
                 assert given_scores[one.node] == given_scores[other.node]
 
 
-def test_without_candidates_nobody_gets_a_score() -> None:
+def test_without_candidates_there_are_no_scores() -> None:
     assert scores([], Strategy.PACK) == {}

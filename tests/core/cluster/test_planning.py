@@ -138,7 +138,7 @@ def test_large_vms_that_come_late_find_the_room_that_small_ones_would_have_taken
     assert found.placed == Tally(3, 14)
 
 
-def test_a_domain_is_filled_with_the_vms_that_leave_nothing_over() -> None:
+def test_a_scope_domain_is_filled_with_the_vms_that_leave_nothing_over() -> None:
     # The largest first leaves holes: 9+4+3 and 8+5+3 need both nodes full to the last CPU.
     found = plan(nodes_of(machine(16), machine(16)), vms_of(5, 4, 3, 3, 9, 8))
     assert found.placed == Tally(6, 32)
@@ -146,7 +146,7 @@ def test_a_domain_is_filled_with_the_vms_that_leave_nothing_over() -> None:
 
 def test_where_not_all_fit_as_many_as_possible_do() -> None:
     found = plan(nodes_of(machine(8)), vms_of(8, 4, 2, 2))
-    assert [seat.id for seat in found.planned] == ["vm-1", "vm-2", "vm-3"]
+    assert [vm.id for vm in found.planned] == ["vm-1", "vm-2", "vm-3"]
     assert found.one_by_one == Tally(1, 8)
     assert [vm.id for vm in found.refused] == ["vm-0"]
 
@@ -163,7 +163,7 @@ def test_vms_that_need_the_nodes_with_much_memory_get_them() -> None:
     ]
     for order in (wanted, wanted[::-1]):
         found = plan(cluster, order)
-        assert {seat.id: seat.node for seat in found.planned} == {"small": "node-0", "large": "node-1"}
+        assert {vm.id: vm.node for vm in found.planned} == {"small": "node-0", "large": "node-1"}
 
 
 def strewn(numa_nodes: int = 2) -> ClusterNode:
@@ -178,7 +178,7 @@ def strewn(numa_nodes: int = 2) -> ClusterNode:
     return ClusterNode("node", topology, tuple(running))
 
 
-def test_running_vms_stay_where_they_are_unless_they_may_move() -> None:
+def test_running_vms_move_only_with_make_room() -> None:
     node, wanted = strewn(), vms_of(4)
     assert plan([node], wanted).placed == Tally(0, 0)
     found = plan([node], wanted, make_room=True)
@@ -195,7 +195,7 @@ def test_room_is_made_for_one_vm_after_the_other() -> None:
     check_sound(node, occupants_of(node, found, wanted))
 
 
-def test_a_vm_that_must_not_move_does_not() -> None:
+def test_immovable_vms_do_not_move() -> None:
     node = strewn()
     fixed = tuple(
         Occupant(
@@ -209,22 +209,22 @@ def test_a_vm_that_must_not_move_does_not() -> None:
 @pytest.mark.parametrize("strategy", Strategy)
 def test_while_everything_fits_vms_go_where_the_strategy_sends_them(strategy: Strategy) -> None:
     found = plan(nodes_of(machine(8), machine(8)), vms_of(2, 2), strategy)
-    used = {seat.node for seat in found.planned}
+    used = {vm.node for vm in found.planned}
     assert len(used) == (2 if strategy is Strategy.SPREAD else 1)
 
 
-def test_a_suggestion_is_followed_where_it_can_be() -> None:
+def test_a_hint_is_followed_where_possible() -> None:
     cluster = nodes_of(machine(4), machine(4))
     wanted = vms_of(4, 4, 4)
     found = plan(cluster, wanted, hint=[(2, 1, 0b1111), (0, 0, 0b1111), (1, 0, 0b1111)])
     assert found.placed == Tally(2, 8)
 
 
-def test_no_vms_make_an_empty_plan() -> None:
+def test_a_plan_without_vms_is_empty() -> None:
     assert plan(nodes_of(machine(4)), []) == Plan((), (), (), Tally(0, 0), Tally(0, 0))
 
 
-def test_a_copy_of_a_draft_does_not_follow_the_other() -> None:
+def test_copies_of_a_draft_are_independent() -> None:
     draft = Draft.empty(nodes_of(machine(4)))
     (shape,) = shapes_of([Request(2)])
     kept = draft.copy()

@@ -69,7 +69,7 @@ def test_a_numa_node_that_spans_sockets_is_drawn_in_both_with_its_part() -> None
     assert [node.id for node in drawing.memory_only] == [7]
 
 
-def test_letters_follow_the_machine_and_idle_siblings_are_told_from_working_ones() -> None:
+def test_letters_follow_the_machine_and_idle_siblings_have_a_state_of_their_own() -> None:
     machine = read_machine("epyc-7502p")
     ledger = with_vm(
         machine, Ledger(), "isolated", Request(2, PinningOptions(scope=Scope.ONE_L3, smt=Smt.ISOLATE))
@@ -84,7 +84,7 @@ def test_letters_follow_the_machine_and_idle_siblings_are_told_from_working_ones
     assert sorted(state.value for state in states.values()) == ["idle", "idle", "owned", "owned"]
 
 
-def test_shared_cpus_say_how_many_share_them() -> None:
+def test_shared_cpus_name_all_vms_that_share_them() -> None:
     machine = read_machine("epyc-7502p")
     request = Request(60, PinningOptions(scope=Scope.ANY, policy=Policy.SHARE))
     one = with_vm(machine, Ledger(), "first", request)
@@ -137,7 +137,7 @@ def test_every_vm_has_letters_of_its_own(index: int) -> None:
     assert label_of(index).isalpha()
 
 
-def test_what_is_left_of_memory_is_said_in_units_that_fit() -> None:
+def test_free_memory_is_written_in_fitting_units() -> None:
     machine = Topology(
         packages=(Package(0, 1),),
         numa_nodes=(
@@ -156,7 +156,7 @@ def test_what_is_left_of_memory_is_said_in_units_that_fit() -> None:
     ]
 
 
-def test_free_cpus_that_the_kernel_isolates_are_told_from_free_ones_and_those_of_others_from_both() -> None:
+def test_isolated_and_foreign_cpus_have_states_of_their_own() -> None:
     machine = replace(read_machine("epyc-7502p"), reserved=0b1, isolated=0b11110)
     ledger = with_vm(machine, Ledger(), "db", Request(2))
     drawing = draw("node", machine, ledger, foreign=0b11 << 40 | 0b10)

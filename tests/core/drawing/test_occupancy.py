@@ -27,13 +27,13 @@ def test_two_owners_of_one_cpu_are_both_named() -> None:
     ]
 
 
-def test_a_vm_that_shares_what_another_owns_is_faults() -> None:
+def test_a_vm_that_shares_a_cpu_of_an_owner_is_a_fault() -> None:
     assert faults(ledger_of(claim("db", 0b1100), claim("ci", 0b1000, 0, Policy.SHARE))) == [
         "CPU 3: owned by A (shop/db) and shared by B (shop/ci)"
     ]
 
 
-def test_cpus_of_the_host_and_of_others_are_nobodys_to_own() -> None:
+def test_cpus_that_are_reserved_or_in_use_outside_of_kvplace_must_not_be_owned() -> None:
     ledger = ledger_of(claim("db", 0b111), claim("ci", 0b11000, 0, Policy.SHARE))
     assert faults(ledger, foreign=0b10100) == [
         "CPU 0: owned by A (shop/db) and reserved for the host",
@@ -42,7 +42,7 @@ def test_cpus_of_the_host_and_of_others_are_nobodys_to_own() -> None:
     ]
 
 
-def test_a_claim_and_the_owners_that_differ_are_told_from_both_sides() -> None:
+def test_claims_and_owners_that_differ_are_faults_on_both_sides() -> None:
     ledger = Ledger({4: "db", 5: "gone"}, {"db": claim("db", 0b1100)})
     assert faults(ledger) == [
         "CPU 2-3: claimed by A (shop/db) as its own, but without an owner in the ledger",
@@ -51,7 +51,7 @@ def test_a_claim_and_the_owners_that_differ_are_told_from_both_sides() -> None:
     ]
 
 
-def test_cpus_that_the_machine_lacks_are_faults() -> None:
+def test_cpus_that_the_machine_does_not_have_are_faults() -> None:
     assert faults(ledger_of(claim("db", 1 << 3 | 1 << 500)), foreign=1 << 600) == [
         "CPU 500: placed for A (shop/db), but the machine has no such CPU",
         "CPU 600: in use outside of kvplace, but the machine has no such CPU",
@@ -82,7 +82,7 @@ def test_a_thread_on_the_idle_sibling_of_its_own_vm_is_drift() -> None:
 
 
 @given(st.lists(st.sampled_from([*Smt]), max_size=5), st.booleans())
-def test_what_the_allocator_gives_and_the_threads_keep_to_is_without_fault(
+def test_placements_of_the_allocator_that_threads_keep_to_have_no_faults(
     smts: list[Smt], measured: bool
 ) -> None:
     machine, ledger = read_machine("epyc-7502p"), Ledger()
@@ -115,7 +115,7 @@ def test_a_cpu_is_faulty_when_more_than_one_thing_is_true_of_it_and_only_then(
 
 
 @given(st.text())
-def test_names_are_shown_without_what_steers_a_terminal(name: str) -> None:
+def test_names_are_shown_without_control_characters(name: str) -> None:
     shown = printable(name)
     assert shown.isprintable()
     assert len(shown) == len(name)

@@ -130,7 +130,7 @@ def test_an_isolated_vm_goes_where_it_leaves_fewer_siblings_idle() -> None:
     assert _moves(plan) == [("isolated", lavish.placement.cpus, 0b1010)]
 
 
-def test_a_vm_that_lies_mostly_outside_the_cpus_that_may_be_used_asks_for_no_more_of_them() -> None:
+def test_a_vm_mostly_outside_the_usable_cpus_needs_no_more_of_them() -> None:
     plain = _machine(3, 4)
     uneven = replace(plain, cores=(*plain.cores[:8], mask_of([8, 11]), mask_of([9]), mask_of([10])))
     occupants = [_runs(uneven, "a", "0-1"), _runs(uneven, "b", "4-5"), _runs(uneven, "outside", "8-10")]
@@ -138,6 +138,20 @@ def test_a_vm_that_lies_mostly_outside_the_cpus_that_may_be_used_asks_for_no_mor
     plan = make_room(uneven, occupants, request, only=parse_cpu_list("0-7,10"))
     assert isinstance(plan, MovePlan)
     assert len(plan.moves) == 1
+
+
+def test_of_equally_cheap_moves_those_are_made_after_which_the_new_vm_has_the_best_locality() -> None:
+    """Without "large" the new VM lies on two L3 groups of node 0, without "small" on one."""
+    machine = replace(_machine(2, 8), l3_groups=tuple(0b1111 << first for first in (0, 4, 8, 12)))
+    occupants = [
+        _runs(machine, "stays-0", "0-1", policy=Policy.IMMOVABLE),
+        _runs(machine, "large", "2-3"),
+        _runs(machine, "small", "7"),
+        _runs(machine, "stays-1", "8-13", policy=Policy.IMMOVABLE),
+    ]
+    plan = _found(machine, occupants, Request(4, PinningOptions(scope=Scope.ONE_NUMA)))
+    assert _moves(plan) == [("small", 1 << 7, 1 << 14)]
+    assert plan.placement.cpus == parse_cpu_list("4-7")
 
 
 def test_no_vm_is_moved_onto_more_sockets_than_before() -> None:

@@ -133,7 +133,7 @@ def _running(uid: str, cpus: str, size: int, policy: Policy = Policy.EXCLUSIVE) 
     return Occupant(uid, request, found)
 
 
-def test_the_vm_that_is_in_the_way_is_named_with_where_it_can_go() -> None:
+def test_a_move_is_suggested_with_its_old_and_new_cpus() -> None:
     occupants = [
         _running("web", "0-1", 2),
         _running("db", "4-5", 2),
