@@ -13,7 +13,7 @@ from kvplace.machines.server_types import ServerType, topology_of
 def _servers(
     name: str, *, sockets: int, cores: int, nodes: int = 1, l3_cores: int, threads: int = 2, far: int = 32
 ) -> Topology:
-    server = ServerType(name, name, sockets, cores, threads, nodes, l3_cores, far, dimms=512)
+    server = ServerType(name, sockets, cores, threads, nodes, l3_cores, far, dimms=512)
     return replace(topology_of(server), reserved=0)
 
 

@@ -31,7 +31,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks._bindings import Bindings
@@ -45,9 +44,8 @@ from kvplace.admission.pod import admit_pod
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.topology import Topology
-from kvplace.core.topology_document import read_topology
+from kvplace.machines.shipped import read_machine
 
-MACHINES = Path(__file__).resolve().parents[1] / "kvplace" / "machines" / "shipped_machines"
 SERVER_TYPES = ("2x-epyc-9354-nps2", "2x-xeon-6338", "epyc-9654p", "2x-xeon-8480plus-snc4")
 VCPUS = (2, 2, 2, 4, 4, 4, 8, 8, 16)
 AFTERWARDS_S = 4.0
@@ -186,7 +184,7 @@ def _since(before: dict[str, float], after: dict[str, float]) -> dict[str, float
 
 def machines(count: int) -> dict[str, Topology]:
     """Name nodes of the four server types in turn."""
-    types = [read_topology(json.loads((MACHINES / f"{name}.json").read_text())) for name in SERVER_TYPES]
+    types = [read_machine(name) for name in SERVER_TYPES]
     return {f"node-{number:04}": types[number % len(types)] for number in range(count)}
 
 

@@ -13,7 +13,6 @@ clients, where time starts with the first one sent.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -22,14 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks._bindings import Bindings
 from benchmarks._tables import table
-from benchmarks.bound_per_second import MACHINES
 from harness.control_plane.build import KUBEVIRT, built
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.kvplace_cluster.installation import Installation
 from harness.kvplace_cluster.machines import node_shape
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
-from kvplace.core.topology_document import read_topology
+from kvplace.machines.shipped import read_machine
 
 NODES = 10
 KINDS: Mapping[str, Mapping[str, str]] = {"asks": {"cpu-set": "one-numa"}, "does not ask": {}}
@@ -116,7 +114,7 @@ def main() -> None:
     parser.add_argument("--many", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    machine = read_topology(json.loads((MACHINES / "2x-epyc-9354.json").read_text()))
+    machine = read_machine("2x-epyc-9354")
     with (
         ControlPlane() as plane,
         KubeVirt(plane, built(KUBEVIRT)) as virt,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -26,16 +25,14 @@ from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.kvplace_cluster.installation import SIDECAR_IMAGE, Installation
 from harness.kvplace_cluster.machines import node_shape, write_machine
 from kvplace.core.topology import Topology
-from kvplace.core.topology_document import read_topology
-
-MACHINES = Path(__file__).resolve().parents[2] / "kvplace" / "machines" / "shipped_machines"
+from kvplace.machines.shipped import machine_names, read_machine
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cluster until a signal ends it; returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        topology = read_topology(json.loads((MACHINES / f"{options.machine}.json").read_text()))
+        topology = read_machine(options.machine)
         built(KUBERNETES)
         asyncio.run(_run(options, topology, built(KUBEVIRT)))
     except (BuildFailed, FileNotFoundError) as failed:
@@ -91,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--machine",
         default="2x-epyc-7763-nps4",
-        choices=sorted(path.stem for path in MACHINES.glob("*.json")),
+        choices=machine_names(),
         help="what every node is made of",
     )
     return parser

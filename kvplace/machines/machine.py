@@ -1,4 +1,4 @@
-"""A machine from whatever describes it, told apart by what is in the file and never by its name.
+"""The machine that a file or folder describes, in one of several forms, recognised by the content.
 
     folder, tar archive           the sys/ (and proc/, var/lib/kubelet/) of a machine
     {"packages": ...}, {"spec"}   what `kvplace topology` prints, or a NodeTopology of a cluster; JSON or YAML
@@ -22,6 +22,7 @@ from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, BadTopology
 from kvplace.core.node_topology import KIND, read_node_topology
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.strict_json import kind_of, shown
 from kvplace.core.topology import Topology
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
@@ -35,7 +36,7 @@ from kvplace.linux.tree import (
 )
 from kvplace.machines.shipped import read_machine
 
-MEANT = (
+_EXPECTED = (
     "a folder or tar archive with a machine's sys/, a NodeTopology, what `virsh capabilities` prints,"
     " or a node's cpu-map"
 )
@@ -43,14 +44,14 @@ MEANT = (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine and what to call it."""
+    """A machine and its name."""
 
     name: str
     topology: Topology
     notes: tuple[str, ...] = ()
-    """What its description left out or said in two ways."""
-    kubelet_cpus: int = 0
-    """CPUs that the kubelet's own static policy holds: nobody else may have them."""
+    """What its description lacks or contradicts."""
+    kubelet_cpus: CpuMask = NO_CPUS
+    """CPUs that the kubelet's static policy has given to containers; they are not free."""
 
     def with_reserved(self, cpu_list: str, what: str) -> Machine:
         """Reserve other CPUs for the host; raises BadTopology that names `what`."""
@@ -62,10 +63,9 @@ class Machine:
 
     def with_kubelet_cpus(self, text: str, what: str) -> Machine:
         """Take the kubelet's CPUs from its cpu_manager_state; raises BadBody that names `what`."""
-        held = read_cpu_manager_state(text, what=what).held
-        return self._holding(held, what)
+        return self._holding(CpuMask(read_cpu_manager_state(text, what=what).held), what)
 
-    def _holding(self, held: int, what: str) -> Machine:
+    def _holding(self, held: CpuMask, what: str) -> Machine:
         absent = held & ~self.topology.cpus
         note = f"{what} names CPU {format_cpu_list(absent)}, which the machine does not have"
         return replace(
@@ -100,11 +100,11 @@ def read_machine_at(path: Path) -> Machine:
         with path.open("rb") as file:
             content = file.read(MAX_ARCHIVE_BYTES + 1)
     except FileNotFoundError:
-        raise BadTopology(f"{path} does not exist; give {MEANT}") from None
+        raise BadTopology(f"{path} does not exist; give {_EXPECTED}") from None
     except OSError as error:
-        raise BadTopology(f"{path} cannot be read: {error.strerror}; give {MEANT}") from None
+        raise BadTopology(f"{path} cannot be read: {error.strerror}; give {_EXPECTED}") from None
     if len(content) > MAX_ARCHIVE_BYTES:
-        raise BadTopology(f"{path} is longer than {MAX_ARCHIVE_BYTES >> 20} MiB; give {MEANT}")
+        raise BadTopology(f"{path} is longer than {MAX_ARCHIVE_BYTES >> 20} MiB; give {_EXPECTED}")
     text = content.removeprefix(codecs.BOM_UTF8).lstrip()
     if looks_like_archive(content):
         return _of_tree(path, content, _stem(path))
@@ -130,12 +130,12 @@ def _document(path: Path, content: bytes) -> Mapping[str, Any]:
     try:
         text = content.decode("utf-8")
         if ":" not in text:
-            raise BadTopology(f"{path} describes no machine; give {MEANT}")
+            raise BadTopology(f"{path} does not describe a machine; give {_EXPECTED}")
         return read_document(text, str(path))
     except UnicodeDecodeError:
-        raise BadTopology(f"{path} is neither text nor an archive; give {MEANT}") from None
+        raise BadTopology(f"{path} is neither text nor an archive; give {_EXPECTED}") from None
     except BadBody as error:
-        raise BadTopology(f"{error}; give {MEANT}") from None
+        raise BadTopology(f"{error}; give {_EXPECTED}") from None
 
 
 def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
@@ -146,7 +146,7 @@ def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
         document = _one_object(document)
         if any(key.startswith("socket") for key in document):
             note = (
-                "a cpu-map says nothing about siblings, caches, NUMA nodes and memory: each socket is a node"
+                "a cpu-map has no siblings, caches, NUMA nodes or memory: each socket counts as one NUMA node"
             )
             return Machine(_stem(path), topology_of_cpu_map(read_node_cpu_map(json.dumps(document))), (note,))
         name, topology = read_node_topology(document)
@@ -161,17 +161,17 @@ def _of_document(path: Path, document: Mapping[str, Any]) -> Machine:
 
 
 def _one_object(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Take the object out of a list of one, as `kubectl get` writes lists; raises BadTopology for others."""
+    """Take the only object of a list, as `kubectl get` writes lists; raises BadTopology for longer ones."""
     items = document.get("items")
     if str(document.get("kind")).endswith("List") and isinstance(items, list):
         if len(items) != 1:
             raise BadTopology(f"it lists {len(items)} objects; give the {KIND} of one machine alone")
         if not isinstance(items[0], Mapping):
-            raise BadTopology(f"items[0] is {kind_of(items[0])}; give {MEANT}")
+            raise BadTopology(f"items[0] is {kind_of(items[0])}; give {_EXPECTED}")
         document = items[0]
     kind = document.get("kind", KIND)
     if kind != KIND:
-        raise BadTopology(f"it is a {shown(kind)}, not a {KIND}; give {MEANT}")
+        raise BadTopology(f"it is a {shown(kind)}, not a {KIND}; give {_EXPECTED}")
     return document
 
 

@@ -1,13 +1,10 @@
 """Well-known server types as Linux reports them, each in the few numbers that decide its topology.
 
-`machines/*.json` holds the same machines written out CPU by CPU; a test keeps the two equal, and
-another one asserts facts of single CPUs that were taken from real machines and not from this code.
-
-Where the facts come from, and what is easily got wrong:
+Tests compare them with the output of `lscpu` and `numactl` on real servers. What is easily got wrong:
 
 * CPU numbers: firmware lists the first threads of all cores before the second ones, so the sibling of
   CPU c is c + (number of cores of the machine). Sockets follow each other, except that Dell's default
-  ("round robin") deals cores out to the sockets in turn: all even CPUs on socket 0.
+  ("round robin") numbers the cores of the sockets alternately: all even CPUs are on socket 0.
 * L3: on EPYC one per core complex: four cores on Zen 2, up to eight on Zen 3 and 4, where smaller
   models have fewer cores per complex, not fewer complexes (9354: eight of four cores, 256 MB). On Xeon
   one per socket, and sub-NUMA clustering does not change what sysfs says (the kernel's resctrl code
@@ -21,8 +18,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import reduce
+from operator import or_
 
 from kvplace.core.cpuset import mask_of
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask
 from kvplace.core.topology import NumaNode, Package, Topology
 
 GIB = 1 << 30
@@ -40,8 +40,6 @@ class ServerType:
     """One server model with its firmware settings, in the numbers of its data sheet."""
 
     name: str
-    title: str
-    """What an operator calls it."""
     sockets: int
     cores: int
     """Cores per socket."""
@@ -62,9 +60,8 @@ class ServerType:
 
 
 SERVER_TYPES: tuple[ServerType, ...] = (
-    ServerType(
+    ServerType(  # 1x AMD EPYC 7502P, NPS1
         "epyc-7502p",
-        "1x AMD EPYC 7502P, NPS1",
         sockets=1,
         cores=32,
         threads=2,
@@ -73,9 +70,8 @@ SERVER_TYPES: tuple[ServerType, ...] = (
         far=32,
         dimms=256,
     ),
-    ServerType(
+    ServerType(  # 1x AMD EPYC 9654P, NPS1
         "epyc-9654p",
-        "1x AMD EPYC 9654P, NPS1",
         sockets=1,
         cores=96,
         threads=2,
@@ -84,9 +80,8 @@ SERVER_TYPES: tuple[ServerType, ...] = (
         far=32,
         dimms=768,
     ),
-    ServerType(
+    ServerType(  # 1x Ampere Altra Max M128-30, monolithic
         "altra-max-m128-30",
-        "1x Ampere Altra Max M128-30, monolithic",
         sockets=1,
         cores=128,
         threads=1,
@@ -95,9 +90,8 @@ SERVER_TYPES: tuple[ServerType, ...] = (
         far=20,
         dimms=512,
     ),
-    ServerType(
+    ServerType(  # 2x AMD EPYC 7763, NPS4
         "2x-epyc-7763-nps4",
-        "2x AMD EPYC 7763, NPS4",
         sockets=2,
         cores=64,
         threads=2,
@@ -107,9 +101,8 @@ SERVER_TYPES: tuple[ServerType, ...] = (
         dimms=512,
         huge_pages=((GIB, 48),),
     ),
-    ServerType(
+    ServerType(  # 2x AMD EPYC 9354, NPS1
         "2x-epyc-9354",
-        "2x AMD EPYC 9354, NPS1",
         sockets=2,
         cores=32,
         threads=2,
@@ -119,9 +112,8 @@ SERVER_TYPES: tuple[ServerType, ...] = (
         dimms=384,
         huge_pages=((2 << 20, 32768), (GIB, 128)),
     ),
-    ServerType(
+    ServerType(  # 2x AMD EPYC 9354, NPS2
         "2x-epyc-9354-nps2",
-        "2x AMD EPYC 9354, NPS2",
         sockets=2,
         cores=32,
         threads=2,
@@ -130,9 +122,8 @@ SERVER_TYPES: tuple[ServerType, ...] = (
         far=32,
         dimms=384,
     ),
-    ServerType(
+    ServerType(  # 2x Intel Xeon Gold 6338 (Dell, CPUs dealt round robin)
         "2x-xeon-6338",
-        "2x Intel Xeon Gold 6338 (Dell, CPUs dealt round robin)",
         sockets=2,
         cores=32,
         threads=2,
@@ -143,9 +134,8 @@ SERVER_TYPES: tuple[ServerType, ...] = (
         numbering=Numbering.ROUND_ROBIN,
         huge_pages=((GIB, 128),),
     ),
-    ServerType(
+    ServerType(  # 2x Intel Xeon Platinum 8480+, SNC off
         "2x-xeon-8480plus",
-        "2x Intel Xeon Platinum 8480+, SNC off",
         sockets=2,
         cores=56,
         threads=2,
@@ -155,9 +145,8 @@ SERVER_TYPES: tuple[ServerType, ...] = (
         dimms=512,
         huge_pages=((GIB, 192),),
     ),
-    ServerType(
+    ServerType(  # 2x Intel Xeon Platinum 8480+, SNC4
         "2x-xeon-8480plus-snc4",
-        "2x Intel Xeon Platinum 8480+, SNC4",
         sockets=2,
         cores=56,
         threads=2,
@@ -167,9 +156,8 @@ SERVER_TYPES: tuple[ServerType, ...] = (
         dimms=512,
         huge_pages=((GIB, 64),),
     ),
-    ServerType(
+    ServerType(  # 4x Intel Xeon Platinum 8280
         "4x-xeon-8280",
-        "4x Intel Xeon Platinum 8280",
         sockets=4,
         cores=28,
         threads=2,
@@ -182,16 +170,16 @@ SERVER_TYPES: tuple[ServerType, ...] = (
 
 
 def topology_of(server: ServerType) -> Topology:
-    """Write a server type out CPU by CPU.
+    """Build the topology of a server type.
 
-    The first core of every NUMA node is reserved for the host, and at least two of every socket: each
-    VM finds CPUs for QEMU's own threads near its memory.
+    The first core of every NUMA node is reserved for the host, and at least two of every socket, so that each
+    VM has CPUs for QEMU's own threads near its memory.
     """
     nodes: list[NumaNode] = []
     packages: list[Package] = []
-    l3_groups: list[int] = []
-    cores: dict[int, int] = {}
-    reserved = 0
+    l3_groups: list[CpuMask] = []
+    cores: dict[CpuId, CpuMask] = {}
+    reserved = NO_CPUS
     for socket in range(server.sockets):
         own = [_siblings(server, socket, core) for core in range(server.cores)]
         cores |= {_first_cpu(server, socket, core): siblings for core, siblings in enumerate(own)}
@@ -209,20 +197,20 @@ def topology_of(server: ServerType) -> Topology:
     )
 
 
-def _first_cpu(server: ServerType, socket: int, core: int) -> int:
+def _first_cpu(server: ServerType, socket: int, core: int) -> CpuId:
     match server.numbering:
         case Numbering.SOCKET_BY_SOCKET:
-            return socket * server.cores + core
+            return CpuId(socket * server.cores + core)
         case Numbering.ROUND_ROBIN:
-            return core * server.sockets + socket
+            return CpuId(core * server.sockets + socket)
 
 
-def _siblings(server: ServerType, socket: int, core: int) -> int:
+def _siblings(server: ServerType, socket: int, core: int) -> CpuMask:
     first = _first_cpu(server, socket, core)
     return mask_of(first + thread * server.sockets * server.cores for thread in range(server.threads))
 
 
-def _numa_node(server: ServerType, number: int, cpus: int) -> NumaNode:
+def _numa_node(server: ServerType, number: int, cpus: CpuMask) -> NumaNode:
     distances = {
         other: 10
         if other == number
@@ -240,12 +228,9 @@ def _numa_node(server: ServerType, number: int, cpus: int) -> NumaNode:
     )
 
 
-def _parts(cores: list[int], size: int) -> list[list[int]]:
+def _parts(cores: list[CpuMask], size: int) -> list[list[CpuMask]]:
     return [cores[start : start + size] for start in range(0, len(cores), size)]
 
 
-def _union(masks: list[int]) -> int:
-    union = 0
-    for mask in masks:
-        union |= mask
-    return union
+def _union(masks: list[CpuMask]) -> CpuMask:
+    return reduce(or_, masks, NO_CPUS)

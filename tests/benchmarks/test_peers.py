@@ -27,7 +27,7 @@ from tests.captured import captured_folder
 Json = dict[str, Any]
 
 ROME_LIKE = topology_of(
-    ServerType("rome-like", "", sockets=1, cores=16, threads=2, nodes=2, l3_cores=4, far=32, dimms=64)
+    ServerType("rome-like", sockets=1, cores=16, threads=2, nodes=2, l3_cores=4, far=32, dimms=64)
 )
 """Two NUMA nodes of two L3 groups of four cores; CPU c has the sibling c + 16."""
 TWO_NODES = parse_cpu_list("0-31")

@@ -12,12 +12,12 @@ from hypothesis import given
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
+from kvplace.core.node_topology import node_topology
 from kvplace.core.topology_document import topology_document
 from kvplace.documents.cluster import ClusterDocument
 from kvplace.documents.model import read_model
 from kvplace.machines.cluster import load_cluster, nodes_of
-from kvplace.machines.server_types import SERVER_TYPES
-from kvplace.machines.shipped import machine_document, read_machine
+from kvplace.machines.shipped import read_machine
 from tests.core.junk import answer_or_sentence, disturbed
 
 WHOLE: dict[str, Any] = {
@@ -65,10 +65,10 @@ def test_a_running_vm_has_the_cpus_that_the_document_names_and_others_get_free_o
 
 
 def test_a_machine_is_read_from_a_file_beside_the_document(tmp_path: Path) -> None:
-    (tmp_path / "box.json").write_text(json.dumps(machine_document(SERVER_TYPES[0])))
+    (tmp_path / "box.json").write_text(json.dumps(node_topology("box", read_machine("epyc-7502p"))))
     (tmp_path / "c.json").write_text(json.dumps({"nodes": [{"name": "a", "topology": "box.json"}]}))
     (node,) = load_cluster(tmp_path / "c.json")
-    assert topology_document(node.topology) == topology_document(read_machine(SERVER_TYPES[0].name))
+    assert topology_document(node.topology) == topology_document(read_machine("epyc-7502p"))
 
 
 def test_the_file_and_the_key_are_named_when_something_is_wrong(tmp_path: Path) -> None:

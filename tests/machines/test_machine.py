@@ -78,10 +78,10 @@ def test_a_cpu_map_is_a_machine_of_sockets_alone(tmp_path: Path) -> None:
     found = read_machine_at(path)
     assert [(package.id, package.cpus) for package in found.topology.packages] == [(0, 0b100), (1, 0b110000)]
     assert len(found.topology.cores) == 3
-    assert "says nothing about siblings" in found.notes[0]
+    assert "has no siblings" in found.notes[0]
 
 
-def test_cpus_that_the_kubelet_holds_elsewhere_are_told_and_left_out() -> None:
+def test_cpus_of_the_kubelet_that_the_machine_lacks_are_noted_and_left_out() -> None:
     machine = Machine("small", read_machine("epyc-7502p"))
     found = machine.with_kubelet_cpus(STATE.replace("4-6", "62-65"), "/here/state")
     assert format_cpu_list(found.kubelet_cpus) == "62-63"
@@ -99,12 +99,12 @@ def test_the_only_machine_of_a_list_is_that_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "describes no machine; give a folder or tar archive"),
-        (b"hello", "describes no machine; give a folder or tar archive"),
+        (b"", "does not describe a machine; give a folder or tar archive"),
+        (b"hello", "does not describe a machine; give a folder or tar archive"),
         (b"\x7fELF\0\0\xff", "is neither text nor an archive"),
         (b"\x1f\x8b broken", "cannot be read as a tar archive"),
         (b"<domain/>", "it is a <domain>, not the <capabilities>"),
-        (b"{", "describes no machine"),
+        (b"{", "does not describe a machine"),
         (b'{"cores": [', "is no JSON"),
         (b'{"a": 1, "a": 1}', "'a'"),
         (b"a: [", "is not valid YAML"),
