@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplace.core.cpuset import cpus_of
+from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.topology import Topology
 
@@ -73,7 +74,7 @@ def free_of(
         pool=pool,
         uses=tuple(sorted((cpu, count) for cpu, count in uses.items() if pool >> cpu & 1)),
         memory=tuple(
-            (node.id, node.memory - _pages_bytes(node.huge_pages) - memory.get(node.id, 0))
+            (node.id, node.memory - bytes_in_pages(node.huge_pages) - memory.get(node.id, 0))
             for node in topology.numa_nodes
         )
         if any(node.memory for node in topology.numa_nodes)
@@ -95,7 +96,3 @@ def crowd(uses: Sequence[int], vcpus: int) -> int:
     size, using_all = len(uses), min(uses)
     wanted = (using_all + 1) * vcpus + sum(uses) - using_all * size
     return max(0, wanted - size) * 1000 // size
-
-
-def _pages_bytes(huge_pages: Mapping[int, int]) -> int:
-    return sum(size * count for size, count in huge_pages.items())

@@ -8,9 +8,10 @@ they stay as they were said, partial or asymmetric, and only a note tells.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
+from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.topology import NumaNode, Package, Topology
 
 MAX_PACKAGE_ID = 999_999
@@ -89,46 +90,47 @@ class Levels:
             Package(number, cpus) for number, cpus in zip(ids, sets, strict=True) if number is not None
         )
 
-    def numa_nodes(self, nodes: Sequence[NumaNode], whole: NumaNode) -> tuple[NumaNode, ...]:
-        """Check the nodes that were described; `whole` stands in when there are none.
+    def numa_nodes(
+        self, nodes: Sequence[NumaNode], whole: NumaNode, cores: Sequence[int]
+    ) -> tuple[NumaNode, ...]:
+        """Give every on-line CPU one of the described nodes; `whole` stands in when there are none.
 
-        Memory that belongs to CPUs in no node, or in two, cannot be told apart: then the machine counts as
-        one node with the memory of all.
+        A node keeps its id, memory and distances whatever CPUs it is left with, so that memory is only ever
+        bound where it is. The kernel puts each CPU into several nodes when it emulates nodes (`numa=fake`).
         """
-        checked = self._whole_nodes(nodes, whole)
+        checked = self._disjoint_nodes(nodes, whole, cores)
         for node in checked:
-            if node.memory and sum(size * count for size, count in node.huge_pages.items()) > node.memory:
+            if node.memory and bytes_in_pages(node.huge_pages) > node.memory:
                 self.notes.append(
                     f"{self._source} gives NUMA node {node.id} more huge pages than memory: no memory is left"
                     " for VMs without huge pages"
                 )
         return checked
 
-    def _whole_nodes(self, nodes: Sequence[NumaNode], whole: NumaNode) -> tuple[NumaNode, ...]:
+    def _disjoint_nodes(
+        self, nodes: Sequence[NumaNode], whole: NumaNode, cores: Sequence[int]
+    ) -> tuple[NumaNode, ...]:
         if not nodes:
             self.notes.append(f"{self._source} says nothing about NUMA nodes: the machine counts as one")
             return (whole,)
-        twice, homeless = _twice(node.cpus for node in nodes), self._online & ~union(n.cpus for n in nodes)
-        if twice or homeless:
-            cpus, where = (twice, "several NUMA nodes") if twice else (homeless, "no NUMA node")
+        if twice := _twice(node.cpus for node in nodes):
             self.notes.append(
-                f"{self._source} puts CPU {format_cpu_list(cpus)} into {where}: the machine counts as one"
+                f"{self._source} puts CPU {format_cpu_list(twice)} into several NUMA nodes: they are"
+                " shared out evenly"
             )
-            return (self._merged(nodes),)
+            nodes = _dealt(nodes, twice, cores)
+        if missing := self._online & ~union(node.cpus for node in nodes):
+            first = nodes[0]
+            self.notes.append(
+                f"{self._source} puts CPU {format_cpu_list(missing)} into no NUMA node: NUMA node {first.id}"
+                " counts as theirs"
+            )
+            nodes = [replace(first, cpus=first.cpus | missing), *nodes[1:]]
         if len(nodes) == 1:
             (node,) = nodes
-            distances = node.distances or {node.id: _LOCAL_DISTANCE}
-            return (NumaNode(node.id, node.cpus, node.memory, node.huge_pages, distances),)
+            return (replace(node, distances=node.distances or {node.id: _LOCAL_DISTANCE}),)
         self._look_at_distances(nodes)
         return tuple(nodes)
-
-    def _merged(self, nodes: Sequence[NumaNode]) -> NumaNode:
-        pages: dict[int, int] = {}
-        for node in nodes:
-            for size, count in node.huge_pages.items():
-                pages[size] = pages.get(size, 0) + count
-        memory = sum(node.memory for node in nodes)
-        return NumaNode(nodes[0].id, self._online, memory, pages, {nodes[0].id: _LOCAL_DISTANCE})
 
     def _look_at_distances(self, nodes: Sequence[NumaNode]) -> None:
         rows: Mapping[int, Mapping[int, int]] = {node.id: node.distances for node in nodes}
@@ -160,6 +162,19 @@ def union(sets: Iterable[int]) -> int:
     for cpus in sets:
         everything |= cpus
     return everything
+
+
+def _dealt(nodes: Sequence[NumaNode], twice: int, cores: Sequence[int]) -> list[NumaNode]:
+    """Deal CPUs of several nodes out to these: to that of their siblings, or the one with the fewest."""
+    cpus = [node.cpus & ~twice for node in nodes]
+    for core in cores:
+        part = core & twice
+        whole = any(not part & ~node.cpus for node in nodes)
+        for dealt in [part] if whole and part else [1 << cpu for cpu in cpus_of(part)]:
+            holders = [index for index, node in enumerate(nodes) if not dealt & ~node.cpus]
+            home = min(holders, key=lambda index: (not cpus[index] & core, cpus[index].bit_count()))
+            cpus[home] |= dealt
+    return [replace(node, cpus=mask) for node, mask in zip(nodes, cpus, strict=True)]
 
 
 def _twice(sets: Iterable[int]) -> int:

@@ -50,24 +50,25 @@ class _Reader:
         nodes = [self._node(cell) for cell in cells]
         cpus = union(node.cpus for node in nodes)
         levels = Levels("libvirt", cpus)
-        whole = levels.numa_nodes(nodes, nodes[0])
+        cores = levels.partition(
+            "sibling threads",
+            self._siblings.get,
+            [1 << cpu for cpu in range(cpus.bit_length())],
+            "every CPU counts as a core",
+        )
+        disjoint = levels.numa_nodes(nodes, nodes[0], cores)
         banks = list(self._l3_banks())
         sockets = self._sets_by_socket()
         topology = Topology(
             packages=levels.packages(lambda cpu: sockets.get(self._sockets.get(cpu, -1)), self._sockets.get),
-            numa_nodes=whole,
+            numa_nodes=disjoint,
             l3_groups=levels.partition(
                 "L3 caches",
                 lambda cpu: next((bank for bank in banks if bank >> cpu & 1), None),
-                [node.cpus for node in whole],
+                [node.cpus for node in disjoint],
                 "the NUMA node stands in for them",
             ),
-            cores=levels.partition(
-                "sibling threads",
-                self._siblings.get,
-                [1 << cpu for cpu in range(cpus.bit_length())],
-                "every CPU counts as a core",
-            ),
+            cores=cores,
         )
         return Discovery(topology, (*levels.notes, *self._perhaps_offline(topology)))
 

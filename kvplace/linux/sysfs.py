@@ -47,29 +47,37 @@ class _Reader:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._notes: list[str] = []
+        self._not_their_own = 0
+        """CPUs that one of their own lists lacks, and another file has."""
 
     def discover(self) -> Discovery:
         self._online = self._online_cpus()
         levels = Levels("the kernel", self._online)
         whole = self._node(0, "proc", self._online, _PAGES_FOLDER)
-        nodes = levels.numa_nodes(self._numa_nodes(), whole)
+        cores = levels.partition(
+            "sibling threads",
+            lambda cpu: self._set_with(cpu, _topology_folder(cpu), _CORE_SETS),
+            [1 << cpu for cpu in cpus_of(self._online)],
+            "every CPU counts as a core",
+        )
+        nodes = levels.numa_nodes(self._numa_nodes(), whole, cores)
         topology = Topology(
             packages=levels.packages(
-                lambda cpu: self._set(_topology_folder(cpu), _PACKAGE_SETS),
+                lambda cpu: self._set_with(cpu, _topology_folder(cpu), _PACKAGE_SETS),
                 lambda cpu: self._integer(f"{_topology_folder(cpu)}/physical_package_id"),
             ),
             numa_nodes=nodes,
             l3_groups=levels.partition(
                 "L3 caches", self._l3_of, [node.cpus for node in nodes], "the NUMA node stands in for them"
             ),
-            cores=levels.partition(
-                "sibling threads",
-                lambda cpu: self._set(_topology_folder(cpu), _CORE_SETS),
-                [1 << cpu for cpu in cpus_of(self._online)],
-                "every CPU counts as a core",
-            ),
+            cores=cores,
             isolated=(self._cpu_list(f"{CPU_FOLDER}/isolated") or 0) & self._online,
         )
+        if self._not_their_own:
+            self._notes.append(
+                f"the kernel leaves CPU {format_cpu_list(self._not_their_own)} out of a list of its own"
+                " siblings: the file that names it counts"
+            )
         return Discovery(topology, (*self._notes, *levels.notes))
 
     # CPUs and caches
@@ -103,7 +111,7 @@ class _Reader:
         folder = f"{CPU_FOLDER}/cpu{cpu}/cache"
         for index in _numbers(self._tree.entries(folder), "index"):
             if (self._tree.read(f"{folder}/index{index}/level") or "").strip("\0\n ") == "3":
-                return self._set(f"{folder}/index{index}", _CACHE_SETS)
+                return self._set_with(cpu, f"{folder}/index{index}", _CACHE_SETS)
         return None
 
     # NUMA nodes
@@ -127,7 +135,7 @@ class _Reader:
         return [number for number in ids if number <= _MAX_NODE and (online is None or online >> number & 1)]
 
     def _node_cpus(self, folder: str) -> int:
-        listed, mapped = (self._set(folder, (name,)) for name in _NODE_SETS)
+        listed, mapped = (self._set(folder, name) for name in _NODE_SETS)
         if listed is not None and mapped is not None and (listed ^ mapped) & self._online:
             self._notes.append(
                 f"{folder}: cpulist and cpumap differ over CPU"
@@ -171,14 +179,21 @@ class _Reader:
 
     # Files
 
-    def _set(self, folder: str, names: Iterable[str]) -> int | None:
-        """Read the first of several files that say the same; None when there is none of them."""
+    def _set_with(self, cpu: int, folder: str, names: Iterable[str]) -> int | None:
+        """Read the first of equivalent files that has this CPU, or else the first that exists."""
+        first = None
         for name in names:
-            path = f"{folder}/{name}"
-            found = self._cpu_list(path) if name.endswith("list") else self._cpu_mask(path)
-            if found is not None:
+            found = self._set(folder, name)
+            if found is not None and found >> cpu & 1:
+                self._not_their_own |= 0 if first is None else 1 << cpu
                 return found
-        return None
+            first = found if first is None else first
+        return first
+
+    def _set(self, folder: str, name: str) -> int | None:
+        """Read a CPU list or mask; None when there is no such file."""
+        path = f"{folder}/{name}"
+        return self._cpu_list(path) if name.endswith("list") else self._cpu_mask(path)
 
     def _cpu_list(self, path: str) -> int | None:
         text = self._tree.read(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
+from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.request import Request
 from kvplace.documents.model import numbered, read_model
 from kvplace.documents.reading import load_document, read_document, source_name
@@ -44,7 +45,7 @@ class Scenario:
 
 def plain_memory(request: Request) -> int:
     """Return the memory outside huge pages."""
-    return max(0, request.memory - sum(size * count for size, count in request.huge_pages.items()))
+    return plain_bytes(request.memory, request.huge_pages)
 
 
 def load_scenario(path: Path) -> Scenario:

@@ -14,6 +14,7 @@ from xml.sax.saxutils import escape, quoteattr
 from kvplace.admission.objects import Vmi, typed
 from kvplace.admission.sidecar import HOOK_SIDECARS
 from kvplace.admission.vm_size import VmSize, size_of_vm
+from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.quantity import format_bytes
 
 Json = dict[str, Any]
@@ -50,7 +51,7 @@ def launcher_pod(vmi: Mapping[str, Any]) -> Json:
     metadata, size = vmi["metadata"], size_of(vmi)
     name, namespace = metadata["name"], metadata["namespace"]
     sidecars = json.loads(metadata["annotations"].get(HOOK_SIDECARS) or "[]")
-    in_pages = sum(page * count for page, count in size.huge_pages.items())
+    in_pages = bytes_in_pages(size.huge_pages)
     requests = {
         "cpu": f"{size.vcpus * 100}m",
         "memory": format_bytes(size.memory - in_pages + _OVERHEAD),

@@ -47,28 +47,58 @@ def _nodes(*cpus: int, memory: int = 4, pages: int = 0) -> list[NumaNode]:
 
 
 WHOLE = NumaNode(0, 0b1111, 7)
+CORES = (0b0011, 0b1100)
 
 
 @pytest.mark.parametrize(
     ("cpus", "note"),
     [
         ((), "says nothing about NUMA nodes"),
-        ((0b11, 0b1110), "puts CPU 1 into several NUMA nodes: the machine counts as one"),
-        ((0b11, 0b100), "puts CPU 3 into no NUMA node: the machine counts as one"),
     ],
 )
-def test_nodes_that_are_not_whole_make_one_node_with_the_memory_of_all(
-    cpus: tuple[int, ...], note: str
+def test_a_machine_that_describes_no_nodes_is_one(cpus: tuple[int, ...], note: str) -> None:
+    levels = _levels()
+    assert levels.numa_nodes(_nodes(*cpus), WHOLE, CORES) == (WHOLE,)
+    assert note in levels.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "dealt", "note"),
+    [
+        ((0b11, 0b1110), (0b11, 0b1100), "puts CPU 1 into several NUMA nodes: they are shared out evenly"),
+        ((0b1111, 0b1111), (0b0011, 0b1100), "puts CPU 0-3 into several NUMA nodes"),
+        ((0b1111, 0b1111, 0b1111), (0b0011, 0b1100, 0), "puts CPU 0-3 into several NUMA nodes"),
+        ((0b0111, 0b1100), (0b0011, 0b1100), "puts CPU 2 into several NUMA nodes"),
+        ((0b0110, 0b0111, 0b1000), (0b0100, 0b0011, 0b1000), "puts CPU 1-2 into several NUMA nodes"),
+        ((0b11, 0b100), (0b1011, 0b100), "puts CPU 3 into no NUMA node: NUMA node 0 counts as theirs"),
+    ],
+)
+def test_nodes_that_overlap_share_their_cpus_and_keep_their_memory(
+    cpus: tuple[int, ...], dealt: tuple[int, ...], note: str
 ) -> None:
     levels = _levels()
-    (node,) = levels.numa_nodes(_nodes(*cpus), WHOLE)
-    assert (node.cpus, node.memory) == (0b1111, 4 * len(cpus) or 7)
+    nodes = levels.numa_nodes(_nodes(*cpus), WHOLE, CORES)
+    assert tuple(node.cpus for node in nodes) == dealt
+    assert [(node.id, node.memory) for node in nodes] == [(number, 4) for number in range(len(cpus))]
     assert note in levels.notes[0]
+
+
+@given(st.lists(SETS, min_size=1, max_size=5), st.integers(1, 255))
+def test_every_cpu_has_one_node_that_lists_it_or_the_first(sets: list[int], online: int) -> None:
+    levels = _levels(online)
+    cores = [core for core in (0b11 << shift & online for shift in range(0, 8, 2)) if core]
+    nodes = levels.numa_nodes(_nodes(*(cpus & online for cpus in sets)), WHOLE, cores)
+    assert union(node.cpus for node in nodes) == online
+    assert sum(node.cpus.bit_count() for node in nodes) == online.bit_count()
+    unlisted = online & ~union(sets)
+    assert not any(
+        node.cpus & ~cpus & ~(0 if node.id else unlisted) for node, cpus in zip(nodes, sets, strict=True)
+    )
 
 
 def test_more_huge_pages_than_memory_are_told() -> None:
     levels = _levels()
-    levels.numa_nodes(_nodes(0b1111, pages=5), WHOLE)
+    levels.numa_nodes(_nodes(0b1111, pages=5), WHOLE, CORES)
     assert levels.notes == [
         (
             "the kernel gives NUMA node 0 more huge pages than memory:"
@@ -91,7 +121,7 @@ def test_distances_are_kept_as_they_are_and_only_told(rows: tuple[dict[int, int]
     nodes = [
         NumaNode(number, mask_of(cpus), 0, {}, rows[number]) for number, cpus in enumerate(((0, 1), (2, 3)))
     ]
-    assert [node.distances for node in levels.numa_nodes(nodes, WHOLE)] == list(rows)
+    assert [node.distances for node in levels.numa_nodes(nodes, WHOLE, CORES)] == list(rows)
     assert [note in told for told in levels.notes] == ([True] if note else [])
 
 

@@ -6,7 +6,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
+from kvplace.core.free import free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.placement import Placement
+from kvplace.core.refusal import Refusal
+from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.linux.sysfs import discover
 from tests.linux.written_tree import WrittenTree, sysfs_of
@@ -125,6 +131,46 @@ def test_a_node_of_memory_alone_is_kept_with_its_distances() -> None:
     found = discover(sysfs_of(machine))
     assert found.topology == machine
     assert (found.topology.distance(0, 2), found.topology.distance(1, 2)) == (24, 34)
+
+
+def numa_fake(machine: Topology, parts: int) -> WrittenTree:
+    """Split each NUMA node into so many emulated ones, as `numa=fake` does: each lists all its CPUs."""
+    emulated = [
+        NumaNode(parts * node.id + part, node.cpus, node.memory // parts)
+        for node in machine.numa_nodes
+        for part in range(parts)
+    ]
+    tree = sysfs_of(machine)
+    for node in emulated:
+        folder = f"sys/devices/system/node/node{node.id}"
+        tree.files[f"{folder}/cpulist"] = format_cpu_list(node.cpus) + "\n"
+        tree.files[f"{folder}/meminfo"] = f"Node {node.id} MemTotal: {node.memory // 1024} kB\n"
+        near = {other.id: 10 if other.cpus == node.cpus else 21 for other in emulated}
+        tree.files[f"{folder}/distance"] = " ".join(map(str, near.values())) + "\n"
+    return tree
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_emulated_nodes_share_their_cpus_so_that_memory_is_bound_where_it_is(parts: int) -> None:
+    found = discover(numa_fake(SMT, parts))
+    machine = found.topology
+    assert [node.memory for node in machine.numa_nodes] == [(1 << 30) // parts] * 2 * parts
+    assert [node.cpus.bit_count() for node in machine.numa_nodes] == [2, 2, 0, 0][:parts] * 2  # whole cores
+    for node in machine.numa_nodes:
+        assert not node.cpus & ~SMT.numa_nodes[node.id // parts].cpus
+    assert replace(machine, numa_nodes=SMT.numa_nodes) == SMT
+    assert "puts CPU 0-7 into several NUMA nodes" in found.notes[0]
+
+
+def test_a_vm_on_emulated_nodes_uses_memory_of_all_of_them() -> None:
+    machine = discover(numa_fake(SMT, 2)).topology
+    free = free_of(machine, Ledger())
+    placement = place(machine, free, Request(4, PinningOptions(Scope.ONE_SOCKET), memory=1 << 30))
+    assert isinstance(placement, Placement)
+    assert placement.memory == {0: 1 << 29, 1: 1 << 29}
+    assert isinstance(
+        place(machine, free, Request(1, PinningOptions(Scope.ONE_NUMA), memory=1 << 30)), Refusal
+    )
 
 
 def test_nodes_numbered_across_sockets_lie_in_both() -> None:

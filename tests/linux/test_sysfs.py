@@ -137,14 +137,26 @@ def test_without_numa_nodes_the_machine_is_one_node_with_all_its_memory() -> Non
     assert dict(node.huge_pages) == {2 << 20: 64}
 
 
-def test_a_cpu_in_two_numa_nodes_or_in_none_makes_the_machine_one_node_and_a_note_names_the_cpu() -> None:
+def test_a_cpu_in_two_numa_nodes_or_in_none_gets_one_and_memory_stays_where_it_is() -> None:
     for cpus, words in (("0-16,64-79", "CPU 16 into several"), ("0-14,64-79", "CPU 15 into no")):
         tree = sysfs_of(TWO_SOCKETS)
         tree.files[f"{NODE}/node0/cpulist"] = cpus
         found = discover(tree)
-        (node,) = found.topology.numa_nodes
-        assert node.memory == sum(node.memory for node in TWO_SOCKETS.numa_nodes)
         assert words in found.notes[0]
+        assert found.topology.numa_nodes == TWO_SOCKETS.numa_nodes
+
+
+def test_a_list_that_lacks_its_own_cpu_yields_to_the_mask_that_has_it() -> None:
+    tree = sysfs_of(SMALL)
+    for cpu in (5, 37):
+        folder = f"{CPU}/cpu{cpu}/cache/index3"
+        tree.files[f"{folder}/shared_cpu_map"] = hexadecimal(SMALL.l3_groups[1], 64) + "\n"
+        tree.files[f"{folder}/shared_cpu_list"] = "0-3\n"
+    found = discover(tree)
+    assert found.topology == SMALL_UNRESERVED
+    assert found.notes == (
+        "the kernel leaves CPU 5,37 out of a list of its own siblings: the file that names it counts",
+    )
 
 
 def test_siblings_that_contradict_each_other_count_as_one_core_beside_those_who_agree() -> None:

@@ -10,6 +10,7 @@ from kvplace.core.allocator.core_choice import CoreShare
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.guest_cells import mirrored
+from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Policy, Scope, Smt
 
@@ -128,8 +129,7 @@ def _memory(supply: Supply, nodes: Sequence[int]) -> dict[int, int]:
     pages = _pages(supply, nodes)
     shares = _even_split(supply.small_memory, [supply.memory_of(index) for index in nodes])
     return {
-        node: share + sum(size * count for size, count in pages.get(node, {}).items())
-        for node, share in zip(ids, shares, strict=True)
+        node: share + bytes_in_pages(pages.get(node, {})) for node, share in zip(ids, shares, strict=True)
     }
 
 

@@ -16,6 +16,7 @@ from kvplace.core.allocator.layout import L3Part, NodePart, PartCount, ScopeDoma
 from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free
+from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
 from kvplace.core.topology import Topology
 
@@ -49,8 +50,7 @@ class Supply:
         counts_memory = bool(
             free.memory and request.memory and request.options.numa_memory is not NumaMemory.OFF
         )
-        pages_bytes = sum(size * count for size, count in request.huge_pages.items())
-        self.small_memory = max(0, request.memory - pages_bytes) if counts_memory else 0
+        self.small_memory = plain_bytes(request.memory, request.huge_pages) if counts_memory else 0
         self.counts_memory = counts_memory
         self.needs_memory = bool(self.small_memory or request.huge_pages)
         """Whether memory or huge pages restrict the choice of NUMA nodes."""

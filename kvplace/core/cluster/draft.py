@@ -15,6 +15,7 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.allocator.layout import ScopeDomain, layout_of
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.free import Free, free_of
+from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
@@ -33,8 +34,11 @@ class Shape:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.vcpus = request.vcpus
-        pages = sum(size * count for size, count in request.huge_pages.items())
-        self.memory = 0 if request.options.numa_memory is NumaMemory.OFF else max(0, request.memory - pages)
+        self.memory = (
+            0
+            if request.options.numa_memory is NumaMemory.OFF
+            else plain_bytes(request.memory, request.huge_pages)
+        )
         """Bytes outside huge pages that a VM takes from its NUMA nodes."""
 
 

@@ -25,6 +25,7 @@ from operator import attrgetter
 from kvplace.core.allocator.fragmentation import slots_lost
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free, crowd
+from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.occupant import locality_of
 from kvplace.core.placement import Placement
 from kvplace.core.topology import Topology
@@ -149,7 +150,7 @@ class Candidate:
     @cached_property
     def _plain_memory(self) -> int:
         placement = self.placement
-        pages = sum(size * count for sizes in placement.huge_pages.values() for size, count in sizes.items())
+        pages = sum(map(bytes_in_pages, placement.huge_pages.values()))
         return sum(placement.memory.values()) - pages
 
     @cached_property
@@ -175,10 +176,7 @@ class Candidate:
 @lru_cache(maxsize=4096)
 def _plain_memory_of(topology: Topology) -> int:
     """The bytes outside huge pages that a machine has."""
-    return sum(
-        node.memory - sum(size * count for size, count in node.huge_pages.items())
-        for node in topology.numa_nodes
-    )
+    return sum(node.memory - bytes_in_pages(node.huge_pages) for node in topology.numa_nodes)
 
 
 def quality(topology: Topology, placement: Placement) -> tuple[int, int, int, int]:

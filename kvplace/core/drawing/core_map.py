@@ -16,6 +16,7 @@ from typing import Any
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, place_of_each
 from kvplace.core.drawing.occupancy import Fault, FaultKind, Occupancy
+from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.quantity import format_bytes
@@ -217,7 +218,7 @@ class _Painter:
 
     def node(self, node: NumaNode, cpus: int) -> NodeBox:
         l3s = self._topology.l3_groups
-        in_pages = sum(size * count for size, count in node.huge_pages.items())
+        in_pages = bytes_in_pages(node.huge_pages)
         claimed = self._ledger.plain_memory.get(node.id, 0)
         pages = self._ledger.huge_pages
         return NodeBox(

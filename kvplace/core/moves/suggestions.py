@@ -14,6 +14,7 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free import Free
+from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.moves.make_room import Move, MovePlan, NoMoves, make_room
 from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
@@ -194,7 +195,7 @@ class _Trial:
 
     def less_memory(self) -> Iterator[tuple[float, Suggestion]]:
         needed = self._request.memory
-        paged = sum(size * count for size, count in self._request.huge_pages.items())
+        paged = bytes_in_pages(self._request.huge_pages)
         least, most = -(-paged // _MEBIBYTE), (needed - 1) // _MEBIBYTE
 
         def with_memory(more: int) -> Request:

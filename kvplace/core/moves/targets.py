@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import combinations
 from math import comb
 
+from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.occupant import Occupant, RunningVms, locality_of, memory_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
@@ -168,4 +169,4 @@ def _plain_memory(running: RunningVms, request: Request) -> int:
     counted = any(node.memory for node in running.topology.numa_nodes)
     if not counted or request.options.numa_memory is NumaMemory.OFF:
         return 0
-    return max(0, request.memory - sum(size * count for size, count in request.huge_pages.items()))
+    return plain_bytes(request.memory, request.huge_pages)
