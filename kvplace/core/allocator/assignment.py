@@ -46,14 +46,15 @@ def placement_of(supply: Supply, chosen: ChosenCores) -> Placement:
     if supply.smt is Smt.REQUIRE:
         emulator_own |= whole & ~named
         named = whole
+    emulator = emulator_own or _emulator_cpus(supply, chosen, mask_of(vcpus) or named)
     nodes = [topology.numa_nodes[index] for index in chosen.nodes]
     placement = Placement(
         policy=request.options.policy,
         vcpus=vcpus,
         cpus=named,
         owned=whole if request.owns_cpus else 0,
-        emulator_cpus=emulator_own or _emulator_cpus(supply, chosen, mask_of(vcpus) or named),
-        io_thread_cpus=(),
+        emulator_cpus=emulator,
+        io_thread_cpus=_io_thread_cpus(request.io_threads, emulator, one_each=bool(emulator_own and vcpus)),
         numa_nodes=tuple(node.id for node in nodes),
         memory=_memory(supply, chosen.nodes),
         huge_pages=_pages(supply, chosen.nodes),
@@ -120,6 +121,17 @@ def _emulator_cpus(supply: Supply, chosen: ChosenCores, own: int) -> int:
     for index in chosen.nodes:
         near |= topology.numa_nodes[index].cpus & topology.reserved
     return near or topology.reserved or own
+
+
+def _io_thread_cpus(count: int, emulator: int, *, one_each: bool) -> tuple[int, ...]:
+    """The CPUs of each I/O thread: those of the emulator, or one each of these in turn.
+
+    QEMU's main loop runs on all of them, mostly on the first: with several the I/O threads begin at the next.
+    """
+    if not one_each:
+        return (emulator,) * count
+    cpus = list(cpus_of(emulator))
+    return tuple([1 << cpus[(number + 1) % len(cpus)] for number in range(count)])
 
 
 def _memory(supply: Supply, nodes: Sequence[int]) -> dict[int, int]:

@@ -15,8 +15,8 @@ from kvplace.core.allocator.layout import NodePart
 from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.allocator.supply import Supply
 
-MOST_EQUALS = 4_096
-"""Equally near sets that are kept: reached where more than 14 NUMA nodes differ in what is free alone."""
+_MOST_EQUALS = 1_024
+"""Equally near sets that are kept: reached where more than 12 NUMA nodes differ in what is free alone."""
 
 Distances = tuple[int, int]
 """The largest and the summed distance between the NUMA nodes of a set."""
@@ -210,7 +210,7 @@ class _Growth(Generic[Found]):
                 self.total = self._most = total
                 self.found.clear()
             self.found.append(found)
-            if len(self.found) >= MOST_EQUALS:
+            if len(self.found) >= _MOST_EQUALS:
                 self._most = total - 1
                 return
 

@@ -183,4 +183,5 @@ def random_request(chance: Random, machine: Topology, free: Free) -> Request:
         memory=pages * GIB
         + (chance.choice((1, 4, 9, 16)) * GIB if free.memory and chance.random() < 0.7 else 0),
         huge_pages={GIB: pages} if pages else {},
+        io_threads=(pages + left) % 5,
     )

@@ -5,6 +5,8 @@ Written from the contract alone, so that the allocator is not its own judge.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
@@ -133,6 +135,23 @@ def check_emulator(machine: Topology, request: Request, placement: Placement) ->
         assert emulator == vcpus
     else:
         assert emulator == (near or machine.reserved or vcpus)
+    check_io_threads(request, placement)
+
+
+def check_io_threads(request: Request, placement: Placement) -> None:
+    """Each I/O thread has one of the emulator's CPUs where no vCPU or other VM runs on these, else all."""
+    emulator, cpus = placement.emulator_cpus, placement.io_thread_cpus
+    assert len(cpus) == request.io_threads
+    own = placement.vcpus and not emulator & ~(placement.cpus & ~mask_of(placement.vcpus))
+    if not own:
+        assert set(cpus) <= {emulator}
+        return
+    assert not mask_of(cpu for one in cpus for cpu in cpus_of(one)) & ~emulator
+    shares = Counter(cpus)
+    assert all(one.bit_count() == 1 for one in shares)
+    assert not cpus or max(shares.values()) - min(shares.get(1 << cpu, 0) for cpu in cpus_of(emulator)) <= 1
+    if emulator.bit_count() > 1 and request.io_threads < emulator.bit_count():
+        assert emulator & -emulator not in shares  # the main loop has the first one for itself
 
 
 def check_memory(free: Free, request: Request, placement: Placement) -> None:
