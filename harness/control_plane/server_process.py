@@ -99,12 +99,14 @@ class ServerProcess:
 
 
 def reserve_port() -> tuple[socket.socket, int]:
-    """Reserve a free loopback port for a server that is started with --permit-port-sharing.
+    """Reserve a free loopback port for a server that will be started, and started again.
 
-    The socket is bound, never listening: as long as it is held no other process gets the port, and all
-    connections go to the server.
+    The socket is bound, never listening: as long as it is held no other process is given the port, and all
+    connections go to the server. That can listen with SO_REUSEADDR, as asyncio's servers do, or with
+    SO_REUSEPORT (--permit-port-sharing).
     """
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     reservation.bind(("127.0.0.1", 0))
     return reservation, int(reservation.getsockname()[1])

@@ -47,7 +47,6 @@ class Replica:
             ports.append(port)
         self.extender_url, self.admission_url = (f"https://127.0.0.1:{port}" for port in ports[:2])
         self.health_url = f"http://127.0.0.1:{ports[2]}"
-        self._reservations.close()
         self._name = f"kvplace-serve-{number}"
         self._command = [
             *("setpriv", "--pdeathsig=KILL", "--"),
@@ -76,8 +75,9 @@ class Replica:
         return _get(self.health_url, "/metrics")[1]
 
     def stop(self) -> None:
-        """End it as a rollout does."""
+        """End it as a rollout does, and give its ports back."""
         self.process.terminate()
+        self._reservations.close()
 
     def _is_ready(self) -> bool:
         try:
