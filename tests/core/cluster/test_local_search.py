@@ -65,3 +65,10 @@ def test_a_vm_is_exchanged_for_a_larger_one_and_not_the_reverse() -> None:
     draft = planned([4], wanted, {0: 0})
     exchange(draft, wanted)
     assert draft.node_of == {1: 0}
+
+
+def test_a_vm_is_not_exchanged_for_one_of_equal_size() -> None:
+    wanted = shapes_of(Request(3, PinningOptions(scope=scope)) for scope in (Scope.ONE_NUMA, Scope.ANY))
+    draft = planned([4], wanted, {0: 0})
+    exchange(draft, wanted)
+    assert draft.node_of == {0: 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,7 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cluster.planning import Plan, Tally, VmRequest, plan
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, claim_of
+from kvplace.core.moves.make_room import make_room
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
@@ -193,6 +195,45 @@ def test_room_is_made_for_one_vm_after_the_other() -> None:
     assert found.placed == Tally(2, 8)
     assert len(found.moves) == 2
     check_sound(node, occupants_of(node, found, wanted))
+
+
+def test_moves_are_made_on_the_node_that_needs_the_fewest() -> None:
+    """The first node has to move two VMs for a free NUMA node, the second one."""
+    topology = machine(6, 6)
+    request = Request(2, PinningOptions(scope=Scope.ONE_NUMA))
+
+    def running(name: str, *sets: int) -> ClusterNode:
+        found = [place(topology, within(free_of(topology, Ledger()), cpus), request) for cpus in sets]
+        placements = [one for one in found if isinstance(one, Placement)]
+        vms = (Occupant(f"{name}/{number}", request, one) for number, one in enumerate(placements))
+        return ClusterNode(name, topology, tuple(vms))
+
+    two = running("two", 0b11, 0b1100, 0b11 << 6)
+    one = running("one", 0b11, 0b11 << 6, 0b11 << 8)
+    immovable = Request(2, PinningOptions(scope=Scope.ONE_NUMA, policy=Policy.IMMOVABLE))
+    fixed = Occupant("two/2", immovable, two.running[2].placement)
+    two = ClusterNode("two", topology, (*two.running[:2], fixed))
+    found = plan([two, one], vms_of(6), make_room=True)
+    assert [move.node for move in found.moves] == ["one"]
+    assert found.moves_complete
+
+
+def test_a_search_for_moves_that_stopped_at_its_bound_is_reported() -> None:
+    node = strewn()
+    with patch("kvplace.core.cluster.planned_moves._MAX_TOTAL_STEPS", 0):
+        found = plan([node], vms_of(4), make_room=True)
+    assert not found.moves
+    assert not found.moves_complete
+    assert plan([node], vms_of(4), make_room=True).moves_complete
+
+
+def test_the_bound_counts_the_steps_for_all_vms_together() -> None:
+    node = strewn(4)
+    enough_for_one = make_room(node.topology, node.running, vms_of(4)[0].request).steps
+    with patch("kvplace.core.cluster.planned_moves._MAX_TOTAL_STEPS", enough_for_one):
+        found = plan([node], vms_of(4, 4, 4), make_room=True)
+    assert len(found.moves) == 1
+    assert not found.moves_complete
 
 
 def test_immovable_vms_do_not_move() -> None:

@@ -154,6 +154,19 @@ def test_of_equally_cheap_moves_those_are_made_after_which_the_new_vm_has_the_be
     assert plan.placement.cpus == parse_cpu_list("4-7")
 
 
+def test_equal_vms_are_told_apart_by_who_else_is_on_their_cores() -> None:
+    """To move "a" frees half a core, because the rest of it is in use; to move "b" frees a whole one."""
+    machine = replace(_machine(2, 4), cores=(0b11, 0b1100, 0b110000, 0b11000000))
+    occupants = [
+        _runs(machine, "a", "0"),
+        _runs(machine, "b", "2"),
+        *(_runs(machine, f"stays-{cpu}", f"{cpu}", policy=Policy.IMMOVABLE) for cpu in (1, 4, 6)),
+    ]
+    plan = _found(machine, occupants, Request(2, PinningOptions(scope=Scope.ONE_NUMA, smt=Smt.REQUIRE)))
+    assert [uid for uid, _, _ in _moves(plan)] == ["b"]
+    assert plan.placement.cpus == 0b1100
+
+
 def test_no_vm_is_moved_onto_more_sockets_than_before() -> None:
     """NUMA node 0 spans both sockets; only with CPU 5 the VM would leave an L3 group free."""
     machine = Topology(
