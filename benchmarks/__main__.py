@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 TITLES: Mapping[str, str] = {
-    "look_ahead": "How VMs sit after long use",
+    "fragmentation": "Fragmentation after long use",
     "across_nodes": "How full a cluster gets",
     "planning": "Many VMs at once",
     "placement": "One placement",

@@ -1,4 +1,4 @@
-"""VMs that find room in a nearly full cluster: planned at once, and one after the other.
+"""VMs placed in a nearly full cluster: planned at once, and one by one.
 
     python -m benchmarks.planning [--quick] [--seeds 10] [--seconds 3]
 
@@ -6,9 +6,9 @@ Nodes have two sockets of two NUMA nodes with 30 CPUs each to give out, and two 
 in a NUMA node of its own choice: `make room` may move these. VMs ask for `one-numa` and for as many CPUs
 together as are free, in mixes: `mixed` 2 to 24 vCPUs; `chunky` 6, 10, 14 or 18; `memory` 2 to 12 with 1 to
 6 GiB for each vCPU, so that memory runs out on some nodes and CPUs on others; `large` 8, 16, 24 or 28.
-`one by one` is how VMs come to a cluster: in the order given, each where Filter sends it. `bound` is what no
-plan can surpass while running VMs stay, from HiGHS within its time; `reached` counts the seeds in which `plan
-with bound`, which starts from the solver's assignment, places just that and is so proven optimal. Shares are
+`one by one` is how VMs arrive at a cluster: in the order given, each where Filter sends it. `bound` is the
+upper bound of HiGHS within its time limit for plans without moves; `reached` counts the seeds in which `plan
+with bound`, which starts from the solver's assignment, reaches it and is so proven optimal. Shares are
 means over the seeds, of all VMs and all vCPUs that were asked for; seconds are medians.
 """
 

@@ -1,1 +1,1 @@
-"""Documents that people write, in YAML or JSON: read within limits, checked, described by JSON Schemas."""
+"""Documents that people write in YAML or JSON: read within limits, checked by models with a JSON Schema."""

@@ -1,1 +1,1 @@
-"""Descriptions of machines: files, archives, well-known server types, and the one that we run on."""
+"""Descriptions of machines: files, archives, well-known server types, and this one."""

@@ -1,1 +1,1 @@
-"""Machines and VMs to try kvplace on without a cluster: well-known server types and templates of VMs."""
+"""kvplace without a cluster: simulated loads and the demo, decided by the code that runs in a cluster."""

@@ -1,4 +1,4 @@
-"""What came of a simulation, as the document that other programs read, and in sums for people."""
+"""The outcomes of simulations as JSON for programs, and as means for people."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _ordered(reasons: Counter[Reason]) -> list[tuple[Reason, int]]:
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
-    """Say the means over the seeds of one strategy, as pairs of a title and its value."""
+    """Give the means over the seeds of one strategy, as pairs of a title and a value."""
     refusals = [outcome.first_refusal for outcome in outcomes if outcome.first_refusal is not None]
     ends = [outcome.end for outcome in outcomes]
     reasons = sum((outcome.reasons for outcome in outcomes), Counter[Reason]())
@@ -84,23 +84,23 @@ def summary(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
 
     return [
         ("VMs placed / refused", f"{mean(lambda o: o.placed)} / {mean(lambda o: o.refused)}"),
-        ("CPUs of the refused", mean(lambda o: o.refused_cpus)),
-        ("mostly for", _ordered(reasons)[0][0].value if reasons else "-"),
-        ("refused, a node had CPUs and memory", mean(lambda o: o.refused_while_node_free)),
-        ("refused, the cluster had CPUs", mean(lambda o: o.refused_while_cluster_free)),
+        ("vCPUs of refused VMs", mean(lambda o: o.refused_cpus)),
+        ("most frequent reason", _ordered(reasons)[0][0].value if reasons else "-"),
+        ("refused while a node had CPUs and memory free", mean(lambda o: o.refused_while_node_free)),
+        ("refused while the cluster had CPUs free", mean(lambda o: o.refused_while_cluster_free)),
         (
-            "too many NUMA nodes, forced / avoidable",
+            "split over NUMA nodes, forced / avoidable",
             f"{mean(lambda o: o.numa.forced)} / {mean(lambda o: o.numa.avoidable)}",
         ),
         (
-            "too many L3 caches, forced / avoidable",
+            "split over L3 groups, forced / avoidable",
             f"{mean(lambda o: o.l3.forced)} / {mean(lambda o: o.l3.avoidable)}",
         ),
-        ("moves / VMs they made room for", f"{mean(lambda o: o.moves)} / {mean(lambda o: o.made_room)}"),
-        ("used at first refusal, CPUs / memory", _used(refusals)),
-        ("stranded then, CPUs / memory", _stranded(refusals)),
+        ("moves / VMs placed by them", f"{mean(lambda o: o.moves)} / {mean(lambda o: o.made_room)}"),
+        ("used at the first refusal, CPUs / memory", _used(refusals)),
+        ("stranded at the first refusal, CPUs / memory", _stranded(refusals)),
         ("used at the end, CPUs / memory", _used(ends)),
-        ("stranded then, CPUs / memory", _stranded(ends)),
+        ("stranded at the end, CPUs / memory", _stranded(ends)),
         ("decision, median / p99", f"{taken.p50 * 1e3:.2f} / {taken.p99 * 1e3:.2f} ms"),
     ]
 

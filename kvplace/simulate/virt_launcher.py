@@ -1,7 +1,6 @@
-"""KubeVirt's part of a VM's way, as far as kvplace meets it: the VMI, its virt-launcher pod, its domain.
+"""What KubeVirt makes of a VM: its VMI, virt-launcher pod and libvirt domain, for the demo.
 
-Shapes as virt-controller and virt-launcher make them, without what kvplace neither reads nor changes. The
-sizes come from the same reading of the VMI that admission does.
+They have the fields that kvplace reads or changes, as virt-controller and virt-launcher write them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Json = dict[str, Any]
 
 _LAUNCHER_IMAGE = "quay.io/kubevirt/virt-launcher:v1.9.0"
 _OVERHEAD = 312 << 20
-"""What KubeVirt asks for QEMU and itself beside the guest's memory, about."""
+"""Roughly what KubeVirt requests for QEMU and itself in addition to the guest's memory."""
 
 
 def vmi_of(vm: Mapping[str, Any], *, namespace: str) -> Json:
@@ -101,7 +100,7 @@ def launcher_pod(vmi: Mapping[str, Any]) -> Json:
 
 
 def domain_xml(vmi: Mapping[str, Any]) -> bytes:
-    """Write the domain that virt-launcher hands to its hooks."""
+    """Write the domain that virt-launcher passes to its hooks."""
     metadata, size = vmi["metadata"], size_of(vmi)
     cpu = vmi["spec"]["domain"].get("cpu") or {}
     cores, threads = cpu.get("cores", 1), cpu.get("threads", 1)

@@ -1,8 +1,4 @@
-"""The VM templates of `vm-templates/`, as the documents that a user would apply.
-
-They lie at the top of the project for people to read and copy; an installed kvplace carries a copy
-inside the package.
-"""
+"""The VM templates of `vm-templates/`: at the top of the project, and inside the installed package."""
 
 from __future__ import annotations
 
@@ -38,4 +34,4 @@ def _folder() -> Traversable:
     beside = Path(__file__).resolve().parents[2] / _FOLDER
     if beside.is_dir():
         return beside
-    raise Misconfigured(f"this installation of kvplace has no {_FOLDER}; install it anew")
+    raise Misconfigured(f"this installation of kvplace has no {_FOLDER}; reinstall it")

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks._load import EVEN, Sizes, vm_of
 from benchmarks._traces import PeerMachine, RoomMakingMachine, kvplace, nodes_when_empty, outcome_of, run
-from benchmarks.look_ahead import mean_and_deviation
+from benchmarks.fragmentation import mean_and_deviation
 from benchmarks.peers.best_fit import best_fit
 from kvplace.core.cpuset import lowest, mask_of, parse_cpu_list
 from kvplace.core.topology import NumaNode, Package, Topology

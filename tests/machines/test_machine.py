@@ -1,4 +1,4 @@
-"""Whatever describes a machine is recognised by what is in it, or refused in one sentence."""
+"""A description of a machine is recognised by its content, or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def packed(state: str = STATE) -> bytes:
     ],
     ids=["tar.gz", "tar", "object", "spec", "yaml", "capabilities"],
 )
-def test_a_machine_is_the_same_in_every_form_and_a_files_name_says_nothing(
+def test_a_machine_is_the_same_in_every_form_whatever_the_files_name(
     tmp_path: Path, content: bytes, name: str, kubelet: str
 ) -> None:
     path = tmp_path / "a machine"
@@ -125,7 +125,7 @@ def test_the_only_machine_of_a_list_is_that_machine(tmp_path: Path) -> None:
         *((text.encode(), "is no JSON") for text in DEEP_OR_LONG[1:2]),
     ],
 )
-def test_what_is_no_machine_is_refused_in_one_sentence_that_names_it(
+def test_a_file_that_is_not_a_machine_is_refused_in_one_sentence_that_names_it(
     tmp_path: Path, content: bytes, words: str
 ) -> None:
     path = tmp_path / "host"
@@ -154,7 +154,7 @@ def test_a_damaged_description_is_read_or_refused_in_one_sentence(tmp_path: Path
 
 @SLOW
 @given(st.binary(max_size=100) | st.text(max_size=100).map(str.encode))
-def test_rubbish_is_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
+def test_random_bytes_are_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "machine"
     path.write_bytes(content)
     assert answer_or_sentence(read_machine_at, path, Misconfigured)[0] is None

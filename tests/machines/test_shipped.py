@@ -85,7 +85,7 @@ def _reserved_in(machine: Topology, cpus: int) -> int:
 
 
 @pytest.mark.parametrize("name", sorted(FACTS))
-def test_every_machine_keeps_whole_cores_for_its_host_in_every_socket_and_numa_node(name: str) -> None:
+def test_every_machine_reserves_whole_cores_in_every_socket_and_numa_node(name: str) -> None:
     machine = read_machine(name)
     assert all(core & machine.reserved in (0, core) for core in machine.cores)
     assert all(_reserved_in(machine, package.cpus) >= 2 for package in machine.packages)
@@ -98,7 +98,7 @@ def test_every_machine_has_memory_beyond_its_huge_pages(name: str) -> None:
         assert node.memory > sum(size * count for size, count in node.huge_pages.items()) + (8 << 30)
 
 
-def test_a_machine_that_does_not_exist_is_answered_with_the_nearest_name() -> None:
+def test_an_unknown_machine_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(BadTopology, match=r"no machine 'epyc-9564p'.*did you mean 'epyc-9654p'"):
         read_machine("epyc-9564p")
     with pytest.raises(BadTopology, match="there are: 2x-epyc-7763-nps4"):

@@ -1,4 +1,4 @@
-"""The templates that users copy are valid VMs for KubeVirt and valid wishes for kvplace."""
+"""The templates that users copy are valid VMs for KubeVirt and valid requests for kvplace."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_template_is_named_as_its_file_and_its_disks_have_volumes(name: str) -
     }
 
 
-def test_between_them_the_templates_show_most_of_what_can_be_asked_for() -> None:
+def test_the_templates_together_use_most_annotations() -> None:
     asked = {
         (key, value)
         for vm in TEMPLATES.values()
@@ -94,7 +94,7 @@ def test_a_template_fits_on_at_least_half_of_the_well_known_servers(name: str) -
     assert len(fitting) >= len(SERVER_TYPES) // 2, fitting
 
 
-def test_the_database_that_mirrors_the_host_sees_several_nodes_of_one_size_somewhere() -> None:
+def test_the_database_that_mirrors_the_host_gets_several_equal_guest_cells_on_some_server() -> None:
     seen = set()
     for server in SERVER_TYPES:
         placement = _placed("in-memory-database", server.name)

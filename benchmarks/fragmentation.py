@@ -1,27 +1,27 @@
-"""How VMs sit after a machine has run for long: kvplace beside other allocators, at equal load.
+"""Fragmentation after a machine has run for long: kvplace compared with other allocators at equal load.
 
-    python -m benchmarks.look_ahead [--quick] [--seeds 20] [--vms 500]
+    python -m benchmarks.fragmentation [--quick] [--seeds 20] [--vms 500]
 
-One machine at a time, VMs that come and go, every way to choose CPUs on the same loads: sizes by two
+One machine at a time, VMs that arrive and end, every allocator on the same loads: sizes by two
 mixes (`even`: 2, 4, 4, 8, 8, 16, 16, 32 CPUs, equally likely; `small and large`: of 20 VMs 12 of 2, 5 of 4,
-and one each of 8, 32 and 64), whole cores, exponential lifetimes, use hovering around 85 %. VMs of more than
+and one each of 8, 32 and 64), whole cores, exponential lifetimes, a use of about 85 %. VMs of more than
 half the machine are left out. The first fifth of the VMs fills the machine and is not counted. Memory is not
 counted either, nor are CPUs kept back for the host. The peers are re-implementations from their descriptions
 in benchmarks/peers; the kubelet's chooses what its own tests expect.
 
 Columns, in percent of VMs, mean over machines, then mean and standard deviation over seeds. *sockets*,
-*NUMA*, *L3*: the VM was laid over more sockets, more NUMA nodes in no more sockets, or more L3 groups in no
+*NUMA*, *L3*: the VM was spread over more sockets, more NUMA nodes in no more sockets, or more L3 groups in no
 more of both, than what was free made necessary. *forced*: what was free made more NUMA nodes necessary than
 the empty machine, which is the fragmentation that the allocator itself built up. *refused*: the same loads
 with a scope that allows no more NUMA nodes than the empty machine needs, so that a forced VM is refused
-although enough CPUs are free; the next VM of the seed's order comes in its place, so the use stays equal.
+although enough CPUs are free; the next VM of the seed replaces it, so the use stays equal.
 *moves*: running VMs moved inside the machine for every 100 VMs placed; VMs move only when the new one would
 be forced.
 
 Machines of one NUMA node and one L3 group (Graviton-like, hybrid) are run too; there is nothing to split
 there, and they are not part of the means. The last table is about foresight: the fewest VMs split over
-several NUMA nodes by somebody who knows all arrivals and departures beforehand but moves nobody, found by a
-mixed-integer programme, for loads so small that it can be solved.
+several NUMA nodes by an oracle that knows all arrivals and departures beforehand but makes no moves, found by
+mixed-integer programming, for loads so small that it can be solved.
 """
 
 from __future__ import annotations
@@ -209,7 +209,8 @@ def main() -> int:
         try:
             report_foresight(list(processes.map(foreseen, range(1 if given.quick else seeds))))
             if not given.quick:
-                print(write_plot("look_ahead", partial(draw, found), title="VMs forced over more NUMA nodes"))
+                title = "VMs forced over more NUMA nodes"
+                print(write_plot("fragmentation", partial(draw, found), title=title))
         except NotInstalled as error:
             print(error, file=sys.stderr)
             return 1
