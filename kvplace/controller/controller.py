@@ -22,7 +22,7 @@ from kvplace.controller.work_queue import WorkQueue
 from kvplace.core.errors import KvplaceError
 from kvplace.core.scalars import NodeName
 from kvplace.kube.events import EventRecorder
-from kvplace.kube.records import NodeRecord, PodRecord
+from kvplace.kube.records import NO_NODE, NodeRecord, PodRecord
 from kvplace.nodes.node_cache import NodeCache
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Controller:
         """Make every node due that has a ledger or pods."""
         while True:
             self._index.forget_released()
-            for node in {*(NodeName(record.node) for record in self._ledgers.all()), *self._index.nodes}:
+            for node in {*(record.node for record in self._ledgers.all()), *self._index.nodes}:
                 self._queue.add(node)
             await asyncio.sleep(self._settings.round_s)
 
@@ -124,10 +124,10 @@ class Controller:
             return
         claimed_on = self._ledgers.nodes_claimed_by(pod.uid)
         is_in_order = after is not None and not has_ended(after) and claimed_on == {after.node}
-        nodes = {*claimed_on, pod.node, before.node if before is not None else ""}
-        for node in nodes - {""}:
-            self._queue.add(NodeName(node), after_s=self._settings.confirm_s if is_in_order else 0.0)
+        nodes = {*claimed_on, pod.node, before.node if before is not None else NO_NODE}
+        for node in nodes - {NO_NODE}:
+            self._queue.add(node, after_s=self._settings.confirm_s if is_in_order else 0.0)
 
     def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
         if after is None and before is not None:
-            self._queue.add(NodeName(before.name))
+            self._queue.add(before.name)

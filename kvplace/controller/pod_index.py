@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import PodRecord
+from kvplace.kube.records import NO_NODE, PodRecord
 from kvplace.nodes.node_cache import NodeCache
 
 
@@ -13,23 +13,23 @@ class PodIndex:
     def __init__(self, cache: NodeCache) -> None:
         self._pods = cache.pods
         self._ledgers = cache.ledgers
-        self._by_node: dict[str, set[str]] = {}
-        self._deleted: set[str] = set()
+        self._by_node: dict[NodeName, set[PodUid]] = {}
+        self._deleted: set[PodUid] = set()
         cache.pods.subscribe(self._pod_seen)
 
     @property
     def nodes(self) -> list[NodeName]:
         """The nodes that have pods."""
-        return [NodeName(node) for node in self._by_node if node]
+        return [node for node in self._by_node if node]
 
     @property
     def any_waits(self) -> bool:
         """Whether a pod has no node yet."""
-        return "" in self._by_node
+        return NO_NODE in self._by_node
 
     def on_node(self, node: NodeName) -> list[PodRecord]:
         """Return the pods that are bound to a node."""
-        found = (self._pods.get(PodUid(uid)) for uid in self._by_node.get(node, ()))
+        found = (self._pods.get(uid) for uid in self._by_node.get(node, ()))
         return [pod for pod in found if pod is not None]
 
     def was_deleted(self, uid: str) -> bool:
@@ -38,7 +38,7 @@ class PodIndex:
 
     def forget_released(self) -> None:
         """Forget the deleted pods that have no claim any more."""
-        self._deleted = {uid for uid in self._deleted if self._ledgers.nodes_claimed_by(PodUid(uid))}
+        self._deleted = {uid for uid in self._deleted if self._ledgers.nodes_claimed_by(uid)}
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         if before is not None:

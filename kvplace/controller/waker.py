@@ -71,7 +71,7 @@ class Waker:
             node = min(freed & self._nodes.records.keys(), default=None)
             pause = self._pause_s
             if node is not None and self._any_waits():
-                retried = await self._annotate(NodeName(node), freed)
+                retried = await self._annotate(node, freed)
                 if retried:
                     self._freed |= retried
                     self._changed.set()
@@ -93,4 +93,4 @@ class Waker:
 
     def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
         if after is not None and (before is None or not after.allows_what(before)):
-            self.node_freed(NodeName(after.node))
+            self.node_freed(after.node)

@@ -105,7 +105,7 @@ class NodeCache:
 
     def _notify(self, node: NodeName) -> None:
         for listener in self._listeners:
-            listener(NodeName(node))
+            listener(node)
 
 
 @contextlib.asynccontextmanager

@@ -23,6 +23,7 @@ from kvplace.core.request_document import PodRequest
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecorder, floating, placed, pod_reference
+from kvplace.kube.retry import Backoff, retrying
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
 from kvplace.scheduler.annotations import binding_annotations, floating_annotations
@@ -32,6 +33,9 @@ from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.pod_requests import AskingPod, PodReader, PodRequests
 
 log = logging.getLogger(__name__)
+
+_BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
+"""Pauses before a binding without an answer is repeated."""
 
 
 class PodClient(PodReader, Protocol):
@@ -70,17 +74,15 @@ class Binder:
         events: EventRecorder,
         *,
         seconds: float,
-        pause_seconds: float,
         now: Callable[[], datetime],
     ) -> None:
-        """A bind may take `seconds`; `pause_seconds` is the first pause after a lost answer."""
+        """A bind may take `seconds`; `now` dates claims."""
         self._cluster = cluster
         self._cache = cache
         self._holds = holds
         self._requests = requests
         self._events = events
         self._seconds = seconds
-        self._pause_seconds = pause_seconds
         self._now = now
         self.under_way: dict[PodUid, tuple[NodeName, asyncio.Task[None]]] = {}
         """Node and task of each bind under way, by pod UID."""
@@ -251,36 +253,41 @@ class Binder:
         the pod is bound, and the pod itself shows with which cores. Nothing is sent after the deadline, since
         the controller may then have released the claim.
         """
-        loop = asyncio.get_running_loop()
-        if loop.time() > deadline:
+        if asyncio.get_running_loop().time() > deadline:
             raise Unavailable(f"claiming cores of node {args.node} took too long; decide again")
-        pause = self._pause_seconds
         may_be_bound = False
-        while True:
+
+        async def bind() -> None:
+            nonlocal may_be_bound
             try:
                 await self._cluster.bind(args.namespace, args.name, args.uid, args.node, annotations)
-                return
             except Unavailable:
                 may_be_bound = True
-                if loop.time() + pause > deadline:
-                    raise
-                await asyncio.sleep(pause)
-                pause *= 2
-            except Conflict as error:
-                pod = await self._cluster.read_pod(args.namespace, args.name)
-                if is_bound_with(pod, claim, uid=args.uid, node=args.node):
-                    return
-                await self._release(args)
-                raise Conflict(
-                    f"pod {args.namespace}/{args.name} cannot be bound to {args.node}: {error}"
-                ) from error
-            except KvplaceError as error:
-                if isinstance(error, Refused) or not may_be_bound:
-                    await self._release(args)
                 raise
+
+        try:
+            await retrying(deadline=deadline, backoff=_BACKOFF, retried=_is_unanswered)(bind)
+        except Unavailable:
+            raise  # the claim stays: the pod may be bound, and the controller finds out
+        except Conflict as error:
+            pod = await self._cluster.read_pod(args.namespace, args.name)
+            if is_bound_with(pod, claim, uid=args.uid, node=args.node):
+                return
+            await self._release(args)
+            raise Conflict(
+                f"pod {args.namespace}/{args.name} cannot be bound to {args.node}: {error}"
+            ) from error
+        except KvplaceError as error:
+            if isinstance(error, Refused) or not may_be_bound:
+                await self._release(args)
+            raise
 
     async def _release(self, args: BindingArgs) -> None:
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
             return LedgerChange(releases=(args.uid,) if args.uid in ledger.claims else ()), None
 
         await self._cache.ledgers.change(args.node, decide)
+
+
+def _is_unanswered(error: KvplaceError) -> bool:
+    return isinstance(error, Unavailable)

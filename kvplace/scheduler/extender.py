@@ -61,8 +61,6 @@ class ExtenderSettings:
     """How long the cores that filter has chosen for a pod are held for its bind."""
     bind_seconds: float = 8.0
     """How long a bind may take; below the extender's httpTimeout of 10 s in our scheduler configuration."""
-    bind_pause_seconds: float = 0.1
-    """Pause before a binding of unknown outcome is tried again; doubles each time."""
 
 
 class Extender:
@@ -94,7 +92,6 @@ class Extender:
             self._requests,
             events,
             seconds=self._settings.bind_seconds,
-            pause_seconds=self._settings.bind_pause_seconds,
             now=now,
         )
 
@@ -125,7 +122,7 @@ class Extender:
                 error="the pod asks for cores (resource kvplace.io/vm) but carries no kvplace.io/request: "
                 "it was created while kvplace's admission was not in place; delete it to have it made anew"
             )
-        uid, request = PodUid(args.pod.uid), asking.pod_request.request
+        uid, request = args.pod.uid, asking.pod_request.request
         deciding = self._settings.mode is Mode.DECIDE
         self.holds.drop_expired()
         self.holds.drop(uid)
@@ -184,7 +181,7 @@ class Extender:
             asking = None
         if asking is None:
             return [HostPriority(node, 0) for node in args.names]
-        uid, request = PodUid(args.pod.uid), asking.pod_request.request
+        uid, request = args.pod.uid, asking.pod_request.request
         if self._settings.mode is Mode.ADVISE:
             self.holds.drop(uid)
         answers = self._fits.answers(args.names, request)
@@ -211,4 +208,4 @@ class Extender:
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         pod = after or before
         if pod is not None and (after is None or after.node):
-            self.holds.drop(PodUid(pod.uid))
+            self.holds.drop(pod.uid)

@@ -54,7 +54,7 @@ class PodRequests:
         """
         if not pod.request:
             return None
-        uid = PodUid(pod.uid)
+        uid = pod.uid
         asking = self._asking.get(uid)
         if asking is None:
             asking = self._asking[uid] = _asking_pod(pod)
@@ -82,7 +82,7 @@ class PodRequests:
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         pod = after or before
         if pod is not None and (after is None or after.node):
-            self._asking.pop(PodUid(pod.uid), None)
+            self._asking.pop(pod.uid, None)
 
 
 def _asking_pod(pod: PodRecord) -> AskingPod:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvplace.controller.controller import Controller, ControllerSettings
 from kvplace.core.request_document import PodRequest, write_request
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.memory_cluster import MemoryCluster
@@ -51,9 +51,7 @@ class Replica:
 
     async def bind(self, pod: PodRecord, node: str) -> str:
         """Bind as kube-scheduler does; answers the error, empty when bound."""
-        return (
-            await self.extender.bind(BindingArgs(pod.name, pod.namespace, PodUid(pod.uid), NodeName(node)))
-        ).error
+        return (await self.extender.bind(BindingArgs(pod.name, pod.namespace, pod.uid, NodeName(node)))).error
 
     def topology(self, node: str) -> Topology | None:
         """Answer the machine of a node as this replica sees it; None when it cannot be used."""
@@ -63,7 +61,7 @@ class Replica:
     def held(self) -> int:
         """Count the pods that have a hold."""
         holds = self.extender.holds
-        return sum(len(list(holds.on_node(NodeName(node)))) for node in self.cache.nodes.records)
+        return sum(len(list(holds.on_node(node))) for node in self.cache.nodes.records)
 
     async def until(self, holds: object) -> None:
         """Wait until something comes true, letting everybody work."""

@@ -250,7 +250,7 @@ async def test_before_the_cluster_is_known_nothing_is_bound() -> None:
     cluster.create_node("a", topology=EIGHT)
     pod = asking_pod(cluster, "vm")
     extender = Extender(cluster, NodeCache(cluster), EventRecorder(cluster))
-    result = await extender.bind(BindingArgs("vm", "default", PodUid(pod.uid), NodeName("a")))
+    result = await extender.bind(BindingArgs("vm", "default", pod.uid, NodeName("a")))
     assert result.error == "kvplace has not read the cluster yet; it will in a moment"
     assert cluster.claimed_on(pod.uid) == []
 

@@ -13,7 +13,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import GuestNuma, OnFailure, Policy, Scope, Smt
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.scalars import NodeName
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.events import EventReason, EventRecorder
 from kvplace.kube.faults import FaultScript, Operation
@@ -183,7 +183,7 @@ async def test_the_cpu_map_of_a_node_narrows_what_its_topology_offers(cluster: M
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", 3)
         assert (await one.filter(pod)).names == ["n"]
-        assert one.extender.holds.of_pod(PodUid(pod.uid), NodeName("n")).owned == mask_of([2, 3, 4])  # type: ignore[union-attr]
+        assert one.extender.holds.of_pod(pod.uid, NodeName("n")).owned == mask_of([2, 3, 4])  # type: ignore[union-attr]
         assert (await one.filter(asking_pod(cluster, "wide", 4))).names == []
 
 

@@ -1,0 +1,370 @@
+"""One bind, step by step, against an API server that refuses, forgets, or does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Refused, Unavailable
+from kvplace.core.ledger import Claim
+from kvplace.core.placement import PLACEMENT
+from kvplace.core.request import OnFailure
+from kvplace.core.scalars import NodeName
+from kvplace.kube.events import EventReason, EventRecorder
+from kvplace.kube.faults import Moment, Operation
+from kvplace.kube.records import PodRecord
+from kvplace.kube.watches import PODS
+from kvplace.nodes.node_cache import NodeCache, running_node_cache
+from kvplace.scheduler.binder import Binder
+from kvplace.scheduler.extender_protocol import BindingArgs
+from kvplace.scheduler.holds import Holds
+from kvplace.scheduler.pod_requests import PodRequests
+from tests.controller.replicas import asking_pod
+from tests.kube.claims import claim
+from tests.nodes.machines import EIGHT
+from tests.scheduler.counting import Counting
+
+LIMIT_S = 8.0
+START = datetime(2026, 1, 2, tzinfo=UTC)
+NO_ANSWER = Unavailable("no answer")
+
+
+@pytest.fixture
+def cluster() -> Counting:
+    """Two nodes of eight CPUs."""
+    made = Counting()
+    for name in ("a", "b"):
+        made.create_node(name, topology=EIGHT)
+    return made
+
+
+class Bench:
+    """A binder, what it reads, and what it has written so far."""
+
+    def __init__(self, cluster: Counting, cache: NodeCache) -> None:
+        self.cluster = cluster
+        self.cache = cache
+        self.events = EventRecorder(cluster)
+        self.changed: list[str] = []
+        self.holds = Holds(seconds=30.0, clock=lambda: 0.0, changed=self.changed.append)
+        self.binder = Binder(
+            cluster,
+            cache,
+            self.holds,
+            PodRequests(cluster, cache.pods),
+            self.events,
+            seconds=LIMIT_S,
+            now=lambda: START + timedelta(seconds=asyncio.get_running_loop().time()),
+        )
+
+    def begin(self, pod: PodRecord, node: str = "a") -> asyncio.Task[None]:
+        return self.binder.begin(BindingArgs(pod.name, pod.namespace, pod.uid, NodeName(node)))
+
+    def claim(self, pod: PodRecord, node: str = "a") -> Claim | None:
+        return self.cluster.ledger(node).claims.get(pod.uid)
+
+
+@contextlib.asynccontextmanager
+async def binding(cluster: Counting) -> AsyncIterator[Bench]:
+    async with running_node_cache(cluster) as cache:
+        yield Bench(cluster, cache)
+
+
+# The usual way.
+
+
+async def test_the_claim_is_stored_first_and_then_node_and_cores_in_one_write(cluster: Counting) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm", 3)
+        sending = cluster.faults.hold(Operation.BIND)
+        bind = bench.begin(pod)
+        await sending.reached.wait()
+        stored = bench.claim(pod)
+        assert stored is not None
+        assert (stored.cpus, stored.owned, stored.since) == (0b111, 0b111, "2026-01-02T00:00:00Z")
+        assert cluster.pod("vm").node == ""
+        sending.release()
+        await bind
+        assert cluster.pod("vm").node == "a"
+        assert cluster.placement("vm").placement.cpus == 0b111
+        assert cluster.pod("vm").cpu_map == '{"socket0":["0","1","2"]}'
+
+
+async def test_when_the_claim_cannot_be_stored_nothing_is_bound(cluster: Counting) -> None:
+    async with binding(cluster) as bench:
+        cluster.faults.fail(Operation.WRITE_LEDGER, Forbidden("denied patch on nodeledgers"))
+        with pytest.raises(Forbidden):
+            await bench.begin(asking_pod(cluster, "vm"))
+        assert cluster.bindings == []
+
+
+async def test_a_pod_hears_of_its_placement_through_its_vmi(cluster: Counting) -> None:
+    async with binding(cluster) as bench:
+        await bench.begin(asking_pod(cluster, "vm"))
+        await bench.events.finish()
+        (event,) = cluster.events
+        assert (event.reason, event.regarding.name, event.regarding.uid) == (
+            EventReason.PLACED,
+            "vm",
+            "vmi-vm",
+        )
+
+
+async def test_a_stored_claim_ends_the_hold_and_a_refused_one_does_not(cluster: Counting) -> None:
+    async with binding(cluster) as bench:
+        fits, huge = asking_pod(cluster, "vm"), asking_pod(cluster, "huge", 9)
+        for pod in (fits, huge):
+            bench.holds.hold(NodeName("a"), claim(pod.uid, 0))
+        await bench.begin(fits)
+        with pytest.raises(Refused):
+            await bench.begin(huge)
+        assert [held.uid for held in bench.holds.on_node(NodeName("a"))] == [huge.uid]
+
+
+# One pod, several calls.
+
+
+async def test_a_second_call_gets_the_bind_under_way_and_one_for_another_node_gets_no(
+    cluster: Counting,
+) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        first = bench.begin(pod)
+        assert bench.begin(pod) is first
+        with pytest.raises(Conflict, match="a bind of this pod to node a is under way"):
+            bench.begin(pod, "b")
+        await first
+        assert cluster.bindings == [("vm", "a")]
+        assert bench.binder.under_way == {}
+
+
+@pytest.mark.parametrize("seen", [True, False])
+async def test_a_bind_that_is_repeated_later_succeeds_with_the_same_cores(
+    cluster: Counting, *, seen: bool
+) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        if not seen:
+            cluster.pause_watches(PODS)
+        await bench.begin(pod)
+        await asyncio.sleep(1.0)
+        placement = cluster.pod("vm").placement
+        await bench.begin(pod)
+        cluster.resume_watches(PODS)
+        assert cluster.pod("vm").placement == placement
+        assert len(cluster.bindings) == (1 if seen else 2)
+
+
+# The API server says no.
+
+
+async def test_a_pod_that_is_gone_gives_its_claim_back(cluster: Counting) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        sending = cluster.faults.hold(Operation.BIND)
+        bind = bench.begin(pod)
+        await sending.reached.wait()
+        cluster.delete_pod("default", "vm")
+        sending.release()
+        with pytest.raises(Refused, match="pod default/vm is gone"):
+            await bind
+        assert bench.claim(pod) is None
+
+
+async def test_a_pod_that_is_gone_when_its_binding_is_repeated_gives_its_claim_back(
+    cluster: Counting,
+) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, NO_ANSWER)
+        repeating = cluster.faults.hold(Operation.BIND, nth=2)
+        bind = bench.begin(pod)
+        await repeating.reached.wait()
+        cluster.delete_pod("default", "vm")
+        repeating.release()
+        with pytest.raises(Refused, match="pod default/vm is gone"):
+            await bind
+        assert bench.claim(pod) is None
+
+
+@pytest.mark.parametrize("foreign", ["another node", "no cores", "other cores", "another UID"])
+async def test_a_pod_that_somebody_else_bound_gives_its_claim_back(cluster: Counting, foreign: str) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        sending = cluster.faults.hold(Operation.BIND)
+        bind = bench.begin(pod)
+        await sending.reached.wait()
+        other = asking_pod(cluster, "other")
+        annotations = await annotations_of_bind(cluster, bench, other)
+        placement = annotations[PLACEMENT]
+        if foreign == "another UID":
+            cluster.delete_pod("default", "vm", force=True)
+            cluster.create_pod("vm", request=pod.request, vmi="vm")
+        else:
+            written = {} if foreign == "no cores" else {PLACEMENT: placement.replace(other.uid, pod.uid)}
+            await cluster.bind(
+                "default", "vm", pod.uid, NodeName("b" if foreign == "another node" else "a"), written
+            )
+        sending.release()
+        with pytest.raises(Conflict, match="pod default/vm cannot be bound to a: "):
+            await bind
+        assert bench.claim(pod) is None
+        assert bench.claim(other) is not None
+
+
+async def test_a_right_that_is_missing_is_logged_with_verb_and_resource_and_the_claim_given_back(
+    cluster: Counting, caplog: pytest.LogCaptureFixture
+) -> None:
+    denied = Forbidden("the API server denies us create on pods/binding (no); check the role in manifests/")
+    with caplog.at_level(logging.WARNING):
+        async with binding(cluster) as bench:
+            pod = asking_pod(cluster, "vm")
+            cluster.faults.fail(Operation.BIND, denied)
+            with pytest.raises(Forbidden):
+                await bench.begin(pod)
+            assert bench.claim(pod) is None
+    assert f"bind refused: {denied}" in caplog.messages
+
+
+# The API server does not answer.
+
+
+@pytest.mark.parametrize("moment", list(Moment))
+@pytest.mark.parametrize("times", [1, 4])
+async def test_a_binding_without_an_answer_is_repeated_until_one_comes(
+    cluster: Counting, moment: Moment, times: int
+) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, NO_ANSWER, moment=moment, times=times)
+        await bench.begin(pod)
+        stored = bench.claim(pod)
+        assert stored is not None
+        assert cluster.pod("vm").node == "a"
+        assert cluster.placement("vm").placement.cpus == stored.cpus
+        # If the first took effect, the second finds the pod bound.
+        assert len(cluster.bindings) == (2 if moment is Moment.AFTER else times + 1)
+
+
+async def test_after_its_time_limit_a_bind_sends_nothing_more_and_leaves_the_claim(cluster: Counting) -> None:
+    async with binding(cluster) as bench:
+        loop = asyncio.get_running_loop()
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, NO_ANSWER, times=1000)
+        began = loop.time()
+        with pytest.raises(Unavailable, match="no answer"):
+            await bench.begin(pod)
+        assert loop.time() - began <= LIMIT_S
+        sent = len(cluster.bindings)
+        assert sent > 4
+        await asyncio.sleep(60.0)
+        assert len(cluster.bindings) == sent
+        assert bench.claim(pod) is not None
+
+
+async def test_a_claim_that_took_too_long_to_store_is_left_and_nothing_is_bound(cluster: Counting) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        storing = cluster.faults.hold(Operation.WRITE_LEDGER, moment=Moment.AFTER)
+        bind = bench.begin(pod)
+        await storing.reached.wait()
+        await asyncio.sleep(LIMIT_S + 0.1)
+        storing.release()
+        with pytest.raises(Unavailable, match="claiming cores of node a took too long; decide again"):
+            await bind
+        assert cluster.bindings == []
+        assert bench.claim(pod) is not None
+
+
+@pytest.mark.parametrize(
+    "then", [Forbidden("denied"), KvplaceError("odd"), Unavailable("still none")], ids=repr
+)
+async def test_after_a_lost_answer_the_claim_stays_unless_the_pod_is_known_not_to_be_bound(
+    cluster: Counting, then: KvplaceError
+) -> None:
+    """The first write took effect: the pod runs on these cores, whatever comes after."""
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, NO_ANSWER, moment=Moment.AFTER)
+        cluster.faults.fail(Operation.BIND, then, nth=2, times=1000)
+        with pytest.raises(type(then)):
+            await bench.begin(pod)
+        assert cluster.pod("vm").node == "a"
+        assert bench.claim(pod) is not None
+
+
+async def test_when_the_pod_cannot_be_read_after_a_conflict_its_claim_stays(cluster: Counting) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, NO_ANSWER, moment=Moment.AFTER)
+        cluster.faults.fail(Operation.READ_POD, Unavailable("busy"))
+        with pytest.raises(Unavailable, match="busy"):
+            await bench.begin(pod)
+        assert cluster.pod("vm").node == "a"
+        assert bench.claim(pod) is not None
+
+
+async def test_a_bind_takes_over_the_claim_of_an_earlier_attempt_and_dates_it_anew_once(
+    cluster: Counting,
+) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, NO_ANSWER, times=1000)
+        with pytest.raises(Unavailable):
+            await bench.begin(pod)
+        cluster.faults._faults.clear()
+        before = bench.claim(pod)
+        await asyncio.sleep(30.0 - asyncio.get_running_loop().time())
+        # The write that renews it is slow and its answer lost: what is stored then is this attempt's own.
+        storing = cluster.faults.hold(Operation.WRITE_LEDGER, moment=Moment.AFTER)
+        cluster.faults.fail(Operation.WRITE_LEDGER, NO_ANSWER, moment=Moment.AFTER)
+        writes = bench.cache.ledgers.writes
+        bind = bench.begin(pod)
+        await storing.reached.wait()
+        await asyncio.sleep(3.0)
+        storing.release()
+        await bind
+        after = bench.claim(pod)
+        assert before is not None
+        assert after == replace(before, since="2026-01-02T00:00:30Z")
+        assert bench.cache.ledgers.writes == writes
+
+
+# A pod that may float.
+
+
+async def test_a_pod_that_may_float_is_bound_unpinned_where_nothing_fits_and_claims_nothing(
+    cluster: Counting,
+) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm", 9, on_failure=OnFailure.FLOAT)
+        cluster.faults.fail(Operation.BIND, NO_ANSWER, moment=Moment.AFTER)
+        await bench.begin(pod)
+        assert cluster.placement("vm").placement.floats
+        assert bench.claim(pod) is None
+        await bench.events.finish()
+        assert [(event.reason, event.regarding.kind) for event in cluster.events] == [
+            (EventReason.FLOATING, "Pod"),
+            (EventReason.FLOATING, "VirtualMachineInstance"),
+        ]
+
+
+async def test_a_pod_that_may_float_waits_when_its_claim_could_not_be_stored(cluster: Counting) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm", 2, on_failure=OnFailure.FLOAT)
+        cluster.faults.fail(Operation.WRITE_LEDGER, NO_ANSWER, times=1000)
+        with pytest.raises(Unavailable):
+            await bench.begin(pod)
+        assert cluster.bindings == []
+
+
+async def annotations_of_bind(cluster: Counting, bench: Bench, pod: PodRecord) -> dict[str, str]:
+    """Bind another pod and return what was written on it."""
+    await bench.begin(pod)
+    return dict(cluster.pod_annotations("default", pod.name))
