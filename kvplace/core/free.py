@@ -31,11 +31,6 @@ class Free:
     """(NUMA node, page size in bytes, pages)."""
 
     @property
-    def memory_by_node(self) -> Mapping[int, int]:
-        """Free bytes by NUMA node."""
-        return dict(self.memory)
-
-    @property
     def pages_by_node(self) -> Mapping[tuple[int, int], int]:
         """Free pages by (NUMA node, page size)."""
         return {(node, size): count for node, size, count in self.huge_pages}

@@ -23,7 +23,7 @@ def test_huge_pages_of_a_vm_are_not_taken_from_the_other_memory_too() -> None:
     ledger = with_vm(machine, Ledger(), "paged", PAGED)
     empty = free_of(machine, Ledger())
     for free in (free_of(machine, ledger), free_of(machine, Ledger(), holds=ledger.claims.values())):
-        assert empty.memory_by_node[0] - free.memory_by_node[0] == 4 * GIB
+        assert dict(empty.memory)[0] - dict(free.memory)[0] == 4 * GIB
         assert free.pages_by_node == {(0, GIB): 112, (1, GIB): 128}
 
 

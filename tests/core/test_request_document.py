@@ -132,16 +132,3 @@ def test_any_text_is_either_a_request_or_one_sentence(text: str) -> None:
 def test_text_that_is_deep_or_long_is_no_crash(text: str) -> None:
     with pytest.raises(BadAnnotation):
         read_pod_request(text)
-
-
-def test_equal_keys_mean_equal_placements_and_leave_out_what_does_not_decide() -> None:
-    plain = Request(4)
-    assert plain.key == Request(4, PinningOptions(on_failure=OnFailure.FLOAT)).key
-    for other in (
-        Request(5),
-        Request(4, PinningOptions(smt=Smt.ISOLATE)),
-        Request(4, memory=1),
-        Request(4, PinningOptions(guest_numa=GuestNuma.MIRROR)),
-        Request(4, huge_pages={GIB: 1}),
-    ):
-        assert other.key != plain.key

@@ -86,7 +86,7 @@ def ranks(machine: Topology, free: Free, request: Request) -> Iterator[Rank]:
     """Sockets, nodes, largest and summed distance of the smallest sets of nodes that serve."""
     units = [(free.cpus & node.cpus).bit_count() for node in machine.numa_nodes]
     package_of = [machine.packages_of(node.cpus) for node in machine.numa_nodes]
-    memory = free.memory_by_node
+    memory = dict(free.memory)
     for count in range(1, NODES + 1):
         share, larger = divmod(request.vcpus, count)
         for chosen in combinations(range(NODES), count):

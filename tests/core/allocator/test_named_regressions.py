@@ -317,7 +317,7 @@ def test_crane_accounts_memory_is_counted_as_memory_and_given_back_to_the_byte()
     (claim,) = ledger.claims.values()
     (node,) = claim.memory
     taken = free_of(paged, ledger)
-    assert taken.memory_by_node == {**empty.memory_by_node, node: empty.memory_by_node[node] - 4097}
+    assert dict(taken.memory) == {**dict(empty.memory), node: dict(empty.memory)[node] - 4097}
     assert taken.pages_by_node == {
         **empty.pages_by_node,
         (node, GIB): empty.pages_by_node[node, GIB] - 2,

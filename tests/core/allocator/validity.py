@@ -169,7 +169,7 @@ def check_memory(free: Free, request: Request, placement: Placement) -> None:
     assert set(placement.memory) == set(nodes)
     paged = {node: sum(size * n for (where, size), n in pages.items() if where == node) for node in nodes}
     plain = max(0, request.memory - sum(size * n for size, n in request.huge_pages.items()))
-    room = [max(0, free.memory_by_node[node]) for node in nodes]
+    room = [max(0, dict(free.memory)[node]) for node in nodes]
     check_split([placement.memory[node] - paged[node] for node in nodes], room, plain, len(nodes))
 
 
