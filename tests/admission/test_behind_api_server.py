@@ -339,7 +339,7 @@ def test_nobody_changes_or_removes_a_result(
         patching(control_plane, placed + subresource, annotations={key: value})()
     assert refusal.value.status == 422
     assert key in message(refusal.value)
-    assert message(refusal.value).endswith("delete the pod to have it placed anew")
+    assert message(refusal.value).endswith("delete the pod to have it placed again")
 
 
 @pytest.mark.parametrize("value", ["false", None])
@@ -367,7 +367,7 @@ def test_a_pod_that_is_none_of_ours_cannot_become_one_but_may_get_a_cpu_map(
     stored = create(control_plane, frozen, named(plain_pod(None)))
     path = f"{PODS.format(frozen)}/{stored['metadata']['name']}"
     for key in ("kvplace.io/placement", "kvplace.io/request"):
-        with pytest.raises(RequestRefused, match="stay as they are"):
+        with pytest.raises(RequestRefused, match="cannot be changed"):
             patching(control_plane, path, annotations={key: ""})()
     with pytest.raises(RequestRefused, match="is set by kvplace"):
         patching(control_plane, path, labels={"kvplace.io/placed": "true"})()

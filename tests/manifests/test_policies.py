@@ -11,7 +11,7 @@ from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, Json, Reque
 from tests.manifests.policies import refused
 
 RELEASED_AT = "kvplace.io/released-at"
-ONLY_THE_ANNOTATION = "kvplace-serve may change nothing of a node but the annotation kvplace.io/released-at"
+ONLY_THE_ANNOTATION = "kvplace-serve may change only the annotation kvplace.io/released-at of a node"
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +132,11 @@ def test_another_scheduler_may_still_bind_and_bring_a_cpu_map(
 
 
 @pytest.mark.parametrize("annotations", [{}, {"kvplace.io/placement": '{"podUid":"another"}'}], ids=str)
-def test_serve_binds_no_pod_without_a_placement_made_out_to_it(
+def test_serve_binds_no_pod_without_a_placement_for_it(
     cluster: ControlPlane, serve: str, pod: tuple[str, str], annotations: dict[str, str]
 ) -> None:
     path, uid = pod
-    with pytest.raises(RequestRefused, match="made out to it"):
+    with pytest.raises(RequestRefused, match="for that UID"):
         _bind(cluster, path, annotations, uid=uid, token=serve, dry_run=True)
 
 
