@@ -84,8 +84,11 @@ class _Domain:
             if not everything & ~packages and (not supply.spreads or self._some_share(usable, packages)):
                 return NumaSet(tuple(usable), everything, self._domain), True
         elif not supply.spreads:
-            used = sum(1 << p for p in cpus_of(everything & packages) if self._of_package(usable, p))
-            return NumaSet(tuple(usable), used, self._domain), True
+            pools = supply.request.options.policy is Policy.NUMA
+            used = [p for p in cpus_of(everything) if self._of_package(usable, p)]
+            if pools and mask_of(used) & ~packages:
+                return None, False  # Pools are used whole.
+            return NumaSet(tuple(usable), mask_of(used) & packages, self._domain), True
         certain = True
         for chosen, is_certain in self._own_nodes(usable, packages):
             certain = certain and is_certain
@@ -172,13 +175,11 @@ class _Domain:
                     if shares_exist(units, count, need):
                         yield self._priced(parts, partial(self._of_nodes, parts, units, packages, count))
             case Scope.SPREAD_SOCKETS:
-                numbers = list(cpus_of(mask_of_packages(parts) & packages))
-                units = [self._of_package(parts, package) for package in numbers]
-                for count in range(1, min(need, len(numbers)) + 1):
-                    if shares_exist(units, count, need):
-                        able = [
-                            p for p, amount in zip(numbers, units, strict=True) if amount >= need // count
-                        ]
+                numbers = cpus_of(mask_of_packages(parts) & packages)
+                of_package = {package: self._of_package(parts, package) for package in numbers}
+                for count in range(1, min(need, len(of_package)) + 1):
+                    if shares_exist(list(of_package.values()), count, need):
+                        able = {p: amount for p, amount in of_package.items() if amount >= need // count}
                         yield self._priced(parts, partial(self._of_packages, parts, able, count))
             case _:
                 yield self._priced(parts, partial(self._first, parts, packages))
@@ -233,7 +234,7 @@ class _Domain:
         return self._weighed([*larger, *others[: count - over]], packages, weights)
 
     def _of_packages(
-        self, parts: Sequence[NodePart], numbers: Sequence[int], count: int, weights: Mapping[int, int]
+        self, parts: Sequence[NodePart], units: Mapping[int, int], count: int, weights: Mapping[int, int]
     ) -> tuple[_Chosen, int]:
         """The heaviest NUMA nodes of which each gives a CPU to one of `count` packages with equal shares.
 
@@ -241,7 +242,7 @@ class _Domain:
         """
         low, over = divmod(self._supply.need, count)
         parts = sorted(parts, key=lambda part: -weights[part.node])
-        units = {package: self._of_package(parts, package) for package in numbers}
+        numbers = list(units)
         if comb(len(numbers), count) <= _MOST_PACKAGE_SETS:
             able = (
                 chosen
@@ -253,8 +254,7 @@ class _Domain:
         matching = Matching([units[package] for package in numbers], low, over)
         most = 0
         for number, part in enumerate(parts):
-            homes = [index for index, package in enumerate(numbers) if self._has(part, package)]
-            if matching.size < self._supply.need and matching.add(number, homes):
+            if matching.size < self._supply.need and matching.add(number, self._homes(part, numbers)):
                 most += weights[part.node]
         heavy = {
             package: (sum([weights[parts[number].node] for number in members]), units[package])
@@ -276,16 +276,14 @@ class _Domain:
         low, over = divmod(self._supply.need, len(packages))
         matching = Matching([units[package] for package in packages], low, over)
         chosen = [
-            part
-            for number, part in enumerate(parts)
-            if matching.add(
-                number, [index for index, package in enumerate(packages) if self._has(part, package)]
-            )
+            part for number, part in enumerate(parts) if matching.add(number, self._homes(part, packages))
         ]
         return self._weighed(chosen, mask_of(packages), weights)
 
-    def _has(self, part: NodePart, package: int) -> bool:
-        return bool(self._supply.units_by_package(part).get(package))
+    def _homes(self, part: NodePart, packages: Sequence[int]) -> list[int]:
+        """Which of the packages, by index, a NUMA node has units in."""
+        of_part = self._supply.units_by_package(part)
+        return [index for index, package in enumerate(packages) if of_part.get(package)]
 
     def _weighed(
         self, chosen: Sequence[NodePart], packages: int, weights: Mapping[int, int]
