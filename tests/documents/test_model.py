@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import Field
 
 from kvplace.core.errors import BadBody
 from kvplace.documents.model import Document, Text, numbered, read_model
+from kvplace.documents.reading import read_document
+from kvplace.documents.scenario import ScenarioDocument
+from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, texts
 
 
 class Part(Document):
@@ -65,3 +70,14 @@ def test_equal_things_are_numbered_and_a_single_one_keeps_its_name() -> None:
     assert numbered("web", None) == ["web"]
     assert numbered("web", 2) == ["web-01", "web-02"]
     assert numbered("web", 100)[0] == "web-001"
+
+
+NESTED = [f'{{"nodes": {"[" * depth}{"]" * depth}}}' for depth in (50, 500, 900, 2000)]
+
+
+@given(texts | st.sampled_from([*DEEP_OR_LONG, *NESTED, '{"nodes": ' + "9" * 900 + "}"]))
+def test_any_text_is_a_scenario_or_refused_in_one_sentence(text: str) -> None:
+    def read(text: str) -> ScenarioDocument:
+        return read_model(ScenarioDocument, read_document(text, "s.yaml"), "s.yaml")
+
+    answer_or_sentence(read, text, BadBody)
