@@ -71,7 +71,6 @@ class NodeEntry(Document):
             )
         if self.running and self.count is not None:
             raise ValueError("a node with running VMs must not have a count")
-        unique([vm.id for vm in self.running], "VM id")
         return self
 
 
@@ -79,3 +78,8 @@ class ClusterDocument(Document):
     """The nodes of a cluster, and the VMs that run on them."""
 
     nodes: Annotated[tuple[NodeEntry, ...], Field(min_length=1, max_length=MOST_NODES)]
+
+    @model_validator(mode="after")
+    def _check_running(self) -> Self:
+        unique((vm.id for node in self.nodes for vm in node.running), "id of a running VM:")
+        return self

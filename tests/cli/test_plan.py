@@ -257,7 +257,7 @@ def test_a_vm_that_runs_on_two_nodes_is_refused(kvplace: Caller, tmp_path: Path)
     cluster.write_text(f"nodes:\n{names}")
     called = kvplace("plan", "--cluster", str(cluster), "--requests", "-", stdin=THREE)
     assert called.code == 2
-    assert "duplicate VM id 'a' on x and on y" in called.err
+    assert "cluster.yaml: duplicate id of a running VM: 'a'" in called.err
 
 
 REQUEST = {

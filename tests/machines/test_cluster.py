@@ -130,7 +130,7 @@ def test_duplicate_names_and_running_vms_on_counted_nodes_are_refused() -> None:
     assert "nodes[0]: a node with running VMs must not have a count" in sentence(
         [one | {"count": 2, "running": [vm]}]
     )
-    assert "nodes[0]: duplicate VM id 'v'" in sentence([one | {"running": [vm, vm]}])
+    assert "duplicate id of a running VM: 'v'" in sentence([one | {"running": [vm, vm]}])
     assert "nodes is []; it must not be empty" in sentence([])
     assert "more than 10000 nodes" in sentence([one | {"count": 9999}, one, one | {"name": "b"}])
 
