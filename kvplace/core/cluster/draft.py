@@ -58,8 +58,6 @@ class Headroom:
     """How many of them the VM could take."""
     memory: int | None
     """Free bytes outside huge pages on its NUMA nodes; None when the machine does not report memory."""
-    all_memory: int
-    """Bytes of its NUMA nodes, free or not."""
 
     def may_hold(self, shape: Shape) -> bool:
         """Whether counts alone allow a VM: False is certain, True is not."""
@@ -132,8 +130,7 @@ class DraftNode:
             topology, free = self.node.topology, self.free
             available = free.cpus if shape.request.owns_cpus else free.pool
             found = self._headrooms[key] = tuple(
-                _headroom(topology, domain, available, free)
-                for domain in scope_domains(topology, shape.request)
+                _headroom(domain, available, free) for domain in scope_domains(topology, shape.request)
             )
         return found
 
@@ -208,14 +205,13 @@ def scope_domains(topology: Topology, request: Request) -> tuple[ScopeDomain, ..
     return layout_of(topology).domains[request.options.scope]
 
 
-def _headroom(topology: Topology, domain: ScopeDomain, available: int, free: Free) -> Headroom:
+def _headroom(domain: ScopeDomain, available: int, free: Free) -> Headroom:
     nodes = {part.node for part in domain.parts}
     memory = [max(0, count) for index, (_, count) in enumerate(free.memory) if index in nodes]
     return Headroom(
         domain.cpus,
         (domain.cpus & available).bit_count(),
         sum(memory) if free.memory else None,
-        sum(node.memory for index, node in enumerate(topology.numa_nodes) if index in nodes),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from kvplace.core.cluster.draft import Draft, DraftNode, Headroom, Shape
+from kvplace.core.cluster.draft import Draft, DraftNode, Shape
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
 from kvplace.core.placement import Placement
 from kvplace.core.request import Scope
@@ -65,20 +65,16 @@ def by_strategy(strategy: Strategy) -> Chooser:
 
 def tightest(draft: Draft, shape: Shape) -> Choice | None:
     """Choose the scope domain in which the fewest CPUs are left over (best fit)."""
-    return _first_by(draft, shape, lambda headroom: headroom.count)
-
-
-def evenest(draft: Draft, shape: Shape) -> Choice | None:
-    """Choose the scope domain whose CPUs and memory come nearest to being used up together."""
-
-    def left(headroom: Headroom) -> float:
-        cpus = (headroom.count - shape.vcpus) / max(1, headroom.cpus.bit_count())
-        memory = 0.0
-        if headroom.all_memory:
-            memory = ((headroom.memory or 0) - shape.memory) / headroom.all_memory
-        return cpus * cpus + memory * memory
-
-    return _first_by(draft, shape, left)
+    ordered = sorted(
+        (headroom.count, index, headroom.cpus)
+        for index, node in enumerate(draft.nodes)
+        for headroom in node.fitting(shape)
+    )
+    for _, index, cpus in ordered:
+        placement = draft.nodes[index].place_within(shape, cpus)
+        if placement is not None:
+            return index, placement
+    return None
 
 
 def difficulty(draft: Draft, shapes: Iterable[Shape]) -> dict[Shape, tuple[float, float]]:
@@ -146,17 +142,3 @@ def as_many_as_can_fit(draft: Draft, shapes: Sequence[Shape]) -> list[int]:
         number += 1
     chosen = set(smallest[:number])
     return [vm for vm in hardest_first(draft, shapes) if vm in chosen] + smallest[number:]
-
-
-def _first_by(draft: Draft, shape: Shape, left: Callable[[Headroom], float]) -> Choice | None:
-    """Try the scope domains in the order of what would be left in them; the first that holds the VM."""
-    ordered = sorted(
-        (left(headroom), index, headroom.cpus)
-        for index, node in enumerate(draft.nodes)
-        for headroom in node.fitting(shape)
-    )
-    for _, index, cpus in ordered:
-        placement = draft.nodes[index].place_within(shape, cpus)
-        if placement is not None:
-            return index, placement
-    return None

@@ -21,7 +21,6 @@ from kvplace.core.cluster.greedy import (
     as_many_as_can_fit,
     assign_all,
     by_strategy,
-    evenest,
     hardest_first,
     narrowest_first,
     tightest,
@@ -140,7 +139,6 @@ def _attempts(empty: Draft, shapes: Sequence[Shape], strategy: Strategy, hint: H
         [
             lambda draft: assign_all(draft, hardest, shapes, tightest),
             lambda draft: assign_all(draft, narrowest_first(shapes), shapes, tightest),
-            lambda draft: assign_all(draft, hardest, shapes, evenest),
         ],
         [
             lambda draft: pack(draft, hardest, shapes, FillOrder.LARGE),
@@ -152,7 +150,6 @@ def _attempts(empty: Draft, shapes: Sequence[Shape], strategy: Strategy, hint: H
         ways.append(
             [
                 lambda draft: assign_all(draft, many, shapes, tightest),
-                lambda draft: assign_all(draft, many, shapes, evenest),
                 lambda draft: pack(draft, many, shapes, FillOrder.LARGE),
                 lambda draft: pack(draft, many, shapes, FillOrder.COMMON),
             ]
