@@ -20,6 +20,7 @@ from kvplace.core.errors import BadBody
 if TYPE_CHECKING:
     from kvplace.cli.claims_by_node import NodeClaims
     from kvplace.core.drawing.core_map import CoreMap
+    from kvplace.core.scalars import CpuMask
 
 _WIDTH, _WIDE_WIDTH = 100, 160
 """Columns of `-o table` and `-o wide` in a file or pipe."""
@@ -145,19 +146,20 @@ def command(
     _write(drawing, target)
 
 
-def read_found(texts: Iterable[str], claims: NodeClaims) -> dict[str, int]:
+def read_found(texts: Iterable[str], claims: NodeClaims) -> dict[str, CpuMask]:
     """Read the values of `--found VM=CPUS`, by the UIDs of the VMs' claims; raises BadBody."""
     from kvplace.core.cpuset import parse_cpu_list
     from kvplace.core.drawing.occupancy import printable
+    from kvplace.core.scalars import NO_CPUS
 
-    found: dict[str, int] = {}
+    found: dict[str, CpuMask] = {}
     for text in texts:
         name, equals, cpus = text.rpartition("=")
         if not equals:
             raise BadBody(f"--found {printable(text)[:60]!r} is not of the form VM=CPUS, for example db=4-7")
         try:
             claim = claims.find(name)
-            found[claim.uid] = found.get(claim.uid, 0) | parse_cpu_list(cpus, what="CPUs")
+            found[claim.uid] = found.get(claim.uid, NO_CPUS) | parse_cpu_list(cpus, what="CPUs")
         except (BadBody, ValueError) as error:
             raise BadBody(f"--found: {error}") from None
     return found

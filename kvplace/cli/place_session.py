@@ -25,6 +25,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.request_json import id_of, request_of
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.strict_json import Json, json_object, known_keys, shown
 from kvplace.core.topology import Topology
 
@@ -59,8 +60,8 @@ class PlaceSession:
         name: str,
         topology: Topology,
         *,
-        free: int | None = None,
-        foreign: int = 0,
+        free: CpuMask | None = None,
+        foreign: CpuMask = NO_CPUS,
         keep: bool = False,
         make_room: bool = False,
         thorough: bool = False,
@@ -82,7 +83,7 @@ class PlaceSession:
         self._explain = explain
         self._ledger = Ledger()
         self._kept: dict[str, Occupant] = {}
-        self._suggested: dict[tuple[Request, int], Suggestions] = {}
+        self._suggested: dict[tuple[Request, CpuMask], Suggestions] = {}
         """For the machine as it stands: the same request tends to come again."""
 
     def answer(self, line: str | bytes, number: int = 1) -> Answer:
@@ -141,7 +142,7 @@ class PlaceSession:
         return {**move_document(move), "placement": placed}
 
     def _decide(
-        self, request: Request, only: int
+        self, request: Request, only: CpuMask
     ) -> tuple[Placement | Refusal, tuple[Move, ...], NoMoves | None]:
         no_moves = None
         if self._make_room:
@@ -154,7 +155,7 @@ class PlaceSession:
         free = free_of(self._topology, self._ledger, only=only)
         return place(self._topology, free, request), (), no_moves
 
-    def _suggest(self, request: Request, only: int) -> Suggestions:
+    def _suggest(self, request: Request, only: CpuMask) -> Suggestions:
         if not self._explain:
             return NO_SUGGESTIONS
         key = (request, only)
@@ -187,13 +188,13 @@ class PlaceSession:
         cpus = format_cpu_list(occupant.placement.cpus | occupant.placement.owned)
         return Answer(AnswerKind.RELEASED, {"released": name, "cpus": cpus}, f"{name}: released CPUs {cpus}")
 
-    def _cpus(self, value: object) -> int:
+    def _cpus(self, value: object) -> CpuMask:
         if not isinstance(value, str):
             raise BadBody(f"free is {shown(value)}; it must be a CPU list such as '0-15,32-47'")
         return free_cpus(value, "free", self._topology)
 
 
-def free_cpus(text: str, what: str, topology: Topology) -> int:
+def free_cpus(text: str, what: str, topology: Topology) -> CpuMask:
     """Parse the list of free CPUs; raises BadBody when the machine does not have one of them."""
     try:
         cpus = parse_cpu_list(text, what=what)

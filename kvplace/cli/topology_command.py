@@ -62,13 +62,16 @@ def command(file: str | None, reserved: str | None, cpu_manager_state: Path | No
 
     Missing and contradictory parts of the description are reported on stderr. `kvplace map` draws the cores.
     """
-    from kvplace.core.node_topology import KIND, node_topology
+    from kvplace.core.node_topology import KIND, node_name, node_topology
 
     machine = chosen_machine(file, reserved=reserved, state=cpu_manager_state)
     for note in machine.notes:
         say(note)
+    name = node_name(machine.name)
+    if name != machine.name and output in (Output.NAME, Output.JSON, Output.YAML):
+        say(f"the node is named {name}: {machine.name!r} is not a name that a node can have")
     if output is Output.NAME:
-        click.echo(f"{KIND.lower()}.kvplace.io/{machine.name}")
+        click.echo(f"{KIND.lower()}.kvplace.io/{name}")
     elif output in (Output.JSON, Output.YAML):
         print_document(node_topology(machine.name, machine.topology, machine.kubelet_cpus), output)
     else:
