@@ -9,6 +9,7 @@ from random import Random
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free
 from kvplace.core.request import Request
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 
 GIB = 1 << 30
@@ -94,7 +95,7 @@ def _free(machine: Topology, pool: int, uses: dict[int, int], memory: Sequence[i
     named = {cpu: count for cpu, count in uses.items() if count and pool >> cpu & 1}
     return Free(
         cpus=pool & ~mask_of(named),
-        pool=pool,
+        pool=CpuMask(pool),
         uses=tuple(sorted(named.items())),
         memory=tuple((node.id, count) for node, count in zip(machine.numa_nodes, memory, strict=True)),
     )

@@ -18,6 +18,7 @@ from kvplace.core.moves.make_room import MovePlan, make_room
 from kvplace.core.occupant import Occupant
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 from kvplace.simulate.load import Departure, Vm
 
@@ -95,7 +96,7 @@ class PeerMachine:
 
 def kvplace(topology: Topology, free: int, count: int) -> int | None:
     """The project's own allocator in the form of the peers."""
-    answer = place(topology, Free(free, free), Request(count, PinningOptions(Scope.ANY)))
+    answer = place(topology, Free(CpuMask(free), CpuMask(free)), Request(count, PinningOptions(Scope.ANY)))
     return None if isinstance(answer, Refusal) else answer.cpus
 
 
@@ -112,7 +113,7 @@ class RoomMakingMachine:
     def take(self, vm: Vm) -> int | None:
         """Place the VM, with moves only when it would be forced without."""
         request = Request(vm.request.vcpus, PinningOptions(Scope.ANY))
-        placement = place(self._topology, Free(self.free, self.free), request)
+        placement = place(self._topology, Free(CpuMask(self.free), CpuMask(self.free)), request)
         if isinstance(placement, Refusal):
             return None
         if len(placement.numa_nodes) > nodes_when_empty(self._topology, vm.request.vcpus):

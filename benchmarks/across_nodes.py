@@ -39,6 +39,7 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import PinningOptions, Request, Scope
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
@@ -167,7 +168,11 @@ def kube_scheduler(score: Score, *, one_node: bool = False) -> Filling:
                 states = [
                     (
                         node.topology,
-                        Free(node.free, node.free, memory=((0, node.capacity[1] - node.used[1]),)),
+                        Free(
+                            CpuMask(node.free),
+                            CpuMask(node.free),
+                            memory=((0, node.capacity[1] - node.used[1]),),
+                        ),
                     )
                     for node in nodes
                 ]

@@ -37,6 +37,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 
 GIB = 1 << 30
@@ -106,7 +107,7 @@ def torn(machine: Topology, chance: random.Random) -> int:
 
 
 def _only(machine: Topology, cpus: int) -> Free:
-    return replace(free_of(machine, Ledger()), cpus=cpus, pool=cpus)
+    return replace(free_of(machine, Ledger()), cpus=CpuMask(cpus), pool=CpuMask(cpus))
 
 
 def timed(call: Callable[_Asked, object], *asked: _Asked.args, **named: _Asked.kwargs) -> float:

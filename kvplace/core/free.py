@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 
 
@@ -19,9 +20,9 @@ from kvplace.core.topology import Topology
 class Free:
     """CPUs, memory and huge pages that a new VM may take."""
 
-    cpus: int
+    cpus: CpuMask
     """CPUs that nobody owns and nobody names: an exclusive VM may take them."""
-    pool: int
+    pool: CpuMask
     """CPUs that nobody owns: a sharing VM may name them. A superset of `cpus`."""
     uses: tuple[tuple[int, int], ...] = ()
     """How many sharing VMs name each CPU of the pool, ascending by CPU; unnamed ones are absent."""
@@ -65,8 +66,8 @@ def free_of(
     for cpu in uses:
         named |= 1 << cpu
     return Free(
-        cpus=pool & ~named,
-        pool=pool,
+        cpus=CpuMask(pool & ~named),
+        pool=CpuMask(pool),
         uses=tuple(sorted((cpu, count) for cpu, count in uses.items() if pool >> cpu & 1)),
         memory=tuple(
             (node.id, node.memory - bytes_in_pages(node.huge_pages) - memory.get(node.id, 0))

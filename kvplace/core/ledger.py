@@ -20,6 +20,7 @@ from kvplace.core.fields import Fields
 from kvplace.core.huge_pages import plain_bytes, write_page_counts
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
+from kvplace.core.scalars import CpuMask
 from kvplace.core.strict_json import shown
 
 
@@ -45,9 +46,9 @@ class Claim:
     """Name of the VMI, empty for a plain pod."""
     policy: Policy
     state: ClaimState
-    cpus: int
+    cpus: CpuMask
     """CPUs the pod's threads may use by name; shared ones included."""
-    owned: int
+    owned: CpuMask
     """CPUs that nobody else may use; a subset of the ledger's owners."""
     memory: Mapping[int, int]
     huge_pages: Mapping[int, Mapping[int, int]]

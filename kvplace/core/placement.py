@@ -22,6 +22,7 @@ from kvplace.core.fields import Fields
 from kvplace.core.guest_cells import GuestCell, read_guest_cells, write_guest_cells
 from kvplace.core.huge_pages import write_page_counts
 from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.strict_json import Json, shown
 
 PLACEMENT = "kvplace.io/placement"
@@ -36,11 +37,11 @@ class Placement:
     policy: Policy
     vcpus: tuple[int, ...]
     """The CPU of each vCPU; empty for policy `numa`, where every vCPU may use all of `cpus`."""
-    cpus: int
-    owned: int = 0
+    cpus: CpuMask
+    owned: CpuMask = NO_CPUS
     """CPUs that nobody else may use while the VM lives, idle siblings and emulator CPUs included."""
-    emulator_cpus: int = 0
-    io_thread_cpus: tuple[int, ...] = ()
+    emulator_cpus: CpuMask = NO_CPUS
+    io_thread_cpus: tuple[CpuMask, ...] = ()
     """CPU set of each I/O thread; empty means as the emulator."""
     numa_nodes: tuple[int, ...] = ()
     numa_memory: NumaMemory = NumaMemory.OFF
@@ -83,7 +84,7 @@ class PodPlacement:
     @classmethod
     def floating(cls, *, pod_uid: str, node: str) -> PodPlacement:
         """Say that a pod runs unpinned because nothing fitted and its user asked to `float` then."""
-        return cls(pod_uid, node, "", OnFailure.FLOAT, Placement(Policy.NONE, (), 0))
+        return cls(pod_uid, node, "", OnFailure.FLOAT, Placement(Policy.NONE, (), NO_CPUS))
 
     @classmethod
     def of_cpu_map(cls, text: str, *, on_failure: OnFailure = OnFailure.WAIT) -> PodPlacement:

@@ -8,6 +8,7 @@ from typing import Any
 from kvplace.core.cpuset import mask_of
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.scalars import NO_CPUS
 from kvplace.machines.shipped import read_machine
 
 NAME = "epyc-7502p"
@@ -31,7 +32,7 @@ def placement(
             numa_nodes=(0,),
             numa_memory=NumaMemory.OFF,
             memory={},
-            owned=mask_of(cpus) if policy is Policy.EXCLUSIVE else 0,
+            owned=mask_of(cpus) if policy is Policy.EXCLUSIVE else NO_CPUS,
         ),
     )
 

@@ -19,6 +19,7 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.drawing.core_map import draw
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, merge_patch
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.machines.machine import find_machine
 from kvplace.machines.shipped import machine_names, read_machine
@@ -107,8 +108,8 @@ def test_many_vms_get_two_letters_and_the_columns_stay_aligned(kvplace: Caller, 
             vmi="",
             policy=Policy.EXCLUSIVE,
             state=ClaimState.BOUND,
-            cpus=1 << number,
-            owned=1 << number,
+            cpus=CpuMask(1 << number),
+            owned=CpuMask(1 << number),
             memory={},
             huge_pages={},
             since="",

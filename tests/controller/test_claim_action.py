@@ -17,7 +17,7 @@ from kvplace.controller.claim_action import (
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.records import PodRecord
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -30,13 +30,13 @@ PLACED = PodPlacement(
     placement=Placement(
         policy=Policy.EXCLUSIVE,
         vcpus=(2, 3),
-        cpus=0b1100,
-        emulator_cpus=1,
+        cpus=CpuMask(0b1100),
+        emulator_cpus=CpuMask(1),
         io_thread_cpus=(),
         numa_nodes=(0,),
         numa_memory=NumaMemory.PREFERRED,
         memory={0: 8 << 30},
-        owned=0b111100,
+        owned=CpuMask(0b111100),
         huge_pages={0: {1 << 30: 8}},
     ),
 )
@@ -46,7 +46,19 @@ BOUND = replace(POD, node=NodeName("n"), phase="Running", placement=PLACED.to_js
 
 def claim(age: float, state: ClaimState = ClaimState.CLAIMED) -> Claim:
     since = (NOW - timedelta(seconds=age)).isoformat().replace("+00:00", "Z")
-    return Claim("u", "default", "virt-launcher-db", "db", Policy.EXCLUSIVE, state, 12, 12, {}, {}, since)
+    return Claim(
+        "u",
+        "default",
+        "virt-launcher-db",
+        "db",
+        Policy.EXCLUSIVE,
+        state,
+        CpuMask(12),
+        CpuMask(12),
+        {},
+        {},
+        since,
+    )
 
 
 def action(pod: PodRecord | None, age: float, *, was_deleted: bool = False) -> ClaimAction:
@@ -129,8 +141,8 @@ def test_the_claim_of_a_bound_pod_is_made_again_from_its_placement() -> None:
         vmi="db",
         policy=Policy.EXCLUSIVE,
         state=ClaimState.BOUND,
-        cpus=0b1100,
-        owned=0b111100,
+        cpus=CpuMask(0b1100),
+        owned=CpuMask(0b111100),
         memory={0: 8 << 30},
         huge_pages={0: {1 << 30: 8}},
         since="",

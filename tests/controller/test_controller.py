@@ -14,7 +14,7 @@ from kvplace.core.ledger import ClaimState, Ledger
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NO_CPUS, NodeName
 from kvplace.kube.events import EventReason
 from kvplace.kube.faults import FaultScript, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
@@ -170,7 +170,7 @@ async def test_two_running_pods_on_one_core_are_told_loudly_and_nothing_is_chang
                 policy=Policy.EXCLUSIVE,
                 vcpus=placed.placement.vcpus,
                 cpus=placed.placement.cpus,
-                emulator_cpus=0,
+                emulator_cpus=NO_CPUS,
                 io_thread_cpus=(),
                 numa_nodes=(0,),
                 numa_memory=NumaMemory.OFF,

@@ -13,7 +13,7 @@ from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, PodPlacement
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.kube.events import EventReason
 from kvplace.kube.faults import FaultScript, Moment, Operation
 from kvplace.kube.memory_cluster import MemoryCluster
@@ -119,7 +119,7 @@ async def test_a_claim_that_differs_from_what_its_pod_runs_on_is_made_to_agree(
         pod = asking_pod(cluster, "vm", 3)
         assert await before.bind(pod, "n1") == ""
         stored = before.cache.ledger(NodeName("n1"))
-        elsewhere = replace(stored.claims[pod.uid], cpus=0b111000, owned=0b111000)
+        elsewhere = replace(stored.claims[pod.uid], cpus=CpuMask(0b111000), owned=CpuMask(0b111000))
         cluster.put_ledger("n1", stored.after(LedgerChange((elsewhere,))))
     async with replica(cluster) as one:
         await one.until(lambda: one.cache.ledger(NodeName("n1")).owned == 0b111)

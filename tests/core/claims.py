@@ -8,6 +8,7 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 
 
@@ -39,8 +40,8 @@ def claim(name: str, cpus: int, owned: int | None = None, policy: Policy = Polic
         vmi=name,
         policy=policy,
         state=ClaimState.BOUND,
-        cpus=cpus,
-        owned=cpus if owned is None else owned,
+        cpus=CpuMask(cpus),
+        owned=CpuMask(cpus if owned is None else owned),
         memory={},
         huge_pages={},
         since="",

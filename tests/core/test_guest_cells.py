@@ -14,6 +14,7 @@ from kvplace.core.fields import Fields
 from kvplace.core.guest_cells import CELL_GRANULE, GuestCell, apportion, mirrored, read_guest_cells
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.scalars import NO_CPUS
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.machines import topologies
 
@@ -29,7 +30,7 @@ def placed(
         policy=policy,
         vcpus=tuple(vcpus),
         cpus=cpus,
-        owned=cpus if policy is Policy.EXCLUSIVE else 0,
+        owned=cpus if policy is Policy.EXCLUSIVE else NO_CPUS,
         emulator_cpus=cpus,
         io_thread_cpus=(),
         numa_nodes=tuple(sorted(nodes)),

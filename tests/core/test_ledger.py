@@ -23,6 +23,7 @@ from kvplace.core.ledger import (
     read_ledger,
 )
 from kvplace.core.request import Policy
+from kvplace.core.scalars import CpuMask
 from tests.core.junk import answer_or_sentence, disturbed, json_values
 
 GIB = 1 << 30
@@ -36,8 +37,8 @@ def claim_of(uid: str, owned: int, **others: Any) -> Claim:
         vmi="",
         policy=Policy.EXCLUSIVE,
         state=ClaimState.CLAIMED,
-        cpus=owned,
-        owned=owned,
+        cpus=CpuMask(owned),
+        owned=CpuMask(owned),
         memory={},
         huge_pages={},
         since="2026-01-02T03:04:05Z",

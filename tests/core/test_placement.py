@@ -15,10 +15,11 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
 
 GIB = 1 << 30
-cpu_sets = st.integers(0, (1 << 40) - 1)
+cpu_sets = st.integers(0, (1 << 40) - 1).map(CpuMask)
 
 
 @st.composite
@@ -35,7 +36,7 @@ def pod_placements(draw: st.DrawFn) -> PodPlacement:
         placement=Placement(
             policy=policy,
             vcpus=() if policy is Policy.NUMA else vcpus,
-            cpus=cpus,
+            cpus=CpuMask(cpus),
             emulator_cpus=draw(cpu_sets),
             io_thread_cpus=tuple(draw(st.lists(cpu_sets, max_size=3))),
             numa_nodes=tuple(draw(st.lists(st.integers(0, 7), max_size=3))),
@@ -146,7 +147,11 @@ def test_a_vm_that_floats_has_no_cpus_and_says_so_when_read_again() -> None:
 def test_a_bare_cpu_map_gives_each_vcpu_its_cpu_in_order_and_leaves_memory_alone() -> None:
     cpus = mask_of([1, 4, 33])
     assert PodPlacement.of_cpu_map('{"socket1": ["1", "33"], "socket0": ["4"]}') == PodPlacement(
-        "", "", "", OnFailure.WAIT, Placement(Policy.EXCLUSIVE, (4, 1, 33), cpus, 0, cpus, packages=(0, 1))
+        "",
+        "",
+        "",
+        OnFailure.WAIT,
+        Placement(Policy.EXCLUSIVE, (4, 1, 33), cpus, NO_CPUS, cpus, packages=(0, 1)),
     )
 
 

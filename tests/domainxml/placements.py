@@ -10,6 +10,7 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy
+from kvplace.core.scalars import CpuMask
 
 FOUR_VCPUS = Placement(
     policy=Policy.EXCLUSIVE,
@@ -26,7 +27,7 @@ MANY_VCPUS = replace(
     FOUR_VCPUS,
     vcpus=tuple(range(64)),
     cpus=mask_of(range(64)),
-    io_thread_cpus=(1, 2),
+    io_thread_cpus=(CpuMask(1), CpuMask(2)),
     numa_memory=NumaMemory.OFF,
 )
 
@@ -67,7 +68,7 @@ def placements(draw: st.DrawFn, least_vcpus: int = 1) -> Placement:
         policy=Policy.NUMA if shared else draw(st.sampled_from([Policy.EXCLUSIVE, Policy.SHARE])),
         vcpus=() if shared else tuple(vcpus),
         cpus=mask_of(vcpus) | draw(cpu_sets),
-        emulator_cpus=draw(cpu_sets | st.just(0)),
+        emulator_cpus=CpuMask(draw(cpu_sets | st.just(0))),
         io_thread_cpus=tuple(draw(st.lists(cpu_sets, max_size=3))),
         numa_nodes=tuple(draw(st.sets(st.integers(0, 3), min_size=1).map(sorted))),
         numa_memory=draw(st.sampled_from(list(NumaMemory))),

@@ -10,7 +10,7 @@ from lxml import etree
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
-from kvplace.core.scalars import CpuId, NumaId
+from kvplace.core.scalars import CpuId, CpuMask, NumaId
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
 from tests.domainxml.documents import bindings, domain
@@ -57,7 +57,9 @@ def test_an_earlier_binding_is_replaced_and_unknown_parts_stay() -> None:
 
 def test_memory_off_leaves_no_binding_behind() -> None:
     xml = (captured_folder("kubevirt/domains") / "07-amd64-dedicated-numa-hugepages.domain.xml").read_bytes()
-    answer = rewrite(xml, replace(FOUR_VCPUS, vcpus=tuple(range(8)), cpus=255, numa_memory=NumaMemory.OFF))
+    answer = rewrite(
+        xml, replace(FOUR_VCPUS, vcpus=tuple(range(8)), cpus=CpuMask(255), numa_memory=NumaMemory.OFF)
+    )
     assert etree.fromstring(answer).find("numatune") is None
 
 

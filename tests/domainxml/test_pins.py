@@ -10,6 +10,7 @@ from lxml import etree
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import PodPlacement
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
 from tests.domainxml.documents import domain, pins
@@ -106,16 +107,17 @@ def test_placement_auto_becomes_static_so_that_libvirt_keeps_the_pins() -> None:
 
 @pytest.mark.parametrize("emulator_cpus", [0, mask_of((0, 1))])
 def test_an_emulator_left_unpinned_has_no_pin_and_takes_a_stale_one_away(emulator_cpus: int) -> None:
-    unpinned = replace(FOUR_VCPUS, emulator_cpus=0)
+    unpinned = replace(FOUR_VCPUS, emulator_cpus=NO_CPUS)
     xml = rewrite(
-        domain("<vcpu>1</vcpu><iothreads>1</iothreads>"), replace(unpinned, emulator_cpus=emulator_cpus)
+        domain("<vcpu>1</vcpu><iothreads>1</iothreads>"),
+        replace(unpinned, emulator_cpus=CpuMask(emulator_cpus)),
     )
     assert pins(rewrite(xml, unpinned)) == {"vcpu 0": "2"}
 
 
 # I/O threads: a count, ids, or both; `<iothreads>` inside a driver means something else.
 
-THREE_SETS = replace(FOUR_VCPUS, io_thread_cpus=(1, 2, 4))
+THREE_SETS = replace(FOUR_VCPUS, io_thread_cpus=(CpuMask(1), CpuMask(2), CpuMask(4)))
 
 
 @pytest.mark.parametrize(

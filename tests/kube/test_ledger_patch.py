@@ -15,12 +15,23 @@ from kvplace.core.ledger import (
     read_ledger,
 )
 from kvplace.core.request import Policy
+from kvplace.core.scalars import CpuMask
 from tests.kube.ledger_strategies import changes, claims, document, ledgers, merged
 
 
 def claim_on(memory: dict[int, int], huge_pages: dict[int, dict[int, int]]) -> Claim:
     return Claim(
-        "pod-a", "default", "a", "vm", Policy.EXCLUSIVE, ClaimState.CLAIMED, 3, 3, memory, huge_pages, ""
+        "pod-a",
+        "default",
+        "a",
+        "vm",
+        Policy.EXCLUSIVE,
+        ClaimState.CLAIMED,
+        CpuMask(3),
+        CpuMask(3),
+        memory,
+        huge_pages,
+        "",
     )
 
 

@@ -30,7 +30,19 @@ def cache() -> NodeCache:
 
 
 def claim(uid: str, cpus: int) -> Claim:
-    return Claim(uid, "default", uid, "", Policy.EXCLUSIVE, ClaimState.CLAIMED, cpus, cpus, {}, {}, "")
+    return Claim(
+        uid,
+        "default",
+        uid,
+        "",
+        Policy.EXCLUSIVE,
+        ClaimState.CLAIMED,
+        CpuMask(cpus),
+        CpuMask(cpus),
+        {},
+        {},
+        "",
+    )
 
 
 def ledger(cpus: int, version: str) -> LedgerRecord:

@@ -15,6 +15,7 @@ from kvplace.core.errors import BadBody
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import Request
+from kvplace.core.scalars import NO_CPUS
 from kvplace.documents.model import read_model
 from kvplace.documents.scenario import ScenarioDocument
 from kvplace.machines.shipped import read_machine
@@ -190,7 +191,7 @@ def test_free_cpus_without_memory_and_free_memory_without_cpus_are_stranded() ->
     state = cluster_state([(topology, no_memory), (topology, empty)], memory / cpus)
     assert (state.cpus_stranded, state.memory_stranded) == (0.5, 0)
     assert (state.cpus_used, state.memory_used) == (0, 0.5)
-    no_cpus = replace(empty, cpus=0)
+    no_cpus = replace(empty, cpus=NO_CPUS)
     state = cluster_state([(topology, no_cpus)], memory / cpus)
     assert (state.cpus_stranded, state.memory_stranded) == (0, 1)
     assert cluster_state([(topology, no_memory)], 0).cpus_stranded == 0

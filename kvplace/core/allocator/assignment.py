@@ -13,6 +13,7 @@ from kvplace.core.guest_cells import mirrored
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Policy, Scope, Smt
+from kvplace.core.scalars import CpuMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,12 @@ def placement_of(supply: Supply, chosen: ChosenCores) -> Placement:
     placement = Placement(
         policy=request.options.policy,
         vcpus=vcpus,
-        cpus=named,
-        owned=whole if request.owns_cpus else 0,
-        emulator_cpus=emulator,
-        io_thread_cpus=_io_thread_cpus(request.io_threads, emulator, one_each=bool(emulator_own and vcpus)),
+        cpus=CpuMask(named),
+        owned=CpuMask(whole if request.owns_cpus else 0),
+        emulator_cpus=CpuMask(emulator),
+        io_thread_cpus=_io_thread_cpus(
+            request.io_threads, CpuMask(emulator), one_each=bool(emulator_own and vcpus)
+        ),
         numa_nodes=tuple(node.id for node in nodes),
         memory=_memory(supply, chosen.nodes),
         huge_pages=_pages(supply, chosen.nodes),
@@ -123,7 +126,7 @@ def _emulator_cpus(supply: Supply, chosen: ChosenCores, own: int) -> int:
     return near or topology.reserved or own
 
 
-def _io_thread_cpus(count: int, emulator: int, *, one_each: bool) -> tuple[int, ...]:
+def _io_thread_cpus(count: int, emulator: CpuMask, *, one_each: bool) -> tuple[CpuMask, ...]:
     """The CPUs of each I/O thread: those of the emulator, or one each of these in turn.
 
     QEMU's main loop runs on all of them, mostly on the first: with several the I/O threads begin at the next.
@@ -131,7 +134,7 @@ def _io_thread_cpus(count: int, emulator: int, *, one_each: bool) -> tuple[int, 
     if not one_each:
         return (emulator,) * count
     cpus = list(cpus_of(emulator))
-    return tuple([1 << cpus[(number + 1) % len(cpus)] for number in range(count)])
+    return tuple([mask_of([cpus[(number + 1) % len(cpus)]]) for number in range(count)])
 
 
 def _memory(supply: Supply, nodes: Sequence[int]) -> dict[int, int]:

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger
 from kvplace.core.request import Policy
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 
 
@@ -155,7 +156,7 @@ class Occupancy:
             if lacking := (claim.cpus | claim.owned) & ~machine:
                 sentence = f"placed for {self.name(claim.uid)}, but the machine has no such CPU"
                 yield Fault(FaultKind.CONFLICT, lacking, f"CPU {format_cpu_list(lacking)}: {sentence}")
-        if lacking := self.foreign & ~machine:
+        if lacking := CpuMask(self.foreign & ~machine):
             sentence = "in use outside of kvplace, but the machine has no such CPU"
             yield Fault(FaultKind.CONFLICT, lacking, f"CPU {format_cpu_list(lacking)}: {sentence}")
 

@@ -15,6 +15,7 @@ from itertools import combinations, combinations_with_replacement, product
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
 from kvplace.core.free import Free
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import NumaNode, Topology
 
 Key = tuple[int, int, int, int, int, int]
@@ -279,4 +280,4 @@ class BestKeys:
 
 def with_cpus(free: Free, request: Request, cpus: int) -> Free:
     """The same with exactly these CPUs for the request, and none for requests of the other kind."""
-    return replace(free, cpus=cpus if request.owns_cpus else 0, pool=cpus, uses=())
+    return replace(free, cpus=CpuMask(cpus if request.owns_cpus else 0), pool=CpuMask(cpus), uses=())

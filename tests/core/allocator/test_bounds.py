@@ -19,6 +19,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import GIB
@@ -130,7 +131,7 @@ def test_numa_nodes_whose_shared_and_own_l3_groups_are_of_other_sizes_are_not_ta
         l3_groups=(0x00F, 0x0F0 & 0x030 | 0x3C0, 0xC00),
         cores=tuple(1 << cpu for cpu in range(12)),
     )
-    free = Free(machine.cpus, machine.cpus)
+    free = Free(CpuMask(machine.cpus), CpuMask(machine.cpus))
     for vcpus in range(1, 13):
         request = Request(vcpus, PinningOptions(scope=Scope.ANY))
         answer = place(machine, free, request)

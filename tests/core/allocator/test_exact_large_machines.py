@@ -20,6 +20,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
+from kvplace.core.scalars import NO_CPUS
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.allocator.exhaustive import Key, best_key, units
 from tests.core.allocator.validity import key_of_valid, whole_cores
@@ -101,7 +102,7 @@ def nested_case(chance: Random, shape: tuple[int, int, int, int]) -> tuple[Topol
             emulator_threads=chance.choice(tuple(EmulatorThreads)),
         ),
     )
-    return machine, Free(cpus=pool if request.owns_cpus else 0, pool=pool), request
+    return machine, Free(cpus=pool if request.owns_cpus else NO_CPUS, pool=pool), request
 
 
 def best_by_tables(machine: Topology, free: Free, request: Request) -> Key | None:

@@ -17,6 +17,7 @@ from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import GIB
@@ -78,7 +79,9 @@ def crowded(chance: Random, packages: int) -> tuple[Topology, Free]:
         1 << cpu for cpus in of_node for cpu in chance.sample(list(cpus_of(cpus)), chance.randint(2, CPUS))
     )
     return machine, Free(
-        cpus=cpus, pool=cpus, memory=tuple((node, chance.randint(0, 10) * GIB) for node in range(NODES))
+        cpus=CpuMask(cpus),
+        pool=CpuMask(cpus),
+        memory=tuple((node, chance.randint(0, 10) * GIB) for node in range(NODES)),
     )
 
 
@@ -123,7 +126,7 @@ def test_half_of_thirty_two_sockets_of_two_numa_nodes_each_is_found_among_more_s
         l3_groups=tuple(0b1111 << 4 * socket for socket in range(sockets)),
         cores=tuple(1 << cpu for cpu in range(4 * sockets)),
     )
-    free = Free(machine.cpus, machine.cpus)
+    free = Free(CpuMask(machine.cpus), CpuMask(machine.cpus))
     answer = place(machine, free, Request(2 * sockets, PinningOptions(scope=scope)))
     assert isinstance(answer, Placement)
     assert (len(answer.packages), len(answer.numa_nodes)) == (sockets // 2, sockets)

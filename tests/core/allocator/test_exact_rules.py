@@ -24,6 +24,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Policy, Request
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.allocator.exhaustive import Key
 from tests.core.allocator.random_cases import (
@@ -183,8 +184,8 @@ def renumbered(machine: Topology, free: Free, chance: Random) -> tuple[Topology,
     )
     return other, replace(
         free,
-        cpus=anew(free.cpus),
-        pool=anew(free.pool),
+        cpus=CpuMask(anew(free.cpus)),
+        pool=CpuMask(anew(free.pool)),
         uses=tuple(sorted((number[cpu], count) for cpu, count in free.uses)),
         memory=tuple((new_id[node], count) for node, count in free.memory),
         huge_pages=tuple((new_id[node], size, count) for node, size, count in free.huge_pages),

@@ -11,6 +11,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import Key, domains, key_of, mask_of_nodes, units
 
@@ -27,7 +28,7 @@ def key_of_valid(machine: Topology, free: Free, request: Request, placement: Pla
     near = touched
     if request.options.policy is not Policy.NUMA and len(placement.numa_nodes) > units(request):
         (domain,) = (domain for domain in domains(machine, request.options.scope) if not touched & ~domain)
-        near = domain & mask_of_nodes([machine.node_by_id[node] for node in placement.numa_nodes])
+        near = CpuMask(domain & mask_of_nodes([machine.node_by_id[node] for node in placement.numa_nodes]))
     return key_of(machine, touched, placement.numa_nodes, near)
 
 
@@ -149,7 +150,7 @@ def check_io_threads(request: Request, placement: Placement) -> None:
     assert not mask_of(cpu for one in cpus for cpu in cpus_of(one)) & ~emulator
     shares = Counter(cpus)
     assert all(one.bit_count() == 1 for one in shares)
-    assert not cpus or max(shares.values()) - min(shares.get(1 << cpu, 0) for cpu in cpus_of(emulator)) <= 1
+    assert not cpus or max(shares.values()) - min(shares[mask_of([cpu])] for cpu in cpus_of(emulator)) <= 1
     if emulator.bit_count() > 1 and request.io_threads < emulator.bit_count():
         assert emulator & -emulator not in shares  # the main loop has the first one for itself
 

@@ -18,10 +18,12 @@ from kvplace.core.cluster.node_choice import (
     scores,
     why,
 )
+from kvplace.core.cpuset import mask_of
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy, Request
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.topology import NumaNode, Package, Topology
 
 GIB = 1 << 30
@@ -40,9 +42,9 @@ def candidate(node: str, cpus: int, free_cpus: int = 4) -> Candidate:
     placement = Placement(
         policy=Policy.EXCLUSIVE,
         vcpus=(),
-        cpus=cpus,
-        owned=cpus,
-        emulator_cpus=0,
+        cpus=CpuMask(cpus),
+        owned=CpuMask(cpus),
+        emulator_cpus=NO_CPUS,
         io_thread_cpus=(),
         numa_nodes=MACHINE.nodes_of(cpus),
         memory={},
@@ -51,7 +53,8 @@ def candidate(node: str, cpus: int, free_cpus: int = 4) -> Candidate:
         l3_groups=tuple(index for index, l3 in enumerate(MACHINE.l3_groups) if l3 & cpus),
         numa_memory=NumaMemory.PREFERRED,
     )
-    return Candidate(node, MACHINE, placement, Free((1 << free_cpus) - 1, (1 << free_cpus) - 1), 1)
+    free = mask_of(range(free_cpus))
+    return Candidate(node, MACHINE, placement, Free(free, free), 1)
 
 
 candidates = st.lists(
@@ -98,8 +101,8 @@ def on_node(
     free = free_of(topology, Ledger())
     free = replace(
         free,
-        cpus=free.cpus >> taken << taken,
-        pool=free.pool >> taken << taken,
+        cpus=CpuMask(free.cpus >> taken << taken),
+        pool=CpuMask(free.pool >> taken << taken),
         memory=tuple((node, count - memory_gib * GIB) for node, count in free.memory),
     )
     found = place(topology, free, request)

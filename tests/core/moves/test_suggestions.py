@@ -18,6 +18,7 @@ from kvplace.core.occupant import Occupant, RunningVms, within
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
+from kvplace.core.scalars import NO_CPUS
 from kvplace.core.topology import NumaNode, Package, Topology
 from tests.core.machines import GIB
 from tests.core.moves.fragmented import MIXED, Case, fragmented
@@ -216,7 +217,7 @@ def _a_little_less(suggestion: Suggestion, request: Request) -> Request | None:
 
 
 def test_where_nothing_helps_there_are_no_suggestions() -> None:
-    nothing = Free(cpus=0, pool=0)
+    nothing = Free(cpus=NO_CPUS, pool=NO_CPUS)
     request = Request(1, PinningOptions(numa_memory=NumaMemory.OFF))
     assert find_suggestions(MACHINE, nothing, request) == Suggestions()
 
