@@ -92,5 +92,5 @@ class Waker:
         return set()
 
     def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
-        if after is not None and (before is None or not after.allows_what(before)):
+        if after is not None and (before is None or not after.allows_same_placements(before)):
             self.node_freed(after.node)

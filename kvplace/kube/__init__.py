@@ -1,5 +1,5 @@
-"""Kubernetes: the one room that talks to an API server; everybody else sees records and a small port.
+"""Kubernetes: the only package that talks to an API server.
 
-`cluster` is the port, `records` what travels through it, `api_cluster` and `memory_cluster` its two sides,
-`store` a synced cache on top. Nothing here decides anything about cores.
+`api_cluster` and `memory_cluster` offer the same calls, `watches` says what can be watched, `records` what an
+object becomes. `store`, `ledgers` and `events` stand on them. Nothing here decides about cores.
 """

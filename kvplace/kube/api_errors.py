@@ -1,8 +1,8 @@
-"""What the API server's refusals mean to kvplace: HTTP status and Status object in, core's errors out.
+"""How answers of the API server become errors of core: HTTP status and Status object in, exceptions out.
 
 409                                Conflict
 422 by the ownership rule          OwnershipConflict
-422 and 400 otherwise              Rejected (Misconfigured): our manifests and the cluster disagree
+422 and 400 otherwise              Rejected (Misconfigured): the manifests do not match the cluster
 404                                Missing (Refused)
 410                                Expired (Unavailable): the past that was asked for is forgotten
 401 after fresh credentials, 403   Forbidden
@@ -22,20 +22,20 @@ from kvplace.core.ledger import OwnershipConflict
 T = TypeVar("T")
 
 OWNERSHIP_RULE = "a CPU must be released before it gets another owner"
-"""Message of the rule in manifests/crd/nodeledgers.yaml; by it a refusal is known."""
+"""Message of the rule in manifests/crd/nodeledgers.yaml; recognises its refusals."""
 
 LONGEST_ASKED_PAUSE_S = 60.0
-"""More than this is not believed of a Retry-After."""
+"""A longer Retry-After is cut to this."""
 
 
 NOT_JSON = (msgspec.MsgspecError, RecursionError)
-"""What a decoder raises about bytes that are no JSON, or not of the right form, or nested without end."""
+"""What a decoder raises for bytes that are not JSON, have other types, or are nested too deeply."""
 
 
 class ApiUnavailable(Unavailable):
     """The API server did not answer, or said that it cannot now.
 
-    `untouched` means that the request was certainly not carried out; otherwise nobody knows.
+    `untouched` means that the request was certainly not carried out; otherwise the outcome is unknown.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Expired(Unavailable):
 
 
 class TooLarge(Unavailable):
-    """An answer or an event is larger than we are ready to read."""
+    """An answer or an event is larger than the limit."""
 
 
 class Unreadable(Unavailable):
@@ -73,7 +73,7 @@ class _Details(msgspec.Struct, rename="camel"):
 
 
 class Status(msgspec.Struct):
-    """The part of meta/v1 Status that tells what went wrong."""
+    """The part of meta/v1 Status that describes an error."""
 
     message: str = ""
     reason: str = ""
@@ -87,7 +87,7 @@ _STATUS = msgspec.json.Decoder(Status)
 def error_of_response(
     code: int, headers: Mapping[str, str], body: bytes, *, verb: str, resource: str, name: str = ""
 ) -> KvplaceError:
-    """Turn an answer that is not 2xx into the error that callers understand."""
+    """Turn an answer that is not 2xx into an error."""
     status = read_status(body)
     status.code = code
     return error_of_status(status, verb=verb, resource=resource, name=name, pause=headers.get("Retry-After"))
@@ -96,17 +96,17 @@ def error_of_response(
 def error_of_status(
     status: Status, *, verb: str, resource: str, name: str = "", pause: str | None = None
 ) -> KvplaceError:
-    """Turn a Status, from an answer or from within a watch, into the error that callers understand."""
+    """Turn a Status, from an answer or from within a watch, into an error."""
     what = f"{verb} {resource} {name}".rstrip()
     said = status.message or status.reason or f"HTTP {status.code}"
     match status.code:
         case 401:
             return Forbidden(
-                f"{what}: the API server does not accept our credentials ({said}); renew token or kubeconfig"
+                f"{what}: the API server rejects the credentials ({said}); renew the token or kubeconfig"
             )
         case 403:
             return Forbidden(
-                f"the API server denies us {verb} on {resource} ({said}); check the role in manifests/"
+                f"the API server denies {verb} on {resource} ({said}); check the role in manifests/"
             )
         case 404:
             return Missing(f"{what}: {said}")
@@ -118,7 +118,7 @@ def error_of_status(
             return OwnershipConflict(f"{what}: {said}")
         case code if code == 429 or code >= 500:
             return ApiUnavailable(
-                f"{what}: the API server cannot now, HTTP {code} ({said})",
+                f"{what}: the API server is not available, HTTP {code} ({said})",
                 status=code,
                 retry_after=_pause(pause, status),
                 untouched=code == 429,
@@ -128,7 +128,7 @@ def error_of_status(
 
 
 def read_status(body: bytes | msgspec.Raw) -> Status:
-    """Read a Status object; what is none becomes one that carries its first words."""
+    """Read a Status object; other bytes become the message of one."""
     try:
         return _STATUS.decode(body)
     except NOT_JSON:

@@ -1,9 +1,9 @@
-"""Where the API server is and how to prove who we are, read by the official client.
+"""The address of the API server and the credentials for it, read by the official client.
 
 kubeconfig files, in-cluster service accounts, exec plugins, OIDC and client certificates are all left to
-`kubernetes.aio.config`; its import takes half a second and is therefore done only when a cluster is
-really asked for. Everything is loaded anew when the API server answers 401, which covers whatever has
-been rotated; a service account's token is read again once a minute by the library's own hook.
+`kubernetes.aio.config`; its import takes half a second and is done only when a cluster is used.
+Everything is loaded again when the API server answers 401, which covers what has been rotated; the library
+reads a service account's token again once a minute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvplace.core.errors import Misconfigured
 
 @dataclass(frozen=True)
 class CredentialOptions:
-    """Which configuration to use; with nothing set what kubectl would use, or the pod's service account."""
+    """Which configuration to use; by default that of kubectl, or the pod's service account."""
 
     kubeconfig: str | None = None
     context: str | None = None
@@ -31,7 +31,7 @@ class Credentials:
     """One loaded configuration: address, TLS and a token that stays fresh."""
 
     def __init__(self, configuration: Any, token: str | None) -> None:
-        """Take over a `kubernetes.aio.client.Configuration`."""
+        """Wrap a `kubernetes.aio.client.Configuration`."""
         self._configuration = configuration
         self._token = token
         self.server: str = configuration.host.rstrip("/")
@@ -42,7 +42,7 @@ class Credentials:
         )
 
     async def authorization(self) -> str | None:
-        """Answer the Authorization header, None when a certificate speaks for us."""
+        """Return the Authorization header; None when a client certificate is used instead."""
         if self._token is not None:
             return f"Bearer {self._token}"
         header = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
@@ -78,7 +78,7 @@ async def load_credentials(options: CredentialOptions) -> Credentials:
     ) as error:
         if path is None:
             raise Misconfigured(
-                f"no cluster to talk to: there is no kubeconfig (KUBECONFIG or ~/.kube/config), and {error}"
+                f"no cluster is configured: no kubeconfig (KUBECONFIG or ~/.kube/config), and {error}"
             ) from error
         raise Misconfigured(f"kubeconfig {path} cannot be used: {error}") from error
 

@@ -1,8 +1,8 @@
-"""Scripted faults for the in-memory cluster: what an API server does on a bad day, on demand.
+"""Scripted faults of the in-memory cluster: errors, lost answers and slow calls of an API server.
 
-A fault names an operation and which of its coming calls it hits. It may strike before the call took
-effect or after (the answer is lost, which is what a timeout looks like), or hold the call at that point
-until the test lets it go. Nothing here sleeps.
+A fault names an operation and which of its next calls it hits. It raises an error before the call takes
+effect or after it (the answer is lost, as in a timeout), or holds the call there until the test releases it.
+Nothing here sleeps.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""List, then watch, for ever: the state machine behind every cache, after kube-rs's watcher.
+"""List, then watch, without end: the state machine behind every cache, after kube-rs's watcher.
 
     Empty ──first page──▶ InitPage ──last page──▶ InitListed ──watch opened──▶ Watching
       ▲                      │ any failure            │ ▲  stream ended, broken    │
       └──────────────────────┴────────────────────────┘ └─────────────────────────┘
           the past is gone (410), or what came cannot be read      resumes from the last resource version
 
-`step` makes one move and knows no time; `follow` repeats it and keeps the pauses: growing ones with jitter
-after failures, none after a stream that lived. Streams that just end, answers that stop in mid-line,
-expired versions as HTTP 410 or inside the stream, and servers that ask for patience all end in a state
-that goes on from there.
+`step` makes one move and has no clock; `follow` repeats it and pauses after failures: growing pauses with
+jitter, short ones again after a stream that worked. Streams that end, answers that stop in mid-line, versions
+that expire (HTTP 410 or inside the stream) and servers that ask for a pause all lead to a state from which it
+goes on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ R_co = TypeVar("R_co", covariant=True)
 _log = logging.getLogger(__name__)
 
 LIVED_S = 30.0
-"""A stream that lasted so long has worked: what comes after its end starts with short pauses."""
+"""A stream that lasted so long has worked: pauses after its end start short again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Stream(Protocol[R_co]):
     """An open watch."""
 
     async def next(self) -> Change[R_co] | None:
-        """Answer the next change, None when the server has ended the watch."""
+        """Return the next change; None when the server has ended the watch."""
         ...
 
     async def close(self) -> None: ...
@@ -79,7 +79,7 @@ class ListWatch(Protocol[R_co]):
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """Nothing is known; a list begins. Its failure leads back here."""
+    """Nothing is known; a list begins. A failure leads back here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ State: TypeAlias = Empty | InitPage | InitListed | Watching[R]
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[R]):
-    """One move: what became known, where it leads, and what went wrong on the way."""
+    """One move: the events, the next state, and the failure if there was one."""
 
     events: tuple[WatchEvent[R], ...]
     state: State[R]
@@ -117,11 +117,11 @@ class Step(Generic[R]):
 
 
 class Ended(Unavailable):
-    """The server has ended a watch; usual, and no reason to hurry back."""
+    """The server has ended a watch, which is usual."""
 
 
 async def step(source: ListWatch[R], state: State[R]) -> Step[R]:
-    """Make one move; failures of the cluster are part of the answer, never raised."""
+    """Make one move; failures of the cluster are part of the result, never raised."""
     match state:
         case Empty():
             return await _list(source, "", (Init(),))
@@ -144,7 +144,7 @@ async def follow(
     backoff: Backoff | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[WatchEvent[R]]:
-    """Yield everything that happens to a source, until it is closed."""
+    """Yield every event, until the source is closed."""
     backoff = backoff or Backoff()
     failures = 0
     state: State[R] = Empty()
@@ -197,7 +197,7 @@ async def _watch(stream: Stream[R], version: str) -> Step[R]:
 
 
 def _after_failure(error: KvplaceError, version: str) -> Empty | InitListed:
-    """Where a failed watch leads: what cannot be resumed is listed anew."""
+    """Return the state after a failed watch: one that cannot be resumed is listed again."""
     if isinstance(error, Expired | Unreadable | TooLarge):
         return Empty()
     return InitListed(version)
@@ -205,4 +205,4 @@ def _after_failure(error: KvplaceError, version: str) -> Empty | InitListed:
 
 def _report(name: str, failure: KvplaceError, seconds: float) -> None:
     level = logging.DEBUG if isinstance(failure, Ended) else logging.WARNING
-    _log.log(level, "watching %s: %s; going on in %.1f s", name, failure, seconds)
+    _log.log(level, "watching %s: %s; trying again in %.1f s", name, failure, seconds)

@@ -1,9 +1,8 @@
 """A cluster in this process, with the API server's rules about pods, nodes and ledgers.
 
-The demo, the simulations and the property tests run on it, so it must refuse what an API server
-refuses: a write on a stale resource version, a second binding, a CPU that changes hands. The contract
-suite runs against both. It answers at once, but every call first lets other tasks run, so that races
-show up here too.
+The demo and the tests run on it, so it refuses what an API server refuses: a write on a stale resource
+version, a second binding, a CPU that changes hands. One contract suite runs against both. It answers at once,
+but every call first lets other tasks run, so that races show up here, too.
 
 Below the calls of a client stand those of whoever plays users, kubelet and agent.
 """

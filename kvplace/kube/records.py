@@ -1,8 +1,7 @@
-"""What kvplace keeps of a Kubernetes object: small frozen values with only the fields that rooms read.
+"""What kvplace keeps of a Kubernetes object: small frozen values with only the fields that are read.
 
 A full virt-launcher pod is 18 KB of JSON and a thousand Python objects; a cache of records is what makes
-five thousand pods cheap. Texts of annotations stay texts here: who needs their meaning reads it with
-core, and gets core's errors.
+five thousand pods cheap. Annotations stay texts here; core reads their content and raises its own errors.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class PodRecord:
     compute_terminated: bool = False
     """Whether the container `compute`, the one with QEMU, has ended."""
     unschedulable: bool = False
-    """Whether the scheduler has said that it finds no node (condition PodScheduled is False)."""
+    """Whether the scheduler found no node (condition PodScheduled is False)."""
     resource_version: str = ""
 
 
@@ -67,8 +66,8 @@ class TopologyRecord:
     """CPUs that the kubelet's own static policy holds there."""
     resource_version: str = ""
 
-    def allows_what(self, other: TopologyRecord) -> bool:
-        """Whether both allow the same placements: an agent reports far more often than a machine changes."""
+    def allows_same_placements(self, other: TopologyRecord) -> bool:
+        """Say whether placing is the same with both: an agent writes more often than a machine changes."""
         return (
             self.topology is other.topology
             and self.problem == other.problem
@@ -80,8 +79,7 @@ class TopologyRecord:
 class LedgerRecord:
     """A NodeLedger as it was at one resource version.
 
-    When `problem` is not empty the stored content cannot be read and `ledger` says nothing about the
-    node: place nothing there.
+    When `problem` is not empty the stored content cannot be read and `ledger` is empty: place nothing there.
     """
 
     node: NodeName

@@ -1,8 +1,8 @@
 """Raw HTTP to the API server: one aiohttp session, bytes in and out, every answer bounded.
 
 The official client's models cost a hundred times what a typed decoder does, so only its configuration is
-used (`credentials`). What leaves here as an error is core's (`api_errors`); what leaves as an answer is a
-body of known size or a stream of lines.
+used (`credentials`). Errors are core's (`api_errors`); an answer is a body of limited size or a stream of
+lines.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LINE_LIMIT = 16 * _MEBIBYTE
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How patient a session is."""
+    """Time limits and counts of a session."""
 
     connect_s: float = 5.0
     answer_s: float = 10.0
@@ -50,15 +50,15 @@ class Limits:
     page_s: float = 60.0
     """For one page of a list."""
     silence_s: float = 150.0
-    """A watch that says nothing for so long is taken for dead; bookmarks come every minute."""
+    """A watch without a line for so long counts as broken; bookmarks come every minute."""
     attempts: int = 4
-    """Tries of a request that the server has certainly not carried out (HTTP 429)."""
+    """Attempts of a request that the server has certainly not carried out (HTTP 429)."""
     connections: int = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request, in the words that rights and errors are given in."""
+    """One request, with the words of RBAC for its errors."""
 
     method: str
     verb: str
@@ -74,12 +74,12 @@ class Call:
 
 
 def path_of(*segments: str) -> str:
-    """Join path segments; each is quoted, so that no name can leave its place."""
+    """Join path segments; each is quoted, so that no name can change the path."""
     return "/" + "/".join(quote(segment, safe="") for segment in segments)
 
 
 class Session:
-    """An open way to one API server."""
+    """Connections to one API server."""
 
     def __init__(self, options: CredentialOptions, credentials: Credentials, limits: Limits) -> None:
         """Needs a running loop; use `open_session`."""
@@ -119,7 +119,7 @@ class Session:
     async def close(self) -> None:
         """End all streams, with ApiUnavailable, and close all connections."""
         self._closed.set()
-        # Closing the connections alone would leave who reads from one waiting until the limit of silence.
+        # Closing the connections alone would leave their readers waiting until the limit of silence.
         for stream in list(self._streams):
             await stream.close()
         await self._http.close()
@@ -137,8 +137,8 @@ class Session:
     ) -> bytes:
         """Send one request and read its whole answer.
 
-        A request that the server turned away for load is tried again, nothing else is. Raises the errors
-        of `api_errors`.
+        A request that the server rejected for load is tried again, nothing else is. Raises the errors of
+        `api_errors`.
         """
         policy = retrying(attempts=self._limits.attempts, retried=_is_untouched, sleep=self.pause)
         return await policy(self._request, call, limit, timeout_s or self._limits.answer_s)
@@ -175,7 +175,7 @@ class Session:
         return body
 
     async def _send(self, call: Call, patience: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """Send; once more with credentials loaded anew when the server does not accept the old ones."""
+        """Send; once more with credentials loaded again when the server does not accept the old ones."""
         used = self._credentials
         response = await self._send_as(used, call, patience)
         if response.status != 401 or self._options.token is not None:
@@ -211,12 +211,12 @@ class Session:
     async def _reload(self, refused: Credentials) -> None:
         async with self._reloading:
             if self._credentials is refused:
-                _log.info("the API server no longer accepts our credentials; loading them anew")
+                _log.info("the API server no longer accepts the credentials; loading them again")
                 self._credentials = await load_credentials(self._options)
 
 
 class LineStream:
-    """The lines of an answer that goes on for as long as the server likes."""
+    """The lines of an answer without end."""
 
     def __init__(
         self, response: aiohttp.ClientResponse, call: Call, siblings: set[LineStream] | None = None
@@ -229,7 +229,7 @@ class LineStream:
         self._start = 0
 
     async def next_line(self) -> bytes | None:
-        """Answer the next complete line, None when the server has ended the stream.
+        """Return the next complete line; None when the server has ended the stream.
 
         An unfinished last line is dropped. Silence, a broken connection and a line over LINE_LIMIT raise
         ApiUnavailable.
@@ -255,12 +255,12 @@ class LineStream:
         return line
 
     async def close(self) -> None:
-        """Hang up; what is still under way is lost."""
+        """Close the connection; lines that have not been read are lost."""
         if self._siblings is not None:
             self._siblings.discard(self)
         connection = self._response.connection
         if connection is not None and connection.transport is not None:
-            # No TLS farewell: the server may be gone, and nothing that it still says matters.
+            # No TLS shutdown: the server may be gone, and what it still sends does not matter.
             connection.transport.abort()
         self._response.close()
         # The socket is closed in the loop's next round; after that nothing of the stream is left.
@@ -304,7 +304,7 @@ def _error_of_transport(error: Exception, call: Call) -> KvplaceError:
             )
         case aiohttp.InvalidURL():
             return Misconfigured(
-                f"{what}: the API server's address is not one ({error}); check the kubeconfig"
+                f"{what}: the API server's address is not valid ({error}); check the kubeconfig"
             )
         case TimeoutError():
             return ApiUnavailable(f"{what}: no answer from the API server in time")

@@ -1,8 +1,9 @@
-"""The sockets of a session, known to it, so that none outlives it.
+"""The sockets of a session, kept so that none outlives it.
 
-aiohttp closes the connections that it has been given. A request that is given up during its TLS handshake
-leaves its connection to asyncio alone, which says goodbye for up to 30 s, or forgets it altogether when the
-handshake was about to begin (`SSLProtocol._start_shutdown`). Whoever opens sockets here can end those too.
+aiohttp closes the connections that it has been given. A request that is cancelled during its TLS handshake
+leaves its connection to asyncio alone, which waits for a TLS shutdown for up to 30 s, or forgets it when the
+handshake was about to begin (`SSLProtocol._start_shutdown`). Sockets that are opened here can be closed then,
+too.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from typing import Any
 from weakref import WeakSet
 
 _LAST_ROUNDS = 100
-"""Rounds of the loop that are waited for sockets to be closed; a handful is enough."""
+"""Rounds of the loop in which sockets are to be closed; a few are enough."""
 
 
 class Sockets:
-    """Opens sockets, as aiohttp's `socket_factory`, and hangs up what is left of them."""
+    """Opens sockets, as aiohttp's `socket_factory`, and closes those that are left."""
 
     def __init__(self) -> None:
         self._opened: WeakSet[socket.socket] = WeakSet()
 
     def open(self, address: tuple[Any, Any, int, str, Any]) -> socket.socket:
-        """Make a socket whose half-open connection is found out within about a minute.
+        """Make a socket that notices a half-open connection within about a minute.
 
         `address` is an entry of `socket.getaddrinfo`.
         """
@@ -38,7 +39,7 @@ class Sockets:
         return made
 
     async def hang_up(self) -> None:
-        """End every connection that is still open, without a farewell.
+        """End every connection that is still open, without a TLS shutdown.
 
         At the end of its stream a transport closes itself and its socket, whatever it was waiting for.
         """

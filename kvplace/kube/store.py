@@ -1,7 +1,7 @@
 """A synced cache of one kind: the records of a watch by key, with a call for every difference.
 
-Readers see the state of one moment: a list that replaces another one is collected aside and swapped in at
-once on InitDone, and subscribers are told the differences, the vanished included, in one go.
+Readers see the state of one moment: a list that replaces another one is collected aside and swapped in on
+InitDone, and subscribers then get all differences, deletions included.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Store(Generic[K, R]):
         return self._records.get(key)
 
     def subscribe(self, callback: Callable[[R | None, R | None], None]) -> None:
-        """Call back with (old, new) for every difference, in order; what is there already comes at once.
+        """Call back with (old, new) for every difference, in order; existing records come at once.
 
-        None stands for a record that was not there before, or is not there any more. The store shows
-        the new state by then. A callback that raises is logged and does not stop the others.
+        None stands for a record that did not exist before, or does not exist any more. The store is in the
+        new state already. A callback that raises is logged and does not stop the others.
         """
         self._subscribers.append(callback)
         for record in list(self._records.values()):
@@ -87,25 +87,25 @@ class Store(Generic[K, R]):
                 key = self.kind.key(record)
                 old = self._records.get(key)
                 self._records[key] = record
-                self._tell(old, record)
+                self._notify(old, record)
             case Delete(record):
                 old = self._records.pop(self.kind.key(record), None)
                 if old is not None:
-                    self._tell(old, None)
+                    self._notify(old, None)
 
     def _swap(self) -> None:
         before, self._records = self._records, self._incoming or {}
         self._incoming = None
         for key, old in before.items():
             if key not in self._records:
-                self._tell(old, None)
+                self._notify(old, None)
         for key, record in list(self._records.items()):
             known = before.get(key)
             if known != record:
-                self._tell(known, record)
+                self._notify(known, record)
         self._synced.set()
 
-    def _tell(self, old: R | None, new: R | None) -> None:
+    def _notify(self, old: R | None, new: R | None) -> None:
         for callback in self._subscribers:
             self._call(callback, old, new)
 

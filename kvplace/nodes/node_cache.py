@@ -94,7 +94,7 @@ class NodeCache:
 
     def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
         either = after or before
-        unchanged = before is not None and after is not None and after.allows_what(before)
+        unchanged = before is not None and after is not None and after.allows_same_placements(before)
         if either is not None and not unchanged:
             self._machine_changed(either.node)
 
