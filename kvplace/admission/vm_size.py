@@ -15,11 +15,12 @@ from kvplace.admission.objects import Domain, Quantity
 from kvplace.core.errors import Misconfigured
 from kvplace.core.quantity import parse_bytes, parse_quantity
 from kvplace.core.request import MAX_VCPUS
+from kvplace.core.request_json import MAX_IO_THREADS
 from kvplace.core.scalars import Bytes
 
 _AUTO = "auto"
 _SUPPLEMENTAL_POOL = "supplementalPool"
-_MOST_IO_THREADS = 65535
+
 _MOST_BYTES = 1 << 60
 
 
@@ -43,8 +44,8 @@ def size_of_vm(domain: Domain, what: str) -> VmSize:
     if not 1 <= vcpus <= MAX_VCPUS:
         raise Misconfigured(f"{at} has {vcpus} vCPUs; kvplace places VMs with 1 to {MAX_VCPUS}")
     io_threads = _io_threads(domain, at)
-    if io_threads > _MOST_IO_THREADS:
-        raise Misconfigured(f"{at} has {io_threads} I/O threads; at most {_MOST_IO_THREADS} are possible")
+    if io_threads > MAX_IO_THREADS:
+        raise Misconfigured(f"{at} has {io_threads} I/O threads; at most {MAX_IO_THREADS} are possible")
     return VmSize(vcpus, memory, _huge_pages(domain, memory, at), io_threads)
 
 

@@ -17,7 +17,7 @@ from kvplace.core.quantity import about_bytes, parse_memory
 from kvplace.core.request import MAX_VCPUS, GuestNuma, NumaMemory, PinningOptions, Policy, Request, Smt
 from kvplace.core.strict_json import Json, shown
 
-_OPTION_KEYS = {
+OPTION_KEYS = {
     "cpuSet": "scope",
     "policy": "policy",
     "smt": "smt",
@@ -27,15 +27,15 @@ _OPTION_KEYS = {
     "onFailure": "on_failure",
 }
 """Field of `PinningOptions` by the key that sets it."""
-REQUEST_KEYS = ("vcpus", *_OPTION_KEYS, "memory", "hugepages", "ioThreads")
-_MOST_IO_THREADS = 65535
+REQUEST_KEYS = ("vcpus", *OPTION_KEYS, "memory", "hugepages", "ioThreads")
+MAX_IO_THREADS = 65535
 _MOST_ID = 256
 _KEYS = {Policy: "policy", Smt: "smt", NumaMemory: "numaMemory", GuestNuma: "guestNuma"}
 
 
 def request_document(request: Request) -> Json:
     """Write a request; `read_request` gives it back unchanged."""
-    options = {key: getattr(request.options, field).value for key, field in _OPTION_KEYS.items()}
+    options = {key: getattr(request.options, field).value for key, field in OPTION_KEYS.items()}
     return {
         "vcpus": request.vcpus,
         **options,
@@ -50,14 +50,14 @@ def read_request(fields: Fields) -> Request:
     defaults = PinningOptions()
     options = {
         field: fields.word(key, type(getattr(defaults, field)), getattr(defaults, field))
-        for key, field in _OPTION_KEYS.items()
+        for key, field in OPTION_KEYS.items()
     }
     return Request(
         vcpus=fields.whole("vcpus", MAX_VCPUS, least=1),
         options=PinningOptions(**options),
         memory=fields.bytes("memory", 0),
         huge_pages={size: count for size, count in fields.page_counts("hugepages").items() if count},
-        io_threads=fields.whole("ioThreads", _MOST_IO_THREADS, default=0),
+        io_threads=fields.whole("ioThreads", MAX_IO_THREADS, default=0),
     )
 
 

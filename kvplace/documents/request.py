@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import PlainValidator, WithJsonSchema
 
 from kvplace.core.errors import BadBody
-from kvplace.core.request import (
-    MAX_VCPUS,
-    EmulatorThreads,
-    GuestNuma,
-    NumaMemory,
-    OnFailure,
-    Policy,
-    Request,
-    Scope,
-    Smt,
-)
-from kvplace.core.request_json import request_of
+from kvplace.core.request import MAX_VCPUS, PinningOptions, Policy, Request
+from kvplace.core.request_json import MAX_IO_THREADS, OPTION_KEYS, request_of
 from kvplace.core.strict_json import shown
 from kvplace.documents.model import DIALECT, checked_by
 
-_QUANTITY = {"type": ["string", "integer"], "description": "A quantity such as 8Gi; a number is bytes."}
+_OPTIONS = {
+    "cpuSet": "Where all CPUs of the VM must lie.",
+    "policy": "Whether other VMs may use the CPUs.",
+    "smt": "How vCPUs share cores.",
+    "emulatorThreads": "Where QEMU's own threads run.",
+    "numaMemory": "How memory is bound to NUMA nodes.",
+    "guestNuma": "Whether the guest sees the NUMA nodes of the host.",
+    "onFailure": "What happens to a VM that does not fit.",
+}
 
 
-def _words(kind: type[Enum], default: Enum, description: str) -> dict[str, Any]:
-    words = [member.value for member in kind if member is not Policy.NONE]
-    return {"enum": words, "default": default.value, "description": description}
+def _option(key: str) -> dict[str, Any]:
+    default = getattr(PinningOptions(), OPTION_KEYS[key])
+    words = [word.value for word in type(default) if word is not Policy.NONE]
+    return {"enum": words, "default": default.value, "description": _OPTIONS[key]}
 
 
 REQUEST_SCHEMA: dict[str, Any] = {
@@ -40,20 +38,17 @@ REQUEST_SCHEMA: dict[str, Any] = {
     "required": ["vcpus"],
     "properties": {
         "vcpus": {"type": "integer", "minimum": 1, "maximum": MAX_VCPUS},
-        "cpuSet": _words(Scope, Scope.ONE_SOCKET, "Where all CPUs of the VM must lie."),
-        "policy": _words(Policy, Policy.EXCLUSIVE, "Whether other VMs may use the CPUs."),
-        "smt": _words(Smt, Smt.PREFER, "How vCPUs share cores."),
-        "emulatorThreads": _words(EmulatorThreads, EmulatorThreads.SHARED, "Where QEMU's own threads run."),
-        "numaMemory": _words(NumaMemory, NumaMemory.PREFERRED, "How memory is bound to NUMA nodes."),
-        "guestNuma": _words(GuestNuma, GuestNuma.OFF, "Whether the guest sees the NUMA nodes of the host."),
-        "onFailure": _words(OnFailure, OnFailure.WAIT, "What happens to a VM that does not fit."),
-        "memory": _QUANTITY,
+        **{key: _option(key) for key in OPTION_KEYS},
+        "memory": {
+            "type": ["string", "integer"],
+            "description": "A quantity such as 8Gi, or a number of bytes.",
+        },
         "hugepages": {
             "type": "object",
             "description": "Number of huge pages by page size; they are part of memory.",
             "additionalProperties": {"type": "integer", "minimum": 0},
         },
-        "ioThreads": {"type": "integer", "minimum": 0, "maximum": 65535},
+        "ioThreads": {"type": "integer", "minimum": 0, "maximum": MAX_IO_THREADS},
     },
 }
 """The JSON Schema of a request; the rules between keys are checked on reading only."""

@@ -11,7 +11,6 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import BadBody
 from kvplace.core.huge_pages import plain_bytes
-from kvplace.core.request import Request
 from kvplace.documents.model import numbered, read_model
 from kvplace.documents.reading import load_document, read_document, source_name
 from kvplace.documents.scenario import MOST_REQUESTS, ScenarioDocument, VmEntry
@@ -40,12 +39,8 @@ class Scenario:
             else [(1.0, vm.request) for vm in self.vms]
         )
         cpus = sum(share * request.vcpus for share, request in shares)
-        return sum(share * plain_memory(request) for share, request in shares) / cpus
-
-
-def plain_memory(request: Request) -> int:
-    """Return the memory outside huge pages."""
-    return plain_bytes(request.memory, request.huge_pages)
+        memory = sum(share * plain_bytes(one.memory, one.huge_pages) for share, one in shares)
+        return memory / cpus
 
 
 def load_scenario(path: Path) -> Scenario:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.node_choice import Candidate, Strategy
 from kvplace.core.free import free_of
+from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Reason, Refusal
@@ -20,7 +21,7 @@ from kvplace.core.request import Request
 from kvplace.core.topology import Topology
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
 from kvplace.simulate.load import Arrival, Event, RandomLoad, Vm, trace
-from kvplace.simulate.scenario import Scenario, plain_memory
+from kvplace.simulate.scenario import Scenario
 from kvplace.simulate.simulated_cluster import SimulatedCluster
 
 
@@ -146,10 +147,11 @@ class _Run:
         outcome.refused_cpus += request.vcpus
         frees = [free for _, free in self._cluster.states]
         cpus = [(free.cpus if request.owns_cpus else free.pool).bit_count() for free in frees]
+        plain = plain_bytes(request.memory, request.huge_pages)
         outcome.refused_while_cluster_free += sum(cpus) >= request.vcpus
         outcome.refused_while_node_free += any(
             count >= request.vcpus
-            and (not free.memory or sum(max(0, left) for _, left in free.memory) >= plain_memory(request))
+            and (not free.memory or sum(max(0, left) for _, left in free.memory) >= plain)
             for count, free in zip(cpus, frees, strict=True)
         )
         given = Counter(answer.reason for answer in answers.values() if isinstance(answer, Refusal))
