@@ -82,7 +82,7 @@ def message(refusal: RequestRefused) -> str:
 
 
 @pytest.mark.parametrize("key", ASKING)
-def test_a_pod_that_asks_by_any_key_arrives(
+def test_a_pod_with_any_option_is_sent_to_the_webhook(
     control_plane: ControlPlane, admission: Admission, key: str
 ) -> None:
     server, namespace = admission
@@ -99,7 +99,7 @@ def test_a_pod_that_asks_by_any_key_arrives(
 @pytest.mark.parametrize(
     "annotations", [None, {}, {"other.io/key": "cpu-set"}, {"cpu-map": "{}", "topology.crane.io/other": "x"}]
 )
-def test_a_pod_that_asks_for_nothing_never_arrives(
+def test_a_pod_without_options_is_never_sent_to_the_webhook(
     control_plane: ControlPlane, admission: Admission, annotations: dict[str, str] | None
 ) -> None:
     server, namespace = admission
@@ -111,7 +111,9 @@ def test_a_pod_that_asks_for_nothing_never_arrives(
     assert stored["spec"]["schedulerName"] == "default-scheduler"
 
 
-def test_a_pod_of_the_system_never_arrives(control_plane: ControlPlane, admission: Admission) -> None:
+def test_a_pod_of_the_system_is_never_sent_to_the_webhook(
+    control_plane: ControlPlane, admission: Admission
+) -> None:
     server, _ = admission
     pod = named(plain_pod())
     stored = create(control_plane, "kube-system", pod, dry_run=True)
@@ -119,7 +121,7 @@ def test_a_pod_of_the_system_never_arrives(control_plane: ControlPlane, admissio
     assert "labels" not in stored["metadata"]
 
 
-def test_only_creation_arrives(control_plane: ControlPlane, admission: Admission) -> None:
+def test_only_creation_is_sent_to_the_webhook(control_plane: ControlPlane, admission: Admission) -> None:
     server, namespace = admission
     stored = create(control_plane, namespace, named(plain_pod()))
     before = len(server.asked)
@@ -130,7 +132,7 @@ def test_only_creation_arrives(control_plane: ControlPlane, admission: Admission
     assert len(server.asked) == before
 
 
-def test_while_nobody_answers_those_who_ask_are_refused_and_all_others_are_not(
+def test_without_an_answer_only_objects_with_options_are_refused(
     control_plane: ControlPlane, namespace: str
 ) -> None:
     nobody = "https://127.0.0.1:1"
@@ -145,7 +147,7 @@ def test_while_nobody_answers_those_who_ask_are_refused_and_all_others_are_not(
 # What is stored
 
 
-def test_a_plain_pod_that_asks_is_stored_ready_to_be_placed(
+def test_a_plain_pod_with_options_is_stored_with_its_request(
     control_plane: ControlPlane, admission: Admission
 ) -> None:
     _, namespace = admission
@@ -189,7 +191,7 @@ def vm_manifest(name: str, annotations: dict[str, str], **cpu: Any) -> Json:
     }
 
 
-def test_a_vm_that_asks_becomes_a_pod_that_is_ready_to_be_placed(
+def test_a_vm_with_options_becomes_a_pod_with_a_request(
     control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt
 ) -> None:
     _, namespace = admission
@@ -215,7 +217,7 @@ def test_a_vm_that_asks_becomes_a_pod_that_is_ready_to_be_placed(
     control_plane.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMS}/asks")
 
 
-def test_a_vm_that_asks_for_nothing_and_all_that_is_made_of_it_never_arrive(
+def test_a_vm_without_options_and_its_vmi_and_pod_are_never_sent_to_the_webhooks(
     control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt
 ) -> None:
     server, namespace = admission
@@ -242,7 +244,9 @@ def test_a_vm_that_cannot_work_is_refused_when_it_is_applied(
     )
 
 
-def test_a_vmi_of_the_wrong_shape_is_refused_with_the_place(admission: Admission, kubevirt: KubeVirt) -> None:
+def test_a_vmi_with_a_field_of_the_wrong_type_is_refused_with_its_path(
+    admission: Admission, kubevirt: KubeVirt
+) -> None:
     _, namespace = admission
     manifest: Json = {
         "kind": "VirtualMachineInstance",
@@ -253,7 +257,7 @@ def test_a_vmi_of_the_wrong_shape_is_refused_with_the_place(admission: Admission
         kubevirt.create(VMIS, namespace, manifest)
 
 
-def test_the_user_at_the_terminal_reads_the_warnings(
+def test_kubectl_shows_the_warnings(
     control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt
 ) -> None:
     server, namespace = admission
@@ -319,7 +323,7 @@ def patching(plane: ControlPlane, path: str, **metadata: Any) -> Callable[[], Js
     return lambda: plane.request("PATCH", path, {"metadata": metadata}, content_type=MERGE_PATCH)
 
 
-def test_the_binding_may_bring_results(control_plane: ControlPlane, placed: str) -> None:
+def test_the_binding_may_set_results(control_plane: ControlPlane, placed: str) -> None:
     annotations = control_plane.request("GET", placed)["metadata"]["annotations"]
     assert annotations == {
         "kvplace.io/request": "{}",
@@ -361,7 +365,7 @@ def test_everything_else_of_a_placed_pod_may_change(control_plane: ControlPlane,
     assert stored["status"]["conditions"][0]["status"] == "True"
 
 
-def test_a_pod_that_is_none_of_ours_cannot_become_one_but_may_get_a_cpu_map(
+def test_a_pod_without_the_label_cannot_get_it_but_may_get_a_cpu_map(
     control_plane: ControlPlane, frozen: str
 ) -> None:
     stored = create(control_plane, frozen, named(plain_pod(None)))
@@ -376,7 +380,7 @@ def test_a_pod_that_is_none_of_ours_cannot_become_one_but_may_get_a_cpu_map(
     patching(control_plane, path, annotations={"cpu-map": None})()
 
 
-def test_another_scheduler_that_bound_a_pod_which_asks_may_say_its_cores_once(
+def test_another_scheduler_that_bound_a_placed_pod_may_set_its_cpu_map_once(
     control_plane: ControlPlane, frozen: str
 ) -> None:
     pod = named(plain_pod({"kvplace.io/request": "{}"}, nodeName="some-node"))
@@ -387,7 +391,9 @@ def test_another_scheduler_that_bound_a_pod_which_asks_may_say_its_cores_once(
         patching(control_plane, path, annotations={"cpu-map": '{"socket0":["1"]}'})()
 
 
-def test_a_pod_that_asks_gets_no_cpu_map_before_it_is_bound(control_plane: ControlPlane, frozen: str) -> None:
+def test_a_pod_with_options_gets_no_cpu_map_before_it_is_bound(
+    control_plane: ControlPlane, frozen: str
+) -> None:
     pod = named(plain_pod({"kvplace.io/request": "{}"}))
     pod["metadata"]["labels"] = {"kvplace.io/placed": "true"}
     path = f"{PODS.format(frozen)}/{create(control_plane, frozen, pod)['metadata']['name']}"

@@ -125,11 +125,11 @@ def webhooks(running: Webhooks) -> Webhooks:
 
 
 @pytest.mark.parametrize("raw", [vmi(None), vm(None), plain_pod(None)], ids=lambda raw: raw["kind"])
-def test_an_object_that_asks_for_nothing_is_allowed_without_a_patch(webhooks: Webhooks, raw: Json) -> None:
+def test_an_object_without_options_is_allowed_without_a_patch(webhooks: Webhooks, raw: Json) -> None:
     assert webhooks.ask(raw) == {"uid": "705ab4f5-6393-11e8-b7cc-42010a800002", "allowed": True}
 
 
-def test_a_vmi_that_asks_is_allowed_with_one_operation(webhooks: Webhooks) -> None:
+def test_a_vmi_with_options_is_allowed_with_one_operation(webhooks: Webhooks) -> None:
     webhooks.largest = 2
     response = webhooks.ask(vmi())
     (operation,) = patch_of(response)
@@ -148,13 +148,13 @@ def test_a_launcher_pod_gets_the_size_of_the_vmi_as_it_is_now(webhooks: Webhooks
     assert written_request(placed).request.vcpus == 6
 
 
-def test_a_plain_pod_needs_nobody_else(webhooks: Webhooks) -> None:
+def test_a_plain_pod_needs_no_vmi(webhooks: Webhooks) -> None:
     webhooks.vmis.away = True
     placed = apply_patch(plain_pod(), patch_of(webhooks.ask(plain_pod())))
     assert written_request(placed).request.vcpus == 4
 
 
-def test_a_refusal_is_a_no_with_one_sentence_and_the_code_of_a_users_mistake(webhooks: Webhooks) -> None:
+def test_a_refusal_has_one_sentence_and_status_422(webhooks: Webhooks) -> None:
     response = webhooks.ask(vm({"cpu-set": "near"}))
     assert response["allowed"] is False
     assert "patch" not in response
@@ -223,7 +223,7 @@ def test_a_vmi_that_is_gone_is_a_conflict_and_an_api_server_that_is_away_is_wort
     ],
     ids=str,
 )
-def test_a_body_that_is_no_question_gets_400_and_one_sentence(
+def test_a_body_that_is_not_an_admission_review_gets_400_and_one_sentence(
     webhooks: Webhooks, body: bytes, sentence: str
 ) -> None:
     status, text = webhooks.post("/admit/pod", body)
@@ -233,14 +233,14 @@ def test_a_body_that_is_no_question_gets_400_and_one_sentence(
 
 
 @pytest.mark.parametrize("raw", [None, [], 5, "pod"])
-def test_an_object_that_is_none_is_refused(webhooks: Webhooks, raw: Any) -> None:
+def test_an_object_that_is_not_a_json_object_is_refused(webhooks: Webhooks, raw: Any) -> None:
     status, body = webhooks.post("/admit/pod", question(raw))
     response = json.loads(body)["response"]
     assert (status, response["allowed"], response["status"]["code"]) == (200, False, 400)
     assert response["status"]["message"].startswith("request.object must be a JSON object")
 
 
-def test_a_body_of_more_than_10_mb_is_cut_short(webhooks: Webhooks) -> None:
+def test_a_body_of_more_than_10_mb_is_refused(webhooks: Webhooks) -> None:
     assert MAX_BODY_BYTES == 10 * 1024 * 1024
     fits = question(plain_pod(None)).ljust(MAX_BODY_BYTES)
     assert webhooks.post("/admit/pod", fits)[0] == 200
@@ -249,7 +249,7 @@ def test_a_body_of_more_than_10_mb_is_cut_short(webhooks: Webhooks) -> None:
     assert text.decode().startswith(f"Maximum request body size {MAX_BODY_BYTES} exceeded")
 
 
-def test_a_body_that_unpacks_to_more_than_10_mb_is_cut_short(webhooks: Webhooks) -> None:
+def test_a_body_that_unpacks_to_more_than_10_mb_is_refused(webhooks: Webhooks) -> None:
     packed = zlib.compress(b" " * (50 * 1024 * 1024))
     assert len(packed) < 100_000
     status, text = webhooks.post("/admit/pod", packed, **{"Content-Encoding": "deflate"})
@@ -277,13 +277,13 @@ anything: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
     max_leaves=12,
 )
-wishes = st.dictionaries(
+options = st.dictionaries(
     st.sampled_from((*ASKING, *RESULTS)), st.sampled_from(["one-numa", "none", "true", "share"]) | anything
 )
 objects: st.SearchStrategy[Json] = st.fixed_dictionaries(
     {"kind": st.sampled_from(list(PATHS))},
     optional={
-        "metadata": anything | st.fixed_dictionaries({"annotations": wishes}, optional={"name": anything}),
+        "metadata": anything | st.fixed_dictionaries({"annotations": options}, optional={"name": anything}),
         "spec": anything
         | st.fixed_dictionaries(
             {},
@@ -292,7 +292,7 @@ objects: st.SearchStrategy[Json] = st.fixed_dictionaries(
                 "volumes": anything,
                 "domain": anything | st.fixed_dictionaries({}, optional={"cpu": anything}),
                 "template": st.fixed_dictionaries(
-                    {}, optional={"metadata": st.fixed_dictionaries({"annotations": wishes})}
+                    {}, optional={"metadata": st.fixed_dictionaries({"annotations": options})}
                 ),
             },
         ),
@@ -301,7 +301,7 @@ objects: st.SearchStrategy[Json] = st.fixed_dictionaries(
 
 
 @given(objects, st.sampled_from(["CREATE", "UPDATE"]), anything)
-def test_whatever_the_object_is_the_answer_is_a_yes_or_a_reasoned_no(
+def test_any_object_is_allowed_or_denied_with_a_reason(
     running: Webhooks, raw: Json, operation: str, old: Any
 ) -> None:
     status, body = running.post(PATHS[raw["kind"]], question(raw, operation, old))
@@ -321,5 +321,5 @@ def test_whatever_the_object_is_the_answer_is_a_yes_or_a_reasoned_no(
 
 
 @given(st.sampled_from(list(PATHS.values())), st.binary(max_size=200))
-def test_whatever_bytes_arrive_the_server_answers(running: Webhooks, path: str, body: bytes) -> None:
+def test_any_bytes_get_an_answer(running: Webhooks, path: str, body: bytes) -> None:
     assert running.post(path, body)[0] == 400

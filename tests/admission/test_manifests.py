@@ -51,7 +51,7 @@ def test_the_webhooks_go_to_the_addresses_that_are_served() -> None:
     assert {entry["clientConfig"]["service"]["path"] for entry in webhooks().values()} == served
 
 
-def test_a_webhook_that_does_not_answer_stops_those_who_ask_and_nobody_else() -> None:
+def test_a_webhook_that_does_not_answer_blocks_objects_with_options_only() -> None:
     for entry in webhooks().values():
         assert entry["failurePolicy"] == "Fail"
         assert any(condition["name"] == "asks" for condition in entry["matchConditions"])

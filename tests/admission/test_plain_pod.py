@@ -125,7 +125,7 @@ def test_a_plain_pod_whose_cpus_cannot_be_counted_is_refused(resources: list[Jso
     assert refusal(plain_pod(ASKS, *resources)) == sentence
 
 
-def test_a_floating_plain_pod_with_a_bad_limit_is_refused_all_the_same() -> None:
+def test_a_plain_pod_with_float_and_a_bad_limit_is_refused() -> None:
     assert "must be a whole number" in refusal(plain_pod(FLOATS, {"limits": {"cpu": "1500m"}}))
 
 
@@ -153,11 +153,11 @@ resources = st.fixed_dictionaries({}, optional={"requests": quantities, "limits"
 words = st.sampled_from(
     ["one-numa", "exclusive", "share", "none", "true", "float", "isolate", "spread-numa", "?"]
 )
-wishes = st.dictionaries(st.sampled_from((*ASKING, *RESULTS)), words, max_size=4)
+options = st.dictionaries(st.sampled_from((*ASKING, *RESULTS)), words, max_size=4)
 
 
-@given(wishes, st.lists(resources, max_size=3), st.none() | st.sampled_from(["", "volcano"]))
-def test_whatever_a_plain_pod_says_the_answer_is_sound(
+@given(options, st.lists(resources, max_size=3), st.none() | st.sampled_from(["", "volcano"]))
+def test_any_plain_pod_is_refused_or_gets_a_valid_request(
     annotations: dict[str, str], given_resources: list[Json], scheduler: str | None
 ) -> None:
     raw = plain_pod(annotations, *given_resources, schedulerName=scheduler)

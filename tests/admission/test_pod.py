@@ -51,7 +51,7 @@ ISOLATES = {**ASKS, "kvplace.io/emulator-threads": "isolate"}
 
 
 @each_pod
-def test_a_captured_pod_that_asks_for_nothing_leaves_as_it_came(path: Path) -> None:
+def test_a_captured_pod_without_options_is_not_changed(path: Path) -> None:
     captured_folder("kubevirt/pods")
     raw = json.loads(path.read_text())
     after, warnings = admit(copy.deepcopy(raw))
@@ -70,13 +70,13 @@ def test_a_captured_pod_that_asks_for_nothing_leaves_as_it_came(path: Path) -> N
         {**ASKS, "kubevirt.io/ephemeral-provisioning": "true"},
     ],
 )
-def test_a_plain_pod_that_asks_for_nothing_leaves_as_it_came(annotations: dict[str, str] | None) -> None:
+def test_a_plain_pod_without_options_is_not_changed(annotations: dict[str, str] | None) -> None:
     raw = plain_pod(annotations, {"limits": {"cpu": "100m"}})
     assert difference(raw, admit(raw)[0]) == []
 
 
 @pytest.mark.parametrize("more", [{}, {"kvplace.io/cpu-policy": "none"}])
-def test_forged_results_are_removed_from_a_pod_that_asks_for_nothing_and_nothing_else_is(
+def test_only_forged_results_are_removed_from_a_pod_without_options(
     more: dict[str, str],
 ) -> None:
     forged = {"kvplace.io/placement": "{}", "kvplace.io/request": "{}", "cpu-map": "{}", "other.io/key": "x"}
@@ -91,7 +91,7 @@ def test_forged_results_are_removed_from_a_pod_that_asks_for_nothing_and_nothing
 
 
 @with_hook
-def test_a_captured_launcher_pod_that_asks_is_made_ready_to_be_placed(path: Path) -> None:
+def test_a_captured_launcher_pod_with_options_gets_its_request(path: Path) -> None:
     captured_folder("kubevirt/pods")
     raw = captured_pod(path)
     before = copy.deepcopy(raw)
@@ -124,7 +124,7 @@ def test_admission_done_again_changes_nothing(path: Path, annotations: dict[str,
 
 
 @with_hook
-def test_the_hook_sidecar_gets_the_results_as_files_and_the_gate(path: Path) -> None:
+def test_the_hook_sidecar_gets_the_results_as_files_and_its_probes(path: Path) -> None:
     captured_folder("kubevirt/pods")
     raw = captured_pod(path)
     after, _ = admit(raw, vmi_of(raw))
@@ -182,7 +182,7 @@ def test_results_that_a_migration_target_inherits_are_removed() -> None:
     assert written_request(after).request.vcpus == 4
 
 
-def test_the_request_carries_every_wish_and_the_size_of_the_vm() -> None:
+def test_the_request_contains_every_option_and_the_size_of_the_vm() -> None:
     raw = launcher(
         annotations={
             "kvplace.io/cpu-set": "spread-numa",
@@ -241,7 +241,7 @@ def test_a_request_is_never_lowered() -> None:
     assert cpu(admit(raw, vmi_of(raw))[0], "compute") == "9500m"
 
 
-def test_a_request_never_passes_its_limit_and_the_user_hears_of_it() -> None:
+def test_a_request_is_never_raised_above_its_limit_and_the_user_is_warned() -> None:
     raw = launcher(annotations=ISOLATES)
     container(raw, "compute")["resources"]["limits"]["cpu"] = "4"
     after, warnings = admit(raw, vmi_of(raw))
@@ -290,7 +290,7 @@ def without_sidecar(annotations: Mapping[str, str]) -> Json:
     return launcher("virt-launcher-plain-nohook", annotations)
 
 
-def test_a_launcher_pod_without_our_sidecar_is_refused_when_it_would_wait() -> None:
+def test_a_launcher_pod_without_our_sidecar_is_refused_with_wait() -> None:
     raw = without_sidecar(ASKS)
     assert refusal(raw, vmi_of(raw)) == (
         "Pod default/virt-launcher-plain-nohook-… has no container with the command kvplace-hook, because "
@@ -299,7 +299,7 @@ def test_a_launcher_pod_without_our_sidecar_is_refused_when_it_would_wait() -> N
     )
 
 
-def test_a_launcher_pod_without_our_sidecar_floats_when_it_may() -> None:
+def test_a_launcher_pod_without_our_sidecar_runs_unpinned_with_float() -> None:
     raw = without_sidecar({**FLOATS, "kvplace.io/placement": "inherited", "cpu-map": "inherited"})
     after, warnings = admit(raw, vmi_of(raw))
     assert [entry["op"] for entry in difference(raw, after)] == ["remove", "remove"]
@@ -318,7 +318,7 @@ def test_a_migration_target_without_our_sidecar_is_placed_because_no_hook_works_
     assert all(volume["name"] != "kvplace-pod" for volume in after["spec"]["volumes"])
 
 
-def test_a_vm_that_kubevirt_pins_is_refused_or_floats() -> None:
+def test_a_vm_that_kubevirt_pins_is_refused_or_runs_unpinned_by_on_failure() -> None:
     raw = launcher("virt-launcher-amd64-dedicated-hook")
     dedicated = {"cpu": {"cores": 4, "dedicatedCpuPlacement": True}}
     assert refusal(raw, vmi_of(raw, **dedicated)).startswith(
@@ -331,7 +331,7 @@ def test_a_vm_that_kubevirt_pins_is_refused_or_floats() -> None:
     assert len(warnings) == 1
 
 
-def test_a_pod_whose_node_is_chosen_already_is_refused_or_floats() -> None:
+def test_a_pod_with_a_node_name_is_refused_or_runs_unpinned_by_on_failure() -> None:
     assert refusal(plain_pod(nodeName="worker-1")) == (
         "Pod default/solver: spec.nodeName is worker-1, so no scheduler places the pod; use "
         "spec.nodeSelector instead"
@@ -387,7 +387,7 @@ def test_a_volume_with_our_name_and_other_files_is_refused() -> None:
     assert "is kvplace's" in refusal(raw, vmi_of(raw))
 
 
-def test_words_that_exclude_each_other_are_refused_on_the_pod_too() -> None:
+def test_options_that_exclude_each_other_are_refused_on_the_pod_too() -> None:
     raw = launcher(annotations={"kvplace.io/cpu-policy": "numa", "kvplace.io/guest-numa": "mirror"})
     assert refusal(raw, vmi_of(raw)).startswith(
         "annotation kvplace.io/guest-numa: 'mirror': contradicts kvplace.io/cpu-policy: 'numa'"

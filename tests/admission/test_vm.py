@@ -33,7 +33,7 @@ def refusal(raw: Json, **given: Any) -> str:
 
 
 @pytest.mark.parametrize("annotations", [None, {}, {"other.io/key": "x"}, {"kvplace.io/cpu-policy": "none"}])
-def test_a_vm_that_asks_for_nothing_passes(annotations: dict[str, str] | None) -> None:
+def test_a_vm_without_options_is_allowed(annotations: dict[str, str] | None) -> None:
     assert warnings(vm(annotations, **DEDICATED), largest_node=1) == ()
 
 
@@ -43,7 +43,7 @@ def test_a_template_without_metadata_passes() -> None:
     assert warnings(raw) == ()
 
 
-def test_the_checks_of_the_vmi_are_made_when_the_vm_is_applied() -> None:
+def test_the_vmi_is_checked_when_the_vm_is_applied() -> None:
     assert warnings(vm()) == ()
     assert refusal(vm(**DEDICATED)) == CONFLICT
     assert refusal(vm({"cpu-set": "near"})).startswith(
@@ -58,7 +58,7 @@ def test_the_checks_of_the_vmi_are_made_when_the_vm_is_applied() -> None:
     )
 
 
-def test_annotations_on_the_vm_itself_are_told_where_they_belong() -> None:
+def test_annotations_on_the_vm_itself_give_a_warning_that_names_the_template() -> None:
     raw = vm(None)
     raw["metadata"]["annotations"] = {"cpu-set": "one-numa", "kvplace.io/smt": "require", "other.io/key": "x"}
     assert warnings(raw) == (
@@ -81,13 +81,13 @@ def test_a_vm_that_becomes_wrong_is_refused() -> None:
     assert refusal(vm(**DEDICATED), old=vm({"cpu-set": "near"}, **DEDICATED)) == CONFLICT
 
 
-def test_a_vm_that_is_being_deleted_is_never_held_back() -> None:
+def test_a_vm_that_is_being_deleted_is_always_allowed() -> None:
     raw = vm(**DEDICATED)
     raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert warnings(raw, old=vm(ASKS)) == ()
 
 
-def test_a_vm_of_the_wrong_shape_is_refused_with_the_place() -> None:
+def test_a_vm_with_a_field_of_the_wrong_type_is_refused_with_its_path() -> None:
     assert refusal(vm(cpu=[])) == (
         "VirtualMachine db: Expected `object | null`, got `array` - at `$.spec.template.spec.domain.cpu`"
     )

@@ -150,7 +150,7 @@ AT = "VirtualMachineInstance default/db: spec.domain"
         ),
     ],
 )
-def test_a_size_that_cannot_be_is_refused_with_its_place(domain: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_size_is_refused_with_its_path(domain: dict[str, Any], sentence: str) -> None:
     with pytest.raises(Misconfigured, match=f"^{re.escape(sentence)}$"):
         size(vmi(**domain))
 
@@ -163,7 +163,7 @@ def test_a_size_that_cannot_be_is_refused_with_its_place(domain: dict[str, Any],
         ({"devices": []}, "Expected `object | null`, got `array` - at `$.spec.domain.devices`"),
     ],
 )
-def test_a_field_of_the_wrong_shape_is_refused_with_its_place(domain: dict[str, Any], sentence: str) -> None:
+def test_a_field_of_the_wrong_type_is_refused_with_its_path(domain: dict[str, Any], sentence: str) -> None:
     whole = f"VirtualMachineInstance db: {sentence}"
     with pytest.raises(Misconfigured, match=f"^{re.escape(whole)}$"):
         size(vmi(**domain))

@@ -37,7 +37,7 @@ def refusal(raw: Json) -> str:
 
 
 @each_vmi
-def test_a_captured_vmi_that_asks_for_nothing_leaves_as_it_came(path: Path) -> None:
+def test_a_captured_vmi_without_options_is_not_changed(path: Path) -> None:
     captured_folder("kubevirt/domains")
     raw = json.loads(path.read_text())
     before = copy.deepcopy(raw)
@@ -47,7 +47,7 @@ def test_a_captured_vmi_that_asks_for_nothing_leaves_as_it_came(path: Path) -> N
 
 
 @each_vmi
-def test_a_captured_vmi_that_asks_gets_the_hook_sidecar_and_nothing_else(path: Path) -> None:
+def test_a_captured_vmi_with_options_gets_the_hook_sidecar_and_nothing_else(path: Path) -> None:
     captured_folder("kubevirt/domains")
     raw = json.loads(path.read_text())
     raw["metadata"]["annotations"] = dict(ASKS)
@@ -77,7 +77,7 @@ def test_a_captured_vmi_that_asks_gets_the_hook_sidecar_and_nothing_else(path: P
         {"cpu-set": "spread-numa", "qos.gocrane.io/cpu-manager": "none"},
     ],
 )
-def test_a_vmi_that_asks_for_nothing_leaves_as_it_came(annotations: dict[str, str] | None) -> None:
+def test_a_vmi_without_options_is_not_changed(annotations: dict[str, str] | None) -> None:
     raw = vmi(annotations, cpu={"cores": 4, "dedicatedCpuPlacement": True})
     assert difference(raw, admit(raw)[0]) == []
 
@@ -163,9 +163,7 @@ def test_kubevirts_own_pinning_is_refused_with_what_to_do() -> None:
         ),
     ],
 )
-def test_a_wish_that_cannot_be_had_is_refused_with_the_mend(
-    annotations: dict[str, str], sentence: str
-) -> None:
+def test_invalid_options_are_refused_with_a_suggestion(annotations: dict[str, str], sentence: str) -> None:
     assert refusal(vmi(annotations)) == sentence
 
 
@@ -187,7 +185,7 @@ def test_a_cpu_limit_below_what_the_vm_will_own_is_warned_about() -> None:
     )
 
 
-def test_an_emulator_cpu_where_no_cpus_are_named_is_warned_about() -> None:
+def test_isolated_emulator_threads_with_policy_numa_give_a_warning() -> None:
     isolates = {"kvplace.io/emulator-threads": "isolate"}
     assert admit(vmi({**isolates, "kvplace.io/cpu-policy": "share"}))[1] == ()
     assert admit(vmi({**isolates, "kvplace.io/cpu-policy": "numa"}))[1] == (
@@ -249,11 +247,11 @@ def test_every_word_is_served(annotations: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("size", [{"cpu": None, "memory": None}, {"cpu": {}, "memory": {}}])
-def test_a_vmi_that_says_nothing_of_its_size_is_no_error(size: dict[str, Any]) -> None:
+def test_a_vmi_without_any_size_is_allowed(size: dict[str, Any]) -> None:
     assert HOOKS in admit(vmi(**size))[0]["metadata"]["annotations"]
 
 
-def test_a_vmi_whose_name_the_server_makes_is_named_by_its_beginning() -> None:
+def test_a_vmi_with_a_generated_name_is_named_by_its_prefix() -> None:
     raw = vmi({**ASKS}, cpu={"dedicatedCpuPlacement": True})
     raw["metadata"] = {"generateName": "ci-", "annotations": dict(ASKS)}
     assert re.match(r"VirtualMachineInstance default/ci-…: spec", refusal(raw))
@@ -269,7 +267,7 @@ domains = st.fixed_dictionaries({}, optional=dict.fromkeys(fields, anything))
 
 
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys((*ASKING, *RESULTS, HOOKS), st.text())), domains)
-def test_whatever_it_says_it_is_admitted_or_refused_and_never_touched_itself(
+def test_any_object_is_admitted_or_refused_and_never_modified(
     annotations: dict[str, str], domain: dict[str, Any]
 ) -> None:
     raw = vmi(annotations, **domain)

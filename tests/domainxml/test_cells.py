@@ -58,7 +58,7 @@ def test_a_guest_sees_a_cell_and_a_socket_for_each_node_with_its_siblings_memory
     assert warnings(domain(FOUR), TWO_CELLS) == []
 
 
-def test_what_kubevirt_says_of_the_guests_cpu_stays_but_for_cells_and_counts() -> None:
+def test_only_cells_and_counts_of_kubevirts_cpu_element_change() -> None:
     cpu = (
         "<cpu mode='host-model'><topology sockets='4' dies='1' cores='1' threads='1'/><feature name='x'/>"
         "<numa><cell id='0' cpus='0-3' memory='4194304' unit='KiB' memAccess='shared'/><later/></numa></cpu>"
@@ -72,7 +72,7 @@ def test_what_kubevirt_says_of_the_guests_cpu_stays_but_for_cells_and_counts() -
     assert kept.find("numa/later") is not None
 
 
-def test_memory_that_was_weakened_to_off_still_leaves_the_guest_its_cells() -> None:
+def test_a_guest_keeps_its_cells_when_its_memory_binding_was_removed() -> None:
     answer = rewrite(domain(FOUR), replace(TWO_CELLS, numa_memory=NumaMemory.OFF))
     assert bindings(answer) == []
     assert [cell["cpus"] for cell in cells(answer)] == ["0-1", "2-3"]

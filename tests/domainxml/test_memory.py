@@ -82,13 +82,13 @@ def test_guest_cells_get_memory_of_the_node_that_their_vcpus_run_on() -> None:
         FOUR_VCPUS,
     ],
 )
-def test_guest_cells_are_bound_as_a_whole_where_one_node_each_would_be_untrue(
+def test_guest_cells_that_are_not_on_one_node_each_get_no_memnode(
     placement: Placement,
 ) -> None:
     assert [part["is"] for part in bindings(rewrite(domain(TWO_CELLS), placement, NODE_OF_CPU))] == ["memory"]
 
 
-def test_guest_cells_are_bound_as_a_whole_when_the_machine_is_unknown() -> None:
+def test_guest_cells_get_no_memnode_when_the_machine_is_unknown() -> None:
     assert [part["is"] for part in bindings(rewrite(domain(TWO_CELLS), TWO_NODES))] == ["memory"]
 
 

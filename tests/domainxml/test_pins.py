@@ -71,7 +71,7 @@ def test_an_enabled_vcpu_with_a_high_id_counts_as_beyond_the_placement() -> None
         rewrite(domain("<vcpu>8</vcpu>", f"<vcpus>{listed}</vcpus>"), FOUR_VCPUS)
 
 
-def test_stale_pins_go_and_other_tuning_stays_in_its_place() -> None:
+def test_stale_pins_are_removed_and_other_tuning_stays_in_place() -> None:
     xml = domain(
         "<vcpu>1</vcpu><iothreads>1</iothreads><cputune><shares>7</shares><vcpupin vcpu='0' cpuset='9'/>",
         "<vcpupin vcpu='99' cpuset='9'/><emulatorpin cpuset='9'/><emulatorpin cpuset='8'/>",
@@ -88,7 +88,7 @@ def test_stale_pins_go_and_other_tuning_stays_in_its_place() -> None:
     ]
 
 
-def test_pins_of_a_second_cputune_which_libvirt_would_read_too_go_as_well() -> None:
+def test_pins_of_a_second_cputune_are_removed_as_well() -> None:
     xml = domain(
         "<vcpu>1</vcpu><cputune/><cputune><vcpupin vcpu='0' cpuset='9'/><shares>1</shares></cputune>"
     )
@@ -106,7 +106,7 @@ def test_placement_auto_becomes_static_so_that_libvirt_keeps_the_pins() -> None:
 
 
 @pytest.mark.parametrize("emulator_cpus", [0, mask_of((0, 1))])
-def test_an_emulator_left_unpinned_has_no_pin_and_takes_a_stale_one_away(emulator_cpus: int) -> None:
+def test_an_unpinned_emulator_has_no_pin_and_a_stale_one_is_removed(emulator_cpus: int) -> None:
     unpinned = replace(FOUR_VCPUS, emulator_cpus=NO_CPUS)
     xml = rewrite(
         domain("<vcpu>1</vcpu><iothreads>1</iothreads>"),

@@ -54,8 +54,8 @@ class PodFolder:
         self.write("placement", bound.to_json())
 
     def ask_for(self, on_failure: OnFailure, numa_memory: NumaMemory = NumaMemory.PREFERRED) -> None:
-        wish = {"version": 1, "vcpus": 4, "onFailure": on_failure.value, "numaMemory": numa_memory.value}
-        self.write("request", json.dumps(wish))
+        request = {"version": 1, "vcpus": 4, "onFailure": on_failure.value, "numaMemory": numa_memory.value}
+        self.write("request", json.dumps(request))
 
 
 def two_socket_machine(root: Path, *, online: str = "0-63", cpuset: str = "0-63", nodes: str = "0-1") -> None:

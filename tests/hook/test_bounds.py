@@ -73,7 +73,7 @@ def test_memory_nodes_and_the_node_of_each_cpu_are_read(env: PodEnvironment) -> 
     assert len(node_of_cpu) == 64
 
 
-def test_this_very_machine_allows_at_least_the_cpus_that_this_process_may_use(tmp_path: Path) -> None:
+def test_this_process_is_allowed_at_least_the_cpus_of_its_affinity(tmp_path: Path) -> None:
     here = replace(pod_environment(tmp_path), proc="/proc", sys="/sys")
     allowed = allowed_cpus(here)
     assert allowed is not None

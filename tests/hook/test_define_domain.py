@@ -18,7 +18,7 @@ from tests.captured import captured_folder
 from tests.hook.machine import DOMAIN, NODE, PLACEMENT, UID, VMI, PodFolder, forbidden, logged, works
 
 
-def test_the_domain_is_pinned_as_the_placement_says_and_the_log_tells(
+def test_the_domain_is_pinned_as_the_placement_says_and_the_log_says_so(
     env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pod.bind()
@@ -45,7 +45,7 @@ def test_three_chained_calls_with_kubevirts_documents_give_one_answer(
         assert first != xml
 
 
-def test_a_bare_cpu_map_is_enough(env: PodEnvironment, pod: PodFolder) -> None:
+def test_a_bare_cpu_map_is_sufficient(env: PodEnvironment, pod: PodFolder) -> None:
     pod.write("cpu-map", '{"socket0": ["2", "34", "3", "35"]}')
     answer = define_domain(DOMAIN, VMI, env, works)
     assert b'<vcpupin vcpu="1" cpuset="34"/>' in answer
@@ -84,7 +84,7 @@ def too_few_vcpus(pod: PodFolder) -> None:
     ("spoil", "sentence"),
     [
         (no_placement, "has neither the annotation"),
-        (junk_placement, "is not JSON"),
+        (junk_placement, "is not valid JSON"),
         (forged_placement, "inherited or copied"),
         (placement_of_another_node, "made for node 'worker-9'"),
         (cpu_that_is_not_there, "CPU 200 of the placement is not online"),
@@ -93,7 +93,7 @@ def too_few_vcpus(pod: PodFolder) -> None:
     ],
 )
 @pytest.mark.parametrize("on_failure", list(OnFailure))
-def test_what_prevents_pinning_is_an_error_or_an_unchanged_domain_as_the_owner_wants(
+def test_what_prevents_pinning_is_an_error_or_an_unchanged_domain_by_on_failure(
     env: PodEnvironment,
     pod: PodFolder,
     capfd: pytest.CaptureFixture[str],
@@ -113,7 +113,7 @@ def test_what_prevents_pinning_is_an_error_or_an_unchanged_domain_as_the_owner_w
     assert line["level"] == ("error" if on_failure is OnFailure.WAIT else "warning")
 
 
-def test_a_document_that_is_no_domain_floats_through_unchanged_but_never_empty(
+def test_with_float_an_invalid_document_is_returned_unchanged_but_never_empty(
     env: PodEnvironment, pod: PodFolder
 ) -> None:
     pod.bind()
@@ -123,7 +123,7 @@ def test_a_document_that_is_no_domain_floats_through_unchanged_but_never_empty(
         define_domain(b"", VMI, env, works)
 
 
-def test_a_vm_that_found_no_room_and_floats_keeps_its_domain(
+def test_a_floating_placement_leaves_the_domain_unchanged(
     env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     floating = PodPlacement.floating(pod_uid=UID, node=NODE)
@@ -134,13 +134,13 @@ def test_a_vm_that_found_no_room_and_floats_keeps_its_domain(
     assert "starts unpinned: no node could hold it" in line["msg"]
 
 
-def test_waiting_is_what_happens_when_nobody_said(env: PodEnvironment, pod: PodFolder) -> None:
+def test_without_on_failure_it_waits(env: PodEnvironment, pod: PodFolder) -> None:
     pod.bind()
     with pytest.raises(BadDomainXml):
         define_domain(b"<network/>", VMI, env, works)
 
 
-def test_memory_that_may_not_be_bound_is_left_out_with_a_warning(
+def test_a_forbidden_memory_binding_is_removed_with_a_warning(
     env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pod.bind()
@@ -151,13 +151,13 @@ def test_memory_that_may_not_be_bound_is_left_out_with_a_warning(
     assert warning["msg"] == "memory is not bound: the pod's seccomp profile forbids mbind"
 
 
-def test_strict_memory_that_may_not_be_bound_makes_the_vm_wait(env: PodEnvironment, pod: PodFolder) -> None:
+def test_a_forbidden_strict_binding_makes_the_vm_wait(env: PodEnvironment, pod: PodFolder) -> None:
     pod.bind(replace(PLACEMENT, numa_memory=NumaMemory.STRICT))
     with pytest.raises(Misconfigured, match="numa-memory strict is not possible"):
         define_domain(DOMAIN, VMI, env, forbidden)
 
 
-def test_a_migration_target_is_answered_properly_and_the_log_says_that_it_makes_no_difference(
+def test_a_migration_target_gets_its_answer_and_the_log_says_that_kubevirt_discards_it(
     env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pod.bind()
@@ -175,7 +175,7 @@ def test_a_vmi_that_cannot_be_read_costs_only_its_name_in_the_log(
     assert logged(capfd)[0]["vm"] == ""
 
 
-def test_a_fault_of_our_own_is_an_error_that_asks_for_a_report_or_floats(
+def test_an_unexpected_exception_is_an_error_that_asks_for_a_report_or_an_unchanged_domain(
     env: PodEnvironment, pod: PodFolder
 ) -> None:
     def broken(_: NumaMemory, __: Sequence[int]) -> str:

@@ -103,7 +103,7 @@ def test_several_calls_share_a_connection() -> None:
         assert caller.answers[stream].message == bytes([number]) * 100_000
 
 
-def test_the_caller_hears_how_many_calls_may_be_under_way_at_once() -> None:
+def test_the_client_is_told_the_limit_of_concurrent_calls() -> None:
     caller, server = Caller(), GrpcConnection()
     pump(caller, server)
     assert caller.http.remote_settings.max_concurrent_streams == MAX_STREAMS
@@ -208,7 +208,7 @@ def test_settings_pings_and_window_updates_in_mid_stream_are_answered_and_change
     assert [frame.opaque_data for frame in frames if isinstance(frame, PingFrame)] == [b"12345678"]
 
 
-def test_empty_data_frames_and_an_end_of_their_own_are_fine() -> None:
+def test_empty_data_frames_are_allowed() -> None:
     empty = DataFrame(1)
     assert (
         spoken(
@@ -252,7 +252,7 @@ def test_a_reset_in_the_middle_of_an_answer_drops_the_rest_of_it() -> None:
     assert caller.answers[second].message == b"still here"
 
 
-def test_a_caller_that_says_goodbye_ends_the_connection() -> None:
+def test_goaway_ends_the_connection() -> None:
     server, heard = spoken(*whole_call(), GoAwayFrame(0, last_stream_id=0, error_code=0))
     assert heard == HELLO
     assert server.closed
@@ -272,7 +272,7 @@ def test_a_caller_that_says_goodbye_ends_the_connection() -> None:
         ({"content_type": "application/grpc+proto"}, None, ""),
     ],
 )
-def test_compression_is_refused_and_plain_calls_are_not(
+def test_compressed_calls_are_refused(
     changed: dict[str, str], status: GrpcStatus | None, sentence: str
 ) -> None:
     server, heard = spoken(headers(header_block(**changed)), whole_call()[1])
@@ -336,7 +336,7 @@ def test_what_is_not_grpc_gets_an_http_status(changed: dict[str, str], http_stat
     assert answer_of(server).headers[":status"] == http_status
 
 
-def test_sentences_reach_the_caller_whatever_their_letters() -> None:
+def test_error_messages_with_any_characters_reach_the_client() -> None:
     caller, server = Caller(), GrpcConnection()
     stream = caller.call(INFO, b"")
     pump(caller, server, echo=False)

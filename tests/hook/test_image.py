@@ -76,7 +76,7 @@ def test_every_module_of_the_hook_can_be_imported_in_the_image(image: Path) -> N
     assert done.stdout.startswith(str(image))
 
 
-def test_the_images_command_pins_a_domain_and_leaves_when_told(image: Path, hook: HookProcess) -> None:
+def test_the_images_command_pins_a_domain_and_ends_at_shutdown(image: Path, hook: HookProcess) -> None:
     text = (PROJECT / "hooks/kvplace-hook").read_text()
     shebang, _, rest = text.partition("\n")
     assert shebang == "#!/usr/local/bin/python3 -ISB"

@@ -128,7 +128,7 @@ def asked_without_placement(hook: HookProcess, sockets: Path, launcher_side: Lau
     return launcher_side.call_hook(vmi("03-amd64-requests-only"), sockets, calls=1)
 
 
-def test_a_vm_that_must_wait_shows_kubevirt_the_reason(
+def test_with_wait_kubevirt_gets_the_reason(
     hook: HookProcess, sockets: Path, launcher_side: LauncherSide
 ) -> None:
     report = asked_without_placement(hook, sockets, launcher_side)
@@ -137,7 +137,7 @@ def test_a_vm_that_must_wait_shows_kubevirt_the_reason(
     assert "it was made for the pod with UID 'inherited'" in error
 
 
-def test_a_vm_that_may_float_is_defined_as_it_was(
+def test_with_float_the_vm_is_defined_unchanged(
     hook: HookProcess, sockets: Path, launcher_side: LauncherSide
 ) -> None:
     hook.pod.ask_for(OnFailure.FLOAT)
@@ -146,7 +146,9 @@ def test_a_vm_that_may_float_is_defined_as_it_was(
     assert report.defined == report.calls[0].sent
 
 
-def test_cloud_init_is_not_asked_of_us(hook: HookProcess, sockets: Path, launcher_side: LauncherSide) -> None:
+def test_kubevirt_does_not_call_us_for_cloud_init(
+    hook: HookProcess, sockets: Path, launcher_side: LauncherSide
+) -> None:
     hook.pod.bind(ON_THIS_MACHINE)
     hook.start()
     report = launcher_side.call_hook(vmi("03-amd64-requests-only"), sockets, calls=1, cloud_init=True)

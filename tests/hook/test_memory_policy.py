@@ -41,7 +41,7 @@ def test_no_binding_needs_no_trial() -> None:
 
 @pytest.mark.parametrize("mode", [NumaMemory.PREFERRED, NumaMemory.INTERLEAVE])
 @pytest.mark.parametrize("on_failure", list(OnFailure))
-def test_a_soft_binding_that_is_forbidden_is_taken_out_with_the_reason(
+def test_a_preferred_binding_that_is_forbidden_is_removed_with_the_reason(
     mode: NumaMemory, on_failure: OnFailure
 ) -> None:
     settled, reason = settle_memory(replace(PLACEMENT, numa_memory=mode), 0b11, on_failure, forbidden)
@@ -49,14 +49,14 @@ def test_a_soft_binding_that_is_forbidden_is_taken_out_with_the_reason(
     assert reason == "the pod's seccomp profile forbids mbind"
 
 
-def test_strict_memory_that_is_forbidden_makes_a_vm_wait_that_asked_to_wait() -> None:
+def test_a_forbidden_strict_binding_is_an_error_with_wait() -> None:
     with pytest.raises(
         Misconfigured, match=r"numa-memory strict is not possible: .* forbids mbind; change that, or set"
     ):
         settle_memory(STRICT, 0b11, OnFailure.WAIT, forbidden)
 
 
-def test_strict_memory_that_is_forbidden_is_taken_out_for_a_vm_that_may_float() -> None:
+def test_a_forbidden_strict_binding_is_removed_with_float() -> None:
     settled, reason = settle_memory(STRICT, 0b11, OnFailure.FLOAT, forbidden)
     assert settled.numa_memory is NumaMemory.OFF
     assert reason is not None

@@ -20,7 +20,7 @@ def test_the_placement_written_at_the_binding_is_read(env: PodEnvironment, pod: 
     assert placement_of_pod(env) == BOUND
 
 
-def test_it_is_read_afresh_each_time(env: PodEnvironment, pod: PodFolder) -> None:
+def test_it_is_read_at_each_call(env: PodEnvironment, pod: PodFolder) -> None:
     with pytest.raises(Misconfigured):
         placement_of_pod(env)
     pod.bind()
@@ -37,9 +37,7 @@ def test_a_bare_cpu_map_serves_where_another_scheduler_placed_the_pod(
     )
 
 
-def test_the_placement_counts_before_the_cpu_map_even_when_it_is_bad(
-    env: PodEnvironment, pod: PodFolder
-) -> None:
+def test_an_invalid_placement_is_not_replaced_by_the_cpu_map(env: PodEnvironment, pod: PodFolder) -> None:
     pod.write("cpu-map", '{"socket0": ["2", "34"]}')
     pod.write("placement", "{}")
     with pytest.raises(Misconfigured, match="version"):
@@ -74,7 +72,7 @@ def test_a_pod_that_does_not_know_its_node_goes_by_its_uid(env: PodEnvironment, 
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("placement", "not json", "is not JSON"),
+        ("placement", "not json", "is not valid JSON"),
         ("placement", '{"version": 2}', "version 2; this program reads version 1"),
         ("placement", "x" * 600_000, "longer than"),
         ("cpu-map", '{"socket0": ["2", "2"]}', "names CPU 2 twice"),
@@ -97,13 +95,13 @@ def test_bytes_that_are_no_text_are_refused(env: PodEnvironment, pod: PodFolder)
         placement_of_pod(env)
 
 
-def test_a_folder_that_nobody_mounted_points_to_the_webhook(env: PodEnvironment) -> None:
+def test_a_missing_volume_points_to_the_webhook(env: PodEnvironment) -> None:
     with pytest.raises(Misconfigured, match=r"is not mounted.*pod webhook"):
         placement_of_pod(env)
 
 
 @pytest.mark.parametrize(
-    ("request_text", "placement_text", "wish"),
+    ("request_text", "placement_text", "expected"),
     [
         ('{"onFailure": "float"}', "", OnFailure.FLOAT),
         ('{"onFailure": "wait"}', '{"onFailure": "float"}', OnFailure.WAIT),
@@ -115,12 +113,12 @@ def test_a_folder_that_nobody_mounted_points_to_the_webhook(env: PodEnvironment)
         ("", "", OnFailure.WAIT),
     ],
 )
-def test_the_owners_wish_for_failures_comes_from_the_request_before_the_placement(
-    env: PodEnvironment, pod: PodFolder, request_text: str, placement_text: str, wish: OnFailure
+def test_on_failure_is_read_from_the_request_before_the_placement(
+    env: PodEnvironment, pod: PodFolder, request_text: str, placement_text: str, expected: OnFailure
 ) -> None:
     pod.write("request", request_text)
     pod.write("placement", placement_text)
-    assert on_failure_of_pod(env) is wish
+    assert on_failure_of_pod(env) is expected
 
 
 def test_the_annotation_as_the_extender_writes_it_is_understood(env: PodEnvironment, pod: PodFolder) -> None:

@@ -86,7 +86,7 @@ def test_a_cpu_map_with_cpus_outside_the_cpuset_is_refused_and_named(hook: HookP
     assert answer.sentence.startswith("CPU 9990-9993 of the placement is ")
 
 
-def test_an_inherited_placement_floats_when_its_owner_said_so(hook: HookProcess) -> None:
+def test_an_inherited_placement_leaves_the_domain_unchanged_with_float(hook: HookProcess) -> None:
     hook.pod.bind(ON_THIS_MACHINE, uid="somebody-else")
     hook.pod.ask_for(OnFailure.FLOAT)
     hook.start()
@@ -139,7 +139,7 @@ def test_cloud_init_passes_through_unchanged(serving: HookProcess) -> None:
     assert answer.message == bytes_field(1, "a") + bytes_field(3, "b")
 
 
-def test_connections_do_not_hold_each_other_up(serving: HookProcess) -> None:
+def test_connections_do_not_delay_each_other(serving: HookProcess) -> None:
     with (
         SocketCaller(serving.socket) as stuck,
         SocketCaller(serving.socket) as slow,
@@ -162,7 +162,7 @@ def test_four_domains_at_once_are_pinned(serving: HookProcess) -> None:
     assert {domain_of(answer.message) for answer in answers} == {rewrite(xml, ON_THIS_MACHINE)}
 
 
-def test_callers_that_vanish_leave_nothing_behind(serving: HookProcess) -> None:
+def test_clients_that_disconnect_leave_no_descriptor_and_no_child(serving: HookProcess) -> None:
     assert serving.process is not None
     before = len(list(Path(f"/proc/{serving.process.pid}/fd").iterdir()))
     for number in range(30):
@@ -182,7 +182,7 @@ def test_callers_that_vanish_leave_nothing_behind(serving: HookProcess) -> None:
     assert children == ""
 
 
-def test_more_connections_than_there_is_room_for_close_the_oldest_idle_one(serving: HookProcess) -> None:
+def test_more_connections_than_the_limit_close_the_oldest_idle_one(serving: HookProcess) -> None:
     callers = [SocketCaller(serving.socket) for _ in range(MAX_CLIENTS + 1)]
     try:
         assert callers[-1].ask(INFO).status == GrpcStatus.OK
@@ -212,7 +212,7 @@ def children_of(hook: HookProcess) -> list[int]:
 
 
 @pytest.mark.parametrize("on_failure", list(OnFailure))
-def test_a_child_that_dies_is_an_error_or_an_unchanged_domain_as_the_owner_wants(
+def test_a_killed_child_means_an_error_or_an_unchanged_domain_by_on_failure(
     stuck: HookProcess, on_failure: OnFailure
 ) -> None:
     stuck.pod.ask_for(on_failure)
@@ -232,7 +232,7 @@ def test_a_child_that_dies_is_an_error_or_an_unchanged_domain_as_the_owner_wants
     assert children_of(stuck) == []
 
 
-def test_a_child_that_hangs_is_given_up_before_kubevirt_gives_up(stuck: HookProcess) -> None:
+def test_a_child_that_hangs_is_killed_before_kubevirts_timeout(stuck: HookProcess) -> None:
     with SocketCaller(stuck.socket) as caller, SocketCaller(stuck.socket) as other:
         stream = caller.call(DEFINE, define())
         caller.flush()
@@ -243,7 +243,7 @@ def test_a_child_that_hangs_is_given_up_before_kubevirt_gives_up(stuck: HookProc
     assert children_of(stuck) == []
 
 
-def test_a_fifth_domain_while_four_are_being_pinned_is_told_to_come_again(stuck: HookProcess) -> None:
+def test_a_fifth_domain_while_four_are_being_pinned_is_unavailable(stuck: HookProcess) -> None:
     with SocketCaller(stuck.socket) as caller:
         for _ in range(4):
             caller.call(DEFINE, define())
@@ -254,7 +254,7 @@ def test_a_fifth_domain_while_four_are_being_pinned_is_told_to_come_again(stuck:
 
 
 @pytest.mark.parametrize("how", ["hang up", "cancel"])
-def test_nobody_works_for_a_caller_who_has_left(stuck: HookProcess, how: str) -> None:
+def test_the_child_of_a_client_that_has_left_is_killed(stuck: HookProcess, how: str) -> None:
     with SocketCaller(stuck.socket) as other:
         with SocketCaller(stuck.socket) as caller:
             stream = caller.call(DEFINE, define())
@@ -269,7 +269,7 @@ def test_nobody_works_for_a_caller_who_has_left(stuck: HookProcess, how: str) ->
             assert other.ask(INFO).status == GrpcStatus.OK
 
 
-def test_sigterm_takes_hanging_children_along(stuck: HookProcess) -> None:
+def test_sigterm_kills_hanging_children(stuck: HookProcess) -> None:
     assert stuck.process is not None
     with SocketCaller(stuck.socket) as caller, SocketCaller(stuck.socket) as other:
         caller.call(DEFINE, define())
@@ -291,7 +291,7 @@ def test_bytes_that_are_not_http2_end_only_their_own_connection(serving: HookPro
         assert caller.ask(INFO).status == GrpcStatus.OK
 
 
-def test_a_caller_that_pings_and_never_reads_costs_no_endless_memory(serving: HookProcess) -> None:
+def test_a_client_that_pings_and_never_reads_costs_limited_memory(serving: HookProcess) -> None:
     with SocketCaller(serving.socket) as pinger, SocketCaller(serving.socket) as caller:
         pinger.flush()
         pinger.socket.setblocking(False)
@@ -306,7 +306,7 @@ def test_a_caller_that_pings_and_never_reads_costs_no_endless_memory(serving: Ho
         assert sent < 400 * 4000 * len(ping)
 
 
-def test_shutdown_is_answered_and_then_the_process_is_gone_with_its_socket(serving: HookProcess) -> None:
+def test_shutdown_is_answered_and_then_process_and_socket_are_gone(serving: HookProcess) -> None:
     with SocketCaller(serving.socket) as caller:
         assert caller.ask(CALLBACKS + "Shutdown").message == b""
     assert serving.wait() == 0
@@ -346,7 +346,7 @@ def test_a_restarted_hook_takes_the_place_of_the_socket_that_the_last_one_left(s
         assert caller.ask(INFO).status == GrpcStatus.OK
 
 
-def test_nothing_but_the_socket_lies_where_virt_launcher_looks(serving: HookProcess) -> None:
+def test_virt_launcher_finds_only_the_socket(serving: HookProcess) -> None:
     assert [path.name for path in serving.socket.parent.iterdir() if not path.is_dir()] == [
         serving.socket.name
     ]
@@ -409,7 +409,7 @@ def test_other_commands_are_explained(hook: HookProcess) -> None:
     ("folder", "sentence"),
     [("/proc/no", "cannot make a socket in /proc/no"), ("/tmp/" + "long" * 30, "is longer than 107 bytes")],
 )
-def test_a_folder_that_takes_no_socket_is_one_sentence_and_exit_1(
+def test_a_folder_without_room_for_a_socket_is_one_sentence_and_exit_1(
     hook: HookProcess, folder: str, sentence: str
 ) -> None:
     hook.environ["KVPLACE_HOOK_FOLDER"] = folder
@@ -430,13 +430,13 @@ def imported_by(statement: str) -> set[str]:
     return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
 
 
-def test_the_server_imports_neither_kubernetes_nor_any_large_thing_and_xml_only_for_an_errand() -> None:
+def test_the_server_imports_nothing_large_and_no_xml_library() -> None:
     modules = imported_by("import kvplace.hook.__main__, kvplace.hook.server")
     assert "h2.connection" in modules
     assert not modules & (NEVER | {"lxml", "lxml.etree", "ctypes", "argparse"})
 
 
-def test_an_errand_adds_the_xml_library_and_still_nothing_large() -> None:
+def test_a_child_imports_the_xml_library_and_nothing_else_that_is_large() -> None:
     modules = imported_by("import kvplace.hook.server, kvplace.hook.define_domain, kvplace.domainxml")
     assert "lxml.etree" in modules
     assert not modules & NEVER

@@ -33,13 +33,13 @@ def test_stdout_is_the_pinned_domain_and_stderr_the_log(hook: HookProcess) -> No
     assert b'"msg": "pinned all vCPUs within CPUs' in done.stderr
 
 
-def test_the_version_that_some_shims_pass_makes_no_difference(hook: HookProcess) -> None:
+def test_the_version_that_some_shims_pass_is_ignored(hook: HookProcess) -> None:
     hook.pod.bind(ON_THIS_MACHINE)
     words = ["--vmi", VMI.decode(), "--domain", DOMAIN.decode()]
     assert on_define_domain(hook, *words, "--version", "v1alpha3").stdout == rewrite(DOMAIN, ON_THIS_MACHINE)
 
 
-def test_a_domain_that_must_wait_is_a_failed_exit_without_any_output(hook: HookProcess) -> None:
+def test_with_wait_the_exit_code_is_nonzero_and_there_is_no_output(hook: HookProcess) -> None:
     hook.pod.bind(ON_THIS_MACHINE, uid="forged")
     done = on_define_domain(hook, "--vmi", VMI.decode(), "--domain", DOMAIN.decode())
     assert (done.returncode, done.stdout) == (1, b"")
@@ -50,13 +50,13 @@ def test_a_domain_that_must_wait_is_a_failed_exit_without_any_output(hook: HookP
     assert b"Traceback" not in done.stderr
 
 
-def test_a_domain_that_may_float_comes_out_as_it_went_in(hook: HookProcess) -> None:
+def test_with_float_the_domain_is_returned_unchanged(hook: HookProcess) -> None:
     hook.pod.ask_for(OnFailure.FLOAT)
     done = on_define_domain(hook, "--vmi", VMI.decode(), "--domain", DOMAIN.decode())
     assert (done.returncode, done.stdout) == (0, DOMAIN)
 
 
-def test_letters_beyond_ascii_pass_in_any_locale(hook: HookProcess) -> None:
+def test_non_ascii_text_passes_in_any_locale(hook: HookProcess) -> None:
     hook.pod.bind(ON_THIS_MACHINE)
     xml = "<domain><title>Größe ☃</title><vcpu>1</vcpu></domain>"
     for locale in ("C", "C.UTF-8"):

@@ -112,7 +112,7 @@ def test_everything_that_pods_mount_is_made(objects: list[Json]) -> None:
         assert wanted <= made
 
 
-def test_certificates_are_made_out_to_the_names_that_clients_use(render: Render) -> None:
+def test_certificates_have_the_names_that_clients_use(render: Render) -> None:
     objects = render("cert-manager")
     services = {f"{name}.{NAMESPACE}.svc" for name in of_kind(objects, "Service")}
     assert set(of_kind(objects, "Certificate")["kvplace-serve"]["spec"]["dnsNames"]) == services
@@ -133,7 +133,7 @@ def test_the_api_server_trusts_the_webhooks_by_the_operators_own_ca(
             assert base64.b64decode(webhook["clientConfig"]["caBundle"]) == authority
 
 
-def test_webhooks_go_to_our_service_and_never_stand_in_the_way_of_our_own_pods(objects: list[Json]) -> None:
+def test_webhooks_go_to_our_service_and_do_not_apply_to_our_own_pods(objects: list[Json]) -> None:
     services = of_kind(objects, "Service")
     webhooks = [
         webhook
@@ -178,7 +178,7 @@ def test_every_setting_is_used(objects: list[Json]) -> None:
     assert set(re.findall(r"\$\((\w+)\)", arguments)) == set(settings_of(objects))
 
 
-def test_files_that_serve_is_told_of_are_mounted(objects: list[Json]) -> None:
+def test_files_in_the_arguments_of_serve_are_mounted(objects: list[Json]) -> None:
     template = templates(objects)["kvplace-serve"]["spec"]
     container = template["containers"][0]
     volumes = {volume["name"]: volume["secret"]["items"] for volume in template["volumes"]}

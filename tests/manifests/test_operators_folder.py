@@ -30,9 +30,7 @@ def folder(manifests: Path) -> Path:
     return manifests.parent / "my-cluster"
 
 
-def test_images_and_settings_of_ones_own_take_the_place_of_ours(
-    fresh_cluster: ControlPlane, folder: Path
-) -> None:
+def test_an_overlay_replaces_images_and_settings(fresh_cluster: ControlPlane, folder: Path) -> None:
     objects = rendered(fresh_cluster, folder, FOLDERS[0])
     images = {
         name: template["spec"]["containers"][0]["image"] for name, template in templates(objects).items()

@@ -42,7 +42,7 @@ def guarded_node(cluster: ControlPlane, serve: str, node: str) -> str:
     return node
 
 
-def test_serve_may_say_on_a_node_when_cores_came_free(
+def test_serve_may_set_the_released_at_annotation_of_a_node(
     cluster: ControlPlane, serve: str, guarded_node: str
 ) -> None:
     for time in ("2026-11-21T10:00:00Z", "2026-11-21T10:00:01.5+00:00", None):
@@ -83,7 +83,7 @@ def test_serve_may_change_nothing_else_of_a_node(
     assert not {"unschedulable", "taints", "podCIDR"} & kept["spec"].keys()
 
 
-def test_the_annotation_is_no_place_to_store_things(
+def test_the_released_at_annotation_is_limited_in_length(
     cluster: ControlPlane, serve: str, guarded_node: str
 ) -> None:
     change = {"metadata": {"annotations": {RELEASED_AT: "x" * 65}}}
@@ -91,7 +91,7 @@ def test_the_annotation_is_no_place_to_store_things(
         cluster.request("PATCH", guarded_node, change, content_type=MERGE_PATCH, token=serve)
 
 
-def test_other_peoples_changes_of_a_node_are_none_of_the_policys_business(
+def test_the_policy_does_not_limit_other_clients_changes_of_a_node(
     cluster: ControlPlane, guarded_node: str
 ) -> None:
     change = {"metadata": {"labels": {"rack": "b"}}, "spec": {"unschedulable": True}}
@@ -132,7 +132,7 @@ def test_another_scheduler_may_still_bind_and_bring_a_cpu_map(
 
 
 @pytest.mark.parametrize("annotations", [{}, {"kvplace.io/placement": '{"podUid":"another"}'}], ids=str)
-def test_serve_binds_no_pod_without_a_placement_for_it(
+def test_serve_cannot_bind_a_pod_without_a_placement_for_it(
     cluster: ControlPlane, serve: str, pod: tuple[str, str], annotations: dict[str, str]
 ) -> None:
     path, uid = pod
@@ -140,7 +140,7 @@ def test_serve_binds_no_pod_without_a_placement_for_it(
         _bind(cluster, path, annotations, uid=uid, token=serve, dry_run=True)
 
 
-def test_serve_binds_no_pod_by_its_name_alone(
+def test_serve_cannot_bind_a_pod_without_its_uid(
     cluster: ControlPlane, serve: str, pod: tuple[str, str]
 ) -> None:
     path, uid = pod

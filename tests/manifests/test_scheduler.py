@@ -99,7 +99,7 @@ def wait_for_condition(cluster: ControlPlane, pods: str, name: str) -> Json:
         )
 
 
-def test_it_leads_by_the_lease_that_its_role_names(cluster: ControlPlane, running: Running) -> None:
+def test_it_leads_with_the_lease_that_its_role_allows(cluster: ControlPlane, running: Running) -> None:
     leases = "/apis/coordination.k8s.io/v1/namespaces/kvplace-system/leases"
     with watch_one_object(cluster, leases, "kvplace-scheduler", "0") as events:
         assert any(event["object"]["spec"].get("holderIdentity") for event in events)
@@ -128,9 +128,7 @@ def test_a_pod_that_asks_is_filtered_and_bound_by_the_extender_over_mutual_tls(
 
 
 @pytest.mark.usefixtures("running")
-def test_nobody_is_evicted_for_a_vm_that_may_not_fit_even_then(
-    cluster: ControlPlane, node: str, pods: str
-) -> None:
+def test_nobody_is_evicted_for_a_vm(cluster: ControlPlane, node: str, pods: str) -> None:
     for name, value in (("unimportant", 1), ("important", 1000)):
         cluster.request(
             "POST",
@@ -152,14 +150,14 @@ def test_nobody_is_evicted_for_a_vm_that_may_not_fit_even_then(
     assert cluster.request("GET", f"{pods}/victim")["spec"]["nodeName"] == node
 
 
-def test_it_was_refused_nothing(running: Running) -> None:
+def test_no_request_of_it_was_forbidden(running: Running) -> None:
     log = running.scheduler.process.log.read_text()
     assert "Successfully acquired lease" in log
     # How RBAC words a refusal.
     assert "system:serviceaccount:kvplace-system:kvplace-scheduler" not in log
 
 
-def test_who_has_no_certificate_of_our_ca_is_not_let_in(running: Running, certificates: Path) -> None:
+def test_a_client_without_a_certificate_of_our_ca_is_refused(running: Running, certificates: Path) -> None:
     context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
     with (
         socket.create_connection(("127.0.0.1", running.extender.port), timeout=60) as plain,

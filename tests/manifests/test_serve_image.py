@@ -11,7 +11,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 CONTAINERFILE = (PROJECT / "images" / "serve" / "Containerfile").read_text()
 
 
-def test_the_pins_that_are_cut_out_hold_every_dependency_and_what_builds_the_wheel() -> None:
+def test_the_selected_constraints_contain_every_dependency_and_the_build_tools() -> None:
     declared = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     for file, wanted in (
         ("runtime.txt", declared["project"]["dependencies"]),
@@ -30,7 +30,7 @@ def test_the_pins_that_are_cut_out_hold_every_dependency_and_what_builds_the_whe
         assert names <= {name.lower() for name in pinned}
 
 
-def test_what_is_copied_exists_and_is_not_kept_out_of_the_build() -> None:
+def test_what_is_copied_exists_and_is_not_ignored_by_the_build() -> None:
     allowed = re.findall(r"^!(\S+)$", (PROJECT / ".dockerignore").read_text(), re.MULTILINE)
     copies = re.findall(r"^COPY (?!--from)(.+) \S+$", CONTAINERFILE, re.MULTILINE)
     sources = [source for words in copies for source in words.split()]

@@ -79,7 +79,7 @@ def test_the_sentence_of_work_that_fails_beside_others_ends_the_process() -> Non
         run_until_signal(service())
 
 
-def test_a_failure_that_is_no_sentence_keeps_its_group() -> None:
+def test_an_unexpected_failure_keeps_its_exception_group() -> None:
     async def fail() -> None:
         raise ZeroDivisionError
 

@@ -1,4 +1,4 @@
-"""What each word of a user becomes in the domain, on KubeVirt's own documents, by the whole way between.
+"""What each option becomes in the domain, on KubeVirt's own documents, through all components between.
 
 VMI admission, pod admission, filter and bind of the extender, the annotations of the binding, the hook: the
 real code of each, on a cluster in memory. KubeVirt's part is played from its captured documents.
@@ -126,7 +126,7 @@ def nodes_of(placement: Placement) -> list[int]:
     return [0 if FIRST >> cpu & 1 else 1 for cpu in placement.vcpus]
 
 
-async def test_nothing_but_the_wish_for_a_socket_pins_each_vcpu_to_a_cpu_of_its_own(serve: Any) -> None:
+async def test_one_socket_alone_pins_each_vcpu_to_its_own_cpu(serve: Any) -> None:
     served = await serve(FOUR, {"cpu-set": "one-socket"})
     assert served.vcpu_pins[:4] == ["1", "33", "2", "34"]
     assert set(served.vcpu_pins[4:]) == {"1-2,33-34"}
@@ -194,15 +194,15 @@ async def test_isolated_vcpus_sit_on_a_core_each_and_own_its_sibling(serve: Any)
         ("numa", "with-vcpus", "1-15,33-47"),
     ],
 )
-async def test_qemus_own_threads_run_where_the_word_says(
+async def test_qemus_own_threads_run_where_emulator_threads_says(
     serve: Any, policy: str, word: str, emulator: str
 ) -> None:
-    wish = {"kvplace.io/cpu-policy": policy, "kvplace.io/emulator-threads": word}
-    assert (await serve(FOUR, wish)).emulator == emulator
+    options = {"kvplace.io/cpu-policy": policy, "kvplace.io/emulator-threads": word}
+    assert (await serve(FOUR, options)).emulator == emulator
 
 
 @pytest.mark.parametrize("mode", NumaMemory)
-async def test_memory_is_bound_as_the_word_says(serve: Any, mode: NumaMemory) -> None:
+async def test_memory_is_bound_in_every_mode(serve: Any, mode: NumaMemory) -> None:
     served = await serve(FOUR, {"kvplace.io/numa-memory": mode.value})
     bound = [{"is": "memory", "mode": mode.value, "nodeset": "0"}]
     assert bindings(served.xml) == ([] if mode is NumaMemory.OFF else bound)
@@ -254,8 +254,8 @@ async def test_a_mirroring_guest_that_may_grow_is_pinned_and_the_log_says_what_g
 async def test_where_memory_cannot_be_bound_a_mirroring_guest_keeps_its_cells_and_the_log_says_so(
     serve: Any, capfd: Any
 ) -> None:
-    wish = SPREAD_MIRROR | {"kvplace.io/numa-memory": "preferred"}
-    served = await serve(EIGHT_THREADS, wish, free=HALF_OF_EACH, trial=forbidden)
+    options = SPREAD_MIRROR | {"kvplace.io/numa-memory": "preferred"}
+    served = await serve(EIGHT_THREADS, options, free=HALF_OF_EACH, trial=forbidden)
     assert bindings(served.xml) == []
     assert [cell["cpus"] for cell in cells(served.xml)] == ["0-3", "4-7"]
     warning = next(line["msg"] for line in logged(capfd) if line["level"] == "warning")
@@ -265,8 +265,8 @@ async def test_where_memory_cannot_be_bound_a_mirroring_guest_keeps_its_cells_an
 
 
 async def test_a_mirroring_guest_of_shared_cpus_sees_them_as_well(serve: Any) -> None:
-    wish = SPREAD_MIRROR | {"kvplace.io/cpu-policy": "share"}
-    served = await serve(EIGHT_THREADS, wish, free=HALF_OF_EACH)
+    options = SPREAD_MIRROR | {"kvplace.io/cpu-policy": "share"}
+    served = await serve(EIGHT_THREADS, options, free=HALF_OF_EACH)
     assert topology(served.xml) == (2, 2, 2)
     assert served.placement.owned == 0
 
