@@ -70,26 +70,24 @@ class Waker:
             freed, self._freed = self._freed, set()
             node = min(freed & self._nodes.records.keys(), default=None)
             pause = self._pause_s
-            if node is not None and self._any_waits():
-                retried = await self._annotate(node, freed)
-                if retried:
-                    self._freed |= retried
-                    self._changed.set()
-                    pause = max(pause, _RETRY_S)
+            if node is not None and self._any_waits() and not await self._annotate(node):
+                self._freed |= freed
+                self._changed.set()
+                pause = max(pause, _RETRY_S)
             await asyncio.sleep(pause)
 
-    async def _annotate(self, node: NodeName, freed: set[NodeName]) -> set[NodeName]:
-        """Annotate one of the freed nodes; returns those with which to try again, none if it is done."""
+    async def _annotate(self, node: NodeName) -> bool:
+        """Annotate a node; returns False if it is worth another try."""
         try:
             await self._cluster.annotate_node(node, {RELEASED_AT: self._now().isoformat()})
         except (Conflict, Refused, Unavailable) as error:
             log.info("waiting pods are retried a little later: %s", error, extra={"node": node})
-            return freed - {node} if isinstance(error, Refused) else freed
+            return False
         except KvplaceError as error:
             log.warning("waiting pods were not retried: %s", error, extra={"node": node})
         else:
             WAKES.inc()
-        return set()
+        return True
 
     def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
         if after is not None and (before is None or not after.allows_same_placements(before)):

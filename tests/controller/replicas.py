@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvplace.controller.controller import Controller, ControllerSettings
+from kvplace.core.ledger import Claim
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
@@ -70,7 +71,7 @@ class Replica:
             while not holds():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # whatever it waits for has no event of its own
 
-    def claims(self, node: str = "n1") -> Mapping[str, object]:
+    def claims(self, node: str = "n1") -> Mapping[str, Claim]:
         """The claims on a node as the API server has them."""
         record = self.cluster._ledgers.records.get(node)
         return record.ledger.claims if record is not None else {}

@@ -9,7 +9,7 @@ import pytest
 
 from kvplace.controller.controller import ControllerSettings
 from kvplace.core.cpuset import mask_of
-from kvplace.core.errors import Unavailable
+from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.ledger import ClaimState, Ledger
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
@@ -35,7 +35,10 @@ async def test_a_claim_is_confirmed_once_its_pod_is_seen_bound(cluster: MemoryCl
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         assert await one.bind(pod, "n1") == ""
-        await one.until(lambda: one.claims()[pod.uid].state is ClaimState.BOUND)  # type: ignore[attr-defined]
+        await asyncio.sleep(4.5)
+        assert one.claims()[pod.uid].state is ClaimState.CLAIMED  # nobody waits for it
+        await asyncio.sleep(1.5)
+        assert one.claims()[pod.uid].state is ClaimState.BOUND
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
@@ -208,6 +211,37 @@ async def test_the_ledger_of_a_node_that_is_gone_goes_when_its_last_claim_does(
         await one.until(lambda: cluster._ledgers.records.get("n1") is None)
 
 
+async def test_the_empty_ledger_of_a_node_goes_with_the_node_and_not_only_in_the_next_round(
+    cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster, settings=ControllerSettings(round_s=3600.0)) as one:
+        await one.bind(asking_pod(cluster, "vm"), "n1")
+        cluster.delete_pod("default", "vm", force=True)
+        await asyncio.sleep(5.0)
+        assert cluster._ledgers.records
+        cluster.delete_node("n1")
+        await asyncio.sleep(5.0)
+        assert not cluster._ledgers.records
+
+
+async def test_a_gone_node_keeps_its_ledger_while_a_vm_that_shares_cpus_runs_there(
+    cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm", policy=Policy.SHARE)
+        assert await one.bind(pod, "n1") == ""
+        cluster.delete_node("n1")
+        await asyncio.sleep(60.0)
+        assert set(one.claims()) == {pod.uid}
+
+
+async def test_a_start_wakes_nobody(cluster: MemoryCluster) -> None:
+    asking_pod(cluster, "waiting", vcpus=6)
+    async with replica(cluster):
+        await asyncio.sleep(10.0)
+        assert RELEASED_AT not in cluster.node_annotations("n1")
+
+
 async def test_many_releases_at_once_wake_the_waiting_pods_once(cluster: MemoryCluster) -> None:
     async with replica(cluster, settings=ControllerSettings(wake_pause_s=3600.0)) as one:
         pods = [asking_pod(cluster, f"vm{number}") for number in range(4)]
@@ -287,3 +321,56 @@ async def test_a_write_that_fails_is_tried_again_until_the_cores_are_free(cluste
         cluster.faults.fail(Operation.WRITE_LEDGER, Unavailable("away"), times=3)
         cluster.delete_pod("default", "vm", force=True)
         await one.until(lambda: not one.claims())
+
+
+async def test_a_round_finds_bound_pods_whose_node_has_no_ledger(cluster: MemoryCluster) -> None:
+    """No event says so: the ledger went while everybody was watching, and the pod does not change."""
+    settings = ControllerSettings(round_s=30.0)
+    async with replica(cluster, settings=settings) as one:
+        pod = asking_pod(cluster, "vm")
+        assert await one.bind(pod, "n1") == ""
+        await asyncio.sleep(10.0)
+        cluster._ledgers.remove(NodeName("n1"))
+        await asyncio.sleep(10.0)
+        assert one.claims() == {}
+        await asyncio.sleep(15.0)
+        assert set(one.claims()) == {pod.uid}
+
+
+async def test_a_reconciliation_that_failed_is_tried_again_after_a_second_and_before_the_next_round(
+    cluster: MemoryCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    denied = Forbidden("the API server denies us patch on nodeledgers (no); check the role in manifests/")
+    async with replica(cluster, settings=ControllerSettings(round_s=3600.0)) as one:
+        pod = asking_pod(cluster, "vm")
+        assert await one.bind(pod, "n1") == ""
+        await asyncio.sleep(10.0)
+        cluster.faults.fail(Operation.WRITE_LEDGER, denied, times=3)
+        cluster.delete_pod("default", "vm", force=True)
+        await asyncio.sleep(2.5)
+        assert pod.uid in one.claims()
+        await asyncio.sleep(1.5)
+        assert one.claims() == {}
+    assert caplog.messages.count(f"node n1 is reconciled later: {denied}") == 3
+
+
+async def test_a_ledger_in_which_somebody_claims_while_it_is_deleted_stays(cluster: MemoryCluster) -> None:
+    async with replica(cluster, controller=False) as one, replica(cluster, controller=False) as other:
+        pod = asking_pod(cluster, "vm")
+        assert await one.bind(pod, "n1") == ""
+        cluster.delete_pod("default", "vm", force=True)
+        await asyncio.sleep(15.0)
+        await one.controller.reconciler.reconcile(NodeName("n1"))
+        assert one.claims() == {}
+        cluster.delete_node("n1")
+        await one.until(lambda: "n1" not in one.cache.nodes.records)
+        deleting = cluster.faults.hold(Operation.DELETE_LEDGER)
+        reconciling = asyncio.create_task(one.controller.reconciler.reconcile(NodeName("n1")))
+        await deleting.reached.wait()
+        cluster.create_node("n1", topology=EIGHT)
+        await other.until(lambda: "n1" in other.cache.nodes.records)
+        again = asking_pod(cluster, "again")
+        assert await other.bind(again, "n1") == ""
+        deleting.release()
+        await reconciling
+        assert set(one.claims()) == {again.uid}

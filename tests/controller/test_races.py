@@ -142,8 +142,24 @@ async def test_a_pod_that_ended_meanwhile_is_not_claimed_back_from_a_stale_cache
         cluster.resume_watches(PODS)
 
 
-async def test_an_overlap_is_told_once_and_does_not_keep_other_claims_from_coming_back(
+async def test_a_pod_of_the_same_name_on_another_node_is_not_claimed_for_on_the_old_one(
     cluster: MemoryCluster,
+) -> None:
+    async with replica(cluster, controller=False) as one, replica(cluster, controller=False) as stale:
+        assert await one.bind(asking_pod(cluster, "vm"), "n1") == ""
+        await asyncio.sleep(1.0)
+        cluster.pause_watches(PODS)
+        cluster.delete_pod("default", "vm", force=True)
+        cluster._ledgers.remove(NodeName("n1"))
+        assert await one.bind(asking_pod(cluster, "vm"), "n2") == ""
+        await asyncio.sleep(1.0)
+        await stale.controller.reconciler.reconcile(NodeName("n1"))
+        assert stale.claims("n1") == {}
+        cluster.resume_watches(PODS)
+
+
+async def test_an_overlap_is_told_once_and_does_not_keep_other_claims_from_coming_back(
+    cluster: MemoryCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with replica(cluster, controller=False) as one:
         pods = [asking_pod(cluster, f"vm-{number}") for number in range(3)]
@@ -169,6 +185,7 @@ async def test_an_overlap_is_told_once_and_does_not_keep_other_claims_from_comin
         claimed = set(one.claims())
         assert len(claimed) == 3
         assert {pods[1].uid, pods[2].uid} < claimed
+        assert [record.levelname for record in caplog.records].count("ERROR") == 1
         overlaps = [event for event in cluster.events if event.reason is EventReason.CORES_OVERLAP]
         assert len(overlaps) == 1
 

@@ -15,7 +15,7 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import GuestNuma, OnFailure, Policy, Request, Scope
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.claims import is_bound_with, placement_of_claim
@@ -82,9 +82,12 @@ def test_a_claim_that_the_machine_no_longer_serves_has_no_placement_behind_it(ca
     assert placement_of_claim(machine, larger, claim) is None
 
 
-def test_a_pod_is_bound_with_only_with_its_own_uid_node_and_cpus() -> None:
-    floating = PodPlacement.floating(pod_uid="u", node="n")
-    pod = PodRecord("ns", "p", PodUid("u"), node=NodeName("n"), placement=floating.to_json())
+def bound_pod(placement: PodPlacement) -> PodRecord:
+    return PodRecord("ns", "p", PodUid("u"), node=NodeName("n"), placement=placement.to_json())
+
+
+def test_an_unpinned_pod_is_bound_as_decided_only_with_its_own_uid_and_node() -> None:
+    pod = bound_pod(PodPlacement.floating(pod_uid="u", node="n"))
     assert is_bound_with(pod, None, uid="u", node="n")
     assert not is_bound_with(None, None, uid="u", node="n")
     assert not is_bound_with(pod, None, uid="other", node="n")
@@ -92,4 +95,15 @@ def test_a_pod_is_bound_with_only_with_its_own_uid_node_and_cpus() -> None:
     assert not is_bound_with(replace(pod, placement=""), None, uid="u", node="n")
     inherited = PodPlacement.floating(pod_uid="source", node="n").to_json()
     assert not is_bound_with(replace(pod, placement=inherited), None, uid="u", node="n")
-    assert floating.on_failure is OnFailure.FLOAT
+
+
+@given(seated())
+def test_a_pod_is_bound_with_its_claim_only_if_it_has_just_the_cpus_of_the_claim(case: Case) -> None:
+    _, _, placement = case
+    pod = bound_pod(PodPlacement("u", "n", "", OnFailure.WAIT, placement))
+    claim = claimed(placement)
+    others = CpuMask(placement.cpus << 1)
+    assert is_bound_with(pod, claim, uid="u", node="n")
+    assert not is_bound_with(pod, replace(claim, cpus=others), uid="u", node="n")
+    assert not is_bound_with(pod, replace(claim, owned=CpuMask(claim.owned ^ others)), uid="u", node="n")
+    assert not is_bound_with(pod, None, uid="u", node="n")

@@ -1,0 +1,66 @@
+"""Nodes become due at the earliest of their times, each replica's a little apart."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvplace.controller.work_queue import WorkQueue
+from kvplace.core.scalars import NodeName
+
+A, B = NodeName("a"), NodeName("b")
+
+
+def queue(replica: str = "one", spread_s: float = 0.0) -> WorkQueue:
+    return WorkQueue(replica=replica, spread_s=spread_s)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_nodes_are_taken_when_they_are_due_and_once() -> None:
+    one, began = queue(), now()
+    one.add(A, after_s=5.0)
+    one.add(B)
+    assert await one.take() == [B]
+    assert now() == began
+    assert await one.take() == [A]
+    assert now() == began + 5.0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1000.0):
+            await one.take()
+
+
+@pytest.mark.parametrize(("first", "second"), [(1.0, 5.0), (5.0, 1.0)])
+async def test_of_two_times_the_earlier_counts(first: float, second: float) -> None:
+    one, began = queue(), now()
+    one.add(A, after_s=first)
+    one.add(A, after_s=second)
+    assert await one.take() == [A]
+    assert now() == began + 1.0
+
+
+async def test_a_node_that_is_added_while_another_is_waited_for_is_taken_at_its_own_time() -> None:
+    one, began = queue(), now()
+    one.add(A, after_s=5.0)
+    taking = asyncio.create_task(one.take())
+    await asyncio.sleep(1.0)
+    one.add(B, after_s=1.0)
+    assert await taking == [B]
+    assert now() == began + 2.0
+
+
+async def test_each_replica_has_its_own_order_within_the_spread() -> None:
+    orders = set()
+    for replica in ("one", "two", "three", "four"):
+        each, began = queue(replica, spread_s=0.2), now()
+        for number in range(10):
+            each.add(NodeName(f"node-{number}"))
+        order: list[NodeName] = []
+        while len(order) < 10:
+            order += await each.take()
+        assert now() - began <= 0.2
+        orders.add(tuple(order))
+    assert len(orders) == 4
