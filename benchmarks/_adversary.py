@@ -48,14 +48,13 @@ def changed(machine: Topology, question: Question, chance: Random) -> Question:
     for _ in range(chance.choice((1, 1, 2, 3, 6))):
         match chance.randrange(5):
             case 0:
-                pool ^= chance.choice(machine.cores) & mask_of(
-                    chance.sample(list(cpus_of(machine.cpus)), 128)
-                )
+                cpus = list(cpus_of(machine.cpus))
+                pool ^= chance.choice(machine.cores) & mask_of(chance.sample(cpus, len(cpus) // 2))
             case 1:
                 group, share = chance.choice(machine.l3_groups), chance.random()
                 pool = pool & ~group | mask_of(cpu for cpu in cpus_of(group) if chance.random() < share)
             case 2:
-                for cpu in chance.sample(list(cpus_of(machine.cpus)), 4):
+                for cpu in chance.sample(list(cpus_of(machine.cpus)), 2):
                     uses[cpu] = chance.choice((0, 1, 2, 3, 9))
             case 3:
                 memory[chance.randrange(len(memory))] = chance.randint(0, _LARGEST) * GIB

@@ -12,6 +12,10 @@ Sought: the slowest question of its kind that 900 steps find, 300 random ones an
 slowest so far. What is free, the VMs that share each CPU, the memory of each NUMA node (little: at most 16
 GiB) and the sizes of the VM are all open to change; no L3 group and no NUMA node was counted before. The
 median is that of the random questions.
+
+Odd machines: the same search, 40 steps on each of many machines that hardly anybody builds, of 12 to 64 NUMA
+nodes at odd distances, whose packages and L3 groups cross them. Every search has a bound in steps, which is
+what these reach. CPU time, since it is long enough for other processes to come between.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from typing import ParamSpec
 
 from benchmarks._adversary import Question, slowest
 from benchmarks._machines import SHAPES
+from benchmarks._odd_machines import PACKAGES, odd_machine, odd_request
 from benchmarks._plots import Figure, NotInstalled, write_plot
 from benchmarks._tables import table
 from benchmarks.peers.kubelet import packed
@@ -141,6 +146,34 @@ def sought(machine: Topology, steps: int) -> str:
     return table(["where", "median µs", "worst µs", "its CPUs"], rows)
 
 
+def odd(quick: bool) -> str:
+    """A table of the slowest questions found on odd machines."""
+    rows = []
+    for name in ("a package to each NUMA node, 9 to 16", *PACKAGES):
+        chance = random.Random(name)
+        found: list[float] = []
+        medians: list[float] = []
+        for _ in range(2 if quick else 25):
+            few = name not in PACKAGES
+            nodes = chance.randint(9, 16) if few else chance.choice((12, 14, 17, 24, 32, 48, 64))
+            machine = odd_machine(chance, nodes, "a package to each NUMA node" if few else name)
+            seconds = partial(_cpu_seconds, machine)
+            slow, beginnings = slowest(machine, odd_request(chance), chance, seconds, 10 if quick else 40)
+            found.append(min(seconds(slow) for _ in range(2)))
+            medians += beginnings
+        rows.append([name, f"{statistics.median(medians) * 1e3:.1f}", f"{max(found) * 1e3:.0f}"])
+    return table(["machine", "median ms", "worst ms"], rows)
+
+
+def _cpu_seconds(machine: Topology, question: Question) -> float:
+    layout = layout_of(machine)
+    layout.l3_parts.clear()
+    layout.part_counts.clear()
+    began = time.process_time()
+    place(machine, question.free, question.request)
+    return time.process_time() - began
+
+
 def draw(medians: Mapping[str, Sequence[float]], figure: Figure) -> None:
     """Draw the medians, a bar for each kind of free set."""
     panel = figure.subplots()
@@ -197,6 +230,7 @@ def main(quick: bool) -> int:
         print(table(heads, rows))
         print()
     print(f"sought:\n\n{sought(machine, 30 if quick else 900)}\n")
+    print(f"odd machines:\n\n{odd(quick)}\n")
     if quick:
         return 0
     try:

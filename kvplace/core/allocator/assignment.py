@@ -18,7 +18,7 @@ from kvplace.core.scalars import CpuMask
 
 @dataclass(frozen=True, slots=True)
 class ChosenCores:
-    """Where a VM sits: NUMA nodes by their index in the topology, and what it takes of each core."""
+    """The cores of a VM, and its NUMA nodes by their index in the topology."""
 
     nodes: tuple[int, ...]
     taken: tuple[CoreShare, ...]
@@ -151,19 +151,19 @@ def _memory(supply: Supply, nodes: Sequence[int]) -> dict[int, int]:
 def _pages(supply: Supply, nodes: Sequence[int]) -> dict[int, dict[int, int]]:
     split: dict[int, dict[int, int]] = {}
     for size, count in sorted(supply.request.huge_pages.items()):
-        room = [supply.pages_of(index, size) for index in nodes]
-        for index, share in zip(nodes, _even_split(count, room), strict=True):
+        capacity = [supply.pages_of(index, size) for index in nodes]
+        for index, share in zip(nodes, _even_split(count, capacity), strict=True):
             if share:
                 split.setdefault(supply.topology.numa_nodes[index].id, {})[size] = share
     return split
 
 
-def _even_split(amount: int, room: Sequence[int]) -> list[int]:
-    """Split an amount as evenly as the room allows; the room must suffice in sum."""
-    shares = [0] * len(room)
-    open_bins = sorted(range(len(room)), key=lambda index: (room[index], index))
-    for done, index in enumerate(open_bins):
-        share = min(room[index], -(-amount // (len(room) - done)))
+def _even_split(amount: int, capacity: Sequence[int]) -> list[int]:
+    """Split an amount as evenly as the capacities allow; together they must suffice."""
+    shares = [0] * len(capacity)
+    ordered = sorted(range(len(capacity)), key=lambda index: (capacity[index], index))
+    for done, index in enumerate(ordered):
+        share = min(capacity[index], -(-amount // (len(capacity) - done)))
         shares[index] = share
         amount -= share
     return shares

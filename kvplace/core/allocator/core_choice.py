@@ -57,6 +57,7 @@ class CoreSearch:
     def __init__(self, effort: Effort, uses: Mapping[int, int]) -> None:
         self._effort = effort
         self._uses = uses
+        self._known: dict[tuple[int, int], tuple[int, int]] = {}
 
     def choose(
         self, l3_parts: Sequence[L3Part], need: int, required: Sequence[int] = ()
@@ -153,8 +154,12 @@ class CoreSearch:
 
     def _least_used(self, core: int, count: int) -> tuple[int, int]:
         """The `count` least used CPUs of a core, after how often others use them."""
-        by_use = sorted([(self._uses.get(cpu, 0), cpu) for cpu in cpus_of(core)])[:count]
-        return sum([use for use, _ in by_use]), mask_of([cpu for _, cpu in by_use])
+        known = self._known.get((core, count))
+        if known is None:
+            by_use = sorted([(self._uses.get(cpu, 0), cpu) for cpu in cpus_of(core)])[:count]
+            known = sum([use for use, _ in by_use]), mask_of([cpu for _, cpu in by_use])
+            self._known[core, count] = known
+        return known
 
     def _use_of_each(self, one: L3Part) -> float:
         return sum([self._uses.get(cpu, 0) for core, _ in one.cores for cpu in cpus_of(core)]) / one.units

@@ -1,8 +1,7 @@
-"""What taking CPUs from a group costs the VMs that come later.
+"""Fragmentation cost: what taking CPUs from a group costs the VMs that come later.
 
-A group of CPUs (a NUMA node, an L3 group) is worth the more the more of its CPUs are free together, so that
-the fullest group that serves is taken, as best fit does; and it is worth the large VMs that it could still
-hold, so that the last place of one is not nibbled at while another group will do.
+The cost of CPUs is higher in a group (a NUMA node, an L3 group) with more free CPUs, so that the fullest
+group that serves is taken, as best fit does. It is higher still where a place for a large VM is lost.
 """
 
 from __future__ import annotations

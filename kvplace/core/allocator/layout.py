@@ -1,8 +1,8 @@
-"""A machine's levels cut into pieces for searching, worked out once per machine.
+"""A machine cut into segments for searching, computed once per machine.
 
 A segment is what one NUMA node, one package and one L3 group have in common; on most machines that is the
-L3 group itself. Levels may cross in any way: all that the search asks of a numa_set of the machine is the
-list of its segments.
+L3 group itself. Levels may cross in any way: all that a search asks of a set of NUMA nodes is the list of
+its segments.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kvplace.core.topology import Topology
 
 _MOST_LAYOUTS = 2048
 _MOST_COUNTS = 1 << 17
-"""Counts remembered of all machines together, of about 1 KB each."""
+"""Counts that are cached for all machines together, of about 1 KB each."""
 _STATES_KEPT = 16
-"""How often every segment of a machine may be counted anew before its counts are forgotten."""
+"""How many counts of every segment of a machine are cached at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Segment:
     package: int
     l3: int
     shared_l3: int
-    """The same where the L3 group lies in several segments, else -1."""
+    """The same if the L3 group lies in several segments, else -1."""
     cpus: int
     cores: tuple[int, ...]
     """The parts of cores that lie here."""
@@ -43,7 +43,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class NodePart:
-    """What of one NUMA node lies in a domain."""
+    """The part of a NUMA node that lies in a scope domain."""
 
     node: int
     cpus: int
@@ -56,7 +56,7 @@ class NodePart:
 
 @dataclass(frozen=True, slots=True)
 class ScopeDomain:
-    """One place that holds all CPUs of a VM: a socket, a NUMA node, an L3 group, the machine."""
+    """What must hold all CPUs of a VM: a socket, a NUMA node or an L3 group for `one-*`, else the machine."""
 
     name: str
     cpus: int
@@ -75,7 +75,7 @@ class L3Part:
     cores: tuple[tuple[int, int], ...]
     """(available CPUs, units) of each core, most units first, else in the machine's order."""
     widths: tuple[int, ...]
-    """The units of each core, descending: l3_parts of equal widths are as good as each other."""
+    """The units of each core, descending: L3 parts of equal widths are as good as each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,12 @@ class PartCount:
     kind: tuple[tuple[int, tuple[int, ...]], ...]
     """The shared L3 group and the widths of each segment: parts of one kind serve a need equally well."""
     reach_of_l3_parts: tuple[int, ...]
-    """The most units in one bin, in two, and so on."""
+    """The most units in one L3 part, in two, and so on."""
     reach_of_cores: tuple[int, ...]
     """The most units on one core, on two, and so on."""
 
     def least_for(self, need: int) -> tuple[int, int]:
-        """How many l3_parts, and how many cores, a need takes at least; there must be as much."""
+        """A lower bound on L3 parts and on cores for a need; there must be as much."""
         return bisect_left(self.reach_of_l3_parts, need) + 1, bisect_left(self.reach_of_cores, need) + 1
 
 
@@ -103,15 +103,15 @@ class Layout:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.l3_parts: dict[tuple[int, int, int], L3Part] = {}
-        """What was counted before, by (CPUs of a segment, those of them available, kind of unit)."""
+        """Cached counts by (CPUs of a segment, those of them available, unit)."""
         self.part_counts: dict[tuple[int, int, int], PartCount] = {}
-        """The same of parts of NUMA nodes."""
+        """The same for parts of NUMA nodes."""
         ids = [node.id for node in topology.numa_nodes]
         self.distances = tuple(tuple(topology.distance(a, b) for b in ids) for a in ids)
         self._segments = tuple(_segments_of(topology))
 
     def forget_beyond(self, most: int) -> None:
-        """Forget what was counted, when it is more than so much and more than a few states of the machine."""
+        """Drop the cached counts when they are more than `most` and more than a few of each segment."""
         if len(self.l3_parts) + len(self.part_counts) > max(most, _STATES_KEPT * len(self._segments)):
             self.l3_parts.clear()
             self.part_counts.clear()
@@ -228,7 +228,7 @@ _layouts: dict[str, Layout] = {}
 
 
 def layout_of(topology: Topology) -> Layout:
-    """The layout of a machine; equal machines share one, and all of them what may be remembered."""
+    """Return the layout of a machine; equal machines share one, and all together the size of the cache."""
     layout = _layouts.get(topology.fingerprint)
     if layout is None:
         if len(_layouts) >= _MOST_LAYOUTS:

@@ -1,8 +1,8 @@
 """The sets of NUMA nodes that have what a VM needs and lie nearest to each other, by branch and bound.
 
-A machine with many NUMA nodes has too many sets of them to look at each. Sets grow node by node, and one
-that can no longer become large enough, or as near as the best so far, is given up with all that would grow
-from it; so nothing that could be best is left out.
+The nearest of many nodes are a densest subgraph, which is NP-hard. Sets grow node by node, depth first. A
+branch is cut off when it can no longer have enough of everything, or be as near as the best set so far; so no
+set that could be best is left out, as long as the effort lasts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Amount = tuple[Sequence[int], int]
 
 
 class NodeSets:
-    """Parts of NUMA nodes of which sets are sought, the largest first, and what they have."""
+    """The candidates, parts of NUMA nodes, the largest first, and what they have."""
 
     def __init__(self, supply: Supply, parts: Iterable[SizedPart], *, a_package_each: bool = False) -> None:
         """`a_package_each` says that no two parts share a package, so that it does not tell them apart."""
@@ -51,7 +51,7 @@ class NodeSets:
         self._effort.spend(len(nodes) ** 2 // 4)
         self._amounts = supply.amounts_of(nodes)
         self.like_last = [index > 0 and kinds[index - 1] == kind for index, kind in enumerate(kinds)]
-        """Whether a part is of the kind of the one before: of one kind the first are enough to look at."""
+        """Whether a part is like the one before: of like ones only the first are tried."""
         distances = supply.layout.distances
         self.rows = [[distances[node][other] for other in nodes] for node in nodes]
         self.steps = sorted({far for place, row in enumerate(self.rows) for far in row[place + 1 :]})
@@ -60,7 +60,7 @@ class NodeSets:
 
     @property
     def fewest(self) -> int:
-        """How many of the parts it takes at least; more than there are when all do not suffice."""
+        """A lower bound on the parts that are needed; more than there are when all do not suffice."""
         needs = [(self.units, self._need), *self._amounts]
         return max(fewest(amounts, need) for amounts, need in needs)
 
@@ -118,7 +118,7 @@ class NodeSets:
         return None
 
     def _least_step(self, candidates: Sequence[int], count: int) -> int:
-        """A distance that some two nodes of every set of so many are apart at least."""
+        """A lower bound on the largest distance in any set of so many."""
         if count == 1 or not self.varied:
             return 0
         reaches = []
@@ -129,7 +129,7 @@ class NodeSets:
 
 
 class _Growth(Generic[Found]):
-    """One search for sets of which no two nodes are farther apart than `far`."""
+    """A depth-first search for sets of which no two nodes are farther apart than `far`."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class _Growth(Generic[Found]):
         self._accepts = accepts
         self._far = far
         self._most = most
-        """Sets with a larger sum of distances are of no use any more."""
+        """Sets with a larger sum of distances are cut off."""
         self.found: list[Found] = []
         self.total = most
         """The summed distance in each set of which something was found."""
@@ -160,7 +160,7 @@ class _Growth(Generic[Found]):
         total: int,
         sums: Sequence[int],
     ) -> None:
-        """Add `left` of the candidates to the chosen parts, in every way that can be of use.
+        """Add `left` of the candidates to the chosen parts, in every way that is not cut off.
 
         `missing` units must come with them. `total` is the summed distance between the chosen ones, `sums`
         that from each part to all of them.
@@ -220,7 +220,7 @@ def _largest_first(sized: SizedPart) -> int:
 
 
 def _kind(supply: Supply, part: NodePart, *, a_package_each: bool) -> Hashable:
-    """Parts of one kind differ in ids alone: of sets that do not differ otherwise one is enough."""
+    """Describe a part so that parts of one kind can be exchanged: they differ in ids alone."""
     amounts = [amounts[0] for amounts, _ in supply.amounts_of([part.node])]
     free = (supply.free.cpus & part.cpus).bit_count()
     kind: tuple[Hashable, ...] = (part.twin, part.packages, supply.count(part).kind, free, *amounts)

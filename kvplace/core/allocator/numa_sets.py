@@ -1,7 +1,7 @@
 """The sets of NUMA nodes that serve a request best, found by counting alone.
 
-A numa_set that comes first has the fewest sockets, then the fewest NUMA nodes, then the smallest distances
-between them: no other choice of cores on the machine can be better in these.
+The best sets have the fewest packages, then the fewest NUMA nodes, then the smallest distances between these.
+No choice of cores on the machine can be better in these objectives.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MOST_PACKAGES_OF_NODES = 64
 """Sets of packages of the same NUMA nodes that are looked into, where packages and NUMA nodes cross."""
 
 Rank = tuple[int, int, int, int]
-"""Sockets, NUMA nodes, the largest and the summed distance between them."""
+"""Packages, NUMA nodes, the largest and the summed distance between the nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumaSet:
-    """NUMA nodes that serve the VM together, and the packages of them that it uses."""
+    """NUMA nodes that serve the VM together, and the packages that it uses of them."""
 
     parts: tuple[NodePart, ...]
     packages: int
@@ -70,7 +70,7 @@ def best_numa_sets(supply: Supply) -> list[NumaSet]:
 
 
 def rank_of(supply: Supply, numa_set: NumaSet) -> Rank:
-    """Sockets, NUMA nodes, the largest and the summed distance between these: smaller is better."""
+    """Rank a NUMA set: smaller is better."""
     nodes = [part.node for part in numa_set.parts]
     distances = [supply.layout.distances[one][other] for one, other in combinations(nodes, 2)]
     return (numa_set.packages.bit_count(), len(nodes), max(distances, default=0), sum(distances))
@@ -78,14 +78,14 @@ def rank_of(supply: Supply, numa_set: NumaSet) -> Rank:
 
 @dataclass(frozen=True, slots=True)
 class _Best:
-    """The numa_sets that rank first so far."""
+    """The NUMA sets that rank first so far."""
 
     rank: Rank
     numa_sets: list[NumaSet]
 
 
 def _single_nodes(supply: Supply, domains: Iterable[ScopeDomain]) -> Iterator[NumaSet]:
-    """Yield the NUMA nodes that serve the VM alone: where each lies in one package, nothing ranks first."""
+    """Yield the NUMA nodes that serve the VM alone: where each lies in one package, they rank first."""
     for domain in domains:
         if supply.units_in(domain) < supply.need:
             continue
@@ -95,7 +95,7 @@ def _single_nodes(supply: Supply, domains: Iterable[ScopeDomain]) -> Iterator[Nu
 
 
 def spread_groups(supply: Supply, numa_set: NumaSet) -> list[list[Segment]]:
-    """The segments of a numa_set by what the scope spreads over; all in one group when it does not spread."""
+    """Group the segments of a NUMA set by what the scope spreads over; one group when it does not spread."""
     match supply.request.options.scope:
         case Scope.SPREAD_SOCKETS:
             groups: dict[int, list[Segment]] = {}
@@ -117,12 +117,12 @@ def _package_by_package(supply: Supply, domain: ScopeDomain, best: _Best | None)
     packages = list(by_package.values())
     if len(packages) > 1 and all(len(parts) == 1 for parts in packages):
         return _nodes_as_packages(supply, domain, [part for (part,) in packages], best)
-    room = [sum([units for units, _ in parts]) for parts in packages]
+    capacity = [sum([units for units, _ in parts]) for parts in packages]
     also = _amounts_of_packages(supply, packages)
-    for count in range(fewest(room, supply.need), len(packages) + 1):
+    for count in range(fewest(capacity, supply.need), len(packages) + 1):
         if supply.effort.is_spent or (best is not None and count > best.rank[0]):
             break
-        for chosen in covers(room, range(len(room)), supply.need, count, supply.effort, also=also):
+        for chosen in covers(capacity, range(len(capacity)), supply.need, count, supply.effort, also=also):
             parts = [part for index in chosen for part in packages[index]]
             best = _in_packages(supply, domain, parts, count, best)
     return best
@@ -131,7 +131,7 @@ def _package_by_package(supply: Supply, domain: ScopeDomain, best: _Best | None)
 def _amounts_of_packages(
     supply: Supply, packages: Sequence[Sequence[SizedPart]]
 ) -> list[tuple[list[int], int]]:
-    """What packages have of memory and of each size of huge pages, with the need of it."""
+    """Sum up memory and huge pages of each size by package, each with its need."""
     in_each = [supply.amounts_of([part.node for _, part in parts]) for parts in packages]
     return [
         ([sum(amounts[number][0]) for amounts in in_each], need)
@@ -198,7 +198,7 @@ def _across_packages(supply: Supply, domain: ScopeDomain, best: _Best | None) ->
 def _nearest(
     supply: Supply, domain: ScopeDomain, sets: NodeSets, size: tuple[int, int], best: _Best | None
 ) -> _Best | None:
-    """Search the sets of one size, in sockets and nodes; what they find is added to the best, or instead."""
+    """Search the sets of one size, in packages and nodes; return them or the best so far."""
     sockets, count = size
     share = larger = package_share = 0
     if not domain.crossed and count <= supply.need and count > 1:
@@ -229,12 +229,12 @@ def _nearest(
 def _choose_packages(
     supply: Supply, domain: ScopeDomain, parts: tuple[NodePart, ...], sockets: int
 ) -> Iterator[NumaSet]:
-    """Yield the numa_sets with so many packages in NUMA nodes."""
+    """Yield the NUMA sets of these nodes with so many packages."""
     everything = mask_of_packages(parts)
     supply.effort.spend(len(parts))
     pools = supply.request.options.policy is Policy.NUMA
     if pools or len(parts) > supply.need:
-        # Without a choice: the whole pools are used, or some of the nodes give memory alone.
+        # There is no choice: pools are used whole, or some of the nodes give memory alone.
         used = mask_of(p for p in cpus_of(everything) if _units_of_package(supply, parts, p))
         numa_set = NumaSet(parts, used if pools else everything, domain)
         if numa_set.packages.bit_count() == sockets and _spreads(supply, numa_set):

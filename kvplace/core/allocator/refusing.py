@@ -22,15 +22,15 @@ _SCOPES = {
 }
 
 
-_MOST_SMALLER = 256
-"""Smaller VMs of which the largest that fits is sought one by one, for the message alone."""
+_MOST_SMALLER = 32
+"""Smaller VMs that are tried one by one for the largest that fits, which only the message needs."""
 
 
 def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool | None]) -> Refusal:
-    """Say what is missing for a request that no part of the machine serves.
+    """Explain why no part of the machine serves a request.
 
     CPUs come before huge pages, huge pages before memory, and an even spread comes last. The numbers are
-    those of the place where least is missing. `fits` tells whether the machine could serve another request.
+    those of the place where least is missing. `fits` says whether the machine could serve another request.
     """
     request = supply.request
     reason, noun = _SCOPES[request.options.scope]
@@ -67,7 +67,7 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool | None
 
 
 def _shared_there(supply: Supply, domains: Sequence[ScopeDomain], where: str) -> str:
-    """Say how many CPUs there only look free: nobody owns them, but VMs that share CPUs name them."""
+    """Count the CPUs there that nobody owns but that VMs with shared CPUs use."""
     if not supply.request.owns_cpus:
         return ""
     named = supply.free.pool & ~supply.free.cpus

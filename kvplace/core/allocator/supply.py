@@ -1,8 +1,7 @@
 """What a machine can give to one request, counted in the request's own unit.
 
 The unit is a CPU; with `smt: isolate` it is a whole free core, of which one thread is used. With
-`smt: require` only CPUs of whole free cores count. Cells and cores are counted once for every state they
-are found in, and remembered with the machine.
+`smt: require` only CPUs of whole free cores count. Counts of segments and cores are cached with the machine.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _NUMA_STEPS = 100_000
 """Steps of all searches for sets of NUMA nodes of one question."""
 
 _UNITS = {smt: number for number, smt in enumerate(Smt)}
-"""Numbers for what is counted: as keys much cheaper than the words themselves."""
+"""Numbers for the kinds of units: much cheaper as keys than the enum values."""
 
 
 class Supply:
