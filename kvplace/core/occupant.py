@@ -11,6 +11,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Request
+from kvplace.core.scalars import Bytes
 from kvplace.core.topology import Topology
 
 
@@ -76,7 +77,8 @@ def memory_of(request: Request, placement: Placement) -> Mapping[int, int]:
     return {node: share + (number < rest) for number, node in enumerate(placement.numa_nodes)}
 
 
-def bytes_moved(request: Request, before: Placement, after: Placement) -> int:
+def bytes_moved(request: Request, before: Placement, after: Placement) -> Bytes:
     """Count the bytes that go to another NUMA node when a VM moves; 0 when its memory is not bound."""
     there = memory_of(request, before)
-    return sum(max(0, count - there.get(node, 0)) for node, count in memory_of(request, after).items())
+    arrived = (max(0, count - there.get(node, 0)) for node, count in memory_of(request, after).items())
+    return Bytes(sum(arrived))

@@ -20,6 +20,7 @@ from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Request
+from kvplace.core.scalars import Bytes, CpuMask
 from kvplace.core.topology import Topology
 
 _MAX_CACHED = 200_000
@@ -52,11 +53,11 @@ def shapes_of(requests: Iterable[Request]) -> list[Shape]:
 class Headroom:
     """What is free in one scope domain, in counts."""
 
-    cpus: int
+    cpus: CpuMask
     """All CPUs of the scope domain."""
     count: int
     """How many of them the VM could take."""
-    memory: int | None
+    memory: Bytes | None
     """Free bytes outside huge pages on its NUMA nodes; None when the machine does not report memory."""
 
     def may_hold(self, shape: Shape) -> bool:
@@ -209,9 +210,9 @@ def _headroom(domain: ScopeDomain, available: int, free: Free) -> Headroom:
     nodes = {part.node for part in domain.parts}
     memory = [max(0, count) for index, (_, count) in enumerate(free.memory) if index in nodes]
     return Headroom(
-        domain.cpus,
+        CpuMask(domain.cpus),
         (domain.cpus & available).bit_count(),
-        sum(memory) if free.memory else None,
+        Bytes(sum(memory)) if free.memory else None,
     )
 
 

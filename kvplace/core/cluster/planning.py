@@ -55,7 +55,7 @@ class PlannedVm:
 
 @dataclass(frozen=True, slots=True)
 class RefusedVm:
-    """A VM that fits nowhere, with the refusal of each node beside all VMs of the plan."""
+    """A VM that fits nowhere, with the refusal of each node after the plan."""
 
     id: str
     request: Request

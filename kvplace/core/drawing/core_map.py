@@ -14,12 +14,13 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from kvplace.core.cpuset import cpus_of, format_cpu_list, place_of_each
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, place_of_each
 from kvplace.core.drawing.occupancy import Fault, FaultKind, Occupancy
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.quantity import format_bytes
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import NumaNode, Topology
 
 KIND = "CoreMap"
@@ -83,9 +84,9 @@ class L3Box:
     part: bool = False
 
     @property
-    def cpus(self) -> int:
+    def cpus(self) -> CpuMask:
         """The set of its threads."""
-        return sum(1 << thread.cpu for core in self.cores for thread in core.threads)
+        return mask_of(thread.cpu for core in self.cores for thread in core.threads)
 
 
 @dataclass(frozen=True, slots=True)

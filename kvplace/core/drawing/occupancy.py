@@ -17,7 +17,7 @@ from types import MappingProxyType
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger
 from kvplace.core.request import Policy
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.topology import Topology
 
 
@@ -35,7 +35,7 @@ class Fault:
     """A contradiction, and the CPUs that it is about."""
 
     kind: FaultKind
-    cpus: int
+    cpus: CpuMask
     sentence: str
 
 
@@ -99,9 +99,9 @@ class Occupancy:
         return tuple(sorted(faults, key=lambda fault: (fault.kind.value, _first(fault.cpus), fault.sentence)))
 
     @cached_property
-    def faulty(self) -> Mapping[FaultKind, int]:
+    def faulty(self) -> Mapping[FaultKind, CpuMask]:
         """The CPUs of all faults, by kind."""
-        cpus = dict.fromkeys(FaultKind, 0)
+        cpus = dict.fromkeys(FaultKind, NO_CPUS)
         for fault in self.faults:
             cpus[fault.kind] |= fault.cpus
         return cpus
@@ -129,7 +129,7 @@ class Occupancy:
             sentences = [f"owned by {self.name(uid)}" for uid in holders]
             sentences += [f"shared by {self.name(uid)}" for uid in sharers]
             sentences += [others] if others else []
-            yield Fault(FaultKind.CONFLICT, cpus, f"CPU {format_cpu_list(cpus)}: {' and '.join(sentences)}")
+            yield _fault(FaultKind.CONFLICT, cpus, " and ".join(sentences))
 
     def _others_at(self, cpu: int, owned: bool) -> str:
         if self.foreign >> cpu & 1:
@@ -141,24 +141,24 @@ class Occupancy:
             unowned = claim.owned & ~self.ledger.owned
             if unowned:
                 sentence = f"claimed by {self.name(uid)} as its own, but without an owner in the ledger"
-                yield Fault(FaultKind.CONFLICT, unowned, f"CPU {format_cpu_list(unowned)}: {sentence}")
+                yield _fault(FaultKind.CONFLICT, unowned, sentence)
             if unclaimed := self._held_by(uid) & ~claim.owned:
                 sentence = f"owned by {self.name(uid)}, whose claim does not contain it"
-                yield Fault(FaultKind.CONFLICT, unclaimed, f"CPU {format_cpu_list(unclaimed)}: {sentence}")
+                yield _fault(FaultKind.CONFLICT, unclaimed, sentence)
         for uid in sorted(set(self.ledger.owners.values()) - set(self.ledger.claims)):
             held = self._held_by(uid)
             sentence = f"owned by {self.name(uid)}, which has no claim"
-            yield Fault(FaultKind.CONFLICT, held, f"CPU {format_cpu_list(held)}: {sentence}")
+            yield _fault(FaultKind.CONFLICT, held, sentence)
 
     def _beyond_the_machine(self) -> Iterator[Fault]:
         machine = self.topology.cpus
         for claim in self.claims:
             if lacking := (claim.cpus | claim.owned) & ~machine:
                 sentence = f"placed for {self.name(claim.uid)}, but the machine has no such CPU"
-                yield Fault(FaultKind.CONFLICT, lacking, f"CPU {format_cpu_list(lacking)}: {sentence}")
+                yield _fault(FaultKind.CONFLICT, lacking, sentence)
         if lacking := CpuMask(self.foreign & ~machine):
             sentence = "in use outside of kvplace, but the machine has no such CPU"
-            yield Fault(FaultKind.CONFLICT, lacking, f"CPU {format_cpu_list(lacking)}: {sentence}")
+            yield _fault(FaultKind.CONFLICT, lacking, sentence)
 
     def _drift(self) -> Iterator[Fault]:
         for claim in self.claims:
@@ -168,10 +168,14 @@ class Occupancy:
             name = self.name(claim.uid)
             if astray := found & ~claim.cpus:
                 sentence = f"threads of {name} may run here, but were not placed here"
-                yield Fault(FaultKind.DRIFT, astray, f"CPU {format_cpu_list(astray)}: {sentence}")
+                yield _fault(FaultKind.DRIFT, astray, sentence)
             if empty := claim.cpus & ~found:
                 sentence = f"placed for {name}, but none of its threads may run here"
-                yield Fault(FaultKind.DRIFT, empty, f"CPU {format_cpu_list(empty)}: {sentence}")
+                yield _fault(FaultKind.DRIFT, empty, sentence)
+
+
+def _fault(kind: FaultKind, cpus: int, sentence: str) -> Fault:
+    return Fault(kind, CpuMask(cpus), f"CPU {format_cpu_list(cpus)}: {sentence}")
 
 
 def name_of(claim: Claim) -> str:

@@ -16,7 +16,7 @@ LOOK = 10
 LOOKUP = 50
 """Steps of asking for a placement."""
 PLACEMENT = 200
-"""Steps of computing a placement that is not cached, beside `LOOKUP`."""
+"""Steps of computing a placement that is not cached, in addition to `LOOKUP`."""
 
 
 class Budget:

@@ -20,6 +20,7 @@ from kvplace.core.occupant import Occupant, RunningVms, bytes_moved
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted
 from kvplace.core.request import Request
+from kvplace.core.scalars import Bytes
 from kvplace.core.topology import Topology
 
 MAX_MOVES = 3
@@ -28,12 +29,12 @@ MAX_MOVES = 3
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One step: a running VM goes to CPUs that nobody else has at that moment."""
+    """One step: a running VM goes to CPUs that no other VM has at that moment."""
 
     id: str
     before: Placement
     after: Placement
-    bytes_moved: int
+    bytes_moved: Bytes
     """Memory that has to go to another NUMA node."""
 
 
@@ -47,9 +48,9 @@ class MovePlan:
     """Steps that the search took."""
 
     @property
-    def bytes_moved(self) -> int:
+    def bytes_moved(self) -> Bytes:
         """Memory that has to go to other NUMA nodes in all moves."""
-        return sum(move.bytes_moved for move in self.moves)
+        return Bytes(sum(move.bytes_moved for move in self.moves))
 
 
 @dataclass(frozen=True, slots=True)

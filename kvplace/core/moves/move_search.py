@@ -3,7 +3,7 @@
 It is a depth-first branch and bound, guided by shortages. A VM has to move only because something does not
 fit into a target: first the new VM, then each VM that has moved. So the search gives every such VM a target,
 looks by counts for a resource that is short, and moves one more VM that would give back enough of it, until
-nothing is short. Only then are the moves tried with real CPUs. A VM that nobody needs gone never moves.
+nothing is short. Only then are the moves tried with real CPUs. A VM that is not in the way never moves.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kvplace.core.moves.targets import Step, Target, VmToPlace, moving_vm, new_v
 from kvplace.core.occupant import RunningVms, locality_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request, Scope
+from kvplace.core.scalars import CpuMask
 
 _SMALL_MACHINE = 16
 """CPUs up to which L3 groups count when VMs are compared for three moves, as in a thorough search."""
@@ -42,7 +43,7 @@ class MoveSearch:
             if one.request.options.policy is not Policy.IMMOVABLE
         }
         self._counts = ResourceCounts(running, self._movable)
-        self._reachable = running.free(dict.fromkeys(self._movable)).pool
+        self._reachable = CpuMask(running.free(dict.fromkeys(self._movable)).pool)
         self._new = new_vm(running, request, len(empty.numa_nodes), self._reachable)
         self._vms: dict[str, VmToPlace] = {}
         self._kinds: dict[str, object] = {}

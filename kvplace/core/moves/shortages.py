@@ -170,7 +170,7 @@ class ResourceCounts:
     def _memory_shortages(
         self, inside: Sequence[VmToPlace], nodes: frozenset[int], gone: frozenset[str]
     ) -> Iterator[Shortage]:
-        needed = sum(vm.plain_memory for vm in inside)
+        needed: int = sum(vm.plain_memory for vm in inside)
         if needed and self._memory:
             free = sum(_free_at(self._memory, self._plain_memory_of, node, gone) for node in nodes)
             if needed > free:

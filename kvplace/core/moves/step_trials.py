@@ -80,7 +80,7 @@ class StepTrials:
             choices = (cpus & ~aside & ~before.cpus & ~before.owned, cpus & ~aside)
         else:
             spare = aside if self._request.owns_cpus else 0
-            choices = (cpus & ~free.cpus & ~spare, cpus & ~spare)  # beside other sharing VMs first
+            choices = (cpus & ~free.cpus & ~spare, cpus & ~spare)  # with other sharing VMs first
         for choice in choices:
             if (found := self._place_mover(step.vm, within(free, choice))) is not None:
                 return found

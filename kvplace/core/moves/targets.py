@@ -16,7 +16,7 @@ from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.occupant import Occupant, RunningVms, locality_of, memory_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import Bytes, CpuMask
 from kvplace.core.topology import NumaNode, Topology
 
 _MAX_NODE_SETS = 2000
@@ -30,7 +30,7 @@ class Target:
     cpus: CpuMask
     nodes: frozenset[int]
     """Ids of its NUMA nodes."""
-    moved: int
+    moved: Bytes
     """Bytes that go to another NUMA node, at least, when the VM moves here."""
 
 
@@ -43,7 +43,7 @@ class VmToPlace:
     request: Request
     targets: tuple[Target, ...]
     """Those that cost least first."""
-    plain_memory: int
+    plain_memory: Bytes
     """Bytes outside huge pages that it takes from its NUMA nodes; 0 where they are not counted."""
     before: Placement | None = None
 
@@ -84,21 +84,21 @@ class Step:
     target: Target
 
 
-def new_vm(running: RunningVms, request: Request, most_nodes: int, reachable: int) -> VmToPlace:
+def new_vm(running: RunningVms, request: Request, most_nodes: int, reachable: CpuMask) -> VmToPlace:
     """Find the targets of the new VM, of at most so many NUMA nodes.
 
     `reachable` are the CPUs that are free when every VM that may move is gone.
     """
     vm = VmToPlace("", request, (), _plain_memory(running, request))
     targets = tuple(
-        Target(cpus, frozenset(node.id for node in nodes), 0)
+        Target(cpus, frozenset(node.id for node in nodes), Bytes(0))
         for cpus, nodes, _ in _node_sets(running.topology, request.options.scope, lambda _: most_nodes)
         if _may_hold(vm, cpus, reachable)
     )
     return VmToPlace("", request, targets, vm.plain_memory)
 
 
-def moving_vm(running: RunningVms, occupant: Occupant, reachable: int) -> VmToPlace:
+def moving_vm(running: RunningVms, occupant: Occupant, reachable: CpuMask) -> VmToPlace:
     """Find the targets of a running VM: in its own scope, and with no worse locality than it has."""
     topology, request, before = running.topology, occupant.request, occupant.placement
     locality = locality_of(topology, before)
@@ -112,7 +112,8 @@ def moving_vm(running: RunningVms, occupant: Occupant, reachable: int) -> VmToPl
         if uses_all and _best_locality(vm, topology, cpus, nodes) > locality:
             continue
         if _may_hold(vm, cpus, reachable):
-            targets.append(Target(cpus, ids, sum(n for node, n in memory.items() if node not in ids)))
+            moved = Bytes(sum(count for node, count in memory.items() if node not in ids))
+            targets.append(Target(cpus, ids, moved))
     targets.sort(key=lambda target: (target.moved, len(target.nodes), target.cpus))
     return VmToPlace(occupant.id, request, tuple(targets), vm.plain_memory, before)
 
@@ -151,7 +152,7 @@ def _scope_domains(topology: Topology, scope: Scope) -> Sequence[int]:
 
 
 def _best_locality(
-    vm: VmToPlace, topology: Topology, cpus: int, nodes: Sequence[NumaNode]
+    vm: VmToPlace, topology: Topology, cpus: CpuMask, nodes: Sequence[NumaNode]
 ) -> tuple[int, int, int, int]:
     """The best locality of a VM that uses all of these NUMA nodes."""
     touched = [topology.packages_of(node.cpus & cpus) for node in nodes]
@@ -161,12 +162,12 @@ def _best_locality(
     return packages, len(nodes), max(distances, default=0), sum(distances)
 
 
-def _may_hold(vm: VmToPlace, cpus: int, reachable: int) -> bool:
+def _may_hold(vm: VmToPlace, cpus: CpuMask, reachable: CpuMask) -> bool:
     return (cpus & reachable).bit_count() >= vm.units
 
 
-def _plain_memory(running: RunningVms, request: Request) -> int:
+def _plain_memory(running: RunningVms, request: Request) -> Bytes:
     counted = any(node.memory for node in running.topology.numa_nodes)
     if not counted or request.options.numa_memory is NumaMemory.OFF:
-        return 0
+        return Bytes(0)
     return plain_bytes(request.memory, request.huge_pages)
