@@ -58,8 +58,8 @@ def command(
      "memory": "8Gi", "hugepages": {"1Gi": 8}, "free": "0-15"}      only vcpus is required
     {"release": "db"}                                               frees what --keep has kept
 
-    Each line is answered before the next one is read. A request without an id is called request-N, where N
-    is the number of its line.
+    Each line is answered before the next one is read. `kvplace schema request` lists the keys and their
+    values. A request without an id is called request-N, where N is the number of its line.
 
     Exit code 0 when every request was placed, 3 when none was, 4 when some were; 2 when a line was invalid.
     """  # noqa: D301 - click needs the literal backslash
@@ -82,6 +82,8 @@ def command(
         thorough=thorough,
         explain=explain,
     )
+    if sys.stdin.isatty():
+        say("reading requests from the terminal, one JSON object per line; Ctrl-D ends")
     kinds: set[AnswerKind] = set()
     for number, line in numbered_lines(sys.stdin.buffer):
         answer = session.answer(line, number)

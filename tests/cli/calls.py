@@ -50,13 +50,16 @@ def call_process(*arguments: str, stdin: str = "", environment: dict[str, str] |
     return Called(done.returncode, done.stdout, done.stderr)
 
 
-def on_a_terminal(*arguments: str, **environment: str) -> str:
-    """What a terminal gets to see."""
+def on_a_terminal(*arguments: str, typed: str = "", **environment: str) -> str:
+    """Return what a terminal shows; with `typed`, it is also stdin and stderr."""
     outer, inner = pty.openpty()
+    if typed:
+        os.write(outer, f"{typed}\N{END OF TRANSMISSION}".encode())
     with subprocess.Popen(
         [*COMMAND, *arguments],
+        stdin=inner if typed else subprocess.DEVNULL,
         stdout=inner,
-        stderr=subprocess.DEVNULL,
+        stderr=inner if typed else subprocess.DEVNULL,
         env={**os.environ, "TERM": "xterm", **environment},
     ) as process:
         os.close(inner)

@@ -14,7 +14,7 @@ from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.machines.shipped import machine_names, read_machine
-from tests.cli.calls import COMMAND, Caller
+from tests.cli.calls import COMMAND, Caller, on_a_terminal
 
 MACHINE = read_machine("2x-epyc-9354")
 
@@ -237,6 +237,12 @@ def test_without_requests_there_are_no_answers_and_a_message_on_stderr(kvplace: 
     called = kvplace("place", "--topology", "epyc-7502p", "-o", "json", stdin=stdin)
     assert (called.code, called.out) == (0, "")
     assert called.err == 'kvplace: <stdin> contains no requests; write one per line, such as {"vcpus": 8}\n'
+
+
+def test_on_a_terminal_it_says_that_it_waits_for_requests() -> None:
+    seen = on_a_terminal("place", "--topology", "epyc-7502p", typed='{"vcpus": 2}\n')
+    assert "kvplace: reading requests from the terminal, one JSON object per line; Ctrl-D ends" in seen
+    assert "request-1: CPUs 2,34" in seen
 
 
 _wishes = st.fixed_dictionaries(
