@@ -1,5 +1,5 @@
-"""What happens without being asked: cores come free, lost claims come back, waiting VMs are woken.
+"""The controller: confirms, releases and restores claims, and makes kube-scheduler retry waiting pods.
 
-Every piece of work is idempotent and guarded by the API server, so replicas may overlap; they divide the
-nodes among themselves only to save work.
+All work is idempotent and checked by the API server, so replicas may do the same at once; they start it at
+different moments only to save work.
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import Counter
 
-RELEASES = Counter("kvplace_controller_releases_total", "Claims given back.")
-WAKES = Counter("kvplace_controller_wakes_total", "Times that waiting pods were made to be tried again.")
+RELEASES = Counter("kvplace_controller_releases_total", "Claims released.")
+WAKES = Counter("kvplace_controller_wakes_total", "How often waiting pods were retried.")
 OVERLAPS = Counter(
-    "kvplace_controller_overlaps_total", "Running pods found on cores that the ledger gives to others."
+    "kvplace_controller_overlaps_total", "Running pods found on cores that others own in the ledger."
 )

@@ -1,5 +1,5 @@
-"""The scheduler extender: which node, which cores, and the one write that binds them.
+"""The scheduler extender: chooses node and cores, claims the cores and binds the pod.
 
-Filter and prioritize answer from memory; cores are claimed in bind only, in the node's ledger, before
-the pod is bound.
+Filter and prioritize answer from memory. Only bind writes: first the claim in the node's ledger, then the
+binding.
 """

@@ -1,7 +1,7 @@
 """The extender's verbs as HTTP routes, over HTTP/1.1 by aiohttp and over HTTP/2 by `http2`.
 
-Bad input gets 400 with one sentence. kube-scheduler does not read the body of an error, so the sentence
-is for the log and for people with curl.
+Bad input gets 400 with one sentence. kube-scheduler does not read the body of an error; the sentence is for
+the log and for people who use curl.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TOO_LARGE = f"the body is larger than {MAX_BODY} bytes; set nodeCacheCapable: t
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, whatever version of HTTP carries it."""
+    """An answer in any version of HTTP."""
 
     status: int
     content_type: str
@@ -39,7 +39,7 @@ class Reply:
 
     @classmethod
     def too_large(cls) -> Self:
-        """Answer to a body that nobody should send."""
+        """Answer to a body above the limit."""
         return cls.failed(http_status_of(BadBody(_TOO_LARGE)), _TOO_LARGE)
 
 
@@ -57,14 +57,14 @@ class Routes:
         """Answer one request."""
         verb = self.verbs.get(path)
         if verb is None:
-            return Reply.failed(404, f"{path} is none of {', '.join(self.verbs)}")
+            return Reply.failed(404, f"{path} is not one of {', '.join(self.verbs)}")
         if method != "POST":
-            return Reply.failed(405, f"{path} is asked with POST")
+            return Reply.failed(405, f"{path} takes POST only")
         return await verb(body)
 
 
 def extender_application(routes: Routes) -> web.Application:
-    """Serve the routes over HTTP/1.1; bodies above 8 MiB are refused unread."""
+    """Serve the routes over HTTP/1.1; bodies above 8 MiB are not read."""
     application = web.Application(client_max_size=MAX_BODY)
     application.add_routes([web.post(path, _handler(verb)) for path, verb in routes.verbs.items()])
     return application
@@ -82,7 +82,7 @@ def _verb(
             return Reply.failed(http_status_of(error), str(error))
         except Exception:
             log.exception("%s failed", name)
-            return Reply.failed(500, f"{name} failed; the log of kvplace serve says how")
+            return Reply.failed(500, f"{name} failed; see the log of kvplace serve")
         return Reply(200, "application/json", _encode(result))
 
     return reply

@@ -1,8 +1,8 @@
 """The extender's routes over HTTP/2, on one asyncio connection.
 
-kube-scheduler offers HTTP/2 to an extender with TLS. Over HTTP/1.1 it keeps but two idle connections: then
-nearly every bind of a burst begins with a TLS handshake of its own, which costs both sides more than all
-else that kvplace does for a bind. Frames, HPACK, settings and flow control are h2's.
+kube-scheduler offers HTTP/2 to an extender with TLS. Over HTTP/1.1 it keeps only two idle connections, so in
+a burst nearly every bind starts with a TLS handshake, which costs both sides more than the rest of the bind.
+Frames, HPACK, settings and flow control are those of the library h2.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 MAX_STREAMS = 250
 """Calls at once on one connection; kube-scheduler opens another one for more."""
 _WINDOW = 1 << 20
-"""Bytes of one body that may come unasked for; a usual one is far smaller, so no update is ever sent."""
-_ASKED = (b":method", b":path")
+"""Initial flow-control window of a stream; usual bodies are far smaller, so no update is sent."""
+_PSEUDO_HEADERS = (b":method", b":path")
 _CONFIGURATION = H2Configuration(
     client_side=False,
     header_encoding=None,
@@ -47,7 +47,7 @@ class Http2Connection(asyncio.Protocol):
     """The server's end of one connection; answers every stream from `routes`."""
 
     def __init__(self, routes: Routes, ended: Callable[[Http2Connection], None]) -> None:
-        """`ended` is told when the connection is gone."""
+        """`ended` is called when the connection is closed."""
         self._routes = routes
         self._ended = ended
         self._http = H2Connection(_CONFIGURATION)
@@ -66,16 +66,16 @@ class Http2Connection(asyncio.Protocol):
         self._finishing = False
 
     async def finish(self) -> None:
-        """Take no further calls, answer those that are under way, and hang up."""
+        """Refuse further calls, answer those under way, and close the connection."""
         self._finishing = True
         if self._answering:
             await asyncio.wait(self._answering)
         if self._transport is not None:
             self._http.close_connection()
             self._send()
-            self._hang_up()
+            self._close()
 
-    # asyncio's side.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -89,9 +89,9 @@ class Http2Connection(asyncio.Protocol):
             for event in self._http.receive_data(data):
                 self._take(event)
         except ProtocolError as error:
-            log.warning("a connection to the extender breaks HTTP/2: %s", error)
+            log.warning("HTTP/2 error on a connection to the extender: %s", error)
             self._send()
-            self._hang_up()
+            self._close()
             return
         self._send_more()
         self._send()
@@ -102,16 +102,16 @@ class Http2Connection(asyncio.Protocol):
         self._unsent.clear()
         self._ended(self)
 
-    # HTTP's side.
+    # HTTP/2.
 
     def _take(self, event: Event) -> None:
         match event:
             case RequestReceived(stream_id=int(stream)) if self._finishing:
-                # Says that nothing was done, so that the caller may ask another replica.
+                # REFUSED_STREAM: nothing was processed, so the caller may try another replica.
                 self._http.reset_stream(stream, ErrorCodes.REFUSED_STREAM)
             case RequestReceived(stream_id=int(stream), headers=headers):
                 named = {bytes(name): bytes(value) for name, value in headers or ()}
-                method, path = (named.get(name, b"").decode(errors="replace") for name in _ASKED)
+                method, path = (named.get(name, b"").decode(errors="replace") for name in _PSEUDO_HEADERS)
                 self._calls[stream] = (method, path, bytearray())
             case DataReceived(stream_id=int(stream), data=data):
                 self._http.acknowledge_received_data(event.flow_controlled_length or 0, stream)
@@ -130,11 +130,11 @@ class Http2Connection(asyncio.Protocol):
                     self._answering.add(task)
                     task.add_done_callback(self._answering.discard)
             case StreamReset(stream_id=int(stream)):
-                # A call that has begun goes on: a bind must not stop half-way.
+                # A call that has started goes on: a bind must not stop half-way.
                 self._calls.pop(stream, None)
                 self._unsent.pop(stream, None)
             case ConnectionTerminated():
-                self._hang_up()
+                self._close()
 
     async def _call(self, stream: int, method: str, path: str, body: bytearray) -> None:
         reply = await self._routes(method, path, bytes(body))
@@ -151,22 +151,22 @@ class Http2Connection(asyncio.Protocol):
         try:
             self._http.send_headers(stream, headers)
         except (StreamClosedError, ProtocolError):
-            return  # the caller has given up
+            return  # the caller has closed the stream
         self._unsent[stream] = memoryview(reply.body)
         self._send_more()
 
     def _send_more(self) -> None:
-        """Hand h2 as much of the answers as the caller's windows have room for."""
+        """Send as much of the answers as the caller's flow-control windows allow."""
         for stream, rest in list(self._unsent.items()):
             try:
                 while True:
-                    room = min(
+                    allowed = min(
                         self._http.local_flow_control_window(stream), self._http.max_outbound_frame_size
                     )
-                    if room <= 0 < len(rest):
+                    if allowed <= 0 < len(rest):
                         self._unsent[stream] = rest
                         break
-                    part, rest = rest[:room], rest[room:]
+                    part, rest = rest[:allowed], rest[allowed:]
                     self._http.send_data(stream, part.tobytes(), end_stream=not rest)
                     if not rest:
                         del self._unsent[stream]
@@ -178,6 +178,6 @@ class Http2Connection(asyncio.Protocol):
         if self._transport is not None and (data := self._http.data_to_send()):
             self._transport.write(data)
 
-    def _hang_up(self) -> None:
+    def _close(self) -> None:
         if self._transport is not None:
             self._transport.close()

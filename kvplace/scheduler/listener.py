@@ -1,4 +1,4 @@
-"""Where kube-scheduler connects: HTTP/2 or HTTP/1.1, as the TLS handshake of each connection agreed."""
+"""The listener of kube-scheduler: HTTP/2 or HTTP/1.1, as each TLS handshake negotiated (ALPN)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kvplace.service.settings import Address
 _log = logging.getLogger(__name__)
 
 ALPN_PROTOCOLS = ("h2", "http/1.1")
-"""What the TLS context of the listener offers, best first."""
+"""Protocols that the TLS context offers, best first."""
 
 
-class _Agreed(asyncio.Protocol):
-    """Hands a new connection to the protocol that its TLS handshake agreed on."""
+class _Negotiated(asyncio.Protocol):
+    """Hands a new connection to the protocol that its TLS handshake negotiated."""
 
     def __init__(self, listener: _Listener) -> None:
         self._listener = listener
@@ -48,7 +48,7 @@ class _Listener:
         return connection
 
     async def finish(self) -> None:
-        """Answer what has begun and hang up."""
+        """Answer the calls under way and close the connections."""
         await asyncio.gather(*(connection.finish() for connection in list(self._http2)))
 
 
@@ -56,9 +56,9 @@ class _Listener:
 async def extender_listening(
     routes: Routes, address: Address, tls: ssl.SSLContext | None
 ) -> AsyncIterator[Address]:
-    """Listen while the block runs; gives the address with the port really used.
+    """Listen while the block runs; yields the address with the port that is used.
 
-    Answers the requests that have begun before it ends. Raises Misconfigured when the address cannot be used.
+    Answers the requests under way before it ends. Raises Misconfigured if the address cannot be used.
     """
     runner = make_runner(extender_application(routes))
     await runner.setup()
@@ -67,7 +67,7 @@ async def extender_listening(
         listener = _Listener(routes, runner.server)
         with naming(address):
             server = await asyncio.get_running_loop().create_server(
-                lambda: _Agreed(listener), address.host, address.port, ssl=tls, backlog=128
+                lambda: _Negotiated(listener), address.host, address.port, ssl=tls, backlog=128
             )
         try:
             bound = Address(*server.sockets[0].getsockname()[:2])

@@ -12,9 +12,9 @@ BINDS = Histogram(
 )
 REFUSALS = Counter(
     "kvplace_extender_refusals_total",
-    "Filter calls that no node could satisfy, by each reason met.",
+    "Filter calls that no node could satisfy, by each reason found.",
     ["reason"],
 )
 REJECTED_CALLS = Counter(
-    "kvplace_extender_rejected_calls_total", "Calls that were malformed or too large, by verb.", ["verb"]
+    "kvplace_extender_rejected_calls_total", "Malformed or too large calls, by verb.", ["verb"]
 )

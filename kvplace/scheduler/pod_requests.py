@@ -20,7 +20,7 @@ _REMEMBERED = 10_000
 
 
 class PodReader(Protocol):
-    """What is asked of a cluster here."""
+    """What reading a pod request asks of a cluster."""
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
         """Read a pod as the API server has it now; None if there is none."""

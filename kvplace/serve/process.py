@@ -1,9 +1,9 @@
 """`kvplace serve`: the extender, admission and the controller in one process on one event loop.
 
 Puts the components together and has no rules of its own. Three listeners: the extender (TLS, client
-certificate required), admission (TLS), and health with metrics (plain, read-only). On SIGTERM it is no longer
-ready, answers the requests that have begun, then ends; a claim that was stored without its binding is
-finished or released by another replica or after the restart.
+certificate required), admission (TLS), and health with metrics (plain HTTP, read-only). On SIGTERM it becomes
+unready, answers the requests under way, and ends. A claim that was stored without its binding is bound or
+released by another replica or after the restart.
 """
 
 from __future__ import annotations

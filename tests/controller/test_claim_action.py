@@ -1,4 +1,4 @@
-"""What becomes of a claim follows from its pod: gone QEMU frees it, age alone never does."""
+"""The action for a claim follows from its pod: an ended QEMU releases it, its age alone never does."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def action(pod: PodRecord | None, age: float, *, was_deleted: bool = False) -> C
     ],
     ids=repr,
 )
-def test_a_claim_is_judged_by_its_pod(pod: PodRecord | None, age: float, expected: ClaimAction) -> None:
+def test_the_action_follows_from_the_pod(pod: PodRecord | None, age: float, expected: ClaimAction) -> None:
     assert action(pod, age) is expected
 
 
@@ -111,7 +111,7 @@ def test_a_confirmed_claim_of_a_running_pod_is_left_alone_however_old() -> None:
     ],
     ids=repr,
 )
-def test_a_live_look_decides_and_leaves_a_bind_its_time(
+def test_the_live_pod_decides_and_a_bind_has_its_time(
     pod: PodRecord | None, age: float, expected: ClaimAction
 ) -> None:
     assert action_from_live_pod(claim(age), "n", pod, now=NOW, patience_s=PATIENCE) is expected

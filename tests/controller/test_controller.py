@@ -109,7 +109,7 @@ async def test_a_claim_without_a_binding_is_kept_while_its_bind_may_still_come(
         assert pod.uid in one.claims()
 
 
-async def test_a_claim_without_a_binding_is_given_back_when_a_live_look_shows_the_pod_unbound(
+async def test_a_claim_without_a_binding_is_released_when_the_pod_is_read_and_unbound(
     cluster: MemoryCluster,
 ) -> None:
     long_ago = EPOCH - timedelta(hours=1)
@@ -124,7 +124,7 @@ async def test_a_claim_without_a_binding_is_given_back_when_a_live_look_shows_th
         await after.until(lambda: not after.claims())
 
 
-async def test_a_stale_cache_never_gives_back_the_cores_of_a_pod_that_is_bound(
+async def test_a_stale_cache_never_releases_the_cores_of_a_bound_pod(
     cluster: MemoryCluster,
 ) -> None:
     long_ago = EPOCH - timedelta(hours=1)
@@ -157,7 +157,7 @@ async def test_a_lost_ledger_is_rebuilt_from_the_pods_that_are_bound(cluster: Me
         assert {uid: claim.owned for uid, claim in ledger.claims.items()} == told
 
 
-async def test_two_running_pods_on_one_core_are_told_loudly_and_nothing_is_changed(
+async def test_two_running_pods_on_one_core_are_reported_and_nothing_is_changed(
     cluster: MemoryCluster,
 ) -> None:
     async with replica(cluster) as one:
@@ -287,7 +287,7 @@ async def test_a_machine_that_is_described_late_or_anew_wakes_the_waiting_pods(
             cluster.put_topology("late", EIGHT, kubelet_cpus=held)  # a report that says nothing new
 
 
-async def test_two_replicas_that_mend_the_same_node_do_each_thing_once(cluster: MemoryCluster) -> None:
+async def test_two_replicas_that_reconcile_one_node_leave_it_empty(cluster: MemoryCluster) -> None:
     async with replica(cluster) as one, replica(cluster) as other:
         pods = [asking_pod(cluster, f"vm{number}") for number in range(4)]
         for pod, binder in zip(pods, (one, other, one, other), strict=True):
@@ -314,7 +314,7 @@ async def test_the_releases_of_a_node_go_together_in_few_writes(cluster: MemoryC
         assert one.cache.ledgers.writes - before <= 2
 
 
-async def test_a_write_that_fails_is_tried_again_until_the_cores_are_free(cluster: MemoryCluster) -> None:
+async def test_a_ledger_write_without_an_answer_is_repeated(cluster: MemoryCluster) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         await one.bind(pod, "n1")

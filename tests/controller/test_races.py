@@ -57,7 +57,7 @@ async def test_a_claim_whose_pod_the_cache_has_not_got_yet_is_kept_for_its_bind(
         cluster.resume_watches(PODS)
 
 
-async def test_a_bind_that_takes_an_old_claim_over_while_it_is_being_given_back_keeps_it(
+async def test_a_bind_that_takes_over_an_old_claim_while_it_is_being_released_keeps_it(
     cluster: MemoryCluster,
 ) -> None:
     async with (
@@ -83,7 +83,7 @@ async def test_a_bind_that_takes_an_old_claim_over_while_it_is_being_given_back_
         cluster.resume_watches(LEDGERS)
 
 
-async def test_a_bind_that_comes_after_its_claim_was_given_back_claims_anew(cluster: MemoryCluster) -> None:
+async def test_a_bind_after_its_claim_was_released_claims_again(cluster: MemoryCluster) -> None:
     async with replica(cluster, controller=False) as one:
         pod, other = asking_pod(cluster, "vm", 5), asking_pod(cluster, "other", 5)
         await unanswered_bind(cluster, one, pod)
@@ -158,7 +158,7 @@ async def test_a_pod_of_the_same_name_on_another_node_is_not_claimed_for_on_the_
         cluster.resume_watches(PODS)
 
 
-async def test_an_overlap_is_told_once_and_does_not_keep_other_claims_from_coming_back(
+async def test_an_overlap_is_reported_once_and_other_claims_are_restored(
     cluster: MemoryCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with replica(cluster, controller=False) as one:
@@ -257,7 +257,7 @@ async def test_replicas_that_see_the_cluster_differently_free_everything_in_the_
         )
 
 
-async def test_what_vanished_is_forgotten_once_nobody_claims_for_it(cluster: MemoryCluster) -> None:
+async def test_deleted_pods_are_forgotten_once_they_have_no_claim(cluster: MemoryCluster) -> None:
     async with replica(cluster) as one, replica(cluster, controller=False) as watcher:
         pods = [asking_pod(cluster, f"vm-{number}") for number in range(4)]
         for pod in pods:

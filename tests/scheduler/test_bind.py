@@ -62,7 +62,7 @@ async def test_the_claim_is_stored_before_the_pod_is_bound(cluster: Counting) ->
         assert await binding == ""
 
 
-async def test_a_bind_that_was_done_already_answers_yes_and_writes_nothing(cluster: Counting) -> None:
+async def test_a_bind_that_was_done_already_succeeds_and_writes_nothing(cluster: Counting) -> None:
     async with replica(cluster, controller=False) as one:
         pod = asking_pod(cluster, "vm")
         assert await one.bind(pod, "a") == ""
@@ -72,7 +72,7 @@ async def test_a_bind_that_was_done_already_answers_yes_and_writes_nothing(clust
         assert one.cache.ledgers.writes == 1
 
 
-async def test_a_bind_that_was_done_already_answers_yes_although_the_watch_has_not_told(
+async def test_a_bind_that_was_done_already_succeeds_although_the_watch_is_behind(
     cluster: Counting,
 ) -> None:
     async with replica(cluster, controller=False) as one, replica(cluster, controller=False) as other:
@@ -92,7 +92,7 @@ async def test_a_second_call_waits_for_the_one_under_way(cluster: Counting) -> N
         assert cluster.bindings == [("vm", "a")]
 
 
-async def test_a_second_call_for_another_node_is_told_that_one_is_under_way(cluster: Counting) -> None:
+async def test_a_second_call_for_another_node_is_refused_while_one_is_under_way(cluster: Counting) -> None:
     async with replica(cluster, controller=False) as one:
         pod = asking_pod(cluster, "vm")
         first, second = await asyncio.gather(one.bind(pod, "a"), one.bind(pod, "b"))
@@ -245,7 +245,7 @@ async def test_a_right_that_is_missing_is_said_and_no_claim_is_left(cluster: Cou
         assert cluster.claimed_on(pod.uid) == []
 
 
-async def test_before_the_cluster_is_known_nothing_is_bound() -> None:
+async def test_before_the_caches_have_synced_nothing_is_bound() -> None:
     cluster = Counting()
     cluster.create_node("a", topology=EIGHT)
     pod = asking_pod(cluster, "vm")
@@ -258,7 +258,7 @@ async def test_before_the_cluster_is_known_nothing_is_bound() -> None:
 # Cores.
 
 
-async def test_a_bind_takes_the_cores_that_filter_promised_and_leaves_those_of_others(
+async def test_a_bind_takes_the_cores_that_filter_held_and_leaves_those_of_others(
     cluster: Counting,
 ) -> None:
     async with replica(cluster, controller=False) as one:
@@ -272,7 +272,7 @@ async def test_a_bind_takes_the_cores_that_filter_promised_and_leaves_those_of_o
         assert one.held() == 0
 
 
-async def test_a_promise_to_another_pod_does_not_stop_a_bind_that_comes_first(cluster: Counting) -> None:
+async def test_a_hold_of_another_pod_does_not_stop_a_bind_that_comes_first(cluster: Counting) -> None:
     async with replica(cluster, controller=False) as one:
         await one.filter(asking_pod(cluster, "slow", 8), "a")
         assert await one.bind(asking_pod(cluster, "quick", 8), "a") == ""

@@ -104,7 +104,7 @@ async def test_when_the_claim_cannot_be_stored_nothing_is_bound(cluster: Countin
         assert cluster.bindings == []
 
 
-async def test_a_pod_hears_of_its_placement_through_its_vmi(cluster: Counting) -> None:
+async def test_the_placement_is_recorded_as_an_event_on_the_vmi(cluster: Counting) -> None:
     async with binding(cluster) as bench:
         await bench.begin(asking_pod(cluster, "vm"))
         await bench.events.finish()
@@ -164,7 +164,7 @@ async def test_a_bind_that_is_repeated_later_succeeds_with_the_same_cores(
 # The API server says no.
 
 
-async def test_a_pod_that_is_gone_gives_its_claim_back(cluster: Counting) -> None:
+async def test_the_claim_of_a_deleted_pod_is_released(cluster: Counting) -> None:
     async with binding(cluster) as bench:
         pod = asking_pod(cluster, "vm")
         sending = cluster.faults.hold(Operation.BIND)
@@ -177,7 +177,7 @@ async def test_a_pod_that_is_gone_gives_its_claim_back(cluster: Counting) -> Non
         assert bench.claim(pod) is None
 
 
-async def test_a_pod_that_is_gone_when_its_binding_is_repeated_gives_its_claim_back(
+async def test_the_claim_of_a_pod_that_is_deleted_before_the_repeated_binding_is_released(
     cluster: Counting,
 ) -> None:
     async with binding(cluster) as bench:
@@ -194,7 +194,9 @@ async def test_a_pod_that_is_gone_when_its_binding_is_repeated_gives_its_claim_b
 
 
 @pytest.mark.parametrize("foreign", ["another node", "no cores", "other cores", "another UID"])
-async def test_a_pod_that_somebody_else_bound_gives_its_claim_back(cluster: Counting, foreign: str) -> None:
+async def test_the_claim_of_a_pod_that_another_client_bound_is_released(
+    cluster: Counting, foreign: str
+) -> None:
     async with binding(cluster) as bench:
         pod = asking_pod(cluster, "vm")
         sending = cluster.faults.hold(Operation.BIND)
@@ -218,7 +220,7 @@ async def test_a_pod_that_somebody_else_bound_gives_its_claim_back(cluster: Coun
         assert bench.claim(other) is not None
 
 
-async def test_a_right_that_is_missing_is_logged_with_verb_and_resource_and_the_claim_given_back(
+async def test_a_missing_right_is_logged_with_verb_and_resource_and_the_claim_released(
     cluster: Counting, caplog: pytest.LogCaptureFixture
 ) -> None:
     denied = Forbidden("the API server denies us create on pods/binding (no); check the role in manifests/")

@@ -1,4 +1,4 @@
-"""What is found again behind a stored claim is what was claimed, core for core and byte for byte."""
+"""The placement behind a stored claim is the one that was claimed, core for core and byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kube-scheduler may send, in any case of letters, and the one shape in which it must be answered."""
+"""What kube-scheduler sends, in any case of letters, and the shape of the answers."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_pod_without_annotations_or_owner_asks_for_nothing() -> None:
     ],
     ids=repr,
 )
-def test_a_request_of_the_wrong_shape_is_told_its_key(sent: object, sentence: str) -> None:
+def test_an_invalid_request_is_refused_with_its_key(sent: object, sentence: str) -> None:
     with pytest.raises(BadBody) as caught:
         read_extender_args(body(sent))
     assert str(caught.value).startswith(sentence)
@@ -141,7 +141,7 @@ def test_a_request_of_the_wrong_shape_is_told_its_key(sent: object, sentence: st
     ],
     ids=str,
 )
-def test_a_bind_of_the_wrong_shape_is_told_its_key(sent: object, sentence: str) -> None:
+def test_an_invalid_bind_is_refused_with_its_key(sent: object, sentence: str) -> None:
     with pytest.raises(BadBody) as caught:
         read_binding_args(body(sent))
     assert str(caught.value).startswith(sentence)

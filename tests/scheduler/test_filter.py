@@ -64,7 +64,7 @@ async def test_only_nodes_that_were_asked_about_are_answered(cluster: MemoryClus
         assert (await one.filter(asking_pod(cluster, "vm2"), "b", "c")).names == ["c"]  # fuller
 
 
-async def test_the_next_pod_sees_the_cores_that_the_last_one_was_promised(cluster: MemoryCluster) -> None:
+async def test_the_next_pod_finds_the_held_cores_taken(cluster: MemoryCluster) -> None:
     for name in ("a", "b"):
         cluster.create_node(name, topology=EIGHT)
     async with replica(cluster) as one:
@@ -75,7 +75,7 @@ async def test_the_next_pod_sees_the_cores_that_the_last_one_was_promised(cluste
         )
 
 
-async def test_a_pod_that_asks_again_is_not_blocked_by_its_own_promise(cluster: MemoryCluster) -> None:
+async def test_a_pod_that_is_filtered_again_is_not_blocked_by_its_own_hold(cluster: MemoryCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", 8)
@@ -105,7 +105,7 @@ async def test_a_pod_that_asks_again_is_not_blocked_by_its_own_claim(cluster: Me
         assert await after.bind(pod, "b") == ""
 
 
-async def test_a_promise_ends_after_a_while(cluster: MemoryCluster) -> None:
+async def test_a_hold_ends_after_a_while(cluster: MemoryCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         assert (await one.filter(asking_pod(cluster, "lost", 8))).names == ["a"]
@@ -116,7 +116,7 @@ async def test_a_promise_ends_after_a_while(cluster: MemoryCluster) -> None:
         assert (await one.filter(later)).names == ["a"]
 
 
-async def test_a_promise_ends_with_its_pod(cluster: MemoryCluster) -> None:
+async def test_a_hold_ends_with_its_pod(cluster: MemoryCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "lost", 8)
@@ -127,7 +127,7 @@ async def test_a_promise_ends_with_its_pod(cluster: MemoryCluster) -> None:
         assert (await one.filter(asking_pod(cluster, "later", 8))).names == ["a"]
 
 
-async def test_a_promise_ends_when_its_pod_is_bound_elsewhere(cluster: MemoryCluster) -> None:
+async def test_a_hold_ends_when_its_pod_is_bound_elsewhere(cluster: MemoryCluster) -> None:
     for name in ("a", "b"):
         cluster.create_node(name, topology=EIGHT)
     async with replica(cluster) as one, replica(cluster) as other:
@@ -138,7 +138,7 @@ async def test_a_promise_ends_when_its_pod_is_bound_elsewhere(cluster: MemoryClu
         assert (await one.filter(asking_pod(cluster, "later", 8))).names == ["a"]
 
 
-async def test_promises_of_sharing_vms_keep_exclusive_ones_away(cluster: MemoryCluster) -> None:
+async def test_holds_of_sharing_vms_keep_exclusive_vms_away(cluster: MemoryCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         assert (await one.filter(asking_pod(cluster, "s", 6, policy=Policy.SHARE))).names == ["a"]
@@ -146,7 +146,7 @@ async def test_promises_of_sharing_vms_keep_exclusive_ones_away(cluster: MemoryC
         assert (await one.filter(asking_pod(cluster, "t", 8, policy=Policy.SHARE))).names == ["a"]
 
 
-async def test_each_node_that_cannot_be_used_says_why(cluster: MemoryCluster) -> None:
+async def test_each_unusable_node_has_its_reason(cluster: MemoryCluster) -> None:
     cluster.create_node("bare")
     cluster.create_node("odd")
     cluster.put_topology_document("odd", {"cores": "x"})
@@ -187,7 +187,7 @@ async def test_the_cpu_map_of_a_node_narrows_what_its_topology_offers(cluster: M
         assert (await one.filter(asking_pod(cluster, "wide", 4))).names == []
 
 
-async def test_what_no_departing_vm_can_mend_is_told_apart_from_what_time_may(
+async def test_refusals_that_remain_on_an_empty_machine_are_unresolvable(
     cluster: MemoryCluster,
 ) -> None:
     cluster.create_node("small", topology=EIGHT)
@@ -222,7 +222,7 @@ async def test_nodes_that_fail_alike_get_one_text_with_the_best_of_them_named(
         assert event.note == f"3 nodes: {told}"
 
 
-async def test_the_owner_of_a_waiting_vm_is_not_told_the_same_at_every_retry(cluster: MemoryCluster) -> None:
+async def test_an_equal_event_is_not_written_at_every_retry(cluster: MemoryCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", 9)
@@ -244,7 +244,7 @@ async def test_a_vm_that_may_float_gets_every_node_when_none_has_room(cluster: M
         assert (await one.filter(sitting)).names == ["a"]
 
 
-async def test_a_pod_without_a_request_is_an_error_with_its_mend(cluster: MemoryCluster) -> None:
+async def test_a_pod_without_a_request_is_an_error_that_says_what_to_do(cluster: MemoryCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         answer = await one.filter(cluster.create_pod("early"))
@@ -280,7 +280,7 @@ async def test_words_that_exclude_each_other_fail_every_node_for_good(cluster: M
             assert "contradicts kvplace.io/cpu-policy" in await one.bind(pod, "a")
 
 
-async def test_before_the_cluster_is_known_nothing_is_answered() -> None:
+async def test_before_the_caches_have_synced_filter_answers_an_error() -> None:
     cluster = MemoryCluster()
     cluster.create_node("a", topology=EIGHT)
     cache = NodeCache(cluster)

@@ -105,7 +105,7 @@ async def test_junk_gets_400_and_one_sentence(
         assert "Traceback" not in text
 
 
-async def test_ten_megabytes_get_400_with_the_mend(
+async def test_ten_megabytes_get_400_and_what_to_do(
     one: Replica, url: str, session: aiohttp.ClientSession
 ) -> None:
     pod = asking_pod(one.cluster, "vm")

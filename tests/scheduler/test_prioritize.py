@@ -1,4 +1,4 @@
-"""Prioritize scores how well a pod would sit: ten for the best or promised node, zero where it cannot."""
+"""Prioritize scores from 0 to 10: ten for the best or the held node, zero where the pod does not fit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_the_node_that_holds_the_pods_cores_gets_ten(cluster: MemoryCluste
     ("strategy", "expected"),
     [(Strategy.PACK, {"a": 0, "b": 10, "c": 0}), (Strategy.SPREAD, {"a": 10, "b": 0, "c": 10})],
 )
-async def test_where_vms_sit_alike_scores_follow_the_operators_wish(
+async def test_for_equally_good_placements_scores_follow_the_strategy(
     cluster: MemoryCluster, strategy: Strategy, expected: dict[str, int]
 ) -> None:
     async with replica(cluster, extending=ExtenderSettings(mode=Mode.ADVISE, strategy=strategy)) as one:
@@ -54,6 +54,6 @@ async def test_where_the_vm_does_not_fit_the_score_is_zero(cluster: MemoryCluste
         assert await one.scores(asking_pod(cluster, "vm2"), "ghost") == {"ghost": 0}
 
 
-async def test_a_pod_that_is_not_ours_is_nobodys_better(cluster: MemoryCluster) -> None:
+async def test_a_pod_without_a_request_scores_zero_everywhere(cluster: MemoryCluster) -> None:
     async with replica(cluster) as one:
         assert await one.scores(cluster.create_pod("plain"), "a", "b") == {"a": 0, "b": 0}

@@ -1,4 +1,4 @@
-"""What a bind and a filter tell to whom: no more than somebody can use."""
+"""Which events filter and bind write, and on which object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def events(one: Replica) -> list[tuple[str, str]]:
     return [(event.regarding.kind, event.reason.value) for event in one.cluster.events]
 
 
-async def test_a_vm_is_told_its_cores_and_its_pod_only_by_kube_scheduler(cluster: MemoryCluster) -> None:
+async def test_the_event_placed_is_on_the_vmi_and_not_on_the_pod(cluster: MemoryCluster) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         await one.filter(pod)
@@ -33,7 +33,9 @@ async def test_a_vm_is_told_its_cores_and_its_pod_only_by_kube_scheduler(cluster
         assert await events(one) == [("VirtualMachineInstance", "Placed")]
 
 
-async def test_a_pod_that_has_a_node_is_not_told_why_others_do_not_fit(cluster: MemoryCluster) -> None:
+async def test_for_a_pod_that_fits_the_refusals_of_other_nodes_are_not_written(
+    cluster: MemoryCluster,
+) -> None:
     async with replica(cluster) as one:
         first = asking_pod(cluster, "first", vcpus=6)
         chosen = (await one.filter(first)).names or []
