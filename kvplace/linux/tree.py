@@ -1,8 +1,8 @@
 """The files of a machine: its live root, a copied folder, or a tar archive of one.
 
-A captured machine was packed by somebody else, so an archive is never unpacked: only the small files
-below `sys/devices/system`, `sys/kernel/mm`, `proc` and the kubelet's folder are read, into memory and within
-limits, whatever the archive's links and paths say.
+An archive may come from a stranger, so it is never extracted: only the small files below
+`sys/devices/system`, `sys/kernel/mm`, `proc` and the kubelet's folder are read, within limits.
+Links, devices and paths that lead outside are ignored.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ CPU_MANAGER_STATE = "var/lib/kubelet/cpu_manager_state"
 _WANTED_BELOW = ("sys/devices/system/cpu/", "sys/devices/system/node/", "sys/kernel/mm/hugepages/")
 _WANTED = ("proc/meminfo", CPU_MANAGER_STATE)
 MAX_ARCHIVE_BYTES = 64 * 1024 * 1024
-"""Longest archive we read; one of a machine with 96 CPUs has 60 KiB."""
+"""Largest archive that is read; that of a machine with 96 CPUs has 60 KiB."""
 
 _MAX_MEMBERS = 400_000
 _MAX_FILE = 256 * 1024
 _MAX_TOTAL = 64 * 1024 * 1024
 _MAX_UNPACKED = 512 * 1024 * 1024
 _MAX_AT_ONCE = 1024 * 1024
-"""Nothing that we read, and no header, is longer; only a forged one asks for more."""
+"""Largest single read; only a forged header needs more."""
 
 _COMPRESSIONS = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ", lzma.open))
 _BROKEN = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError, RecursionError)
-"""What reading a damaged or hostile archive ends in."""
+"""What reading a damaged or hostile archive raises."""
 
 
 class Tree(Protocol):
     """Files by their path from the machine's root, without a leading slash."""
 
     name: str
-    """What a person calls it, for errors."""
+    """Its name in errors."""
 
     def read(self, path: str) -> str | None:
         """Read a file; None when it is missing or cannot be read now, as sysfs files sometimes cannot.
@@ -61,7 +61,7 @@ class Tree(Protocol):
 def open_tree(path: Path) -> Tree:
     """Open a folder or a tar archive that holds `sys/`, at its top or in one folder below.
 
-    Raises BadTopology that names the file and says what it should hold.
+    Raises BadTopology that names the file and says what it should contain.
     """
     try:
         if path.is_dir():
@@ -87,7 +87,7 @@ def read_archive(name: str, content: bytes) -> Tree:
 
 
 def looks_like_archive(content: bytes) -> bool:
-    """Tell a tar archive by how it begins."""
+    """Recognise a tar archive, plain or compressed, by its first bytes."""
     return content[257:262] == b"ustar" or any(content.startswith(magic) for magic, _ in _COMPRESSIONS)
 
 
@@ -100,7 +100,7 @@ class FolderTree:
 
     def read(self, path: str) -> str | None:
         try:
-            # A pipe where a file should be must not keep us waiting for somebody to write into it.
+            # O_NONBLOCK: a pipe in place of a file must not block until somebody writes into it.
             descriptor = os.open(self._root / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -141,7 +141,7 @@ class _ArchiveTree:
 
 
 class _Bounded:
-    """A stream that ends in an error when somebody makes it unpack too much."""
+    """A stream that raises ReadError beyond the limits, as for a decompression bomb."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -162,12 +162,12 @@ class _Bounded:
     def _check(self, position: int) -> None:
         if position > _MAX_UNPACKED:
             raise tarfile.ReadError(
-                f"it unpacks to more than {_MAX_UNPACKED >> 20} MiB; pack only sys/ and proc/"
+                f"it decompresses to more than {_MAX_UNPACKED >> 20} MiB; pack only sys/ and proc/"
             )
 
 
 def _machines_in(name: str, content: bytes) -> dict[str, dict[str, bytes | None]]:
-    """The files that we want of an archive, by the folder that is their machine's root; folders are None."""
+    """Read the wanted files of an archive by the root folder of their machine; folders are None."""
     opened = next((open_ for magic, open_ in _COMPRESSIONS if content.startswith(magic)), None)
     packed = io.BytesIO(content)
     stream = cast(BinaryIO, packed if opened is None else opened(packed))
@@ -176,7 +176,9 @@ def _machines_in(name: str, content: bytes) -> dict[str, dict[str, bytes | None]
     with tarfile.open(fileobj=cast(BinaryIO, _Bounded(stream)), mode="r:") as archive:
         for count, member in enumerate(archive):
             if count >= _MAX_MEMBERS:
-                raise tarfile.ReadError(f"it holds more than {_MAX_MEMBERS} files; pack only sys/ and proc/")
+                raise tarfile.ReadError(
+                    f"it contains more than {_MAX_MEMBERS} files; pack only sys/ and proc/"
+                )
             place = _place_of(member.name)
             if place is None or not (member.isreg() or member.isdir()):
                 continue
@@ -185,13 +187,13 @@ def _machines_in(name: str, content: bytes) -> dict[str, dict[str, bytes | None]
             found = None if file is None else file.read(_MAX_FILE + 1)
             total += len(found or b"")
             if total > _MAX_TOTAL:
-                raise tarfile.ReadError(f"it holds more than {_MAX_TOTAL >> 20} MiB below sys/")
+                raise tarfile.ReadError(f"it contains more than {_MAX_TOTAL >> 20} MiB below sys/")
             machines.setdefault(root, {})[path] = found
     return machines
 
 
 def _place_of(name: str) -> tuple[str, str] | None:
-    """The machine's root and the path below it, when the file is one that we read."""
+    """Split a path into the machine's root and the path below it; None for files that are not read."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         return None
@@ -214,22 +216,22 @@ def _root_of(folder: Path) -> Path:
 
 
 def _only_machine(name: str, roots: list[str]) -> str:
-    """Choose the top if a machine is there, or else the only folder that holds one."""
+    """Choose the top folder if a machine is there, else the only folder with one."""
     if not roots:
         raise BadTopology(
-            f"{name} holds no {CPU_FOLDER}; give a folder or tar archive with the sys/ (and proc/)"
+            f"{name} contains no {CPU_FOLDER}; give a folder or tar archive with the sys/ (and proc/)"
             " of a machine"
         )
     if "" in roots:
         return ""
     if len(roots) > 1:
         raise BadTopology(
-            f"{name} holds {len(roots)} machines: {', '.join(sorted(roots)[:8])}; give one of them"
+            f"{name} contains {len(roots)} machines: {', '.join(sorted(roots)[:8])}; give one of them"
         )
     return roots[0]
 
 
 def _text(name: str, path: str, content: bytes) -> str:
     if len(content) > _MAX_FILE:
-        raise BadTopology(f"{name}: {path} is longer than {_MAX_FILE} bytes, as no such file is")
+        raise BadTopology(f"{name}: {path} is longer than {_MAX_FILE} bytes, more than any such file")
     return content.decode("utf-8", "replace")
