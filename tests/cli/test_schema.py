@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -36,6 +37,12 @@ def test_the_example_scenario_is_valid_by_the_printed_schema_and_one_with_a_typo
     assert not list(violations(example, schema, schema))
     example["nodes"][0]["machin"] = example["nodes"][0].pop("machine")
     assert list(violations(example, schema, schema))
+
+
+def test_the_reference_names_every_document() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference.md").read_text(encoding="utf-8")
+    section = page.partition("### `kvplace schema`")[2].partition("\n### ")[0]
+    assert [name for name in SCHEMA_NAMES if f"`{name}`" not in section] == []
 
 
 def test_an_unknown_name_is_an_error_with_a_suggestion(kvplace: Caller) -> None:
