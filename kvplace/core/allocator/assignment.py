@@ -13,14 +13,14 @@ from kvplace.core.guest_cells import mirrored
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Policy, Scope, Smt
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import CpuMask, NumaIndex
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenCores:
     """The cores of a VM, and its NUMA nodes by their index in the topology."""
 
-    nodes: tuple[int, ...]
+    nodes: tuple[NumaIndex, ...]
     taken: tuple[CoreShare, ...]
 
 

@@ -17,6 +17,7 @@ from kvplace.core.allocator.l3_sets import L3Sets, least_cores, threads_beyond
 from kvplace.core.allocator.layout import L3Part
 from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
+from kvplace.core.scalars import CpuMask
 
 _MOST_TIES = 16
 """Sets of L3 groups of equal rank of which the one with the least cost is sought."""
@@ -29,9 +30,9 @@ Rank = tuple[int, int, int]
 class CoreShare:
     """What a VM gets of one core."""
 
-    core: int
+    core: CpuMask
     """The core's available CPUs."""
-    cpus: int
+    cpus: CpuMask
     """Those of them that the VM uses, one for each unit."""
 
 
@@ -57,7 +58,7 @@ class CoreSearch:
     def __init__(self, effort: Effort, uses: Mapping[int, int]) -> None:
         self._effort = effort
         self._uses = uses
-        self._known: dict[tuple[int, int], tuple[int, int]] = {}
+        self._known: dict[tuple[CpuMask, int], tuple[int, CpuMask]] = {}
 
     def choose(
         self, l3_parts: Sequence[L3Part], need: int, required: Sequence[int] = ()
@@ -127,9 +128,9 @@ class CoreSearch:
             cost = 0 if required else _cost_of(ordered, need)
         return CoreChoice(len(l3_parts), len(taken), cost, taken)
 
-    def _pick(self, cores: Sequence[tuple[int, int]], need: int) -> Iterator[CoreShare]:
+    def _pick(self, cores: Sequence[tuple[CpuMask, int]], need: int) -> Iterator[CoreShare]:
         """Cover a need with the fewest cores, the last one as tight as possible; they must suffice."""
-        by_width: dict[int, list[int]] = {}
+        by_width: dict[int, list[CpuMask]] = {}
         for core, width in cores:
             by_width.setdefault(width, []).append(core)
         for width in sorted(by_width, reverse=True):
@@ -147,12 +148,12 @@ class CoreSearch:
                 yield CoreShare(core, self._units_of(core, need))
                 return
 
-    def _units_of(self, core: int, count: int) -> int:
+    def _units_of(self, core: CpuMask, count: int) -> CpuMask:
         if core.bit_count() == count:
             return core
         return self._least_used(core, count)[1] if self._uses else lowest(core, count)
 
-    def _least_used(self, core: int, count: int) -> tuple[int, int]:
+    def _least_used(self, core: CpuMask, count: int) -> tuple[int, CpuMask]:
         """The `count` least used CPUs of a core, after how often others use them."""
         known = self._known.get((core, count))
         if known is None:

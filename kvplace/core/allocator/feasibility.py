@@ -193,7 +193,7 @@ class _Domain:
         prices = [1] * len(values)
         for _ in range(_MOST_ROUNDS if len(values) > 1 else 1):
             self._effort.spend(len(parts))
-            weights = {
+            weights: dict[int, int] = {
                 part.node: sum(
                     [price * of_parts[place] for price, of_parts in zip(prices, values, strict=True)]
                 )

@@ -16,6 +16,7 @@ from functools import cached_property
 from kvplace.core.cpuset import cpus_of, place_of_each
 from kvplace.core.refusal import THE_MACHINE
 from kvplace.core.request import Scope
+from kvplace.core.scalars import NO_CPUS, CpuMask, NumaIndex
 from kvplace.core.topology import Topology
 
 _MOST_LAYOUTS = 2048
@@ -29,15 +30,15 @@ _STATES_KEPT = 16
 class Segment:
     """CPUs with the same NUMA node, package and L3 group, each given by its index in the topology."""
 
-    node: int
+    node: NumaIndex
     package: int
     l3: int
     shared_l3: int
     """The same if the L3 group lies in several segments, else -1."""
-    cpus: int
-    cores: tuple[int, ...]
+    cpus: CpuMask
+    cores: tuple[CpuMask, ...]
     """The parts of cores that lie here."""
-    whole_cores: tuple[int, ...]
+    whole_cores: tuple[CpuMask, ...]
     """The cores that lie here entirely; only these can be given out whole."""
 
 
@@ -45,12 +46,12 @@ class Segment:
 class NodePart:
     """The part of a NUMA node that lies in a scope domain."""
 
-    node: int
-    cpus: int
+    node: NumaIndex
+    cpus: CpuMask
     segments: tuple[Segment, ...]
     packages: int
     """Indexes of its packages, as a bit set."""
-    twin: int
+    twin: NumaIndex
     """The first NUMA node that is as far from every other one."""
 
 
@@ -59,7 +60,7 @@ class ScopeDomain:
     """What must hold all CPUs of a VM: a socket, a NUMA node or an L3 group for `one-*`, else the machine."""
 
     name: str
-    cpus: int
+    cpus: CpuMask
     parts: tuple[NodePart, ...]
     crossed: bool
     """Whether some NUMA node lies in several packages."""
@@ -72,7 +73,7 @@ class L3Part:
     """What is available in one L3 group, or in the part of it that a search may use."""
 
     units: int
-    cores: tuple[tuple[int, int], ...]
+    cores: tuple[tuple[CpuMask, int], ...]
     """(available CPUs, units) of each core, most units first, else in the machine's order."""
     widths: tuple[int, ...]
     """The units of each core, descending: L3 parts of equal widths are as good as each other."""
@@ -135,12 +136,12 @@ class Layout:
         }
 
     @cached_property
-    def twins(self) -> tuple[int, ...]:
+    def twins(self) -> tuple[NumaIndex, ...]:
         """For each NUMA node the first one that is as far from every other node: they can be exchanged."""
         nodes = range(len(self.distances))
         return tuple(
             next(
-                first
+                NumaIndex(first)
                 for first in nodes
                 if first == node
                 or all(
@@ -168,7 +169,7 @@ class Layout:
         return {cpu: segment.package for segment in self._segments for cpu in cpus_of(segment.cpus)}
 
     def _domain(self, name: str, cpus: int) -> ScopeDomain:
-        by_node: dict[int, list[Segment]] = {}
+        by_node: dict[NumaIndex, list[Segment]] = {}
         for segment in self._segments:
             if segment.cpus & cpus:
                 by_node.setdefault(segment.node, []).append(_cut(segment, cpus))
@@ -177,12 +178,12 @@ class Layout:
             packages = 0
             for segment in segments:
                 packages |= 1 << segment.package
-            inside = self.topology.numa_nodes[index].cpus & cpus
+            inside = CpuMask(self.topology.numa_nodes[index].cpus & cpus)
             parts.append(NodePart(index, inside, tuple(segments), packages, self.twins[index]))
         groups = [segment.l3 for part in parts for segment in part.segments]
         return ScopeDomain(
             name,
-            cpus,
+            CpuMask(cpus),
             tuple(parts),
             crossed=any(part.packages & (part.packages - 1) for part in parts),
             straddled=len(set(groups)) < len(groups),
@@ -199,21 +200,21 @@ def _segments_of(topology: Topology) -> Iterator[Segment]:
             topology.l3_groups,
         )
     ]
-    pieces: dict[tuple[int, ...], dict[int, int]] = {}
+    pieces: dict[tuple[int, ...], dict[int, CpuMask]] = {}
     for core in topology.cores:
         for cpu in cpus_of(core):
             inside = pieces.setdefault(tuple([place_of[cpu] for place_of in levels]), {})
-            inside[core] = inside.get(core, 0) | 1 << cpu
+            inside[core] = inside.get(core, NO_CPUS) | 1 << cpu
     undivided = set(topology.undivided_cores)
     segments_of_l3 = Counter([l3 for _, _, l3 in pieces])
     for (node, package, l3), by_core in sorted(pieces.items()):
         cores = tuple(by_core.values())
-        cpus = 0
+        cpus = NO_CPUS
         for core in cores:
             cpus |= core
         shared_l3 = l3 if segments_of_l3[l3] > 1 else -1
         whole_cores = tuple([core for core in cores if core in undivided])
-        yield Segment(node, package, l3, shared_l3, cpus, cores, whole_cores)
+        yield Segment(NumaIndex(node), package, l3, shared_l3, cpus, cores, whole_cores)
 
 
 def _cut(segment: Segment, cpus: int) -> Segment:

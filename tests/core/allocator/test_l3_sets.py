@@ -12,6 +12,7 @@ from kvplace.core.allocator.effort import Effort
 from kvplace.core.allocator.l3_sets import L3Sets
 from kvplace.core.allocator.layout import L3Part
 from kvplace.core.allocator.set_cover import covers
+from kvplace.core.scalars import CpuMask
 
 amounts = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=7)
 widths_of_l3_parts = st.lists(
@@ -20,13 +21,13 @@ widths_of_l3_parts = st.lists(
 
 
 def l3_parts_of(widths_of_l3_parts: list[list[int]]) -> list[L3Part]:
-    """Bins with cores of such widths, whose CPUs are numbered one after the other."""
+    """L3 parts with cores of such widths, whose CPUs are numbered one after the other."""
     l3_parts = []
     cpu = 0
     for unordered in widths_of_l3_parts:
         cores = []
         for width in sorted(unordered, reverse=True):
-            cores.append((((1 << width) - 1) << cpu, width))
+            cores.append((CpuMask(((1 << width) - 1) << cpu), width))
             cpu += width
         l3_parts.append(L3Part(sum(unordered), tuple(cores), tuple(width for _, width in cores)))
     return l3_parts
