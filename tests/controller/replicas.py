@@ -15,7 +15,6 @@ from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecorder
-from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine
@@ -26,6 +25,7 @@ from kvplace.scheduler.extender_protocol import (
     FilterResult,
 )
 from tests.core.requests import request_with
+from tests.kube.faulty_cluster import FaultyCluster
 
 EPOCH = datetime(2026, 1, 2, tzinfo=UTC)
 """The wall clock at time 0 of the event loop."""
@@ -35,7 +35,7 @@ EPOCH = datetime(2026, 1, 2, tzinfo=UTC)
 class Replica:
     """One process's view of the cluster and its parts."""
 
-    cluster: MemoryCluster
+    cluster: FaultyCluster
     cache: NodeCache
     events: EventRecorder
     extender: Extender
@@ -79,7 +79,7 @@ class Replica:
 
 @contextlib.asynccontextmanager
 async def replica(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
     *,
     settings: ControllerSettings | None = None,
     extending: ExtenderSettings | None = None,
@@ -115,7 +115,7 @@ async def replica(
 
 
 def asking_pod(
-    cluster: MemoryCluster, name: str, vcpus: int = 2, *, explain: bool = False, **options: Any
+    cluster: FaultyCluster, name: str, vcpus: int = 2, *, explain: bool = False, **options: Any
 ) -> PodRecord:
     """Create a pod that asks for CPUs of one socket, or for what `options` say of its Request."""
     asked = PodRequest(request_with(vcpus, **options), f"default/{name}", explain)

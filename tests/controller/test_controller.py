@@ -16,22 +16,22 @@ from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, NodeName
 from kvplace.kube.events import EventReason
-from kvplace.kube.faults import FaultScript, Operation
-from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.watches import PODS
 from tests.controller.replicas import EPOCH, asking_pod, replica
+from tests.kube.faults import FaultScript, Operation
+from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
 
 
 @pytest.fixture
-def cluster() -> MemoryCluster:
+def cluster() -> FaultyCluster:
     """A cluster of one node."""
-    made = MemoryCluster()
+    made = FaultyCluster()
     made.create_node("n1", topology=EIGHT)
     return made
 
 
-async def test_a_claim_is_confirmed_once_its_pod_is_seen_bound(cluster: MemoryCluster) -> None:
+async def test_a_claim_is_confirmed_once_its_pod_is_seen_bound(cluster: FaultyCluster) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         assert await one.bind(pod, "n1") == ""
@@ -42,32 +42,32 @@ async def test_a_claim_is_confirmed_once_its_pod_is_seen_bound(cluster: MemoryCl
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-async def test_the_cores_of_a_pod_that_has_ended_come_free(cluster: MemoryCluster, phase: str) -> None:
+async def test_the_cores_of_a_pod_that_has_ended_come_free(cluster: FaultyCluster, phase: str) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         await one.bind(pod, "n1")
-        cluster.set_pod_phase("default", "vm", phase)
+        cluster.change_pod("default", "vm", phase=phase)
         await one.until(lambda: not one.claims())
 
 
-async def test_cores_come_free_at_once_while_confirmations_wait(cluster: MemoryCluster) -> None:
+async def test_cores_come_free_at_once_while_confirmations_wait(cluster: FaultyCluster) -> None:
     patient = ControllerSettings(confirm_s=3600.0, round_s=3600.0)
     async with replica(cluster, settings=patient) as one:
         ends, stays = asking_pod(cluster, "ends"), asking_pod(cluster, "stays")
         for pod in (ends, stays):
             assert await one.bind(pod, "n1") == ""
-        cluster.set_pod_phase("default", "ends", "Succeeded")
+        cluster.change_pod("default", "ends", phase="Succeeded")
         async with asyncio.timeout(1.0):
             await one.until(lambda: set(one.claims()) == {stays.uid})
 
 
 async def test_cores_stay_while_a_deleted_pods_qemu_still_runs_and_come_free_when_it_ends(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         await one.bind(pod, "n1")
-        cluster.set_pod_phase("default", "vm", "Running")
+        cluster.change_pod("default", "vm", phase="Running")
         cluster.delete_pod("default", "vm")
         await one.until(lambda: one.cache.pods.records[pod.uid].deleting)
         await one.controller.reconciler.reconcile(NodeName("n1"))
@@ -77,7 +77,7 @@ async def test_cores_stay_while_a_deleted_pods_qemu_still_runs_and_come_free_whe
         await one.until(lambda: not one.claims())
 
 
-async def test_the_cores_of_a_pod_that_is_gone_come_free_at_once(cluster: MemoryCluster) -> None:
+async def test_the_cores_of_a_pod_that_is_gone_come_free_at_once(cluster: FaultyCluster) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         await one.bind(pod, "n1")
@@ -86,7 +86,7 @@ async def test_the_cores_of_a_pod_that_is_gone_come_free_at_once(cluster: Memory
 
 
 async def test_a_pod_that_ended_while_nobody_was_there_is_released_after_the_restart(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     long_ago = EPOCH - timedelta(hours=1)
     async with replica(cluster, controller=False, now=long_ago) as before:
@@ -99,7 +99,7 @@ async def test_a_pod_that_ended_while_nobody_was_there_is_released_after_the_res
 
 
 async def test_a_claim_without_a_binding_is_kept_while_its_bind_may_still_come(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
@@ -110,7 +110,7 @@ async def test_a_claim_without_a_binding_is_kept_while_its_bind_may_still_come(
 
 
 async def test_a_claim_without_a_binding_is_released_when_the_pod_is_read_and_unbound(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     long_ago = EPOCH - timedelta(hours=1)
     async with replica(cluster, controller=False, now=long_ago) as before:
@@ -125,7 +125,7 @@ async def test_a_claim_without_a_binding_is_released_when_the_pod_is_read_and_un
 
 
 async def test_a_stale_cache_never_releases_the_cores_of_a_bound_pod(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     long_ago = EPOCH - timedelta(hours=1)
     async with (
@@ -142,7 +142,7 @@ async def test_a_stale_cache_never_releases_the_cores_of_a_bound_pod(
         cluster.resume_watches(PODS)
 
 
-async def test_a_lost_ledger_is_rebuilt_from_the_pods_that_are_bound(cluster: MemoryCluster) -> None:
+async def test_a_lost_ledger_is_rebuilt_from_the_pods_that_are_bound(cluster: FaultyCluster) -> None:
     async with replica(cluster, controller=False) as before:
         pods = [asking_pod(cluster, f"vm{number}") for number in range(3)]
         for pod in pods:
@@ -158,7 +158,7 @@ async def test_a_lost_ledger_is_rebuilt_from_the_pods_that_are_bound(cluster: Me
 
 
 async def test_two_running_pods_on_one_core_are_reported_and_nothing_is_changed(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster) as one:
         owner = asking_pod(cluster, "owner")
@@ -198,7 +198,7 @@ async def test_two_running_pods_on_one_core_are_reported_and_nothing_is_changed(
 
 
 async def test_the_ledger_of_a_node_that_is_gone_goes_when_its_last_claim_does(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
@@ -212,7 +212,7 @@ async def test_the_ledger_of_a_node_that_is_gone_goes_when_its_last_claim_does(
 
 
 async def test_the_empty_ledger_of_a_node_goes_with_the_node_and_not_only_in_the_next_round(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster, settings=ControllerSettings(round_s=3600.0)) as one:
         await one.bind(asking_pod(cluster, "vm"), "n1")
@@ -225,7 +225,7 @@ async def test_the_empty_ledger_of_a_node_goes_with_the_node_and_not_only_in_the
 
 
 async def test_a_gone_node_keeps_its_ledger_while_a_vm_that_shares_cpus_runs_there(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", policy=Policy.SHARE)
@@ -235,14 +235,14 @@ async def test_a_gone_node_keeps_its_ledger_while_a_vm_that_shares_cpus_runs_the
         assert set(one.claims()) == {pod.uid}
 
 
-async def test_a_start_wakes_nobody(cluster: MemoryCluster) -> None:
+async def test_a_start_wakes_nobody(cluster: FaultyCluster) -> None:
     asking_pod(cluster, "waiting", vcpus=6)
     async with replica(cluster):
         await asyncio.sleep(10.0)
         assert RELEASED_AT not in cluster.node_annotations("n1")
 
 
-async def test_many_releases_at_once_wake_the_waiting_pods_once(cluster: MemoryCluster) -> None:
+async def test_many_releases_at_once_wake_the_waiting_pods_once(cluster: FaultyCluster) -> None:
     async with replica(cluster, settings=ControllerSettings(wake_pause_s=3600.0)) as one:
         pods = [asking_pod(cluster, f"vm{number}") for number in range(4)]
         for pod in pods:
@@ -259,7 +259,7 @@ async def test_many_releases_at_once_wake_the_waiting_pods_once(cluster: MemoryC
         assert (await one.filter(waiting)).names == ["n1"]
 
 
-async def test_nobody_is_woken_when_nobody_waits(cluster: MemoryCluster) -> None:
+async def test_nobody_is_woken_when_nobody_waits(cluster: FaultyCluster) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         await one.bind(pod, "n1")
@@ -270,7 +270,7 @@ async def test_nobody_is_woken_when_nobody_waits(cluster: MemoryCluster) -> None
 
 
 async def test_a_machine_that_is_described_late_or_anew_wakes_the_waiting_pods(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     cluster.create_node("late")
     async with replica(cluster) as one:
@@ -287,7 +287,7 @@ async def test_a_machine_that_is_described_late_or_anew_wakes_the_waiting_pods(
             cluster.put_topology("late", EIGHT, kubelet_cpus=held)  # a report that says nothing new
 
 
-async def test_two_replicas_that_reconcile_one_node_leave_it_empty(cluster: MemoryCluster) -> None:
+async def test_two_replicas_that_reconcile_one_node_leave_it_empty(cluster: FaultyCluster) -> None:
     async with replica(cluster) as one, replica(cluster) as other:
         pods = [asking_pod(cluster, f"vm{number}") for number in range(4)]
         for pod, binder in zip(pods, (one, other, one, other), strict=True):
@@ -302,7 +302,7 @@ async def test_two_replicas_that_reconcile_one_node_leave_it_empty(cluster: Memo
         assert record.ledger == Ledger({}, {})
 
 
-async def test_the_releases_of_a_node_go_together_in_few_writes(cluster: MemoryCluster) -> None:
+async def test_the_releases_of_a_node_go_together_in_few_writes(cluster: FaultyCluster) -> None:
     async with replica(cluster) as one:
         pods = [asking_pod(cluster, f"vm{number}", vcpus=1) for number in range(8)]
         for pod in pods:
@@ -314,7 +314,7 @@ async def test_the_releases_of_a_node_go_together_in_few_writes(cluster: MemoryC
         assert one.cache.ledgers.writes - before <= 2
 
 
-async def test_a_ledger_write_without_an_answer_is_repeated(cluster: MemoryCluster) -> None:
+async def test_a_ledger_write_without_an_answer_is_repeated(cluster: FaultyCluster) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         await one.bind(pod, "n1")
@@ -323,7 +323,7 @@ async def test_a_ledger_write_without_an_answer_is_repeated(cluster: MemoryClust
         await one.until(lambda: not one.claims())
 
 
-async def test_a_round_finds_bound_pods_whose_node_has_no_ledger(cluster: MemoryCluster) -> None:
+async def test_a_round_finds_bound_pods_whose_node_has_no_ledger(cluster: FaultyCluster) -> None:
     """No event says so: the ledger went while everybody was watching, and the pod does not change."""
     settings = ControllerSettings(round_s=30.0)
     async with replica(cluster, settings=settings) as one:
@@ -338,7 +338,7 @@ async def test_a_round_finds_bound_pods_whose_node_has_no_ledger(cluster: Memory
 
 
 async def test_a_reconciliation_that_failed_is_tried_again_after_a_second_and_before_the_next_round(
-    cluster: MemoryCluster, caplog: pytest.LogCaptureFixture
+    cluster: FaultyCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     denied = Forbidden("the API server denies us patch on nodeledgers (no); check the role in manifests/")
     async with replica(cluster, settings=ControllerSettings(round_s=3600.0)) as one:
@@ -354,7 +354,7 @@ async def test_a_reconciliation_that_failed_is_tried_again_after_a_second_and_be
     assert caplog.messages.count(f"node n1 is reconciled later: {denied}") == 3
 
 
-async def test_a_ledger_in_which_somebody_claims_while_it_is_deleted_stays(cluster: MemoryCluster) -> None:
+async def test_a_ledger_in_which_somebody_claims_while_it_is_deleted_stays(cluster: FaultyCluster) -> None:
     async with replica(cluster, controller=False) as one, replica(cluster, controller=False) as other:
         pod = asking_pod(cluster, "vm")
         assert await one.bind(pod, "n1") == ""

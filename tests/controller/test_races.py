@@ -15,26 +15,26 @@ from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.kube.events import EventReason
-from kvplace.kube.faults import FaultScript, Moment, Operation
-from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import LEDGERS, PODS
 from tests.controller.replicas import Replica, asking_pod, replica
+from tests.kube.faults import FaultScript, Moment, Operation
+from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
 
 STILL = ControllerSettings(round_s=3600.0)
 
 
 @pytest.fixture
-def cluster() -> MemoryCluster:
+def cluster() -> FaultyCluster:
     """Two nodes of eight CPUs."""
-    made = MemoryCluster()
+    made = FaultyCluster()
     for name in ("n1", "n2"):
         made.create_node(name, topology=EIGHT)
     return made
 
 
-async def unanswered_bind(cluster: MemoryCluster, one: Replica, pod: PodRecord, node: str = "n1") -> None:
+async def unanswered_bind(cluster: FaultyCluster, one: Replica, pod: PodRecord, node: str = "n1") -> None:
     """Claim cores for a pod whose binding then fails to come about."""
     cluster.faults.fail(Operation.BIND, Unavailable("no answer"), times=50)
     assert "no answer" in await one.bind(pod, node)
@@ -42,7 +42,7 @@ async def unanswered_bind(cluster: MemoryCluster, one: Replica, pod: PodRecord, 
 
 
 async def test_a_claim_whose_pod_the_cache_has_not_got_yet_is_kept_for_its_bind(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster, controller=False) as one:
         cluster.pause_watches(PODS)
@@ -58,7 +58,7 @@ async def test_a_claim_whose_pod_the_cache_has_not_got_yet_is_kept_for_its_bind(
 
 
 async def test_a_bind_that_takes_over_an_old_claim_while_it_is_being_released_keeps_it(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with (
         replica(cluster, controller=False) as one,
@@ -83,7 +83,7 @@ async def test_a_bind_that_takes_over_an_old_claim_while_it_is_being_released_ke
         cluster.resume_watches(LEDGERS)
 
 
-async def test_a_bind_after_its_claim_was_released_claims_again(cluster: MemoryCluster) -> None:
+async def test_a_bind_after_its_claim_was_released_claims_again(cluster: FaultyCluster) -> None:
     async with replica(cluster, controller=False) as one:
         pod, other = asking_pod(cluster, "vm", 5), asking_pod(cluster, "other", 5)
         await unanswered_bind(cluster, one, pod)
@@ -95,7 +95,7 @@ async def test_a_bind_after_its_claim_was_released_claims_again(cluster: MemoryC
 
 
 async def test_the_claim_of_an_earlier_attempt_goes_only_once_the_pod_is_bound_elsewhere(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster, settings=STILL) as one:
         pod = asking_pod(cluster, "vm")
@@ -113,7 +113,7 @@ async def test_the_claim_of_an_earlier_attempt_goes_only_once_the_pod_is_bound_e
 
 
 async def test_a_claim_that_differs_from_what_its_pod_runs_on_is_made_to_agree(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster, controller=False) as before:
         pod = asking_pod(cluster, "vm", 3)
@@ -127,7 +127,7 @@ async def test_a_claim_that_differs_from_what_its_pod_runs_on_is_made_to_agree(
 
 
 async def test_a_pod_that_ended_meanwhile_is_not_claimed_back_from_a_stale_cache(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster, controller=False) as one, replica(cluster, controller=False) as stale:
         pod = asking_pod(cluster, "vm")
@@ -135,7 +135,7 @@ async def test_a_pod_that_ended_meanwhile_is_not_claimed_back_from_a_stale_cache
         await stale.until(lambda: stale.cache.pods.records[pod.uid].node)
         cluster.pause_watches(PODS)
         cluster._ledgers.remove("n1")
-        cluster.set_pod_phase("default", "vm", "Succeeded")
+        cluster.change_pod("default", "vm", phase="Succeeded")
         await stale.until(lambda: stale.cache.ledgers.current(NodeName("n1")) is None)
         await stale.controller.reconciler.reconcile(NodeName("n1"))
         assert stale.claims() == {}
@@ -143,7 +143,7 @@ async def test_a_pod_that_ended_meanwhile_is_not_claimed_back_from_a_stale_cache
 
 
 async def test_a_pod_of_the_same_name_on_another_node_is_not_claimed_for_on_the_old_one(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster, controller=False) as one, replica(cluster, controller=False) as stale:
         assert await one.bind(asking_pod(cluster, "vm"), "n1") == ""
@@ -159,7 +159,7 @@ async def test_a_pod_of_the_same_name_on_another_node_is_not_claimed_for_on_the_
 
 
 async def test_an_overlap_is_reported_once_and_other_claims_are_restored(
-    cluster: MemoryCluster, caplog: pytest.LogCaptureFixture
+    cluster: FaultyCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with replica(cluster, controller=False) as one:
         pods = [asking_pod(cluster, f"vm-{number}") for number in range(3)]
@@ -190,7 +190,7 @@ async def test_an_overlap_is_reported_once_and_other_claims_are_restored(
         assert len(overlaps) == 1
 
 
-async def test_a_release_whose_answer_is_lost_still_wakes_who_waits(cluster: MemoryCluster) -> None:
+async def test_a_release_whose_answer_is_lost_still_wakes_who_waits(cluster: FaultyCluster) -> None:
     async with replica(cluster, settings=STILL) as one:
         pod = asking_pod(cluster, "vm")
         assert await one.bind(pod, "n1") == ""
@@ -202,7 +202,7 @@ async def test_a_release_whose_answer_is_lost_still_wakes_who_waits(cluster: Mem
 
 
 async def test_waking_is_tried_again_when_the_api_server_is_away_and_on_a_node_that_is_still_there(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster, settings=STILL) as one:
         pods = [asking_pod(cluster, f"vm-{node}") for node in ("n1", "n2")]
@@ -221,7 +221,7 @@ async def test_waking_is_tried_again_when_the_api_server_is_away_and_on_a_node_t
 
 
 async def test_a_right_to_wake_that_is_missing_is_logged_and_keeps_nothing_else_from_working(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster, settings=STILL) as one:
         pod = asking_pod(cluster, "vm")
@@ -238,7 +238,7 @@ async def test_a_right_to_wake_that_is_missing_is_logged_and_keeps_nothing_else_
 
 
 async def test_replicas_that_see_the_cluster_differently_free_everything_in_the_end(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster) as one, replica(cluster) as other:
         pods = [asking_pod(cluster, f"vm-{number}", 1) for number in range(8)]
@@ -246,7 +246,7 @@ async def test_replicas_that_see_the_cluster_differently_free_everything_in_the_
             assert await (one, other)[number % 2].bind(pod, "n1") == ""
         cluster.pause_watches(PODS)
         for pod in pods[:4]:
-            cluster.set_pod_phase("default", pod.name, "Failed")
+            cluster.change_pod("default", pod.name, phase="Failed")
         for pod in pods[4:]:
             cluster.delete_pod("default", pod.name, force=True)
         cluster.drop_watches(LEDGERS)
@@ -257,7 +257,7 @@ async def test_replicas_that_see_the_cluster_differently_free_everything_in_the_
         )
 
 
-async def test_deleted_pods_are_forgotten_once_they_have_no_claim(cluster: MemoryCluster) -> None:
+async def test_deleted_pods_are_forgotten_once_they_have_no_claim(cluster: FaultyCluster) -> None:
     async with replica(cluster) as one, replica(cluster, controller=False) as watcher:
         pods = [asking_pod(cluster, f"vm-{number}") for number in range(4)]
         for pod in pods:

@@ -25,13 +25,13 @@ from kvplace.core.request import NumaMemory
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod_environment import PodEnvironment
-from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.simulate.virt_launcher import launcher_pod
 from tests.admission.makers import SETTINGS
 from tests.captured import captured_folder
 from tests.controller.replicas import replica
 from tests.domainxml.documents import bindings, cells, pins, topology
 from tests.hook.machine import NODE, PodFolder, forbidden, logged, works
+from tests.kube.faulty_cluster import FaultyCluster
 
 GIB = 1 << 30
 FOUR, EIGHT_IN_PAGES, EIGHT_THREADS = (
@@ -90,7 +90,7 @@ def serve(env: PodEnvironment, pod: PodFolder) -> Any:
         made = launcher_pod(vmi)
         assert needed_vmi(made) == vmi["metadata"]["name"]
         admitted = admit_pod(made, namespace="default", settings=SETTINGS, vmi=vmi).object
-        cluster = MemoryCluster()
+        cluster = FaultyCluster()
         cpus = parse_cpu_list(free)
         allowed = {
             f"socket{s}": [str(cpu) for cpu in cpus_of(cpus & c)] for s, c in ((0, FIRST), (1, SECOND))

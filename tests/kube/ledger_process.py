@@ -11,19 +11,19 @@ from kvplace.core.errors import Misconfigured, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, confirmed
 from kvplace.core.scalars import NodeName
 from kvplace.kube.ledgers import Ledgers
-from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.pending_changes import Decision
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS
 from tests.kube.claims import claim
+from tests.kube.faulty_cluster import FaultyCluster
 
 N = NodeName("n")
 CPUS = 8
 ALL = mask_of(range(CPUS))
 
 
-class Recording(MemoryCluster):
+class Recording(FaultyCluster):
     """A cluster that remembers every write it was asked for, and may find a pod's claim invalid."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Recording(MemoryCluster):
 
 @contextlib.asynccontextmanager
 async def process(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
     *,
     attempts: int = 8,
     lazy_seconds: float = 3.0,
@@ -88,7 +88,7 @@ async def settled(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def delivered(cluster: MemoryCluster, ledgers: Ledgers) -> None:
+async def delivered(cluster: FaultyCluster, ledgers: Ledgers) -> None:
     """Wait until the watch has brought everything so far: what is written to another node after it."""
     cluster.put_ledger("last", Ledger())
     await settled(lambda: ledgers.current(NodeName("last")) is not None)

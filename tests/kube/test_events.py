@@ -18,8 +18,8 @@ from kvplace.kube.events import (
     pod_reference,
     vmi_reference,
 )
-from kvplace.kube.faults import Operation
-from kvplace.kube.memory_cluster import MemoryCluster
+from tests.kube.faults import Operation
+from tests.kube.faulty_cluster import FaultyCluster
 
 VM = vmi_reference("default", "vm", "uid-vm")
 OTHER = vmi_reference("default", "other", "uid-other")
@@ -36,8 +36,8 @@ class Clock:
 
 
 @pytest.fixture
-def cluster() -> MemoryCluster:
-    return MemoryCluster()
+def cluster() -> FaultyCluster:
+    return FaultyCluster()
 
 
 @pytest.fixture
@@ -46,12 +46,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def recorder(cluster: MemoryCluster, clock: Clock) -> EventRecorder:
+def recorder(cluster: FaultyCluster, clock: Clock) -> EventRecorder:
     return EventRecorder(cluster, clock=clock)
 
 
 async def test_an_equal_message_is_written_again_only_after_the_period(
-    cluster: MemoryCluster, clock: Clock, recorder: EventRecorder
+    cluster: FaultyCluster, clock: Clock, recorder: EventRecorder
 ) -> None:
     for moment in (0.0, 1.0, PERIOD_S - 1.0):
         clock.now = moment
@@ -65,7 +65,7 @@ async def test_an_equal_message_is_written_again_only_after_the_period(
 
 
 async def test_a_changed_message_is_written_at_once_and_the_old_one_is_not_repeated(
-    cluster: MemoryCluster, recorder: EventRecorder
+    cluster: FaultyCluster, recorder: EventRecorder
 ) -> None:
     for nodes in (3, 2, 3, 2):
         recorder.record(does_not_fit(VM, f"{nodes} nodes: not enough CPUs"))
@@ -76,7 +76,7 @@ async def test_a_changed_message_is_written_at_once_and_the_old_one_is_not_repea
     ]
 
 
-async def test_objects_and_reasons_are_counted_apart(cluster: MemoryCluster, recorder: EventRecorder) -> None:
+async def test_objects_and_reasons_are_counted_apart(cluster: FaultyCluster, recorder: EventRecorder) -> None:
     written = [does_not_fit(VM, "same"), does_not_fit(OTHER, "same"), cores_overlap(VM, "same")]
     for event in written:
         recorder.record(event)
@@ -85,7 +85,7 @@ async def test_objects_and_reasons_are_counted_apart(cluster: MemoryCluster, rec
 
 
 async def test_a_message_that_changes_every_second_does_not_flood(
-    cluster: MemoryCluster, clock: Clock, recorder: EventRecorder
+    cluster: FaultyCluster, clock: Clock, recorder: EventRecorder
 ) -> None:
     for second in range(int(2 * PERIOD_S)):
         clock.now = float(second)
@@ -99,7 +99,7 @@ async def test_a_message_that_changes_every_second_does_not_flood(
 
 
 async def test_an_event_that_is_lost_is_written_at_the_next_equal_one(
-    cluster: MemoryCluster, recorder: EventRecorder, caplog: pytest.LogCaptureFixture
+    cluster: FaultyCluster, recorder: EventRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.faults.fail(Operation.RECORD_EVENT, Unavailable("busy"))
     for _ in range(3):
@@ -110,7 +110,7 @@ async def test_an_event_that_is_lost_is_written_at_the_next_equal_one(
 
 
 async def test_recording_waits_for_nobody_and_finish_waits_for_all(
-    cluster: MemoryCluster, recorder: EventRecorder
+    cluster: FaultyCluster, recorder: EventRecorder
 ) -> None:
     held = cluster.faults.hold(Operation.RECORD_EVENT)
     recorder.record(does_not_fit(VM, "slow"))
@@ -127,7 +127,7 @@ async def test_recording_waits_for_nobody_and_finish_waits_for_all(
 
 
 async def test_what_is_remembered_and_what_waits_is_bounded(
-    cluster: MemoryCluster, recorder: EventRecorder, monkeypatch: pytest.MonkeyPatch
+    cluster: FaultyCluster, recorder: EventRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "_REMEMBERED", 3)
     monkeypatch.setattr(events, "_UNWRITTEN", 4)

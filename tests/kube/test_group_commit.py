@@ -11,9 +11,9 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Conflict, KvplaceError, Misconfigured, Refused, Unavailable
 from kvplace.core.ledger import ClaimState, Ledger, LedgerChange
 from kvplace.core.scalars import NodeName
-from kvplace.kube.faults import Operation
 from tests.kube.claims import claim
 from tests.kube.claims import taking as claiming
+from tests.kube.faults import Operation
 from tests.kube.ledger_process import (
     ALL,
     CPUS,

@@ -11,13 +11,13 @@ import pytest
 from kvplace.core.errors import Conflict, Corrupt, Refused, Unavailable
 from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import NodeName
-from kvplace.kube.faults import Moment, Operation
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS, Apply, Delete
 from tests.kube.claims import claim
 from tests.kube.claims import taking as claiming
+from tests.kube.faults import Moment, Operation
 from tests.kube.ledger_process import (
     CPUS,
     N,

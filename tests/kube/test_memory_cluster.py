@@ -18,13 +18,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from kvplace.core.errors import Conflict, Refused, Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict, merge_patch, read_ledger
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.faults import Moment, Operation
-from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import LEDGERS, PLACED_PODS, PODS, Apply, Init, InitApply, InitDone, Kind
 from tests.kube.claims import claim, taking
+from tests.kube.faults import Moment, Operation
+from tests.kube.faulty_cluster import FaultyCluster
 from tests.kube.ledger_strategies import changes, document, ledgers, merged
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Replicas(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.cluster = MemoryCluster()
+        self.cluster = FaultyCluster()
         self.ledger_store: Store[NodeName, LedgerRecord] = Store(LEDGERS)
         self.pod_store: Store[PodUid, PodRecord] = Store(PODS, PLACED_PODS)
         self.followers = [
@@ -190,7 +190,7 @@ TestReplicas.settings = settings(max_examples=50, stateful_step_count=25, deadli
 
 
 async def test_a_write_can_be_held_while_another_overtakes_it() -> None:
-    cluster = MemoryCluster()
+    cluster = FaultyCluster()
     record = await cluster.create_ledger(NodeName("one"))
     hold = cluster.faults.hold(Operation.WRITE_LEDGER)
     slow = asyncio.create_task(cluster.write_ledger(record, taking(claim("slow", 1))))
@@ -203,7 +203,7 @@ async def test_a_write_can_be_held_while_another_overtakes_it() -> None:
 
 
 async def test_the_third_call_fails_when_the_script_says_so() -> None:
-    cluster = MemoryCluster()
+    cluster = FaultyCluster()
     cluster.faults.fail(Operation.CREATE_LEDGER, Unavailable("no"), nth=3)
     await cluster.create_ledger(NodeName("one"))
     await cluster.create_ledger(NodeName("two"))
@@ -214,7 +214,7 @@ async def test_the_third_call_fails_when_the_script_says_so() -> None:
 
 
 async def test_a_paused_watch_shows_an_old_world_until_it_resumes() -> None:
-    cluster = MemoryCluster()
+    cluster = FaultyCluster()
     store = Store(PODS, PLACED_PODS)
     follower = asyncio.create_task(store.run(cluster))
     await store.wait_until_synced()
@@ -252,7 +252,7 @@ async def test_who_reads_too_slowly_lists_anew_and_misses_nothing() -> None:
 
 async def test_five_hundred_vms_are_bound_without_a_double() -> None:
     """As the demo does it: claim, then bind, in many tasks at once."""
-    cluster = MemoryCluster()
+    cluster = FaultyCluster()
     nodes = [f"node-{number}" for number in range(25)]
     for node in nodes:
         await cluster.create_ledger(NodeName(node))

@@ -8,10 +8,10 @@ import logging
 import pytest
 
 from kvplace.core.scalars import NodeName
-from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import NodeRecord
 from kvplace.kube.store import Store
 from kvplace.kube.watches import NODES, Apply, Delete, Init, InitApply, InitDone
+from tests.kube.faulty_cluster import FaultyCluster
 
 A, B, C = (NodeRecord(NodeName(name), f"uid-{name}") for name in "abc")
 A2 = NodeRecord(NodeName("a"), "uid-a", unschedulable=True)
@@ -96,7 +96,7 @@ def test_a_failing_subscriber_is_logged_and_stops_nobody(
 
 
 async def test_it_follows_a_cluster_until_that_is_closed(store: Store[NodeName, NodeRecord]) -> None:
-    cluster = MemoryCluster()
+    cluster = FaultyCluster()
     cluster.create_node("a")
     follower = asyncio.create_task(store.run(cluster))
     await store.wait_until_synced()

@@ -18,7 +18,6 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
-from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.session import Limits, open_session
 from kvplace.kube.watches import (
     EVERYTHING,
@@ -31,6 +30,7 @@ from kvplace.kube.watches import (
     WatchClient,
     WatchEvent,
 )
+from tests.kube.faulty_cluster import FaultyCluster
 
 Json = dict[str, Any]
 TOPOLOGIES_PATH = "/apis/kvplace.io/v1alpha1/nodetopologies"
@@ -49,7 +49,7 @@ MACHINE = {
 }
 
 
-Cluster: TypeAlias = ApiCluster | MemoryCluster
+Cluster: TypeAlias = ApiCluster | FaultyCluster
 
 
 class World(ABC):
@@ -110,7 +110,7 @@ class MemoryWorld(World):
     """The in-memory cluster."""
 
     def __init__(self) -> None:
-        self._memory = MemoryCluster()
+        self._memory = FaultyCluster()
         super().__init__(self._memory, "default")
 
     async def another_client(self) -> Cluster:

@@ -8,11 +8,11 @@ from kvplace.core.cpuset import mask_of, parse_cpu_list
 from kvplace.core.ledger import Claim, ClaimState, Ledger
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask, NodeName
-from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitDone
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable
+from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
 
 NODE = NodeRecord(NodeName("n"), "uid")
@@ -23,7 +23,7 @@ HELD = parse_cpu_list("2-3")
 @pytest.fixture
 def cache() -> NodeCache:
     """A cache that has seen one node of eight CPUs, two of which the kubelet holds."""
-    made = NodeCache(MemoryCluster())
+    made = NodeCache(FaultyCluster())
     made.nodes.apply(Apply(NODE))
     made.topologies.apply(Apply(TopologyRecord(NodeName("n"), EIGHT, kubelet_cpus=CpuMask(HELD))))
     return made
@@ -115,7 +115,7 @@ def test_nodes_that_are_gone_are_forgotten(cache: NodeCache) -> None:
 
 
 def test_it_has_synced_once_every_store_has() -> None:
-    cache = NodeCache(MemoryCluster())
+    cache = NodeCache(FaultyCluster())
     for store in cache.stores:
         assert not cache.has_synced
         store.apply(Init())

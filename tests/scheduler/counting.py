@@ -9,13 +9,13 @@ from typing import TypeVar
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import LedgerRecord, PodRecord
+from tests.kube.faulty_cluster import FaultyCluster
 
 T = TypeVar("T")
 
 
-class Counting(MemoryCluster):
+class Counting(FaultyCluster):
     """A cluster that counts the bindings that it was asked for."""
 
     def __init__(self) -> None:

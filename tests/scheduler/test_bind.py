@@ -15,13 +15,13 @@ from kvplace.core.request import OnFailure, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.events import EventReason, EventRecorder
-from kvplace.kube.faults import Operation
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.extender_protocol import BindingArgs
 from tests.controller.replicas import asking_pod, replica
+from tests.kube.faults import Operation
 from tests.nodes.machines import EIGHT, TWO
 from tests.scheduler.counting import Counting
 

@@ -17,7 +17,6 @@ from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import OnFailure
 from kvplace.core.scalars import NodeName
 from kvplace.kube.events import EventReason, EventRecorder
-from kvplace.kube.faults import Moment, Operation
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
@@ -27,6 +26,7 @@ from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.pod_requests import PodRequests
 from tests.controller.replicas import asking_pod
 from tests.kube.claims import claim
+from tests.kube.faults import Moment, Operation
 from tests.nodes.machines import EIGHT
 from tests.scheduler.counting import Counting
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.scalars import PodUid
-from kvplace.kube.faults import Moment, Operation
 from tests.controller.replicas import Replica, asking_pod, replica
+from tests.kube.faults import Moment, Operation
 from tests.nodes.machines import EIGHT
 from tests.scheduler.counting import Counting, Network
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kvplace.kube.memory_cluster import MemoryCluster
 from tests.controller.replicas import Replica, asking_pod, replica
+from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
 
 
 @pytest.fixture
-def cluster() -> MemoryCluster:
+def cluster() -> FaultyCluster:
     """Two nodes of eight CPUs."""
-    cluster = MemoryCluster()
+    cluster = FaultyCluster()
     for name in ("n1", "n2"):
         cluster.create_node(name)
         cluster.put_topology(name, EIGHT)
@@ -25,7 +25,7 @@ async def events(one: Replica) -> list[tuple[str, str]]:
     return [(event.regarding.kind, event.reason.value) for event in one.cluster.events]
 
 
-async def test_the_event_placed_is_on_the_vmi_and_not_on_the_pod(cluster: MemoryCluster) -> None:
+async def test_the_event_placed_is_on_the_vmi_and_not_on_the_pod(cluster: FaultyCluster) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         await one.filter(pod)
@@ -34,7 +34,7 @@ async def test_the_event_placed_is_on_the_vmi_and_not_on_the_pod(cluster: Memory
 
 
 async def test_for_a_pod_that_fits_the_refusals_of_other_nodes_are_not_written(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster) as one:
         first = asking_pod(cluster, "first", vcpus=6)

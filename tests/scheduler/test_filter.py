@@ -16,13 +16,13 @@ from kvplace.core.request import GuestNuma, OnFailure, Policy, Scope, Smt
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.events import EventReason, EventRecorder
-from kvplace.kube.faults import FaultScript, Operation
-from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.watches import LEDGERS, PODS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender, ExtenderSettings, Mode
 from kvplace.scheduler.extender_protocol import read_extender_args
 from tests.controller.replicas import Replica, asking_args, asking_pod, replica
+from tests.kube.faults import FaultScript, Operation
+from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
 
 GIB = 1 << 30
@@ -31,11 +31,11 @@ ADVISING = ExtenderSettings(mode=Mode.ADVISE)
 
 
 @pytest.fixture
-def cluster() -> MemoryCluster:
-    return MemoryCluster()
+def cluster() -> FaultyCluster:
+    return FaultyCluster()
 
 
-async def test_decide_answers_with_the_one_best_node(cluster: MemoryCluster) -> None:
+async def test_decide_answers_with_the_one_best_node(cluster: FaultyCluster) -> None:
     cluster.create_node("big", topology=TWO)
     cluster.create_node("small", topology=EIGHT)
     async with replica(cluster) as one:
@@ -45,7 +45,7 @@ async def test_decide_answers_with_the_one_best_node(cluster: MemoryCluster) -> 
         assert (await one.filter(crossing)).names == ["big"]
 
 
-async def test_advise_answers_with_every_node_that_fits_and_holds_nothing(cluster: MemoryCluster) -> None:
+async def test_advise_answers_with_every_node_that_fits_and_holds_nothing(cluster: FaultyCluster) -> None:
     for name in ("a", "b"):
         cluster.create_node(name, topology=EIGHT)
     cluster.create_node("two", topology=TWO)
@@ -56,7 +56,7 @@ async def test_advise_answers_with_every_node_that_fits_and_holds_nothing(cluste
         assert (await one.filter(asking_pod(cluster, "other", 8))).names == ["a", "b", "two"]
 
 
-async def test_only_nodes_that_were_asked_about_are_answered(cluster: MemoryCluster) -> None:
+async def test_only_nodes_that_were_asked_about_are_answered(cluster: FaultyCluster) -> None:
     for name in ("a", "b", "c"):
         cluster.create_node(name, topology=EIGHT)
     async with replica(cluster) as one:
@@ -64,7 +64,7 @@ async def test_only_nodes_that_were_asked_about_are_answered(cluster: MemoryClus
         assert (await one.filter(asking_pod(cluster, "vm2"), "b", "c")).names == ["c"]  # fuller
 
 
-async def test_the_next_pod_finds_the_held_cores_taken(cluster: MemoryCluster) -> None:
+async def test_the_next_pod_finds_the_held_cores_taken(cluster: FaultyCluster) -> None:
     for name in ("a", "b"):
         cluster.create_node(name, topology=EIGHT)
     async with replica(cluster) as one:
@@ -75,7 +75,7 @@ async def test_the_next_pod_finds_the_held_cores_taken(cluster: MemoryCluster) -
         )
 
 
-async def test_a_pod_that_is_filtered_again_is_not_blocked_by_its_own_hold(cluster: MemoryCluster) -> None:
+async def test_a_pod_that_is_filtered_again_is_not_blocked_by_its_own_hold(cluster: FaultyCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", 8)
@@ -84,7 +84,7 @@ async def test_a_pod_that_is_filtered_again_is_not_blocked_by_its_own_hold(clust
         assert one.held() == 1
 
 
-async def test_a_pod_that_asks_again_is_not_blocked_by_its_own_claim(cluster: MemoryCluster) -> None:
+async def test_a_pod_that_asks_again_is_not_blocked_by_its_own_claim(cluster: FaultyCluster) -> None:
     """Its replica may have died between claim and binding: only this pod can use these cores."""
     for name in ("a", "b"):
         cluster.create_node(name, topology=EIGHT)
@@ -105,7 +105,7 @@ async def test_a_pod_that_asks_again_is_not_blocked_by_its_own_claim(cluster: Me
         assert await after.bind(pod, "b") == ""
 
 
-async def test_a_hold_ends_after_a_while(cluster: MemoryCluster) -> None:
+async def test_a_hold_ends_after_a_while(cluster: FaultyCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         assert (await one.filter(asking_pod(cluster, "lost", 8))).names == ["a"]
@@ -116,7 +116,7 @@ async def test_a_hold_ends_after_a_while(cluster: MemoryCluster) -> None:
         assert (await one.filter(later)).names == ["a"]
 
 
-async def test_a_hold_ends_with_its_pod(cluster: MemoryCluster) -> None:
+async def test_a_hold_ends_with_its_pod(cluster: FaultyCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "lost", 8)
@@ -127,7 +127,7 @@ async def test_a_hold_ends_with_its_pod(cluster: MemoryCluster) -> None:
         assert (await one.filter(asking_pod(cluster, "later", 8))).names == ["a"]
 
 
-async def test_a_hold_ends_when_its_pod_is_bound_elsewhere(cluster: MemoryCluster) -> None:
+async def test_a_hold_ends_when_its_pod_is_bound_elsewhere(cluster: FaultyCluster) -> None:
     for name in ("a", "b"):
         cluster.create_node(name, topology=EIGHT)
     async with replica(cluster) as one, replica(cluster) as other:
@@ -138,7 +138,7 @@ async def test_a_hold_ends_when_its_pod_is_bound_elsewhere(cluster: MemoryCluste
         assert (await one.filter(asking_pod(cluster, "later", 8))).names == ["a"]
 
 
-async def test_holds_of_sharing_vms_keep_exclusive_vms_away(cluster: MemoryCluster) -> None:
+async def test_holds_of_sharing_vms_keep_exclusive_vms_away(cluster: FaultyCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         assert (await one.filter(asking_pod(cluster, "s", 6, policy=Policy.SHARE))).names == ["a"]
@@ -146,7 +146,7 @@ async def test_holds_of_sharing_vms_keep_exclusive_vms_away(cluster: MemoryClust
         assert (await one.filter(asking_pod(cluster, "t", 8, policy=Policy.SHARE))).names == ["a"]
 
 
-async def test_each_unusable_node_has_its_reason(cluster: MemoryCluster) -> None:
+async def test_each_unusable_node_has_its_reason(cluster: FaultyCluster) -> None:
     cluster.create_node("bare")
     cluster.create_node("odd")
     cluster.put_topology_document("odd", {"cores": "x"})
@@ -170,7 +170,7 @@ async def test_each_unusable_node_has_its_reason(cluster: MemoryCluster) -> None
         }
 
 
-async def test_a_node_with_only_a_hand_written_cpu_map_can_be_used(cluster: MemoryCluster) -> None:
+async def test_a_node_with_only_a_hand_written_cpu_map_can_be_used(cluster: FaultyCluster) -> None:
     cluster.create_node("hand", cpu_map='{"socket0": ["1", "2", "3"], "socket1": ["5"]}')
     async with replica(cluster) as one:
         assert (await one.filter(asking_pod(cluster, "vm", 3))).names == ["hand"]
@@ -178,7 +178,7 @@ async def test_a_node_with_only_a_hand_written_cpu_map_can_be_used(cluster: Memo
         assert refused.unresolvable == {"hand": "no socket with 4 free CPUs, best 1 on hand socket 1"}
 
 
-async def test_the_cpu_map_of_a_node_narrows_what_its_topology_offers(cluster: MemoryCluster) -> None:
+async def test_the_cpu_map_of_a_node_narrows_what_its_topology_offers(cluster: FaultyCluster) -> None:
     cluster.create_node("n", cpu_map='{"socket0": ["2", "3", "4"]}', topology=EIGHT)
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", 3)
@@ -188,7 +188,7 @@ async def test_the_cpu_map_of_a_node_narrows_what_its_topology_offers(cluster: M
 
 
 async def test_refusals_that_remain_on_an_empty_machine_are_unresolvable(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     cluster.create_node("small", topology=EIGHT)
     cluster.create_node("narrow", cpu_map='{"socket0": ["2", "3"]}', topology=EIGHT)
@@ -204,7 +204,7 @@ async def test_refusals_that_remain_on_an_empty_machine_are_unresolvable(
 
 
 async def test_nodes_that_fail_alike_get_one_text_with_the_best_of_them_named(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     for number in range(3):
         cluster.create_node(f"worker-{number}", topology=TWO)
@@ -222,7 +222,7 @@ async def test_nodes_that_fail_alike_get_one_text_with_the_best_of_them_named(
         assert event.note == f"3 nodes: {told}"
 
 
-async def test_an_equal_event_is_not_written_at_every_retry(cluster: MemoryCluster) -> None:
+async def test_an_equal_event_is_not_written_at_every_retry(cluster: FaultyCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", 9)
@@ -234,7 +234,7 @@ async def test_an_equal_event_is_not_written_at_every_retry(cluster: MemoryClust
         ]
 
 
-async def test_a_vm_that_may_float_gets_every_node_when_none_has_room(cluster: MemoryCluster) -> None:
+async def test_a_vm_that_may_float_gets_every_node_when_none_has_room(cluster: FaultyCluster) -> None:
     for name in ("a", "b"):
         cluster.create_node(name, topology=EIGHT)
     async with replica(cluster) as one:
@@ -244,7 +244,7 @@ async def test_a_vm_that_may_float_gets_every_node_when_none_has_room(cluster: M
         assert (await one.filter(sitting)).names == ["a"]
 
 
-async def test_a_pod_without_a_request_is_an_error_that_says_what_to_do(cluster: MemoryCluster) -> None:
+async def test_a_pod_without_a_request_is_an_error_that_says_what_to_do(cluster: FaultyCluster) -> None:
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
         answer = await one.filter(cluster.create_pod("early"))
@@ -252,7 +252,7 @@ async def test_a_pod_without_a_request_is_an_error_that_says_what_to_do(cluster:
         assert "delete it to have it made anew" in answer.error
 
 
-async def test_a_request_that_cannot_be_read_fails_every_node_for_good(cluster: MemoryCluster) -> None:
+async def test_a_request_that_cannot_be_read_fails_every_node_for_good(cluster: FaultyCluster) -> None:
     for name in ("a", "b"):
         cluster.create_node(name, topology=EIGHT)
     async with replica(cluster) as one:
@@ -263,7 +263,7 @@ async def test_a_request_that_cannot_be_read_fails_every_node_for_good(cluster: 
         assert await one.scores(cluster.create_pod("bad2", request="{")) == {"a": 0, "b": 0}
 
 
-async def test_words_that_exclude_each_other_fail_every_node_for_good(cluster: MemoryCluster) -> None:
+async def test_words_that_exclude_each_other_fail_every_node_for_good(cluster: FaultyCluster) -> None:
     """Another release's admission may have let them through."""
     cluster.create_node("a", topology=EIGHT)
     async with replica(cluster) as one:
@@ -281,7 +281,7 @@ async def test_words_that_exclude_each_other_fail_every_node_for_good(cluster: M
 
 
 async def test_before_the_caches_have_synced_filter_answers_an_error() -> None:
-    cluster = MemoryCluster()
+    cluster = FaultyCluster()
     cluster.create_node("a", topology=EIGHT)
     cache = NodeCache(cluster)
     pod = asking_pod(cluster, "vm")
@@ -290,7 +290,7 @@ async def test_before_the_caches_have_synced_filter_answers_an_error() -> None:
     assert answer.names is None
 
 
-async def test_complete_nodes_are_answered_with_complete_nodes(cluster: MemoryCluster) -> None:
+async def test_complete_nodes_are_answered_with_complete_nodes(cluster: FaultyCluster) -> None:
     for name in ("a", "b"):
         cluster.create_node(name, topology=EIGHT)
     async with replica(cluster) as one:
@@ -307,7 +307,7 @@ async def test_complete_nodes_are_answered_with_complete_nodes(cluster: MemoryCl
         assert [bytes(raw) for raw in answer.nodes["items"]] == [b'{"metadata": {"name": "a"}, "x": 1}']
 
 
-async def test_a_change_of_a_node_is_seen_by_the_next_pod(cluster: MemoryCluster) -> None:
+async def test_a_change_of_a_node_is_seen_by_the_next_pod(cluster: FaultyCluster) -> None:
     cluster.create_node("n", topology=EIGHT)
     async with replica(cluster) as one:
         assert (await one.filter(asking_pod(cluster, "a", 9, scope=Scope.ANY))).names == []
@@ -325,7 +325,7 @@ async def test_a_change_of_a_node_is_seen_by_the_next_pod(cluster: MemoryCluster
         assert (await one.filter(asking_pod(cluster, "e", 1), "n")).names == []
 
 
-async def test_claims_of_other_replicas_are_seen(cluster: MemoryCluster) -> None:
+async def test_claims_of_other_replicas_are_seen(cluster: FaultyCluster) -> None:
     cluster.create_node("n", topology=EIGHT)
     async with replica(cluster) as one, replica(cluster) as other:
         assert await other.bind(asking_pod(cluster, "vm", 6), "n") == ""
@@ -334,7 +334,7 @@ async def test_claims_of_other_replicas_are_seen(cluster: MemoryCluster) -> None
         assert (await one.filter(asking_pod(cluster, "small", 2))).names == ["n"]
 
 
-async def test_the_reasons_for_a_choice_are_kept_for_who_asks_for_them(cluster: MemoryCluster) -> None:
+async def test_the_reasons_for_a_choice_are_kept_for_who_asks_for_them(cluster: FaultyCluster) -> None:
     for name in ("a", "b"):
         cluster.create_node(name, topology=TWO)
     cluster.create_node("tiny", cpu_map='{"socket0": ["1"]}')
@@ -348,7 +348,7 @@ async def test_the_reasons_for_a_choice_are_kept_for_who_asks_for_them(cluster: 
         )
 
 
-async def test_equal_clusters_give_equal_answers_in_every_replica(cluster: MemoryCluster) -> None:
+async def test_equal_clusters_give_equal_answers_in_every_replica(cluster: FaultyCluster) -> None:
     for number in range(5):
         cluster.create_node(f"n{number}", topology=TWO if number % 2 else EIGHT)
     cluster.put_ledger("n2", Ledger().after(LedgerChange()))
@@ -358,7 +358,7 @@ async def test_equal_clusters_give_equal_answers_in_every_replica(cluster: Memor
             assert await one.filter(pod) == await other.filter(pod)
 
 
-async def test_a_topology_as_the_agent_writes_it_is_the_machine_of_the_node(cluster: MemoryCluster) -> None:
+async def test_a_topology_as_the_agent_writes_it_is_the_machine_of_the_node(cluster: FaultyCluster) -> None:
     cluster.create_node("n")
     cluster.put_topology_document("n", topology_document(replace(TWO, reserved=0b11)))
     async with replica(cluster) as one:
@@ -377,7 +377,7 @@ async def _settled(one: Replica) -> None:
 
 
 async def test_cpus_that_the_kubelet_holds_are_given_to_nobody_until_it_frees_them(
-    cluster: MemoryCluster,
+    cluster: FaultyCluster,
 ) -> None:
     cluster.create_node("n")
     cluster.put_topology("n", EIGHT, kubelet_cpus=0b1100)

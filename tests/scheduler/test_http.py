@@ -12,17 +12,17 @@ import pytest
 from aiohttp import web
 
 from kvplace.core.annotations import REQUEST
-from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.http import Routes, extender_application
 from tests.controller.replicas import Replica, asking_pod, replica
+from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
 
 
 @pytest.fixture
 async def one() -> AsyncIterator[Replica]:
     """A replica on a cluster of two nodes of eight CPUs."""
-    cluster = MemoryCluster()
+    cluster = FaultyCluster()
     for name in ("a", "b"):
         cluster.create_node(name, topology=EIGHT)
     async with replica(cluster, controller=False) as made:

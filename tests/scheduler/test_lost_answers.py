@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.errors import Unavailable
-from kvplace.kube.faults import Moment, Operation
 from kvplace.kube.watches import PODS, TOPOLOGIES
 from kvplace.scheduler.extender import ExtenderSettings
 from tests.controller.replicas import asking_pod, replica
+from tests.kube.faults import Moment, Operation
 from tests.nodes.machines import EIGHT, TWO
 from tests.scheduler.counting import Counting
 

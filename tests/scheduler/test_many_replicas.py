@@ -18,11 +18,11 @@ from kvplace.controller.controller import ControllerSettings
 from kvplace.core.errors import Unavailable
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import OnFailure, Policy, Scope, Smt
-from kvplace.kube.faults import Moment, Operation
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, Kind
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from tests.controller.replicas import Replica, asking_pod, replica
+from tests.kube.faults import Moment, Operation
 from tests.nodes.machines import EIGHT, TWO
 from tests.scheduler.counting import Network
 from tests.virtual_time import JumpingLoop
@@ -146,7 +146,7 @@ class Replicas(RuleBasedStateMachine):
                 self.cluster.change_pod("default", pod.name, compute_terminated=True)
             case _:
                 phase = "Succeeded" if how == "succeeds" else "Failed"
-                self.cluster.set_pod_phase("default", pod.name, phase)
+                self.cluster.change_pod("default", pod.name, phase=phase)
         self._pass(pause)
 
     @precondition(lambda self: self._waiting())

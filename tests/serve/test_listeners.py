@@ -20,12 +20,12 @@ from harness.certificates import Certificates
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.core.errors import Misconfigured
 from kvplace.kube.events import EventRecorder
-from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.watches import EVERYTHING, NODES, PODS, Kind, Selector, WatchEvent
 from kvplace.serve.process import serving
 from kvplace.serve.settings import ServeSettings
 from kvplace.service.process import run_until_signal
 from kvplace.service.settings import Address, TlsFiles
+from tests.kube.faulty_cluster import FaultyCluster
 
 LOOPBACK = Address("127.0.0.1", 0)
 FILTER = json.dumps({"Pod": {"metadata": {"name": "p", "uid": "u"}}, "NodeNames": ["n1"]})
@@ -43,7 +43,7 @@ def settings_for(certificates: Certificates) -> ServeSettings:
 
 async def test_a_caller_with_a_certificate_of_the_client_ca_is_answered(certificates: Certificates) -> None:
     async with (
-        serving(settings_for(certificates), MemoryCluster()) as addresses,
+        serving(settings_for(certificates), FaultyCluster()) as addresses,
         aiohttp.ClientSession() as session,
         session.post(
             f"https://{addresses['extender']}/v1/filter",
@@ -61,7 +61,7 @@ async def test_without_a_certificate_of_the_client_ca_nobody_reaches_the_extende
 ) -> None:
     pair = None if whose == "nobody's" else certificates.stranger.issue("intruder")
     async with (
-        serving(settings_for(certificates), MemoryCluster()) as addresses,
+        serving(settings_for(certificates), FaultyCluster()) as addresses,
         aiohttp.ClientSession() as session,
     ):
         with pytest.raises((aiohttp.ClientError, ssl.SSLError, ConnectionError)):
@@ -75,7 +75,7 @@ async def test_admission_accepts_the_api_server_without_a_certificate_and_refuse
     certificates: Certificates,
 ) -> None:
     async with (
-        serving(settings_for(certificates), MemoryCluster()) as addresses,
+        serving(settings_for(certificates), FaultyCluster()) as addresses,
         aiohttp.ClientSession() as session,
         session.post(
             f"https://{addresses['admission']}/admit/pod",
@@ -100,7 +100,7 @@ async def test_a_renewed_certificate_is_shown_by_each_listener_without_a_restart
         writer.close()
         return shown
 
-    async with serving(settings_for(certificates), MemoryCluster()) as addresses:
+    async with serving(settings_for(certificates), FaultyCluster()) as addresses:
         before = await certificate_shown()
         certificates.ours.issue("serve")
         async with asyncio.timeout(30):
@@ -108,7 +108,7 @@ async def test_a_renewed_certificate_is_shown_by_each_listener_without_a_restart
                 pass
 
 
-class SlowCluster(MemoryCluster):
+class SlowCluster(FaultyCluster):
     """A cluster whose lists of one kind of object do not come until they are released."""
 
     def __init__(self, slow: Kind[Any, Any]) -> None:
@@ -175,4 +175,4 @@ def test_a_port_that_is_in_use_ends_the_process_with_one_sentence(
         changed: Any = {f"{listener}_address": address}
         settings = replace(settings_for(certificates), **changed)
         with pytest.raises(Misconfigured, match=f"cannot listen on {address}"):
-            run_until_signal(serving(settings, MemoryCluster()))
+            run_until_signal(serving(settings, FaultyCluster()))

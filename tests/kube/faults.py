@@ -8,6 +8,8 @@ Nothing here sleeps.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -83,8 +85,10 @@ class FaultScript:
         self._faults.append(_Fault(operation, moment, nth, None, hold))
         return hold
 
-    async def before(self, operation: Operation) -> list[_Fault]:
-        """Let a call begin: strike what strikes before its effect, answer what is left for after it."""
+    @asynccontextmanager
+    async def around(self, operation: Operation) -> AsyncIterator[None]:
+        """Let the faults of a call strike before and after the block, which is its effect."""
+        await asyncio.sleep(0)
         due = []
         for fault in [fault for fault in self._faults if fault.operation is operation]:
             fault.countdown -= 1
@@ -92,11 +96,8 @@ class FaultScript:
                 self._faults.remove(fault)
                 due.append(fault)
         await _strike([fault for fault in due if fault.moment is Moment.BEFORE])
-        return [fault for fault in due if fault.moment is Moment.AFTER]
-
-    async def after(self, due: list[_Fault]) -> None:
-        """Strike what `before` left, now that the call took effect."""
-        await _strike(due)
+        yield
+        await _strike([fault for fault in due if fault.moment is Moment.AFTER])
 
 
 async def _strike(faults: list[_Fault]) -> None:

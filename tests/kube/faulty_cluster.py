@@ -1,0 +1,156 @@
+"""The in-memory cluster with what only tests need: faults, stale watches, and everybody else who writes.
+
+Everybody else is users, the kubelet, the scheduler, agents and foreign clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvplace.core.errors import BadTopology
+from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.topology_document import read_topology
+from kvplace.kube.events import EventRecord
+from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.records import LedgerRecord, PodRecord, TopologyRecord
+from kvplace.kube.watches import Kind
+from tests.kube.faults import FaultScript, Operation
+
+
+class FaultyCluster(MemoryCluster):
+    """A cluster whose calls fail, hang and lose their answers as its script says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults = FaultScript()
+
+    async def bind(
+        self, namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]
+    ) -> None:
+        async with self.faults.around(Operation.BIND):
+            await super().bind(namespace, pod, uid, node, annotations)
+
+    async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
+        async with self.faults.around(Operation.READ_POD):
+            return await super().read_pod(namespace, name)
+
+    async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        async with self.faults.around(Operation.READ_VMI):
+            return await super().read_vmi(namespace, name)
+
+    async def read_ledger(self, node: NodeName) -> LedgerRecord | None:
+        async with self.faults.around(Operation.READ_LEDGER):
+            return await super().read_ledger(node)
+
+    async def create_ledger(self, node: NodeName) -> LedgerRecord:
+        async with self.faults.around(Operation.CREATE_LEDGER):
+            return await super().create_ledger(node)
+
+    async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
+        async with self.faults.around(Operation.WRITE_LEDGER):
+            return await super().write_ledger(before, change)
+
+    async def delete_ledger(self, before: LedgerRecord) -> None:
+        async with self.faults.around(Operation.DELETE_LEDGER):
+            await super().delete_ledger(before)
+
+    async def record_event(self, event: EventRecord) -> None:
+        async with self.faults.around(Operation.RECORD_EVENT):
+            await super().record_event(event)
+
+    async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
+        async with self.faults.around(Operation.ANNOTATE_NODE):
+            await super().annotate_node(node, annotations)
+
+    # Watches.
+
+    def compact(self, kind: Kind[Any, Any]) -> None:
+        """Forget the past of a kind: watchers that lag behind list anew."""
+        self._logs[kind].compact()
+
+    def drop_watches(self, kind: Kind[Any, Any]) -> None:
+        """Break every watch of a kind and forget the past: all watchers list anew."""
+        self._logs[kind].relist_all()
+
+    def pause_watches(self, kind: Kind[Any, Any]) -> None:
+        """Deliver nothing more of a kind until `resume_watches`: caches grow stale."""
+        self._logs[kind].pause()
+
+    def resume_watches(self, kind: Kind[Any, Any]) -> None:
+        self._logs[kind].resume()
+
+    # Everybody else.
+
+    def label_pod(self, namespace: str, name: str, labels: Mapping[str, str | None]) -> PodRecord:
+        """Set labels of a pod, None removes one; others stay."""
+        record = self._pod(namespace, name)
+        changed = {**self._pods.labels((namespace, name)), **labels}
+        return self._put_pod(record, {key: value for key, value in changed.items() if value is not None})
+
+    def change_pod(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        phase: str | None = None,
+        compute_terminated: bool | None = None,
+        unschedulable: bool | None = None,
+        gated: bool | None = None,
+    ) -> PodRecord:
+        """Change a pod's status or gate, as kubelet, scheduler and users do; None leaves a thing as it is."""
+        record = self._pod(namespace, name)
+        if gated is not None:
+            (self._gated.add if gated else self._gated.discard)(record.uid)
+        return self._put_pod(
+            replace(
+                record,
+                phase=record.phase if phase is None else phase,
+                compute_terminated=record.compute_terminated
+                if compute_terminated is None
+                else compute_terminated,
+                unschedulable=record.unschedulable if unschedulable is None else unschedulable,
+            )
+        )
+
+    def node_annotations(self, node: str) -> Mapping[str, str]:
+        """Answer all annotations of a node."""
+        return dict(self._node_annotations[node])
+
+    def delete_pod(self, namespace: str, name: str, *, force: bool = False) -> None:
+        """Delete a pod: one that is bound stays, marked, until the kubelet is done (`force` plays that)."""
+        record = self._pod(namespace, name)
+        if record.node and not force and record.phase not in ("Succeeded", "Failed"):
+            if not record.deleting:
+                self._put_pod(replace(record, deleting=True))
+            return
+        self._pods.remove((namespace, name))
+        self._pod_annotations.pop(record.uid, None)
+        self._gated.discard(record.uid)
+
+    def delete_node(self, name: str) -> None:
+        """Delete a node; its topology and ledger stay, as they do in a cluster."""
+        self._nodes.remove(name)
+        self._node_annotations.pop(name, None)
+
+    def put_topology_document(self, node: str, document: object) -> None:
+        """Publish a machine as JSON, readable or not."""
+        try:
+            topology, problem = read_topology(document), ""
+        except BadTopology as error:
+            topology, problem = None, str(error)
+        self._topologies.put(
+            node, TopologyRecord(NodeName(node), topology, problem, resource_version=self._next_version())
+        )
+
+    def delete_topology(self, node: str) -> None:
+        self._topologies.remove(node)
+
+    def put_ledger(self, node: str, ledger: Ledger) -> LedgerRecord:
+        """Write a whole ledger without a resource version, as a foreign client may; its rule still holds."""
+        stored = self._ledgers.get(node)
+        if stored is None:
+            stored = LedgerRecord(NodeName(node), Ledger(), "", uid=self._next_uid("ledger"))
+        return self._store_ledger(stored, ledger)
