@@ -1,4 +1,4 @@
-"""The annotations a VM asks with, in every spelling, read into `PinningOptions`.
+"""The annotations of a request, in every spelling, read into `PinningOptions`.
 
 Precedence is kvplace.io, then the bare `cpu-set`, then topology.crane.io, then qos.gocrane.io; since two
 spellings that contradict each other are refused, it only decides which of two keys an error names first.
@@ -57,7 +57,7 @@ ASKING = (
     CRANE_AWARENESS,
     CRANE_MANAGER,
 )
-"""Keys by which a VM asks; one that carries none of them is not touched."""
+"""Keys of a request; a VM without any of them is not touched."""
 
 RESULTS = (CPU_MAP, PLACEMENT, REQUEST, EXPLANATION, CRANE_RESULT)
 """Keys that only kvplace writes, and only on pods."""
@@ -162,4 +162,4 @@ def _refuse_unknown_keys(annotations: Mapping[str, str]) -> None:
             if near
             else f"known are {', '.join(PREFIX + known for known in asking)}"
         )
-        raise BadAnnotation(key, value, f"is no annotation of kvplace; {hint}")
+        raise BadAnnotation(key, value, f"is not an annotation of kvplace; {hint}")

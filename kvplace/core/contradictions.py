@@ -31,7 +31,7 @@ _KEYS: Mapping[type[Enum], tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """Two words that cannot be kept at once, why, and what to ask for instead."""
+    """Two options that exclude each other, the reason, and what to ask for instead."""
 
     word: Enum
     other: Enum

@@ -31,7 +31,7 @@ def cpus_of(mask: int) -> Iterator[int]:
 
 
 def place_of_each(sets: Iterable[int]) -> dict[int, int]:
-    """Map each CPU to the place, among the sets, of the one that it belongs to."""
+    """Map each CPU to the index of the set that contains it."""
     return {cpu: place for place, mask in enumerate(sets) for cpu in cpus_of(mask)}
 
 

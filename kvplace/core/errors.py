@@ -1,8 +1,8 @@
-"""What can go wrong, as one small tree, and what each kind means to whoever meets it.
+"""The errors that kvplace raises, as one small tree, and what each kind means.
 
     KvplaceError
       Refused              the answer is no; not a fault, never retried
-      Conflict             somebody was faster: read again and decide again
+      Conflict             another writer was first: read again and decide again
       Unavailable          try again later
       Misconfigured        an operator or user must change something
         BadAnnotation      a request or a result on a VM, VMI or pod
@@ -26,23 +26,23 @@ class KvplaceError(Exception):
 
 
 class Refused(KvplaceError):
-    """The answer is no, and asking again without a change gives no again."""
+    """The answer is no; without a change the next answer is no, too."""
 
 
 class Conflict(KvplaceError):
-    """Somebody wrote first; what we decided on is stale."""
+    """Another writer was first; the decision was made on stale state."""
 
 
 class Unavailable(KvplaceError):
-    """A part that we need does not answer now."""
+    """A component that is needed does not answer now."""
 
 
 class Misconfigured(KvplaceError):
-    """The input is wrong and only its author can mend it."""
+    """The input is wrong and only its author can correct it."""
 
 
 class BadAnnotation(Misconfigured):
-    """An annotation that says something impossible, unknown or contradictory."""
+    """An annotation with an impossible, unknown or contradictory value."""
 
     def __init__(self, key: str, value: str, mend: str) -> None:
         self.key = key
@@ -57,7 +57,7 @@ class BadTopology(Misconfigured):
 
 
 class BadDomainXml(Misconfigured):
-    """A document that is not a libvirt domain we may rewrite."""
+    """A document that is not a libvirt domain that can be rewritten."""
 
 
 class BadBody(Misconfigured):
@@ -120,15 +120,15 @@ _GRPC_STATUSES: tuple[tuple[type[KvplaceError], GrpcStatus], ...] = (
 
 
 def exit_code_of(error: KvplaceError) -> ExitCode:
-    """Say which exit code a command ends with when this error reaches its top."""
+    """Look up the exit code of a command that ends in this error."""
     return next(code for kind, code in _EXIT_CODES if isinstance(error, kind))
 
 
 def http_status_of(error: KvplaceError) -> int:
-    """Say which HTTP status answers a request that ended in this error."""
+    """Look up the HTTP status for a request that ended in this error."""
     return next(status for kind, status in _HTTP_STATUSES if isinstance(error, kind))
 
 
 def grpc_status_of(error: KvplaceError) -> GrpcStatus:
-    """Say which gRPC status answers a call that ended in this error."""
+    """Look up the gRPC status for a call that ended in this error."""
     return next(status for kind, status in _GRPC_STATUSES if isinstance(error, kind))

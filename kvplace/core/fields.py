@@ -51,7 +51,7 @@ class Fields:
         """Read a text."""
         value = self.raw.get(key, default)
         if not isinstance(value, str):
-            raise self.bad(key, "a text")
+            raise self.bad(key, "a string")
         return value
 
     def word(self, key: str, kind: type[_Word], default: _Word | None = None) -> _Word:

@@ -1,4 +1,4 @@
-"""What is left on one machine: its topology less what the ledger says is claimed.
+"""What is free on one machine: its topology less the claims in its ledger.
 
 `Free` is hashable and holds nothing else, so that an answer found for one (machine, free, request)
 serves every node in the same state.
@@ -27,7 +27,7 @@ class Free:
     uses: tuple[tuple[int, int], ...] = ()
     """How many sharing VMs name each CPU of the pool, ascending by CPU; unnamed ones are absent."""
     memory: tuple[tuple[int, int], ...] = ()
-    """Bytes outside huge pages by NUMA node; empty when the machine does not say how much it has."""
+    """Bytes outside huge pages by NUMA node; empty when the machine does not report its memory."""
     huge_pages: tuple[tuple[int, int, int], ...] = ()
     """(NUMA node, page size in bytes, pages)."""
 
@@ -40,7 +40,7 @@ class Free:
 def free_of(
     topology: Topology, ledger: Ledger, holds: Iterable[Claim] = (), *, only: int | None = None
 ) -> Free:
-    """Say what is left on a machine after the ledger's claims and the tentative `holds`.
+    """Compute what is free on a machine after the ledger's claims and the tentative `holds`.
 
     A hold whose pod already has a claim counts once. `only` restricts the CPUs further, for instance
     to the node's own `cpu-map`.

@@ -1,4 +1,4 @@
-"""What a guest sees of the host when it asks for `guest-numa: mirror`.
+"""The NUMA cells of a guest with `guest-numa: mirror`.
 
 Guest NUMA cells lie on the host's NUMA nodes, guest cores on host cores where that can be said truly, and
 cells are as far apart as their nodes. What QEMU cannot express (a cell without memory, an odd number of

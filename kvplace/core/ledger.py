@@ -1,8 +1,8 @@
-"""Who holds what on one node: the values of a NodeLedger and the rules for changing it.
+"""The claims on one node: the values of a NodeLedger and the rules for changing it.
 
 A CPU's owner may go from nobody to A and from A to nobody, never from A to B. The API server runs the
 same rule on every write (manifests/crd); here it is applied before writing, so that a mistake is found
-where it was made, and by the in-memory cluster, so that tests and the demo obey it too.
+where it was made, and by the in-memory cluster, so that tests and the demo follow it, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OwnershipConflict(Conflict):
 
 
 class ClaimState(Enum):
-    """How far a claim has come: stored, or stored and its pod seen bound with it."""
+    """State of a claim: stored, or stored and its pod observed to be bound with it."""
 
     CLAIMED = "claimed"
     BOUND = "bound"
@@ -47,7 +47,7 @@ class Claim:
     policy: Policy
     state: ClaimState
     cpus: CpuMask
-    """CPUs the pod's threads may use by name; shared ones included."""
+    """CPUs that the pod's threads may use, shared ones included."""
     owned: CpuMask
     """CPUs that nobody else may use; a subset of the ledger's owners."""
     memory: Mapping[int, int]
@@ -167,7 +167,7 @@ class Ledger:
         return Ledger(owners, claims)
 
     def check(self) -> None:
-        """Raise Corrupt, naming the CPUs, when owners and claims do not tell the same story."""
+        """Raise Corrupt, naming the CPUs, when owners and claims disagree."""
         for uid, claim in self.claims.items():
             held = mask_of(cpu for cpu, owner in self.owners.items() if owner == uid)
             if held != claim.owned:
@@ -218,7 +218,7 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 
 def claim_document(claim: Claim) -> dict[str, Any]:
-    """Write a claim as it stands under `spec.claims` of a NodeLedger.
+    """Write a claim as it is under `spec.claims` of a NodeLedger.
 
     What is empty is left out: the API server's work for each write grows with the whole ledger.
     """
@@ -256,7 +256,7 @@ def read_ledger(spec: object) -> Ledger:
 
 
 def confirmed(claim: Claim) -> Claim:
-    """The same claim, its pod seen bound with it."""
+    """Mark a claim as bound."""
     return replace(claim, state=ClaimState.BOUND)
 
 

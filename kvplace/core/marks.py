@@ -1,4 +1,4 @@
-"""Names other than annotations of a request or result by which kvplace's objects are told apart."""
+"""Names of kvplace in Kubernetes objects, other than the annotations of requests and results."""
 
 from __future__ import annotations
 

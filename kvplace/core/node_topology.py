@@ -24,7 +24,7 @@ _LONGEST_NAME = 253
 
 
 def node_topology(name: str, topology: Topology, kubelet_cpus: int = 0) -> dict[str, Any]:
-    """Write a machine as the NodeTopology of the node of that name, or of one as like it as a node's can be.
+    """Write a machine as a NodeTopology, under the name or the closest valid name of a node.
 
     `kubelet_cpus` are those that the kubelet's own static policy holds; they are the object's status.
     """
@@ -58,7 +58,7 @@ def read_node_topology(document: Mapping[str, Any]) -> tuple[str, Topology]:
 
 
 def node_name(text: str) -> str:
-    """Make a name that a node can have of any other name, such as that of a file."""
+    """Turn any name, such as that of a file, into a valid name of a node."""
     name = re.sub(r"[^a-z0-9]*\.[^a-z0-9]*", ".", re.sub(r"[^a-z0-9.]", "-", text.lower()))
     return name[:_LONGEST_NAME].strip("-.") or "machine"
 

@@ -1,4 +1,4 @@
-"""The cores of one VM: what the allocator answers and what travels to the hook on the pod.
+"""The cores of one VM: the answer of the allocator, and the annotation that the hook reads from the pod.
 
 `Placement` is the decision about one machine. `PodPlacement` binds it to one pod and one node: the
 annotation `kvplace.io/placement`. It is written only in the Binding, and its pod UID lets every reader tell

@@ -1,7 +1,6 @@
 """Why a VM does not fit a machine, with the shortfall in numbers.
 
-All reasons stand here, one sentence each. `never` tells what no departing VM can mend from what may
-fit later.
+All reasons are listed here. `never` marks requests that would not fit an empty machine either.
 """
 
 from __future__ import annotations

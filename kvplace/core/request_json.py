@@ -88,7 +88,7 @@ def id_of(document: Mapping[str, Any], key: str = "id") -> str:
     """Read an id, empty when there is none; raises BadBody unless it can be printed on one line."""
     value = document.get(key, "")
     if not isinstance(value, str) or len(value) > _MOST_ID or (key in document and not value):
-        raise BadBody(f"{key} must be a text of 1 to {_MOST_ID} characters")
+        raise BadBody(f"{key} must be a string of 1 to {_MOST_ID} characters")
     if not value.isprintable():
         raise BadBody(f"{key} is {shown(value)}; it must consist of printable characters")
     return value

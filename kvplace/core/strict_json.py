@@ -1,8 +1,7 @@
-"""JSON of which nothing is overlooked, and what its values are called in a sentence for people.
+"""Reads JSON strictly and names its values in error messages.
 
-Python's own reader takes the last of two equal keys, numbers that are none, and answers in its own terms
-where a document is too deep or a number too long. Whoever wrote the document should hear what is wrong in
-the terms of JSON.
+Python's own reader accepts duplicate keys and NaN, and raises errors of its own for documents that are nested
+too deeply and numbers that are too long. Here each is refused with one sentence in the terms of JSON.
 """
 
 from __future__ import annotations
@@ -20,11 +19,7 @@ _MOST_SHOWN = 80
 
 
 def json_object(text: str, *, what: str, like: str = "") -> Json:
-    """Read one JSON object; raises BadBody, also for a key that stands in it twice.
-
-    Two values under one key would make the answer depend on the reader's taste. `like` is an example for
-    whoever wrote something else.
-    """
+    """Read one JSON object; raises BadBody, also for a duplicate key. `like` is an example for the error."""
     found = json_value(text, what=what)
     if not isinstance(found, dict):
         example = f" such as {like}" if like else ""
@@ -52,7 +47,7 @@ def known_keys(document: Mapping[str, Any], known: Iterable[str]) -> None:
 
 
 def shown(value: object) -> str:
-    """Write a value as it was given, cut to what fits a sentence."""
+    """Write a value as it was given, shortened to fit a sentence."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     try:
@@ -63,12 +58,12 @@ def shown(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Say what a value is, in the words of JSON: `a list`."""
+    """Name the JSON type of a value: `a list`."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     match value:
         case str():
-            return "a text"
+            return "a string"
         case Mapping():
             return "an object"
         case list():
@@ -84,9 +79,9 @@ def json_value(text: str, *, what: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_int=_whole, parse_constant=_no_number)
     except RecursionError:
-        raise BadBody(f"{what} is no JSON that anybody writes: it is nested too deeply") from None
+        raise BadBody(f"{what} is not valid JSON: it is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise BadBody(f"{what} is no JSON: {error}") from None
+        raise BadBody(f"{what} is not valid JSON: {error}") from None
     except ValueError as error:
         raise BadBody(f"{what}: {error}") from None
 
@@ -97,16 +92,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> Json:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"the key {shown(key)} stands in it twice")
+                raise ValueError(f"duplicate key {shown(key)}")
             seen.add(key)
     return found
 
 
 def _whole(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
-        raise ValueError(f"it holds a number of {len(digits)} digits")
+        raise ValueError(f"it contains a number of {len(digits)} digits")
     return int(digits)
 
 
 def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no JSON number")
+    raise ValueError(f"{text} is not a JSON number")

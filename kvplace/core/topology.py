@@ -37,13 +37,13 @@ class NumaNode:
     huge_pages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """Pages by page size in bytes."""
     distances: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
-    """SLIT distance to other nodes by their id, as the machine says it: it may say less, or another value in
-    the other direction, and what it does not say is absent (`Topology.distance` makes one of both)."""
+    """SLIT distance to other nodes by their id, as the machine reports it: perhaps not to all nodes, and
+    perhaps another value in the other direction (`Topology.distance` combines both)."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """A machine, checked: every CPU has one package, one NUMA node, one L3 group and one core.
+    """A validated machine: every CPU has one package, one NUMA node, one L3 group and one core.
 
     `reserved` CPUs are never given out exclusively; they are the floor of the shared pool.
     """
@@ -57,7 +57,7 @@ class Topology:
     isolated: int = 0
 
     def __post_init__(self) -> None:
-        """Raise BadTopology, naming the level and the CPUs, when a level is no partition."""
+        """Raise BadTopology, naming the level and the CPUs, when a level is not a partition."""
         if not self.cpus:
             raise BadTopology("the machine has no cores: give at least one core with its CPUs")
         everything = self.cpus
@@ -157,13 +157,13 @@ class Topology:
         return {}
 
     def cores_in(self, cpus: int) -> tuple[int, ...]:
-        """The parts of cores that lie in a set of CPUs; remembered, so only for the machine's own levels."""
+        """The parts of cores that lie in a set of CPUs; cached, so only for the machine's own levels."""
         if cpus not in self._cores_in:
             self._cores_in[cpus] = tuple(core & cpus for core in self.cores if core & cpus)
         return self._cores_in[cpus]
 
     def l3_in(self, cpus: int) -> tuple[int, ...]:
-        """The parts of L3 groups that lie in a set of CPUs; remembered as `cores_in` is."""
+        """The parts of L3 groups that lie in a set of CPUs; cached as in `cores_in`."""
         if cpus not in self._l3_in:
             self._l3_in[cpus] = tuple(l3 & cpus for l3 in self.l3_groups if l3 & cpus)
         return self._l3_in[cpus]

@@ -1,8 +1,8 @@
-"""Whole levels of a machine, made of what its kernel or libvirt says of each CPU.
+"""Complete levels of a machine, from what its kernel or libvirt reports about each CPU.
 
-Whoever describes a machine may leave a level out or contradict himself. Here such a level collapses to the
-next coarser one, with a note that says where and why; nothing is guessed from ids. Distances are no level:
-they stay as they were said, partial or asymmetric, and only a note tells.
+A description may leave a level out or contradict itself. Such a level is replaced by the next coarser one,
+and a note says where and why; nothing is guessed from ids. Distances are kept as reported, also where they
+are partial or asymmetric, and a note says so.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.topology import NumaNode, Package, Topology
 
 MAX_PACKAGE_ID = 999_999
-"""An id above it is firmware's garbage and no name for a person (`socket4294967295`)."""
+"""Ids above it are invalid values of the firmware (`socket4294967295`)."""
 
 _LOCAL_DISTANCE = 10
 _SOME = 8
-"""So many things are named in a note; the rest is counted."""
+"""A note names at most this many things and counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """A machine, and what its description left out or said in two ways."""
+    """A machine, and notes about what its description left out or contradicted."""
 
     topology: Topology
     notes: tuple[str, ...]
-    """One sentence for each level that had to collapse, and for what else is odd."""
+    """One sentence for each level that was replaced, and for other oddities."""
 
 
 class Levels:
-    """Makes the levels of one machine out of its on-line CPUs, and keeps the notes."""
+    """Builds the levels of one machine from its online CPUs, and collects the notes."""
 
     def __init__(self, source: str, online: int) -> None:
-        """`source` is who describes the machine, as the subject of a sentence: `the kernel`."""
+        """`source` is the subject of the notes: `the kernel`."""
         self._source = source
         self._online = online
         self.notes: list[str] = []
@@ -43,7 +43,7 @@ class Levels:
     def partition(
         self, level: str, set_of: Callable[[int], int | None], coarser: Iterable[int], instead: str
     ) -> tuple[int, ...]:
-        """Cut the on-line CPUs into the sets that `set_of` names; what it leaves out is cut as `coarser` is.
+        """Partition the online CPUs by `set_of`; those without a set are partitioned as `coarser` is.
 
         A set that none of its CPUs contradicts stands. Of the CPUs that are left, sets that overlap count as
         one. Sets are ordered by their lowest CPU.
@@ -70,14 +70,14 @@ class Levels:
         named = union(groups)
         if unnamed := self._online & ~named:
             which = "" if unnamed == self._online else f" of CPU {format_cpu_list(unnamed)}"
-            self.notes.append(f"{self._source} says nothing about the {level}{which}: {instead}")
+            self.notes.append(f"{self._source} does not describe the {level}{which}: {instead}")
             groups += [part for cpus in coarser if (part := cpus & unnamed)]
         return tuple(sorted(groups, key=lambda group: group & -group))
 
     def packages(
         self, set_of: Callable[[int], int | None], id_of: Callable[[int], int | None]
     ) -> tuple[Package, ...]:
-        """Cut the on-line CPUs into sockets; they keep their ids where each has one of its own."""
+        """Partition the online CPUs into sockets; they keep their ids where these are unique."""
         sets = self.partition("sockets", set_of, [self._online], "the machine counts as one socket")
         ids = [_common_id(id_of, cpus) for cpus in sets]
         if None in ids or len(set(ids)) != len(ids):
@@ -93,7 +93,7 @@ class Levels:
     def numa_nodes(
         self, nodes: Sequence[NumaNode], whole: NumaNode, cores: Sequence[int]
     ) -> tuple[NumaNode, ...]:
-        """Give every on-line CPU one of the described nodes; `whole` stands in when there are none.
+        """Assign every online CPU to one of the described nodes; `whole` stands in when there are none.
 
         A node keeps its id, memory and distances whatever CPUs it is left with, so that memory is only ever
         bound where it is. The kernel puts each CPU into several nodes when it emulates nodes (`numa=fake`).
@@ -111,7 +111,7 @@ class Levels:
         self, nodes: Sequence[NumaNode], whole: NumaNode, cores: Sequence[int]
     ) -> tuple[NumaNode, ...]:
         if not nodes:
-            self.notes.append(f"{self._source} says nothing about NUMA nodes: the machine counts as one")
+            self.notes.append(f"{self._source} does not describe NUMA nodes: the machine counts as one")
             return (whole,)
         if twice := _twice(node.cpus for node in nodes):
             self.notes.append(
@@ -137,7 +137,7 @@ class Levels:
         partial = [number for number, row in rows.items() if any(other not in row for other in rows)]
         if len(partial) == len(rows) and not any(rows.values()):
             self.notes.append(
-                f"{self._source} says nothing about distances between NUMA nodes: each counts as 20"
+                f"{self._source} does not describe distances between NUMA nodes: each counts as 20"
             )
         elif partial:
             self.notes.append(

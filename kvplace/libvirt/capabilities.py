@@ -1,8 +1,8 @@
-"""Reads what a machine is made of from libvirt's capabilities (`virsh capabilities`).
+"""Reads the topology of a machine from libvirt's capabilities (`virsh capabilities`).
 
 Second best to sysfs: libvirt names sockets by their ids alone, lists off-line CPUs like others (with the
 ids of a core that is not theirs), and may put a CPU below two caches of one level. What it leaves out
-collapses as in core.topology_levels. The form is described at libvirt.org/formatcaps.html.
+is replaced as in core.topology_levels. The form is described at libvirt.org/formatcaps.html.
 """
 
 from __future__ import annotations

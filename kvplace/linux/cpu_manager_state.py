@@ -2,8 +2,8 @@
 
 The kubelet keeps them in /var/lib/kubelet/cpu_manager_state, in one of four versions, each with a checksum
 over Go's printed form of the content (pkg/kubelet/cm/cpumanager/state/checkpoint.go; FNV-1a, 32 bit). A file
-whose checksum is wrong is refused rather than half believed: cores that it holds must not be given out twice.
-Which policy the kubelet is configured with now is not known here, so any policy's file is read.
+with a wrong checksum is refused as a whole: the cores in it must not be given out twice. The kubelet's
+present policy is not known here, so the file of any policy is read.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _NAMES = ("CPUManagerCheckpoint", "CPUManagerCheckpointV3")
 
 
 class _Unreadable(Exception):
-    """Why the file cannot be believed."""
+    """Why the file cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuManagerState:
-    """What the kubelet has written down about its CPUs."""
+    """The CPUs that the kubelet has given out."""
 
     policy: str
     default: int
@@ -158,7 +158,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _lowered(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys in small letters: the kubelet takes them in any case."""
+    """Lower-case the keys: the kubelet accepts them in any case."""
     return {key.lower(): value for key, value in found.items()}
 
 

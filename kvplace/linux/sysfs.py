@@ -1,11 +1,11 @@
-"""Reads what a machine is made of from its sysfs tree.
+"""Reads the topology of a machine from its sysfs tree.
 
-Everything is built from sets that the kernel writes down: sibling lists, caches' shared lists, NUMA
-nodes' CPU lists, each in its list form or, on old kernels, as a hexadecimal mask. Ids only name what the
-sets have found. What is off-line appears nowhere. A level that is missing or contradicts itself collapses
-to the next coarser one, and a note says so (core.topology_levels); a file that holds junk is refused by its
-name. The cpuset of whoever recorded the machine does not matter: a machine is all of its on-line CPUs. The
-files are described in the kernel's Documentation/ABI/stable/sysfs-devices-system-cpu and
+Everything is built from the sets that the kernel reports: sibling lists, caches' shared lists, NUMA
+nodes' CPU lists, each in its list form or, on old kernels, as a hexadecimal mask. Ids only name the
+sets. Offline CPUs are left out. A level that is missing or contradicts itself is replaced by the next coarser
+one, with a note (core.topology_levels); a file with invalid content is refused by its name. The cpuset of the
+process that recorded the machine does not matter: a machine has all of its online CPUs. The files are
+described in the kernel's Documentation/ABI/stable/sysfs-devices-system-cpu and
 sysfs-devices-node.
 """
 
@@ -36,9 +36,9 @@ _PAGE_SIZE = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
 
 
 def discover(tree: Tree) -> Discovery:
-    """Read a machine; raises BadTopology, naming the file, when it cannot be told what its CPUs are.
+    """Read a machine; raises BadTopology, naming the file, when its CPUs cannot be determined.
 
-    Nothing is reserved in it: sysfs does not know which CPUs an operator keeps for the host.
+    No CPUs are reserved in it: sysfs does not contain what an operator reserves for the host.
     """
     return _Reader(tree).discover()
 

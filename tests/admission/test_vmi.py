@@ -142,7 +142,7 @@ def test_kubevirts_own_pinning_is_refused_with_what_to_do() -> None:
         (
             {"kvplace.io/cpuset": "any"},
             (
-                "annotation kvplace.io/cpuset: 'any': is no annotation of kvplace; did you mean "
+                "annotation kvplace.io/cpuset: 'any': is not an annotation of kvplace; did you mean "
                 "kvplace.io/cpu-set?"
             ),
         ),

@@ -144,7 +144,7 @@ def test_huge_pages_are_counted_by_numa_node() -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "the line is no JSON"),
+        ("{", "the line is not valid JSON"),
         ("[1]", "must be a JSON object"),
         ("null", "must be a JSON object"),
         ("{}", "vcpus is missing; it must be a whole number from 1 to 4096"),
@@ -164,10 +164,10 @@ def test_huge_pages_are_counted_by_numa_node() -> None:
         ('{"vcpus": 1, "hugepages": {"1Gi": "8"}}', "hugepages['1Gi'] is '8'"),
         ('{"vcpus": 1, "free": 3}', "free is 3"),
         ('{"vcpus": 1, "free": "3-1"}', "runs backwards"),
-        ('{"vcpus": 1, "id": ""}', "id must be a text"),
+        ('{"vcpus": 1, "id": ""}', "id must be a string"),
         ('{"release": "nobody"}', "id 'nobody' holds no CPUs"),
         ('{"release": "a", "vcpus": 3}', "'vcpus' is not known"),
-        ("[" * 100_000, "the line is no JSON"),
+        ("[" * 100_000, "the line is not valid JSON"),
     ],
 )
 def test_an_invalid_line_gets_an_error_and_the_next_one_is_answered(

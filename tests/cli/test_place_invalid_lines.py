@@ -71,12 +71,12 @@ def test_an_invalid_line_takes_nothing(line: str | bytes, vcpus: int) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('{"vcpus": 2, "vcpus": 3}', "the key 'vcpus' stands in it twice"),
-        ('{"vcpus": NaN}', "NaN is no JSON number"),
+        ('{"vcpus": 2, "vcpus": 3}', "duplicate key 'vcpus'"),
+        ('{"vcpus": NaN}', "NaN is not a JSON number"),
         ('{"vcpus": 1000000}', "vcpus is 1000000; it must be a whole number from 1 to 4096"),
         ('{"vcpus": -3}', "vcpus is -3; it must be a whole number"),
         ('{"vcpus": 0}', "vcpus is 0; it must be a whole number"),
-        ('{"vcpus": 1' + "0" * 5000 + "}", "the line: it holds a number of 5001 digits"),
+        ('{"vcpus": 1' + "0" * 5000 + "}", "the line: it contains a number of 5001 digits"),
         ('{"vcpus": 1' + "0" * 500 + "}", "it must be a whole number from 1 to 4096"),
         ('{"vcpus": 1, "memory": "' + "9" * 500 + 'Gi"}', "is not a quantity such as 8Gi"),
         ('{"vcpus": 1, "memory": "8GB"}', "memory: '8GB' is not a quantity such as 8Gi"),

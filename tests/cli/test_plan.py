@@ -191,7 +191,7 @@ def test_a_count_makes_equal_vms_with_numbered_names() -> None:
     [
         ("\n \n", '<stdin> contains no requests; write one per line, for example {"vcpus": 8}'),
         ("[]", "<stdin> contains no requests"),
-        ('{"vcpus":8}\n{"vcpus":', "<stdin>: line 2 is no JSON"),
+        ('{"vcpus":8}\n{"vcpus":', "<stdin>: line 2 is not valid JSON"),
         ('{"vcpus":8}\n[]', "<stdin>: line 2 must be a JSON object"),
         ('{"vcpus":8}\n\n{"vcpu":8}', "<stdin>: line 3: 'vcpu' is not known; did you mean 'vcpus'?"),
         ('{"vcpus":0}', "<stdin>: line 1: vcpus is 0; it must be a whole number"),
@@ -206,7 +206,7 @@ def test_a_count_makes_equal_vms_with_numbered_names() -> None:
         ('{"vcpus":8,"count":20000}\n{"vcpus":8}', "<stdin> contains more than 20000 VMs"),
         ('{"vcpus":8,"id":"a"}\n{"vcpus":8,"id":"a"}', "<stdin>: line 2: duplicate VM id 'a'"),
         ('{"vcpus":8,"id":"a-01"}\n{"vcpus":8,"id":"a","count":2}', "line 2: duplicate VM id 'a-01'"),
-        ('[{"vcpus":8},\n{"vcpus":}]', "<stdin> is no JSON: Expecting value: line 2 column 10"),
+        ('[{"vcpus":8},\n{"vcpus":}]', "<stdin> is not valid JSON: Expecting value: line 2 column 10"),
         ("- vcpus: 8\n- vcpus: {\n", "<stdin> is not valid YAML"),
         ("- vcpus: 8\n- vcpus: [x}\n", "line 2, column"),
         ("- 8\n", "<stdin>: requests[0] is 8; it must be a mapping"),

@@ -75,11 +75,11 @@ def test_a_bare_cpu_map_or_an_annotation_is_enough(kvplace: Caller, domain: Path
 @pytest.mark.parametrize(
     ("placement", "words"),
     [
-        ("{", "placement.json is no JSON"),
+        ("{", "placement.json is not valid JSON"),
         ("", "placement.json is empty"),
         ('{"placement": {}}\n{"placement": {}}\n', "contains 2 answers; give the one of this VM only"),
         ('{"error": "what?"}', "placement.json contains no placement"),
-        ('{"version": 1, "version": 1}', "the key 'version' stands in it twice"),
+        ('{"version": 1, "version": 1}', "duplicate key 'version'"),
         ("[]", "must be a JSON object"),
         ('{"refusal": {}}', "contains a refusal"),
         ('{"version": 9}', "has version 9"),

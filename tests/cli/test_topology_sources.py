@@ -39,7 +39,7 @@ def test_what_a_captured_machine_does_not_describe_is_reported_on_stderr(kvplace
     called = kvplace("topology", str(path), "-o", "json")
     assert json.loads(called.out)["metadata"]["name"] == "s390-nested-virt"
     assert called.err == (
-        "kvplace: the kernel says nothing about the L3 caches: the NUMA node stands in for them\n"
+        "kvplace: the kernel does not describe the L3 caches: the NUMA node stands in for them\n"
     )
 
 

@@ -160,7 +160,10 @@ def test_a_value_near_no_word_is_answered_with_all_of_them() -> None:
 def test_a_typo_in_a_key_is_answered_with_the_key_that_was_meant(key: str, meant: str) -> None:
     with pytest.raises(BadAnnotation) as caught:
         read_options({key: "any"})
-    assert str(caught.value) == f"annotation {key}: 'any': is no annotation of kvplace; did you mean {meant}?"
+    assert (
+        str(caught.value)
+        == f"annotation {key}: 'any': is not an annotation of kvplace; did you mean {meant}?"
+    )
 
 
 @pytest.mark.parametrize("key", ["kvplace.io/colour", "kvplace.io/", "kvplace.io/requests"])
@@ -168,7 +171,7 @@ def test_a_key_near_none_is_answered_with_those_that_users_may_write(key: str) -
     with pytest.raises(BadAnnotation) as caught:
         read_options({key: "blue"})
     assert str(caught.value) == (
-        f"annotation {key}: 'blue': is no annotation of kvplace; known are kvplace.io/cpu-set, "
+        f"annotation {key}: 'blue': is not an annotation of kvplace; known are kvplace.io/cpu-set, "
         "kvplace.io/cpu-policy, kvplace.io/smt, kvplace.io/emulator-threads, kvplace.io/numa-memory, "
         "kvplace.io/guest-numa, kvplace.io/on-failure, kvplace.io/explain"
     )

@@ -160,7 +160,7 @@ def test_a_bare_cpu_map_gives_each_vcpu_its_cpu_in_order_and_leaves_memory_alone
     [
         ({"version": 2}, "has version 2; this program reads version 1, use matching releases"),
         ({"version": None}, "has version null; this program reads version 1, use matching releases"),
-        ({"podUid": 7}, "podUid is 7; it must be a text"),
+        ({"podUid": 7}, "podUid is 7; it must be a string"),
         ({"policy": "mine"}, "policy is 'mine'; it must be one of exclusive, share, numa, immovable, none"),
         ({"vcpus": [2, 2, 3, 35]}, "vcpus gives one CPU to two vCPUs"),
         ({"vcpus": [2, 34, 3, 99]}, "vcpus has CPU 99, which is not in cpus"),

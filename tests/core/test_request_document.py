@@ -109,7 +109,7 @@ def test_keys_of_later_versions_are_ignored() -> None:
         ({"hugepages": {"1Gi": -8}}, "hugepages['1Gi'] is -8; it must be a whole number from 0 to "),
         ({"hugepages": {"0": 8}}, "hugepages: '0' is no page size; write 2Mi or 1Gi"),
         ({"hugepages": {"1Gi": 8, "1024Mi": 4}}, "hugepages has pages of 1Gi twice; write one count of them"),
-        ({"vmi": 7}, "vmi is 7; it must be a text"),
+        ({"vmi": 7}, "vmi is 7; it must be a string"),
     ],
     ids=str,
 )

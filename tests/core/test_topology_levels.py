@@ -53,7 +53,7 @@ CORES = (0b0011, 0b1100)
 @pytest.mark.parametrize(
     ("cpus", "note"),
     [
-        ((), "says nothing about NUMA nodes"),
+        ((), "does not describe NUMA nodes"),
     ],
 )
 def test_a_machine_that_describes_no_nodes_is_one(cpus: tuple[int, ...], note: str) -> None:
@@ -111,7 +111,7 @@ def test_more_huge_pages_than_memory_are_told() -> None:
     ("rows", "note"),
     [
         (({0: 10, 1: 21}, {0: 21, 1: 10}), ""),
-        (({}, {}), "says nothing about distances"),
+        (({}, {}), "does not describe distances"),
         (({0: 10, 1: 21}, {1: 10}), "gives NUMA node 1 no distance to some nodes"),
         (({0: 10, 1: 21}, {0: 31, 1: 10}), "between NUMA nodes 0-1 differ by direction: the larger counts"),
     ],

@@ -23,7 +23,7 @@ from tests.linux.written_tree import sysfs_of
 CAPTURES = captured_files("libvirt/capabilities", "*.xml")
 BASIC = replace(read_machine("2x-xeon-8480plus-snc4"), reserved=0)
 
-# Sockets, NUMA nodes, L3 caches (0: libvirt says nothing about them), cores, CPUs.
+# Sockets, NUMA nodes, L3 caches (0: libvirt does not describe them), cores, CPUs.
 COUNTS = {
     "vircaps-aarch64-basic": (4, 4, 0, 16, 16),
     "vircaps-x86_64-basic-dies": (2, 1, 0, 12, 12),
@@ -91,9 +91,9 @@ def test_a_cpu_without_siblings_and_socket_collapses_with_a_note() -> None:
     found = read_capabilities(f"{xml}</cells></topology></host></capabilities>".encode())
     assert _counts(found.topology, found.notes) == (1, 1, 0, 2, 2)
     assert [note.partition(":")[0] for note in found.notes] == [
-        "libvirt says nothing about the sibling threads",
-        "libvirt says nothing about the sockets",
-        "libvirt says nothing about the L3 caches",
+        "libvirt does not describe the sibling threads",
+        "libvirt does not describe the sockets",
+        "libvirt does not describe the L3 caches",
     ]
 
 

@@ -24,7 +24,7 @@ LSCPU = [
     path for path in captured_files("topologies", "lscpu/*.expected") if not path.stem.startswith("arm-")
 ]
 
-# Sockets, NUMA nodes (with CPUs), cores, CPUs on-line, L3 groups (0: the kernel says nothing about them).
+# Sockets, NUMA nodes (with CPUs), cores, CPUs on-line, L3 groups (0: the kernel does not describe them).
 COUNTS = {
     "128ia64-17n4s2c": (64, 17, 16, 128, 128, 0),
     "16amd64-8n2c-cpusets": (8, 8, 8, 15, 15, 0),

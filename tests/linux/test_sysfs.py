@@ -123,7 +123,7 @@ def test_without_l3_information_the_numa_node_stands_in_and_a_note_says_so() -> 
         del tree.files[path]
     found = discover(tree)
     assert found.topology.l3_groups == tuple(node.cpus for node in TWO_SOCKETS.numa_nodes)
-    assert found.notes == ("the kernel says nothing about the L3 caches: the NUMA node stands in for them",)
+    assert found.notes == ("the kernel does not describe the L3 caches: the NUMA node stands in for them",)
 
 
 def test_without_numa_nodes_the_machine_is_one_node_with_all_its_memory() -> None:

@@ -105,7 +105,7 @@ def test_the_only_machine_of_a_list_is_that_machine(tmp_path: Path) -> None:
         (b"\x1f\x8b broken", "cannot be read as a tar archive"),
         (b"<domain/>", "it is a <domain>, not the <capabilities>"),
         (b"{", "does not describe a machine"),
-        (b'{"cores": [', "is no JSON"),
+        (b'{"cores": [', "is not valid JSON"),
         (b'{"a": 1, "a": 1}', "'a'"),
         (b"a: [", "is not valid YAML"),
         (b"a: &x [1]\nb: *x", "contains the alias *x"),
@@ -122,7 +122,7 @@ def test_the_only_machine_of_a_list_is_that_machine(tmp_path: Path) -> None:
             packed(STATE.replace("4-6", "4-6,x")),
             "host: var/lib/kubelet/cpu_manager_state is no cpu_manager_state",
         ),
-        *((text.encode(), "is no JSON") for text in DEEP_OR_LONG[1:2]),
+        *((text.encode(), "is not valid JSON") for text in DEEP_OR_LONG[1:2]),
     ],
 )
 def test_a_file_that_is_not_a_machine_is_refused_in_one_sentence_that_names_it(
