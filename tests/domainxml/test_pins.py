@@ -37,7 +37,7 @@ def test_a_kubevirt_vm_of_four_with_twelve_more_pluggable_gets_its_four_cpus_and
     assert len(found) == 16 + 1
 
 
-def test_current_tells_the_enabled_vcpus_where_no_list_does() -> None:
+def test_without_a_list_current_is_the_number_of_enabled_vcpus() -> None:
     two = replace(FOUR_VCPUS, vcpus=(2, 34))
     assert pins(rewrite(domain("<vcpu current='2'>4</vcpu>"), two)) == {
         "vcpu 0": "2",

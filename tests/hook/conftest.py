@@ -61,7 +61,7 @@ class HookProcess:
         return self.process.stderr.readline()
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run another `kvplace-hook` command beside it, as a probe does."""
+        """Run another `kvplace-hook` command at the same time, as a probe does."""
         command = [*self.program, *words]
         return subprocess.run(
             command, env=self.environ, capture_output=True, text=True, timeout=60, check=False

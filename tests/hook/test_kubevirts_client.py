@@ -155,7 +155,7 @@ def test_kubevirt_does_not_call_us_for_cloud_init(
     assert report.errors == ()
 
 
-def test_two_sidecars_of_ours_beside_each_other_are_both_found(
+def test_two_sidecars_of_ours_are_both_found(
     hook: HookProcess, sockets: Path, launcher_side: LauncherSide
 ) -> None:
     hook.pod.bind(ON_THIS_MACHINE)

@@ -1,4 +1,4 @@
-"""What KubeVirt hears when it asks."""
+"""The hook's answer to each of KubeVirt's calls."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """An extender that notes who asks it what, and binds with kvplace serve's rights.
 
-It stands where kvplace serve stands, with the operator's certificates; what it decides is of no interest.
+It takes the place of kvplace serve, with the operator's certificates; it accepts every node.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_services_lead_to_ports_that_pods_have(objects: list[Json]) -> None:
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
 
 
-def test_network_policies_open_ports_that_pods_have_and_nothing_is_open_besides(objects: list[Json]) -> None:
+def test_network_policies_open_only_ports_that_pods_have(objects: list[Json]) -> None:
     policies = of_kind(objects, "NetworkPolicy")
     assert policies.pop("default-deny")["spec"] == {
         "podSelector": {},

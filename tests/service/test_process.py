@@ -66,7 +66,7 @@ def test_a_signal_ends_the_process_though_its_parent_ignored_sigint() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_the_sentence_of_work_that_fails_beside_others_ends_the_process() -> None:
+def test_an_error_of_one_background_task_ends_the_process_with_its_sentence() -> None:
     async def fail() -> None:
         raise Misconfigured("the sentence")
 
