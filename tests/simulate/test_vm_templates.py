@@ -22,7 +22,7 @@ from kvplace.machines.shipped import read_machine
 from kvplace.simulate.virt_launcher import size_of
 from kvplace.simulate.vm_templates import read_templates
 from tests.captured import captured_folder
-from tests.simulate.structural_schema import violations
+from tests.json_schema import violations
 
 TEMPLATES = read_templates()
 
