@@ -69,7 +69,8 @@ def test_a_plan_places_no_less_than_one_after_the_other() -> None:
 
 
 def test_nor_where_many_vms_compete_for_few_cpus() -> None:
-    better = 0
+    """Three nodes of 14 CPUs. All plans place 2,368 vCPUs, without exchanges 2,342."""
+    better = vcpus = 0
     for seed in range(60):
         chance = Random(seed)
         cluster = nodes_of(*(machine(8, 6, memory=24 * GIB) for _ in range(3)))
@@ -88,9 +89,11 @@ def test_nor_where_many_vms_compete_for_few_cpus() -> None:
         assert found.one_by_one == one_by_one(cluster, wanted, Strategy.PACK), seed
         assert found.placed >= found.one_by_one, seed
         better += found.placed > found.one_by_one
+        vcpus += found.placed.vcpus
         for node in cluster:
             check_sound(node, occupants_of(node, found, wanted))
     assert better >= 30
+    assert vcpus >= 2360
 
 
 def test_equal_input_gives_equal_plans() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -12,7 +13,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.moves.cpu_choices import cpu_choices
 from kvplace.core.moves.targets import VmToPlace
 from kvplace.core.request import PinningOptions, Request, Smt
-from kvplace.core.scalars import Bytes
+from kvplace.core.scalars import Bytes, CpuMask
 from kvplace.core.topology import NumaNode, Package, Topology
 
 
@@ -51,6 +52,12 @@ def test_each_kind_of_choice_is_generated_once(
         for cpus in cpu_choices(topology, wanted, free, mask_of(range(topology.cpus.bit_length())), ())
     ]
     assert sorted(found) == sorted(choices)
+
+
+def test_the_threads_of_a_core_on_two_numa_nodes_are_not_alike() -> None:
+    topology = replace(machine(2, 2, 1), cores=(0b101, 0b1010))
+    found = cpu_choices(topology, vm(1), free_of(topology, Ledger()), CpuMask(0b1111), ())
+    assert sorted(found) == [0b1, 0b10, 0b100, 0b1000]
 
 
 def test_choices_are_generated_one_at_a_time() -> None:
