@@ -18,9 +18,10 @@ from kvplace.cli.claims_by_node import ClaimsByNode, NodeClaims
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, Corrupt
 from kvplace.core.ledger import Claim, ClaimState, claim_of, read_ledger
+from kvplace.core.node_topology import API_VERSION
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import Policy
-from kvplace.core.strict_json import json_object, kind_of
+from kvplace.core.strict_json import json_object, kind_of, known_keys, shown
 
 FORMATS = (
     "answers of `kvplace place --keep -o json`, a plan of `kvplace plan -o json`, a NodeLedger, "
@@ -102,11 +103,17 @@ class _Reader:
             raise self._bad(where, f"the placement {error.mend}") from None
 
     def _ledger(self, document: Json, where: str) -> None:
-        spec, metadata = document["spec"], document.get("metadata")
+        spec, metadata = document["spec"] or {}, document.get("metadata")
+        version = document.get("apiVersion", API_VERSION)
+        if version != API_VERSION:
+            raise self._bad(where, f"apiVersion is {shown(version)}; it must be {API_VERSION}")
         try:
-            ledger = read_ledger({} if spec is None else spec)
+            ledger = read_ledger(spec)
+            known_keys(spec, ("owners", "claims"))
         except Corrupt as error:
             raise self._bad(where, str(error)) from None
+        except BadBody as error:
+            raise self._bad(where, f"spec: {error}") from None
         self.claims.add_ledger(str(metadata.get("name", "")) if isinstance(metadata, Mapping) else "", ledger)
 
     def _pod(self, document: Json, where: str) -> None:

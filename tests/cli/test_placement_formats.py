@@ -222,6 +222,11 @@ def test_a_document_without_any_vm_is_drawn_and_said_to_have_none(
         ("db: CPUs 2,34 (socket 0)", "is not a known form of placements"),
         ("spec: {claims: {u: {pod: x}}}", "the claim of pod u cannot be read"),
         ("spec: 3", "owners or claims"),
+        ("kind: NodeLedger\nspec: {claimz: {}}", ": spec: 'claimz' is not known; did you mean 'claims'?"),
+        (
+            "apiVersion: kvplace.io/v9\nspec: {}",
+            ": apiVersion is 'kvplace.io/v9'; it must",
+        ),
         ('{"kind":"List","items":[3]}', ": items[0]: must be a mapping, not a number"),
         ('{"kind":"List","items":3}', ": items must be a list, not a number"),
         ('{"kind":"Pod","metadata":3}', ": is not a valid Pod: Expected object, got int - at $.metadata"),
