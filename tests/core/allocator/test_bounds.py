@@ -5,12 +5,13 @@ Work is counted in steps, so that these tests say the same on every computer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
 import pytest
 
+from kvplace.core.allocator import allocate, serving
 from kvplace.core.allocator import supply as supply_module
 from kvplace.core.allocator.allocate import place
 from kvplace.core.allocator.effort import Effort
@@ -18,9 +19,11 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
-from kvplace.core.request import PinningOptions, Policy, Request, Scope
+from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import NumaNode, Package, Topology
+from tests.core.allocator.exhaustive import best_key
+from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
 from tests.core.allocator.validity import key_of_valid
 from tests.core.machines import GIB
 
@@ -106,21 +109,27 @@ def test_what_two_packages_cannot_share_evenly_is_refused_and_will_never_fit() -
     assert "not proved" not in answer.message
 
 
-def test_a_search_that_reaches_its_bound_refuses_nothing_that_fits() -> None:
-    machine = two_packages_to_each_numa_node(12, 4, 4 * GIB)
-    free = free_of(machine, Ledger())
-    for scope in (Scope.ANY, Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA):
-        for policy in (Policy.EXCLUSIVE, Policy.SHARE):
-            for vcpus in (7, 80):
-                for memory in (1, 40):
-                    request = Request(vcpus, PinningOptions(scope=scope, policy=policy), memory=memory * GIB)
-                    exact = place(machine, free, request)
-                    with patch.object(supply_module, "_NUMA_STEPS", 0):
-                        bounded = place(machine, free, request)
-                    assert isinstance(exact, Placement) == isinstance(bounded, Placement), request
-                    if isinstance(exact, Placement) and isinstance(bounded, Placement):
-                        best = key_of_valid(machine, free, request, exact)
-                        assert key_of_valid(machine, free, request, bounded) >= best
+@pytest.mark.parametrize("question", [random_case, scarce_memory_case, crossed_case])
+def test_without_a_single_step_every_vm_that_fits_is_placed_and_every_rule_kept(
+    question: Callable[[int, int], tuple[Topology, Free, Request]],
+) -> None:
+    placed = worse = 0
+    for number in range(700_000, 700_250):
+        case = question(number, 10)
+        with (
+            patch.object(supply_module, "_NUMA_STEPS", 0),
+            patch.object(serving, "_CORE_STEPS", 0),
+            patch.object(allocate, "_BOUND_STEPS", 1),
+        ):
+            answer = place(*case)
+        best = best_key(*case)
+        assert isinstance(answer, Placement) == (best is not None), number
+        if isinstance(answer, Placement):
+            assert best is not None
+            placed += 1
+            worse += key_of_valid(*case, answer) > best
+    assert placed > 80
+    assert worse < placed / 5
 
 
 def test_numa_nodes_whose_shared_and_own_l3_groups_are_of_other_sizes_are_not_taken_for_alike() -> None:
