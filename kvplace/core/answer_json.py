@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
-from kvplace.core.cpu_map import write_cpu_map
-from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.cpu_map import cpu_map_of
+from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.moves.make_room import Move
 from kvplace.core.moves.suggestions import NO_SUGGESTIONS, Suggestion, Suggestions
 from kvplace.core.placement import Placement, PodPlacement
@@ -21,9 +19,7 @@ def placement_document(
     """Write a placement: the annotation `kvplace.io/placement` of a pod of that UID, and where it lies."""
     bound = PodPlacement(uid, machine, topology.fingerprint, request.options.on_failure, placement)
     document = bound.document()
-    document["cpuMap"] = json.loads(
-        write_cpu_map(topology, placement.vcpus or tuple(cpus_of(placement.cpus)))
-    )
+    document["cpuMap"] = cpu_map_of(topology, placement.cpus_in_order)
     return document
 
 

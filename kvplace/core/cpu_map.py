@@ -62,14 +62,17 @@ def read_node_cpu_map(text: str) -> dict[int, int]:
     return {socket: mask_of(cpus) for socket, cpus in read_cpu_map(text).items()}
 
 
-def write_cpu_map(topology: Topology, cpus: Sequence[int]) -> str:
-    """Write the CPUs of a VM, given in vCPU order, by the number of their socket."""
+def cpu_map_of(topology: Topology, cpus: Sequence[int]) -> dict[str, list[str]]:
+    """Group the CPUs of a VM, given in vCPU order, by the number of their socket."""
     sockets: dict[int, list[str]] = {}
     for cpu in cpus:
         sockets.setdefault(topology.package_of[cpu], []).append(str(cpu))
-    return json.dumps(
-        {f"socket{number}": ids for number, ids in sorted(sockets.items())}, separators=(",", ":")
-    )
+    return {f"socket{number}": ids for number, ids in sorted(sockets.items())}
+
+
+def write_cpu_map(topology: Topology, cpus: Sequence[int]) -> str:
+    """Write the annotation's one line."""
+    return json.dumps(cpu_map_of(topology, cpus), separators=(",", ":"))
 
 
 def _cpu_id(entry: object, socket: str, text: str) -> int:

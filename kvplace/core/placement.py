@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvplace.core.cpu_map import read_cpu_map
-from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.fields import Fields
 from kvplace.core.guest_cells import GuestCell, read_guest_cells, write_guest_cells
@@ -59,6 +59,11 @@ class Placement:
     def floats(self) -> bool:
         """Whether the VM runs unpinned: the hook then leaves its XML as it is."""
         return self.policy is Policy.NONE
+
+    @property
+    def cpus_in_order(self) -> tuple[int, ...]:
+        """The CPUs of the vCPUs in their order; all CPUs where no vCPU has one of its own."""
+        return self.vcpus or tuple(cpus_of(self.cpus))
 
     @property
     def memory_nodes(self) -> tuple[int, ...]:

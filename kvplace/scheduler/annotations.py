@@ -6,7 +6,6 @@ import json
 
 from kvplace.core.annotations import CRANE_RESULT, EXPLANATION
 from kvplace.core.cpu_map import CPU_MAP, write_cpu_map
-from kvplace.core.cpuset import cpus_of
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request_document import PodRequest
 from kvplace.core.topology import Topology
@@ -26,7 +25,7 @@ def binding_annotations(
     bound = PodPlacement(pod_uid, node, topology.fingerprint, on_failure, placement)
     annotations = {
         PLACEMENT: bound.to_json(),
-        CPU_MAP: write_cpu_map(topology, placement.vcpus or tuple(cpus_of(placement.cpus))),
+        CPU_MAP: write_cpu_map(topology, placement.cpus_in_order),
     }
     if pod_request.crane_result:
         annotations[CRANE_RESULT] = _crane_result(topology, placement)
