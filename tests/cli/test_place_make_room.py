@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
@@ -49,6 +50,20 @@ def test_the_smallest_vm_moves_and_is_released_from_its_new_cpus() -> None:
     released = _ask(session, release="small-0")
     assert released == {"released": "small-0", "cpus": move["to"]}
     assert parse_cpu_list(move["to"]) & ~MACHINE.numa_nodes[1].cpus == 0
+
+
+def test_a_refusal_after_a_search_that_stopped_at_its_bound_says_so() -> None:
+    session = PlaceSession("node", MACHINE, keep=True, make_room=True, explain=False)
+    _crowd(session)
+    line = json.dumps({"id": "new", "vcpus": 20, "cpuSet": "one-numa", "memory": "8Gi"})
+    with patch("kvplace.cli.place_session.MAX_STEPS", 10):
+        answer = session.answer(line)
+    stopped = "no moves found within 10 search steps; there may be some"
+    assert answer.document["refusal"]["moveSearch"] == stopped
+    assert answer.sentence.endswith(stopped)
+    never = _ask(session, vcpus=70, cpuSet="one-numa")["refusal"]
+    assert "moveSearch" not in never
+    assert session.answer(line).kind is AnswerKind.PLACED
 
 
 def test_a_move_has_the_whole_new_placement_and_map_draws_it(kvplace: Caller, tmp_path: Path) -> None:

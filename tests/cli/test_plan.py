@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.core.cluster import planned_moves
 from kvplace.core.cluster.planning import VmRequest
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
@@ -141,6 +142,19 @@ def test_running_vms_move_only_with_make_room_and_each_move_is_listed(
     assert called.code == 0
     assert "moves       1 move of running VMs first\n" in called.out
     assert f"worker: {move['id']} from {move['from']} to {move['to']}" in called.out
+
+
+def test_a_plan_whose_search_for_moves_stopped_at_its_bound_says_so(
+    kvplace: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned_moves, "_MAX_TOTAL_STEPS", 0)
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(STREWN)
+    asked = '{"id":"new","vcpus":8,"cpuSet":"one-l3"}'
+    stopped = "the search for moves stopped at its bound; more VMs might fit"
+    assert planned(kvplace, asked, "--cluster", str(cluster), "--make-room")["moveSearch"] == stopped
+    called = kvplace("plan", "--cluster", str(cluster), "--requests", "-", "--make-room", stdin=asked)
+    assert f"moves       {stopped}\n" in called.out
 
 
 def test_ids_of_running_vms_cannot_be_given_again(kvplace: Caller, tmp_path: Path) -> None:
