@@ -135,14 +135,14 @@ def test_contradictions_are_marked_and_reported_and_no_failure(kvplace: Caller) 
     called = kvplace(
         *("map", "epyc-7502p", "--placements", "-", "--foreign", "20-21", "--found", "db=8,30"), stdin=lines
     )
-    told = [
+    faults = [
         "conflict: CPU 9: owned by A (db) and owned by B (web)",
         "drift: CPU 9: placed for A (db), but none of its threads may run here",
         "drift: CPU 30: threads of A (db) may run here, but were not placed here",
     ]
     assert called.code == 0
-    assert called.err.splitlines() == [f"kvplace: {sentence}" for sentence in told]
-    for sentence in told:
+    assert called.err.splitlines() == [f"kvplace: {sentence}" for sentence in faults]
+    for sentence in faults:
         assert f"! {sentence}" in called.out
     assert called.out.splitlines()[0].endswith("2 foreign, 3 owned, 1 in conflict, 1 in drift")
     assert "% ." in called.out
@@ -176,8 +176,8 @@ def test_cores_of_the_kubelets_static_policy_are_foreign(kvplace: Caller, tmp_pa
 
 
 def test_wide_adds_the_cpus_of_every_l3_and_the_memory_of_every_vm(kvplace: Caller, tmp_path: Path) -> None:
-    wish = Request(4, PinningOptions(scope=Scope.ONE_NUMA), memory=3 << 30)
-    ledger = _ledger_file(tmp_path, with_vm(MACHINE, Ledger(), "db", wish))
+    request = Request(4, PinningOptions(scope=Scope.ONE_NUMA), memory=3 << 30)
+    ledger = _ledger_file(tmp_path, with_vm(MACHINE, Ledger(), "db", request))
     out = kvplace("map", "2x-epyc-9354-nps2", "--placements", str(ledger), "-o", "wide").out
     assert "CPUs 4-7,68-71" in out
     assert "3Gi on 0" in out

@@ -54,7 +54,7 @@ def planned(kvplace: Caller, folder: Path, requests: str, form: str) -> Path:
 
 
 def drawn(kvplace: Caller, plan: Path, machine: str, node: str) -> dict[str, str]:
-    """The CPUs of each VM in the map of a node, which has nothing to tell on stderr."""
+    """The CPUs of each VM in the map of a node that has no notes on stderr."""
     called = kvplace("map", machine, "--placements", str(plan), "--node", node, "-o", "json")
     assert (called.code, called.err) == (0, "")
     document: dict[str, Any] = json.loads(called.out)

@@ -19,8 +19,8 @@ from tests.cli.calls import COMMAND, Caller, on_a_terminal
 MACHINE = read_machine("2x-epyc-9354")
 
 
-def _ask(session: PlaceSession, **wish: Any) -> dict[str, Any]:
-    return session.answer(json.dumps(wish)).document
+def _ask(session: PlaceSession, **request: Any) -> dict[str, Any]:
+    return session.answer(json.dumps(request)).document
 
 
 def _session(**settings: Any) -> PlaceSession:
@@ -86,13 +86,13 @@ def test_each_answer_comes_before_the_next_request_is_written() -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         given: list[dict[str, Any]] = []
-        for wish in (
+        for request in (
             '{"id":"a","vcpus":60}',
             '{"id":"b","vcpus":1}',
             '{"release":"a"}',
             '{"id":"b","vcpus":1}',
         ):
-            process.stdin.write(wish + "\n")
+            process.stdin.write(request + "\n")
             process.stdin.flush()
             given.append(json.loads(process.stdout.readline()))
         process.stdin.close()
@@ -135,10 +135,10 @@ def test_the_placement_repeats_on_failure() -> None:
 
 def test_huge_pages_are_counted_by_numa_node() -> None:
     session = _session(keep=True)
-    wish = {"vcpus": 2, "cpuSet": "one-numa", "memory": "100Gi", "hugepages": {"1Gi": 100}}
-    first, second = (_ask(session, id=name, **wish)["placement"]["numaNodes"] for name in "ab")
+    request = {"vcpus": 2, "cpuSet": "one-numa", "memory": "100Gi", "hugepages": {"1Gi": 100}}
+    first, second = (_ask(session, id=name, **request)["placement"]["numaNodes"] for name in "ab")
     assert sorted(first + second) == [0, 1]
-    assert _ask(session, id="c", **wish)["refusal"]["reason"] == "NotEnoughHugePages"
+    assert _ask(session, id="c", **request)["refusal"]["reason"] == "NotEnoughHugePages"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_on_a_terminal_it_says_that_it_waits_for_requests() -> None:
     assert "request-1: CPUs 2,34" in seen
 
 
-_wishes = st.fixed_dictionaries(
+_requests = st.fixed_dictionaries(
     {"vcpus": st.integers(1, 24)},
     optional={
         "cpuSet": st.sampled_from(["one-socket", "one-numa", "one-l3", "any"]),
@@ -256,15 +256,15 @@ _wishes = st.fixed_dictionaries(
 )
 
 
-@given(st.sampled_from(machine_names()), st.lists(st.tuples(_wishes, st.booleans()), max_size=14))
+@given(st.sampled_from(machine_names()), st.lists(st.tuples(_requests, st.booleans()), max_size=14))
 def test_kept_cpus_have_one_owner_and_released_ones_come_back(
-    name: str, wishes: list[tuple[dict[str, Any], bool]]
+    name: str, requests: list[tuple[dict[str, Any], bool]]
 ) -> None:
     machine = read_machine(name)
     session = PlaceSession(name, machine, keep=True)
     held: dict[str, int] = {}
-    for number, (wish, leaves) in enumerate(wishes):
-        answer = session.answer(json.dumps({**wish, "id": str(number)}))
+    for number, (request, leaves) in enumerate(requests):
+        answer = session.answer(json.dumps({**request, "id": str(number)}))
         if answer.kind is AnswerKind.PLACED:
             owned = parse_cpu_list(answer.document["placement"]["owned"])
             assert not any(owned & others for others in held.values())

@@ -35,7 +35,7 @@ _values = st.recursive(
 )
 _keys = st.sampled_from([*REQUEST_KEYS, "id", "free", "release", "vCpus", ""])
 _objects = st.dictionaries(_keys, _values, max_size=6) | st.dictionaries(_keys, _values, max_size=4).map(
-    lambda wish: {**wish, "vcpus": 2}
+    lambda request: {**request, "vcpus": 2}
 )
 _lines = (
     st.text()
@@ -64,8 +64,8 @@ def test_every_line_gets_an_answer_and_the_lines_after_it_too(
 def test_an_invalid_line_takes_nothing(line: str | bytes, vcpus: int) -> None:
     session, untouched = (PlaceSession("node", MACHINE, keep=True) for _ in range(2))
     if session.answer(line).kind in (AnswerKind.INVALID, AnswerKind.REFUSED):
-        wish = json.dumps({"id": "next", "vcpus": vcpus})
-        assert session.answer(wish) == untouched.answer(wish)
+        request = json.dumps({"id": "next", "vcpus": vcpus})
+        assert session.answer(request) == untouched.answer(request)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_an_error_names_the_mistake_and_is_short(line: str, words: str) -> None:
 
 def test_an_invalid_line_without_an_id_is_named_by_its_number(kvplace: Caller) -> None:
     stdin = '{"vcpus": 1}\n\n{"vcpus": 0}\n{"id": "db", "vcpus": 0}\n'
-    told = kvplace("place", "--topology", "epyc-7502p", stdin=stdin).out.splitlines()
-    assert told[1].startswith("line 3: vcpus is 0; it must be a whole number")
-    assert told[2].startswith("db: vcpus is 0; it must be a whole number")
+    shown = kvplace("place", "--topology", "epyc-7502p", stdin=stdin).out.splitlines()
+    assert shown[1].startswith("line 3: vcpus is 0; it must be a whole number")
+    assert shown[2].startswith("db: vcpus is 0; it must be a whole number")
     written = kvplace("place", "--topology", "epyc-7502p", "-o", "json", stdin=stdin).out.splitlines()
     assert [json.loads(line).get("line") for line in written] == [None, 3, None]
 

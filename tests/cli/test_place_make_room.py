@@ -21,8 +21,8 @@ from tests.cli.calls import Caller
 MACHINE = read_machine("2x-epyc-9354")  # two sockets of 60 CPUs to give out each
 
 
-def _ask(session: PlaceSession, **wish: Any) -> dict[str, Any]:
-    return session.answer(json.dumps(wish)).document
+def _ask(session: PlaceSession, **request: Any) -> dict[str, Any]:
+    return session.answer(json.dumps(request)).document
 
 
 def _crowd(session: PlaceSession, small: Mapping[str, Any] = MappingProxyType({})) -> list[dict[str, Any]]:
@@ -34,8 +34,8 @@ def _crowd(session: PlaceSession, small: Mapping[str, Any] = MappingProxyType({}
         ("big-1", 40, "36-55,100-119"),
         ("small-1", 8, "56-59,120-123"),
     ):
-        wish = {"vcpus": vcpus, **(small if name.startswith("small") else {})}
-        answers.append(_ask(session, id=name, cpuSet="one-numa", memory="8Gi", free=free, **wish))
+        request = {"vcpus": vcpus, **(small if name.startswith("small") else {})}
+        answers.append(_ask(session, id=name, cpuSet="one-numa", memory="8Gi", free=free, **request))
         assert "placement" in answers[-1]
     return answers
 
@@ -81,9 +81,9 @@ def test_a_move_has_the_whole_new_placement_and_map_draws_it(kvplace: Caller, tm
     )
     assert after.placement.owned == parse_cpu_list(move["to"])
     assert len(after.placement.vcpus) == after.placement.cpus.bit_count() == 4  # of 8 that it owns
-    book = tmp_path / "answers"
-    book.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    drawn = json.loads(kvplace("map", "2x-epyc-9354", "--placements", str(book), "-o", "json").out)
+    answers_file = tmp_path / "answers"
+    answers_file.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    drawn = json.loads(kvplace("map", "2x-epyc-9354", "--placements", str(answers_file), "-o", "json").out)
     moved = next(vm for vm in drawn["legend"] if vm["pod"] == "small-0")
     assert (moved["cpus"], moved["owned"]) == (move["placement"]["cpus"], move["to"])
     assert drawn["faults"] == []

@@ -38,7 +38,7 @@ def held(claims: NodeClaims) -> dict[str, str]:
 
 
 def test_answers_of_place_are_read_with_their_releases(kvplace: Caller, tmp_path: Path) -> None:
-    wishes = lines(
+    requests = lines(
         {"id": "db", "vcpus": 4},
         {"id": "web", "vcpus": 2, "smt": "isolate"},
         {"id": "huge", "vcpus": 4000},
@@ -47,7 +47,7 @@ def test_answers_of_place_are_read_with_their_releases(kvplace: Caller, tmp_path
         {"vcpus": 2},
         "junk",
     )
-    answers = kvplace("place", "--topology", NAME, "--keep", "-o", "json", stdin=wishes).out
+    answers = kvplace("place", "--topology", NAME, "--keep", "-o", "json", stdin=requests).out
     claims = read(answers, tmp_path)
     assert list(held(claims)) == ["web", "ci", "request-6"]
     web = claims.ledger.claims["web"]

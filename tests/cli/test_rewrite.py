@@ -50,9 +50,9 @@ def test_a_mirrored_guest_gets_its_cells_and_stderr_reports_what_it_does_not_get
     server = read_machine("2x-epyc-9354")
     near, far = (next(iter(cpus_of(package.cpus & ~server.reserved))) for package in server.packages)
     free = format_cpu_list(server.core_of[near] | server.core_of[far])
-    wish = {"vcpus": 4, "cpuSet": "spread-numa", "guestNuma": "mirror", "memory": "4Gi", "free": free}
+    request = {"vcpus": 4, "cpuSet": "spread-numa", "guestNuma": "mirror", "memory": "4Gi", "free": free}
     placed = tmp_path / "placed.json"
-    answer = PlaceSession("node", server).answer(json.dumps(wish))
+    answer = PlaceSession("node", server).answer(json.dumps(request))
     placed.write_text(json.dumps(answer.document), encoding="utf-8")
     called = kvplace("rewrite", "--domain", str(xml), "--placement", str(placed))
     assert called.code == 0
@@ -104,9 +104,9 @@ def test_a_vmi_that_is_a_migration_target_gets_a_note(kvplace: Caller, domain: P
     assert kvplace(*pinned, "--vmi", str(captured)) == plain
     target = json.loads(captured.read_text(encoding="utf-8"))
     target.setdefault("status", {})["migrationState"] = {"targetPod": "virt-launcher-b"}
-    told = kvplace(*pinned, "--vmi", "-", stdin=json.dumps(target))
-    assert (told.code, told.out) == (0, plain.out)
-    assert "KubeVirt discards this answer" in told.err
+    shown = kvplace(*pinned, "--vmi", "-", stdin=json.dumps(target))
+    assert (shown.code, shown.out) == (0, plain.out)
+    assert "KubeVirt discards this answer" in shown.err
 
 
 @pytest.mark.parametrize(

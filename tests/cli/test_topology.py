@@ -48,8 +48,8 @@ def test_the_help_names_the_server_types_however_narrow_the_terminal(
 ) -> None:
     for columns in range(50, 90):
         monkeypatch.setenv("COLUMNS", str(columns))
-        told = kvplace("topology", "--help").out
-        assert all(name in told for name in machine_names())
+        shown = kvplace("topology", "--help").out
+        assert all(name in shown for name in machine_names())
 
 
 def test_name_prints_the_name_of_the_object(kvplace: Caller) -> None:
