@@ -99,7 +99,7 @@ class ApiCluster:
         return follow(self.list_watch(kind, selector), pause=session.pause, closed=lambda: session.closed)
 
     def list_watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> ListWatch[R]:
-        """Answer the selected objects of a kind as `step` wants them."""
+        """Return the selected objects of a kind as `step` wants them."""
         selector.check(kind)
         return ApiListWatch(self._session, self._resources[kind], selector, page_size=self._page_size)
 

@@ -119,7 +119,7 @@ class Ledgers:
     # Changing.
 
     async def change(self, node: NodeName, decide: Decision[T]) -> T:
-        """Decide on the node's ledger and store the decision; returns what the decision answered.
+        """Decide on the node's ledger and store the decision; returns the answer of the decision.
 
         Raises what the decision raises, Conflict when others keep winning, Unavailable when the outcome
         stays unknown, and Corrupt when the stored ledger cannot be read.

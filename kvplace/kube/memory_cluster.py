@@ -204,7 +204,7 @@ class MemoryCluster:
         return self._put_pod(record, labels)
 
     def pod_annotations(self, namespace: str, name: str) -> Mapping[str, str]:
-        """Answer all annotations of a pod."""
+        """Return all annotations of a pod."""
         return dict(self._pod_annotations[self._pod(namespace, name).uid])
 
     def create_node(

@@ -54,12 +54,12 @@ class ObjectLog(Generic[R]):
         return {key: known.record for key, known in self._objects.items()}
 
     def get(self, key: Hashable) -> R | None:
-        """Answer the record of a key."""
+        """Return the record of a key."""
         known = self._objects.get(key)
         return known.record if known is not None else None
 
     def labels(self, key: Hashable) -> Mapping[str, str]:
-        """Answer the labels of an object that is there."""
+        """Return the labels of an object that is there."""
         return self._objects[key].labels
 
     def put(self, key: Hashable, record: R, labels: Mapping[str, str] | None = None) -> None:

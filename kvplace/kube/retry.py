@@ -29,10 +29,10 @@ class Backoff:
     """Ceiling of the first pause; it doubles with each failure."""
     longest_s: float = 30.0
     jitter: Callable[[], float] = random.random
-    """Answers a number from 0 up to 1."""
+    """Returns a number from 0 up to 1."""
 
     def pause(self, failures: int, error: BaseException | None = None) -> float:
-        """Answer the seconds to wait after an error that so many failures came before."""
+        """Return the seconds to wait after an error that so many failures came before."""
         ceiling: float = min(self.first_s * 2 ** min(failures, 30), self.longest_s)
         asked = error.retry_after if isinstance(error, ApiUnavailable) else None
         return (asked or 0.0) + self.jitter() * ceiling

@@ -1,1 +1,1 @@
-"""Contracts and faults of the Kubernetes room."""
+"""The Kubernetes package: contracts of both clusters, caches, ledgers, and faults."""

@@ -46,7 +46,7 @@ class ApiStub:
         return CredentialOptions(kubeconfig=str(path))
 
     def forever(self, *lines: bytes) -> Answer:
-        """Answer a stream that says these lines and then nothing, until the client hangs up."""
+        """Respond with a stream that says these lines and then nothing, until the client hangs up."""
 
         async def answered(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse()
@@ -63,7 +63,7 @@ class ApiStub:
 
 
 def status(code: int, message: str = "", *, retry_after: int | None = None, **details: Any) -> Answer:
-    """Answer a Status object, as the API server does for every error."""
+    """Respond with a Status object, as the API server does for every error."""
     headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
     body = {"kind": "Status", "status": "Failure", "code": code, "message": message, "details": details}
 
@@ -74,7 +74,7 @@ def status(code: int, message: str = "", *, retry_after: int | None = None, **de
 
 
 def answer(body: Any) -> Answer:
-    """Answer this JSON."""
+    """Respond with this JSON."""
 
     async def answered(_: web.Request) -> web.StreamResponse:
         return web.json_response(body)
@@ -83,7 +83,7 @@ def answer(body: Any) -> Answer:
 
 
 def lines(*chunks: bytes) -> Answer:
-    """Answer a stream of these chunks, cut as they are, and end it."""
+    """Respond with a stream of these chunks, cut as they are, and end it."""
 
     async def answered(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -96,7 +96,7 @@ def lines(*chunks: bytes) -> Answer:
 
 
 def broken(*chunks: bytes) -> Answer:
-    """Answer a stream of these chunks and break the connection in mid-answer."""
+    """Respond with a stream of these chunks and break the connection in mid-answer."""
 
     async def answered(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -116,7 +116,7 @@ class FaultyCluster(MemoryCluster):
         )
 
     def node_annotations(self, node: str) -> Mapping[str, str]:
-        """Answer all annotations of a node."""
+        """Return all annotations of a node."""
         return dict(self._node_annotations[node])
 
     def delete_pod(self, namespace: str, name: str, *, force: bool = False) -> None:

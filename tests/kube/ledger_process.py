@@ -102,7 +102,7 @@ def taking(uid: str, count: int = 1) -> Decision[int]:
             return LedgerChange(), ledger.claims[uid].owned
         free = ALL & ~ledger.owned
         if free.bit_count() < count:
-            raise Refused(f"no room for {uid}")
+            raise Refused(f"no CPUs for {uid}")
         made = claim(uid, *cpus_of(lowest(free, count)))
         return LedgerChange((made,)), made.owned
 
@@ -110,7 +110,7 @@ def taking(uid: str, count: int = 1) -> Decision[int]:
 
 
 def releasing(uid: str) -> Decision[bool]:
-    """Release a pod; answers whether it had a claim."""
+    """Release a pod; returns whether it had a claim."""
     return lambda ledger: (
         LedgerChange(releases=(uid,) if uid in ledger.claims else ()),
         uid in ledger.claims,

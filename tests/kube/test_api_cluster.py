@@ -77,9 +77,9 @@ async def test_a_version_that_the_server_has_forgotten_is_known_as_such(api_worl
     cluster = cast(ApiCluster, api_world.cluster)
     # The server began to serve ledgers long after version 1, so it knows nothing of that time.
     opened = await step(cluster.list_watch(LEDGERS), InitListed("1"))
-    told = opened if opened.failure is not None else await step(cluster.list_watch(LEDGERS), opened.state)
-    assert isinstance(told.failure, Expired)
-    assert told.state == Empty()
+    seen = opened if opened.failure is not None else await step(cluster.list_watch(LEDGERS), opened.state)
+    assert isinstance(seen.failure, Expired)
+    assert seen.state == Empty()
 
 
 async def test_a_long_note_is_cut_to_what_the_server_takes(api_world: ApiWorld) -> None:
@@ -227,7 +227,7 @@ async def test_an_answer_nested_without_end_is_unavailable_too(stub: ApiStub, tm
         ("kvplace.kube.api_cluster", ["kubernetes"]),
     ],
 )
-def test_nobody_loads_a_client_he_does_not_use(module: str, absent: list[str]) -> None:
+def test_a_module_imports_no_client_that_it_does_not_use(module: str, absent: list[str]) -> None:
     program = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"

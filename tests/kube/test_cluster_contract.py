@@ -48,10 +48,10 @@ class Contract:
         async with watching(world.cluster, PODS) as seen:
             await world.cluster.bind(world.namespace, "vm", uid, WORKER, RESULTS)
             await seen.until(lambda event: event.record.uid == uid and event.record.node)
-            told = [
+            applied = [
                 event.record for event in seen.events if isinstance(event, Apply) and event.record.uid == uid
             ]
-        assert [(pod.node, pod.placement, pod.cpu_map) for pod in told] == [
+        assert [(pod.node, pod.placement, pod.cpu_map) for pod in applied] == [
             ("worker", PLACEMENT, RESULTS["cpu-map"])
         ]
         assert world.pod_annotations("vm") == {"kvplace.io/request": REQUEST, **RESULTS}
@@ -84,7 +84,7 @@ class Contract:
         assert pod is not None
         assert (pod.node, pod.cpu_map) == (f"node-{winners[0]}", str(winners[0]))
 
-    async def test_a_pod_made_anew_under_the_same_name_is_not_bound(self, world: World) -> None:
+    async def test_a_pod_created_again_under_the_same_name_is_not_bound(self, world: World) -> None:
         old = world.create_pod("vm")
         world.delete_pod("vm", force=True)
         world.create_pod("vm")
@@ -116,7 +116,7 @@ class Contract:
 
     # What a pod looks like
 
-    async def test_a_pod_becomes_the_record_that_rooms_decide_on(self, world: World) -> None:
+    async def test_a_pod_becomes_its_record(self, world: World) -> None:
         uid = world.create_pod("vm", vmi="the-vm")
         world.set_pod_status("vm", phase="Pending", unschedulable=True)
         waiting = await world.cluster.read_pod(world.namespace, "vm")
@@ -201,7 +201,7 @@ class Contract:
 
     # Watching
 
-    async def test_two_watchers_are_told_the_same_in_the_same_order(self, world: World) -> None:
+    async def test_two_watches_report_the_same_events_in_the_same_order(self, world: World) -> None:
         node = world.named("worker")
         async with (
             watching(world.cluster, LEDGERS) as first,
@@ -231,7 +231,7 @@ class Contract:
             assert set(names) <= listed
             assert isinstance(seen.events[-1], InitDone)
 
-    async def test_a_machine_is_told_with_its_problem_when_it_makes_no_sense(self, world: World) -> None:
+    async def test_a_topology_that_is_not_valid_is_reported_with_its_problem(self, world: World) -> None:
         node = world.named("worker")
         async with watching(world.cluster, TOPOLOGIES) as seen:
             world.put_topology(node, MACHINE)
@@ -277,7 +277,7 @@ class Contract:
         assert stored is not None
         assert stored.ledger == Ledger({2: "pod-a", 3: "pod-a"}, {"pod-a": moved})
 
-    async def test_who_decided_on_an_old_ledger_must_decide_again(self, world: World) -> None:
+    async def test_a_write_that_was_decided_on_an_old_ledger_is_a_conflict(self, world: World) -> None:
         record = await world.cluster.create_ledger(world.named("worker"))
         await world.cluster.write_ledger(record, taking(claim("pod-a", 1)))
         with pytest.raises(Conflict) as failure:
@@ -298,7 +298,7 @@ class Contract:
         taken = await world.cluster.write_ledger(free, taking(claim("pod-b", 2)))
         assert taken.ledger.owners == {2: "pod-b"}
 
-    async def test_a_writer_who_believes_that_nobody_owns_anything_is_stopped(self, world: World) -> None:
+    async def test_a_writer_who_takes_an_owned_cpu_for_free_is_refused(self, world: World) -> None:
         record = await world.cluster.create_ledger(world.named("worker"))
         held = await world.cluster.write_ledger(record, taking(claim("pod-a", 1, 2)))
         with pytest.raises(OwnershipConflict):
@@ -311,7 +311,7 @@ class Contract:
             await world.cluster.write_ledger(record, taking(claim("pod-a", 1)))
         await world.cluster.delete_ledger(record)
 
-    async def test_a_ledger_made_anew_is_another_one(self, world: World) -> None:
+    async def test_a_ledger_created_again_is_another_one(self, world: World) -> None:
         old = await world.cluster.create_ledger(world.named("worker"))
         await world.cluster.delete_ledger(old)
         new = await world.cluster.create_ledger(old.node)

@@ -109,7 +109,7 @@ async def test_an_event_that_is_lost_is_written_at_the_next_equal_one(
     assert "event lost: busy" in caplog.text
 
 
-async def test_recording_waits_for_nobody_and_finish_waits_for_all(
+async def test_recording_does_not_wait_and_finish_waits_for_all(
     cluster: FaultyCluster, recorder: EventRecorder
 ) -> None:
     held = cluster.faults.hold(Operation.RECORD_EVENT)

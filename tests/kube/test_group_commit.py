@@ -80,7 +80,7 @@ async def test_nodes_do_not_wait_for_each_other(cluster: Recording) -> None:
         assert await slow == 1
 
 
-async def test_of_two_pods_that_want_the_last_core_in_one_write_the_second_hears_no(
+async def test_of_two_pods_that_want_the_last_core_in_one_write_the_second_is_refused(
     cluster: Recording,
 ) -> None:
     async with process(cluster) as ledgers:
@@ -90,7 +90,7 @@ async def test_of_two_pods_that_want_the_last_core_in_one_write_the_second_hears
         )
         assert answers[0] == 1 << (CPUS - 1)
         assert isinstance(answers[1], Refused)
-        assert str(answers[1]) == "no room for b"
+        assert str(answers[1]) == "no CPUs for b"
 
 
 async def test_a_pod_that_was_refused_is_asked_again_when_a_release_of_its_group_makes_room(
@@ -144,7 +144,7 @@ async def test_a_pod_that_was_refused_gets_no_claim_when_the_write_of_its_group_
         refused = asyncio.create_task(ledgers.change(N, taking("refused", CPUS)))
         granted = asyncio.create_task(ledgers.change(N, taking("granted")))
         await hold.reached.wait()
-        cluster.put_ledger("n", Ledger())  # Now there is room for the one that was refused.
+        cluster.put_ledger("n", Ledger())  # Now the refused change would succeed.
         hold.release()
         with pytest.raises(Refused):
             await refused
@@ -187,7 +187,7 @@ async def test_a_pod_that_claims_and_is_released_in_one_group_ends_without(clust
         assert cluster.stored().claims.keys() == {"other"}
 
 
-async def test_bookkeeping_goes_along_with_the_next_write(cluster: Recording) -> None:
+async def test_a_deferred_change_goes_into_the_next_write(cluster: Recording) -> None:
     async with process(cluster, lazy_seconds=3600.0) as ledgers:
         await ledgers.change(N, taking("a"))
         ledgers.change_later(N, confirming("a"))
@@ -198,14 +198,16 @@ async def test_bookkeeping_goes_along_with_the_next_write(cluster: Recording) ->
         assert ledgers.writes == 3
 
 
-async def test_bookkeeping_that_nobody_follows_is_written_alone_after_a_while(cluster: Recording) -> None:
+async def test_a_deferred_change_is_written_alone_after_a_while(
+    cluster: Recording,
+) -> None:
     async with process(cluster, lazy_seconds=0.01) as ledgers:
         await ledgers.change(N, taking("a"))
         ledgers.change_later(N, confirming("a"))
         await settled(lambda: cluster.stored().claims["a"].state is ClaimState.BOUND)
 
 
-async def test_bookkeeping_that_fails_is_logged_since_nobody_hears_of_it(
+async def test_a_deferred_change_that_fails_is_logged(
     cluster: Recording, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refusing(_: Ledger) -> tuple[LedgerChange, None]:

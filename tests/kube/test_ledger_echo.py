@@ -38,8 +38,8 @@ async def test_the_echo_of_an_own_write_is_the_record_that_was_written(tmp_path:
         written = await cluster.write_ledger(before, LedgerChange(claims=(CLAIM,)))
 
         seen = {}
-        async with aclosing(cast(Any, cluster.watch(LEDGERS))) as told:
-            async for event in told:
+        async with aclosing(cast(Any, cluster.watch(LEDGERS))) as events:
+            async for event in events:
                 if isinstance(event, InitApply):
                     seen[event.record.node] = event.record
                 if isinstance(event, InitDone):

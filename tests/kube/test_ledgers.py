@@ -69,7 +69,7 @@ async def test_a_ledger_that_could_not_be_made_at_once_is_made_a_little_later(
         assert cluster.stored().owners == {0: "a"}
 
 
-async def test_whoever_loses_against_another_process_decides_again_on_what_is_true_then(
+async def test_a_change_that_loses_against_another_process_is_decided_again_on_the_new_ledger(
     cluster: Recording,
 ) -> None:
     async with process(cluster) as one, process(cluster) as other:
@@ -94,7 +94,7 @@ async def test_many_processes_that_race_for_one_node_never_share_a_core(cluster:
         cluster.stored().check()
 
 
-async def test_when_others_always_win_the_asker_is_told_after_a_while(cluster: Recording) -> None:
+async def test_a_change_that_always_loses_ends_in_a_conflict(cluster: Recording) -> None:
     async with process(cluster, attempts=3) as ledgers:
         cluster.faults.fail(Operation.WRITE_LEDGER, Conflict("changed since it was read"), times=3)
         with pytest.raises(Conflict, match="changed since it was read"):
@@ -102,7 +102,7 @@ async def test_when_others_always_win_the_asker_is_told_after_a_while(cluster: R
         assert await ledgers.change(N, taking("a")) == 1
 
 
-async def test_a_ledger_that_was_deleted_meanwhile_is_made_anew(cluster: Recording) -> None:
+async def test_a_ledger_that_was_deleted_meanwhile_is_created_again(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
         await ledgers.change(N, taking("a"))
         cluster.pause_watches(LEDGERS)
@@ -130,7 +130,7 @@ async def test_what_is_current_is_never_older_than_our_own_last_write(cluster: R
         assert changed == ["last"]
 
 
-async def test_late_news_of_a_ledger_that_is_gone_does_not_hide_the_one_made_after_it(
+async def test_late_events_of_a_deleted_ledger_do_not_hide_the_one_created_after_it(
     cluster: Recording,
 ) -> None:
     store: Store[NodeName, LedgerRecord] = Store(LEDGERS)
@@ -168,7 +168,7 @@ async def test_a_change_goes_on_when_its_asker_gives_up(cluster: Recording) -> N
         assert cluster.stored().owners == {0: "a"}
 
 
-async def test_a_process_that_ends_tells_who_waits_and_writes_no_more(cluster: Recording) -> None:
+async def test_stopping_fails_the_changes_that_wait_and_writes_no_more(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
         hold = cluster.faults.hold(Operation.WRITE_LEDGER)
         writing = asyncio.create_task(ledgers.change(N, taking("a")))
@@ -182,7 +182,7 @@ async def test_a_process_that_ends_tells_who_waits_and_writes_no_more(cluster: R
         assert len(cluster.asked) == 1
 
 
-async def test_a_process_that_ends_before_a_write_begins_tells_who_waits(cluster: Recording) -> None:
+async def test_stopping_before_a_write_begins_fails_the_changes_that_wait(cluster: Recording) -> None:
     async with process(cluster) as ledgers:
         waiting = asyncio.create_task(ledgers.change(N, taking("a")))
         await settled(lambda: bool(ledgers._queues))

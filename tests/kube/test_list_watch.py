@@ -48,7 +48,7 @@ from tests.kube.api_stub import answer as json_answer
 
 
 class Script:
-    """A source that answers what it is told to, in order; a failure among the answers is raised."""
+    """A source that returns the given answers in order, and raises a failure among them."""
 
     name = "things"
 
@@ -105,7 +105,7 @@ async def test_a_list_of_several_pages_is_complete_with_the_last() -> None:
 
 
 @pytest.mark.parametrize("failure", [Expired("410"), unavailable(), Unreadable("what?"), TooLarge("huge")])
-async def test_a_list_that_fails_on_any_page_begins_anew(failure: KvplaceError) -> None:
+async def test_a_list_that_fails_on_any_page_begins_again(failure: KvplaceError) -> None:
     for state in (Empty(), InitPage("more")):
         move = await step(Script(failure), state)
         assert (move.events, move.state, move.failure) == ((), Empty(), failure)
@@ -147,14 +147,14 @@ class Pauses:
 
 
 async def run_out(source: Script, pauses: Pauses, clock: Any = lambda: 0.0) -> list[WatchEvent[str]]:
-    told: list[WatchEvent[str]] = []
+    received: list[WatchEvent[str]] = []
     backoff = Backoff(first_s=1, longest_s=16, jitter=lambda: 1.0)
     events = follow(source, pause=pauses, backoff=backoff, clock=clock)
     while True:
         try:
-            told.append(await anext(events))
+            received.append(await anext(events))
         except StopTest:
-            return told
+            return received
 
 
 async def test_pauses_grow_while_nothing_works_and_respect_what_the_server_asks() -> None:
@@ -191,8 +191,8 @@ async def test_an_event_makes_pauses_short_again() -> None:
         None,
         unavailable(),
     )
-    told = await run_out(source, pauses)
-    assert told[2:] == [Apply("a")]
+    events = await run_out(source, pauses)
+    assert events[2:] == [Apply("a")]
     assert pauses.seconds == [1, 1, 2]
 
 
@@ -235,7 +235,7 @@ async def stub() -> AsyncIterator[ApiStub]:
         yield running
 
 
-async def told(
+async def reported(
     stub: ApiStub,
     folder: Path,
     count: int,
@@ -270,7 +270,7 @@ async def test_a_list_is_read_page_by_page_and_watched_from_its_version(
         stub.forever(line("ADDED", pod("c", 6)), line("DELETED", pod("a", 7))),
     ]
     on_mine = Selector({**PLACED_PODS.labels, "zone": ""}, {NODE_FIELD: "mine", NAME_FIELD: "a"})
-    assert await told(stub, tmp_path, 6, selector=on_mine) == [
+    assert await reported(stub, tmp_path, 6, selector=on_mine) == [
         (Init, ""),
         (InitApply, "a"),
         (InitApply, "b"),
@@ -296,14 +296,14 @@ async def test_a_list_is_read_page_by_page_and_watched_from_its_version(
     await stub.gone.wait()
 
 
-async def test_an_expired_page_begins_the_list_anew(stub: ApiStub, tmp_path: Path) -> None:
+async def test_an_expired_page_begins_the_list_again(stub: ApiStub, tmp_path: Path) -> None:
     stub.script = [
         page(pod("a", 1), version=5, more="token"),
         status(410, "The provided continue parameter is too old"),
         page(pod("b", 2), version=9),
         stub.forever(),
     ]
-    assert await told(stub, tmp_path, 5) == [
+    assert await reported(stub, tmp_path, 5) == [
         (Init, ""),
         (InitApply, "a"),
         (Init, ""),
@@ -322,7 +322,7 @@ async def test_an_expired_page_begins_the_list_anew(stub: ApiStub, tmp_path: Pat
 )
 async def test_an_expired_version_leads_to_a_new_list(stub: ApiStub, tmp_path: Path, expired: Any) -> None:
     stub.script = [page(version=5), expired, page(pod("a", 8), version=9), stub.forever()]
-    assert await told(stub, tmp_path, 5) == [
+    assert await reported(stub, tmp_path, 5) == [
         (Init, ""),
         (InitDone, ""),
         (Init, ""),
@@ -337,7 +337,7 @@ async def test_another_error_inside_the_stream_is_resumed_from(stub: ApiStub, tm
         lines(line("ADDED", pod("a", 6)), line("ERROR", {"kind": "Status", "code": 500, "message": "etcd"})),
         stub.forever(line("ADDED", pod("b", 7))),
     ]
-    assert (await told(stub, tmp_path, 4))[2:] == [(Apply, "a"), (Apply, "b")]
+    assert (await reported(stub, tmp_path, 4))[2:] == [(Apply, "a"), (Apply, "b")]
     assert queries(stub)[2]["resourceVersion"] == "6"
 
 
@@ -352,7 +352,7 @@ async def test_a_stream_that_just_ends_is_resumed_after_its_last_bookmark(
         ),
         stub.forever(line("MODIFIED", pod("a", 43))),
     ]
-    assert (await told(stub, tmp_path, 4))[2:] == [(Apply, "a"), (Apply, "a")]
+    assert (await reported(stub, tmp_path, 4))[2:] == [(Apply, "a"), (Apply, "a")]
     assert queries(stub)[2]["resourceVersion"] == "42"
 
 
@@ -362,7 +362,7 @@ async def test_a_line_cut_off_in_the_middle_is_asked_for_again(
 ) -> None:
     whole = line("ADDED", pod("b", 7))
     stub.script = [page(version=5), end(line("ADDED", pod("a", 6)), whole[:40]), stub.forever(whole)]
-    assert (await told(stub, tmp_path, 4))[2:] == [(Apply, "a"), (Apply, "b")]
+    assert (await reported(stub, tmp_path, 4))[2:] == [(Apply, "a"), (Apply, "b")]
     assert queries(stub)[2]["resourceVersion"] == "6"
 
 
@@ -370,12 +370,12 @@ async def test_lines_come_whole_however_the_network_cuts_them(stub: ApiStub, tmp
     text = b"".join(line("ADDED", pod(name, number)) for number, name in enumerate("abcde", 6))
     pieces = [text[start : start + 97] for start in range(0, len(text), 97)]
     stub.script = [page(version=5), stub.forever(*pieces)]
-    assert [name for _, name in (await told(stub, tmp_path, 7))[2:]] == list("abcde")
+    assert [name for _, name in (await reported(stub, tmp_path, 7))[2:]] == list("abcde")
 
 
 async def test_a_line_that_is_no_event_leads_to_a_new_list(stub: ApiStub, tmp_path: Path) -> None:
     stub.script = [page(version=5), lines(b'{"type":"ADDED","obj\n'), page(version=9), stub.forever()]
-    assert [kind for kind, _ in await told(stub, tmp_path, 4)] == [Init, InitDone, Init, InitDone]
+    assert [kind for kind, _ in await reported(stub, tmp_path, 4)] == [Init, InitDone, Init, InitDone]
 
 
 async def test_an_event_without_measure_leads_to_a_new_list(
@@ -383,12 +383,12 @@ async def test_an_event_without_measure_leads_to_a_new_list(
 ) -> None:
     monkeypatch.setattr(session_module, "LINE_LIMIT", 1 << 16)
     stub.script = [page(version=5), stub.forever(b"x" * (1 << 20)), page(version=9), stub.forever()]
-    assert [kind for kind, _ in await told(stub, tmp_path, 4)] == [Init, InitDone, Init, InitDone]
+    assert [kind for kind, _ in await reported(stub, tmp_path, 4)] == [Init, InitDone, Init, InitDone]
 
 
 async def test_a_silent_stream_is_taken_for_dead(stub: ApiStub, tmp_path: Path) -> None:
     stub.script = [page(version=5), stub.forever(), stub.forever(line("ADDED", pod("a", 6)))]
-    assert (await told(stub, tmp_path, 3, limits=Limits(silence_s=0.2)))[2:] == [(Apply, "a")]
+    assert (await reported(stub, tmp_path, 3, limits=Limits(silence_s=0.2)))[2:] == [(Apply, "a")]
 
 
 async def test_a_busy_server_is_given_the_time_it_asks_for(stub: ApiStub, tmp_path: Path) -> None:
@@ -402,17 +402,19 @@ async def test_a_busy_server_is_given_the_time_it_asks_for(stub: ApiStub, tmp_pa
     assert pauses.seconds[0] >= 3
 
 
-async def test_a_ledger_that_cannot_be_read_is_told_with_its_problem(stub: ApiStub, tmp_path: Path) -> None:
+async def test_a_ledger_that_cannot_be_read_is_reported_with_its_problem(
+    stub: ApiStub, tmp_path: Path
+) -> None:
     metadata = {"name": "worker", "uid": "u", "resourceVersion": "3"}
     bad = {"metadata": metadata, "spec": {"owners": {"1": "a"}, "claims": {"a": {"policy": "mine"}}}}
     stub.script = [page(bad, version=5), stub.forever()]
     session = await open_session(stub.kubeconfig(tmp_path, token="t"))
     async with session, aclosing(cast(Any, ApiCluster(session).watch(LEDGERS))) as events:
         await anext(events)
-        told = await anext(events)
-    assert told.record.node == "worker"
-    assert told.record.problem
-    assert not told.record.ledger.owners
+        events = await anext(events)
+    assert events.record.node == "worker"
+    assert events.record.problem
+    assert not events.record.ledger.owners
 
 
 async def test_closing_the_session_ends_a_watch_that_waits(stub: ApiStub, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The in-memory cluster under random histories: replicas with stale views, foreign writers, lost pasts.
 
 The machine keeps a book of its own about what was granted and compares: no CPU has two owners, what a
-replica was told is what is stored, and every watcher ends with the state that the cluster has.
+replica got is what is stored, and every watcher ends with the state that the cluster has.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ async def test_a_paused_watch_shows_an_old_world_until_it_resumes() -> None:
     await follower
 
 
-async def test_who_reads_too_slowly_lists_anew_and_misses_nothing() -> None:
+async def test_a_watch_that_reads_too_slowly_lists_again_and_misses_nothing() -> None:
     log: ObjectLog[str] = ObjectLog(Kind("texts", lambda text: text, {}), log_limit=4)
     watch = log.watch()
     assert [await anext(watch), await anext(watch)] == [Init(), InitDone()]

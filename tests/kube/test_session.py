@@ -120,7 +120,7 @@ async def test_what_the_server_turned_away_for_load_is_tried_again(stub: ApiStub
     assert len(stub.asked) == 3
 
 
-async def test_load_that_does_not_end_is_told_after_a_few_tries(stub: ApiStub, tmp_path: Path) -> None:
+async def test_load_that_does_not_end_is_an_error_after_a_few_attempts(stub: ApiStub, tmp_path: Path) -> None:
     stub.script = [status(429)] * 9
     async with await hurried(stub, tmp_path, attempts=4) as session:
         with pytest.raises(ApiUnavailable):
@@ -173,7 +173,7 @@ async def test_an_answer_that_does_not_come_is_not_waited_for(stub: ApiStub, tmp
             await session.request(GET)
 
 
-async def test_nobody_at_the_address_is_unavailable_and_certainly_nothing_was_done(tmp_path: Path) -> None:
+async def test_after_a_refused_connection_certainly_nothing_was_done(tmp_path: Path) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         stub = ApiStub()
@@ -218,7 +218,7 @@ async def test_the_token_is_sent_and_the_answer_is_asked_for_as_json(stub: ApiSt
     assert stub.asked[0].headers["Accept"] == "application/json"
 
 
-async def test_a_token_that_was_rotated_is_read_anew_after_401(stub: ApiStub, tmp_path: Path) -> None:
+async def test_a_token_that_was_rotated_is_read_again_after_401(stub: ApiStub, tmp_path: Path) -> None:
     async def rotating(request: web.Request) -> web.StreamResponse:
         stub.kubeconfig(tmp_path, token="fresh")
         return await status(401, "expired")(request)
@@ -231,7 +231,7 @@ async def test_a_token_that_was_rotated_is_read_anew_after_401(stub: ApiStub, tm
     assert sent == ["Bearer secret", "Bearer fresh", "Bearer fresh"]
 
 
-async def test_credentials_that_stay_bad_are_told(stub: ApiStub, tmp_path: Path) -> None:
+async def test_credentials_that_stay_bad_are_an_error(stub: ApiStub, tmp_path: Path) -> None:
     stub.script = [status(401)] * 9
     async with await hurried(stub, tmp_path) as session:
         with pytest.raises(Forbidden, match="credentials"):
@@ -305,7 +305,7 @@ def changed_kubeconfig(plane: ControlPlane, folder: Path, cluster: Any, user: An
     return CredentialOptions(kubeconfig=str(path))
 
 
-async def test_the_server_must_prove_who_it_is(control_plane: ControlPlane, tmp_path: Path) -> None:
+async def test_the_certificate_of_the_server_is_checked(control_plane: ControlPlane, tmp_path: Path) -> None:
     changed = changed_kubeconfig(control_plane, tmp_path, {"server": control_plane.url}, {"token": "t"})
     async with await open_session(changed) as session:
         with pytest.raises(Misconfigured, match="CA"):
@@ -333,7 +333,7 @@ async def test_a_service_account_without_rights_learns_which_it_lacks(
             await session.request(call)
 
 
-async def test_a_wrong_token_is_told_apart_from_missing_rights(control_plane: ControlPlane) -> None:
+async def test_a_wrong_token_and_missing_rights_are_different_errors(control_plane: ControlPlane) -> None:
     options = CredentialOptions(kubeconfig=str(control_plane.kubeconfig), token="wrong")
     async with await open_session(options) as session:
         with pytest.raises(Forbidden, match="credentials"):

@@ -1,4 +1,4 @@
-"""The synced cache: lists replace each other at once, and every difference is told in order."""
+"""The synced cache: lists replace each other at once, and every difference is reported in order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ A, B, C = (NodeRecord(NodeName(name), f"uid-{name}") for name in "abc")
 A2 = NodeRecord(NodeName("a"), "uid-a", unschedulable=True)
 
 
-class Told:
-    """What a subscriber was told, as (old, new)."""
+class Subscriber:
+    """What a subscriber got, as (old, new)."""
 
     def __init__(self) -> None:
         self.differences: list[tuple[NodeRecord | None, NodeRecord | None]] = []
@@ -33,65 +33,67 @@ def store() -> Store[NodeName, NodeRecord]:
 
 
 def test_nothing_is_shown_before_the_first_list_is_complete(store: Store[NodeName, NodeRecord]) -> None:
-    told = Told()
-    store.subscribe(told)
+    subscriber = Subscriber()
+    store.subscribe(subscriber)
     store.apply(Init())
     store.apply(InitApply(A))
-    assert (dict(store.records), store.has_synced, told.differences) == ({}, False, [])
+    assert (dict(store.records), store.has_synced, subscriber.differences) == ({}, False, [])
     store.apply(InitDone())
-    assert (dict(store.records), store.has_synced, told.differences) == ({"a": A}, True, [(None, A)])
+    assert (dict(store.records), store.has_synced, subscriber.differences) == ({"a": A}, True, [(None, A)])
 
 
-def test_a_new_list_swaps_in_at_once_and_tells_the_vanished_first(store: Store[NodeName, NodeRecord]) -> None:
+def test_a_new_list_replaces_the_old_one_and_reports_deletions_first(
+    store: Store[NodeName, NodeRecord],
+) -> None:
     for event in (Init(), InitApply(A), InitApply(B), InitDone()):
         store.apply(event)
-    told = Told()
-    store.subscribe(told)
-    told.differences.clear()
+    subscriber = Subscriber()
+    store.subscribe(subscriber)
+    subscriber.differences.clear()
     for event in (Init(), InitApply(A2), InitApply(C)):
         store.apply(event)
     assert dict(store.records) == {"a": A, "b": B}
     store.apply(InitDone())
     assert dict(store.records) == {"a": A2, "c": C}
-    assert told.differences == [(B, None), (A, A2), (None, C)]
+    assert subscriber.differences == [(B, None), (A, A2), (None, C)]
 
 
-def test_a_list_that_begins_anew_forgets_the_unfinished_one(store: Store[NodeName, NodeRecord]) -> None:
+def test_a_list_that_begins_again_drops_the_unfinished_one(store: Store[NodeName, NodeRecord]) -> None:
     for event in (Init(), InitApply(A), Init(), InitApply(B), InitDone()):
         store.apply(event)
     assert dict(store.records) == {"b": B}
 
 
-def test_changes_are_told_with_what_was_before(store: Store[NodeName, NodeRecord]) -> None:
-    told = Told()
-    store.subscribe(told)
+def test_changes_are_reported_with_the_record_before(store: Store[NodeName, NodeRecord]) -> None:
+    subscriber = Subscriber()
+    store.subscribe(subscriber)
     for event in (Init(), InitDone(), Apply(A), Apply(A2), Delete(A2), Delete(C)):
         store.apply(event)
-    assert told.differences == [(None, A), (A, A2), (A2, None)]
+    assert subscriber.differences == [(None, A), (A, A2), (A2, None)]
     assert store.get(NodeName("a")) is None
 
 
-def test_who_comes_late_is_told_what_is_there(store: Store[NodeName, NodeRecord]) -> None:
+def test_a_late_subscriber_gets_the_existing_records(store: Store[NodeName, NodeRecord]) -> None:
     for event in (Init(), InitApply(A), InitApply(B), InitDone()):
         store.apply(event)
-    told = Told()
-    store.subscribe(told)
-    assert told.differences == [(None, A), (None, B)]
+    subscriber = Subscriber()
+    store.subscribe(subscriber)
+    assert subscriber.differences == [(None, A), (None, B)]
 
 
-def test_a_failing_subscriber_is_logged_and_stops_nobody(
+def test_a_failing_subscriber_is_logged_and_does_not_stop_others(
     store: Store[NodeName, NodeRecord], caplog: pytest.LogCaptureFixture
 ) -> None:
     def failing(old: NodeRecord | None, new: NodeRecord | None) -> None:
         raise ValueError("a mistake")
 
-    told = Told()
+    subscriber = Subscriber()
     store.subscribe(failing)
-    store.subscribe(told)
+    store.subscribe(subscriber)
     with caplog.at_level(logging.ERROR):
         for event in (Init(), InitApply(A), InitDone()):
             store.apply(event)
-    assert told.differences == [(None, A)]
+    assert subscriber.differences == [(None, A)]
     assert "nodes" in caplog.text
 
 

@@ -70,7 +70,7 @@ class World(ABC):
 
     @abstractmethod
     def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> PodUid:
-        """Create a pod as it is after admission; answers its UID."""
+        """Create a pod as it is after admission; returns its UID."""
 
     @abstractmethod
     def label_pod(self, name: str, labels: Mapping[str, str | None]) -> None:
@@ -267,34 +267,34 @@ async def api_cluster(plane: ControlPlane, limits: Limits | None = None, **optio
     )
 
 
-Told: TypeAlias = InitApply[Any] | Apply[Any] | Delete[Any]
+Reported: TypeAlias = InitApply[Any] | Apply[Any] | Delete[Any]
 
 
 class Watcher:
-    """What one watch has told, in order, about records that a test is interested in."""
+    """The events of one watch, in order."""
 
     def __init__(self) -> None:
         self.events: list[WatchEvent[Any]] = []
         self.synced = asyncio.Event()
-        self._told = asyncio.Event()
+        self._reported = asyncio.Event()
 
-    def tell(self, event: WatchEvent[Any]) -> None:
+    def add(self, event: WatchEvent[Any]) -> None:
         self.events.append(event)
         if isinstance(event, InitDone):
             self.synced.set()
-        self._told.set()
-        self._told = asyncio.Event()
+        self._reported.set()
+        self._reported = asyncio.Event()
 
-    async def until(self, condition: Callable[[Told], Any]) -> Told:
-        """Wait for the first event that is Apply or Delete and satisfies the condition; answers it."""
+    async def until(self, condition: Callable[[Reported], Any]) -> Reported:
+        """Wait for the first event that is Apply or Delete and satisfies the condition; returns it."""
         while True:
-            told = self._told
+            changed = self._reported
             for event in self.events:
                 if isinstance(event, InitApply | Apply | Delete) and condition(event):
                     return event
-            await told.wait()
+            await changed.wait()
 
-    def records(self, key: str) -> list[Told]:
+    def records(self, key: str) -> list[Reported]:
         """Every event about the records of that name, in order."""
         return [
             event
@@ -320,7 +320,7 @@ async def watching(
         events = cluster.watch(kind, selector)
         async with aclosing(cast(Any, events)):
             async for event in events:
-                watcher.tell(event)
+                watcher.add(event)
 
     task = asyncio.create_task(listen())
     try:
