@@ -24,6 +24,7 @@ from tests.admission.makers import (
 from tests.admission.pod_admission import admit, cpu, refusal
 
 FLOATS = {**ASKS, "kvplace.io/on-failure": "float"}
+NO_QUANTITY = "is not a quantity such as 8Gi, 512Mi, 4 or 500m"
 ISOLATES = {**ASKS, "kvplace.io/emulator-threads": "isolate"}
 
 
@@ -96,6 +97,22 @@ def test_a_plain_pod_with_only_limits_needs_no_change_of_its_requests() -> None:
                 "Pod default/solver: container c1: CPU limit '200m' must be a whole number, because the pod "
                 "asks for CPUs of its own; write 1, or remove the limit"
             ),
+        ),
+        (
+            [{"limits": {"cpu": "2", "memory": "much"}}],
+            f"Pod default/solver: container c0: memory: 'much' {NO_QUANTITY}",
+        ),
+        (
+            [{"limits": {"cpu": "2"}}, {"limits": {"hugepages-2Mi": "all"}}],
+            f"Pod default/solver: container c1: hugepages-2Mi: 'all' {NO_QUANTITY}",
+        ),
+        (
+            [{"limits": {"cpu": "2", "hugepages-big": "2Mi"}}],
+            f"Pod default/solver: container c0: hugepages-big: 'big' {NO_QUANTITY}",
+        ),
+        (
+            [{"limits": {"cpu": "2"}, "requests": {"cpu": "some"}}],
+            f"Pod default/solver: container c0: CPU: 'some' {NO_QUANTITY}",
         ),
         (
             [{"requests": {"cpu": "2"}}],
@@ -185,3 +202,13 @@ def _assert_not_lowered(old: Json, new: Json) -> None:
     assert before == after or parse_quantity(after) > parse_quantity(before)
     old_limits, new_limits = old.get("limits") or {}, new.get("limits") or {}
     assert {**new_limits, "kvplace.io/vm": "1"} == {**old_limits, "kvplace.io/vm": "1"}
+
+
+def test_a_plain_pod_may_have_4096_cpus_and_containers_with_a_limit_of_none() -> None:
+    after, _ = admit(plain_pod(ASKS, {"limits": {"cpu": "4096"}}, {"limits": {"cpu": "0"}}))
+    assert written_request(after).request.vcpus == 4096
+
+
+def test_cranes_spelling_is_noted_because_its_tools_expect_their_own_result() -> None:
+    assert written_request(admit(plain_pod({"topology.crane.io/topology-awareness": "true"}))[0]).crane_result
+    assert not written_request(admit(plain_pod(ASKS))[0]).crane_result

@@ -392,3 +392,23 @@ def test_options_that_exclude_each_other_are_refused_on_the_pod_too() -> None:
     assert refusal(raw, vmi_of(raw)).startswith(
         "annotation kvplace.io/guest-numa: 'mirror': contradicts kvplace.io/cpu-policy: 'numa'"
     )
+
+
+def test_only_the_vmi_that_controls_a_pod_is_asked_for_its_size() -> None:
+    raw = launcher()
+    (owner,) = raw["metadata"]["ownerReferences"]
+    raw["metadata"]["ownerReferences"] = [
+        {**owner, "kind": "ReplicaSet", "name": "another"},
+        {**owner, "name": "a-guest", "controller": False},
+        {**owner, "name": ""},
+        owner,
+    ]
+    assert needed_vmi(raw) == owner["name"]
+
+
+def test_in_a_launcher_pod_without_a_container_compute_the_first_one_requests_the_cpus() -> None:
+    raw = launcher()
+    container(raw, "compute")["name"] = "qemu"
+    after, _ = admit(raw, vmi_of(raw))
+    first = after["spec"]["containers"][0]["name"]
+    assert cpu(after, first) == "4"

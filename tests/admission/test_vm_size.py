@@ -48,6 +48,7 @@ def _io_threads(domain: etree._Element) -> int:
 @pytest.mark.parametrize(
     ("domain", "vcpus"),
     [
+        ({"cpu": {"sockets": 64, "cores": 64}}, 4096),
         ({"cpu": {"sockets": 2, "cores": 3, "threads": 2}}, 12),
         ({"cpu": {"cores": 2}}, 2),
         ({"cpu": {"cores": 2, "sockets": 0, "threads": 0}}, 2),
@@ -76,6 +77,7 @@ def test_vcpus_come_from_the_topology_else_the_limit_else_the_request_else_one(
         ({"memory": {}, "resources": {"limits": {"memory": "3Gi"}}}, 3 * GI, {}),
         ({"memory": None}, 0, {}),
         ({"memory": {"guest": "8Gi", "hugepages": {"pageSize": "1Gi"}}}, 8 * GI, {GI: 8}),
+        ({"memory": {"guest": "1Ei"}}, 1 << 60, {}),
         ({"memory": {"guest": "5Mi", "hugepages": {"pageSize": "2Mi"}}}, 5 << 20, {2 << 20: 3}),
         ({"memory": {"hugepages": {"pageSize": "1Gi"}}}, GI, {GI: 1}),
     ],
@@ -104,7 +106,10 @@ SHARED, OWN = {"name": "d"}, {"name": "d", "dedicatedIOThread": True}
         ("auto", [SHARED] * 5 + [OWN], {"resources": {"requests": {"cpu": "2"}}}, 4),
         ("auto", [SHARED] * 3, {"resources": {"limits": {"cpu": "2"}}}, 3),
         ("auto", [SHARED] * 3, {"cpu": {"dedicatedCpuPlacement": True, "isolateEmulatorThread": True}}, 1),
+        ("auto", [SHARED] * 3, {"cpu": {"dedicatedCpuPlacement": True}}, 2),
+        ("auto", [SHARED] * 3, {"cpu": {"isolateEmulatorThread": True}}, 2),
         ("supplementalPool", [SHARED], {"ioThreads": {"supplementalPoolThreadCount": 6}}, 6),
+        ("supplementalPool", [SHARED], {"ioThreads": {"supplementalPoolThreadCount": 65535}}, 65535),
         ("supplementalPool", [SHARED], {}, 0),
     ],
 )
@@ -131,6 +136,21 @@ AT = "VirtualMachineInstance default/db: spec.domain"
         (
             {"cpu": None, "resources": {"requests": {"cpu": "-4"}}},
             f"{AT}.resources.requests.cpu: '-4' is negative; write the number of CPUs",
+        ),
+        *(
+            (
+                {"memory": None, "resources": {source: {"memory": "much"}}},
+                f"{AT}.resources.{source}.memory: 'much' is not a quantity such as 8Gi, 512Mi, 4 or 500m",
+            )
+            for source in ("requests", "limits")
+        ),
+        (
+            {"memory": {"hugepages": {"pageSize": "big"}}},
+            f"{AT}.memory.hugepages.pageSize: 'big' is not a quantity such as 8Gi, 512Mi, 4 or 500m",
+        ),
+        (
+            {"ioThreadsPolicy": "auto", "resources": {"requests": {"cpu": "two"}}},
+            f"{AT}.resources.requests.cpu: 'two' is not a quantity such as 8Gi, 512Mi, 4 or 500m",
         ),
         (
             {"cpu": {"sockets": 100, "cores": 100}},
