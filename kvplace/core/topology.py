@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, place_of_each
 from kvplace.core.errors import BadTopology
+from kvplace.core.scalars import NO_CPUS, CpuMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +83,15 @@ class Topology:
                 )
 
     @cached_property
-    def cpus(self) -> int:
+    def cpus(self) -> CpuMask:
         """All CPUs of the machine."""
-        union = 0
+        union = NO_CPUS
         for core in self.cores:
             union |= core
         return union
 
     @cached_property
-    def allocatable(self) -> int:
+    def allocatable(self) -> CpuMask:
         """The CPUs that may be given out: all but the reserved ones."""
         return self.cpus & ~self.reserved
 

@@ -54,7 +54,7 @@ class Levels:
             for members in dict.fromkeys(said.values())
             if members and all(said[cpu] in (members, 0) for cpu in cpus_of(members))
         ]
-        claimed_twice = _twice(groups)  # by sets that meet in a CPU of which nothing is said
+        claimed_twice = _twice(groups)  # by sets that meet in a CPU without a set of its own
         groups = [group for group in groups if not group & claimed_twice]
         left = self._online & ~union(groups)
         if disputed := mask_of(cpu for cpu in cpus_of(left) if said[cpu]):

@@ -1,4 +1,4 @@
-"""What a VM asks for, in every spelling; contradictions and typos are answered with their mend."""
+"""Options in every spelling; contradictions and typos are refused with the correction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two words that cannot be kept at once are refused with both named; all other options pass."""
+"""Options that exclude each other are refused with both named; all others pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The annotation `kvplace.io/placement`: what the extender writes the hook reads, and junk is told apart."""
+"""The annotation `kvplace.io/placement`: the hook reads what the extender writes and refuses the rest."""
 
 from __future__ import annotations
 

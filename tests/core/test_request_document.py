@@ -1,4 +1,4 @@
-"""The annotation `kvplace.io/request`: what admission writes, the extender reads, and junk is told apart."""
+"""The annotation `kvplace.io/request`: the extender reads what admission writes and refuses anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is said of a machine's CPUs, its levels are whole, and what was not clear is told."""
+"""Whatever is reported about its CPUs, the levels of a machine are complete, with notes where unclear."""
 
 from __future__ import annotations
 
