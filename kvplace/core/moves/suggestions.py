@@ -95,7 +95,8 @@ def find_suggestions(
     answer = make_room(topology, occupants, request, only=only, most_moves=most_moves)
     if isinstance(answer, NoMoves):
         return Suggestions(tuple(found), answer)
-    return Suggestions((_moves_suggestion(request, answer), *found))
+    moves = [_moves_suggestion(request, answer)] if answer.moves else []
+    return Suggestions((*moves, *found))
 
 
 def _moves_suggestion(request: Request, plan: MovePlan) -> Suggestion:

@@ -222,6 +222,14 @@ def test_where_nothing_helps_there_are_no_suggestions() -> None:
     assert find_suggestions(MACHINE, nothing, request) == Suggestions()
 
 
+def test_no_moves_are_suggested_where_none_are_needed() -> None:
+    """The caller allows fewer CPUs than the running VMs leave."""
+    occupants = [_running("web", "0-1", 2)]
+    request = Request(4, PinningOptions(scope=Scope.ONE_NUMA))
+    found = find_suggestions(MACHINE, within(EMPTY, 0b1100), request, occupants).found
+    assert [suggestion.field for suggestion in found] == ["vcpus"]
+
+
 def test_a_search_for_moves_that_found_none_says_whether_there_are_any() -> None:
     occupants = [_running("web", "0-3", 4)]
     left = RunningVms(MACHINE, occupants, None).free({})
