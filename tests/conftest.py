@@ -21,7 +21,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow machine is no failure: nothing here is judged by the clock.
-hypothesis.settings.register_profile("kvplace", deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "kvplace", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 # For ./make mutants, which runs the same tests thousands of times.
 hypothesis.settings.register_profile("mutants", deadline=None, max_examples=10, derandomize=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kvplace"))
