@@ -38,7 +38,6 @@ class Replica:
 
     def __init__(self, plane: ControlPlane, number: int, certificate: tuple[Path, Path]) -> None:
         """Start it; `wait_until_ready` returns when it serves."""
-        self._plane = plane
         self._reservations = contextlib.ExitStack()
         ports = []
         for _ in range(3):
@@ -48,6 +47,7 @@ class Replica:
         self.extender_url, self.admission_url = (f"https://127.0.0.1:{port}" for port in ports[:2])
         self.health_url = f"http://127.0.0.1:{ports[2]}"
         self._name = f"kvplace-serve-{number}"
+        self._log = plane.logs / f"{self._name}.log"
         self._command = [
             *("setpriv", "--pdeathsig=KILL", "--"),
             *SERVE,
@@ -64,7 +64,7 @@ class Replica:
 
     def start(self) -> None:
         """Start it (again, after `process.kill()`), at the same addresses."""
-        self.process = ServerProcess(self._name, self._command, self._plane.logs / f"{self._name}.log")
+        self.process = ServerProcess(self._name, self._command, self._log)
 
     def wait_until_ready(self) -> None:
         """Wait until it answers /readyz with yes."""
@@ -73,6 +73,11 @@ class Replica:
     def metrics(self) -> str:
         """Read its metrics."""
         return _get(self.health_url, "/metrics")[1]
+
+    def denials(self) -> list[str]:
+        """Return the lines of its log about a right that it lacks."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        return [line for line in lines if "forbidden" in line.lower() or "denies us" in line]
 
     def stop(self) -> None:
         """End it as a rollout does, and give its ports back."""

@@ -182,8 +182,6 @@ class Extender:
         if asking is None:
             return [HostPriority(node, 0) for node in args.names]
         uid, request = args.pod.uid, asking.pod_request.request
-        if self._settings.mode is Mode.ADVISE:
-            self.holds.drop(uid)
         answers = self._fits.answers(args.names, request)
         taken: set[str] = {node for node in args.names if self.holds.of_pod(uid, node)}
         taken |= self._claimed(uid, args.names, request).keys()

@@ -34,11 +34,12 @@ def virt(cluster: ControlPlane, kubevirt_programs: Path) -> Iterator[KubeVirt]:
 
 @pytest.fixture(scope="session")
 def kvplace(cluster: ControlPlane, virt: KubeVirt) -> Iterator[Installation]:
-    """Install kvplace, two replicas, each asked by a kube-scheduler of its own."""
+    """Install kvplace, two replicas, each asked by a kube-scheduler of its own; no right may be missing."""
     with Installation(cluster, replicas=2) as installation:
         for replica in installation.replicas:
             installation.add_scheduler(replica)
         yield installation
+        assert [line for replica in installation.replicas for line in replica.denials()] == []
 
 
 @pytest.fixture

@@ -391,3 +391,16 @@ async def test_cpus_that_the_kubelet_holds_are_given_to_nobody_until_it_frees_th
         cluster.put_topology("n", EIGHT)
         await one.until(lambda: described.records[NodeName("n")].kubelet_cpus == 0)
         assert (await one.filter(large)).names == ["n"]
+
+
+async def test_of_many_pods_between_filter_and_bind_the_oldest_are_read_again(
+    cluster: FaultyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvplace.scheduler.pod_requests._REMEMBERED", 2)
+    cluster.create_node("a", topology=EIGHT)
+    async with replica(cluster) as one:
+        pods = [asking_pod(cluster, f"vm-{number}") for number in range(3)]
+        for pod in pods:
+            assert (await one.filter(pod)).names == ["a"]
+        assert list(one.extender._requests._asking) == [pod.uid for pod in pods[1:]]
+        assert await one.bind(pods[0], "a") == ""

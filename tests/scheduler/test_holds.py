@@ -50,3 +50,5 @@ def test_a_new_hold_of_a_pod_replaces_its_old_one_and_both_nodes_hear_of_it() ->
     assert changed == ["n", "n", "m"]
     assert list(holds.on_node(NodeName("n"))) == []
     assert list(holds.on_node(NodeName("m"))) == [claim("a", 1)]
+    holds.drop(PodUid("a"))
+    assert (holds._holds, holds._on_node) == ({}, {})

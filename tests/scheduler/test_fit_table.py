@@ -1,0 +1,61 @@
+"""The fit table computes what has changed, and nothing twice."""
+
+from __future__ import annotations
+
+from kvplace.core.cluster.node_choice import Candidate
+from kvplace.core.free import Free
+from kvplace.core.refusal import Refusal
+from kvplace.core.request import Request
+from kvplace.core.scalars import CpuMask
+from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine, NodeSnapshot, Unusable
+from kvplace.scheduler.fit_table import FitTable
+from tests.nodes.machines import EIGHT
+
+TWO_SOCKETS = Topology(
+    packages=(Package(0, CpuMask(0x0F)), Package(1, CpuMask(0xF0))),
+    numa_nodes=(NumaNode(0, CpuMask(0x0F), 0), NumaNode(1, CpuMask(0xF0), 0)),
+    l3_groups=(CpuMask(0x0F), CpuMask(0xF0)),
+    cores=EIGHT.cores,
+)
+SIX = Request(6)
+"""On one socket."""
+
+
+def snapshot(topology: Topology) -> NodeSnapshot:
+    """Take a snapshot of a machine whose eight CPUs are free."""
+    return NodeSnapshot(
+        NodeMachine(topology, CpuMask(topology.allocatable)), Free(CpuMask(0xFF), CpuMask(0xFF))
+    )
+
+
+def test_machines_with_equal_free_cpus_and_other_sockets_have_answers_of_their_own() -> None:
+    nodes = {"one": snapshot(EIGHT), "two": snapshot(TWO_SOCKETS)}
+    answers = FitTable(lambda node: nodes[node]).answers(nodes, SIX)
+    assert isinstance(answers["one"], Candidate)
+    assert isinstance(answers["two"], Refusal)
+
+
+def test_a_node_is_asked_again_only_after_it_has_changed() -> None:
+    asked: list[str] = []
+
+    def snapshot_of(node: str) -> NodeSnapshot:
+        asked.append(node)
+        return snapshot(EIGHT)
+
+    table = FitTable(snapshot_of)
+    for _ in range(2):
+        table.answers(["a", "b"], SIX)
+    assert asked == ["a", "b"]
+    table.node_changed("b")
+    table.answers(["a", "b"], SIX)
+    assert asked == ["a", "b", "b"]
+
+
+def test_nodes_that_cannot_be_used_are_refused_and_not_kept() -> None:
+    state: list[NodeSnapshot | Unusable] = [NOT_KNOWN, snapshot(EIGHT)]
+    table = FitTable(lambda node: state.pop(0))
+    refusal = table.answers(["a"], SIX)["a"]
+    assert isinstance(refusal, Refusal)
+    assert (refusal.message, refusal.never) == ("the node is not known to the API server", True)
+    assert isinstance(table.answers(["a"], SIX)["a"], Candidate)
