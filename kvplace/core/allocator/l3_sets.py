@@ -59,7 +59,8 @@ class L3Sets:
         self._beyond = [self._padded(threads_beyond(one.widths)) for one in l3_parts]
         self._opened = [_widest_in(one, required) for one in l3_parts] if required else [() for _ in l3_parts]
         """The width of the widest core of each L3 part in each of `required`."""
-        self._cover = SetCover(self._components() if required else self._classes(), effort)
+        classes = self._components(effort) if required else self._classes()
+        self._cover = SetCover(classes, effort)
 
     def smallest(self) -> tuple[int, int, tuple[int, ...]]:
         """Find the fewest L3 parts, the fewest cores of so many, and one set of both, by index.
@@ -146,10 +147,11 @@ class L3Sets:
             for indexes in reversed(ordered)
         ]
 
-    def _components(self) -> list[list[Option]]:
+    def _components(self, effort: Effort) -> list[list[Option]]:
         """The connected components of L3 parts and what is required, and what can be taken of each."""
         components = []
         for members, places in _connected(self._opened):
+            effort.spend(2 * len(members) ** 3)  # Counted here, since answers of `_ways` are cached.
             reaches = [
                 (self._beyond[index], tuple([self._opened[index][place] for place in places]))
                 for index in members
