@@ -103,13 +103,13 @@ class _Reader:
             raise self._bad(where, f"the placement {error.mend}") from None
 
     def _ledger(self, document: Json, where: str) -> None:
-        spec, metadata = document["spec"] or {}, document.get("metadata")
+        spec, metadata = document["spec"], document.get("metadata")
         version = document.get("apiVersion", API_VERSION)
         if version != API_VERSION:
             raise self._bad(where, f"apiVersion is {shown(version)}; it must be {API_VERSION}")
         try:
-            ledger = read_ledger(spec)
-            known_keys(spec, ("owners", "claims"))
+            ledger = read_ledger({} if spec is None else spec)
+            known_keys(spec or {}, ("owners", "claims"))
         except Corrupt as error:
             raise self._bad(where, str(error)) from None
         except BadBody as error:
