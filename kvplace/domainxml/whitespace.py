@@ -29,14 +29,14 @@ def remove(element: etree._Element) -> None:
 
 def remove_child_of_root(element: etree._Element) -> None:
     """Remove a child of the root together with its line."""
-    before, parent = element.getprevious(), element.getparent()
-    last = element.getnext() is None
-    tail = element.tail
+    before, root, tail = element.getprevious(), element.getparent(), element.tail
     remove(element)
-    if last and before is not None and not (before.tail or "").strip():
+    if tail and tail.strip():
+        return  # `remove` has kept this text
+    if before is not None and not (before.tail or "").strip():
         before.tail = tail
-    elif last and before is None and parent is not None and not len(parent):
-        parent.text = tail
+    elif before is None and root is not None and not (root.text or "").strip():
+        root.text = tail
 
 
 def add_to_root(root: etree._Element, element: etree._Element, *, after: etree._Element | None) -> None:

@@ -63,6 +63,22 @@ def test_memory_off_leaves_no_binding_behind() -> None:
     assert etree.fromstring(answer).find("numatune") is None
 
 
+@pytest.mark.parametrize(
+    "document",
+    [
+        "<domain>\n  <vcpu placement='static'>1</vcpu>\n  {}<name>a</name>\n</domain>",
+        "<domain>\n  {}<vcpu placement='static'>1</vcpu>\n</domain>",
+        "<domain>\n  <vcpu placement='static'>1</vcpu>\n{}</domain>",
+    ],
+)
+def test_an_empty_numatune_is_removed_with_its_line(document: str) -> None:
+    off = replace(FOUR_VCPUS, numa_memory=NumaMemory.OFF)
+    last = document.endswith("{}</domain>")
+    line = "  <numatune><memory mode='strict' nodeset='1'/></numatune>\n"
+    with_numatune = document.format(line if last else line.strip() + "\n  ")
+    assert rewrite(with_numatune.encode(), off) == rewrite(document.format("").encode(), off)
+
+
 def test_guest_cells_get_memory_of_the_node_that_their_vcpus_run_on() -> None:
     assert bindings(rewrite(domain(TWO_CELLS), TWO_NODES, NODE_OF_CPU)) == [
         {"is": "memory", "mode": "strict", "nodeset": "0-1"},
