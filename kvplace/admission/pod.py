@@ -157,7 +157,7 @@ def _controlling_vmi(owner: OwnerReference, vmi: Mapping[str, Any] | None, name:
     found = typed(vmi, Vmi)
     if owner.uid and found.metadata.uid and owner.uid != found.metadata.uid:
         raise Conflict(
-            f"{what}: VirtualMachineInstance {name} was created anew and gets its own pod; delete this one"
+            f"{what}: VirtualMachineInstance {name} was created again and gets its own pod; delete this one"
         )
     return found
 

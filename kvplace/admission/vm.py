@@ -1,6 +1,6 @@
 """Admission of a VirtualMachine: the checks that its VMI would meet later.
 
-So `kubectl apply` reports a mistake, and not an event that nobody reads. The object is never changed.
+So `kubectl apply` reports a mistake, not an event later. The object is never changed.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class ControllerSettings:
     wake_pause_s: float = 0.25
     """Least time between two wake-ups of waiting pods, so that many releases at once cause one."""
     confirm_s: float = 2.0
-    """Delay before a claim is confirmed whose pod is bound as claimed; nobody waits for that."""
+    """Delay before a claim is confirmed whose pod is bound as claimed; nothing waits for it."""
     spread_s: float = 0.2
     """Replicas start a node's work up to so much apart, each in its own order; the later find it done."""
     replica: str = ""

@@ -196,7 +196,7 @@ class Reconciler:
         record = self._ledgers.current(node)
         if record is None or node in self._nodes.records or record.ledger.claims or record.ledger.owners:
             return
-        with contextlib.suppress(Conflict):  # somebody claims there: the next round looks again
+        with contextlib.suppress(Conflict):  # another replica claims there: the next round looks again
             await self._cluster.delete_ledger(record)
 
 

@@ -1,7 +1,7 @@
 """Making kube-scheduler retry waiting pods.
 
 It does so when a node changes; otherwise it would take five minutes. So an annotation of a node is changed
-after a release, and when a machine is described anew.
+after a release, and when the description of a machine changes.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ CONTRADICTIONS = (
     Contradiction(
         GuestNuma.MIRROR,
         NumaMemory.OFF,
-        "guest cells promise memory near their vCPUs, which nobody keeps with off; ask for preferred",
+        "guest cells promise memory near their vCPUs, which off does not provide; ask for preferred",
     ),
 )
 

@@ -21,9 +21,9 @@ class Free:
     """CPUs, memory and huge pages that a new VM may take."""
 
     cpus: CpuMask
-    """CPUs that nobody owns and nobody names: an exclusive VM may take them."""
+    """CPUs that no VM owns or names: an exclusive VM may take them."""
     pool: CpuMask
-    """CPUs that nobody owns: a sharing VM may name them. A superset of `cpus`."""
+    """CPUs without an owner: a sharing VM may name them. A superset of `cpus`."""
     uses: tuple[tuple[int, int], ...] = ()
     """How many sharing VMs name each CPU of the pool, ascending by CPU; unnamed ones are absent."""
     memory: tuple[tuple[int, int], ...] = ()

@@ -2,7 +2,7 @@
 
 Guest NUMA cells lie on the host's NUMA nodes, guest cores on host cores where that can be said truly, and
 cells are as far apart as their nodes. What QEMU cannot express (a cell without memory, an odd number of
-bytes) is settled here, so that whoever writes the cells only has to write them.
+bytes) is settled here; the rewriting of the domain only writes the cells.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The claims on one node: the values of a NodeLedger and the rules for changing it.
 
-A CPU's owner may go from nobody to A and from A to nobody, never from A to B. The API server runs the
+A CPU may change from no owner to A and from A to no owner, never from A to B. The API server runs the
 same rule on every write (manifests/crd); here it is applied before writing, so that a mistake is found
 where it was made, and by the in-memory cluster, so that tests and the demo follow it, too.
 """
@@ -49,7 +49,7 @@ class Claim:
     cpus: CpuMask
     """CPUs that the pod's threads may use, shared ones included."""
     owned: CpuMask
-    """CPUs that nobody else may use; a subset of the ledger's owners."""
+    """CPUs that no other pod may use; a subset of the ledger's owners."""
     memory: Mapping[int, int]
     huge_pages: Mapping[int, Mapping[int, int]]
     since: str

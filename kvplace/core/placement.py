@@ -39,7 +39,7 @@ class Placement:
     """The CPU of each vCPU; empty for policy `numa`, where every vCPU may use all of `cpus`."""
     cpus: CpuMask
     owned: CpuMask = NO_CPUS
-    """CPUs that nobody else may use while the VM lives, idle siblings and emulator CPUs included."""
+    """CPUs that no other VM may use while this one lives, idle siblings and emulator CPUs included."""
     emulator_cpus: CpuMask = NO_CPUS
     io_thread_cpus: tuple[CpuMask, ...] = ()
     """CPU set of each I/O thread; empty means as the emulator."""

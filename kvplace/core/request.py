@@ -1,7 +1,7 @@
 """What one VM asks for, normalised: the values of the annotations as enums, the sizes as numbers.
 
 A `Request` travels from pod admission to the extender in the annotation `kvplace.io/request`, so
-that nobody after admission needs to see the VM itself.
+that nothing after admission needs the VM itself.
 """
 
 from __future__ import annotations

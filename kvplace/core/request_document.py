@@ -1,6 +1,6 @@
 """The annotation `kvplace.io/request`: a normalised request on its way from admission to the extender.
 
-Pod admission writes it and nobody else; the extender reads nothing else of the pod.
+Only pod admission writes it; the extender reads nothing else of the pod.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def read_topology(document: object, *, known_only: bool = False) -> Topology:
 
     Raises BadTopology that names the field; with `known_only` also for a key that is not known, for
     documents that people write. A newer release may add keys to the objects of a cluster. A fingerprint in
-    the document is ignored and computed anew.
+    the document is ignored and computed again.
     """
     try:
         root = Fields(document)

@@ -80,7 +80,7 @@ def _threads(wanted: int, homes: Sequence[int], count: int) -> int:
 
 
 def _socket(homes: Sequence[int], count: int) -> int:
-    """How many vCPUs a guest socket has: one socket per cell where all cells are alike, else one in all.
+    """How many vCPUs a guest socket has: one per cell if all cells have equal sizes, otherwise one in all.
 
     A guest assumes that the CPUs of one socket share a cache, so a socket should not be in two cells; where
     it must, guests split it by cells.

@@ -183,7 +183,7 @@ class ApiCluster:
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
         """Change a ledger, as `LedgerClient` says."""
         after = before.ledger.after(change)
-        # Versions are never used twice, so the version alone also tells a ledger that was made anew.
+        # Versions are never used twice, so the version alone also identifies a ledger that was created again.
         patch = {
             "metadata": {"resourceVersion": before.resource_version},
             "spec": merge_patch(before.ledger, change),

@@ -49,7 +49,7 @@ class ApiUnavailable(Unavailable):
 
 
 class Expired(Unavailable):
-    """The resource version or page that was asked for is no longer known: list anew."""
+    """The resource version or page that was asked for is no longer known: list again."""
 
 
 class TooLarge(Unavailable):

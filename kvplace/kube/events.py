@@ -1,6 +1,6 @@
 """Kubernetes events: every reason that kvplace writes, the texts, and how often they are written.
 
-An event tells the owner of a VM what happened to it (events.k8s.io/v1). Components make one with a
+An event reports to the owner of a VM what happened to it (events.k8s.io/v1). Components make one with a
 constructor of this module and give it to an `EventRecorder`, which never holds them up. A pod that
 kube-scheduler tries again every second has the same message every second, or messages that change all the
 time: the recorder writes each once in a while, and of changing ones only so many.

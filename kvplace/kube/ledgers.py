@@ -3,7 +3,7 @@
 Two promises. `current` is never older than this process's own last write, however late the watch is. And
 one writer at a time touches a node's ledger: while a write is under way, further changes of that node gather
 and go together in the next one. In a burst of writes they gather a moment longer; a change that comes alone
-is written at once. Between processes the resource version decides; whoever loses reads again and decides
+is written at once. Between processes the resource version decides; the one that loses reads again and decides
 again.
 """
 
@@ -139,7 +139,7 @@ class Ledgers:
     def change_later(self, node: NodeName, decide: Decision[None]) -> None:
         """Store a decision with the next write to the node, or alone after some seconds.
 
-        For changes that nobody waits for; their errors are logged.
+        For changes without a caller that waits; their errors are logged.
         """
         queue = self._queue(node)
         queue.deferred.append(PendingChange(decide, awaited=False))

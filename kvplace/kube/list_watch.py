@@ -84,7 +84,7 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class InitPage:
-    """A list is under way. Any failure, an expired page included, leads to Empty: the list begins anew."""
+    """A list is under way. Any failure, an expired page included, leads to Empty: the list begins again."""
 
     next_page: str
 

@@ -4,7 +4,7 @@ The demo and the tests run on it, so it refuses what an API server refuses: a wr
 version, a second binding, a CPU that changes hands. One contract suite runs against both. It answers at once,
 but every call first lets other tasks run, so that races show up here, too.
 
-Below the calls of a client stand those of whoever plays users, kubelet and agent.
+Below the calls of a client are those that play users, kubelet and agent.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class MemoryCluster:
         record = self._pod(namespace, pod)
         where = f"pod {namespace}/{pod}"
         if record.uid != uid:
-            raise Conflict(f"{where} has UID {record.uid}, not {uid}: it was made anew under the same name")
+            raise Conflict(f"{where} has UID {record.uid}, not {uid}: it was created again")
         if record.deleting:
             raise Conflict(f"{where} is being deleted and cannot be bound")
         if record.node:

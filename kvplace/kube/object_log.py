@@ -77,13 +77,13 @@ class ObjectLog(Generic[R]):
             self._append(before, None)
 
     def compact(self) -> None:
-        """Forget the log: watches that have not read all of it must list anew."""
+        """Forget the log: watches that have not read all of it must list again."""
         self._forgotten += len(self._log)
         self._log.clear()
         self._wake()
 
     def relist_all(self) -> None:
-        """Make every watch list anew, as when its connection and the past are lost."""
+        """Make every watch list again, as when its connection and the past are lost."""
         self.compact()
         self._forgotten += 1
         self._wake()

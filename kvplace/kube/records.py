@@ -17,7 +17,7 @@ NO_NODE = NodeName("")
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """A pod that asked for cores; keyed by UID, so a pod made anew under the same name is another one."""
+    """A pod that asked for cores; keyed by UID, so a pod created again under the same name is another one."""
 
     namespace: str
     name: str

@@ -1,7 +1,7 @@
 """What can be watched in a cluster, how a watch is narrowed down, and the events that it reports.
 
 The words are those of kube-rs: a watch begins with `Init`, reports the whole list with `InitApply`, and
-ends that with `InitDone`; then come `Apply` and `Delete`. A list may begin anew at any time.
+ends that with `InitDone`; then come `Apply` and `Delete`. A list may begin again at any time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Kind(Generic[K, R]):
     name: str
     """The resource, as in RBAC."""
     key: Callable[[R], K]
-    """What tells its records apart."""
+    """The key of its records."""
     fields: Mapping[str, Callable[[R], str]]
     """The fields that the API server selects this kind by."""
 
@@ -119,7 +119,7 @@ class WatchClient(Protocol):
     def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
         """Follow the selected objects of a kind until the cluster is closed.
 
-        Begins with Init, and begins anew whenever the past is lost. Never raises for a server that is
+        Begins with Init, and begins again whenever the past is lost. Never raises for a server that is
         away, busy or has forgotten the past: it tries again with growing pauses.
         """
         ...

@@ -44,9 +44,7 @@ class _Reader:
     def discover(self) -> Discovery:
         cells = self._root.findall("host/topology/cells/cell")
         if not cells:
-            raise BadTopology(
-                "there is no <cell> in <host><topology>: libvirt could not tell what the machine is"
-            )
+            raise BadTopology("there is no <cell> in <host><topology>: libvirt could not read the topology")
         nodes = [self._node(cell) for cell in cells]
         cpus = union(node.cpus for node in nodes)
         levels = Levels("libvirt", cpus)

@@ -100,7 +100,7 @@ class FolderTree:
 
     def read(self, path: str) -> str | None:
         try:
-            # O_NONBLOCK: a pipe in place of a file must not block until somebody writes into it.
+            # O_NONBLOCK: a pipe in place of a file must not block until a writer opens it.
             descriptor = os.open(self._root / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):

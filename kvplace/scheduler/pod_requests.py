@@ -16,7 +16,7 @@ from kvplace.kube.store import Store
 from kvplace.scheduler.extender_protocol import BindingArgs
 
 _REMEMBERED = 10_000
-"""Pods that are remembered at most: one deleted before its filter call came would otherwise stay for ever."""
+"""Pods that are remembered at most: one deleted before its filter call would otherwise stay."""
 
 
 class PodReader(Protocol):

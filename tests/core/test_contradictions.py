@@ -31,7 +31,7 @@ EVERYWHERE = (
     "the memory of a guest cell lies on one NUMA node, interleaved memory on all of them; ask for preferred "
     "or strict"
 )
-ANYWHERE = "guest cells promise memory near their vCPUs, which nobody keeps with off; ask for preferred"
+ANYWHERE = "guest cells promise memory near their vCPUs, which off does not provide; ask for preferred"
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ async def test_a_pod_that_was_made_anew_under_the_same_name_is_another_one(clust
         cluster.pause_watches(PODS)
         cluster.delete_pod("default", "vm")
         new = asking_pod(cluster, "vm")
-        assert "made anew under the same name" in await one.bind(old, "a")
+        assert "it was created again" in await one.bind(old, "a")
         assert cluster.claimed_on(old.uid) == []
         unheard = replace(old, uid=PodUid("uid-nobody-has"))
         assert await one.bind(unheard, "a") == "pod default/vm with UID uid-nobody-has is gone"

@@ -249,7 +249,7 @@ async def test_a_pod_without_a_request_is_an_error_that_says_what_to_do(cluster:
     async with replica(cluster) as one:
         answer = await one.filter(cluster.create_pod("early"))
         assert (answer.names, answer.nodes) == (None, None)
-        assert "delete it to have it made anew" in answer.error
+        assert "delete it to have it created again" in answer.error
 
 
 async def test_a_request_that_cannot_be_read_fails_every_node_for_good(cluster: FaultyCluster) -> None:

@@ -73,7 +73,7 @@ def placement_of(supply: Supply, chosen: ChosenCores) -> Placement:
 def _place_in_machine(supply: Supply, taken: CoreShare) -> tuple[int, int, int, int, int]:
     """Siblings stay side by side, and so do the CPUs of a package, of a NUMA node, of an L3 group.
 
-    Cores of which less is taken come last in their node, so that they shift no pair of siblings.
+    Partly taken cores come last in their node, so that they shift no pair of siblings.
     """
     layout = supply.layout
     first = (taken.core & -taken.core).bit_length() - 1

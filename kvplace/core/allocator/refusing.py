@@ -67,7 +67,7 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool | None
 
 
 def _shared_there(supply: Supply, domains: Sequence[ScopeDomain], where: str) -> str:
-    """Count the CPUs there that nobody owns but that VMs with shared CPUs use."""
+    """Count the CPUs there without an owner that VMs with shared CPUs use."""
     if not supply.request.owns_cpus:
         return ""
     named = supply.free.pool & ~supply.free.cpus

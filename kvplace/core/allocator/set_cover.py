@@ -109,7 +109,7 @@ def _gains(options: Sequence[Option]) -> _Gains:
 
 
 def options_of_like(members: Sequence[int], amounts: Amounts, most: int) -> list[Option]:
-    """The options of groups that are all alike, each with these amounts: any number of them, most first."""
+    """The options of equal groups, each with these amounts: any number of them, most first."""
     return [
         Option(number, tuple([amount * number for amount in amounts]), tuple(members[:number]))
         for number in range(min(most, len(members)), -1, -1)
