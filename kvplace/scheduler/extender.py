@@ -120,7 +120,7 @@ class Extender:
         if asking is None:
             return FilterResult(
                 error="the pod asks for cores (resource kvplace.io/vm) but carries no kvplace.io/request: "
-                "it was created while kvplace's webhooks were not installed; delete it to have it created again"
+                "it was created without kvplace's webhooks; delete it to have it created again"
             )
         uid, request = args.pod.uid, asking.pod_request.request
         deciding = self._settings.mode is Mode.DECIDE
