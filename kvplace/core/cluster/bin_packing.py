@@ -35,7 +35,7 @@ def pack(draft: Draft, order: Sequence[int], shapes: Sequence[Shape], first: Fil
             for size, number in best_filling(count, waiting.numbers, first):
                 for _ in range(number):
                     waiting.assign_one(draft, size, index, cpus)
-    assign_all(draft, [vm for vm in order if vm not in draft.node_of], shapes, tightest)
+    assign_all(draft, order, shapes, tightest)
 
 
 class _Waiting:

@@ -30,9 +30,9 @@ NARROW_FIRST = {
 
 
 def assign_all(draft: Draft, order: Iterable[int], shapes: Sequence[Shape], choose: Chooser) -> None:
-    """Assign VMs in an order; those that fit nowhere stay without a node."""
+    """Assign VMs that have no node, in an order; those that fit nowhere stay without one."""
     for vm in order:
-        choice = choose(draft, shapes[vm])
+        choice = choose(draft, shapes[vm]) if vm not in draft.node_of else None
         if choice is not None:
             draft.assign(vm, *choice)
 
@@ -109,6 +109,12 @@ def hardest_first(draft: Draft, shapes: Sequence[Shape]) -> list[int]:
     )
 
 
+def easiest_first(draft: Draft, shapes: Sequence[Shape]) -> list[int]:
+    """Order by the largest share of any resource, the smallest first."""
+    hard = difficulty(draft, shapes)
+    return sorted(range(len(shapes)), key=lambda vm: (hard[shapes[vm]], vm))
+
+
 def narrowest_first(shapes: Sequence[Shape]) -> list[int]:
     """Order by scope, then by size."""
     return sorted(
@@ -128,8 +134,7 @@ def as_many_as_can_fit(draft: Draft, shapes: Sequence[Shape]) -> list[int]:
     First the smallest ones, as many as the cluster can hold together, the most difficult of these first; then
     the rest, the smallest first.
     """
-    hard = difficulty(draft, shapes)
-    smallest = sorted(range(len(shapes)), key=lambda vm: (hard[shapes[vm]], vm))
+    smallest = easiest_first(draft, shapes)
     cpus = sum(node.free.cpus.bit_count() for node in draft.nodes)
     memory = sum(max(0, count) for node in draft.nodes for _, count in node.free.memory)
     counts_memory = any(node.free.memory for node in draft.nodes)

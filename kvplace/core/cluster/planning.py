@@ -25,7 +25,7 @@ from kvplace.core.cluster.greedy import (
     narrowest_first,
     tightest,
 )
-from kvplace.core.cluster.local_search import exchange, insert_waiting
+from kvplace.core.cluster.local_search import exchange
 from kvplace.core.cluster.node_choice import Strategy, quality
 from kvplace.core.cluster.planned_moves import NodeMove, PlannedMoves, make_room_for_waiting
 from kvplace.core.placement import Placement
@@ -107,15 +107,12 @@ def plan(
         suggested = found[-1:] if hint else []
         repaired = [draft.copy() for draft in (best, widest, *suggested)]
         for draft in repaired:
-            insert_waiting(draft, shapes)
             exchange(draft, shapes)
-            insert_waiting(draft, shapes)
         best = max([best, *repaired], key=lambda draft: _rank(draft, shapes))
     moves = PlannedMoves()
     if make_room and len(best.node_of) < len(shapes):
         best = best.copy()
         moves = make_room_for_waiting(best, shapes)
-        insert_waiting(best, shapes)
     return _plan(best, vms, shapes, moves, one_by_one)
 
 
@@ -176,7 +173,7 @@ def _follow(draft: Draft, hint: Hint, order: Sequence[int], shapes: Sequence[Sha
         placement = draft.nodes[node].place_within(shapes[vm], cpus)
         if placement is not None:
             draft.assign(vm, node, placement)
-    assign_all(draft, [vm for vm in order if vm not in draft.node_of], shapes, tightest)
+    assign_all(draft, order, shapes, tightest)
 
 
 def _rank(draft: Draft, shapes: Sequence[Shape]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""VMs that wait get a node when others change theirs, or give them up."""
+"""VMs that wait get the node of another VM when more fits so."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import Draft, Shape, shapes_of
-from kvplace.core.cluster.local_search import exchange, insert_waiting
+from kvplace.core.cluster.local_search import exchange
 from kvplace.core.request import PinningOptions, Request, Scope
 from tests.core.cluster.clusters import machine
 
@@ -23,34 +23,6 @@ def planned(nodes: Sequence[int], shapes: Sequence[Shape], nodes_of_vms: Mapping
         assert answer is not None
         draft.assign(vm, node, answer)
     return draft
-
-
-def test_a_vm_that_fits_is_inserted() -> None:
-    wanted = shapes(2, 2)
-    draft = planned([4], wanted, {0: 0})
-    insert_waiting(draft, wanted)
-    assert draft.node_of == {0: 0, 1: 0}
-
-
-def test_a_vm_is_inserted_where_another_one_goes_elsewhere() -> None:
-    wanted = shapes(2, 2, 4)
-    draft = planned([4, 4], wanted, {0: 0, 1: 1})
-    insert_waiting(draft, wanted)
-    assert draft.node_of in ({0: 1, 1: 1, 2: 0}, {0: 0, 1: 0, 2: 1})
-
-
-def test_a_chain_may_move_two_vms() -> None:
-    wanted = shapes(4, 3, 6)
-    draft = planned([6, 4, 3], wanted, {0: 0, 1: 1})
-    insert_waiting(draft, wanted)
-    assert draft.node_of == {0: 1, 1: 2, 2: 0}
-
-
-def test_no_vm_loses_its_node_to_one_that_is_inserted() -> None:
-    wanted = shapes(4, 2, 2)
-    draft = planned([4], wanted, {0: 0})
-    insert_waiting(draft, wanted)
-    assert draft.node_of == {0: 0}
 
 
 def test_one_vm_is_exchanged_for_two() -> None:
@@ -72,3 +44,10 @@ def test_a_vm_is_not_exchanged_for_one_of_equal_size() -> None:
     draft = planned([4], wanted, {0: 0})
     exchange(draft, wanted)
     assert draft.node_of == {0: 0}
+
+
+def test_a_vm_that_gives_up_its_node_gets_another_one_where_it_fits() -> None:
+    wanted = shapes(4, 2, 2)
+    draft = planned([4, 4], wanted, {0: 0})
+    exchange(draft, wanted)
+    assert draft.node_of == {0: 1, 1: 0, 2: 0}
