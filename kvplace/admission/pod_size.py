@@ -55,7 +55,11 @@ def size_of_pod(containers: Sequence[Container], what: str) -> PodSize:
         memory += _bytes(given.get("memory", 0), what, container, "memory")
         for name, value in given.items():
             if name.startswith(_HUGE_PAGES):
-                size = _bytes(name.removeprefix(_HUGE_PAGES), what, container, name) or Bytes(1)
+                size = _bytes(name.removeprefix(_HUGE_PAGES), what, container, name)
+                if not size:
+                    raise Misconfigured(
+                        f"{what}: container {container.name}: {name}: the page size must not be 0"
+                    )
                 count = _bytes(value, what, container, name)
                 huge_pages[size] = huge_pages.get(size, 0) + -(-count // size)
                 memory += count

@@ -16,7 +16,6 @@ from kvplace.core.scalars import NodeName, PodUid
 @dataclass(frozen=True, slots=True)
 class _Hold:
     node: NodeName
-    claim: Claim
     until: float
 
 
@@ -37,7 +36,7 @@ class Holds:
         """Hold what a pod would claim on a node; replaces its earlier hold."""
         uid = PodUid(claim.uid)
         self.drop(uid)
-        self._holds[uid] = _Hold(node, claim, self._clock() + self._seconds)
+        self._holds[uid] = _Hold(node, self._clock() + self._seconds)
         self._on_node.setdefault(node, {})[uid] = claim
         self._changed(node)
 

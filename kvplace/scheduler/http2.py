@@ -122,7 +122,8 @@ class Http2Connection(asyncio.Protocol):
                 if len(call[2]) > MAX_BODY:
                     del self._calls[stream]
                     self._answer(stream, Reply.too_large())
-                    self._http.reset_stream(stream, ErrorCodes.NO_ERROR)
+                    if event.stream_ended is None:
+                        self._http.reset_stream(stream, ErrorCodes.NO_ERROR)
             case StreamEnded(stream_id=int(stream)):
                 call = self._calls.pop(stream, None)
                 if call is not None:

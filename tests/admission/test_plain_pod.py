@@ -136,10 +136,33 @@ def test_a_plain_pod_with_only_limits_needs_no_change_of_its_requests() -> None:
             [{"limits": {"cpu": "1", "memory": "-1"}}],
             "Pod default/solver: container c0: memory: '-1' is negative",
         ),
+        (
+            [{"limits": {"cpu": "1", "hugepages-big": "1Gi"}}],
+            (
+                "Pod default/solver: container c0: hugepages-big: 'big' is not a quantity such as 8Gi, "
+                "512Mi, 4 or 500m"
+            ),
+        ),
+        (
+            [{"limits": {"cpu": "1", "hugepages-1Gi": "-1"}}],
+            "Pod default/solver: container c0: hugepages-1Gi: '-1' is negative",
+        ),
+        (
+            [{"limits": {"cpu": "1", "hugepages-0": "1Gi"}}],
+            "Pod default/solver: container c0: hugepages-0: the page size must not be 0",
+        ),
     ],
 )
 def test_a_plain_pod_whose_cpus_cannot_be_counted_is_refused(resources: list[Json], sentence: str) -> None:
     assert refusal(plain_pod(ASKS, *resources)) == sentence
+
+
+@pytest.mark.parametrize("limits", [["4096"], ["4000", "96", "0"]])
+def test_a_plain_pod_may_have_as_many_cpus_as_any_vm_and_containers_with_a_limit_of_0(
+    limits: list[str],
+) -> None:
+    raw = plain_pod(ASKS, *({"limits": {"cpu": limit}} for limit in limits))
+    assert written_request(admit(raw)[0]).request.vcpus == 4096
 
 
 def test_a_plain_pod_with_float_and_a_bad_limit_is_refused() -> None:

@@ -74,6 +74,9 @@ def test_a_vm_that_was_wrong_before_can_still_be_changed_with_a_warning() -> Non
     old, new = vm(**DEDICATED), vm(**DEDICATED)
     new["spec"]["runStrategy"] = "Halted"
     assert warnings(new, old=old) == (CONFLICT,)
+    for raw in (old, new):
+        del raw["metadata"]["namespace"]
+    assert warnings(new, old=old) == (CONFLICT,)
 
 
 def test_a_vm_that_becomes_wrong_is_refused() -> None:

@@ -183,6 +183,7 @@ def test_a_cpu_limit_below_what_the_vm_will_own_is_warned_about() -> None:
     assert admit(vmi(isolates, resources=limited))[1] == (
         "the CPU limit 4 throttles the 5 CPUs that the VM will own",
     )
+    assert admit(vmi(ASKS, resources={"limits": {"cpu": "lots"}, "requests": {"cpu": "4"}}))[1] == ()
 
 
 def test_isolated_emulator_threads_with_policy_numa_give_a_warning() -> None:
@@ -220,13 +221,14 @@ def test_a_guest_of_an_architecture_without_cells_cannot_mirror_the_host() -> No
 
 def test_a_mirroring_guest_that_may_grow_is_warned_about() -> None:
     assert admit(vmi(MIRRORS, cpu={"sockets": 2, "cores": 4, "maxSockets": 2}))[1] == ()
-    assert admit(vmi(MIRRORS, cpu={"sockets": 2, "cores": 4, "maxSockets": 8}))[1] == (
-        (
-            "kvplace.io/guest-numa: mirror: vCPUs plugged in later, up to VirtualMachineInstance default/db: "
-            "spec.domain.cpu.maxSockets, get no cores of their own on the host and are assigned to the "
-            "guest's NUMA cells in turn"
-        ),
-    )
+    for sockets in ({"sockets": 2, "maxSockets": 8}, {"maxSockets": 2}):
+        assert admit(vmi(MIRRORS, cpu={"cores": 4, **sockets}))[1] == (
+            (
+                "kvplace.io/guest-numa: mirror: vCPUs plugged in later, up to VirtualMachineInstance "
+                "default/db: spec.domain.cpu.maxSockets, get no cores of their own on the host and are "
+                "assigned to the guest's NUMA cells in turn"
+            ),
+        )
 
 
 @pytest.mark.parametrize(

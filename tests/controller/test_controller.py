@@ -10,12 +10,12 @@ import pytest
 from kvplace.controller.controller import ControllerSettings
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Forbidden, Unavailable
-from kvplace.core.ledger import ClaimState, Ledger
+from kvplace.core.ledger import ClaimState, Ledger, LedgerChange
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import NO_CPUS, NodeName
-from kvplace.kube.events import EventReason
+from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.kube.events import EventReason, pod_reference
 from kvplace.kube.watches import PODS
 from tests.controller.replicas import EPOCH, asking_pod, replica
 from tests.kube.faults import FaultScript, Operation
@@ -59,6 +59,20 @@ async def test_cores_come_free_at_once_while_confirmations_wait(cluster: FaultyC
         cluster.change_pod("default", "ends", phase="Succeeded")
         async with asyncio.timeout(1.0):
             await one.until(lambda: set(one.claims()) == {stays.uid})
+
+
+async def test_a_pod_that_ends_before_its_claim_is_confirmed_is_released_at_once(
+    cluster: FaultyCluster,
+) -> None:
+    patient = ControllerSettings(confirm_s=3600.0, round_s=3600.0)
+    async with replica(cluster, settings=patient) as one:
+        pod = asking_pod(cluster, "vm")
+        assert await one.bind(pod, "n1") == ""
+        await one.until(lambda: one.cache.pods.records[pod.uid].node)
+        await one.controller.reconciler.reconcile(NodeName("n1"))
+        cluster.delete_pod("default", "vm", force=True)
+        async with asyncio.timeout(1.0):
+            await one.until(lambda: not one.claims())
 
 
 async def test_cores_stay_while_a_deleted_pods_qemu_still_runs_and_come_free_when_it_ends(
@@ -157,6 +171,25 @@ async def test_a_lost_ledger_is_rebuilt_from_the_pods_that_are_bound(cluster: Fa
         assert {uid: claim.owned for uid, claim in ledger.claims.items()} == told
 
 
+async def test_a_claim_that_came_back_while_it_was_being_restored_is_left_as_it_is(
+    cluster: FaultyCluster,
+) -> None:
+    async with replica(cluster, controller=False) as one:
+        pod = asking_pod(cluster, "vm")
+        assert await one.bind(pod, "n1") == ""
+        claims = dict(one.claims())
+        await one.until(lambda: one.cache.pods.records[pod.uid].node)
+        cluster._ledgers.remove("n1")
+        await one.until(lambda: one.cache.ledgers.current(NodeName("n1")) is None)
+        reading = cluster.faults.hold(Operation.READ_POD)
+        restoring = asyncio.create_task(one.controller.reconciler.reconcile(NodeName("n1")))
+        await reading.reached.wait()
+        cluster.put_ledger("n1", Ledger().after(LedgerChange(tuple(claims.values()))))
+        reading.release()
+        await restoring
+        assert one.claims() == claims
+
+
 async def test_two_running_pods_on_one_core_are_reported_and_nothing_is_changed(
     cluster: FaultyCluster,
 ) -> None:
@@ -194,6 +227,7 @@ async def test_two_running_pods_on_one_core_are_reported_and_nothing_is_changed(
             event.note
             == f"pod default/intruder runs on CPUs 0-1 of n1, which belong to {owner.uid} in the ledger"
         )
+        assert event.regarding == pod_reference("default", "intruder", PodUid("intruder-uid"))
         assert set(one.claims()) == {owner.uid}
 
 
@@ -243,7 +277,7 @@ async def test_a_start_wakes_nobody(cluster: FaultyCluster) -> None:
 
 
 async def test_many_releases_at_once_wake_the_waiting_pods_once(cluster: FaultyCluster) -> None:
-    async with replica(cluster, settings=ControllerSettings(wake_pause_s=3600.0)) as one:
+    async with replica(cluster, settings=ControllerSettings(wake_pause_s=60.0)) as one:
         pods = [asking_pod(cluster, f"vm{number}") for number in range(4)]
         for pod in pods:
             await one.bind(pod, "n1")
@@ -255,6 +289,7 @@ async def test_many_releases_at_once_wake_the_waiting_pods_once(cluster: FaultyC
         for pod in pods:
             cluster.delete_pod("default", pod.name, force=True)
         await one.until(lambda: not one.claims() and RELEASED_AT in cluster.node_annotations("n1"))
+        await asyncio.sleep(200.0)
         assert len(versions) == 2  # as it was, and woken once
         assert (await one.filter(waiting)).names == ["n1"]
 

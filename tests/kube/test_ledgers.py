@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.errors import Conflict, Corrupt, Refused, Unavailable
-from kvplace.core.ledger import Ledger
+from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.records import LedgerRecord
@@ -144,6 +144,32 @@ async def test_late_events_of_a_deleted_ledger_do_not_hide_the_one_created_after
     assert ledgers.nodes_claimed_by("new") == {"n"}
     assert ledgers.nodes_claimed_by("old") == frozenset()
     await ledgers.stop()
+
+
+async def test_the_claims_of_a_deleted_ledger_are_gone_and_listeners_are_called_with_its_node(
+    cluster: Recording,
+) -> None:
+    async with process(cluster) as ledgers:
+        await ledgers.change(N, taking("a"))
+        changed: list[str] = []
+        ledgers.subscribe(changed.append)
+        cluster._ledgers.remove("n")
+        await settled(lambda: bool(changed))
+        assert changed == ["n"]
+        assert ledgers.nodes_claimed_by("a") == frozenset()
+
+
+async def test_draining_waits_for_a_write_that_ends_with_an_unexpected_error(cluster: Recording) -> None:
+    async with process(cluster) as ledgers:
+
+        def broken(ledger: Ledger) -> tuple[LedgerChange, None]:
+            raise ZeroDivisionError
+
+        asking = asyncio.create_task(ledgers.change(N, broken))
+        await asyncio.sleep(0)
+        await ledgers.drain()
+        with pytest.raises(Unavailable, match="writing the ledger of node n ended with ZeroDivisionError"):
+            await asking
 
 
 async def test_a_ledger_that_cannot_be_read_is_not_written(cluster: Recording) -> None:

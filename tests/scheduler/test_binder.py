@@ -16,7 +16,7 @@ from kvplace.core.ledger import Claim
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import OnFailure
 from kvplace.core.scalars import NodeName
-from kvplace.kube.events import EventReason, EventRecorder
+from kvplace.kube.events import EventReason, EventRecorder, pod_reference
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
@@ -351,10 +351,21 @@ async def test_a_pod_that_may_float_is_bound_unpinned_where_nothing_fits_and_cla
         assert cluster.placement("vm").placement.floats
         assert bench.claim(pod) is None
         await bench.events.finish()
-        assert [(event.reason, event.regarding.kind) for event in cluster.events] == [
-            (EventReason.FLOATING, "Pod"),
-            (EventReason.FLOATING, "VirtualMachineInstance"),
-        ]
+        on_pod, on_vmi = cluster.events
+        assert (on_pod.reason, on_pod.regarding) == (
+            EventReason.FLOATING,
+            pod_reference("default", "vm", pod.uid),
+        )
+        assert (on_vmi.reason, on_vmi.regarding.uid) == (EventReason.FLOATING, "vmi-vm")
+
+
+async def test_a_pod_that_may_float_and_cannot_be_bound_costs_no_ledger_write(cluster: Counting) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm", 9, on_failure=OnFailure.FLOAT)
+        cluster.faults.fail(Operation.BIND, Forbidden("denied"))
+        with pytest.raises(Forbidden):
+            await bench.begin(pod)
+        assert bench.cache.ledgers.writes == 0
 
 
 async def test_a_pod_that_may_float_waits_when_its_claim_could_not_be_stored(cluster: Counting) -> None:

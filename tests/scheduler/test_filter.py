@@ -12,6 +12,7 @@ from kvplace.core.annotations import REQUEST
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange
+from kvplace.core.refusal import Reason
 from kvplace.core.request import GuestNuma, OnFailure, Policy, Scope, Smt
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology_document import topology_document
@@ -20,6 +21,7 @@ from kvplace.kube.watches import LEDGERS, PODS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.scheduler.extender import Extender, ExtenderSettings, Mode
 from kvplace.scheduler.extender_protocol import read_extender_args
+from kvplace.scheduler.metrics import REFUSALS
 from tests.controller.replicas import Replica, asking_args, asking_pod, replica
 from tests.kube.faults import FaultScript, Operation
 from tests.kube.faulty_cluster import FaultyCluster
@@ -213,7 +215,9 @@ async def test_nodes_that_fail_alike_get_one_text_with_the_best_of_them_named(
             for part in range(2):
                 pod = asking_pod(cluster, f"{node}-{part}", vcpus, scope=Scope.ONE_NUMA)
                 assert (await one.filter(pod, node)).names == [node]
+        refusals = REFUSALS.labels(Reason.NO_NUMA_NODE_FITS.value)._value.get()
         answer = await one.filter(asking_pod(cluster, "vm", 4, scope=Scope.ONE_NUMA))
+        assert REFUSALS.labels(Reason.NO_NUMA_NODE_FITS.value)._value.get() == refusals + 1
         told = "no NUMA node with 4 free CPUs, best 2 on worker-2 numa 0"
         assert answer.failed == {f"worker-{number}": told for number in range(3)}
         await one.events.finish()
@@ -335,15 +339,21 @@ async def test_claims_of_other_replicas_are_seen(cluster: FaultyCluster) -> None
 
 
 async def test_the_reasons_for_a_choice_are_kept_for_who_asks_for_them(cluster: FaultyCluster) -> None:
-    for name in ("a", "b"):
+    for name in ("a", "b", "c"):
         cluster.create_node(name, topology=TWO)
     cluster.create_node("tiny", cpu_map='{"socket0": ["1"]}')
     async with replica(cluster) as one:
+        only = asking_pod(cluster, "only", 4, explain=True)
+        assert (await one.filter(only, "c")).names == ["c"]
+        assert await one.bind(only, "c") == ""
+        assert cluster.pod_annotations("default", "only")["kvplace.io/explanation"] == "c of 1 that fit"
+        cluster.delete_pod("default", "only", force=True)
+        await one.until(lambda: not one.claims("c"))
         pod = asking_pod(cluster, "vm", 4, explain=True)
         (node,) = (await one.filter(pod)).names or [""]
         assert await one.bind(pod, node) == ""
         assert cluster.pod_annotations("default", "vm")["kvplace.io/explanation"] == (
-            "a of 2 that fit (also b); before b: first by name; "
+            "a of 3 that fit (also b, c); before b: first by name; "
             "1 node: no socket with 4 free CPUs, best 1 on tiny socket 0"
         )
 

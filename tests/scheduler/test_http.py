@@ -14,6 +14,7 @@ from aiohttp import web
 from kvplace.core.annotations import REQUEST
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.http import Routes, extender_application
+from kvplace.scheduler.metrics import REJECTED_CALLS
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
@@ -96,13 +97,25 @@ async def test_keys_in_lower_case_are_answered_alike(
     "body", [b"", b"null", b"[]", b"{", b"\xff", b"{}", b'{"Pod":null,"NodeNames":null}']
 )
 async def test_junk_gets_400_and_one_sentence(
-    url: str, session: aiohttp.ClientSession, verb: str, body: bytes
+    url: str, session: aiohttp.ClientSession, verb: str, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    rejected = REJECTED_CALLS.labels(verb)._value.get()
     async with session.post(f"{url}/v1/{verb}", data=body) as answer:
         text = await answer.text()
         assert answer.status == 400
         assert text.count("\n") == 1
-        assert "Traceback" not in text
+        assert caplog.messages[-1] == f"{verb} refused: {text.rstrip()}"
+        assert REJECTED_CALLS.labels(verb)._value.get() == rejected + 1
+
+
+async def test_an_unexpected_error_gets_500_and_one_sentence(
+    one: Replica, url: str, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    one.extender.holds._clock = lambda: 1 / 0
+    pod = asking_pod(one.cluster, "vm")
+    async with session.post(f"{url}/v1/filter", json=about(pod, NodeNames=["a"])) as answer:
+        assert (answer.status, await answer.text()) == (500, "filter failed; see the log of kvplace serve\n")
+    assert "filter failed" in caplog.messages
 
 
 async def test_ten_megabytes_get_400_and_what_to_do(

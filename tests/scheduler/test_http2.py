@@ -12,20 +12,23 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from aiohttp import web
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
 
 from kvplace.scheduler.extender_protocol import MAX_BODY
 from kvplace.scheduler.http import Reply, Routes
 from kvplace.scheduler.http2 import Http2Connection
-from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
+from kvplace.scheduler.listener import ALPN_PROTOCOLS, _Listener, extender_listening
 from kvplace.service.settings import Address
 
+PSEUDO_HEADERS = ((":method", "POST"), (":scheme", "https"), (":authority", "kvplace"))
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -89,21 +92,18 @@ class Client:
         self.bodies: dict[int, bytes] = {}
         self.statuses: dict[int, str] = {}
         self.complete: set[int] = set()
-        self.reset: set[int] = set()
+        self.reset: dict[int, ErrorCodes | int | None] = {}
         self.connection.connection_made(self.wire)
         self.exchange()
 
-    def ask(self, body: bytes, path: str = "/v1/filter") -> int:
+    def ask(self, body: bytes, path: str | bytes = "/v1/filter") -> int:
         stream = self.http.get_next_available_stream_id()
-        pseudo = [(":method", "POST"), (":path", path), (":scheme", "https"), (":authority", "kvplace")]
-        self.http.send_headers(stream, pseudo)
+        self.http.send_headers(stream, [*PSEUDO_HEADERS, (":path", path)], end_stream=not body)
+        self.exchange()
         while body and stream not in self.reset:
             part, body = body[:16_384], body[16_384:]
-            self.http.send_data(stream, part)
+            self.http.send_data(stream, part, end_stream=not body)
             self.exchange()
-        if stream not in self.reset:
-            self.http.end_stream(stream)
-        self.exchange()
         return stream
 
     def exchange(self, *, acknowledge: bool = True) -> None:
@@ -127,7 +127,7 @@ class Client:
                     case StreamEnded(stream_id=int(stream)):
                         self.complete.add(stream)
                     case StreamReset(stream_id=int(stream)):
-                        self.reset.add(stream)
+                        self.reset[stream] = event.error_code
                         self.complete.add(stream)
 
     async def until_complete(self, *streams: int) -> None:
@@ -168,15 +168,17 @@ async def test_an_answer_larger_than_the_callers_window_comes_whole_as_the_windo
     assert client.bodies == {first: calls.answer, second: calls.answer}
 
 
-async def test_a_body_larger_than_the_limit_is_refused_and_the_connection_goes_on() -> None:
+@pytest.mark.parametrize("complete", [True, False])
+async def test_a_body_larger_than_the_limit_is_refused_and_the_connection_goes_on(*, complete: bool) -> None:
     calls = Calls()
     client = Client(calls)
-    large = client.ask(bytes(MAX_BODY + 1))
-    usual = client.ask(b"usual")
-    await client.until_complete(large, usual)
-    assert client.statuses == {large: "400", usual: "200"}
+    large = client.ask(bytes(MAX_BODY + (1 if complete else 100_000)))
+    allowed = client.ask(bytes(MAX_BODY))
+    await client.until_complete(large, allowed)
+    assert client.statuses == {large: "400", allowed: "200"}
     assert b"nodeCacheCapable" in client.bodies[large]
-    assert [body for _, _, body in calls.asked] == [b"usual"]
+    assert [len(body) for _, _, body in calls.asked] == [MAX_BODY]
+    assert client.reset == ({} if complete else {large: ErrorCodes.NO_ERROR})
 
 
 async def test_a_call_goes_on_when_its_caller_gives_up() -> None:
@@ -193,15 +195,50 @@ async def test_a_call_goes_on_when_its_caller_gives_up() -> None:
     assert "/v1/bind" in calls.done
 
 
+async def test_of_a_caller_that_gives_up_or_hangs_up_nothing_stays() -> None:
+    calls = Calls(bytes(1 << 20))
+    client = Client(calls)
+    unfinished = client.http.get_next_available_stream_id()
+    client.http.send_headers(unfinished, [*PSEUDO_HEADERS, (":path", "/v1/filter")])
+    client.exchange()
+    unread = client.ask(b"1")
+    await calls.were_done.wait()
+    await asyncio.gather(*client.connection._answering)
+    client.exchange(acknowledge=False)
+    assert client.connection._calls
+    assert client.connection._unsent
+    for stream in (unfinished, unread):
+        client.http.reset_stream(stream)
+    client.exchange()
+    assert not client.connection._calls
+    assert not client.connection._unsent
+    client.http.close_connection()
+    client.exchange()
+    assert client.wire.closed
+
+
+async def test_paths_that_are_missing_or_no_text_reach_the_routes_too() -> None:
+    calls = Calls()
+    client = Client(calls)
+    odd = client.ask(b"", b"/\xff")
+    connect = client.http.get_next_available_stream_id()
+    client.http.send_headers(connect, [(":method", "CONNECT"), (":authority", "a")], end_stream=True)
+    client.exchange()
+    await client.until_complete(odd, connect)
+    assert calls.asked == [("POST", "/\ufffd", b""), ("CONNECT", "", b"")]
+
+
 async def test_a_call_goes_on_when_the_connection_is_lost() -> None:
     calls = Calls()
     client = Client(calls)
     calls.may_answer.clear()
     client.ask(b"bind", "/v1/bind")
     await calls.were_asked.wait()
+    (answering,) = client.connection._answering
     client.connection.connection_lost(None)
     calls.may_answer.set()
     await calls.were_done.wait()
+    await answering
     assert client.ended == [client.connection]
 
 
@@ -239,12 +276,20 @@ async def test_a_call_that_comes_at_the_end_is_refused_as_not_begun() -> None:
     finishing = asyncio.create_task(client.connection.finish())
     await asyncio.sleep(0)
     late = client.ask(b"late")
-    assert client.reset == {late}
+    assert client.reset == {late: ErrorCodes.REFUSED_STREAM}
     calls.may_answer.set()
     await finishing
     client.exchange()
     assert client.bodies == {first: b"yes"}
     assert [body for _, _, body in calls.asked] == [b"first"]
+
+
+async def test_the_listener_keeps_no_connection_that_is_closed() -> None:
+    listener = _Listener(Calls().as_routes, cast(web.Server, None))
+    connection = listener.http2()
+    assert listener._http2 == {connection}
+    connection.connection_lost(None)
+    assert not listener._http2
 
 
 @pytest.mark.parametrize("offered", ["h2", "http/1.1", ""])

@@ -73,15 +73,15 @@ async def test_a_bound_pod_keeps_its_claim_when_its_machine_has_changed_and_bind
     cluster: Counting,
 ) -> None:
     async with replica(cluster, controller=False) as one:
-        pod = asking_pod(cluster, "vm", 4)
-        cluster.pause_watches(PODS)
-        assert await one.bind(pod, "a") == ""
-        cluster.put_topology("a", replace(EIGHT, reserved=0b11))
-        await one.until(lambda: one.topology("a") == replace(EIGHT, reserved=0b11))
-        assert await one.bind(pod, "a") == ""
         cluster.put_topology("a", TWO)
         await one.until(lambda: one.topology("a") == TWO)
+        pod = asking_pod(cluster, "vm", 8)
+        cluster.pause_watches(PODS)
         assert await one.bind(pod, "a") == ""
+        for machine in (replace(TWO, reserved=0b11), EIGHT):  # EIGHT lacks half of the CPUs
+            cluster.put_topology("a", machine)
+            await one.until(lambda machine=machine: one.topology("a") == machine)
+            assert await one.bind(pod, "a") == ""
         assert cluster.claimed_on(pod.uid) == ["a"]
         cluster.resume_watches(PODS)
 
