@@ -350,7 +350,7 @@ def test_a_launcher_pod_whose_vmi_is_gone_or_another_one_is_a_conflict() -> None
     other["metadata"]["uid"] = "another"
     assert refusal(raw, other, Conflict) == (
         "Pod default/virt-launcher-plain-hook-nonroot-…: VirtualMachineInstance default/plain-hook-nonroot "
-        "was created anew and gets its own pod; delete this one"
+        "was created again and gets its own pod; delete this one"
     )
 
 
