@@ -89,7 +89,6 @@ class MemoryCluster:
             replace(
                 record,
                 node=node,
-                unschedulable=False,
                 placement=held.get(PLACEMENT, record.placement),
                 cpu_map=held.get(CPU_MAP, record.cpu_map),
             )
@@ -171,7 +170,6 @@ class MemoryCluster:
         request: str = "",
         vmi: str = "",
         vmi_uid: str = "",
-        scheduler_name: str = "kvplace",
         node: str = "",
         gated: bool = False,
         annotations: Mapping[str, str] | None = None,
@@ -189,7 +187,6 @@ class MemoryCluster:
             name=name,
             uid=PodUid(uid or self._next_uid("pod")),
             node=NodeName(node),
-            scheduler_name=scheduler_name,
             request=held.get(REQUEST, ""),
             placement=held.get(PLACEMENT, ""),
             cpu_map=held.get(CPU_MAP, ""),
@@ -207,15 +204,12 @@ class MemoryCluster:
         """Return all annotations of a pod."""
         return dict(self._pod_annotations[self._pod(namespace, name).uid])
 
-    def create_node(
-        self, name: str, *, cpu_map: str = "", unschedulable: bool = False, topology: Topology | None = None
-    ) -> NodeRecord:
+    def create_node(self, name: str, *, cpu_map: str = "", topology: Topology | None = None) -> NodeRecord:
         """Create or replace a node, with the topology that its agent reports if given."""
         known = self._nodes.get(name)
         record = NodeRecord(
             NodeName(name),
             uid=known.uid if known else self._next_uid("node"),
-            unschedulable=unschedulable,
             cpu_map=cpu_map,
             resource_version=self._next_version(),
         )

@@ -64,10 +64,9 @@ class ObjectMeta(_ApiObject, frozen=True):
 
 
 class PodSpec(_ApiObject, frozen=True):
-    """The node of a pod, and its scheduler."""
+    """The node of a pod."""
 
     node_name: str = ""
-    scheduler_name: str = ""
 
 
 class Terminated(_ApiObject, frozen=True):
@@ -87,18 +86,10 @@ class ContainerStatus(_ApiObject, frozen=True):
     state: ContainerState | None = None
 
 
-class Condition(_ApiObject, frozen=True):
-    """One condition of a pod."""
-
-    type: str = ""
-    status: str = ""
-
-
 class PodStatus(_ApiObject, frozen=True):
-    """The phase, conditions and containers of a pod."""
+    """The phase and containers of a pod."""
 
     phase: str = ""
-    conditions: tuple[Condition, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
 
 
@@ -110,17 +101,10 @@ class PodObject(_ApiObject, frozen=True):
     status: PodStatus = PodStatus()
 
 
-class NodeSpec(_ApiObject, frozen=True):
-    """Whether a node is cordoned."""
-
-    unschedulable: bool | None = None
-
-
 class NodeObject(_ApiObject, frozen=True):
     """A node."""
 
     metadata: ObjectMeta
-    spec: NodeSpec = NodeSpec()
 
 
 class CustomObject(_ApiObject, frozen=True):
@@ -176,7 +160,6 @@ def pod_record(pod: PodObject) -> PodRecord:
         node=NodeName(pod.spec.node_name),
         phase=status.phase,
         deleting=metadata.deletion_timestamp is not None,
-        scheduler_name=pod.spec.scheduler_name,
         request=annotations.request,
         placement=annotations.placement,
         cpu_map=annotations.cpu_map,
@@ -188,10 +171,6 @@ def pod_record(pod: PodObject) -> PodRecord:
             and container.state.terminated is not None
             for container in status.container_statuses or ()
         ),
-        unschedulable=any(
-            condition.type == "PodScheduled" and condition.status == "False"
-            for condition in status.conditions or ()
-        ),
         resource_version=metadata.resource_version,
     )
 
@@ -202,7 +181,6 @@ def node_record(node: NodeObject) -> NodeRecord:
     return NodeRecord(
         name=NodeName(metadata.name),
         uid=metadata.uid,
-        unschedulable=bool(node.spec.unschedulable),
         cpu_map=(metadata.annotations or _NO_ANNOTATIONS).cpu_map,
         resource_version=metadata.resource_version,
     )

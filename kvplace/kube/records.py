@@ -26,7 +26,6 @@ class PodRecord:
     """Name of the node it is bound to; empty while unbound."""
     phase: str = "Pending"
     deleting: bool = False
-    scheduler_name: str = ""
     request: str = ""
     """Text of the annotation kvplace.io/request."""
     placement: str = ""
@@ -38,8 +37,6 @@ class PodRecord:
     vmi_uid: str = ""
     compute_terminated: bool = False
     """Whether the container `compute`, the one with QEMU, has ended."""
-    unschedulable: bool = False
-    """Whether the scheduler found no node (condition PodScheduled is False)."""
     resource_version: str = ""
 
 
@@ -49,7 +46,6 @@ class NodeRecord:
 
     name: NodeName
     uid: str
-    unschedulable: bool = False
     cpu_map: str = ""
     """Text of the annotation cpu-map, written by the agent or by hand."""
     resource_version: str = ""

@@ -107,7 +107,6 @@ class _VmLifecycle:
             uid=uid,
             request=pod["metadata"]["annotations"][REQUEST],
             vmi=name,
-            scheduler_name=pod["spec"]["schedulerName"],
             annotations=pod["metadata"]["annotations"],
         )
         before = time.perf_counter()

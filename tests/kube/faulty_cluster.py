@@ -97,7 +97,6 @@ class FaultyCluster(MemoryCluster):
         *,
         phase: str | None = None,
         compute_terminated: bool | None = None,
-        unschedulable: bool | None = None,
         gated: bool | None = None,
     ) -> PodRecord:
         """Change a pod's status or gate, as kubelet, scheduler and users do; None leaves a thing as it is."""
@@ -111,7 +110,6 @@ class FaultyCluster(MemoryCluster):
                 compute_terminated=record.compute_terminated
                 if compute_terminated is None
                 else compute_terminated,
-                unschedulable=record.unschedulable if unschedulable is None else unschedulable,
             )
         )
 

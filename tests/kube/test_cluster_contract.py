@@ -118,15 +118,14 @@ class Contract:
 
     async def test_a_pod_becomes_its_record(self, world: World) -> None:
         uid = world.create_pod("vm", vmi="the-vm")
-        world.set_pod_status("vm", phase="Pending", unschedulable=True)
         waiting = await world.cluster.read_pod(world.namespace, "vm")
         assert waiting is not None
         assert (waiting.uid, waiting.request, waiting.vmi) == (uid, REQUEST, "the-vm")
-        assert (waiting.scheduler_name, waiting.unschedulable, waiting.node) == ("kvplace", True, "")
+        assert (waiting.phase, waiting.node) == ("Pending", "")
         await world.cluster.bind(world.namespace, "vm", uid, WORKER, {})
         bound = await world.cluster.read_pod(world.namespace, "vm")
         assert bound is not None
-        assert not bound.unschedulable
+        assert bound.node == WORKER
         world.set_pod_status("vm", phase="Running", compute_terminated=True)
         ended = await world.cluster.read_pod(world.namespace, "vm")
         assert ended is not None

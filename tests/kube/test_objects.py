@@ -41,7 +41,6 @@ def read_slowly(pod: dict[str, Any]) -> PodRecord:
     annotations = metadata.get("annotations") or {}
     owners = [o for o in metadata.get("ownerReferences") or [] if o["kind"] == "VirtualMachineInstance"]
     compute = [c for c in state.get("containerStatuses") or [] if c["name"] == "compute"]
-    conditions = {c["type"]: c["status"] for c in state.get("conditions") or []}
     return PodRecord(
         namespace=metadata.get("namespace", ""),
         name=metadata.get("name", ""),
@@ -49,14 +48,12 @@ def read_slowly(pod: dict[str, Any]) -> PodRecord:
         node=spec.get("nodeName", ""),
         phase=state.get("phase", ""),
         deleting="deletionTimestamp" in metadata,
-        scheduler_name=spec.get("schedulerName", ""),
         request=annotations.get("kvplace.io/request", ""),
         placement=annotations.get("kvplace.io/placement", ""),
         cpu_map=annotations.get("cpu-map", ""),
         vmi=owners[0]["name"] if owners else "",
         vmi_uid=owners[0]["uid"] if owners else "",
         compute_terminated=any("terminated" in (c.get("state") or {}) for c in compute),
-        unschedulable=conditions.get("PodScheduled") == "False",
         resource_version=metadata.get("resourceVersion", ""),
     )
 
@@ -96,7 +93,7 @@ def test_a_pod_is_followed_through_its_life(path: Path) -> None:
     }
     ended = read(pod)
     assert ended == read_slowly(pod)
-    assert (ended.deleting, ended.compute_terminated, ended.unschedulable) == (True, True, True)
+    assert (ended.deleting, ended.compute_terminated) == (True, True)
     running = copy.deepcopy(pod)
     running["status"]["containerStatuses"][1]["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
     assert not read(running).compute_terminated
@@ -111,7 +108,7 @@ def test_null_stands_for_nothing_wherever_go_writes_it() -> None:
     assert msgspec.json.decode(b'{"metadata":{},"items":null}', type=ObjectList).items is None
 
 
-def test_a_node_is_its_name_its_cordon_and_its_map() -> None:
+def test_a_node_is_its_name_and_its_map() -> None:
     node = {
         "metadata": {
             "name": "a",
@@ -123,7 +120,7 @@ def test_a_node_is_its_name_its_cordon_and_its_map() -> None:
         "status": {"images": [{"names": ["a"]}]},
     }
     read_node = node_record(msgspec.json.decode(json.dumps(node), type=NodeObject))
-    assert read_node == NodeRecord(NodeName("a"), "u", unschedulable=True, cpu_map="{}", resource_version="7")
+    assert read_node == NodeRecord(NodeName("a"), "u", cpu_map="{}", resource_version="7")
 
 
 def custom(

@@ -14,7 +14,7 @@ from kvplace.kube.watches import NODES, Apply, Delete, Init, InitApply, InitDone
 from tests.kube.faulty_cluster import FaultyCluster
 
 A, B, C = (NodeRecord(NodeName(name), f"uid-{name}") for name in "abc")
-A2 = NodeRecord(NodeName("a"), "uid-a", unschedulable=True)
+A2 = NodeRecord(NodeName("a"), "uid-a", cpu_map="{}")
 
 
 class Subscriber:

@@ -80,9 +80,7 @@ class World(ABC):
     def delete_pod(self, name: str, *, force: bool = False) -> None: ...
 
     @abstractmethod
-    def set_pod_status(
-        self, name: str, *, phase: str, compute_terminated: bool = False, unschedulable: bool = False
-    ) -> None: ...
+    def set_pod_status(self, name: str, *, phase: str, compute_terminated: bool = False) -> None: ...
 
     @abstractmethod
     def create_node(self, name: str) -> None: ...
@@ -126,15 +124,12 @@ class MemoryWorld(World):
     def delete_pod(self, name: str, *, force: bool = False) -> None:
         self._memory.delete_pod(self.namespace, name, force=force)
 
-    def set_pod_status(
-        self, name: str, *, phase: str, compute_terminated: bool = False, unschedulable: bool = False
-    ) -> None:
+    def set_pod_status(self, name: str, *, phase: str, compute_terminated: bool = False) -> None:
         self._memory.change_pod(
             self.namespace,
             name,
             phase=phase,
             compute_terminated=compute_terminated,
-            unschedulable=unschedulable,
         )
 
     def create_node(self, name: str) -> None:
@@ -201,16 +196,12 @@ class ApiWorld(World):
     def delete_pod(self, name: str, *, force: bool = False) -> None:
         self.plane.request("DELETE", self._pods(name) + ("?gracePeriodSeconds=0" if force else ""))
 
-    def set_pod_status(
-        self, name: str, *, phase: str, compute_terminated: bool = False, unschedulable: bool = False
-    ) -> None:
+    def set_pod_status(self, name: str, *, phase: str, compute_terminated: bool = False) -> None:
         status: Json = {"phase": phase}
         if compute_terminated:
             state = {"terminated": {"exitCode": 0}}
             compute = {"name": "compute", "image": "none", "imageID": "", "ready": False, "restartCount": 0}
             status["containerStatuses"] = [{**compute, "state": state}]
-        if unschedulable:
-            status["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
         path = self._pods(name) + "/status"
         self.plane.request("PATCH", path, {"status": status}, content_type=STRATEGIC_MERGE_PATCH)
 

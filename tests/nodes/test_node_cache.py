@@ -89,7 +89,7 @@ def test_listeners_are_called_for_a_machine_or_ledger_that_changed_and_for_nothi
     cache.topologies.apply(
         Apply(TopologyRecord(NodeName("n"), EIGHT, kubelet_cpus=CpuMask(HELD), resource_version="2"))
     )
-    cache.nodes.apply(Apply(NodeRecord(NodeName("n"), "uid", unschedulable=True)))
+    cache.nodes.apply(Apply(NodeRecord(NodeName("n"), "uid", resource_version="2")))
     assert cache.machine(NodeName("n")) is machine
     assert changed == []
     cache.topologies.apply(Apply(TopologyRecord(NodeName("n"), EIGHT, kubelet_cpus=CpuMask(0b1))))
