@@ -41,7 +41,7 @@ from kvplace.kube.objects import (
     pod_record,
 )
 from kvplace.kube.records import LedgerRecord, PodRecord
-from kvplace.kube.session import MERGE_PATCH, METADATA_ONLY, Call, Session, path_of
+from kvplace.kube.session import METADATA_ONLY, Call, Session, path_of
 from kvplace.kube.watches import (
     EVERYTHING,
     LEDGERS,
@@ -113,7 +113,6 @@ class ApiCluster:
         """
         await self._session.request(
             Call(
-                "POST",
                 "create",
                 "pods/binding",
                 path_of("api", "v1", "namespaces", namespace, "pods", pod, "binding"),
@@ -157,7 +156,6 @@ class ApiCluster:
         try:
             body = await self._session.request(
                 Call(
-                    "POST",
                     "create",
                     "nodeledgers",
                     _ledger_path(),
@@ -191,14 +189,12 @@ class ApiCluster:
         try:
             body = await self._session.request(
                 Call(
-                    "PATCH",
                     "patch",
                     "nodeledgers",
                     _ledger_path(before.node),
                     name=before.node,
                     query={"fieldManager": FIELD_MANAGER},
                     body=_encode(patch),
-                    content_type=MERGE_PATCH,
                     accept=METADATA_ONLY,
                 )
             )
@@ -219,7 +215,6 @@ class ApiCluster:
         try:
             await self._session.request(
                 Call(
-                    "DELETE",
                     "delete",
                     "nodeledgers",
                     _ledger_path(before.node),
@@ -249,7 +244,6 @@ class ApiCluster:
         namespace = about.namespace or "default"
         await self._session.request(
             Call(
-                "POST",
                 "create",
                 "events.events.k8s.io",
                 path_of("apis", "events.k8s.io", "v1", "namespaces", namespace, "events"),
@@ -263,14 +257,12 @@ class ApiCluster:
         """Set annotations of a node, None removes one; others stay. Raises Refused when the node is gone."""
         await self._session.request(
             Call(
-                "PATCH",
                 "patch",
                 "nodes",
                 path_of("api", "v1", "nodes", node),
                 name=node,
                 query={"fieldManager": FIELD_MANAGER},
                 body=_encode({"metadata": {"annotations": dict(annotations)}}),
-                content_type=MERGE_PATCH,
                 accept=METADATA_ONLY,
             )
         )
@@ -290,7 +282,7 @@ class ApiCluster:
 
     async def _get(self, resource: str, path: str, name: str) -> bytes | None:
         try:
-            return await self._session.request(Call("GET", "get", resource, path, name=name))
+            return await self._session.request(Call("get", resource, path, name=name))
         except Missing:
             return None
 
@@ -303,7 +295,7 @@ class ApiCluster:
             "eventTime": self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": self._controller,
             "reportingInstance": self._instance,
-            "type": reason.type.value,
+            "type": reason.type,
             "reason": reason.value,
             "action": reason.action,
             "note": event.note.encode()[:_NOTE_LIMIT].decode(errors="ignore"),

@@ -83,7 +83,7 @@ class ApiListWatch(Generic[R]):
         return ApiStream(await self._session.open_stream(self._call("watch", query)), self._resource)
 
     def _call(self, verb: str, query: dict[str, str]) -> Call:
-        return Call("GET", verb, self._resource.name, self._resource.path, query={**query, **self._selection})
+        return Call(verb, self._resource.name, self._resource.path, query={**query, **self._selection})
 
 
 class ApiStream(Generic[R_co]):

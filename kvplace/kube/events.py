@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, Self
+from typing import Protocol
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import KvplaceError
@@ -33,47 +33,29 @@ _UNWRITTEN = 1_000
 """Events that wait for the API server at most; more are dropped."""
 
 
-class EventType(Enum):
-    """How an event is shown by `kubectl describe`."""
-
-    NORMAL = "Normal"
-    WARNING = "Warning"
-
-
 class EventReason(Enum):
-    """Why an event is written; `value` is the reason, a word for machines, and `action` what was tried."""
+    """Why an event is written, a word for machines."""
 
-    _value_: str
-    type: EventType
-    action: str
-    meaning: str
+    PLACED = "Placed"
+    DOES_NOT_FIT = "DoesNotFit"
+    FLOATING = "Floating"
+    CORES_OVERLAP = "CoresOverlap"
 
-    def __new__(cls, word: str, kind: EventType, action: str, meaning: str) -> Self:
-        """Make a member whose value is its word."""
-        member = object.__new__(cls)
-        member._value_ = word
-        member.type, member.action, member.meaning = kind, action, meaning
-        return member
+    @property
+    def type(self) -> str:
+        """How the event is shown by `kubectl describe`."""
+        return "Normal" if self is EventReason.PLACED else "Warning"
 
-    PLACED = ("Placed", EventType.NORMAL, "Binding", "CPUs, sockets and NUMA nodes of the VM")
-    DOES_NOT_FIT = (
-        "DoesNotFit",
-        EventType.WARNING,
-        "Placing",
-        "no node can hold the VM; nodes counted by reason",
-    )
-    FLOATING = (
-        "Floating",
-        EventType.WARNING,
-        "Binding",
-        "no node fits and the VM asks for `on-failure: float`: it runs unpinned",
-    )
-    CORES_OVERLAP = (
-        "CoresOverlap",
-        EventType.WARNING,
-        "Reclaiming",
-        "the pod runs on CPUs that another pod owns in the ledger",
-    )
+    @property
+    def action(self) -> str:
+        """What was tried."""
+        match self:
+            case EventReason.PLACED | EventReason.FLOATING:
+                return "Binding"
+            case EventReason.DOES_NOT_FIT:
+                return "Placing"
+            case EventReason.CORES_OVERLAP:
+                return "Reclaiming"
 
 
 @dataclass(frozen=True, slots=True)

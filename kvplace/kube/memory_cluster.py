@@ -58,9 +58,7 @@ class MemoryCluster:
             TOPOLOGIES: self._topologies,
             LEDGERS: self._ledgers,
         }
-        self._gated: set[str] = set()
         self._pod_annotations: dict[str, dict[str, str]] = {}
-        self._node_annotations: dict[str, dict[str, str]] = {}
         self._vmis: dict[tuple[str, str], Mapping[str, Any]] = {}
 
     # The calls of a client.
@@ -81,8 +79,6 @@ class MemoryCluster:
             raise Conflict(f"{where} is being deleted and cannot be bound")
         if record.node:
             raise Conflict(f"{where} is already assigned to node {record.node!r}")
-        if uid in self._gated:
-            raise Conflict(f"{where} has non-empty .spec.schedulingGates")
         held = self._pod_annotations.setdefault(uid, {})
         held.update(annotations)
         self._put_pod(
@@ -126,34 +122,9 @@ class MemoryCluster:
             )
         return self._store_ledger(stored, stored.ledger.after(change))
 
-    async def delete_ledger(self, before: LedgerRecord) -> None:
-        await asyncio.sleep(0)
-        stored = self._ledgers.get(before.node)
-        if stored is not None:
-            if (stored.uid, stored.resource_version) != (before.uid, before.resource_version):
-                raise Conflict(f"the ledger of node {before.node} has changed since it was read")
-            if stored.ledger.owners:
-                raise Conflict(f"the ledger of node {before.node} still has owners: release their CPUs first")
-            self._ledgers.remove(before.node)
-
     async def record_event(self, event: EventRecord) -> None:
         await asyncio.sleep(0)
         self.events.append(event)
-
-    async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
-        await asyncio.sleep(0)
-        record = self._nodes.get(node)
-        if record is None:
-            raise Refused(f"node {node} is gone")
-        held = self._node_annotations.setdefault(node, {})
-        for key, value in annotations.items():
-            if value is None:
-                held.pop(key, None)
-            else:
-                held[key] = value
-        self._nodes.put(
-            node, replace(record, cpu_map=held.get(CPU_MAP, ""), resource_version=self._next_version())
-        )
 
     async def close(self) -> None:
         for log in self._logs.values():
@@ -171,7 +142,6 @@ class MemoryCluster:
         vmi: str = "",
         vmi_uid: str = "",
         node: str = "",
-        gated: bool = False,
         annotations: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> PodRecord:
@@ -194,8 +164,6 @@ class MemoryCluster:
             vmi_uid=vmi_uid or (f"vmi-{vmi}" if vmi else ""),
         )
         self._pod_annotations[record.uid] = held
-        if gated:
-            self._gated.add(record.uid)
         if labels is None:
             labels = PLACED_PODS.labels if record.request else {}
         return self._put_pod(record, labels)
@@ -213,7 +181,6 @@ class MemoryCluster:
             cpu_map=cpu_map,
             resource_version=self._next_version(),
         )
-        self._node_annotations[name] = {CPU_MAP: cpu_map} if cpu_map else {}
         self._nodes.put(name, record)
         if topology is not None:
             self.put_topology(name, topology)

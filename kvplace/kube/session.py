@@ -31,6 +31,16 @@ MERGE_PATCH = "application/merge-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 """Accept header that asks for an object's metadata alone; spares both sides the rest."""
 
+METHODS = {
+    "get": "GET",
+    "list": "GET",
+    "watch": "GET",
+    "create": "POST",
+    "patch": "PATCH",
+    "delete": "DELETE",
+}
+"""The method of HTTP for each verb of RBAC."""
+
 _MEBIBYTE = 1 << 20
 ANSWER_LIMIT = 16 * _MEBIBYTE
 """Most bytes of one object; etcd stores at most 1.5 MiB of it."""
@@ -60,16 +70,14 @@ class Limits:
 class Call:
     """One request, with the words of RBAC for its errors."""
 
-    method: str
     verb: str
-    """The verb of RBAC: get, list, watch, create, patch, delete."""
+    """The verb of RBAC, a key of METHODS."""
     resource: str
     """Resource with subresource, as in RBAC: `pods/binding`."""
     path: str
     name: str = ""
     query: Mapping[str, str] | None = None
     body: bytes | None = None
-    content_type: str = JSON
     accept: str = JSON
 
 
@@ -191,13 +199,13 @@ class Session:
             raise ApiUnavailable(f"{call.verb} {call.resource}: the session is closed")
         headers = {"Accept": call.accept}
         if call.body is not None:
-            headers["Content-Type"] = call.content_type
+            headers["Content-Type"] = MERGE_PATCH if call.verb == "patch" else JSON
         authorization = await credentials.authorization()
         if authorization is not None:
             headers["Authorization"] = authorization
         query = "?" + urlencode(call.query) if call.query else ""
         return await self._http.request(
-            call.method,
+            METHODS[call.verb],
             URL(f"{credentials.server}{call.path}{query}", encoded=True),
             data=call.body,
             headers=headers,

@@ -5,11 +5,13 @@ Everybody else is users, the kubelet, the scheduler, agents and foreign clients.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvplace.core.errors import BadTopology
+from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.errors import BadTopology, Conflict, Refused
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology_document import read_topology
@@ -26,11 +28,16 @@ class FaultyCluster(MemoryCluster):
     def __init__(self) -> None:
         super().__init__()
         self.faults = FaultScript()
+        self._gated: set[str] = set()
+        self._node_annotations: dict[str, dict[str, str]] = {}
 
     async def bind(
         self, namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]
     ) -> None:
         async with self.faults.around(Operation.BIND):
+            if uid in self._gated:
+                await asyncio.sleep(0)
+                raise Conflict(f"pod {namespace}/{pod} has non-empty .spec.schedulingGates")
             await super().bind(namespace, pod, uid, node, annotations)
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
@@ -55,7 +62,15 @@ class FaultyCluster(MemoryCluster):
 
     async def delete_ledger(self, before: LedgerRecord) -> None:
         async with self.faults.around(Operation.DELETE_LEDGER):
-            await super().delete_ledger(before)
+            await asyncio.sleep(0)
+            stored = self._ledgers.get(before.node)
+            if stored is None:
+                return
+            if (stored.uid, stored.resource_version) != (before.uid, before.resource_version):
+                raise Conflict(f"the ledger of node {before.node} has changed since it was read")
+            if stored.ledger.owners:
+                raise Conflict(f"the ledger of node {before.node} still has owners: release their CPUs first")
+            self._ledgers.remove(before.node)
 
     async def record_event(self, event: EventRecord) -> None:
         async with self.faults.around(Operation.RECORD_EVENT):
@@ -63,7 +78,14 @@ class FaultyCluster(MemoryCluster):
 
     async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
         async with self.faults.around(Operation.ANNOTATE_NODE):
-            await super().annotate_node(node, annotations)
+            await asyncio.sleep(0)
+            record = self._nodes.get(node)
+            if record is None:
+                raise Refused(f"node {node} is gone")
+            held = {**self.node_annotations(node), **annotations}
+            self._node_annotations[node] = {key: value for key, value in held.items() if value is not None}
+            cpu_map = self._node_annotations[node].get(CPU_MAP, "")
+            self._nodes.put(node, replace(record, cpu_map=cpu_map, resource_version=self._next_version()))
 
     # Watches.
 
@@ -115,7 +137,9 @@ class FaultyCluster(MemoryCluster):
 
     def node_annotations(self, node: str) -> Mapping[str, str]:
         """Return all annotations of a node."""
-        return dict(self._node_annotations[node])
+        record = self._nodes.get(node)
+        described = {CPU_MAP: record.cpu_map} if record is not None and record.cpu_map else {}
+        return self._node_annotations.get(node, described)
 
     def delete_pod(self, namespace: str, name: str, *, force: bool = False) -> None:
         """Delete a pod: one that is bound stays, marked, until the kubelet is done (`force` plays that)."""

@@ -116,7 +116,10 @@ class MemoryWorld(World):
 
     def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> PodUid:
         request = REQUEST if asks else ""
-        return self._memory.create_pod(name, request=request, gated=gated, vmi=vmi).uid
+        uid = self._memory.create_pod(name, request=request, vmi=vmi).uid
+        if gated:
+            self._memory.change_pod(self.namespace, name, gated=True)
+        return uid
 
     def label_pod(self, name: str, labels: Mapping[str, str | None]) -> None:
         self._memory.label_pod(self.namespace, name, labels)
@@ -243,8 +246,7 @@ class ApiWorld(World):
                 item["note"],
             )
             for item in self.plane.request("GET", path)["items"]
-            if (item["reason"], item["type"], item["action"])
-            == (reason.value, reason.type.value, reason.action)
+            if (item["reason"], item["type"], item["action"]) == (reason.value, reason.type, reason.action)
         ]
 
     def _pods(self, name: str = "") -> str:
