@@ -11,14 +11,10 @@ import math
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from xml.etree.ElementTree import Element, SubElement
 
 Draw = Callable[[Element, float, float, float, float], None]
 """Writes a block into a parent element at x and y, with a width and a height."""
-
-_ROUNDING = 1e-9
-"""More than the rounding errors of sums of lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,49 +110,20 @@ def fixed(block: Block) -> Block:
 def _columns(blocks: Sequence[Block], gap: float, ratio: float) -> int:
     """Find the number of columns whose shape is closest to `ratio`, the smallest of several.
 
-    Numbers are measured in the order of their lower bounds, until no other can be better: measuring all of
-    them would take minutes for thousands of blocks.
+    The largest block stands for all: measuring each number of columns would take minutes for thousands of
+    blocks, and the blocks of one grid are much alike.
     """
-    least = _least_deviation(blocks, gap, ratio)
-    best, chosen = math.inf, 1
-    for bound, count in sorted((bound, count) for count, bound in enumerate(least, 1)):
-        if bound > best + _ROUNDING:
-            break
-        best, chosen = min((best, chosen), (_deviation(blocks, count, gap, ratio), count))
-    return chosen
+    width = max(block.width for block in blocks) + gap
+    height = max(block.height for block in blocks) + gap
 
+    def deviation(columns: int) -> float:
+        rows = -(-len(blocks) // columns)
+        shape = (columns * width - gap + 1) / (rows * height - gap + 1)
+        missing = -len(blocks) % columns
+        penalty = 0.4 + missing / columns if missing else 0.0
+        return round(abs(math.log(shape / ratio)) + penalty, 6)
 
-def _least_deviation(blocks: Sequence[Block], gap: float, ratio: float) -> list[float]:
-    """Lower bounds of `_deviation` for 1, 2, ... columns, from the sizes of the blocks alone."""
-    widths = _bounds([block.width for block in blocks], gap)
-    heights = _bounds([block.height for block in blocks], gap)
-    bounds = []
-    for columns, (narrowest, widest) in enumerate(widths, 1):
-        lowest, highest = heights[-(-len(blocks) // columns) - 1]
-        slimmest, flattest = (narrowest + 1) / (highest + 1), (widest + 1) / (lowest + 1)
-        off = max(0.0, math.log(slimmest / ratio), -math.log(flattest / ratio))
-        bounds.append(off + _missing(blocks, columns))
-    return bounds
-
-
-def _bounds(lengths: list[float], gap: float) -> list[tuple[float, float]]:
-    """Bounds of the total of 1, 2, ... rows, each as long as the longest of its blocks."""
-    ordered = sorted(lengths, reverse=True)
-    return [
-        (ordered[0] + (ordered[-1] + gap) * (count - 1), total + gap * (count - 1))
-        for count, total in enumerate(accumulate(ordered), 1)
-    ]
-
-
-def _deviation(blocks: Sequence[Block], columns: int, gap: float, ratio: float) -> float:
-    widths, heights = _measures(blocks, columns)
-    shape = (_total(widths, gap) + 1) / (_total(heights, gap) + 1)
-    return abs(math.log(shape / ratio)) + _missing(blocks, columns)
-
-
-def _missing(blocks: Sequence[Block], columns: int) -> float:
-    missing = -len(blocks) % columns
-    return 0.4 + missing / columns if missing else 0.0
+    return min(range(1, len(blocks) + 1), key=deviation)
 
 
 def _measures(blocks: Sequence[Block], columns: int) -> tuple[list[float], list[float]]:
