@@ -9,10 +9,10 @@ from random import Random
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free
 from kvplace.core.request import Request
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import NO_BYTES, Bytes, CpuId, CpuMask
 from kvplace.core.topology import Topology
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 _LARGEST = 16
 """GiB of free memory on a NUMA node at most: little, so that large VMs need several."""
 
@@ -29,13 +29,13 @@ def random_question(machine: Topology, request: Request, chance: Random) -> Ques
     """CPUs free, used by others and in need of memory at random; the sizes too, the rest as asked."""
     share, used, most = chance.random(), chance.random(), chance.choice((1, 2, 8, 40))
     pieces = machine.cores if chance.random() < 0.5 else [1 << cpu for cpu in cpus_of(machine.cpus)]
-    pool = mask_of(cpu for piece in pieces if chance.random() < share for cpu in cpus_of(piece))
+    pool = mask_of(cpu for piece in pieces if chance.random() < share for cpu in cpus_of(CpuMask(piece)))
     uses = {cpu: chance.randint(1, most) for cpu in cpus_of(pool) if chance.random() < used}
     memory = [chance.randint(0, _LARGEST) * GIB for _ in machine.numa_nodes]
     sized = replace(
         request,
         vcpus=chance.randint(1, max(1, pool.bit_count())),
-        memory=chance.randint(1, max(1, sum(memory) // GIB)) * GIB if request.memory else 0,
+        memory=chance.randint(1, max(1, sum(memory) // GIB)) * GIB if request.memory else NO_BYTES,
     )
     return Question(_free(machine, pool, uses, memory), sized)
 
@@ -90,11 +90,11 @@ def slowest(
     return best, beginnings
 
 
-def _free(machine: Topology, pool: int, uses: dict[int, int], memory: Sequence[int]) -> Free:
+def _free(machine: Topology, pool: int, uses: dict[CpuId, int], memory: Sequence[int]) -> Free:
     named = {cpu: count for cpu, count in uses.items() if count and pool >> cpu & 1}
     return Free(
         cpus=pool & ~mask_of(named),
         pool=CpuMask(pool),
         uses=tuple(sorted(named.items())),
-        memory=tuple((node.id, count) for node, count in zip(machine.numa_nodes, memory, strict=True)),
+        memory=tuple((node.id, Bytes(count)) for node, count in zip(machine.numa_nodes, memory, strict=True)),
     )

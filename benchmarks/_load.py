@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvplace.core.request import PinningOptions, Request, Scope
+from kvplace.core.scalars import Bytes
 from kvplace.simulate.load import ActiveVms, Arrival, Event, Vm
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ MIXES = (EVEN, SMALL_AND_LARGE)
 
 def vm_of(number: int, cpus: int, memory: int = 0, lifetime: float = 1.0) -> Vm:
     """Make a VM that may take its CPUs anywhere."""
-    return Vm(str(number), Request(cpus, PinningOptions(scope=Scope.ANY), memory=memory), lifetime)
+    return Vm(str(number), Request(cpus, PinningOptions(scope=Scope.ANY), memory=Bytes(memory)), lifetime)
 
 
 def vms(sizes: Sizes, seed: int) -> Iterator[Vm]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.machines.server_types import ServerType, topology_of
 
@@ -14,14 +15,19 @@ def _servers(
     name: str, *, sockets: int, cores: int, nodes: int = 1, l3_cores: int, threads: int = 2, far: int = 32
 ) -> Topology:
     server = ServerType(name, sockets, cores, threads, nodes, l3_cores, far, dimms=512)
-    return replace(topology_of(server), reserved=0)
+    return replace(topology_of(server), reserved=NO_CPUS)
 
 
 def _hybrid() -> Topology:
     """Eight cores of two threads and sixteen of one under one L3, as on a Core i9-13900."""
     cores = [mask_of((cpu, cpu + 1)) for cpu in range(0, 16, 2)] + [1 << cpu for cpu in range(16, 32)]
-    cpus = mask_of(cpu for core in cores for cpu in cpus_of(core))
-    return Topology((Package(0, cpus),), (NumaNode(0, cpus, memory=64 << 30),), (cpus,), tuple(cores))
+    cpus = mask_of(cpu for core in cores for cpu in cpus_of(CpuMask(core)))
+    return Topology(
+        (Package(PackageId(0), cpus),),
+        (NumaNode(NumaId(0), cpus, memory=Bytes(64 << 30)),),
+        (cpus,),
+        tuple(map(CpuMask, cores)),
+    )
 
 
 SHAPES: Mapping[str, Topology] = {

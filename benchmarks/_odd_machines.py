@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
+from kvplace.core.scalars import Bytes, CpuMask, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 PACKAGES: Mapping[str, Callable[[int, int, int, int], int]] = {
     "a package to each NUMA node": lambda node, place, nodes, cpus: node,
     "two packages to each NUMA node": lambda node, place, nodes, cpus: 2 * node + (2 * place >= cpus),
@@ -55,19 +56,21 @@ def odd_machine(chance: Random, nodes: int, packages: str) -> Topology:
             of_l3[l3] |= core
     mask = (1 << cpus) - 1
     return Topology(
-        packages=tuple(Package(number, inside) for number, inside in sorted(of_package.items())),
+        packages=tuple(
+            Package(PackageId(number), CpuMask(inside)) for number, inside in sorted(of_package.items())
+        ),
         numa_nodes=tuple(
             NumaNode(
-                node,
-                mask << cpus * node,
+                NumaId(node),
+                CpuMask(mask << cpus * node),
                 memory=16 * GIB,
                 huge_pages={GIB: 8},
-                distances={other: far(node, other) for other in range(nodes)},
+                distances={NumaId(other): far(node, other) for other in range(nodes)},
             )
             for node in range(nodes)
         ),
-        l3_groups=tuple(of_l3.values()),
-        cores=tuple(cores),
+        l3_groups=tuple(map(CpuMask, of_l3.values())),
+        cores=tuple(map(CpuMask, cores)),
     )
 
 

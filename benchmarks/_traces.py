@@ -188,7 +188,7 @@ def outcome_of(topology: Topology, machine: Machine, vm: Vm) -> dict[str, int]:
         return {"in_use": 1, "forced": 0}
     # What was free when the VM was placed: after the moves, if there were some.
     free = machine.free | chosen
-    sockets, nodes = len(topology.packages_of(chosen)), len(topology.nodes_of(chosen))
+    sockets, nodes = len(topology.packages_of(CpuMask(chosen))), len(topology.nodes_of(CpuMask(chosen)))
     l3_groups = sum(1 for l3 in topology.l3_groups if l3 & chosen)
     fewest_nodes, fewest_l3_groups = _best_within(topology, free, count, sockets)
     return {

@@ -39,14 +39,14 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
 from kvplace.simulate.load import Arrival, Kind, Mix, RandomLoad, Vm
 from kvplace.simulate.simulated_cluster import SimulatedCluster
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 SIZES = (50, 250, 1000)
 SEEDS = (1, 2, 3, 4, 5)
 MIX = tuple(
@@ -139,7 +139,7 @@ class BlindNode:
         """Give a VM its CPUs, and memory beside them first; says whether some of it is elsewhere."""
         self.free &= ~cpus
         self.used = self.after(request)
-        beside = self.topology.nodes_of(cpus)
+        beside = self.topology.nodes_of(CpuMask(cpus))
         missing = request.memory
         far = False
         for node in sorted(self.memory, key=lambda node: (node not in beside, -self.memory[node])):
@@ -171,13 +171,15 @@ def kube_scheduler(score: Score, *, one_node: bool = False) -> Filling:
                         Free(
                             CpuMask(node.free),
                             CpuMask(node.free),
-                            memory=((0, node.capacity[1] - node.used[1]),),
+                            memory=((NumaId(0), Bytes(node.capacity[1] - node.used[1])),),
                         ),
                     )
                     for node in nodes
                 ]
                 return End(cluster_state(states, PER_CPU), count, split, far)
-            split += len(node.topology.nodes_of(taken)) > nodes_needed(node.topology, vm.request.vcpus)
+            split += len(node.topology.nodes_of(CpuMask(taken))) > nodes_needed(
+                node.topology, vm.request.vcpus
+            )
             far += node.take(vm.request, taken)
             for request, found in scores.items():
                 found[chosen] = node.score(request, score)

@@ -19,13 +19,13 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import Bytes, CpuMask, PodUid
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
 from kvplace.scheduler.fit_table import FitTable
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 SIZES = (2, 4, 4, 8, 8, 16)
 ASKED = {
     "8 CPUs on one NUMA node": Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=16 * GIB),
@@ -60,7 +60,7 @@ def filled(topology: Topology, chance: random.Random) -> list[Free]:
         placed = place(topology, free, Request(size, memory=size * 2 * GIB))
         if not isinstance(placed, Placement):
             break
-        ledger = ledger.after(LedgerChange(claims=(claim_of(f"{number}", placed),)))
+        ledger = ledger.after(LedgerChange(claims=(claim_of(PodUid(f"{number}"), placed),)))
         if number % 3 == 2:
             ledger = ledger.after(LedgerChange(releases=(chance.choice(sorted(ledger.claims)),)))
     return found

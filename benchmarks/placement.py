@@ -42,10 +42,10 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import Bytes, CpuMask
 from kvplace.core.topology import Topology
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 _Asked = ParamSpec("_Asked")
 SIZES = (2, 4, 4, 8, 8, 16, 16, 32)
 ASKED = {

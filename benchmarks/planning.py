@@ -31,12 +31,13 @@ from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
+from kvplace.core.scalars import Bytes, PodUid
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import read_machine
 from kvplace.plan.mip_bound import MipBound, mip_bound
 
 MACHINE = "2x-epyc-9354-nps2"
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 RUNNING = 2
 """VMs that run on each node already."""
 
@@ -98,7 +99,7 @@ def running(machine: Topology, number: int, chance: Random) -> tuple[Occupant, .
     for numa in chance.sample(machine.numa_nodes, RUNNING):
         vcpus = chance.choice((2, 4, 6, 8))
         request = Request(vcpus, PinningOptions(Scope.ONE_NUMA), memory=vcpus * 4 * GIB)
-        free = free_of(machine, Ledger(), [claim_of(vm.id, vm.placement) for vm in found])
+        free = free_of(machine, Ledger(), [claim_of(PodUid(vm.id), vm.placement) for vm in found])
         answer = place(machine, within(free, numa.cpus), request)
         assert isinstance(answer, Placement)
         found.append(Occupant(f"running-{number}-{numa.id}", request, answer))

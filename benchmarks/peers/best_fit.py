@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from kvplace.core.cpuset import lowest
+from kvplace.core.scalars import NO_CPUS
 from kvplace.core.topology import Topology
 
 
@@ -40,7 +41,7 @@ def by_l3(topology: Topology, free: int, count: int) -> int:
         index = min(tight)[1] if tight else -max(sizes)[1]
         inside = groups[index] & free
         taken |= _by_core(topology, inside, min(rest, inside.bit_count()))
-        groups[index] = 0
+        groups[index] = NO_CPUS
     return taken
 
 

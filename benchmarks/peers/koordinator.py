@@ -7,6 +7,7 @@ then the largest sockets one after the other, then single CPUs. L3 groups and di
 from __future__ import annotations
 
 from kvplace.core.cpuset import cpus_of, lowest
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 
 
@@ -36,7 +37,7 @@ def _take(topology: Topology, free: int, count: int, *, sign: int) -> int | None
     taken = 0
     for _, cpus in sorted(sockets, key=lambda unit: (-unit[1].bit_count(), unit[0])):
         taken |= _lowest_cores(topology, cpus, count - taken.bit_count())
-    for cpu in cpus_of(free & ~taken):
+    for cpu in cpus_of(CpuMask(free & ~taken)):
         if taken.bit_count() < count:
             taken |= 1 << cpu
     return taken

@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import combinations
 
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
+from kvplace.core.scalars import CpuMask, NumaId
 from kvplace.core.topology import Topology
 
 Take = Callable[[Topology, int, int], int | None]
@@ -43,7 +44,7 @@ def with_numa_mask(
     """
     if nodes is None:
         nodes = _hint(topology, free, count)
-    inside = free & mask_of(cpu for id_ in nodes for cpu in cpus_of(topology.node_by_id[id_].cpus))
+    inside = free & mask_of(cpu for id_ in nodes for cpu in cpus_of(topology.node_by_id[NumaId(id_)].cpus))
     aligned = take(topology, inside, min(count, inside.bit_count()))
     if aligned is None:
         return None
@@ -180,7 +181,7 @@ class _Accumulator:
         for core in cores[: -(-self.needed // per_core)]:
             free |= core & self.free
         if self.needed % 2 and per_core > 1 and free.bit_count() > self.needed:
-            free = lowest(free, free.bit_count() - 1)
+            free = lowest(CpuMask(free), free.bit_count() - 1)
         if free.bit_count() == self.needed:
             self.take(free)
 
@@ -194,7 +195,7 @@ class _Accumulator:
     def take_single_cpus(self) -> None:
         """CPU by CPU, of the fullest cores first."""
         for _, core in self.cores():
-            for cpu in cpus_of(core & self.free):
+            for cpu in cpus_of(CpuMask(core & self.free)):
                 if self.needed <= 0:
                     return
                 self.take(1 << cpu)
@@ -239,10 +240,10 @@ def distributed(topology: Topology, free: int, count: int) -> int | None:
         chosen, extra = best
         share = count // width // group * group
         for id_ in chosen:
-            state.take(packed(topology, state.free & topology.node_by_id[id_].cpus, share) or 0)
+            state.take(packed(topology, state.free & topology.node_by_id[NumaId(id_)].cpus, share) or 0)
         while state.needed > 0:
             for id_ in extra:
-                left = state.free & topology.node_by_id[id_].cpus
+                left = state.free & topology.node_by_id[NumaId(id_)].cpus
                 if state.needed > 0 and left.bit_count() >= group:
                     state.take(packed(topology, left, group) or 0)
         return state.taken

@@ -8,10 +8,11 @@ from typing import Any
 
 from harness.control_plane.hollow_node import NodeShape
 from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.scalars import Bytes, CpuMask, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
 from kvplace.core.topology_document import topology_document
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 
 
 def two_socket_machine(
@@ -19,7 +20,7 @@ def two_socket_machine(
     *,
     threads: int = 2,
     memory_gib: int = 64,
-    huge_pages: Mapping[int, int] | None = None,
+    huge_pages: Mapping[Bytes, int] | None = None,
     reserved_cores: int = 1,
 ) -> Topology:
     """Two sockets of one NUMA node and one L3 each; siblings N apart; socket 0's first cores reserved."""
@@ -37,14 +38,20 @@ def two_socket_machine(
     for core in siblings[:reserved_cores]:
         reserved |= core
     return Topology(
-        packages=tuple(Package(number, cpus) for number, cpus in enumerate(sockets)),
+        packages=tuple(Package(PackageId(number), cpus) for number, cpus in enumerate(sockets)),
         numa_nodes=tuple(
-            NumaNode(number, cpus, memory_gib * GIB, dict(huge_pages or {}), {number: 10, 1 - number: 21})
+            NumaNode(
+                NumaId(number),
+                cpus,
+                memory_gib * GIB,
+                dict(huge_pages or {}),
+                {NumaId(number): 10, NumaId(1 - number): 21},
+            )
             for number, cpus in enumerate(sockets)
         ),
         l3_groups=tuple(sockets),
         cores=tuple(siblings),
-        reserved=reserved,
+        reserved=CpuMask(reserved),
     )
 
 

@@ -26,7 +26,7 @@ class PodSize:
     """Whole CPUs by the name of the container that is limited to them."""
     memory: Bytes
     """Huge pages included."""
-    huge_pages: Mapping[int, int]
+    huge_pages: Mapping[Bytes, int]
     """Pages by page size."""
 
     @property
@@ -49,7 +49,7 @@ def size_of_pod(containers: Sequence[Container], what: str) -> PodSize:
             f"{what} is limited to {sum(cpus_of.values())} CPUs; kvplace gives at most {MAX_VCPUS}"
         )
     memory = 0
-    huge_pages: dict[int, int] = {}
+    huge_pages: dict[Bytes, int] = {}
     for container in containers:
         given = {**container.requested, **container.limited}
         memory += _bytes(given.get("memory", 0), what, container, "memory")

@@ -16,7 +16,7 @@ from kvplace.core.errors import Misconfigured
 from kvplace.core.quantity import parse_bytes, parse_quantity
 from kvplace.core.request import MAX_VCPUS
 from kvplace.core.request_json import MAX_IO_THREADS
-from kvplace.core.scalars import Bytes
+from kvplace.core.scalars import NO_BYTES, Bytes
 
 _AUTO = "auto"
 _SUPPLEMENTAL_POOL = "supplementalPool"
@@ -31,7 +31,7 @@ class VmSize:
     vcpus: int
     memory: Bytes
     """Memory of the guest, huge pages included; 0 when it is not specified."""
-    huge_pages: Mapping[int, int]
+    huge_pages: Mapping[Bytes, int]
     """Pages by page size."""
     io_threads: int
 
@@ -88,10 +88,10 @@ def _memory(domain: Domain, at: str) -> Bytes:
         ):
             if "memory" in quantities:
                 return _bytes(quantities["memory"], f"{at}.resources.{source}.memory")
-    return _page_size(domain, at) or Bytes(0)
+    return _page_size(domain, at) or NO_BYTES
 
 
-def _huge_pages(domain: Domain, memory: Bytes, at: str) -> dict[int, int]:
+def _huge_pages(domain: Domain, memory: Bytes, at: str) -> dict[Bytes, int]:
     size = _page_size(domain, at)
     return {size: -(-memory // size)} if size and memory else {}
 

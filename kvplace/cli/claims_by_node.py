@@ -14,6 +14,7 @@ from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadBody
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.quantity import counted
+from kvplace.core.scalars import CpuId, PodUid
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class NodeClaims:
 class _Node:
     stored: Ledger = field(default_factory=Ledger)
     """From a NodeLedger."""
-    placed: dict[str, Claim] = field(default_factory=dict)
+    placed: dict[PodUid, Claim] = field(default_factory=dict)
     """From placements, by UID."""
     other_machine: int = 0
     """How many placements were made for a machine with another fingerprint."""
@@ -74,7 +75,7 @@ class ClaimsByNode:
         node.other_machine += other_machine
         if claim.uid in node.placed:
             self.note(where, f"{printable(claim.uid)!r} is placed again without a release; both are drawn")
-            claim = replace(claim, uid=f"{claim.uid} ({where})", pod=f"{claim.pod} ({where})")
+            claim = replace(claim, uid=PodUid(f"{claim.uid} ({where})"), pod=f"{claim.pod} ({where})")
         node.placed[claim.uid] = claim
 
     def move(self, claim: Claim, where: str) -> None:
@@ -82,7 +83,7 @@ class ClaimsByNode:
         for node in self._holding(claim.uid, where, "moved")[:1]:
             node.placed[claim.uid] = claim
 
-    def release(self, uid: str, where: str) -> None:
+    def release(self, uid: PodUid, where: str) -> None:
         """Remove all claims of a VM."""
         for node in self._holding(uid, where, "released"):
             del node.placed[uid]
@@ -90,8 +91,8 @@ class ClaimsByNode:
     def on_node(self, machine: str, wanted: str | None) -> NodeClaims:
         """Return the claims on the wanted node, else on the one with the machine's name; raises BadBody."""
         name = self._chosen(machine) if wanted is None else self._checked(wanted)
-        owners: dict[int, str] = {}
-        claims: dict[str, Claim] = {}
+        owners: dict[CpuId, PodUid] = {}
+        claims: dict[PodUid, Claim] = {}
         other_machine = 0
         for node in (self._nodes[each] for each in dict.fromkeys((name, "")) if each in self._nodes):
             claims |= {**node.stored.claims, **node.placed}
@@ -106,7 +107,7 @@ class ClaimsByNode:
             self.note("", f"{self._what} contains no VM on this machine")
         return NodeClaims(Ledger(owners, claims), tuple(self._notes))
 
-    def _holding(self, uid: str, where: str, verb: str) -> list[_Node]:
+    def _holding(self, uid: PodUid, where: str, verb: str) -> list[_Node]:
         nodes = [node for node in self._nodes.values() if uid in node.placed]
         if not nodes:
             self.note(where, f"{printable(uid)!r} is {verb} but was not placed")

@@ -20,7 +20,7 @@ from kvplace.core.errors import BadBody
 if TYPE_CHECKING:
     from kvplace.cli.claims_by_node import NodeClaims
     from kvplace.core.drawing.core_map import CoreMap
-    from kvplace.core.scalars import CpuMask
+    from kvplace.core.scalars import CpuMask, PodUid
 
 _WIDTH, _WIDE_WIDTH = 100, 160
 """Columns of `-o table` and `-o wide` in a file or pipe."""
@@ -146,13 +146,13 @@ def command(
     _write(drawing, target)
 
 
-def read_found(texts: Iterable[str], claims: NodeClaims) -> dict[str, CpuMask]:
+def read_found(texts: Iterable[str], claims: NodeClaims) -> dict[PodUid, CpuMask]:
     """Read the values of `--found VM=CPUS`, by the UIDs of the VMs' claims; raises BadBody."""
     from kvplace.core.cpuset import parse_cpu_list
     from kvplace.core.drawing.occupancy import printable
     from kvplace.core.scalars import NO_CPUS
 
-    found: dict[str, CpuMask] = {}
+    found: dict[PodUid, CpuMask] = {}
     for text in texts:
         name, equals, cpus = text.rpartition("=")
         if not equals:

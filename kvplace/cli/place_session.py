@@ -25,7 +25,7 @@ from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.request_json import id_of, request_of
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 from kvplace.core.strict_json import Json, json_object, known_keys, shown
 from kvplace.core.topology import Topology
 
@@ -171,9 +171,9 @@ class PlaceSession:
         """Claim the CPUs of each move in turn, then those of the new VM: the ledger refuses a taken CPU."""
         self._suggested.clear()
         for move in moves:
-            self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(move.id, move.after),)))
+            self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(PodUid(move.id), move.after),)))
             self._kept[move.id] = replace(self._kept[move.id], placement=move.after)
-        self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(uid, placement),)))
+        self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(PodUid(uid), placement),)))
         self._kept[uid] = Occupant(uid, request, placement)
 
     def _release(self, document: Json, name: str) -> Answer:
@@ -184,7 +184,7 @@ class PlaceSession:
         if occupant is None:
             raise BadBody(f"id {name!r} holds no CPUs")
         self._suggested.clear()
-        self._ledger = self._ledger.after(LedgerChange(releases=(name,)))
+        self._ledger = self._ledger.after(LedgerChange(releases=(PodUid(name),)))
         cpus = format_cpu_list(occupant.placement.cpus | occupant.placement.owned)
         return Answer(AnswerKind.RELEASED, {"released": name, "cpus": cpus}, f"{name}: released CPUs {cpus}")
 

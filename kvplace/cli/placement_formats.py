@@ -21,6 +21,7 @@ from kvplace.core.ledger import Claim, ClaimState, claim_of, read_ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import Policy
+from kvplace.core.scalars import PodUid
 from kvplace.core.strict_json import json_object, kind_of, known_keys, shown
 
 FORMATS = (
@@ -75,7 +76,7 @@ class _Reader:
     def _answer(self, document: Json, where: str) -> None:
         """Read an answer, or a plan: its running VMs are where they were before its moves."""
         if "released" in document:
-            self.claims.release(str(document["released"]), where)
+            self.claims.release(PodUid(str(document["released"])), where)
         for vm, at in self._entries(document, "running", where):
             self._vm(vm, at)
         for vm, at in self._entries(document, "moves", where):
@@ -168,7 +169,7 @@ def _claim(bound: PodPlacement, uid: str, **names: str) -> Claim:
     placement = bound.placement
     if placement.policy is Policy.EXCLUSIVE and not placement.owned:
         placement = replace(placement, owned=placement.cpus)
-    return claim_of(uid or "unnamed", placement, state=ClaimState.BOUND, **names)
+    return claim_of(PodUid(uid or "unnamed"), placement, state=ClaimState.BOUND, **names)
 
 
 def _documents(text: str, what: str) -> Iterator[tuple[str, Json]]:

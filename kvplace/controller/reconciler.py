@@ -76,7 +76,7 @@ class Reconciler:
         3. Delete the empty ledger of a node that is gone.
         """
         record = self._ledgers.current(node)
-        claims: Mapping[str, Claim] = record.ledger.claims if record is not None else {}
+        claims: Mapping[PodUid, Claim] = record.ledger.claims if record is not None else {}
         lacking = [pod for pod in self._index.on_node(node) if pod.uid not in claims]
         # All at once, so that the changes go together in few writes.
         await asyncio.gather(
@@ -88,7 +88,7 @@ class Reconciler:
     # Step 1.
 
     async def _reconcile_claim(self, node: NodeName, claim: Claim) -> None:
-        now, pod = self._now(), self._pods.get(PodUid(claim.uid))
+        now, pod = self._now(), self._pods.get(claim.uid)
         action = action_from_cache(
             claim,
             node,
@@ -204,7 +204,7 @@ def _same_cpus(one: Claim, other: Claim) -> bool:
     return (one.cpus, one.owned) == (other.cpus, other.owned)
 
 
-def _confirmation(ledger: Ledger, uid: str) -> LedgerChange:
+def _confirmation(ledger: Ledger, uid: PodUid) -> LedgerChange:
     claim = ledger.claims.get(uid)
     if claim is None or confirmed(claim) == claim:
         return LedgerChange()

@@ -7,8 +7,9 @@ magnitude faster than sets here, hash by value and need no wrapper in the alloca
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask
 
 MAX_CPU = 16383
 """Highest id we accept: libvirt's limit (VIR_DOMAIN_CPUMASK_LEN is 16384)."""
@@ -22,20 +23,29 @@ def mask_of(cpus: Iterable[int]) -> CpuMask:
     return CpuMask(mask)
 
 
-def cpus_of(mask: int) -> Iterator[int]:
-    """Yield the ids of a set, ascending."""
+def bits_of(mask: int) -> Iterator[int]:
+    """Yield the numbers of the bits that are set, ascending."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
 
 
-def place_of_each(sets: Iterable[int]) -> dict[int, int]:
+if TYPE_CHECKING:
+
+    def cpus_of(mask: CpuMask) -> Iterator[CpuId]:
+        """Yield the ids of a set of CPUs, ascending."""
+
+else:
+    cpus_of = bits_of  # a call of CpuId for each CPU would cost more than the loop
+
+
+def place_of_each(sets: Iterable[CpuMask]) -> dict[CpuId, int]:
     """Map each CPU to the index of the set that contains it."""
     return {cpu: place for place, mask in enumerate(sets) for cpu in cpus_of(mask)}
 
 
-def lowest(mask: int, count: int) -> CpuMask:
+def lowest(mask: CpuMask, count: int) -> CpuMask:
     """Take the `count` lowest ids of a set; fewer when it has fewer."""
     taken = 0
     for _ in range(count):

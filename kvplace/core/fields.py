@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from kvplace.core.cpuset import MAX_CPU, parse_cpu_list
 from kvplace.core.huge_pages import read_page_counts
 from kvplace.core.quantity import parse_bytes
-from kvplace.core.scalars import Bytes, CpuMask
+from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.core.strict_json import shown, unknown_key
 
 MAX_BYTES = 1 << 60
@@ -128,22 +128,22 @@ class Fields:
             raise ValueError(f"{self.at(key)}: {shown(value)} is more than 1Ei")
         return count
 
-    def page_counts(self, key: str) -> dict[int, int]:
+    def page_counts(self, key: str) -> dict[Bytes, int]:
         """Read counts by page size; a missing object is empty."""
         return read_page_counts(self.raw.get(key, {}), self.at(key))
 
-    def by_node(self, key: str) -> Iterator[tuple[int, Fields, str]]:
+    def by_node(self, key: str) -> Iterator[tuple[NumaId, Fields, str]]:
         """Read the NUMA nodes that are the keys of an object: each with the fields and its own key."""
         fields = self.fields(key)
         for node in fields.raw:
             if not (node.isascii() and node.isdigit() and len(node) <= 5 and int(node) <= MAX_CPU):
                 raise ValueError(f"{self.at(key)}[{shown(node)}] is not the id of a NUMA node")
-            yield int(node), fields, node
+            yield NumaId(int(node)), fields, node
 
-    def bytes_by_node(self, key: str) -> dict[int, int]:
+    def bytes_by_node(self, key: str) -> dict[NumaId, Bytes]:
         """Read numbers of bytes by NUMA node."""
-        return {node: fields.whole(own, MAX_BYTES) for node, fields, own in self.by_node(key)}
+        return {node: Bytes(fields.whole(own, MAX_BYTES)) for node, fields, own in self.by_node(key)}
 
-    def pages_by_node(self, key: str) -> dict[int, dict[int, int]]:
+    def pages_by_node(self, key: str) -> dict[NumaId, dict[Bytes, int]]:
         """Read counts by page size by NUMA node."""
         return {node: fields.page_counts(own) for node, fields, own in self.by_node(key)}

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvplace.core.cpuset import cpus_of
+from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.ledger import Claim, Ledger
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId
 from kvplace.core.topology import Topology
 
 
@@ -24,21 +24,21 @@ class Free:
     """CPUs that no VM owns or names: an exclusive VM may take them."""
     pool: CpuMask
     """CPUs without an owner: a sharing VM may name them. A superset of `cpus`."""
-    uses: tuple[tuple[int, int], ...] = ()
+    uses: tuple[tuple[CpuId, int], ...] = ()
     """How many sharing VMs name each CPU of the pool, ascending by CPU; unnamed ones are absent."""
-    memory: tuple[tuple[int, int], ...] = ()
+    memory: tuple[tuple[NumaId, Bytes], ...] = ()
     """Bytes outside huge pages by NUMA node; empty when the machine does not report its memory."""
-    huge_pages: tuple[tuple[int, int, int], ...] = ()
+    huge_pages: tuple[tuple[NumaId, Bytes, int], ...] = ()
     """(NUMA node, page size in bytes, pages)."""
 
     @property
-    def pages_by_node(self) -> Mapping[tuple[int, int], int]:
+    def pages_by_node(self) -> Mapping[tuple[NumaId, Bytes], int]:
         """Free pages by (NUMA node, page size)."""
         return {(node, size): count for node, size, count in self.huge_pages}
 
 
 def free_of(
-    topology: Topology, ledger: Ledger, holds: Iterable[Claim] = (), *, only: int | None = None
+    topology: Topology, ledger: Ledger, holds: Iterable[Claim] = (), *, only: CpuMask | None = None
 ) -> Free:
     """Compute what is free on a machine after the ledger's claims and the tentative `holds`.
 
@@ -58,16 +58,13 @@ def free_of(
         for node, count in hold.plain_memory.items():
             memory[node] = memory.get(node, 0) + count
         for node, sizes in hold.huge_pages.items():
-            for size, count in sizes.items():
-                pages[node, size] = pages.get((node, size), 0) + count
+            for size, number in sizes.items():
+                pages[node, size] = pages.get((node, size), 0) + number
     allocatable = topology.allocatable if only is None else topology.allocatable & only
     pool = allocatable & ~owned
-    named = 0
-    for cpu in uses:
-        named |= 1 << cpu
     return Free(
-        cpus=CpuMask(pool & ~named),
-        pool=CpuMask(pool),
+        cpus=pool & ~mask_of(uses),
+        pool=pool,
         uses=tuple(sorted((cpu, count) for cpu, count in uses.items() if pool >> cpu & 1)),
         memory=tuple(
             (node.id, node.memory - bytes_in_pages(node.huge_pages) - memory.get(node.id, 0))

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of
+from kvplace.core.cpuset import MAX_CPU, bits_of, cpus_of, format_cpu_list, mask_of
 from kvplace.core.fields import MAX_BYTES, Fields
+from kvplace.core.scalars import NO_BYTES, Bytes, CpuId, NumaId
 from kvplace.core.strict_json import Json, shown
 
 if TYPE_CHECKING:
@@ -30,10 +31,10 @@ class GuestCell:
     """One NUMA cell of a guest and the host NUMA node under it."""
 
     id: int
-    node: int
+    node: NumaId
     vcpus: tuple[int, ...]
     """Ascending; empty when the node gives memory alone."""
-    memory: int
+    memory: Bytes
     """Bytes; 0 when unknown, and then the cells share the guest's memory evenly."""
     distances: tuple[int, ...]
     """To every cell, by its id."""
@@ -41,7 +42,9 @@ class GuestCell:
     """vCPUs of each guest core, the same in all cells of a guest: 1 where host siblings do not line up."""
 
 
-def mirrored(topology: Topology, vcpus: Sequence[int], memory: Mapping[int, int]) -> tuple[GuestCell, ...]:
+def mirrored(
+    topology: Topology, vcpus: Sequence[CpuId], memory: Mapping[NumaId, Bytes]
+) -> tuple[GuestCell, ...]:
     """Make the guest's cells, in the order of their first vCPU, memory-only ones last.
 
     `vcpus` has the CPU of each vCPU (without any there are no cells), `memory` the bytes by NUMA node. The
@@ -52,7 +55,7 @@ def mirrored(topology: Topology, vcpus: Sequence[int], memory: Mapping[int, int]
         return ()
     amounts = _memory_of_nodes(memory)
     home = {cpu: node.id for node in topology.numa_nodes for cpu in cpus_of(node.cpus)}
-    vcpus_at: dict[int, list[int]] = {}
+    vcpus_at: dict[NumaId, list[int]] = {}
     for vcpu, cpu in enumerate(vcpus):
         node = home[cpu]
         if amounts and node not in amounts:
@@ -66,7 +69,7 @@ def mirrored(topology: Topology, vcpus: Sequence[int], memory: Mapping[int, int]
             id=number,
             node=node,
             vcpus=tuple(members),
-            memory=amounts.get(node, 0),
+            memory=amounts.get(node, NO_BYTES),
             distances=tuple(_distance(topology, node, other) for other in vcpus_at),
             threads=threads,
         )
@@ -92,15 +95,15 @@ def apportion(total: int, weights: Sequence[int], granule: int) -> list[int]:
     return amounts
 
 
-def _memory_of_nodes(memory: Mapping[int, int]) -> dict[int, int]:
+def _memory_of_nodes(memory: Mapping[NumaId, Bytes]) -> dict[NumaId, Bytes]:
     """The bytes of each node that gives any, in whole MiB."""
     if not any(memory.values()):
         return {}
     amounts = apportion(sum(memory.values()), list(memory.values()), CELL_GRANULE)
-    return {node: amount for node, amount in zip(memory, amounts, strict=True) if amount}
+    return {node: Bytes(amount) for node, amount in zip(memory, amounts, strict=True) if amount}
 
 
-def _threads(topology: Topology, vcpus: Sequence[int], vcpus_at: Mapping[int, Sequence[int]]) -> int:
+def _threads(topology: Topology, vcpus: Sequence[CpuId], vcpus_at: Mapping[NumaId, Sequence[int]]) -> int:
     """How many threads each guest core has, when consecutive vCPUs are just the siblings of one host core.
 
     QEMU numbers vCPUs thread by thread, then core by core; any other order would show the guest siblings
@@ -116,7 +119,7 @@ def _threads(topology: Topology, vcpus: Sequence[int], vcpus_at: Mapping[int, Se
     return threads if lined_up and len({cores[block[0]] for block in blocks}) == len(blocks) else 1
 
 
-def _distance(topology: Topology, here: int, there: int) -> int:
+def _distance(topology: Topology, here: NumaId, there: NumaId) -> int:
     """The host's distance in this direction, else in the other, within what libvirt and guests accept."""
     if here == there:
         return LOCAL_DISTANCE
@@ -170,9 +173,9 @@ def _read_cell(number: int, cell: Fields, count: int, threads: int) -> GuestCell
             )
     return GuestCell(
         id=number,
-        node=cell.whole("node", MAX_CPU),
-        vcpus=tuple(cpus_of(cell.cpus("vcpus"))),
-        memory=cell.whole("memory", MAX_BYTES, default=0),
+        node=NumaId(cell.whole("node", MAX_CPU)),
+        vcpus=tuple(bits_of(cell.cpus("vcpus"))),
+        memory=Bytes(cell.whole("memory", MAX_BYTES, default=0)),
         distances=tuple(distances),
         threads=threads,
     )

@@ -11,28 +11,28 @@ from kvplace.core.strict_json import shown
 _MOST_PAGES = 1 << 40
 
 
-def bytes_in_pages(pages: Mapping[int, int]) -> Bytes:
+def bytes_in_pages(pages: Mapping[Bytes, int]) -> Bytes:
     """Add up what pages hold."""
     return Bytes(sum(size * count for size, count in pages.items()))
 
 
-def plain_bytes(memory: int, pages: Mapping[int, int]) -> Bytes:
+def plain_bytes(memory: Bytes, pages: Mapping[Bytes, int]) -> Bytes:
     """Say how much memory lies outside huge pages, given all of it."""
     return Bytes(max(0, memory - bytes_in_pages(pages)))
 
 
-def write_page_counts(pages: Mapping[int, int]) -> dict[str, int]:
+def write_page_counts(pages: Mapping[Bytes, int]) -> dict[str, int]:
     """Write counts by page size, smallest first."""
     return {format_bytes(size): count for size, count in sorted(pages.items())}
 
 
-def read_page_counts(pages: object, at: str) -> dict[int, int]:
+def read_page_counts(pages: object, at: str) -> dict[Bytes, int]:
     """Read counts by page size; raises ValueError that names the entry, also for a size given twice."""
     if not isinstance(pages, Mapping):
         raise ValueError(  # noqa: TRY004
             f'{at} is {shown(pages)}; it must be an object of counts by page size such as {{"1Gi": 8}}'
         )
-    counts: dict[int, int] = {}
+    counts: dict[Bytes, int] = {}
     for text, count in pages.items():
         try:
             size = parse_bytes(text)

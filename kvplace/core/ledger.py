@@ -20,7 +20,7 @@ from kvplace.core.fields import Fields
 from kvplace.core.huge_pages import plain_bytes, write_page_counts
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId, PodUid
 from kvplace.core.strict_json import shown
 
 
@@ -39,7 +39,7 @@ class ClaimState(Enum):
 class Claim:
     """What one pod holds on the node; keyed by pod UID, never by VMI (a migration has two pods)."""
 
-    uid: str
+    uid: PodUid
     namespace: str
     pod: str
     vmi: str
@@ -50,13 +50,13 @@ class Claim:
     """CPUs that the pod's threads may use, shared ones included."""
     owned: CpuMask
     """CPUs that no other pod may use; a subset of the ledger's owners."""
-    memory: Mapping[int, int]
-    huge_pages: Mapping[int, Mapping[int, int]]
+    memory: Mapping[NumaId, Bytes]
+    huge_pages: Mapping[NumaId, Mapping[Bytes, int]]
     since: str
     """When it was claimed, RFC 3339."""
 
     @property
-    def plain_memory(self) -> dict[int, int]:
+    def plain_memory(self) -> dict[NumaId, Bytes]:
         """Bytes outside huge pages by NUMA node; `memory` holds both."""
         return {
             node: plain_bytes(count, self.huge_pages.get(node, {})) for node, count in self.memory.items()
@@ -64,7 +64,7 @@ class Claim:
 
 
 def claim_of(
-    uid: str,
+    uid: PodUid,
     placement: Placement,
     *,
     namespace: str = "",
@@ -94,7 +94,7 @@ class LedgerChange:
     """Claims to add or update and pods to release, in one write."""
 
     claims: tuple[Claim, ...] = ()
-    releases: tuple[str, ...] = ()
+    releases: tuple[PodUid, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.claims or self.releases)
@@ -104,36 +104,36 @@ class LedgerChange:
 class Ledger:
     """The ledger of one node; a value, changed by `after`."""
 
-    owners: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
-    claims: Mapping[str, Claim] = field(default_factory=lambda: MappingProxyType({}))
+    owners: Mapping[CpuId, PodUid] = field(default_factory=lambda: MappingProxyType({}))
+    claims: Mapping[PodUid, Claim] = field(default_factory=lambda: MappingProxyType({}))
 
     @cached_property
-    def owned(self) -> int:
+    def owned(self) -> CpuMask:
         """All CPUs that have an owner."""
         return mask_of(self.owners)
 
     @cached_property
-    def shared_use(self) -> Mapping[int, int]:
+    def shared_use(self) -> Mapping[CpuId, int]:
         """How many sharing claims name each CPU, by CPU id; unused CPUs are absent."""
-        uses: dict[int, int] = {}
+        uses: dict[CpuId, int] = {}
         for claim in self.claims.values():
             for cpu in cpus_of(claim.cpus & ~claim.owned):
                 uses[cpu] = uses.get(cpu, 0) + 1
         return uses
 
     @cached_property
-    def plain_memory(self) -> Mapping[int, int]:
+    def plain_memory(self) -> Mapping[NumaId, Bytes]:
         """Bytes claimed outside huge pages by NUMA node."""
-        total: dict[int, int] = {}
+        total: dict[NumaId, Bytes] = {}
         for claim in self.claims.values():
             for node, count in claim.plain_memory.items():
                 total[node] = total.get(node, 0) + count
         return total
 
     @cached_property
-    def huge_pages(self) -> Mapping[tuple[int, int], int]:
+    def huge_pages(self) -> Mapping[tuple[NumaId, Bytes], int]:
         """Huge pages claimed by (NUMA node, page size in bytes)."""
-        total: dict[tuple[int, int], int] = {}
+        total: dict[tuple[NumaId, Bytes], int] = {}
         for claim in self.claims.values():
             for node, pages in claim.huge_pages.items():
                 for size, count in pages.items():
@@ -242,14 +242,14 @@ def read_ledger(spec: object) -> Ledger:
     try:
         fields = Fields(spec, "spec")
         cpus = fields.fields("owners")
-        owners = {_cpu_id(cpu): cpus.text(cpu) for cpu in cpus.raw}
+        owners = {_cpu_id(cpu): PodUid(cpus.text(cpu)) for cpu in cpus.raw}
         documents = fields.fields("claims").raw
     except ValueError as error:
         raise Corrupt(f"owners or claims of a ledger cannot be read: {error}") from error
     claims = {}
     for uid, raw in documents.items():
         try:
-            claims[uid] = _read_claim(uid, Fields(raw))
+            claims[PodUid(uid)] = _read_claim(PodUid(uid), Fields(raw))
         except ValueError as error:
             raise Corrupt(f"the claim of pod {uid} cannot be read: {error}") from error
     return Ledger(owners, claims)
@@ -260,7 +260,7 @@ def confirmed(claim: Claim) -> Claim:
     return replace(claim, state=ClaimState.BOUND)
 
 
-def _read_claim(uid: str, fields: Fields) -> Claim:
+def _read_claim(uid: PodUid, fields: Fields) -> Claim:
     return Claim(
         uid=uid,
         namespace=fields.text("namespace"),
@@ -276,7 +276,7 @@ def _read_claim(uid: str, fields: Fields) -> Claim:
     )
 
 
-def _cpu_id(text: str) -> int:
+def _cpu_id(text: str) -> CpuId:
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= MAX_CPU):
         raise ValueError(f"{shown(text)} is not a CPU id from 0 to {MAX_CPU}")
-    return int(text)
+    return CpuId(int(text))

@@ -11,7 +11,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Request
-from kvplace.core.scalars import Bytes
+from kvplace.core.scalars import Bytes, CpuMask, NumaId, PodUid
 from kvplace.core.topology import Topology
 
 
@@ -27,13 +27,15 @@ class Occupant:
 class RunningVms:
     """The VMs on one machine and their placements."""
 
-    def __init__(self, topology: Topology, occupants: Iterable[Occupant], only: int | None) -> None:
+    def __init__(self, topology: Topology, occupants: Iterable[Occupant], only: CpuMask | None) -> None:
         self.topology = topology
         self.occupants = {occupant.id: occupant for occupant in occupants}
         self.usable = topology.allocatable if only is None else topology.allocatable & only
         """The CPUs that may be given out at all."""
         self._only = only
-        self._claims = {uid: claim_of(uid, one.placement) for uid, one in self.occupants.items()}
+        self._claims = {
+            PodUid(uid): claim_of(PodUid(uid), one.placement) for uid, one in self.occupants.items()
+        }
         self._without: dict[frozenset[str], Ledger] = {}
 
     def free(self, elsewhere: Mapping[str, Placement | None]) -> Free:
@@ -44,11 +46,13 @@ class RunningVms:
             claims = {uid: claim for uid, claim in self._claims.items() if uid not in gone}
             owners = {cpu: uid for uid, claim in claims.items() for cpu in cpus_of(claim.owned)}
             ledger = self._without[gone] = Ledger(owners, claims)
-        holds = [claim_of(f"{uid}/new", placed) for uid, placed in elsewhere.items() if placed is not None]
+        holds = [
+            claim_of(PodUid(f"{uid}/new"), placed) for uid, placed in elsewhere.items() if placed is not None
+        ]
         return free_of(self.topology, ledger, holds, only=self._only)
 
 
-def within(free: Free, cpus: int) -> Free:
+def within(free: Free, cpus: CpuMask) -> Free:
     """Restrict what is free to a set of CPUs; memory stays as it is."""
     return replace(
         free,
@@ -69,12 +73,12 @@ def locality_of(topology: Topology, placement: Placement) -> tuple[int, int, int
     )
 
 
-def memory_of(request: Request, placement: Placement) -> Mapping[int, int]:
+def memory_of(request: Request, placement: Placement) -> Mapping[NumaId, Bytes]:
     """The bytes of a VM by NUMA node, also where the machine does not report its memory."""
     if placement.memory or not request.memory or request.options.numa_memory is NumaMemory.OFF:
         return placement.memory
     share, rest = divmod(request.memory, len(placement.numa_nodes))
-    return {node: share + (number < rest) for number, node in enumerate(placement.numa_nodes)}
+    return {node: Bytes(share + (number < rest)) for number, node in enumerate(placement.numa_nodes)}
 
 
 def bytes_moved(request: Request, before: Placement, after: Placement) -> Bytes:

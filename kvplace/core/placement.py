@@ -22,7 +22,7 @@ from kvplace.core.fields import Fields
 from kvplace.core.guest_cells import GuestCell, read_guest_cells, write_guest_cells
 from kvplace.core.huge_pages import write_page_counts
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId
 from kvplace.core.strict_json import Json, shown
 
 PLACEMENT = "kvplace.io/placement"
@@ -35,7 +35,7 @@ class Placement:
     """The CPUs and memory that one VM gets on one machine."""
 
     policy: Policy
-    vcpus: tuple[int, ...]
+    vcpus: tuple[CpuId, ...]
     """The CPU of each vCPU; empty for policy `numa`, where every vCPU may use all of `cpus`."""
     cpus: CpuMask
     owned: CpuMask = NO_CPUS
@@ -43,13 +43,13 @@ class Placement:
     emulator_cpus: CpuMask = NO_CPUS
     io_thread_cpus: tuple[CpuMask, ...] = ()
     """CPU set of each I/O thread; empty means as the emulator."""
-    numa_nodes: tuple[int, ...] = ()
+    numa_nodes: tuple[NumaId, ...] = ()
     numa_memory: NumaMemory = NumaMemory.OFF
-    memory: Mapping[int, int] = field(default_factory=dict)
+    memory: Mapping[NumaId, Bytes] = field(default_factory=dict)
     """Bytes by NUMA node, huge pages included."""
-    huge_pages: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    huge_pages: Mapping[NumaId, Mapping[Bytes, int]] = field(default_factory=dict)
     """Pages by NUMA node, then by page size in bytes."""
-    packages: tuple[int, ...] = ()
+    packages: tuple[PackageId, ...] = ()
     l3_groups: tuple[int, ...] = ()
     """Indexes into the topology's L3 groups."""
     guest_cells: tuple[GuestCell, ...] = ()
@@ -61,12 +61,12 @@ class Placement:
         return self.policy is Policy.NONE
 
     @property
-    def cpus_in_order(self) -> tuple[int, ...]:
+    def cpus_in_order(self) -> tuple[CpuId, ...]:
         """The CPUs of the vCPUs in their order; all CPUs where no vCPU has one of its own."""
         return self.vcpus or tuple(cpus_of(self.cpus))
 
     @property
-    def memory_nodes(self) -> tuple[int, ...]:
+    def memory_nodes(self) -> tuple[NumaId, ...]:
         """The NUMA nodes that give the VM memory; all of its nodes where that is not known."""
         return tuple(node for node in self.numa_nodes if self.memory.get(node)) or self.numa_nodes
 
@@ -167,16 +167,16 @@ def _read(fields: Fields) -> PodPlacement:
         on_failure=fields.word("onFailure", OnFailure, OnFailure.WAIT),
         placement=Placement(
             policy=fields.word("policy", Policy),
-            vcpus=fields.ids("vcpus"),
+            vcpus=tuple(map(CpuId, fields.ids("vcpus"))),
             cpus=fields.cpus("cpus"),
             owned=fields.cpus("owned", ""),
             emulator_cpus=fields.cpus("emulatorCpus", ""),
             io_thread_cpus=fields.cpu_lists("ioThreadCpus") if "ioThreadCpus" in fields.raw else (),
-            numa_nodes=fields.ids("numaNodes"),
+            numa_nodes=tuple(map(NumaId, fields.ids("numaNodes"))),
             numa_memory=fields.word("numaMemory", NumaMemory, NumaMemory.OFF),
             memory=fields.bytes_by_node("memory"),
             huge_pages=fields.pages_by_node("hugePages"),
-            packages=fields.ids("sockets"),
+            packages=tuple(map(PackageId, fields.ids("sockets"))),
             l3_groups=fields.ids("l3"),
             guest_cells=read_guest_cells(fields, vcpus=len(fields.ids("vcpus"))),
         ),

@@ -12,6 +12,8 @@ from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
 
+from kvplace.core.scalars import NO_BYTES, Bytes
+
 
 class Scope(Enum):
     """Where all the CPUs of a VM must lie (`cpu-set`)."""
@@ -96,9 +98,9 @@ class Request:
 
     vcpus: int
     options: PinningOptions = PinningOptions()
-    memory: int = 0
+    memory: Bytes = NO_BYTES
     """Bytes of guest memory; 0 when unknown."""
-    huge_pages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    huge_pages: Mapping[Bytes, int] = field(default_factory=lambda: MappingProxyType({}))
     """Pages by page size in bytes; their bytes are part of `memory`."""
     io_threads: int = 0
 

@@ -17,8 +17,6 @@ NumaIndex = NewType("NumaIndex", int)
 """The position of a NUMA node in `Topology.numa_nodes`; positions have no gaps."""
 PackageId = NewType("PackageId", int)
 """A package (socket) as Linux numbers it."""
-Bytes = NewType("Bytes", int)
-"""An amount of memory, or the size of a huge page."""
 NodeName = NewType("NodeName", str)
 """The name of a Kubernetes Node."""
 PodUid = NewType("PodUid", str)
@@ -39,8 +37,19 @@ if TYPE_CHECKING:
         def __xor__(self, other: int) -> CpuMask: ...
         def __invert__(self) -> CpuMask: ...
 
+    class Bytes(int):
+        """An amount of memory, or the size of a huge page; sums and multiples of amounts are amounts."""
+
+        def __add__(self, other: int) -> Bytes: ...
+        def __radd__(self, other: int) -> Bytes: ...
+        def __sub__(self, other: int) -> Bytes: ...
+        def __mul__(self, other: int) -> Bytes: ...
+        def __rmul__(self, other: int) -> Bytes: ...
+
 else:
     CpuMask = NewType("CpuMask", int)
+    Bytes = NewType("Bytes", int)
 
 NO_CPUS = CpuMask(0)
 """The empty set of CPUs."""
+NO_BYTES = Bytes(0)

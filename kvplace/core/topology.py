@@ -16,28 +16,28 @@ from types import MappingProxyType
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, place_of_each
 from kvplace.core.errors import BadTopology
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
     """One socket, with the number that Linux gives it."""
 
-    id: int
-    cpus: int
+    id: PackageId
+    cpus: CpuMask
 
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
     """One NUMA node; without CPUs when it is only memory, without memory when it is only CPUs."""
 
-    id: int
-    cpus: int
-    memory: int
+    id: NumaId
+    cpus: CpuMask
+    memory: Bytes
     """Bytes in all, huge pages included."""
-    huge_pages: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    huge_pages: Mapping[Bytes, int] = field(default_factory=lambda: MappingProxyType({}))
     """Pages by page size in bytes."""
-    distances: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    distances: Mapping[NumaId, int] = field(default_factory=lambda: MappingProxyType({}))
     """SLIT distance to other nodes by their id, as the machine reports it: perhaps not to all nodes, and
     perhaps another value in the other direction (`Topology.distance` combines both)."""
 
@@ -51,11 +51,11 @@ class Topology:
 
     packages: tuple[Package, ...]
     numa_nodes: tuple[NumaNode, ...]
-    l3_groups: tuple[int, ...]
-    cores: tuple[int, ...]
+    l3_groups: tuple[CpuMask, ...]
+    cores: tuple[CpuMask, ...]
     """Sibling sets, kept in the order of their lowest CPUs however they were given."""
-    reserved: int = 0
-    isolated: int = 0
+    reserved: CpuMask = NO_CPUS
+    isolated: CpuMask = NO_CPUS
 
     def __post_init__(self) -> None:
         """Raise BadTopology, naming the level and the CPUs, when a level is not a partition."""
@@ -96,12 +96,12 @@ class Topology:
         return self.cpus & ~self.reserved
 
     @cached_property
-    def core_of(self) -> Mapping[int, int]:
+    def core_of(self) -> Mapping[CpuId, CpuMask]:
         """The sibling set of each CPU, by CPU id."""
         return {cpu: core for core in self.cores for cpu in cpus_of(core)}
 
     @cached_property
-    def undivided_cores(self) -> tuple[int, ...]:
+    def undivided_cores(self) -> tuple[CpuMask, ...]:
         """The cores that lie in one package, one NUMA node and one L3 group, as all cores should."""
         levels = [
             place_of_each(sets)
@@ -118,12 +118,12 @@ class Topology:
         )
 
     @cached_property
-    def package_of(self) -> Mapping[int, int]:
+    def package_of(self) -> Mapping[CpuId, PackageId]:
         """The number of the package of each CPU, by CPU id."""
         return {cpu: package.id for package in self.packages for cpu in cpus_of(package.cpus)}
 
     @cached_property
-    def node_by_id(self) -> Mapping[int, NumaNode]:
+    def node_by_id(self) -> Mapping[NumaId, NumaNode]:
         """NUMA nodes by their id."""
         return {node.id: node for node in self.numa_nodes}
 
@@ -150,34 +150,34 @@ class Topology:
         return hash(self.fingerprint)
 
     @cached_property
-    def _cores_in(self) -> dict[int, tuple[int, ...]]:
+    def _cores_in(self) -> dict[CpuMask, tuple[CpuMask, ...]]:
         return {}
 
     @cached_property
-    def _l3_in(self) -> dict[int, tuple[int, ...]]:
+    def _l3_in(self) -> dict[CpuMask, tuple[CpuMask, ...]]:
         return {}
 
-    def cores_in(self, cpus: int) -> tuple[int, ...]:
+    def cores_in(self, cpus: CpuMask) -> tuple[CpuMask, ...]:
         """The parts of cores that lie in a set of CPUs; cached, so only for the machine's own levels."""
         if cpus not in self._cores_in:
             self._cores_in[cpus] = tuple(core & cpus for core in self.cores if core & cpus)
         return self._cores_in[cpus]
 
-    def l3_in(self, cpus: int) -> tuple[int, ...]:
+    def l3_in(self, cpus: CpuMask) -> tuple[CpuMask, ...]:
         """The parts of L3 groups that lie in a set of CPUs; cached as in `cores_in`."""
         if cpus not in self._l3_in:
             self._l3_in[cpus] = tuple(l3 & cpus for l3 in self.l3_groups if l3 & cpus)
         return self._l3_in[cpus]
 
-    def nodes_of(self, cpus: int) -> tuple[int, ...]:
+    def nodes_of(self, cpus: CpuMask) -> tuple[NumaId, ...]:
         """The ids of the NUMA nodes that a set of CPUs touches, in the machine's order."""
         return tuple(node.id for node in self.numa_nodes if node.cpus & cpus)
 
-    def packages_of(self, cpus: int) -> tuple[int, ...]:
+    def packages_of(self, cpus: CpuMask) -> tuple[PackageId, ...]:
         """The numbers of the packages that a set of CPUs touches, in the machine's order."""
         return tuple(package.id for package in self.packages if package.cpus & cpus)
 
-    def distance(self, first: int, second: int) -> int:
+    def distance(self, first: NumaId, second: NumaId) -> int:
         """The larger of the two directions' distances between NUMA nodes; 10 to itself, 20 when unknown."""
         if first == second:
             return self.node_by_id[first].distances.get(first, 10)
@@ -186,8 +186,8 @@ class Topology:
         return max(there, back) or 20
 
 
-def _check_partition(level: str, sets: tuple[int, ...], everything: int) -> None:
-    seen = 0
+def _check_partition(level: str, sets: tuple[CpuMask, ...], everything: CpuMask) -> None:
+    seen = NO_CPUS
     for cpus in sets:
         if cpus & seen:
             raise BadTopology(f"{level} lists CPU {format_cpu_list(cpus & seen)} more than once")
@@ -199,7 +199,7 @@ def _check_partition(level: str, sets: tuple[int, ...], everything: int) -> None
         raise BadTopology(f"{level} lists CPU {format_cpu_list(foreign)}, which no core has")
 
 
-def topology_of_cpu_map(sockets: Mapping[int, int]) -> Topology:
+def topology_of_cpu_map(sockets: Mapping[PackageId, CpuMask]) -> Topology:
     """Make the topology of a node that only has a hand-written `cpu-map`.
 
     Each socket counts as one NUMA node and one L3 group, each CPU as a core (design section 2); memory
@@ -208,7 +208,7 @@ def topology_of_cpu_map(sockets: Mapping[int, int]) -> Topology:
     ordered = sorted((number, cpus) for number, cpus in sockets.items() if cpus)
     return Topology(
         packages=tuple(Package(number, cpus) for number, cpus in ordered),
-        numa_nodes=tuple(NumaNode(number, cpus, memory=0) for number, cpus in ordered),
+        numa_nodes=tuple(NumaNode(NumaId(number), cpus, memory=NO_BYTES) for number, cpus in ordered),
         l3_groups=tuple(cpus for _, cpus in ordered),
-        cores=tuple(1 << cpu for _, cpus in ordered for cpu in cpus_of(cpus)),
+        cores=tuple(CpuMask(1 << cpu) for _, cpus in ordered for cpu in cpus_of(cpus)),
     )

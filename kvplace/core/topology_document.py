@@ -18,7 +18,7 @@ from kvplace.core.errors import BadTopology
 from kvplace.core.fields import Fields
 from kvplace.core.huge_pages import write_page_counts
 from kvplace.core.quantity import format_bytes
-from kvplace.core.scalars import NO_CPUS
+from kvplace.core.scalars import NO_CPUS, CpuMask, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
 
 _KEYS = ("packages", "numaNodes", "l3Groups", "cores", "reserved", "isolated", "fingerprint")
@@ -72,7 +72,9 @@ def _read(spec: Fields, known_only: bool) -> Topology:
         for node in nodes:
             node.only(("id", "cpus", "memory", "hugePages", "distances"))
     return Topology(
-        packages=tuple(Package(fields.whole("id", _MAX_ID), fields.cpus("cpus")) for fields in packages),
+        packages=tuple(
+            Package(PackageId(fields.whole("id", _MAX_ID)), fields.cpus("cpus")) for fields in packages
+        ),
         numa_nodes=tuple(_numa_node(fields) for fields in nodes),
         l3_groups=_levels(spec, "l3Groups"),
         cores=_levels(spec, "cores"),
@@ -83,7 +85,7 @@ def _read(spec: Fields, known_only: bool) -> Topology:
 
 def _numa_node(fields: Fields) -> NumaNode:
     return NumaNode(
-        id=fields.whole("id", MAX_CPU),
+        id=NumaId(fields.whole("id", MAX_CPU)),
         cpus=fields.cpus("cpus"),
         memory=fields.bytes("memory", 0),
         huge_pages=fields.page_counts("hugePages"),
@@ -94,7 +96,7 @@ def _numa_node(fields: Fields) -> NumaNode:
     )
 
 
-def _levels(spec: Fields, key: str) -> tuple[int, ...]:
+def _levels(spec: Fields, key: str) -> tuple[CpuMask, ...]:
     masks = spec.cpu_lists(key)
     if 0 in masks:
         raise ValueError(f"{spec.at(key)}[{masks.index(NO_CPUS)}] has no CPU")

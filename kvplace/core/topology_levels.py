@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.huge_pages import bytes_in_pages
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
 
 MAX_PACKAGE_ID = 999_999
@@ -34,21 +35,21 @@ class Discovery:
 class Levels:
     """Builds the levels of one machine from its online CPUs, and collects the notes."""
 
-    def __init__(self, source: str, online: int) -> None:
+    def __init__(self, source: str, online: CpuMask) -> None:
         """`source` is the subject of the notes: `the kernel`."""
         self._source = source
         self._online = online
         self.notes: list[str] = []
 
     def partition(
-        self, level: str, set_of: Callable[[int], int | None], coarser: Iterable[int], instead: str
-    ) -> tuple[int, ...]:
+        self, level: str, set_of: Callable[[CpuId], CpuMask | None], coarser: Iterable[CpuMask], instead: str
+    ) -> tuple[CpuMask, ...]:
         """Partition the online CPUs by `set_of`; those without a set are partitioned as `coarser` is.
 
         A set that none of its CPUs contradicts stands. Of the CPUs that are left, sets that overlap count as
         one. Sets are ordered by their lowest CPU.
         """
-        said = {cpu: (set_of(cpu) or 0) & self._online for cpu in cpus_of(self._online)}
+        said = {cpu: (set_of(cpu) or NO_CPUS) & self._online for cpu in cpus_of(self._online)}
         groups = [
             members
             for members in dict.fromkeys(said.values())
@@ -75,7 +76,7 @@ class Levels:
         return tuple(sorted(groups, key=lambda group: group & -group))
 
     def packages(
-        self, set_of: Callable[[int], int | None], id_of: Callable[[int], int | None]
+        self, set_of: Callable[[CpuId], CpuMask | None], id_of: Callable[[CpuId], int | None]
     ) -> tuple[Package, ...]:
         """Partition the online CPUs into sockets; they keep their ids where these are unique."""
         sets = self.partition("sockets", set_of, [self._online], "the machine counts as one socket")
@@ -85,13 +86,13 @@ class Levels:
                 self.notes.append(
                     f"{self._source} gives the sockets no ids of their own: they are numbered from 0"
                 )
-            ids = list(range(len(sets)))
+            ids = list(map(PackageId, range(len(sets))))
         return tuple(
             Package(number, cpus) for number, cpus in zip(ids, sets, strict=True) if number is not None
         )
 
     def numa_nodes(
-        self, nodes: Sequence[NumaNode], whole: NumaNode, cores: Sequence[int]
+        self, nodes: Sequence[NumaNode], whole: NumaNode, cores: Sequence[CpuMask]
     ) -> tuple[NumaNode, ...]:
         """Assign every online CPU to one of the described nodes; `whole` stands in when there are none.
 
@@ -108,7 +109,7 @@ class Levels:
         return checked
 
     def _disjoint_nodes(
-        self, nodes: Sequence[NumaNode], whole: NumaNode, cores: Sequence[int]
+        self, nodes: Sequence[NumaNode], whole: NumaNode, cores: Sequence[CpuMask]
     ) -> tuple[NumaNode, ...]:
         if not nodes:
             self.notes.append(f"{self._source} does not describe NUMA nodes: the machine counts as one")
@@ -133,7 +134,7 @@ class Levels:
         return tuple(nodes)
 
     def _look_at_distances(self, nodes: Sequence[NumaNode]) -> None:
-        rows: Mapping[int, Mapping[int, int]] = {node.id: node.distances for node in nodes}
+        rows: Mapping[NumaId, Mapping[NumaId, int]] = {node.id: node.distances for node in nodes}
         partial = [number for number, row in rows.items() if any(other not in row for other in rows)]
         if len(partial) == len(rows) and not any(rows.values()):
             self.notes.append(
@@ -156,39 +157,39 @@ class Levels:
             )
 
 
-def union(sets: Iterable[int]) -> int:
+def union(sets: Iterable[CpuMask]) -> CpuMask:
     """Make one set of several."""
-    everything = 0
+    everything = NO_CPUS
     for cpus in sets:
         everything |= cpus
     return everything
 
 
-def _dealt(nodes: Sequence[NumaNode], twice: int, cores: Sequence[int]) -> list[NumaNode]:
+def _dealt(nodes: Sequence[NumaNode], twice: CpuMask, cores: Sequence[CpuMask]) -> list[NumaNode]:
     """Deal CPUs of several nodes out to these: to that of their siblings, or the one with the fewest."""
     cpus = [node.cpus & ~twice for node in nodes]
     for core in cores:
         part = core & twice
         whole = any(not part & ~node.cpus for node in nodes)
-        for dealt in [part] if whole and part else [1 << cpu for cpu in cpus_of(part)]:
+        for dealt in [part] if whole and part else [mask_of([cpu]) for cpu in cpus_of(part)]:
             holders = [index for index, node in enumerate(nodes) if not dealt & ~node.cpus]
             home = min(holders, key=lambda index: (not cpus[index] & core, cpus[index].bit_count()))
             cpus[home] |= dealt
     return [replace(node, cpus=mask) for node, mask in zip(nodes, cpus, strict=True)]
 
 
-def _twice(sets: Iterable[int]) -> int:
-    seen, twice = 0, 0
+def _twice(sets: Iterable[CpuMask]) -> CpuMask:
+    seen, twice = NO_CPUS, NO_CPUS
     for cpus in sets:
         twice |= seen & cpus
         seen |= cpus
     return twice
 
 
-def _common_id(id_of: Callable[[int], int | None], cpus: int) -> int | None:
+def _common_id(id_of: Callable[[CpuId], int | None], cpus: CpuMask) -> PackageId | None:
     found = {id_of(cpu) for cpu in cpus_of(cpus)}
     number = found.pop() if len(found) == 1 else None
-    return number if number is not None and 0 <= number <= MAX_PACKAGE_ID else None
+    return PackageId(number) if number is not None and 0 <= number <= MAX_PACKAGE_ID else None
 
 
 def _some(things: Sequence[object]) -> str:

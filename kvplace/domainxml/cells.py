@@ -16,6 +16,7 @@ from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.guest_cells import CELL_GRANULE, GuestCell, apportion
 from kvplace.core.placement import Placement
+from kvplace.core.scalars import Bytes
 from kvplace.domainxml.sizes import text_bytes_of
 from kvplace.domainxml.threads import Vcpus, only_child
 from kvplace.domainxml.whitespace import add_to_root, align
@@ -96,7 +97,7 @@ def _cells_in_turn(cells: Sequence[GuestCell], count: int, *, by: int) -> list[i
     return [candidates[number // by % len(candidates)] for number in range(count)]
 
 
-def _memory_of_cells(root: etree._Element, placement: Placement) -> list[int]:
+def _memory_of_cells(root: etree._Element, placement: Placement) -> list[Bytes]:
     """Bytes of each cell; together they are the guest's memory without its memory devices.
 
     Normally that is what was placed. Where the domain has more or less, the cells change in proportion.
@@ -112,7 +113,7 @@ def _memory_of_cells(root: etree._Element, placement: Placement) -> list[int]:
     if total > 0 and total != sum(amounts):
         page_sizes = [size for pages in placement.huge_pages.values() for size in pages]
         weights = amounts if any(amounts) else [1] * len(amounts)
-        amounts = apportion(total, weights, max(CELL_GRANULE, *page_sizes, 0))
+        amounts = list(map(Bytes, apportion(total, weights, max(CELL_GRANULE, *page_sizes, 0))))
     if total <= 0 or not all(amounts):
         raise BadDomainXml(
             f"{max(0, total)} bytes of memory are not enough for {len(amounts)} guest NUMA cells; "

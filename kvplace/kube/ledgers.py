@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from kvplace.core.errors import Corrupt, Forbidden, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.ledger import LedgerChange
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.pending_changes import Decision, PendingChange, decide_together
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.retry import Backoff, retrying
@@ -275,13 +275,13 @@ class Ledgers:
         del self._records[record.node]
         self._changed(record.node, known.ledger.claims, {})
 
-    def _changed(self, node: NodeName, before: Mapping[str, object], after: Mapping[str, object]) -> None:
-        for uid in before.keys() - after.keys():
+    def _changed(self, node: NodeName, before: Collection[PodUid], after: Collection[PodUid]) -> None:
+        for uid in set(before).difference(after):
             nodes = self._claimed_on.get(uid, set())
             nodes.discard(node)
             if not nodes:
                 self._claimed_on.pop(uid, None)
-        for uid in after.keys() - before.keys():
+        for uid in set(after).difference(before):
             self._claimed_on.setdefault(uid, set()).add(node)
         for listener in self._listeners:
             listener(node)

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from kvplace.core.errors import KvplaceError, Refused
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
+from kvplace.core.scalars import PodUid
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -65,8 +66,8 @@ def decide_together(ledger: Ledger, pending: Collection[PendingChange[Any]]) -> 
     A released claim is gone for the changes after it, but its CPUs keep their owner until the next write:
     the API server compares with the stored owners, so a CPU cannot be released and claimed in one write.
     """
-    claims: dict[str, Claim] = {}
-    releases: dict[str, None] = {}
+    claims: dict[PodUid, Claim] = {}
+    releases: dict[PodUid, None] = {}
     decided: list[tuple[PendingChange[Any], object]] = []
     failed: list[tuple[PendingChange[Any], KvplaceError]] = []
     for one in pending:

@@ -12,8 +12,9 @@ from typing import cast
 
 from lxml import etree
 
-from kvplace.core.cpuset import MAX_CPU, format_cpu_list, parse_cpu_list
+from kvplace.core.cpuset import MAX_CPU, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import BadTopology
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
 from kvplace.core.topology import NumaNode, Topology
 from kvplace.core.topology_levels import Discovery, Levels, union
 
@@ -37,9 +38,9 @@ def read_capabilities(xml: bytes, *, what: str = "the capabilities") -> Discover
 class _Reader:
     def __init__(self, root: etree._Element) -> None:
         self._root = root
-        self._siblings: dict[int, int] = {}
-        self._sockets: dict[int, int] = {}
-        self._ids: dict[tuple[str, ...], int] = {}
+        self._siblings: dict[CpuId, CpuMask] = {}
+        self._sockets: dict[CpuId, int] = {}
+        self._ids: dict[tuple[str, ...], CpuMask] = {}
 
     def discover(self) -> Discovery:
         cells = self._root.findall("host/topology/cells/cell")
@@ -51,7 +52,7 @@ class _Reader:
         cores = levels.partition(
             "sibling threads",
             self._siblings.get,
-            [1 << cpu for cpu in range(cpus.bit_length())],
+            [mask_of([cpu]) for cpu in range(cpus.bit_length())],
             "every CPU counts as a core",
         )
         disjoint = levels.numa_nodes(nodes, nodes[0], cores)
@@ -71,22 +72,22 @@ class _Reader:
         return Discovery(topology, (*levels.notes, *self._perhaps_offline(topology)))
 
     def _node(self, cell: etree._Element) -> NumaNode:
-        number = self._integer(cell, "id")
+        number = NumaId(self._integer(cell, "id"))
         pages = self._pages(cell)
         return NumaNode(
             id=number,
             cpus=union(self._cpu(cpu) for cpu in cell.findall("cpus/cpu")),
-            memory=sum(self._scaled(memory) for memory in cell.findall("memory")[:1]),
+            memory=Bytes(sum(self._scaled(memory) for memory in cell.findall("memory")[:1])),
             huge_pages=pages,
             distances={
-                self._integer(sibling, "id"): value
+                NumaId(self._integer(sibling, "id")): value
                 for sibling in cell.findall("distances/sibling")
                 if (value := self._integer(sibling, "value"))
             },
         )
 
-    def _cpu(self, cpu: etree._Element) -> int:
-        number = self._integer(cpu, "id")
+    def _cpu(self, cpu: etree._Element) -> CpuMask:
+        number = CpuId(self._integer(cpu, "id"))
         if number > MAX_CPU:
             raise BadTopology(f"CPU {number} is above the highest id {MAX_CPU}")
         siblings = cpu.get("siblings")
@@ -96,30 +97,31 @@ class _Reader:
         if socket.isascii() and socket.isdigit() and len(socket) <= 6:
             self._sockets[number] = int(socket)
         ids = tuple(cpu.get(name, "") for name in ("socket_id", "die_id", "cluster_id", "core_id"))
-        self._ids[ids] = self._ids.get(ids, 0) | 1 << number
-        return 1 << number
+        alone = mask_of([number])
+        self._ids[ids] = self._ids.get(ids, NO_CPUS) | alone
+        return alone
 
-    def _pages(self, cell: etree._Element) -> dict[int, int]:
+    def _pages(self, cell: etree._Element) -> dict[Bytes, int]:
         """Pages by size; the smallest size is the machine's own, which everybody uses."""
         pages = {
-            self._integer(entry, "size") * self._unit(entry): int(self._digits(entry.text, "<pages>"))
+            Bytes(self._integer(entry, "size") * self._unit(entry)): int(self._digits(entry.text, "<pages>"))
             for entry in cell.findall("pages")
         }
         return {size: pages[size] for size in sorted(pages)[1:] if pages[size]}
 
-    def _l3_banks(self) -> Iterator[int]:
+    def _l3_banks(self) -> Iterator[CpuMask]:
         for bank in self._root.findall("host/cache/bank"):
             if bank.get("level") == "3" and bank.get("type") != "code":
                 yield self._cpu_list(bank.get("cpus", ""), "cpus of an L3 <bank>")
 
-    def _sets_by_socket(self) -> dict[int, int]:
-        sets: dict[int, int] = {}
+    def _sets_by_socket(self) -> dict[int, CpuMask]:
+        sets: dict[int, CpuMask] = {}
         for cpu, socket in self._sockets.items():
-            sets[socket] = sets.get(socket, 0) | 1 << cpu
+            sets[socket] = sets.get(socket, NO_CPUS) | 1 << cpu
         return sets
 
     def _perhaps_offline(self, topology: Topology) -> Iterator[str]:
-        odd = 0
+        odd = NO_CPUS
         for cpus in self._ids.values():
             cores = [core for core in topology.cores if core & cpus]
             if len(cores) > 1:
@@ -148,7 +150,7 @@ class _Reader:
             raise BadTopology(f"{digits[:40]!r} for the {where} is not a whole number")
         return digits
 
-    def _cpu_list(self, text: str, where: str) -> int:
+    def _cpu_list(self, text: str, where: str) -> CpuMask:
         try:
             return parse_cpu_list(text, what=where)
         except ValueError as error:

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from kvplace.core.errors import BadBody
+from kvplace.core.scalars import NO_CPUS, CpuMask
 
 MAX_BYTES = 1024 * 1024
 """Longest file we read; 500 containers stay below a tenth of it."""
@@ -33,17 +34,17 @@ class CpuManagerState:
     """The CPUs that the kubelet has given out."""
 
     policy: str
-    default: int
+    default: CpuMask
     """CPUs of the shared pool."""
-    containers: Mapping[tuple[str, str], int]
+    containers: Mapping[tuple[str, str], CpuMask]
     """CPUs by (pod UID, container); a file of version 1 knows container ids alone and has an empty UID."""
-    pods: Mapping[str, int]
+    pods: Mapping[str, CpuMask]
     """CPUs by pod UID, where resources are asked for by the whole pod."""
 
     @property
-    def held(self) -> int:
+    def held(self) -> CpuMask:
         """All CPUs that some container or pod has for itself."""
-        held = 0
+        held = NO_CPUS
         for cpus in (*self.containers.values(), *self.pods.values()):
             held |= cpus
         return held
@@ -79,7 +80,7 @@ def _older_version(root: Mapping[str, Any]) -> CpuManagerState:
 
 
 def _state(root: Mapping[str, Any]) -> CpuManagerState:
-    containers: dict[tuple[str, str], int] = {}
+    containers: dict[tuple[str, str], CpuMask] = {}
     for key, value in _mapping(root, "entries").items():
         if isinstance(value, dict):
             for container, cpus in value.items():
@@ -122,7 +123,7 @@ def _go_map(items: Mapping[str, str]) -> str:
     return f"map[{' '.join(f'{key}:{items[key]}' for key in sorted(items, key=_bytes))}]"
 
 
-def _go_cpus(cpus: int) -> str:
+def _go_cpus(cpus: CpuMask) -> str:
     elements = " ".join(f"{cpu}:{{}}" for cpu in cpus_of(cpus))
     return f"{{CPUSet:(cpuset.CPUSet){{elems:(map[int]struct {{}})map[{elements}]}}}}"
 
@@ -169,7 +170,7 @@ def _mapping(root: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found
 
 
-def _cpus(value: object, where: str) -> int:
+def _cpus(value: object, where: str) -> CpuMask:
     if not isinstance(value, str):
         raise _Unreadable(f"the CPUs of {where} are not a CPU list such as '2-3'")
     return parse_cpu_list(value, what=f"the CPU list of {where}")

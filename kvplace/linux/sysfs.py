@@ -15,8 +15,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, parse_cpu_list
+from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import BadTopology
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
 from kvplace.core.topology import NumaNode, Topology
 from kvplace.core.topology_levels import Discovery, Levels
 from kvplace.linux.tree import CPU_FOLDER, Tree
@@ -47,17 +48,17 @@ class _Reader:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._notes: list[str] = []
-        self._not_their_own = 0
+        self._not_their_own = NO_CPUS
         """CPUs that one of their own lists lacks, and another file has."""
 
     def discover(self) -> Discovery:
         self._online = self._online_cpus()
         levels = Levels("the kernel", self._online)
-        whole = self._node(0, "proc", self._online, _PAGES_FOLDER)
+        whole = self._node(NumaId(0), "proc", self._online, _PAGES_FOLDER)
         cores = levels.partition(
             "sibling threads",
             lambda cpu: self._set_with(cpu, _topology_folder(cpu), _CORE_SETS),
-            [1 << cpu for cpu in cpus_of(self._online)],
+            [mask_of([cpu]) for cpu in cpus_of(self._online)],
             "every CPU counts as a core",
         )
         nodes = levels.numa_nodes(self._numa_nodes(), whole, cores)
@@ -71,7 +72,7 @@ class _Reader:
                 "L3 caches", self._l3_of, [node.cpus for node in nodes], "the NUMA node stands in for them"
             ),
             cores=cores,
-            isolated=(self._cpu_list(f"{CPU_FOLDER}/isolated") or 0) & self._online,
+            isolated=(self._cpu_list(f"{CPU_FOLDER}/isolated") or NO_CPUS) & self._online,
         )
         if self._not_their_own:
             self._notes.append(
@@ -82,9 +83,9 @@ class _Reader:
 
     # CPUs and caches
 
-    def _online_cpus(self) -> int:
+    def _online_cpus(self) -> CpuMask:
         listed = self._cpu_list(f"{CPU_FOLDER}/online")
-        online, without_topology = 0, 0
+        online, without_topology = NO_CPUS, NO_CPUS
         for cpu in _numbers(self._tree.entries(CPU_FOLDER), "cpu"):
             if cpu > MAX_CPU:
                 raise BadTopology(f"{self._tree.name}: CPU {cpu} is above the highest id {MAX_CPU}")
@@ -107,7 +108,7 @@ class _Reader:
             )
         return online
 
-    def _l3_of(self, cpu: int) -> int | None:
+    def _l3_of(self, cpu: CpuId) -> CpuMask | None:
         folder = f"{CPU_FOLDER}/cpu{cpu}/cache"
         for index in _numbers(self._tree.entries(folder), "index"):
             if (self._tree.read(f"{folder}/index{index}/level") or "").strip("\0\n ") == "3":
@@ -129,42 +130,46 @@ class _Reader:
             return [replace(nodes[0], memory=memory, huge_pages=pages)]
         return nodes
 
-    def _node_ids(self) -> list[int]:
+    def _node_ids(self) -> list[NumaId]:
         ids = _numbers(self._tree.entries(_NODE_FOLDER), "node")
         online = self._cpu_list(f"{_NODE_FOLDER}/online")
-        return [number for number in ids if number <= _MAX_NODE and (online is None or online >> number & 1)]
+        return [
+            NumaId(number)
+            for number in ids
+            if number <= _MAX_NODE and (online is None or online >> number & 1)
+        ]
 
-    def _node_cpus(self, folder: str) -> int:
+    def _node_cpus(self, folder: str) -> CpuMask:
         listed, mapped = (self._set(folder, name) for name in _NODE_SETS)
         if listed is not None and mapped is not None and (listed ^ mapped) & self._online:
             self._notes.append(
                 f"{folder}: cpulist and cpumap differ over CPU"
                 f" {format_cpu_list((listed ^ mapped) & self._online)}: cpulist counts"
             )
-        return ((mapped if listed is None else listed) or 0) & self._online
+        return ((mapped if listed is None else listed) or NO_CPUS) & self._online
 
     def _node(
-        self, number: int, folder: str, cpus: int, pages_folder: str, ids: Sequence[int] = ()
+        self, number: NumaId, folder: str, cpus: CpuMask, pages_folder: str, ids: Sequence[NumaId] = ()
     ) -> NumaNode:
         match = _MEM_TOTAL.search(self._tree.read(f"{folder}/meminfo") or "")
         return NumaNode(
             id=number,
             cpus=cpus,
-            memory=int(match[1]) * 1024 if match else 0,
+            memory=Bytes(int(match[1]) * 1024 if match else 0),
             huge_pages=self._pages(pages_folder),
             distances=self._distances(number, ids) if ids else {number: 10},
         )
 
-    def _pages(self, folder: str) -> dict[int, int]:
-        pages: dict[int, int] = {}
+    def _pages(self, folder: str) -> dict[Bytes, int]:
+        pages: dict[Bytes, int] = {}
         for name in self._tree.entries(folder):
             match = _PAGE_SIZE.fullmatch(name)
             count = self._integer(f"{folder}/{name}/nr_hugepages") if match else None
             if match and count is not None and count > 0:
-                pages[int(match[1]) * 1024] = count
+                pages[Bytes(int(match[1]) * 1024)] = count
         return dict(sorted(pages.items()))
 
-    def _distances(self, number: int, ids: Sequence[int]) -> dict[int, int]:
+    def _distances(self, number: NumaId, ids: Sequence[NumaId]) -> dict[NumaId, int]:
         """Read one number for every node there is, ascending; a row may stop early or hold zeros."""
         path = f"{_NODE_FOLDER}/node{number}/distance"
         row = (self._tree.read(path) or "").replace("\0", "").split()
@@ -179,23 +184,23 @@ class _Reader:
 
     # Files
 
-    def _set_with(self, cpu: int, folder: str, names: Iterable[str]) -> int | None:
+    def _set_with(self, cpu: CpuId, folder: str, names: Iterable[str]) -> CpuMask | None:
         """Read the first of equivalent files that has this CPU, or else the first that exists."""
         first = None
         for name in names:
             found = self._set(folder, name)
             if found is not None and found >> cpu & 1:
-                self._not_their_own |= 0 if first is None else 1 << cpu
+                self._not_their_own |= NO_CPUS if first is None else mask_of([cpu])
                 return found
             first = found if first is None else first
         return first
 
-    def _set(self, folder: str, name: str) -> int | None:
+    def _set(self, folder: str, name: str) -> CpuMask | None:
         """Read a CPU list or mask; None when there is no such file."""
         path = f"{folder}/{name}"
         return self._cpu_list(path) if name.endswith("list") else self._cpu_mask(path)
 
-    def _cpu_list(self, path: str) -> int | None:
+    def _cpu_list(self, path: str) -> CpuMask | None:
         text = self._tree.read(path)
         if text is None:
             return None
@@ -204,7 +209,7 @@ class _Reader:
         except ValueError as error:
             raise BadTopology(f"{self._tree.name}: {error}") from None
 
-    def _cpu_mask(self, path: str) -> int | None:
+    def _cpu_mask(self, path: str) -> CpuMask | None:
         """Read words of 32 bits in hexadecimal, the highest first."""
         text = self._tree.read(path)
         if text is None:
@@ -215,7 +220,7 @@ class _Reader:
         mask = 0
         for word in written.split(","):
             mask = mask << 32 | int(word, 16)
-        return mask
+        return CpuMask(mask)
 
     def _integer(self, path: str) -> int | None:
         written = (self._tree.read(path) or "").strip("\0\n\t ")

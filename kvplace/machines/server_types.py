@@ -22,10 +22,10 @@ from functools import reduce
 from operator import or_
 
 from kvplace.core.cpuset import mask_of
-from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 
 
 class Numbering(Enum):
@@ -55,7 +55,7 @@ class ServerType:
     near: int = 12
     """Distance between NUMA nodes of one socket."""
     numbering: Numbering = Numbering.SOCKET_BY_SOCKET
-    huge_pages: tuple[tuple[int, int], ...] = ()
+    huge_pages: tuple[tuple[Bytes, int], ...] = ()
     """Pages set aside per NUMA node, as (page size in bytes, count)."""
 
 
@@ -110,7 +110,7 @@ SERVER_TYPES: tuple[ServerType, ...] = (
         l3_cores=4,
         far=32,
         dimms=384,
-        huge_pages=((2 << 20, 32768), (GIB, 128)),
+        huge_pages=((Bytes(2 << 20), 32768), (GIB, 128)),
     ),
     ServerType(  # 2x AMD EPYC 9354, NPS2
         "2x-epyc-9354-nps2",
@@ -183,7 +183,7 @@ def topology_of(server: ServerType) -> Topology:
     for socket in range(server.sockets):
         own = [_siblings(server, socket, core) for core in range(server.cores)]
         cores |= {_first_cpu(server, socket, core): siblings for core, siblings in enumerate(own)}
-        packages.append(Package(socket, _union(own)))
+        packages.append(Package(PackageId(socket), _union(own)))
         l3_groups += [_union(part) for part in _parts(own, server.l3_cores)]
         for part in _parts(own, server.cores // server.nodes):
             nodes.append(_numa_node(server, len(nodes), _union(part)))
@@ -212,7 +212,7 @@ def _siblings(server: ServerType, socket: int, core: int) -> CpuMask:
 
 def _numa_node(server: ServerType, number: int, cpus: CpuMask) -> NumaNode:
     distances = {
-        other: 10
+        NumaId(other): 10
         if other == number
         else server.near
         if other // server.nodes == number // server.nodes
@@ -220,9 +220,9 @@ def _numa_node(server: ServerType, number: int, cpus: CpuMask) -> NumaNode:
         for other in range(server.sockets * server.nodes)
     }
     return NumaNode(
-        id=number,
+        id=NumaId(number),
         cpus=cpus,
-        memory=server.dimms * GIB // server.nodes // 64 * 63,
+        memory=Bytes(server.dimms * GIB // server.nodes // 64 * 63),
         huge_pages=dict(server.huge_pages),
         distances=distances,
     )

@@ -9,7 +9,7 @@ from kvplace.core.cpu_map import read_node_cpu_map
 from kvplace.core.errors import BadAnnotation, BadTopology
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, Ledger
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuMask, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.kube.records import NodeRecord, TopologyRecord
 
@@ -71,18 +71,18 @@ def describe_node(node: NodeRecord | None, described: TopologyRecord | None) -> 
     allocatable = topology.allocatable & ~described.kubelet_cpus
     if sockets is not None:
         allocatable &= _union(sockets)
-    return NodeMachine(topology, CpuMask(allocatable))
+    return NodeMachine(topology, allocatable)
 
 
-def _of_cpu_map(sockets: dict[int, int]) -> NodeMachine | Unusable:
+def _of_cpu_map(sockets: dict[PackageId, CpuMask]) -> NodeMachine | Unusable:
     try:
         topology = topology_of_cpu_map(sockets)
     except BadTopology as error:
         return Unusable(f"its cpu-map does not describe a machine: {error}")
-    return NodeMachine(topology, CpuMask(topology.allocatable))
+    return NodeMachine(topology, topology.allocatable)
 
 
-def _union(sockets: dict[int, int]) -> CpuMask:
+def _union(sockets: dict[PackageId, CpuMask]) -> CpuMask:
     cpus = NO_CPUS
     for of_socket in sockets.values():
         cpus |= of_socket

@@ -30,6 +30,7 @@ from kvplace.core.cluster.draft import Draft, DraftNode, Shape, scope_domains, s
 from kvplace.core.cluster.planning import Hint, Tally, VmRequest
 from kvplace.core.errors import Misconfigured
 from kvplace.core.request import NumaMemory, Request, Smt
+from kvplace.core.scalars import Bytes
 
 if TYPE_CHECKING:
     import highspy
@@ -249,5 +250,5 @@ def _whole_cores(node: DraftNode, domain: ScopeDomain) -> int:
     )
 
 
-def _pages(request: Request, size: int) -> int:
+def _pages(request: Request, size: Bytes) -> int:
     return 0 if request.options.numa_memory is NumaMemory.OFF else request.huge_pages.get(size, 0)

@@ -10,6 +10,7 @@ from kvplace.core.free import Free
 from kvplace.core.ledger import Claim
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Request
+from kvplace.core.scalars import NO_BYTES
 from kvplace.core.topology import Topology
 from kvplace.kube.records import PodRecord
 
@@ -29,7 +30,7 @@ def placement_of_claim(topology: Topology, request: Request, claim: Claim) -> Pl
     inside = Free(
         cpus=claim.owned,
         pool=claim.cpus,
-        memory=tuple((node.id, plain.get(node.id, 0)) for node in topology.numa_nodes)
+        memory=tuple((node.id, plain.get(node.id, NO_BYTES)) for node in topology.numa_nodes)
         if any(node.memory for node in topology.numa_nodes)
         else (),
         huge_pages=tuple(

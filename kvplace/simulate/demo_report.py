@@ -13,6 +13,7 @@ from kvplace.core.drawing.core_map import CoreMap, core_map_document, draw
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.placement import Placement
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 from kvplace.domainxml.document import parse
 from kvplace.simulate.percentiles import Percentiles
@@ -121,7 +122,7 @@ class DemoReport:
             default=None,
         )
 
-    def _spread(self, count: Callable[[Topology, int], int]) -> Mapping[int, int]:
+    def _spread(self, count: Callable[[Topology, CpuMask], int]) -> Mapping[int, int]:
         spread = Counter(count(self.machines[vm.node], vm.placement.cpus) for vm in self.pinned)
         return dict(sorted(spread.items()))
 

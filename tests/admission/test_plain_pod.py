@@ -13,6 +13,7 @@ from kvplace.core.annotations import ASKING, RESULTS
 from kvplace.core.errors import KvplaceError
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.request import GuestNuma, PinningOptions, Policy, Request, Scope
+from kvplace.core.scalars import Bytes
 from tests.admission.makers import (
     ASKS,
     Json,
@@ -38,7 +39,10 @@ def test_a_plain_pod_is_as_large_as_the_limits_of_its_containers() -> None:
     after, warnings = admit(raw)
     written = written_request(after)
     assert written.request == Request(
-        vcpus=6, options=PinningOptions(scope=Scope.ONE_NUMA), memory=11 << 30, huge_pages={1 << 30: 2}
+        vcpus=6,
+        options=PinningOptions(scope=Scope.ONE_NUMA),
+        memory=Bytes(11 << 30),
+        huge_pages={Bytes(1 << 30): 2},
     )
     assert written.vmi == ""
     assert [cpu(after, f"c{index}") for index in range(3)] == ["4", "100m", "2"]

@@ -23,6 +23,7 @@ from kvplace.core.request import (
     Scope,
     Smt,
 )
+from kvplace.core.scalars import Bytes
 from tests.admission.makers import (
     ASKS,
     Json,
@@ -105,7 +106,9 @@ def test_a_captured_launcher_pod_with_options_gets_its_request(path: Path) -> No
     assert (compute["requests"]["kvplace.io/vm"], compute["limits"]["kvplace.io/vm"]) == ("1", "1")
     written = written_request(after)
     assert written.vmi == f"default/{needed_vmi(raw)}"
-    assert written.request == Request(vcpus=4, options=PinningOptions(scope=Scope.ONE_NUMA), memory=4 << 30)
+    assert written.request == Request(
+        vcpus=4, options=PinningOptions(scope=Scope.ONE_NUMA), memory=Bytes(4 << 30)
+    )
     assert is_guaranteed(after) == is_guaranteed(raw)
     untouched = {"metadata", "spec"}
     assert {key: after[key] for key in after.keys() - untouched} == {
@@ -211,8 +214,8 @@ def test_the_request_contains_every_option_and_the_size_of_the_vm() -> None:
             guest_numa=GuestNuma.MIRROR,
             on_failure=OnFailure.FLOAT,
         ),
-        memory=16 << 30,
-        huge_pages={1 << 30: 16},
+        memory=Bytes(16 << 30),
+        huge_pages={Bytes(1 << 30): 16},
         io_threads=3,
     )
     assert (written.explain, written.crane_result) == (True, False)

@@ -13,10 +13,11 @@ from lxml import etree
 from kvplace.admission.objects import Vmi, typed
 from kvplace.admission.vm_size import VmSize, size_of_vm
 from kvplace.core.errors import Misconfigured
+from kvplace.core.scalars import Bytes
 from tests.admission.makers import vmi
 from tests.captured import captured_files, captured_folder
 
-GI = 1 << 30
+GI = Bytes(1 << 30)
 each_vmi = pytest.mark.parametrize(
     "path", captured_files("kubevirt/domains", "*.vmi.json"), ids=lambda path: path.stem
 )

@@ -20,9 +20,11 @@ from benchmarks.peers.crane import crane
 from benchmarks.peers.koordinator import least_allocated, most_allocated
 from benchmarks.peers.kubelet import distributed, packed, packed_by_l3, with_numa_mask
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import CpuMask, NumaId
+from kvplace.core.topology import Topology
 from kvplace.machines.server_types import ServerType, topology_of
 from tests.captured import captured_folder
+from tests.core.machines import make_numa_node, make_package, make_topology
 
 Json = dict[str, Any]
 
@@ -140,27 +142,31 @@ def _topology(fixture: Json) -> Topology:
         for level, id_ in zip(levels, ids[:3], strict=True):
             level[id_] = level.get(id_, 0) | 1 << cpu
     cores, sockets, nodes = (sorted(level.items()) for level in levels)
-    return Topology(
-        packages=tuple(Package(id_, cpus) for id_, cpus in sockets),
-        numa_nodes=tuple(NumaNode(id_, cpus, memory=0) for id_, cpus in nodes),
+    return make_topology(
+        packages=tuple(make_package(id_, cpus) for id_, cpus in sockets),
+        numa_nodes=tuple(make_numa_node(id_, cpus, memory=0) for id_, cpus in nodes),
         l3_groups=tuple(cpus for _, cpus in sockets),
         cores=tuple(cpus for _, cpus in cores),
     )
 
 
 def _flat(cores: list[int]) -> Topology:
-    cpus = mask_of(cpu for core in cores for cpu in cpus_of(core))
-    return Topology((Package(0, cpus),), (NumaNode(0, cpus, memory=0),), (cpus,), tuple(cores))
+    cpus = mask_of(cpu for core in cores for cpu in cpus_of(CpuMask(core)))
+    return make_topology(
+        (make_package(0, cpus),), (make_numa_node(0, cpus, memory=0),), (cpus,), tuple(cores)
+    )
 
 
 def _nodes_of_their_sockets(topology: Topology, nodes: list[int]) -> list[int]:
-    sockets = [p.cpus for p in topology.packages if any(topology.node_by_id[n].cpus & p.cpus for n in nodes)]
+    sockets = [
+        p.cpus for p in topology.packages if any(topology.node_by_id[NumaId(n)].cpus & p.cpus for n in nodes)
+    ]
     return [node.id for node in topology.numa_nodes if any(node.cpus & cpus for cpus in sockets)]
 
 
 def _nodes(chosen: int | None) -> tuple[int, ...]:
     assert chosen is not None
-    return ROME_LIKE.nodes_of(chosen)
+    return ROME_LIKE.nodes_of(CpuMask(chosen))
 
 
 def _text(chosen: int | None) -> str | None:

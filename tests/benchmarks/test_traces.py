@@ -9,11 +9,12 @@ from benchmarks._traces import PeerMachine, RoomMakingMachine, kvplace, nodes_wh
 from benchmarks.fragmentation import mean_and_deviation
 from benchmarks.peers.best_fit import best_fit
 from kvplace.core.cpuset import lowest, mask_of, parse_cpu_list
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import CpuMask
+from tests.core.machines import make_numa_node, make_package, make_topology
 
-FOUR_NODES = Topology(
-    packages=tuple(Package(number, 0xFFFF << 16 * number) for number in range(2)),
-    numa_nodes=tuple(NumaNode(number, 0xFF << 8 * number, memory=0) for number in range(4)),
+FOUR_NODES = make_topology(
+    packages=tuple(make_package(number, 0xFFFF << 16 * number) for number in range(2)),
+    numa_nodes=tuple(make_numa_node(number, 0xFF << 8 * number, memory=0) for number in range(4)),
     l3_groups=tuple(0xF << 4 * number for number in range(8)),
     cores=tuple(1 << cpu for cpu in range(32)),
 )
@@ -80,7 +81,7 @@ def test_kvplace_splits_nothing_that_need_not_be_split(seed: int) -> None:
 
 
 def test_an_allocator_that_takes_the_lowest_cpus_splits_what_best_fit_does_not() -> None:
-    first = PeerMachine(FOUR_NODES, lambda _, free, count: lowest(free, count))
+    first = PeerMachine(FOUR_NODES, lambda _, free, count: lowest(CpuMask(free), count))
     careless = run(FOUR_NODES, first, EVEN, 1, count=150)
     careful = run(FOUR_NODES, PeerMachine(FOUR_NODES, best_fit), EVEN, 1, count=150)
     assert careless.numa > 10

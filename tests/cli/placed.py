@@ -8,7 +8,7 @@ from typing import Any
 from kvplace.core.cpuset import mask_of
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import NO_CPUS
+from kvplace.core.scalars import NO_CPUS, CpuId, NumaId
 from kvplace.machines.shipped import read_machine
 
 NAME = "epyc-7502p"
@@ -25,11 +25,11 @@ def placement(
         on_failure=OnFailure.WAIT,
         placement=Placement(
             policy=policy,
-            vcpus=cpus,
+            vcpus=tuple(map(CpuId, cpus)),
             cpus=mask_of(cpus),
             emulator_cpus=mask_of(cpus),
             io_thread_cpus=(),
-            numa_nodes=(0,),
+            numa_nodes=(NumaId(0),),
             numa_memory=NumaMemory.OFF,
             memory={},
             owned=mask_of(cpus) if policy is Policy.EXCLUSIVE else NO_CPUS,

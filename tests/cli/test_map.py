@@ -19,14 +19,14 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.drawing.core_map import draw
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, merge_patch
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import CpuMask
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import Bytes, CpuMask, PodUid
 from kvplace.machines.machine import find_machine
 from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.cli.calls import Caller
 from tests.cli.placed import placement
 from tests.core.claims import claim, ledger_of, with_vm
+from tests.core.machines import make_numa_node, make_package, make_topology
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 MACHINE = read_machine("2x-epyc-9354-nps2")
@@ -102,7 +102,7 @@ def test_the_map_can_be_printed_as_json(kvplace: Caller, tmp_path: Path) -> None
 def test_many_vms_get_two_letters_and_the_columns_stay_aligned(kvplace: Caller, tmp_path: Path) -> None:
     claims = [
         Claim(
-            uid=f"u{number}",
+            uid=PodUid(f"u{number}"),
             namespace="default",
             pod=f"vm-{number}",
             vmi="",
@@ -176,7 +176,7 @@ def test_cores_of_the_kubelets_static_policy_are_foreign(kvplace: Caller, tmp_pa
 
 
 def test_wide_adds_the_cpus_of_every_l3_and_the_memory_of_every_vm(kvplace: Caller, tmp_path: Path) -> None:
-    request = Request(4, PinningOptions(scope=Scope.ONE_NUMA), memory=3 << 30)
+    request = Request(4, PinningOptions(scope=Scope.ONE_NUMA), memory=Bytes(3 << 30))
     ledger = _ledger_file(tmp_path, with_vm(MACHINE, Ledger(), "db", request))
     out = kvplace("map", "2x-epyc-9354-nps2", "--placements", str(ledger), "-o", "wide").out
     assert "CPUs 4-7,68-71" in out
@@ -267,9 +267,9 @@ def test_every_captured_machine_is_drawn_in_80_columns(path: Path) -> None:
 
 def test_512_threads_with_two_letters_each_fit_into_80_columns() -> None:
     sockets = [mask_of(range(number * 256, number * 256 + 256)) for number in range(2)]
-    machine = Topology(
-        packages=tuple(Package(number, cpus) for number, cpus in enumerate(sockets)),
-        numa_nodes=tuple(NumaNode(number, cpus, memory=0) for number, cpus in enumerate(sockets)),
+    machine = make_topology(
+        packages=tuple(make_package(number, cpus) for number, cpus in enumerate(sockets)),
+        numa_nodes=tuple(make_numa_node(number, cpus, memory=0) for number, cpus in enumerate(sockets)),
         l3_groups=tuple(sockets),
         cores=tuple(0b11 << cpu for cpu in range(0, 512, 2)),
     )

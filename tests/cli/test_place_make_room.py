@@ -14,9 +14,10 @@ from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import Bytes, NumaId, PackageId
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.topology import Topology
 from kvplace.machines.shipped import read_machine
 from tests.cli.calls import Caller
+from tests.core.machines import make_numa_node, make_package, make_topology
 
 MACHINE = read_machine("2x-epyc-9354")  # two sockets of 60 CPUs to give out each
 
@@ -151,10 +152,10 @@ def _small_machine() -> Topology:
         for first in range(0, 16, 4)
     )
     sockets = (caches[0] | caches[1], caches[2] | caches[3])
-    return Topology(
-        packages=tuple(Package(PackageId(number), cpus) for number, cpus in enumerate(sockets)),
+    return make_topology(
+        packages=tuple(make_package(PackageId(number), cpus) for number, cpus in enumerate(sockets)),
         numa_nodes=tuple(
-            NumaNode(NumaId(number), cpus, Bytes(64 << 30)) for number, cpus in enumerate(sockets)
+            make_numa_node(NumaId(number), cpus, Bytes(64 << 30)) for number, cpus in enumerate(sockets)
         ),
         l3_groups=caches,
         cores=cores,

@@ -21,6 +21,7 @@ from kvplace.core.errors import BadBody
 from kvplace.core.ledger import Ledger, LedgerChange, merge_patch
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import PinningOptions, Request, Scope, Smt
+from kvplace.core.scalars import PodUid
 from tests.cli.calls import Caller
 from tests.cli.placed import MACHINE, NAME, answer, lines, placement, pod
 from tests.core.claims import with_vm
@@ -50,9 +51,9 @@ def test_answers_of_place_are_read_with_their_releases(kvplace: Caller, tmp_path
     answers = kvplace("place", "--topology", NAME, "--keep", "-o", "json", stdin=requests).out
     claims = read(answers, tmp_path)
     assert list(held(claims)) == ["web", "ci", "request-6"]
-    web = claims.ledger.claims["web"]
+    web = claims.ledger.claims[PodUid("web")]
     assert (web.cpus.bit_count(), web.owned.bit_count()) == (2, 4)
-    assert claims.ledger.claims["ci"].owned == 0
+    assert claims.ledger.claims[PodUid("ci")].owned == 0
     assert claims.notes == ()
     claims.ledger.check()
 
@@ -64,13 +65,13 @@ def test_after_any_answers_of_place_the_claims_are_those_of_place(
     ledger, answers = Ledger(), []
     for step in steps:
         if step.startswith("-"):
-            ledger = ledger.after(LedgerChange(releases=(f"uid-{step[1:]}",)))
+            ledger = ledger.after(LedgerChange(releases=(PodUid(f"uid-{step[1:]}"),)))
             answers.append({"released": step[1:], "cpus": ""})
         elif f"uid-{step}" not in ledger.claims:
             ledger = with_vm(
                 MACHINE, ledger, step, Request(3, PinningOptions(scope=Scope.ANY, smt=Smt.ISOLATE))
             )
-            claim = ledger.claims[f"uid-{step}"]
+            claim = ledger.claims[PodUid(f"uid-{step}")]
             document = answer(step, *range(64))["placement"]
             document |= {"cpus": format_cpu_list(claim.cpus), "owned": format_cpu_list(claim.owned)}
             answers.append({"id": step, "placement": document | {"vcpus": [min_of(claim.cpus)]}})
@@ -145,7 +146,7 @@ def test_pods_are_read_by_their_annotations(tmp_path: Path) -> None:
     ]
     claims = read(json.dumps({"kind": "PodList", "items": pods}), tmp_path)
     assert held(claims) == {"db": "4-5", "foreign-tool": "8-9"}
-    assert claims.ledger.claims["uid-foreign-tool"].owned == 0b11 << 8
+    assert claims.ledger.claims[PodUid("uid-foreign-tool")].owned == 0b11 << 8
     assert claims.notes[0] == (
         "items[6]: pod virt-launcher-heir carries the placement of another pod; it is left out"
     )

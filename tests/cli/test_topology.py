@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 from kvplace.core.cpuset import format_cpu_list, mask_of
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, NumaId
 from kvplace.core.topology_document import read_topology, topology_document
 from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.cli.calls import Caller, on_a_terminal
+from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.libvirt.written_capabilities import capabilities_of
 
 STATE = '{"policyName":"static","defaultCpuSet":"0","entries":{"p":{"c":"4-6"}},"checksum":0}'
@@ -71,9 +72,11 @@ def test_the_wide_table_names_the_threads_of_every_core(kvplace: Caller) -> None
 def test_in_a_file_every_numa_node_and_its_distances_have_one_line(kvplace: Caller, tmp_path: Path) -> None:
     count, distances = 40, dict.fromkeys(range(40), 20)
     cpus = [mask_of(range(number, 4 * count, count)) for number in range(count)]
-    machine = Topology(
-        packages=(Package(0, (1 << 4 * count) - 1),),
-        numa_nodes=tuple(NumaNode(n, mask, 1 << 34, distances=distances) for n, mask in enumerate(cpus)),
+    machine = make_topology(
+        packages=(make_package(0, (1 << 4 * count) - 1),),
+        numa_nodes=tuple(
+            make_numa_node(n, mask, 1 << 34, distances=distances) for n, mask in enumerate(cpus)
+        ),
         l3_groups=tuple(cpus),
         cores=tuple(1 << cpu for cpu in range(4 * count)),
     )
@@ -108,7 +111,11 @@ def test_distances_are_shown_as_they_were_given(kvplace: Caller, tmp_path: Path)
     machine = read_machine("2x-epyc-9354")
     first, second = machine.numa_nodes
     odd = replace(
-        machine, numa_nodes=(replace(first, distances={0: 10, 1: 21}), replace(second, distances={1: 11}))
+        machine,
+        numa_nodes=(
+            replace(first, distances={NumaId(0): 10, NumaId(1): 21}),
+            replace(second, distances={NumaId(1): 11}),
+        ),
     )
     called = kvplace("topology", _written(tmp_path, json.dumps(topology_document(odd))))
     assert [line.split() for line in called.out.splitlines()[-3:]] == [
@@ -120,7 +127,10 @@ def test_distances_are_shown_as_they_were_given(kvplace: Caller, tmp_path: Path)
 
 def test_nodes_without_cpus_or_memory_have_their_lines(kvplace: Caller, tmp_path: Path) -> None:
     machine = read_machine("epyc-7502p")
-    nodes = (replace(machine.numa_nodes[0], memory=0, huge_pages={}), NumaNode(7, 0, 3 << 30, {2 << 20: 5}))
+    nodes = (
+        replace(machine.numa_nodes[0], memory=NO_BYTES, huge_pages={}),
+        make_numa_node(7, 0, 3 << 30, {Bytes(2 << 20): 5}),
+    )
     text = json.dumps(topology_document(replace(machine, numa_nodes=nodes)))
     lines = kvplace("topology", _written(tmp_path, text)).out.splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in lines if line[:1].isdigit()}
@@ -162,7 +172,7 @@ def test_every_captured_machine_is_shown_and_its_json_is_the_same_machine(
 
 
 def test_a_machine_from_libvirt_works_with_place_and_map(kvplace: Caller, tmp_path: Path) -> None:
-    path = _written(tmp_path, capabilities_of(replace(read_machine("epyc-7502p"), reserved=0)))
+    path = _written(tmp_path, capabilities_of(replace(read_machine("epyc-7502p"), reserved=NO_CPUS)))
     placed = kvplace("place", "--topology", path, "-o", "json", stdin='{"vcpus": 8, "cpuSet": "one-l3"}\n')
     assert json.loads(placed.out)["placement"]["l3"] == [0]
     assert "64 CPUs, 64 free" in kvplace("map", path).out

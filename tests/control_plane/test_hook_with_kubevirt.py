@@ -19,6 +19,7 @@ from harness.control_plane.launcher_side import LauncherSide
 from kvplace.core.cpuset import mask_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.scalars import CpuId, NumaId
 
 NODE = "worker-1"
 CPUS = tuple(sorted(os.sched_getaffinity(0))[:2])
@@ -54,11 +55,11 @@ class Sidecar:
             on_failure=OnFailure.WAIT,
             placement=Placement(
                 policy=Policy.EXCLUSIVE,
-                vcpus=CPUS,
+                vcpus=tuple(map(CpuId, CPUS)),
                 cpus=mask_of(CPUS),
                 emulator_cpus=mask_of(CPUS[:1]),
                 io_thread_cpus=(),
-                numa_nodes=(0,),
+                numa_nodes=(NumaId(0),),
                 numa_memory=NumaMemory.OFF,
                 memory={},
             ),

@@ -12,7 +12,7 @@ from typing import Any
 from kvplace.controller.controller import Controller, ControllerSettings
 from kvplace.core.ledger import Claim
 from kvplace.core.request_document import PodRequest, write_request
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.records import PodRecord
@@ -71,7 +71,7 @@ class Replica:
             while not holds():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # whatever it waits for has no event of its own
 
-    def claims(self, node: str = "n1") -> Mapping[str, Claim]:
+    def claims(self, node: str = "n1") -> Mapping[PodUid, Claim]:
         """The claims on a node as the API server has them."""
         record = self.cluster._ledgers.records.get(node)
         return record.ledger.claims if record is not None else {}

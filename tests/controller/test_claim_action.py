@@ -17,7 +17,7 @@ from kvplace.controller.claim_action import (
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.scalars import Bytes, CpuId, CpuMask, NodeName, NumaId, PodUid
 from kvplace.kube.records import PodRecord
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -29,15 +29,15 @@ PLACED = PodPlacement(
     on_failure=OnFailure.WAIT,
     placement=Placement(
         policy=Policy.EXCLUSIVE,
-        vcpus=(2, 3),
+        vcpus=(CpuId(2), CpuId(3)),
         cpus=CpuMask(0b1100),
         emulator_cpus=CpuMask(1),
         io_thread_cpus=(),
-        numa_nodes=(0,),
+        numa_nodes=(NumaId(0),),
         numa_memory=NumaMemory.PREFERRED,
-        memory={0: 8 << 30},
+        memory={NumaId(0): Bytes(8 << 30)},
         owned=CpuMask(0b111100),
-        huge_pages={0: {1 << 30: 8}},
+        huge_pages={NumaId(0): {Bytes(1 << 30): 8}},
     ),
 )
 POD = PodRecord("default", "virt-launcher-db", PodUid("u"), phase="Pending", vmi="db")
@@ -47,7 +47,7 @@ BOUND = replace(POD, node=NodeName("n"), phase="Running", placement=PLACED.to_js
 def claim(age: float, state: ClaimState = ClaimState.CLAIMED) -> Claim:
     since = (NOW - timedelta(seconds=age)).isoformat().replace("+00:00", "Z")
     return Claim(
-        "u",
+        PodUid("u"),
         "default",
         "virt-launcher-db",
         "db",
@@ -135,7 +135,7 @@ def test_a_container_named_compute_ends_a_vm_but_not_a_plain_pod_that_restarts_i
 def test_the_claim_of_a_bound_pod_is_made_again_from_its_placement() -> None:
     restored = claim_of_bound_pod(BOUND)
     assert restored == Claim(
-        uid="u",
+        uid=PodUid("u"),
         namespace="default",
         pod="virt-launcher-db",
         vmi="db",
@@ -143,8 +143,8 @@ def test_the_claim_of_a_bound_pod_is_made_again_from_its_placement() -> None:
         state=ClaimState.BOUND,
         cpus=CpuMask(0b1100),
         owned=CpuMask(0b111100),
-        memory={0: 8 << 30},
-        huge_pages={0: {1 << 30: 8}},
+        memory={NumaId(0): Bytes(8 << 30)},
+        huge_pages={NumaId(0): {Bytes(1 << 30): 8}},
         since="",
     )
     Ledger().after(LedgerChange((restored,))).check()

@@ -14,7 +14,7 @@ from kvplace.core.ledger import ClaimState, Ledger, LedgerChange
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.core.scalars import NO_CPUS, NodeName, NumaId, PodUid
 from kvplace.kube.events import EventReason, pod_reference
 from kvplace.kube.watches import PODS
 from tests.controller.replicas import EPOCH, asking_pod, replica
@@ -208,7 +208,7 @@ async def test_two_running_pods_on_one_core_are_reported_and_nothing_is_changed(
                 cpus=placed.placement.cpus,
                 emulator_cpus=NO_CPUS,
                 io_thread_cpus=(),
-                numa_nodes=(0,),
+                numa_nodes=(NumaId(0),),
                 numa_memory=NumaMemory.OFF,
                 memory={},
                 owned=placed.placement.cpus,

@@ -8,7 +8,7 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import CpuMask, PodUid
 from kvplace.core.topology import Topology
 
 
@@ -17,7 +17,7 @@ def with_vm(topology: Topology, ledger: Ledger, name: str, request: Request) -> 
     placement = place(topology, free_of(topology, ledger), request)
     assert isinstance(placement, Placement), placement
     claim = Claim(
-        uid=f"uid-{name}",
+        uid=PodUid(f"uid-{name}"),
         namespace="default",
         pod=f"virt-launcher-{name}",
         vmi=name,
@@ -34,7 +34,7 @@ def with_vm(topology: Topology, ledger: Ledger, name: str, request: Request) -> 
 
 def claim(name: str, cpus: int, owned: int | None = None, policy: Policy = Policy.EXCLUSIVE) -> Claim:
     return Claim(
-        uid=name,
+        uid=PodUid(name),
         namespace="shop",
         pod=f"virt-launcher-{name}",
         vmi=name,

@@ -8,9 +8,10 @@ any level may lie across any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from types import MappingProxyType
 
 from hypothesis import strategies as st
 
@@ -18,13 +19,54 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NumaId, PackageId
 from kvplace.core.topology import NumaNode, Package, Topology
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 OFFERED_SCOPES = (Scope.ONE_SOCKET, Scope.ONE_NUMA, Scope.ONE_L3, Scope.ANY)
 SPREAD_SCOPES = (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
 PINNING = (Policy.EXCLUSIVE, Policy.SHARE, Policy.IMMOVABLE)
+
+
+def make_topology(
+    packages: Iterable[Package],
+    numa_nodes: Iterable[NumaNode],
+    l3_groups: Iterable[int],
+    cores: Iterable[int],
+    reserved: int = 0,
+    isolated: int = 0,
+) -> Topology:
+    """Make a machine of plain numbers."""
+    return Topology(
+        tuple(packages),
+        tuple(numa_nodes),
+        tuple(map(CpuMask, l3_groups)),
+        tuple(map(CpuMask, cores)),
+        CpuMask(reserved),
+        CpuMask(isolated),
+    )
+
+
+def make_package(number: int, cpus: int) -> Package:
+    """Make a package of plain numbers."""
+    return Package(PackageId(number), CpuMask(cpus))
+
+
+def make_numa_node(
+    number: int,
+    cpus: int,
+    memory: int = 0,
+    huge_pages: Mapping[Bytes, int] = MappingProxyType({}),
+    distances: Mapping[int, int] = MappingProxyType({}),
+) -> NumaNode:
+    """Make a NUMA node of plain numbers."""
+    return NumaNode(
+        NumaId(number),
+        CpuMask(cpus),
+        Bytes(memory),
+        huge_pages,
+        {NumaId(other): distance for other, distance in distances.items()},
+    )
 
 
 @st.composite
@@ -61,13 +103,15 @@ def topologies(
         l3_groups = _disturbed(chance, l3_groups, cores)
     with_memory = draw(st.booleans()) if memory is None else memory
     records = [
-        _numa_node(chance, number, cpus, len(nodes)) if with_memory else NumaNode(number, cpus, memory=0)
+        _numa_node(chance, number, cpus, len(nodes))
+        if with_memory
+        else make_numa_node(number, cpus, memory=0)
         for number, cpus in enumerate(nodes)
     ]
     if with_memory and draw(st.integers(0, 4)) == 0:
-        records.append(NumaNode(len(nodes), 0, memory=8 * GIB))
-    return Topology(
-        packages=tuple(Package(number, cpus) for number, cpus in enumerate(packages)),
+        records.append(make_numa_node(len(nodes), 0, memory=8 * GIB))
+    return make_topology(
+        packages=tuple(make_package(number, cpus) for number, cpus in enumerate(packages)),
         numa_nodes=tuple(records),
         l3_groups=tuple(l3_groups),
         cores=tuple(cores),
@@ -88,13 +132,13 @@ def frees(draw: st.DrawFn, topology: Topology) -> Free:
     if draw(st.integers(0, 2)) == 0:
         named = pool & chance.getrandbits(64) & chance.getrandbits(64)
     if draw(st.integers(0, 2)) == 0:
-        memory = tuple((node, chance.randint(-GIB, count)) for node, count in memory)
+        memory = tuple((node, Bytes(chance.randint(-GIB, count))) for node, count in memory)
         pages = tuple((node, size, chance.randint(0, count)) for node, size, count in pages)
     return replace(
         empty,
         cpus=pool & ~named,
         pool=pool,
-        uses=tuple((cpu, chance.randint(1, 3)) for cpu in cpus_of(named)),
+        uses=tuple((cpu, chance.randint(1, 3)) for cpu in cpus_of(CpuMask(named))),
         memory=memory,
         huge_pages=pages,
     )
@@ -162,7 +206,7 @@ def _disturbed(chance: Random, level: list[CpuMask], cores: list[CpuMask]) -> li
 
 def _numa_node(chance: Random, number: int, cpus: int, count: int) -> NumaNode:
     pages = chance.randint(0, 6)
-    return NumaNode(
+    return make_numa_node(
         number,
         cpus,
         memory=chance.choice([0, 8, 16]) * GIB + pages * GIB,

@@ -7,17 +7,18 @@ from types import MappingProxyType
 from typing import Any
 
 from kvplace.core.request import PinningOptions, Request
+from kvplace.core.scalars import Bytes
 
-_NO_PAGES: Mapping[int, int] = MappingProxyType({})
+_NO_PAGES: Mapping[Bytes, int] = MappingProxyType({})
 
 
 def request_with(
     vcpus: int,
     *,
     memory: int = 0,
-    huge_pages: Mapping[int, int] = _NO_PAGES,
+    huge_pages: Mapping[Bytes, int] = _NO_PAGES,
     io_threads: int = 0,
     **options: Any,
 ) -> Request:
     """Make a request; `options` are fields of `PinningOptions`."""
-    return Request(vcpus, PinningOptions(**options), memory, huge_pages, io_threads)
+    return Request(vcpus, PinningOptions(**options), Bytes(memory), huge_pages, io_threads)

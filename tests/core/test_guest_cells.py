@@ -14,11 +14,11 @@ from kvplace.core.fields import Fields
 from kvplace.core.guest_cells import CELL_GRANULE, GuestCell, apportion, mirrored, read_guest_cells
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import NO_CPUS
-from kvplace.core.topology import NumaNode, Package, Topology
-from tests.core.machines import topologies
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
+from kvplace.core.topology import Topology
+from tests.core.machines import make_numa_node, make_package, make_topology, topologies
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 
 
 def placed(
@@ -28,13 +28,13 @@ def placed(
     nodes = {*topology.nodes_of(cpus), *(node for node, count in memory.items() if count)}
     return Placement(
         policy=policy,
-        vcpus=tuple(vcpus),
+        vcpus=tuple(map(CpuId, vcpus)),
         cpus=cpus,
         owned=cpus if policy is Policy.EXCLUSIVE else NO_CPUS,
         emulator_cpus=cpus,
         io_thread_cpus=(),
-        numa_nodes=tuple(sorted(nodes)),
-        memory=dict(memory),
+        numa_nodes=tuple(map(NumaId, sorted(nodes))),
+        memory={NumaId(node): Bytes(count) for node, count in memory.items()},
         huge_pages={},
         packages=topology.packages_of(cpus),
         l3_groups=(),
@@ -51,10 +51,10 @@ def machine(
 ) -> Topology:
     """One package and one L3 per node: (node id, its cores as lists of siblings)."""
     sets = [(number, mask_of(cpu for core in cores for cpu in core)) for number, cores in nodes]
-    return Topology(
-        packages=tuple(Package(number, cpus) for number, cpus in sets if cpus),
+    return make_topology(
+        packages=tuple(make_package(number, cpus) for number, cpus in sets if cpus),
         numa_nodes=tuple(
-            NumaNode(number, cpus, memory=64 * GIB, distances=(distances or {}).get(number, {}))
+            make_numa_node(number, cpus, memory=64 * GIB, distances=(distances or {}).get(number, {}))
             for number, cpus in sets
         ),
         l3_groups=tuple(cpus for _, cpus in sets if cpus),
@@ -70,8 +70,8 @@ TWO_NODES = machine(
 def test_a_vm_on_two_nodes_sees_two_cells_with_its_siblings_and_their_distances() -> None:
     cells = cells_of(TWO_NODES, placed(TWO_NODES, (0, 4, 1, 5, 2, 6), {0: 4 * GIB, 1: 2 * GIB}))
     assert cells == (
-        GuestCell(0, node=0, vcpus=(0, 1, 2, 3), memory=4 * GIB, distances=(10, 21), threads=2),
-        GuestCell(1, node=1, vcpus=(4, 5), memory=2 * GIB, distances=(31, 10), threads=2),
+        GuestCell(0, node=NumaId(0), vcpus=(0, 1, 2, 3), memory=4 * GIB, distances=(10, 21), threads=2),
+        GuestCell(1, node=NumaId(1), vcpus=(4, 5), memory=2 * GIB, distances=(31, 10), threads=2),
     )
 
 
@@ -133,7 +133,7 @@ def placements_on_machines(draw: st.DrawFn) -> tuple[Topology, Placement]:
     if draw(st.booleans()):
         vcpus = [cpu for core in topology.cores for cpu in cpus_of(core) if cpu in set(vcpus)]
     sizes = st.integers(0, 64).map(lambda count: count * GIB) | st.integers(0, 1 << 40)
-    nodes = [node.id for node in topology.numa_nodes]
+    nodes: list[int] = [node.id for node in topology.numa_nodes]
     memory = draw(st.dictionaries(st.sampled_from(nodes), sizes, max_size=len(nodes)))
     return topology, placed(topology, vcpus, memory)
 
@@ -157,7 +157,7 @@ def test_cells_share_out_all_vcpus_and_all_memory_and_are_as_libvirt_wants_them(
             distance = cell.distances[other.id]
             assert distance == 10 if other is cell else 11 <= distance <= 254
         for vcpu in cell.vcpus:
-            home = topology.nodes_of(1 << placement.vcpus[vcpu])[0]
+            home = topology.nodes_of(CpuMask(1 << placement.vcpus[vcpu]))[0]
             giving = {entry.node for entry in cells if entry.memory}
             assert cell.node == home or home not in giving
 

@@ -7,17 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.huge_pages import bytes_in_pages, plain_bytes, read_page_counts, write_page_counts
+from kvplace.core.scalars import Bytes
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 
 
-@given(st.dictionaries(st.sampled_from([4096, 1 << 21, 1 << 30, 3 << 10]), st.integers(0, 1 << 40)))
-def test_counts_written_and_read_are_the_same_counts(counts: dict[int, int]) -> None:
+@given(
+    st.dictionaries(st.sampled_from([4096, 1 << 21, 1 << 30, 3 << 10]).map(Bytes), st.integers(0, 1 << 40))
+)
+def test_counts_written_and_read_are_the_same_counts(counts: dict[Bytes, int]) -> None:
     assert read_page_counts(write_page_counts(counts), "pages") == counts
 
 
 def test_pages_fill_a_part_of_the_memory() -> None:
-    pages = {GIB: 2, 1 << 21: 512}
+    pages = {GIB: 2, Bytes(1 << 21): 512}
     assert bytes_in_pages(pages) == 3 * GIB
     assert plain_bytes(8 * GIB, pages) == 5 * GIB
     assert plain_bytes(2 * GIB, pages) == 0

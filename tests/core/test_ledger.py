@@ -23,15 +23,15 @@ from kvplace.core.ledger import (
     read_ledger,
 )
 from kvplace.core.request import Policy
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import Bytes, CpuId, CpuMask, PodUid
 from tests.core.junk import answer_or_sentence, disturbed, json_values
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 
 
 def claim_of(uid: str, owned: int, **others: Any) -> Claim:
     plain = Claim(
-        uid=uid,
+        uid=PodUid(uid),
         namespace="default",
         pod=f"pod-of-{uid}",
         vmi="",
@@ -120,7 +120,7 @@ def test_when_all_pods_are_released_nothing_is_left(ledger: Ledger) -> None:
 
 @given(ledgers, st.sampled_from(PODS))
 def test_releasing_one_pod_leaves_the_others_as_they_are(ledger: Ledger, uid: str) -> None:
-    after = ledger.after(LedgerChange(releases=(uid,)))
+    after = ledger.after(LedgerChange(releases=(PodUid(uid),)))
     assert after.claims == {other: claim for other, claim in ledger.claims.items() if other != uid}
     assert after.owners == {cpu: owner for cpu, owner in ledger.owners.items() if owner != uid}
 
@@ -128,7 +128,7 @@ def test_releasing_one_pod_leaves_the_others_as_they_are(ledger: Ledger, uid: st
 def test_a_core_that_is_released_and_claimed_in_one_change_is_refused_by_name() -> None:
     ledger = Ledger().after(LedgerChange((claim_of("a", 0b1100),)))
     with pytest.raises(OwnershipConflict) as caught:
-        ledger.after(LedgerChange((claim_of("b", 0b1000),), releases=("a",)))
+        ledger.after(LedgerChange((claim_of("b", 0b1000),), releases=(PodUid("a"),)))
     assert str(caught.value) == "CPU 3 belongs to pod a and must be released before b owns it"
 
 
@@ -164,9 +164,12 @@ def test_a_confirmed_claim_differs_in_nothing_but_its_state() -> None:
 @pytest.mark.parametrize(
     ("ledger", "sentence"),
     [
-        (Ledger({}, {"a": claim_of("a", 0b11)}), "a claims CPU '0-1' but owns ''"),
-        (Ledger({0: "a", 2: "a"}, {"a": claim_of("a", 1)}), "a claims CPU '0' but owns '0,2'"),
-        (Ledger({5: "ghost"}, {}), "CPUs are owned by pods without a claim: ghost"),
+        (Ledger({}, {PodUid("a"): claim_of("a", 0b11)}), "a claims CPU '0-1' but owns ''"),
+        (
+            Ledger({CpuId(0): PodUid("a"), CpuId(2): PodUid("a")}, {PodUid("a"): claim_of("a", 1)}),
+            "a claims CPU '0' but owns '0,2'",
+        ),
+        (Ledger({CpuId(5): PodUid("ghost")}, {}), "CPUs are owned by pods without a claim: ghost"),
     ],
     ids=["owns too little", "owns too much", "a stranger"],
 )

@@ -15,18 +15,19 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 cpu_sets = st.integers(0, (1 << 40) - 1).map(CpuMask)
+numa_ids = st.integers(0, 7).map(NumaId)
 
 
 @st.composite
 def pod_placements(draw: st.DrawFn) -> PodPlacement:
     policy = draw(st.sampled_from(Policy))
     cpus = draw(st.integers(1, (1 << 40) - 1))
-    order = draw(st.permutations(list(cpus_of(cpus))))
+    order = draw(st.permutations(list(cpus_of(CpuMask(cpus)))))
     vcpus = tuple(order[: draw(st.integers(1, len(order)))])
     return PodPlacement(
         pod_uid=draw(st.uuids().map(str)),
@@ -39,16 +40,18 @@ def pod_placements(draw: st.DrawFn) -> PodPlacement:
             cpus=CpuMask(cpus),
             emulator_cpus=draw(cpu_sets),
             io_thread_cpus=tuple(draw(st.lists(cpu_sets, max_size=3))),
-            numa_nodes=tuple(draw(st.lists(st.integers(0, 7), max_size=3))),
+            numa_nodes=tuple(draw(st.lists(numa_ids, max_size=3))),
             numa_memory=draw(st.sampled_from(NumaMemory)),
-            memory=draw(st.dictionaries(st.integers(0, 7), st.integers(0, 1 << 50), max_size=3)),
+            memory=draw(st.dictionaries(numa_ids, st.integers(0, 1 << 50).map(Bytes), max_size=3)),
             owned=draw(cpu_sets),
-            packages=tuple(draw(st.lists(st.integers(0, 7), max_size=3))),
+            packages=tuple(draw(st.lists(st.integers(0, 7).map(PackageId), max_size=3))),
             l3_groups=tuple(draw(st.lists(st.integers(0, 63), max_size=3))),
             huge_pages=draw(
                 st.dictionaries(
-                    st.integers(0, 7),
-                    st.dictionaries(st.sampled_from([1 << 21, GIB]), st.integers(0, 1 << 20), max_size=2),
+                    numa_ids,
+                    st.dictionaries(
+                        st.sampled_from([Bytes(1 << 21), GIB]), st.integers(0, 1 << 20), max_size=2
+                    ),
                     max_size=3,
                 )
             ),
@@ -63,16 +66,16 @@ PLACED = PodPlacement(
     on_failure=OnFailure.WAIT,
     placement=Placement(
         policy=Policy.EXCLUSIVE,
-        vcpus=(2, 34, 3, 35),
+        vcpus=(CpuId(2), CpuId(34), CpuId(3), CpuId(35)),
         cpus=mask_of([2, 3, 34, 35]),
         emulator_cpus=mask_of([0, 1, 32, 33]),
         io_thread_cpus=(mask_of([0, 1]),),
-        numa_nodes=(0,),
+        numa_nodes=(NumaId(0),),
         numa_memory=NumaMemory.PREFERRED,
-        memory={0: 8 * GIB},
+        memory={NumaId(0): 8 * GIB},
         owned=mask_of([2, 3, 34, 35]),
-        huge_pages={0: {GIB: 8}},
-        packages=(0,),
+        huge_pages={NumaId(0): {Bytes(GIB): 8}},
+        packages=(PackageId(0),),
         l3_groups=(1, 2),
     ),
 )
@@ -110,11 +113,11 @@ def test_the_placement_is_written_in_the_words_of_its_contract() -> None:
 
 def test_what_a_guest_sees_of_the_host_is_written_only_for_guests_that_asked() -> None:
     cells = (
-        GuestCell(0, node=0, vcpus=(0, 1), memory=4 * GIB, distances=(10, 21), threads=2),
-        GuestCell(1, node=1, vcpus=(2, 3), memory=4 * GIB, distances=(21, 10), threads=2),
+        GuestCell(0, node=NumaId(0), vcpus=(0, 1), memory=4 * GIB, distances=(10, 21), threads=2),
+        GuestCell(1, node=NumaId(1), vcpus=(2, 3), memory=4 * GIB, distances=(21, 10), threads=2),
     )
     text = replace(
-        PLACED, placement=replace(PLACED.placement, numa_nodes=(0, 1), guest_cells=cells)
+        PLACED, placement=replace(PLACED.placement, numa_nodes=(NumaId(0), NumaId(1)), guest_cells=cells)
     ).to_json()
     assert json.loads(text) == DOCUMENT | {
         "numaNodes": [0, 1],
@@ -133,7 +136,9 @@ def test_what_a_guest_sees_of_the_host_is_written_only_for_guests_that_asked() -
 def test_a_placement_of_only_what_the_hook_needs_is_enough() -> None:
     needed = ("version", "podUid", "node", "policy", "vcpus", "cpus")
     bound = PodPlacement.from_json(json.dumps({key: DOCUMENT[key] for key in needed} | {"later": [1]}))
-    assert bound.placement == Placement(Policy.EXCLUSIVE, (2, 34, 3, 35), mask_of([2, 3, 34, 35]))
+    assert bound.placement == Placement(
+        Policy.EXCLUSIVE, (CpuId(2), CpuId(34), CpuId(3), CpuId(35)), mask_of([2, 3, 34, 35])
+    )
 
 
 def test_a_vm_that_floats_has_no_cpus_and_says_so_when_read_again() -> None:
@@ -151,7 +156,14 @@ def test_a_bare_cpu_map_gives_each_vcpu_its_cpu_in_order_and_leaves_memory_alone
         "",
         "",
         OnFailure.WAIT,
-        Placement(Policy.EXCLUSIVE, (4, 1, 33), cpus, NO_CPUS, cpus, packages=(0, 1)),
+        Placement(
+            Policy.EXCLUSIVE,
+            (CpuId(4), CpuId(1), CpuId(33)),
+            cpus,
+            NO_CPUS,
+            cpus,
+            packages=(PackageId(0), PackageId(1)),
+        ),
     )
 
 

@@ -24,15 +24,15 @@ from kvplace.core.request import (
     Scope,
     Smt,
 )
-from kvplace.core.topology import NumaNode, Package, Topology
-from tests.core.machines import GIB, requests, topologies
+from kvplace.core.topology import Topology
+from tests.core.machines import GIB, make_numa_node, make_package, make_topology, requests, topologies
 from tests.core.requests import request_with
 
 # Two sockets, each one NUMA node of four cores with two threads.
-MACHINE = Topology(
-    packages=tuple(Package(number, mask_of(range(8 * number, 8 * number + 8))) for number in range(2)),
+MACHINE = make_topology(
+    packages=tuple(make_package(number, mask_of(range(8 * number, 8 * number + 8))) for number in range(2)),
     numa_nodes=tuple(
-        NumaNode(number, mask_of(range(8 * number, 8 * number + 8)), 16 * GIB, {GIB: 4}, {0: 20, 1: 20})
+        make_numa_node(number, mask_of(range(8 * number, 8 * number + 8)), 16 * GIB, {GIB: 4}, {0: 20, 1: 20})
         for number in range(2)
     ),
     l3_groups=tuple(mask_of(range(8 * number, 8 * number + 8)) for number in range(2)),

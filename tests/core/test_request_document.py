@@ -22,10 +22,11 @@ from kvplace.core.request import (
     Smt,
 )
 from kvplace.core.request_document import PodRequest, read_pod_request, write_request
+from kvplace.core.scalars import Bytes
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
 from tests.core.machines import requests
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 
 
 def options() -> st.SearchStrategy[PinningOptions]:

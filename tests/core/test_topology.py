@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.errors import BadTopology
 from kvplace.core.node_topology import node_name, node_topology, read_node_topology
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NumaId
+from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology, topology_document
 from tests.core.junk import answer_or_sentence, disturbed, json_values
-from tests.core.machines import topologies
+from tests.core.machines import make_numa_node, make_package, make_topology, topologies
 
-GIB = 1 << 30
-MACHINE = Topology(
-    packages=(Package(0, 0b1111),),
+GIB = Bytes(1 << 30)
+MACHINE = make_topology(
+    packages=(make_package(0, 0b1111),),
     numa_nodes=(
-        NumaNode(0, 0b0101, 16 * GIB, {GIB: 4}, {0: 10, 1: 21}),
-        NumaNode(1, 0b1010, 8 * GIB, {}, {0: 21, 1: 10}),
+        make_numa_node(0, 0b0101, 16 * GIB, {GIB: 4}, {0: 10, 1: 21}),
+        make_numa_node(1, 0b1010, 8 * GIB, {}, {0: 21, 1: 10}),
     ),
     l3_groups=(0b1111,),
     cores=(0b0101, 0b1010),
@@ -72,8 +73,8 @@ def test_the_machine_is_written_in_the_words_of_its_contract() -> None:
 def test_every_cpu_has_one_place_on_each_level(machine: Topology) -> None:
     for cpu in cpus_of(machine.cpus):
         assert machine.core_of[cpu] >> cpu & 1
-        assert len(machine.nodes_of(1 << cpu)) == len(machine.packages_of(1 << cpu)) == 1
-        assert machine.packages_of(1 << cpu) == (machine.package_of[cpu],)
+        assert len(machine.nodes_of(CpuMask(1 << cpu))) == len(machine.packages_of(CpuMask(1 << cpu))) == 1
+        assert machine.packages_of(CpuMask(1 << cpu)) == (machine.package_of[cpu],)
     assert machine.allocatable | machine.reserved == machine.cpus
     assert machine.allocatable & machine.reserved == 0
 
@@ -85,12 +86,12 @@ def test_a_fingerprint_in_a_document_is_not_believed() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        replace(MACHINE, reserved=0),
-        replace(MACHINE, isolated=0),
-        replace(MACHINE, cores=(1, 2, 4, 8)),
-        replace(MACHINE, l3_groups=(0b0101, 0b1010)),
-        replace(MACHINE, packages=(Package(1, 0b1111),)),
-        replace(MACHINE, numa_nodes=(NumaNode(0, 0b1111, 24 * GIB),)),
+        replace(MACHINE, reserved=NO_CPUS),
+        replace(MACHINE, isolated=NO_CPUS),
+        replace(MACHINE, cores=(CpuMask(1), CpuMask(2), CpuMask(4), CpuMask(8))),
+        replace(MACHINE, l3_groups=(CpuMask(0b0101), CpuMask(0b1010))),
+        replace(MACHINE, packages=(make_package(1, 0b1111),)),
+        replace(MACHINE, numa_nodes=(make_numa_node(0, 0b1111, 24 * GIB),)),
     ],
     ids=["reserved", "isolated", "cores", "l3", "packages", "nodes"],
 )
@@ -101,12 +102,12 @@ def test_whatever_matters_for_placing_changes_the_fingerprint(other: Topology) -
 def test_the_farther_direction_counts_and_what_is_unknown_is_a_neighbour() -> None:
     lopsided = replace(
         MACHINE,
-        numa_nodes=(NumaNode(0, 0b0101, 0, {}, {1: 12}), NumaNode(1, 0b1010, 0, {}, {0: 32})),
+        numa_nodes=(make_numa_node(0, 0b0101, 0, {}, {1: 12}), make_numa_node(1, 0b1010, 0, {}, {0: 32})),
     )
-    assert lopsided.distance(0, 1) == lopsided.distance(1, 0) == 32
-    assert lopsided.distance(0, 0) == 10
-    silent = replace(MACHINE, numa_nodes=(NumaNode(0, 0b0101, 0), NumaNode(1, 0b1010, 0)))
-    assert silent.distance(0, 1) == 20
+    assert lopsided.distance(NumaId(0), NumaId(1)) == lopsided.distance(NumaId(1), NumaId(0)) == 32
+    assert lopsided.distance(NumaId(0), NumaId(0)) == 10
+    silent = replace(MACHINE, numa_nodes=(make_numa_node(0, 0b0101, 0), make_numa_node(1, 0b1010, 0)))
+    assert silent.distance(NumaId(0), NumaId(1)) == 20
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_a_list_of_tens_of_thousands_is_not_read() -> None:
 
 def test_cores_without_cpus_make_no_machine() -> None:
     with pytest.raises(BadTopology, match="the machine has no cores"):
-        Topology(packages=(), numa_nodes=(), l3_groups=(), cores=(0,))
+        make_topology(packages=(), numa_nodes=(), l3_groups=(), cores=(0,))
 
 
 @given(

@@ -7,47 +7,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask
 from kvplace.core.topology import NumaNode
 from kvplace.core.topology_levels import Levels, union
+from tests.core.machines import make_numa_node
 
-SETS = st.integers(0, 255)
+SETS = st.integers(0, 255).map(CpuMask)
 
 
 def _levels(online: int = 0b1111) -> Levels:
-    return Levels("the kernel", online)
+    return Levels("the kernel", CpuMask(online))
 
 
 @given(st.lists(SETS, min_size=8, max_size=8), st.integers(1, 255))
 def test_whatever_each_cpu_says_the_level_is_a_partition_that_keeps_what_nobody_denies(
-    said: list[int], online: int
+    said: list[CpuMask], online: int
 ) -> None:
     levels = _levels(online)
-    parts = levels.partition("caches", said.__getitem__, [online], "instead")
+    parts = levels.partition("caches", said.__getitem__, [CpuMask(online)], "instead")
     assert union(parts) == online
     assert sum(part.bit_count() for part in parts) == online.bit_count()
-    for cpu in cpus_of(online):
+    for cpu in cpus_of(CpuMask(online)):
         members = said[cpu] & online
         if members >> cpu & 1 and all(said[other] & online == members for other in cpus_of(members)):
             assert members in parts
-    unclear = any(said[cpu] & online not in (*parts, 0) for cpu in cpus_of(online))
+    unclear = any(said[cpu] & online not in (*parts, 0) for cpu in cpus_of(CpuMask(online)))
     assert bool(levels.notes) >= unclear
     assert levels.notes or all(any(said[cpu] & online == part for cpu in cpus_of(part)) for part in parts)
 
 
 def test_sets_that_meet_where_nothing_is_said_count_as_one() -> None:
     levels = _levels(0b111)
-    assert levels.partition("caches", [0b101, 0b110, 0].__getitem__, [], "") == (0b111,)
+    assert levels.partition("caches", [CpuMask(0b101), CpuMask(0b110), NO_CPUS].__getitem__, [], "") == (
+        0b111,
+    )
     assert "contradicts itself" in levels.notes[0]
 
 
 def _nodes(*cpus: int, memory: int = 4, pages: int = 0) -> list[NumaNode]:
     return [
-        NumaNode(number, mask, memory, {1: pages} if pages else {}, {}) for number, mask in enumerate(cpus)
+        make_numa_node(number, mask, memory, {Bytes(1): pages} if pages else {}, {})
+        for number, mask in enumerate(cpus)
     ]
 
 
-WHOLE = NumaNode(0, 0b1111, 7)
-CORES = (0b0011, 0b1100)
+WHOLE = make_numa_node(0, 0b1111, 7)
+CORES = (CpuMask(0b0011), CpuMask(0b1100))
 
 
 @pytest.mark.parametrize(
@@ -87,10 +92,10 @@ def test_nodes_that_overlap_share_their_cpus_and_keep_their_memory(
 def test_every_cpu_has_one_node_that_lists_it_or_the_first(sets: list[int], online: int) -> None:
     levels = _levels(online)
     cores = [core for core in (0b11 << shift & online for shift in range(0, 8, 2)) if core]
-    nodes = levels.numa_nodes(_nodes(*(cpus & online for cpus in sets)), WHOLE, cores)
+    nodes = levels.numa_nodes(_nodes(*(cpus & online for cpus in sets)), WHOLE, tuple(map(CpuMask, cores)))
     assert union(node.cpus for node in nodes) == online
     assert sum(node.cpus.bit_count() for node in nodes) == online.bit_count()
-    unlisted = online & ~union(sets)
+    unlisted = online & ~union(tuple(map(CpuMask, sets)))
     assert not any(
         node.cpus & ~cpus & ~(0 if node.id else unlisted) for node, cpus in zip(nodes, sets, strict=True)
     )
@@ -119,7 +124,8 @@ def test_more_huge_pages_than_memory_are_told() -> None:
 def test_distances_are_kept_as_they_are_and_only_told(rows: tuple[dict[int, int], ...], note: str) -> None:
     levels = _levels()
     nodes = [
-        NumaNode(number, mask_of(cpus), 0, {}, rows[number]) for number, cpus in enumerate(((0, 1), (2, 3)))
+        make_numa_node(number, mask_of(cpus), 0, {}, rows[number])
+        for number, cpus in enumerate(((0, 1), (2, 3)))
     ]
     assert [node.distances for node in levels.numa_nodes(nodes, WHOLE, CORES)] == list(rows)
     assert [note in told for told in levels.notes] == ([True] if note else [])
@@ -128,6 +134,6 @@ def test_distances_are_kept_as_they_are_and_only_told(rows: tuple[dict[int, int]
 def test_sockets_keep_ids_that_are_their_own_and_are_numbered_otherwise() -> None:
     for ids, expected in (((8, 8, 0, 0), [8, 0]), ((3, 3, 3, 3), [0, 1]), ((-1, -1, -1, -1), [0, 1])):
         levels = _levels()
-        packages = levels.packages(lambda cpu: 0b11 if cpu < 2 else 0b1100, ids.__getitem__)
+        packages = levels.packages(lambda cpu: CpuMask(0b11 if cpu < 2 else 0b1100), ids.__getitem__)
         assert [package.id for package in packages] == expected
         assert bool(levels.notes) == (expected == [0, 1])

@@ -15,17 +15,18 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, PinningOptions, Request
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import Bytes
 from kvplace.domainxml import rewrite
+from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.docs.reading import WORDS, in_code_marks, page, section
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 FIRST, SECOND = parse_cpu_list("0-15,32-47"), parse_cpu_list("16-31,48-63")
-MACHINE = Topology(
-    packages=(Package(0, FIRST), Package(1, SECOND)),
+MACHINE = make_topology(
+    packages=(make_package(0, FIRST), make_package(1, SECOND)),
     numa_nodes=(
-        NumaNode(0, FIRST, 64 * GIB, distances={0: 10, 1: 21}),
-        NumaNode(1, SECOND, 64 * GIB, distances={0: 21, 1: 10}),
+        make_numa_node(0, FIRST, 64 * GIB, distances={0: 10, 1: 21}),
+        make_numa_node(1, SECOND, 64 * GIB, distances={0: 21, 1: 10}),
     ),
     l3_groups=(FIRST, SECOND),
     cores=tuple(mask_of((cpu, cpu + 32)) for cpu in range(32)),

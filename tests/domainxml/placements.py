@@ -10,22 +10,22 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId
 
 FOUR_VCPUS = Placement(
     policy=Policy.EXCLUSIVE,
-    vcpus=(2, 34, 3, 35),
+    vcpus=(CpuId(2), CpuId(34), CpuId(3), CpuId(35)),
     cpus=mask_of((2, 34, 3, 35)),
     emulator_cpus=mask_of((0, 1, 32, 33)),
     io_thread_cpus=(),
-    numa_nodes=(0,),
+    numa_nodes=(NumaId(0),),
     numa_memory=NumaMemory.PREFERRED,
-    memory={0: 8 << 30},
+    memory={NumaId(0): Bytes(8 << 30)},
 )
 WHOLE_NODE = replace(FOUR_VCPUS, policy=Policy.NUMA, vcpus=(), cpus=mask_of(range(16)))
 MANY_VCPUS = replace(
     FOUR_VCPUS,
-    vcpus=tuple(range(64)),
+    vcpus=tuple(map(CpuId, range(64))),
     cpus=mask_of(range(64)),
     io_thread_cpus=(CpuMask(1), CpuMask(2)),
     numa_memory=NumaMemory.OFF,
@@ -37,17 +37,17 @@ def mirroring(*, cells: int, vcpus: int, threads: int) -> Placement:
     share = vcpus // cells
     return replace(
         MANY_VCPUS,
-        vcpus=tuple(range(vcpus)),
+        vcpus=tuple(map(CpuId, range(vcpus))),
         cpus=mask_of(range(vcpus)),
-        numa_nodes=tuple(range(cells)),
+        numa_nodes=tuple(map(NumaId, range(cells))),
         numa_memory=NumaMemory.PREFERRED,
-        memory=dict.fromkeys(range(cells), 1 << 30),
+        memory=dict.fromkeys(map(NumaId, range(cells)), Bytes(1 << 30)),
         guest_cells=tuple(
             GuestCell(
                 id=number,
-                node=number,
+                node=NumaId(number),
                 vcpus=tuple(range(number * share, (number + 1) * share)),
-                memory=1 << 30,
+                memory=Bytes(1 << 30),
                 distances=tuple(10 if other == number else 21 for other in range(cells)),
                 threads=threads,
             )
@@ -57,6 +57,7 @@ def mirroring(*, cells: int, vcpus: int, threads: int) -> Placement:
 
 
 cpu_sets = st.sets(st.integers(0, 300), min_size=1, max_size=12).map(mask_of)
+numa_ids = st.integers(0, 3).map(NumaId)
 
 
 @st.composite
@@ -66,11 +67,11 @@ def placements(draw: st.DrawFn, least_vcpus: int = 1) -> Placement:
     vcpus = draw(st.lists(st.integers(0, 500), min_size=least_vcpus, max_size=least_vcpus + 6, unique=True))
     return Placement(
         policy=Policy.NUMA if shared else draw(st.sampled_from([Policy.EXCLUSIVE, Policy.SHARE])),
-        vcpus=() if shared else tuple(vcpus),
+        vcpus=() if shared else tuple(map(CpuId, vcpus)),
         cpus=mask_of(vcpus) | draw(cpu_sets),
         emulator_cpus=CpuMask(draw(cpu_sets | st.just(0))),
         io_thread_cpus=tuple(draw(st.lists(cpu_sets, max_size=3))),
-        numa_nodes=tuple(draw(st.sets(st.integers(0, 3), min_size=1).map(sorted))),
+        numa_nodes=tuple(draw(st.sets(numa_ids, min_size=1).map(sorted))),
         numa_memory=draw(st.sampled_from(list(NumaMemory))),
-        memory=draw(st.dictionaries(st.integers(0, 3), st.integers(0, 64 << 30), max_size=4)),
+        memory=draw(st.dictionaries(numa_ids, st.integers(0, 64 << 30).map(Bytes), max_size=4)),
     )

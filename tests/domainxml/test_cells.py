@@ -16,22 +16,23 @@ from kvplace.core.errors import BadDomainXml
 from kvplace.core.guest_cells import CELL_GRANULE, GuestCell
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
+from kvplace.core.scalars import NO_BYTES, Bytes, CpuId, NumaId
 from kvplace.domainxml import rewrite
 from tests.captured import captured_files, captured_folder
 from tests.domainxml.documents import bindings, cells, domain, pins, topology
 from tests.domainxml.placements import FOUR_VCPUS, mirroring
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 TWO_CELLS = replace(
     FOUR_VCPUS,
-    vcpus=(2, 34, 18, 50),
+    vcpus=(CpuId(2), CpuId(34), CpuId(18), CpuId(50)),
     cpus=mask_of((2, 34, 18, 50)),
-    numa_nodes=(0, 1),
+    numa_nodes=(NumaId(0), NumaId(1)),
     numa_memory=NumaMemory.STRICT,
-    memory={0: 2 * GIB, 1: 2 * GIB},
+    memory={NumaId(0): 2 * GIB, NumaId(1): 2 * GIB},
     guest_cells=(
-        GuestCell(0, node=0, vcpus=(0, 1), memory=2 * GIB, distances=(10, 21), threads=2),
-        GuestCell(1, node=1, vcpus=(2, 3), memory=2 * GIB, distances=(21, 10), threads=2),
+        GuestCell(0, node=NumaId(0), vcpus=(0, 1), memory=2 * GIB, distances=(10, 21), threads=2),
+        GuestCell(1, node=NumaId(1), vcpus=(2, 3), memory=2 * GIB, distances=(21, 10), threads=2),
     ),
 )
 FOUR = "<memory unit='GiB'>4</memory><vcpu>4</vcpu>"
@@ -93,7 +94,7 @@ def test_cells_of_different_size_share_one_socket() -> None:
     first, second = TWO_CELLS.guest_cells
     placement = replace(
         TWO_CELLS,
-        vcpus=(2, 34, 3, 35, 18, 50),
+        vcpus=(CpuId(2), CpuId(34), CpuId(3), CpuId(35), CpuId(18), CpuId(50)),
         cpus=mask_of((2, 34, 3, 35, 18, 50)),
         guest_cells=(replace(first, vcpus=(0, 1, 2, 3)), replace(second, vcpus=(4, 5))),
     )
@@ -142,7 +143,7 @@ def test_cells_make_up_the_guests_memory_without_what_devices_add(memory: str, s
 
 
 def test_memory_that_was_never_placed_is_shared_out_evenly() -> None:
-    unknown = tuple(replace(cell, memory=0) for cell in TWO_CELLS.guest_cells)
+    unknown = tuple(replace(cell, memory=NO_BYTES) for cell in TWO_CELLS.guest_cells)
     answer = rewrite(domain(FOUR), replace(TWO_CELLS, memory={}, guest_cells=unknown))
     assert [int(cell["memory"]) for cell in cells(answer)] == [2 * GIB, 2 * GIB]
 
@@ -151,8 +152,8 @@ def test_a_guest_that_became_larger_gets_cells_of_whole_huge_pages() -> None:
     first, second = TWO_CELLS.guest_cells
     placement = replace(
         TWO_CELLS,
-        memory={0: 3 * GIB, 1: GIB},
-        huge_pages={0: {GIB: 3}, 1: {GIB: 1}},
+        memory={NumaId(0): 3 * GIB, NumaId(1): GIB},
+        huge_pages={NumaId(0): {Bytes(GIB): 3}, NumaId(1): {Bytes(GIB): 1}},
         guest_cells=(replace(first, memory=3 * GIB), replace(second, memory=GIB)),
     )
     answer = rewrite(domain("<memory unit='GiB'>5</memory><vcpu>4</vcpu>"), placement)
@@ -249,7 +250,7 @@ def mirrored_domains(draw: st.DrawFn) -> tuple[bytes, Placement]:
             replace(
                 cell,
                 vcpus=tuple(vcpu for vcpu, home in enumerate(vcpus) if home == cell.id),
-                memory=size,
+                memory=Bytes(size),
             )
             for cell, size in zip(placement.guest_cells, sizes, strict=True)
         ),
@@ -284,7 +285,7 @@ def test_cells_hold_every_vcpu_and_all_memory_and_the_topology_multiplies_to_the
         if vcpu < len(placement.vcpus):
             assert vcpu in placement.guest_cells[int(number)].vcpus
     for first in range(0, most, threads):
-        assert len({home[vcpu] for vcpu in range(first, first + threads)}) == 1
+        assert len({home[CpuId(vcpu)] for vcpu in range(first, first + threads)}) == 1
     sizes = {len(cell.vcpus) for cell in placement.guest_cells if cell.vcpus}
     contiguous = all(
         cell.vcpus == tuple(range(cell.vcpus[0], cell.vcpus[-1] + 1))
@@ -293,5 +294,5 @@ def test_cells_hold_every_vcpu_and_all_memory_and_the_topology_multiplies_to_the
     )
     if len(sizes) == 1 and contiguous:
         for first in range(0, most, cores * threads):
-            assert len({home[vcpu] for vcpu in range(first, first + cores * threads)}) == 1
+            assert len({home[CpuId(vcpu)] for vcpu in range(first, first + cores * threads)}) == 1
     assert rewrite(answer, placement) == answer

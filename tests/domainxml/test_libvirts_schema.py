@@ -15,11 +15,12 @@ from lxml import etree
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
+from kvplace.core.scalars import NumaId
 from kvplace.domainxml import rewrite
 from tests.captured import captured_files, captured_folder
 from tests.domainxml.placements import MANY_VCPUS, mirroring, placements
 
-TWO_NODES = replace(MANY_VCPUS, numa_nodes=(0, 1), numa_memory=NumaMemory.STRICT)
+TWO_NODES = replace(MANY_VCPUS, numa_nodes=(NumaId(0), NumaId(1)), numa_memory=NumaMemory.STRICT)
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
 CORPUS = captured_files("libvirt/domains", "*.xml") + captured_files("kubevirt/domains", "*.domain.xml")
 

@@ -10,7 +10,7 @@ from lxml import etree
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
-from kvplace.core.scalars import CpuId, CpuMask, NumaId
+from kvplace.core.scalars import NO_BYTES, Bytes, CpuId, CpuMask, NumaId
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
 from tests.domainxml.documents import bindings, domain
@@ -18,10 +18,10 @@ from tests.domainxml.placements import FOUR_VCPUS
 
 TWO_NODES = replace(
     FOUR_VCPUS,
-    vcpus=(2, 34, 18, 50),
-    numa_nodes=(0, 1),
+    vcpus=(CpuId(2), CpuId(34), CpuId(18), CpuId(50)),
+    numa_nodes=(NumaId(0), NumaId(1)),
     numa_memory=NumaMemory.STRICT,
-    memory={0: 4 << 30, 1: 4 << 30},
+    memory={NumaId(0): Bytes(4 << 30), NumaId(1): Bytes(4 << 30)},
 )
 NODE_OF_CPU = {CpuId(cpu): NumaId((cpu % 32) // 16) for cpu in range(64)}
 TWO_CELLS = (
@@ -38,7 +38,7 @@ def test_the_memory_gets_mode_and_nodes_in_full(mode: NumaMemory) -> None:
 
 @pytest.mark.parametrize("mode", [NumaMemory.PREFERRED, NumaMemory.STRICT, NumaMemory.INTERLEAVE])
 def test_a_node_that_gives_vcpus_and_no_memory_is_left_out(mode: NumaMemory) -> None:
-    placement = replace(TWO_NODES, numa_memory=mode, memory={0: 8 << 30, 1: 0})
+    placement = replace(TWO_NODES, numa_memory=mode, memory={NumaId(0): Bytes(8 << 30), NumaId(1): NO_BYTES})
     assert bindings(rewrite(domain("<vcpu>4</vcpu>"), placement))[0]["nodeset"] == "0"
     unknown = replace(TWO_NODES, numa_memory=mode, memory={})
     assert bindings(rewrite(domain("<vcpu>4</vcpu>"), unknown))[0]["nodeset"] == "0-1"
@@ -58,7 +58,8 @@ def test_an_earlier_binding_is_replaced_and_unknown_parts_stay() -> None:
 def test_memory_off_leaves_no_binding_behind() -> None:
     xml = (captured_folder("kubevirt/domains") / "07-amd64-dedicated-numa-hugepages.domain.xml").read_bytes()
     answer = rewrite(
-        xml, replace(FOUR_VCPUS, vcpus=tuple(range(8)), cpus=CpuMask(255), numa_memory=NumaMemory.OFF)
+        xml,
+        replace(FOUR_VCPUS, vcpus=tuple(map(CpuId, range(8))), cpus=CpuMask(255), numa_memory=NumaMemory.OFF),
     )
     assert etree.fromstring(answer).find("numatune") is None
 
@@ -90,11 +91,11 @@ def test_guest_cells_get_memory_of_the_node_that_their_vcpus_run_on() -> None:
 @pytest.mark.parametrize(
     "placement",
     [
-        replace(TWO_NODES, vcpus=(2, 18, 34, 50)),  # each cell on both nodes
+        replace(TWO_NODES, vcpus=(CpuId(2), CpuId(18), CpuId(34), CpuId(50))),  # each cell on both nodes
         replace(TWO_NODES, numa_memory=NumaMemory.INTERLEAVE),
-        replace(TWO_NODES, memory={0: 8 << 30}),  # accounted for on node 0 alone
-        replace(TWO_NODES, numa_nodes=(0,)),
-        replace(TWO_NODES, numa_nodes=(0, 2)),
+        replace(TWO_NODES, memory={NumaId(0): Bytes(8 << 30)}),  # accounted for on node 0 alone
+        replace(TWO_NODES, numa_nodes=(NumaId(0),)),
+        replace(TWO_NODES, numa_nodes=(NumaId(0), NumaId(2))),
         FOUR_VCPUS,
     ],
 )
@@ -110,7 +111,7 @@ def test_guest_cells_get_no_memnode_when_the_machine_is_unknown() -> None:
 
 def test_the_one_cell_that_kubevirt_makes_for_shared_memory_needs_no_memnode() -> None:
     xml = (captured_folder("kubevirt/domains") / "13-amd64-hugepages-nonuma.domain.xml").read_bytes()
-    placement = replace(TWO_NODES, vcpus=tuple(range(16)))
+    placement = replace(TWO_NODES, vcpus=tuple(map(CpuId, range(16))))
     assert [part["is"] for part in bindings(rewrite(xml, placement, NODE_OF_CPU))] == ["memory"]
 
 

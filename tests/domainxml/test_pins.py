@@ -10,7 +10,7 @@ from lxml import etree
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import PodPlacement
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
 from tests.domainxml.documents import domain, pins
@@ -38,7 +38,7 @@ def test_a_kubevirt_vm_of_four_with_twelve_more_pluggable_gets_its_four_cpus_and
 
 
 def test_without_a_list_current_is_the_number_of_enabled_vcpus() -> None:
-    two = replace(FOUR_VCPUS, vcpus=(2, 34))
+    two = replace(FOUR_VCPUS, vcpus=(CpuId(2), CpuId(34)))
     assert pins(rewrite(domain("<vcpu current='2'>4</vcpu>"), two)) == {
         "vcpu 0": "2",
         "vcpu 1": "34",

@@ -32,6 +32,7 @@ from harness.kvplace_cluster.vms import VMS, vm_manifest
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.scalars import CpuId, CpuMask
 from kvplace.machines.shipped import read_machine
 
 NODE = "words"
@@ -204,7 +205,7 @@ def test_pod_ledger_and_domain_say_the_same_of_a_vm(name: str, served: dict[str,
     named = placement.vcpus or tuple(cpus_of(placement.cpus))
     by_socket: dict[str, list[str]] = {}
     for cpu in named:
-        by_socket.setdefault(f"socket{MACHINE.packages_of(1 << cpu)[0]}", []).append(str(cpu))
+        by_socket.setdefault(f"socket{MACHINE.packages_of(CpuMask(1 << cpu))[0]}", []).append(str(cpu))
     assert json.loads(annotations["cpu-map"]) == by_socket
 
     assert vm.owners == placement.owned == parse_cpu_list(vm.claim.get("owned", ""))
@@ -285,7 +286,7 @@ def test_an_isolated_vm_owns_whole_cores_behind_one_cache_and_its_emulator_sits_
     vm = served["isolated"].placement
     cores = {MACHINE.core_of[cpu] for cpu in vm.vcpus}
     assert len(cores) == 3
-    emulators = MACHINE.core_of[vm.emulator_cpus.bit_length() - 1]
+    emulators = MACHINE.core_of[CpuId(vm.emulator_cpus.bit_length() - 1)]
     assert emulators not in cores
     assert vm.owned == mask_of(sibling for core in (*cores, emulators) for sibling in cpus_of(core))
     assert any(not vm.owned & ~group for group in MACHINE.l3_groups)
@@ -335,13 +336,13 @@ def test_a_vm_spread_over_sockets_has_half_of_its_vcpus_on_each_and_its_guest_se
     served: dict[str, Served],
 ) -> None:
     vm, placement = served["apart"], served["apart"].placement
-    sockets = [MACHINE.packages_of(1 << cpu)[0] for cpu in placement.vcpus]
+    sockets = [MACHINE.packages_of(CpuMask(1 << cpu))[0] for cpu in placement.vcpus]
     assert sockets == [0] * 6 + [1] * 6
     cells = [
         parse_cpu_list(cell.get("cpus", "")) & mask_of(range(12))
         for cell in vm.domain.iterfind("cpu/numa/cell")
     ]
-    on_host = [MACHINE.nodes_of(1 << cpu)[0] for cpu in placement.vcpus]
+    on_host = [MACHINE.nodes_of(CpuMask(1 << cpu))[0] for cpu in placement.vcpus]
     assert [{on_host[vcpu] for vcpu in cpus_of(cell)} for cell in cells] == [{0}, {1}, {4}]
     assert [cell.bit_count() for cell in cells] in ([4, 2, 6], [2, 4, 6])
     (topology,) = vm.domain.iterfind("cpu/topology")

@@ -11,6 +11,7 @@ import pytest
 from kvplace.core.errors import BadDomainXml, Corrupt, KvplaceError, Misconfigured
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure
+from kvplace.core.scalars import CpuId
 from kvplace.domainxml import MAX_DOMAIN_BYTES, rewrite
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod_environment import PodEnvironment
@@ -77,7 +78,7 @@ def cpu_map_outside_the_cpuset(pod: PodFolder) -> None:
 
 
 def too_few_vcpus(pod: PodFolder) -> None:
-    pod.bind(replace(PLACEMENT, vcpus=(2, 34, 3)))
+    pod.bind(replace(PLACEMENT, vcpus=(CpuId(2), CpuId(34), CpuId(3))))
 
 
 @pytest.mark.parametrize(

@@ -22,29 +22,30 @@ from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import Bytes
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.simulate.virt_launcher import launcher_pod
 from tests.admission.makers import SETTINGS
 from tests.captured import captured_folder
 from tests.controller.replicas import replica
+from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.domainxml.documents import bindings, cells, pins, topology
 from tests.hook.machine import NODE, PodFolder, forbidden, logged, works
 from tests.kube.faulty_cluster import FaultyCluster
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 FOUR, EIGHT_IN_PAGES, EIGHT_THREADS = (
     "01-amd64-plain-4vcpu",
     "13-amd64-hugepages-nonuma",
     "19-amd64-windows-efi",
 )
 FIRST, SECOND = parse_cpu_list("0-15,32-47"), parse_cpu_list("16-31,48-63")
-MACHINE = Topology(
-    packages=(Package(0, FIRST), Package(1, SECOND)),
+MACHINE = make_topology(
+    packages=(make_package(0, FIRST), make_package(1, SECOND)),
     numa_nodes=(
-        NumaNode(0, FIRST, 64 * GIB, {1 << 21: 8192}, {0: 10, 1: 21}),
-        NumaNode(1, SECOND, 64 * GIB, {1 << 21: 8192}, {0: 21, 1: 10}),
+        make_numa_node(0, FIRST, 64 * GIB, {Bytes(1 << 21): 8192}, {0: 10, 1: 21}),
+        make_numa_node(1, SECOND, 64 * GIB, {Bytes(1 << 21): 8192}, {0: 21, 1: 10}),
     ),
     l3_groups=tuple(
         parse_cpu_list(text) for text in ("0-7,32-39", "8-15,40-47", "16-23,48-55", "24-31,56-63")

@@ -14,6 +14,7 @@ from harness.control_plane.launcher_side import HookReport, LauncherSide
 from kvplace.core.cpuset import mask_of
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.request import OnFailure, Policy
+from kvplace.core.scalars import Bytes, CpuId, NumaId
 from tests.captured import captured_folder
 from tests.hook.conftest import HookProcess
 from tests.hook.machine import ON_THIS_MACHINE
@@ -99,10 +100,10 @@ def test_cells_of_a_mirroring_guest_survive_kubevirts_reading_between_the_calls(
     placement = replace(
         ON_THIS_MACHINE,
         policy=Policy.SHARE,
-        vcpus=(first, second),
+        vcpus=(CpuId(first), CpuId(second)),
         cpus=mask_of((first, second)),
-        numa_nodes=(0, 1, 2),
-        guest_cells=tuple(GuestCell(n, n, vcpus[n], 1 << 30, apart[n]) for n in range(3)),
+        numa_nodes=(NumaId(0), NumaId(1), NumaId(2)),
+        guest_cells=tuple(GuestCell(n, NumaId(n), vcpus[n], Bytes(1 << 30), apart[n]) for n in range(3)),
     )
     hook.pod.bind(placement)
     hook.start()

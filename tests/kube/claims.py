@@ -8,12 +8,13 @@ from typing import Any
 from kvplace.core.cpuset import mask_of
 from kvplace.core.ledger import Claim, ClaimState, LedgerChange
 from kvplace.core.request import Policy
+from kvplace.core.scalars import Bytes, NumaId, PodUid
 
 
 def claim(uid: str, *cpus: int, **other: Any) -> Claim:
     return replace(
         Claim(
-            uid=uid,
+            uid=PodUid(uid),
             namespace="default",
             pod=f"pod-{uid}",
             vmi="",
@@ -21,7 +22,7 @@ def claim(uid: str, *cpus: int, **other: Any) -> Claim:
             state=ClaimState.CLAIMED,
             cpus=mask_of(cpus),
             owned=mask_of(cpus),
-            memory={0: 1 << 30},
+            memory={NumaId(0): Bytes(1 << 30)},
             huge_pages={},
             since="2026-01-02T03:04:05Z",
         ),

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
 from kvplace.core.errors import Misconfigured, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, confirmed
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.pending_changes import Decision
 from kvplace.kube.records import LedgerRecord
@@ -99,7 +99,7 @@ def taking(uid: str, count: int = 1) -> Decision[int]:
 
     def decide(ledger: Ledger) -> tuple[LedgerChange, int]:
         if uid in ledger.claims:
-            return LedgerChange(), ledger.claims[uid].owned
+            return LedgerChange(), ledger.claims[PodUid(uid)].owned
         free = ALL & ~ledger.owned
         if free.bit_count() < count:
             raise Refused(f"no CPUs for {uid}")
@@ -112,10 +112,10 @@ def taking(uid: str, count: int = 1) -> Decision[int]:
 def releasing(uid: str) -> Decision[bool]:
     """Release a pod; returns whether it had a claim."""
     return lambda ledger: (
-        LedgerChange(releases=(uid,) if uid in ledger.claims else ()),
+        LedgerChange(releases=tuple(map(PodUid, (uid,) if uid in ledger.claims else ()))),
         uid in ledger.claims,
     )
 
 
 def confirming(uid: str) -> Decision[None]:
-    return lambda ledger: (LedgerChange((confirmed(ledger.claims[uid]),)), None)
+    return lambda ledger: (LedgerChange((confirmed(ledger.claims[PodUid(uid)]),)), None)

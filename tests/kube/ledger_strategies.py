@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 from kvplace.core.cpuset import mask_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, OwnershipConflict, claim_document
 from kvplace.core.request import Policy
+from kvplace.core.scalars import Bytes, NumaId, PodUid
 
 CPUS = 12
-PODS = tuple(f"pod-{letter}" for letter in "abcde")
+PODS = tuple(PodUid(f"pod-{letter}") for letter in "abcde")
 
+page_sizes = st.sampled_from([1 << 21, 1 << 30]).map(Bytes)
 cpu_sets = st.sets(st.integers(0, CPUS - 1), max_size=4).map(mask_of)
-numa_nodes = st.integers(0, 2)
+numa_nodes = st.integers(0, 2).map(NumaId)
 
 
 @st.composite
-def claims(draw: st.DrawFn, uid: str | None = None) -> Claim:
+def claims(draw: st.DrawFn, uid: PodUid | None = None) -> Claim:
     """Any claim; its owned CPUs are a part of those it names."""
     cpus = draw(cpu_sets)
     name = uid or draw(st.sampled_from(PODS))
@@ -32,11 +34,11 @@ def claims(draw: st.DrawFn, uid: str | None = None) -> Claim:
         state=draw(st.sampled_from(ClaimState)),
         cpus=cpus,
         owned=cpus & draw(cpu_sets),
-        memory=draw(st.dictionaries(numa_nodes, st.integers(0, 1 << 40), max_size=3)),
+        memory=draw(st.dictionaries(numa_nodes, st.integers(0, 1 << 40).map(Bytes), max_size=3)),
         huge_pages=draw(
             st.dictionaries(
                 numa_nodes,
-                st.dictionaries(st.sampled_from([1 << 21, 1 << 30]), st.integers(1, 64), min_size=1),
+                st.dictionaries(page_sizes, st.integers(1, 64), min_size=1),
                 max_size=3,
             )
         ),

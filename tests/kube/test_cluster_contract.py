@@ -12,7 +12,7 @@ from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import ClaimState, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.request import Policy
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.kube.events import EventReason, does_not_fit, pod_reference
 from kvplace.kube.watches import (
     LEDGERS,
@@ -210,7 +210,7 @@ class Contract:
             for number in range(5):
                 record = await world.cluster.write_ledger(record, taking(claim(f"pod-{number}", number)))
             record = await world.cluster.write_ledger(
-                record, LedgerChange(releases=tuple(f"pod-{number}" for number in range(5)))
+                record, LedgerChange(releases=tuple(PodUid(f"pod-{number}") for number in range(5)))
             )
             await world.cluster.delete_ledger(record)
             for watcher in (first, second):
@@ -274,7 +274,9 @@ class Contract:
         await world.cluster.write_ledger(record, taking(moved))
         stored = await world.cluster.read_ledger(record.node)
         assert stored is not None
-        assert stored.ledger == Ledger({2: "pod-a", 3: "pod-a"}, {"pod-a": moved})
+        assert stored.ledger == Ledger(
+            {CpuId(2): PodUid("pod-a"), CpuId(3): PodUid("pod-a")}, {PodUid("pod-a"): moved}
+        )
 
     async def test_a_write_that_was_decided_on_an_old_ledger_is_a_conflict(self, world: World) -> None:
         record = await world.cluster.create_ledger(world.named("worker"))
@@ -290,10 +292,10 @@ class Contract:
             await world.cluster.write_ledger(held, taking(claim("pod-b", 2, 3)))
         with pytest.raises(OwnershipConflict):
             await world.cluster.write_ledger(
-                held, LedgerChange(claims=(claim("pod-b", 2),), releases=("pod-a",))
+                held, LedgerChange(claims=(claim("pod-b", 2),), releases=(PodUid("pod-a"),))
             )
         assert await world.cluster.read_ledger(record.node) == held
-        free = await world.cluster.write_ledger(held, LedgerChange(releases=("pod-a",)))
+        free = await world.cluster.write_ledger(held, LedgerChange(releases=(PodUid("pod-a"),)))
         taken = await world.cluster.write_ledger(free, taking(claim("pod-b", 2)))
         assert taken.ledger.owners == {2: "pod-b"}
 
@@ -326,7 +328,7 @@ class Contract:
             await world.cluster.delete_ledger(record)
         with pytest.raises(Conflict, match="owners"):
             await world.cluster.delete_ledger(held)
-        empty = await world.cluster.write_ledger(held, LedgerChange(releases=("pod-a",)))
+        empty = await world.cluster.write_ledger(held, LedgerChange(releases=(PodUid("pod-a"),)))
         await world.cluster.delete_ledger(empty)
         assert await world.cluster.read_ledger(record.node) is None
 

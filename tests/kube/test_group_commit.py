@@ -10,7 +10,7 @@ import pytest
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Conflict, KvplaceError, Misconfigured, Refused, Unavailable
 from kvplace.core.ledger import ClaimState, Ledger, LedgerChange
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NodeName, PodUid
 from tests.kube.claims import claim
 from tests.kube.claims import taking as claiming
 from tests.kube.faults import Operation
@@ -173,7 +173,7 @@ async def test_a_pod_that_is_released_and_claims_again_in_one_group_ends_with_it
             ledgers.change(N, releasing("a")), ledgers.change(N, taking("a", 3))
         )
         assert released
-        assert cluster.stored().claims["a"].owned == taken
+        assert cluster.stored().claims[PodUid("a")].owned == taken
         cluster.stored().check()
 
 
@@ -192,9 +192,9 @@ async def test_a_deferred_change_goes_into_the_next_write(cluster: Recording) ->
         await ledgers.change(N, taking("a"))
         ledgers.change_later(N, confirming("a"))
         await ledgers.change(NodeName("other"), taking("c"))
-        assert cluster.stored().claims["a"].state is ClaimState.CLAIMED
+        assert cluster.stored().claims[PodUid("a")].state is ClaimState.CLAIMED
         await ledgers.change(N, taking("b"))
-        assert cluster.stored().claims["a"].state is ClaimState.BOUND
+        assert cluster.stored().claims[PodUid("a")].state is ClaimState.BOUND
         assert ledgers.writes == 3
 
 
@@ -204,7 +204,7 @@ async def test_a_deferred_change_is_written_alone_after_a_while(
     async with process(cluster, lazy_seconds=0.01) as ledgers:
         await ledgers.change(N, taking("a"))
         ledgers.change_later(N, confirming("a"))
-        await settled(lambda: cluster.stored().claims["a"].state is ClaimState.BOUND)
+        await settled(lambda: cluster.stored().claims[PodUid("a")].state is ClaimState.BOUND)
 
 
 async def test_a_deferred_change_that_fails_is_logged(

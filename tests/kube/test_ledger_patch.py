@@ -15,13 +15,13 @@ from kvplace.core.ledger import (
     read_ledger,
 )
 from kvplace.core.request import Policy
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import Bytes, CpuMask, NumaId, PodUid
 from tests.kube.ledger_strategies import changes, claims, document, ledgers, merged
 
 
 def claim_on(memory: dict[int, int], huge_pages: dict[int, dict[int, int]]) -> Claim:
     return Claim(
-        "pod-a",
+        PodUid("pod-a"),
         "default",
         "a",
         "vm",
@@ -29,14 +29,16 @@ def claim_on(memory: dict[int, int], huge_pages: dict[int, dict[int, int]]) -> C
         ClaimState.CLAIMED,
         CpuMask(3),
         CpuMask(3),
-        memory,
-        huge_pages,
+        {NumaId(node): Bytes(count) for node, count in memory.items()},
+        {NumaId(node): {Bytes(size): n for size, n in of.items()} for node, of in huge_pages.items()},
         "",
     )
 
 
 @given(ledgers(), changes)
-@example(Ledger({}, {"pod-a": claim_on({0: 5}, {0: {1 << 30: 1}})}), LedgerChange((claim_on({1: 5}, {}),)))
+@example(
+    Ledger({}, {PodUid("pod-a"): claim_on({0: 5}, {0: {1 << 30: 1}})}), LedgerChange((claim_on({1: 5}, {}),))
+)
 def test_a_merge_patch_stores_what_the_change_says(ledger: Ledger, change: LedgerChange) -> None:
     try:
         after = ledger.after(change)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import CpuMask, NodeName, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.objects import (
@@ -151,7 +151,7 @@ def test_a_machine_is_read_again_only_when_its_spec_changes(first: Topology, sec
 
 def test_machines_of_deleted_nodes_are_forgotten() -> None:
     reader, store = TopologyReader(), Store(TOPOLOGIES)
-    document = topology_document(topology_of_cpu_map({0: 0b1111}))
+    document = topology_document(topology_of_cpu_map({PackageId(0): CpuMask(0b1111)}))
     machines: list[weakref.ref[Topology]] = []
     for round_ in range(3):
         for number in range(20):
@@ -191,7 +191,7 @@ def test_what_the_kubelet_holds_is_read_from_the_status_of_a_machine_that_is_kno
     reader = TopologyReader()
 
     def seen(status: Any) -> tuple[bool, int, str]:
-        document = custom(topology_document(topology_of_cpu_map({0: 0b1111})))
+        document = custom(topology_document(topology_of_cpu_map({PackageId(0): CpuMask(0b1111)})))
         raw = msgspec.Raw(json.dumps(status).encode())
         record = reader.record(msgspec.structs.replace(document, status=raw))
         return record.topology is not None, record.kubelet_cpus, record.problem

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadTopology
+from kvplace.core.scalars import NO_CPUS, CpuId
 from kvplace.core.topology import Topology
 from kvplace.libvirt.capabilities import MAX_BYTES, read_capabilities
 from kvplace.linux.sysfs import discover
@@ -21,7 +22,7 @@ from tests.libvirt.written_capabilities import capabilities_of
 from tests.linux.written_tree import sysfs_of
 
 CAPTURES = captured_files("libvirt/capabilities", "*.xml")
-BASIC = replace(read_machine("2x-xeon-8480plus-snc4"), reserved=0)
+BASIC = replace(read_machine("2x-xeon-8480plus-snc4"), reserved=NO_CPUS)
 
 # Sockets, NUMA nodes, L3 caches (0: libvirt does not describe them), cores, CPUs.
 COUNTS = {
@@ -67,7 +68,7 @@ def test_caches_whose_numbers_interleave_are_read_by_their_cpus() -> None:
 
 @pytest.mark.parametrize("name", machine_names())
 def test_capabilities_and_sysfs_of_a_machine_give_the_same_machine(name: str) -> None:
-    machine = replace(read_machine(name), reserved=0, isolated=0)
+    machine = replace(read_machine(name), reserved=NO_CPUS, isolated=NO_CPUS)
     found = read_capabilities(capabilities_of(machine).encode())
     assert found.topology == discover(sysfs_of(machine)).topology == machine
     assert found.notes == ()
@@ -77,7 +78,7 @@ def test_a_cpu_with_the_ids_of_another_core_is_pointed_out_as_perhaps_off_line()
     xml = capabilities_of(BASIC).replace('core_id="5" siblings="5,117"', 'core_id="0" siblings="5"', 1)
     xml = xml.replace('siblings="5,117"', 'siblings="117"')
     found = read_capabilities(xml.encode())
-    assert found.topology.core_of[5] == 1 << 5
+    assert found.topology.core_of[CpuId(5)] == 1 << 5
     assert found.notes == (
         (
             "libvirt gives CPU 5 the ids of another core, as it does with CPUs that are off-line:"
@@ -140,7 +141,7 @@ def test_what_is_no_machine_is_refused_in_one_sentence_that_names_it(xml: bytes,
     assert "\n" not in str(raised.value)
 
 
-TEXT = capabilities_of(replace(read_machine("epyc-7502p"), reserved=0))
+TEXT = capabilities_of(replace(read_machine("epyc-7502p"), reserved=NO_CPUS))
 PIECES = ["", "<", "&x;", "<!ENTITY x 'y'>", '"', "-1", "99999999", "\x00", "<cell/>", "é", "0-3", "<cpu/>"]
 
 

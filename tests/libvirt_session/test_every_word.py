@@ -20,38 +20,43 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import Bytes, CpuMask
+from kvplace.core.topology import Topology
+from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.libvirt_session.guest_memory import policies_of_guest_memory
 from tests.libvirt_session.hook_sidecar import Sidecar
 
 pytestmark = pytest.mark.libvirt_session
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 MEGABYTES = 64
 
 
 def one_core(a: int, b: int) -> Topology:
-    return Topology(
-        packages=(Package(0, a | b),),
-        numa_nodes=(NumaNode(0, a | b, GIB),),
+    return make_topology(
+        packages=(make_package(0, a | b),),
+        numa_nodes=(make_numa_node(0, a | b, GIB),),
         l3_groups=(a | b,),
         cores=(a | b,),
     )
 
 
 def two_sockets(a: int, b: int) -> Topology:
-    return Topology(
-        packages=(Package(0, a), Package(1, b)),
-        numa_nodes=(NumaNode(0, a, GIB, {}, {0: 10, 1: 21}), NumaNode(1, b, GIB, {}, {0: 21, 1: 10})),
+    return make_topology(
+        packages=(make_package(0, a), make_package(1, b)),
+        numa_nodes=(
+            make_numa_node(0, a, GIB, {}, {0: 10, 1: 21}),
+            make_numa_node(1, b, GIB, {}, {0: 21, 1: 10}),
+        ),
         l3_groups=(a, b),
         cores=(a, b),
     )
 
 
 def a_reserved(a: int, b: int) -> Topology:
-    return Topology(
-        packages=(Package(0, a | b),),
-        numa_nodes=(NumaNode(0, a | b, GIB),),
+    return make_topology(
+        packages=(make_package(0, a | b),),
+        numa_nodes=(make_numa_node(0, a | b, GIB),),
         l3_groups=(a | b,),
         cores=(a, b),
         reserved=a,
@@ -94,7 +99,7 @@ MEMORY = {"preferred": "prefer:0", "strict": "bind:0", "interleave": "interleave
 def pod_placement(topology: Topology, annotations: Mapping[str, str], vcpus: int) -> Placement:
     options = read_options(annotations)
     assert options is not None
-    request = Request(vcpus, options, memory=MEGABYTES << 20)
+    request = Request(vcpus, options, memory=Bytes(MEGABYTES << 20))
     placement = place(topology, free_of(topology, Ledger()), request)
     assert isinstance(placement, Placement), placement
     return placement
@@ -111,7 +116,7 @@ def sidecar(libvirt_session: LibvirtSession, request: pytest.FixtureRequest) -> 
 def test_every_thread_runs_and_memory_is_bound_where_the_words_say(
     case: Case, libvirt_session: LibvirtSession, sidecar: Sidecar
 ) -> None:
-    a, b = (1 << cpu for cpu in list(cpus_of(libvirt_session.group.effective()))[:2])
+    a, b = (1 << cpu for cpu in list(cpus_of(CpuMask(libvirt_session.group.effective())))[:2])
     names = {"a": a, "b": b, "ab": a | b}
     wanted = [names[text] for text in case.vcpus.split()]
     annotations = dict(word.split("=") for word in case.words.split())

@@ -10,6 +10,7 @@ from harness.libvirt_session.documents import minimal_domain, without_its_pod
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
 from tests.libvirt_session.hook_sidecar import Sidecar
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.libvirt_session
 
 
 def two_cpus(session: LibvirtSession) -> tuple[int, int]:
-    first, second = list(cpus_of(session.group.effective()))[:2]
+    first, second = list(cpus_of(CpuMask(session.group.effective())))[:2]
     return first, second
 
 
@@ -28,13 +29,13 @@ def placement_of_two_vcpus(session: LibvirtSession) -> Placement:
     first, second = two_cpus(session)
     return Placement(
         policy=Policy.EXCLUSIVE,
-        vcpus=(second, first),
+        vcpus=(CpuId(second), CpuId(first)),
         cpus=mask_of([first, second]),
         emulator_cpus=mask_of([first]),
         io_thread_cpus=(mask_of([second]),),
-        numa_nodes=(0,),
+        numa_nodes=(NumaId(0),),
         numa_memory=NumaMemory.STRICT,
-        memory={0: 64 << 20},
+        memory={NumaId(0): Bytes(64 << 20)},
     )
 
 

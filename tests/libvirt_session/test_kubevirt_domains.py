@@ -9,6 +9,7 @@ from harness.libvirt_session.documents import minimal_domain, without_its_pod
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy
+from kvplace.core.scalars import CpuMask, NumaId
 from kvplace.domainxml import rewrite
 from tests.captured import captured_files, captured_folder
 from tests.libvirt_session.guest_memory import policies_of_guest_memory
@@ -25,14 +26,14 @@ BINDINGS = [NumaMemory.STRICT, NumaMemory.PREFERRED, NumaMemory.INTERLEAVE]
 
 def placement_on(session: LibvirtSession, numa_memory: NumaMemory = NumaMemory.STRICT) -> Placement:
     """Gives each vCPU one of two CPUs in turn, the emulator the second, I/O threads both in turn."""
-    first, second = list(cpus_of(session.group.effective()))[:2]
+    first, second = list(cpus_of(CpuMask(session.group.effective())))[:2]
     return Placement(
         policy=Policy.SHARE,
         vcpus=(second, first) * 8,
         cpus=mask_of([first, second]),
         emulator_cpus=mask_of([second]),
         io_thread_cpus=(mask_of([first]), mask_of([second])),
-        numa_nodes=(0,),
+        numa_nodes=(NumaId(0),),
         numa_memory=numa_memory,
         memory={},
     )
@@ -61,7 +62,7 @@ def test_every_thread_of_a_rewritten_document_runs_where_the_placement_says(
 
 
 def test_threads_of_a_shared_pool_may_use_all_of_it_and_no_more(libvirt_session: LibvirtSession) -> None:
-    first = mask_of([next(cpus_of(libvirt_session.group.effective()))])
+    first = mask_of([next(cpus_of(CpuMask(libvirt_session.group.effective())))])
     placement = replace(
         placement_on(libvirt_session),
         policy=Policy.NUMA,

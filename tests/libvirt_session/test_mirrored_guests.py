@@ -12,6 +12,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy
+from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.domainxml import rewrite
 from tests.captured import captured_folder
 from tests.libvirt_session.guest_memory import policies_of_guest_memory
@@ -25,17 +26,17 @@ DOCUMENTS = (
     "13-amd64-hugepages-nonuma.domain.xml",  # one cell of KubeVirt's
     "19-amd64-windows-efi.domain.xml",
 )
-MIB = 1 << 20
+MIB = Bytes(1 << 20)
 
 
 def cell(number: int, vcpus: range, count: int, *, megabytes: int, threads: int = 1) -> GuestCell:
     """A guest cell on host node 0, the only one that every machine has."""
     distances = tuple(10 if other == number else 21 for other in range(count))
-    return GuestCell(number, 0, tuple(vcpus), megabytes * MIB, distances, threads)
+    return GuestCell(number, NumaId(0), tuple(vcpus), megabytes * MIB, distances, threads)
 
 
 def placement_on(session: LibvirtSession, *cells: GuestCell, mode: NumaMemory) -> Placement:
-    first, second = list(cpus_of(session.group.effective()))[:2]
+    first, second = list(cpus_of(CpuMask(session.group.effective())))[:2]
     vcpus = sum(len(cell.vcpus) for cell in cells)
     return Placement(
         policy=Policy.SHARE,
@@ -43,9 +44,9 @@ def placement_on(session: LibvirtSession, *cells: GuestCell, mode: NumaMemory) -
         cpus=mask_of([first, second]),
         emulator_cpus=mask_of([second]),
         io_thread_cpus=(),
-        numa_nodes=(0,),
+        numa_nodes=(NumaId(0),),
         numa_memory=mode,
-        memory={0: sum(cell.memory for cell in cells)},
+        memory={NumaId(0): Bytes(sum(cell.memory for cell in cells))},
         guest_cells=cells,
     )
 

@@ -22,24 +22,28 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import GuestNuma, NumaMemory, Policy, Request, Scope, Smt
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import Bytes, CpuMask, NumaId
+from kvplace.core.topology import Topology
 from kvplace.domainxml import rewrite
 from kvplace.machines.shipped import read_machine
+from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.core.requests import request_with
 
 pytestmark = pytest.mark.libvirt_session
 
-MIB = 1 << 20
-GIB = 1 << 30
+MIB = Bytes(1 << 20)
+GIB = Bytes(1 << 30)
 
 
 def host(*nodes: tuple[int, str], cores: str, memory: int = 64 * GIB, far: int = 21) -> Topology:
     """One socket; nodes are (id, CPU list), cores are CPU lists with blanks between them."""
     ids = [number for number, _ in nodes]
-    return Topology(
-        packages=(Package(0, mask_of(cpu for _, text in nodes for cpu in cpus_of(parse_cpu_list(text)))),),
+    return make_topology(
+        packages=(
+            make_package(0, mask_of(cpu for _, text in nodes for cpu in cpus_of(parse_cpu_list(text)))),
+        ),
         numa_nodes=tuple(
-            NumaNode(
+            make_numa_node(
                 number,
                 parse_cpu_list(text),
                 memory,
@@ -111,14 +115,14 @@ def placed(case: Case) -> Placement:
 
 def here(session: LibvirtSession, placement: Placement) -> Placement:
     """The same VM with its threads on two CPUs of this machine, vCPUs of a cell on the same."""
-    first, second = list(cpus_of(session.group.effective()))[:2]
+    first, second = list(cpus_of(CpuMask(session.group.effective())))[:2]
     homes = {vcpu: cell.id for cell in placement.guest_cells for vcpu in cell.vcpus}
     return replace(
         placement,
         vcpus=tuple((first, second)[homes[vcpu] % 2] for vcpu in range(len(placement.vcpus))),
         cpus=mask_of((first, second)),
         emulator_cpus=mask_of([first]),
-        numa_nodes=(0,),
+        numa_nodes=(NumaId(0),),
         numa_memory=NumaMemory.OFF,
     )
 
@@ -164,7 +168,7 @@ def test_the_guest_sees_the_cores_nodes_and_distances_that_it_was_given(
     runs = rewrite(document.encode(), here(libvirt_session, choice))
     with libvirt_session.running(runs) as domain:
         guest, far, affinities = seen_by_guest(domain), distances(domain), domain.affinities()
-    on_host = [case.on.nodes_of(1 << cpu)[0] for cpu in choice.vcpus]
+    on_host = [case.on.nodes_of(CpuMask(1 << cpu))[0] for cpu in choice.vcpus]
     cells = {cell.id: cell for cell in choice.guest_cells}
     assert tuple(sum(guest[v][0] == number for v in range(len(on_host))) for number in cells) == case.cells
     assert [cells[guest[vcpu][0]].node for vcpu in range(len(on_host))] == on_host

@@ -8,12 +8,13 @@ import pytest
 from harness.libvirt_session.daemon import UID, LibvirtSession, NoLibvirtHere, session_daemon
 from harness.libvirt_session.documents import minimal_domain
 from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.scalars import CpuMask
 
 pytestmark = pytest.mark.libvirt_session
 
 
 def test_each_thread_runs_where_the_document_pins_it(libvirt_session: LibvirtSession) -> None:
-    first, second = list(cpus_of(libvirt_session.group.effective()))[:2]
+    first, second = list(cpus_of(CpuMask(libvirt_session.group.effective())))[:2]
     pins = f"""
       <iothreads>1</iothreads>
       <cputune>
@@ -54,7 +55,7 @@ def test_the_session_driver_refuses_what_it_refuses_in_a_pod(libvirt_session: Li
 def test_a_pin_outside_the_pods_cpuset_does_not_start(libvirt_session: LibvirtSession) -> None:
     import libvirt
 
-    first, second = list(cpus_of(libvirt_session.group.effective()))[:2]
+    first, second = list(cpus_of(CpuMask(libvirt_session.group.effective())))[:2]
     pins = f"<cputune><vcpupin vcpu='0' cpuset='{second}'/></cputune>"
     with (
         libvirt_session.confined_to(mask_of([first])),
@@ -65,7 +66,7 @@ def test_a_pin_outside_the_pods_cpuset_does_not_start(libvirt_session: LibvirtSe
 
 
 def test_a_pin_that_straddles_the_pods_cpuset_is_cut_without_a_word(libvirt_session: LibvirtSession) -> None:
-    first, second = list(cpus_of(libvirt_session.group.effective()))[:2]
+    first, second = list(cpus_of(CpuMask(libvirt_session.group.effective())))[:2]
     pins = f"<cputune><vcpupin vcpu='0' cpuset='{first},{second}'/></cputune>"
     with (
         libvirt_session.confined_to(mask_of([first])),

@@ -11,6 +11,7 @@ import pytest
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.errors import BadTopology
+from kvplace.core.scalars import NumaId
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology, topology_document
 from kvplace.linux.sysfs import discover
@@ -121,11 +122,15 @@ def test_ids_of_real_machines_are_kept_where_the_kernel_gives_them() -> None:
     gpus = _read("hwloc/nvidiagpunumanodes.tar.bz2")
     assert [package.id for package in gpus.packages] == [0, 8]
     assert [node.id for node in gpus.numa_nodes] == [0, 8, 250, 251, 252, 253, 254, 255]
-    assert (gpus.distance(0, 8), gpus.distance(0, 250), gpus.distance(8, 255)) == (40, 80, 80)
+    assert (
+        gpus.distance(NumaId(0), NumaId(8)),
+        gpus.distance(NumaId(0), NumaId(250)),
+        gpus.distance(NumaId(8), NumaId(255)),
+    ) == (40, 80, 80)
     assert format_cpu_list(gpus.cpus) == "0-15,88-103"
     ia64 = _read("hwloc/128ia64-17n4s2c.tar.bz2")
     assert 65537 in {package.id for package in ia64.packages}
-    assert ia64.distance(0, 16) == 14
+    assert ia64.distance(NumaId(0), NumaId(16)) == 14
 
 
 def test_memory_and_huge_pages_of_a_real_machine_are_read_by_node() -> None:

@@ -13,8 +13,10 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import Bytes, CpuMask, NumaId
+from kvplace.core.topology import Topology
 from kvplace.linux.sysfs import discover
+from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.linux.written_tree import WrittenTree, sysfs_of
 
 CPU = "sys/devices/system/cpu"
@@ -39,10 +41,10 @@ class Shape:
             size = count // parts
             return tuple(mask_of(range(at, at + size)) for at in range(0, count, size))
 
-        return Topology(
-            packages=tuple(Package(number, cpus) for number, cpus in enumerate(cut(self.packages))),
+        return make_topology(
+            packages=tuple(make_package(number, cpus) for number, cpus in enumerate(cut(self.packages))),
             numa_nodes=tuple(
-                NumaNode(number, cpus, 1 << 30, {}, dict(enumerate(self.distances[number])))
+                make_numa_node(number, cpus, 1 << 30, {}, dict(enumerate(self.distances[number])))
                 for number, cpus in enumerate(cut(self.nodes))
             ),
             l3_groups=cut(self.l3_groups),
@@ -87,11 +89,11 @@ def unplug(tree: WrittenTree, machine: Topology, gone: int) -> WrittenTree:
     """Switch CPUs off as the kernel does: no topology, no caches, and no set that still names them."""
     tree.files[f"{CPU}/online"] = format_cpu_list(machine.cpus & ~gone) + "\n"
     for path, text in list(tree.files.items()):
-        if any(path.startswith(f"{CPU}/cpu{cpu}/") for cpu in cpus_of(gone)):
+        if any(path.startswith(f"{CPU}/cpu{cpu}/") for cpu in cpus_of(CpuMask(gone))):
             del tree.files[path]
         elif path.endswith("list"):
             tree.files[path] = format_cpu_list(parse_cpu_list(text) & ~gone) + "\n"
-    for cpu in cpus_of(gone):
+    for cpu in cpus_of(CpuMask(gone)):
         tree.files[f"{CPU}/cpu{cpu}/online"] = "0\n"
     return tree
 
@@ -126,17 +128,20 @@ def test_isolated_cpus_are_those_that_are_on_line() -> None:
 def test_a_node_of_memory_alone_is_kept_with_its_distances() -> None:
     rows = ({0: 10, 1: 21, 2: 24}, {0: 21, 1: 10, 2: 34}, {0: 24, 1: 34, 2: 10})
     cpus = (0b1111, 0b11110000, 0)
-    nodes = tuple(NumaNode(number, cpus[number], 1 << 30, {}, rows[number]) for number in range(3))
+    nodes = tuple(make_numa_node(number, cpus[number], 1 << 30, {}, rows[number]) for number in range(3))
     machine = replace(SMT, numa_nodes=nodes)
     found = discover(sysfs_of(machine))
     assert found.topology == machine
-    assert (found.topology.distance(0, 2), found.topology.distance(1, 2)) == (24, 34)
+    assert (found.topology.distance(NumaId(0), NumaId(2)), found.topology.distance(NumaId(1), NumaId(2))) == (
+        24,
+        34,
+    )
 
 
 def numa_fake(machine: Topology, parts: int) -> WrittenTree:
     """Split each NUMA node into so many emulated ones, as `numa=fake` does: each lists all its CPUs."""
     emulated = [
-        NumaNode(parts * node.id + part, node.cpus, node.memory // parts)
+        make_numa_node(parts * node.id + part, node.cpus, node.memory // parts)
         for node in machine.numa_nodes
         for part in range(parts)
     ]
@@ -165,11 +170,11 @@ def test_emulated_nodes_share_their_cpus_so_that_memory_is_bound_where_it_is(par
 def test_a_vm_on_emulated_nodes_uses_memory_of_all_of_them() -> None:
     machine = discover(numa_fake(SMT, 2)).topology
     free = free_of(machine, Ledger())
-    placement = place(machine, free, Request(4, PinningOptions(Scope.ONE_SOCKET), memory=1 << 30))
+    placement = place(machine, free, Request(4, PinningOptions(Scope.ONE_SOCKET), memory=Bytes(1 << 30)))
     assert isinstance(placement, Placement)
     assert placement.memory == {0: 1 << 29, 1: 1 << 29}
     assert isinstance(
-        place(machine, free, Request(1, PinningOptions(Scope.ONE_NUMA), memory=1 << 30)), Refusal
+        place(machine, free, Request(1, PinningOptions(Scope.ONE_NUMA), memory=Bytes(1 << 30))), Refusal
     )
 
 
@@ -177,15 +182,15 @@ def test_nodes_numbered_across_sockets_lie_in_both() -> None:
     """As with QEMU's interleaved numbering: the kernel gives up SMT, and nodes span packages."""
     machine = replace(
         SMT,
-        cores=tuple(1 << cpu for cpu in range(8)),
+        cores=tuple(CpuMask(1 << cpu) for cpu in range(8)),
         numa_nodes=tuple(
-            replace(node, cpus=cpus) for node, cpus in zip(SMT.numa_nodes, (0x55, 0xAA), strict=True)
+            replace(node, cpus=CpuMask(cpus)) for node, cpus in zip(SMT.numa_nodes, (0x55, 0xAA), strict=True)
         ),
     )
     found = discover(sysfs_of(machine))
     assert found.topology == machine
     assert [machine.packages_of(node.cpus) for node in machine.numa_nodes] == [(0, 1), (0, 1)]
-    assert machine.l3_in(0x55) == (0x05, 0x50)
+    assert machine.l3_in(CpuMask(0x55)) == (0x05, 0x50)
 
 
 def test_huge_ids_are_read_and_only_those_that_no_kernel_has_are_refused() -> None:

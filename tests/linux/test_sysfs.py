@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import BadTopology
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId, PackageId
 from kvplace.core.topology import Topology
 from kvplace.linux.sysfs import discover
 from kvplace.machines.shipped import machine_names, read_machine
@@ -18,7 +19,7 @@ from tests.linux.written_tree import WrittenTree, hexadecimal, sysfs_of
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"
 SMALL = read_machine("epyc-7502p")
-SMALL_UNRESERVED = replace(SMALL, reserved=0)
+SMALL_UNRESERVED = replace(SMALL, reserved=NO_CPUS)
 TWO_SOCKETS = read_machine("2x-epyc-9354-nps2")
 
 
@@ -37,17 +38,17 @@ def machines(draw: st.DrawFn) -> Topology:
     cpus = draw(st.lists(st.integers(0, 90), min_size=1, max_size=12, unique=True))
     base = replace(
         TWO_SOCKETS,
-        cores=_cut(draw, cpus),
-        l3_groups=_cut(draw, cpus),
+        cores=tuple(map(CpuMask, _cut(draw, cpus))),
+        l3_groups=tuple(map(CpuMask, _cut(draw, cpus))),
         packages=tuple(
-            replace(TWO_SOCKETS.packages[0], id=number, cpus=part)
+            replace(TWO_SOCKETS.packages[0], id=PackageId(number), cpus=CpuMask(part))
             for number, part in zip(draw(_ids), _cut(draw, cpus), strict=False)
         ),
         numa_nodes=tuple(
-            replace(TWO_SOCKETS.numa_nodes[0], id=number, cpus=part, distances={})
+            replace(TWO_SOCKETS.numa_nodes[0], id=NumaId(number), cpus=CpuMask(part), distances={})
             for number, part in zip(sorted(draw(_ids)), _cut(draw, cpus), strict=False)
         ),
-        reserved=0,
+        reserved=NO_CPUS,
         isolated=mask_of(draw(st.sets(st.sampled_from(cpus)))),
     )
     distances = {node.id: draw(st.integers(1, 254)) for node in base.numa_nodes}
@@ -113,7 +114,7 @@ def test_a_cpu_that_is_offline_appears_nowhere_whatever_the_other_files_still_sa
     gone = mask_of((5, 7, 8, 9))
     machine = discover(tree).topology
     assert machine.cpus == SMALL.cpus & ~gone
-    assert machine.core_of[37] == 1 << 37
+    assert machine.core_of[CpuId(37)] == 1 << 37
     assert machine.numa_nodes[0].cpus == SMALL.cpus & ~gone
 
 
@@ -168,7 +169,7 @@ def test_siblings_that_contradict_each_other_count_as_one_core_beside_those_who_
         "the kernel contradicts itself about the sibling threads of CPU 5,37: what overlaps counts as one",
     )
     tree.files[f"{CPU}/cpu6/topology/core_cpus_list"] = "6,37-38\n"
-    assert discover(tree).topology.core_of[5] == mask_of((5, 6, 37, 38))
+    assert discover(tree).topology.core_of[CpuId(5)] == mask_of((5, 6, 37, 38))
 
 
 def test_a_cpu_that_is_no_member_of_its_own_core_is_told_and_a_core_by_itself() -> None:
@@ -176,7 +177,7 @@ def test_a_cpu_that_is_no_member_of_its_own_core_is_told_and_a_core_by_itself() 
     for cpu in (5, 37):
         tree.files[f"{CPU}/cpu{cpu}/topology/core_cpus_list"] = "6\n"
     found = discover(tree)
-    assert {found.topology.core_of[5], found.topology.core_of[37]} == {1 << 5, 1 << 37}
+    assert {found.topology.core_of[CpuId(5)], found.topology.core_of[CpuId(37)]} == {1 << 5, 1 << 37}
     assert "contradicts itself about the sibling threads of CPU 5,37" in found.notes[0]
 
 

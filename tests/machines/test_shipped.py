@@ -11,6 +11,7 @@ import pytest
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadTopology
+from kvplace.core.scalars import CpuId, NumaId
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 
@@ -70,10 +71,10 @@ def test_a_machine_has_the_counts_numbers_and_distances_of_the_real_server(name:
         len(machine.cores),
         machine.cpus.bit_count(),
     ) == (facts.packages, facts.nodes, facts.l3_groups, facts.cores, facts.cpus)
-    assert format_cpu_list(machine.core_of[5]) == facts.siblings
+    assert format_cpu_list(machine.core_of[CpuId(5)]) == facts.siblings
     assert format_cpu_list(machine.numa_nodes[-1].cpus) == facts.last_node
     assert format_cpu_list(next(l3 for l3 in machine.l3_groups if l3 >> 9 & 1)) == facts.l3
-    assert [machine.distance(0, node.id) for node in machine.numa_nodes] == facts.distances
+    assert [machine.distance(NumaId(0), node.id) for node in machine.numa_nodes] == facts.distances
 
 
 def test_every_machine_that_comes_with_kvplace_has_its_facts_checked() -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from kvplace.core.cpuset import mask_of, parse_cpu_list
-from kvplace.core.topology import NumaNode, Package, Topology
+from tests.core.machines import make_numa_node, make_package, make_topology
 
-EIGHT = Topology(
-    packages=(Package(0, mask_of(range(8))),),
-    numa_nodes=(NumaNode(0, mask_of(range(8)), 0),),
+EIGHT = make_topology(
+    packages=(make_package(0, mask_of(range(8))),),
+    numa_nodes=(make_numa_node(0, mask_of(range(8)), 0),),
     l3_groups=(mask_of(range(8)),),
     cores=tuple(1 << cpu for cpu in range(8)),
 )
 """One socket of eight cores without siblings."""
 
-TWO = Topology(
-    packages=(Package(0, parse_cpu_list("0-3,8-11")), Package(1, parse_cpu_list("4-7,12-15"))),
+TWO = make_topology(
+    packages=(make_package(0, parse_cpu_list("0-3,8-11")), make_package(1, parse_cpu_list("4-7,12-15"))),
     numa_nodes=(
-        NumaNode(0, parse_cpu_list("0-3,8-11"), 16 * (1 << 30)),
-        NumaNode(1, parse_cpu_list("4-7,12-15"), 16 * (1 << 30)),
+        make_numa_node(0, parse_cpu_list("0-3,8-11"), 16 * (1 << 30)),
+        make_numa_node(1, parse_cpu_list("4-7,12-15"), 16 * (1 << 30)),
     ),
     l3_groups=(parse_cpu_list("0-3,8-11"), parse_cpu_list("4-7,12-15")),
     cores=tuple(1 << core | 1 << core + 8 for core in range(8)),

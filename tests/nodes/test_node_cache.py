@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvplace.core.cpuset import mask_of, parse_cpu_list
+from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.ledger import Claim, ClaimState, Ledger
 from kvplace.core.request import Policy
-from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitDone
 from kvplace.nodes.node_cache import NodeCache
@@ -31,7 +31,7 @@ def cache() -> NodeCache:
 
 def claim(uid: str, cpus: int) -> Claim:
     return Claim(
-        uid,
+        PodUid(uid),
         "default",
         uid,
         "",
@@ -47,8 +47,8 @@ def claim(uid: str, cpus: int) -> Claim:
 
 def ledger(cpus: int, version: str) -> LedgerRecord:
     owner = claim("db", cpus)
-    owners = {cpu: "db" for cpu in range(8) if cpus >> cpu & 1}
-    return LedgerRecord(NodeName("n"), Ledger(owners, {"db": owner}), version, uid="ledger")
+    owners = dict.fromkeys(cpus_of(CpuMask(cpus)), owner.uid)
+    return LedgerRecord(NodeName("n"), Ledger(owners, {PodUid("db"): owner}), version, uid="ledger")
 
 
 def free_cpus(cache: NodeCache) -> int:

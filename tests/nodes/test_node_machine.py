@@ -13,7 +13,7 @@ from kvplace.kube.records import NodeRecord, TopologyRecord
 from kvplace.nodes.node_machine import NOT_DESCRIBED, NOT_KNOWN, NodeMachine, Unusable, describe_node
 from tests.nodes.machines import EIGHT
 
-RESERVING = replace(EIGHT, reserved=0b1)
+RESERVING = replace(EIGHT, reserved=CpuMask(0b1))
 
 
 def described(cpu_map: str = "", kubelet_cpus: int = 0) -> NodeMachine | Unusable:

@@ -20,6 +20,7 @@ from kvplace.core.ledger import Claim, ClaimState, Ledger, claim_of
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request, Scope, Smt
+from kvplace.core.scalars import Bytes, NumaId, PodUid
 from kvplace.core.topology import Topology
 from kvplace.plan.mip_bound import mip_bound
 from tests.core.cluster.clusters import machine, nodes_of, vms_of
@@ -52,7 +53,9 @@ def _afters(topology: Topology, free: Free, request: Request) -> frozenset[Free]
         answer = _placed(topology, within(free, chosen), request)
         # Among more CPUs than it takes: those of NUMA nodes that give memory alone must be free, too.
         if isinstance(answer, Placement):
-            found.add(free_of(topology, Ledger(), [_what_is_gone(topology, free), claim_of("vm", answer)]))
+            found.add(
+                free_of(topology, Ledger(), [_what_is_gone(topology, free), claim_of(PodUid("vm"), answer)])
+            )
         chosen = (chosen - 1) & available
     return frozenset(found)
 
@@ -60,7 +63,7 @@ def _afters(topology: Topology, free: Free, request: Request) -> frozenset[Free]
 def _what_is_gone(topology: Topology, free: Free) -> Claim:
     """One claim for everything that is taken already."""
     empty = free_of(topology, Ledger())
-    pages: dict[int, dict[int, int]] = {}
+    pages: dict[NumaId, dict[Bytes, int]] = {}
     for (node, size, before), (_, _, now) in zip(empty.huge_pages, free.huge_pages, strict=True):
         pages.setdefault(node, {})[size] = before - now
     memory = {
@@ -68,7 +71,9 @@ def _what_is_gone(topology: Topology, free: Free) -> Claim:
         for (node, before), (_, now) in zip(empty.memory, free.memory, strict=True)
     }
     gone = empty.cpus & ~free.cpus
-    return Claim("gone", "", "", "", Policy.EXCLUSIVE, ClaimState.CLAIMED, gone, gone, memory, pages, "")
+    return Claim(
+        PodUid("gone"), "", "", "", Policy.EXCLUSIVE, ClaimState.CLAIMED, gone, gone, memory, pages, ""
+    )
 
 
 exclusive = requests(most_vcpus=4, scopes=tuple(Scope), policies=(Policy.EXCLUSIVE,), smts=(Smt.PREFER, *Smt))

@@ -51,7 +51,7 @@ def seated(draw: st.DrawFn, policies: Sequence[Policy] = EVERY_POLICY) -> Case:
 
 def claimed(placement: Placement) -> Claim:
     return claim_of(
-        "u",
+        PodUid("u"),
         placement,
         namespace="ns",
         pod="virt-launcher-db",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvplace.core.scalars import PodUid
+from kvplace.core.scalars import CpuMask, PodUid
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Moment, Operation
 from tests.nodes.machines import EIGHT
@@ -107,7 +107,7 @@ async def test_a_node_that_is_made_anew_under_its_name_starts_with_what_still_ru
         pod = asking_pod(cluster, "vm", 5)
         assert await one.bind(pod, "a") == ""
         cluster.delete_node("a")
-        cluster.create_node("a", topology=replace(EIGHT, reserved=1))
-        await one.until(lambda: one.topology("a") == replace(EIGHT, reserved=1))
+        cluster.create_node("a", topology=replace(EIGHT, reserved=CpuMask(1)))
+        await one.until(lambda: one.topology("a") == replace(EIGHT, reserved=CpuMask(1)))
         assert "best 3 on socket 0" in await one.bind(asking_pod(cluster, "next", 4), "a")
         assert cluster.claimed_on(pod.uid) == ["a"]

@@ -14,7 +14,7 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.refusal import Reason
 from kvplace.core.request import GuestNuma, OnFailure, Policy, Scope, Smt
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import Bytes, CpuMask, NodeName
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.events import EventReason, EventRecorder
 from kvplace.kube.watches import LEDGERS, PODS
@@ -27,7 +27,7 @@ from tests.kube.faults import FaultScript, Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 # Two sockets of four cores with two threads; CPU 8 is the sibling of CPU 0.
 ADVISING = ExtenderSettings(mode=Mode.ADVISE)
 
@@ -370,7 +370,7 @@ async def test_equal_clusters_give_equal_answers_in_every_replica(cluster: Fault
 
 async def test_a_topology_as_the_agent_writes_it_is_the_machine_of_the_node(cluster: FaultyCluster) -> None:
     cluster.create_node("n")
-    cluster.put_topology_document("n", topology_document(replace(TWO, reserved=0b11)))
+    cluster.put_topology_document("n", topology_document(replace(TWO, reserved=CpuMask(0b11))))
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", 8)
         assert (await one.filter(pod)).names == ["n"]

@@ -7,14 +7,15 @@ from kvplace.core.free import Free
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.topology import Topology
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine, NodeSnapshot, Unusable
 from kvplace.scheduler.fit_table import FitTable
+from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.nodes.machines import EIGHT
 
-TWO_SOCKETS = Topology(
-    packages=(Package(0, CpuMask(0x0F)), Package(1, CpuMask(0xF0))),
-    numa_nodes=(NumaNode(0, CpuMask(0x0F), 0), NumaNode(1, CpuMask(0xF0), 0)),
+TWO_SOCKETS = make_topology(
+    packages=(make_package(0, CpuMask(0x0F)), make_package(1, CpuMask(0xF0))),
+    numa_nodes=(make_numa_node(0, CpuMask(0x0F), 0), make_numa_node(1, CpuMask(0xF0), 0)),
     l3_groups=(CpuMask(0x0F), CpuMask(0xF0)),
     cores=EIGHT.cores,
 )

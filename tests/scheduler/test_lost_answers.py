@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.errors import Unavailable
+from kvplace.core.scalars import CpuMask
 from kvplace.kube.watches import PODS, TOPOLOGIES
 from kvplace.scheduler.extender import ExtenderSettings
 from tests.controller.replicas import asking_pod, replica
@@ -78,7 +79,7 @@ async def test_a_bound_pod_keeps_its_claim_when_its_machine_has_changed_and_bind
         pod = asking_pod(cluster, "vm", 8)
         cluster.pause_watches(PODS)
         assert await one.bind(pod, "a") == ""
-        for machine in (replace(TWO, reserved=0b11), EIGHT):  # EIGHT lacks half of the CPUs
+        for machine in (replace(TWO, reserved=CpuMask(0b11)), EIGHT):  # EIGHT lacks half of the CPUs
             cluster.put_topology("a", machine)
             await one.until(lambda machine=machine: one.topology("a") == machine)
             assert await one.bind(pod, "a") == ""

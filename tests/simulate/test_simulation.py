@@ -15,7 +15,7 @@ from kvplace.core.errors import BadBody
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import Request
-from kvplace.core.scalars import NO_CPUS
+from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, NumaId
 from kvplace.documents.model import read_model
 from kvplace.documents.scenario import ScenarioDocument
 from kvplace.machines.shipped import read_machine
@@ -26,7 +26,7 @@ from kvplace.simulate.simulation import simulate
 from kvplace.simulate.simulation_report import report_document
 from tests.core.junk import answer_or_sentence, disturbed
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 NODES = [{"name": "n", "count": 2, "machine": "epyc-7502p"}]
 MIXED: dict[str, Any] = {
     "nodes": NODES,
@@ -187,7 +187,7 @@ def test_free_cpus_without_memory_and_free_memory_without_cpus_are_stranded() ->
     cpus, memory = empty_amounts(topology)
     empty = free_of(topology, Ledger())
     assert cluster_state([(topology, empty)], memory / cpus).cpus_stranded == 0
-    no_memory = replace(empty, memory=((0, 0),))
+    no_memory = replace(empty, memory=((NumaId(0), NO_BYTES),))
     state = cluster_state([(topology, no_memory), (topology, empty)], memory / cpus)
     assert (state.cpus_stranded, state.memory_stranded) == (0.5, 0)
     assert (state.cpus_used, state.memory_used) == (0, 0.5)

@@ -39,6 +39,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request, Smt
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.topology import Topology
 
 _MOST_EQUALS = 4
@@ -123,7 +124,7 @@ def _bounds(serving: Serving, numa_sets: list[NumaSet]) -> list[tuple[Bound, Num
 class _Found:
     key: tuple[int, int, int, int]
     """L3 groups, cores, uses by others of what a sharing VM names, fragmentation cost."""
-    cpus: int
+    cpus: CpuMask
     chosen: ChosenCores
 
     def is_better_than(self, other: _Found) -> bool:
@@ -134,7 +135,7 @@ class _Found:
 
 
 def _weighed(supply: Supply, numa_set: NumaSet, choice: CoreChoice) -> _Found:
-    cpus = owned = 0
+    cpus = owned = NO_CPUS
     for taken in choice.taken:
         cpus |= taken.cpus
         owned |= taken.core if supply.smt is not Smt.PREFER else taken.cpus

@@ -13,7 +13,7 @@ from kvplace.core.guest_cells import mirrored
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Policy, Scope, Smt
-from kvplace.core.scalars import CpuMask, NumaIndex
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId, NumaIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,16 @@ def placement_of(supply: Supply, chosen: ChosenCores) -> Placement:
     placed = sorted([(_place_in_machine(supply, taken), taken) for taken in chosen.taken], key=itemgetter(0))
     cores = [taken for _, taken in placed]
     units = [cpu for taken in cores for cpu in cpus_of(taken.cpus)]
-    named = 0
+    named = NO_CPUS
     for taken in cores:
         named |= taken.cpus
-    vcpus: tuple[int, ...]
+    vcpus: tuple[CpuId, ...]
     if request.options.policy is Policy.NUMA:
         vcpus, emulator_own = (), named
     else:
         own = _emulators_unit(supply, cores) if supply.need > request.vcpus else None
         vcpus = tuple(cpu for cpu in units if cpu != own)
-        emulator_own = 0 if own is None else 1 << own
+        emulator_own = NO_CPUS if own is None else mask_of([own])
     whole = named
     if supply.smt is not Smt.PREFER:
         for taken in cores:
@@ -52,12 +52,10 @@ def placement_of(supply: Supply, chosen: ChosenCores) -> Placement:
     placement = Placement(
         policy=request.options.policy,
         vcpus=vcpus,
-        cpus=CpuMask(named),
-        owned=CpuMask(whole if request.owns_cpus else 0),
-        emulator_cpus=CpuMask(emulator),
-        io_thread_cpus=_io_thread_cpus(
-            request.io_threads, CpuMask(emulator), one_each=bool(emulator_own and vcpus)
-        ),
+        cpus=named,
+        owned=whole if request.owns_cpus else NO_CPUS,
+        emulator_cpus=emulator,
+        io_thread_cpus=_io_thread_cpus(request.io_threads, emulator, one_each=bool(emulator_own and vcpus)),
         numa_nodes=tuple(node.id for node in nodes),
         memory=_memory(supply, chosen.nodes),
         huge_pages=_pages(supply, chosen.nodes),
@@ -76,7 +74,7 @@ def _place_in_machine(supply: Supply, taken: CoreShare) -> tuple[int, int, int, 
     Partly taken cores come last in their node, so that they shift no pair of siblings.
     """
     layout = supply.layout
-    first = (taken.core & -taken.core).bit_length() - 1
+    first = CpuId((taken.core & -taken.core).bit_length() - 1)
     return (
         layout.package_of[first],
         layout.node_of[first],
@@ -86,7 +84,7 @@ def _place_in_machine(supply: Supply, taken: CoreShare) -> tuple[int, int, int, 
     )
 
 
-def _emulators_unit(supply: Supply, cores: Sequence[CoreShare]) -> int:
+def _emulators_unit(supply: Supply, cores: Sequence[CoreShare]) -> CpuId:
     """The CPU that QEMU's own threads get for themselves: the last one, of a core that is taken in part.
 
     Where the VM is spread evenly it comes from a part with the larger share, so that the vCPUs are spread
@@ -104,14 +102,14 @@ def _emulators_unit(supply: Supply, cores: Sequence[CoreShare]) -> int:
                 shares[where[cpu]] = shares.get(where[cpu], 0) + 1
     largest = max(shares.values(), default=0)
     _, _, cpu = min(
-        (taken.cpus.bit_count(), -place, taken.cpus.bit_length() - 1)
+        (taken.cpus.bit_count(), -place, CpuId(taken.cpus.bit_length() - 1))
         for place, taken in enumerate(cores)
-        if where is None or shares[where[taken.cpus.bit_length() - 1]] == largest
+        if where is None or shares[where[CpuId(taken.cpus.bit_length() - 1)]] == largest
     )
     return cpu
 
 
-def _emulator_cpus(supply: Supply, chosen: ChosenCores, own: int) -> int:
+def _emulator_cpus(supply: Supply, chosen: ChosenCores, own: CpuMask) -> CpuMask:
     """CPUs for QEMU's own threads that can never become another VM's exclusive ones.
 
     That is the reserved CPUs of the VM's NUMA nodes, else those of the machine; without any, the VM's
@@ -120,7 +118,7 @@ def _emulator_cpus(supply: Supply, chosen: ChosenCores, own: int) -> int:
     topology = supply.topology
     if supply.request.options.emulator_threads is EmulatorThreads.WITH_VCPUS:
         return own
-    near = 0
+    near = NO_CPUS
     for index in chosen.nodes:
         near |= topology.numa_nodes[index].cpus & topology.reserved
     return near or topology.reserved or own
@@ -137,7 +135,7 @@ def _io_thread_cpus(count: int, emulator: CpuMask, *, one_each: bool) -> tuple[C
     return tuple([mask_of([cpus[(number + 1) % len(cpus)]]) for number in range(count)])
 
 
-def _memory(supply: Supply, nodes: Sequence[int]) -> dict[int, int]:
+def _memory(supply: Supply, nodes: Sequence[NumaIndex]) -> dict[NumaId, Bytes]:
     if not supply.counts_memory:
         return {}
     ids = [supply.topology.numa_nodes[index].id for index in nodes]
@@ -148,8 +146,8 @@ def _memory(supply: Supply, nodes: Sequence[int]) -> dict[int, int]:
     }
 
 
-def _pages(supply: Supply, nodes: Sequence[int]) -> dict[int, dict[int, int]]:
-    split: dict[int, dict[int, int]] = {}
+def _pages(supply: Supply, nodes: Sequence[NumaIndex]) -> dict[NumaId, dict[Bytes, int]]:
+    split: dict[NumaId, dict[Bytes, int]] = {}
     for size, count in sorted(supply.request.huge_pages.items()):
         capacity = [supply.pages_of(index, size) for index in nodes]
         for index, share in zip(nodes, _even_split(count, capacity), strict=True):

@@ -17,7 +17,7 @@ from kvplace.core.allocator.l3_sets import L3Sets, least_cores, threads_beyond
 from kvplace.core.allocator.layout import L3Part
 from kvplace.core.allocator.set_cover import fewest
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import CpuId, CpuMask
 
 _MOST_TIES = 16
 """Sets of L3 groups of equal rank of which the one with the least cost is sought."""
@@ -55,7 +55,7 @@ class CoreChoice:
 class CoreSearch:
     """Chooses cores within an effort; `uses` counts the other VMs on each CPU when the VM shares its CPUs."""
 
-    def __init__(self, effort: Effort, uses: Mapping[int, int]) -> None:
+    def __init__(self, effort: Effort, uses: Mapping[CpuId, int]) -> None:
         self._effort = effort
         self._uses = uses
         self._known: dict[tuple[CpuMask, int], tuple[int, CpuMask]] = {}

@@ -19,7 +19,7 @@ from kvplace.core.allocator.layout import NodePart, ScopeDomain
 from kvplace.core.allocator.numa_sets import NumaSet, Rank, best_numa_sets, mask_of_packages, rank_of
 from kvplace.core.allocator.spreading import Matching, shares_exist
 from kvplace.core.allocator.supply import Supply
-from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.cpuset import bits_of, mask_of
 from kvplace.core.request import Policy, Scope
 
 _MOST_ROUNDS = 24
@@ -85,7 +85,7 @@ class _Domain:
                 return NumaSet(tuple(usable), everything, self._domain), True
         elif not supply.spreads:
             pools = supply.request.options.policy is Policy.NUMA
-            used = [p for p in cpus_of(everything) if self._of_package(usable, p)]
+            used = [p for p in bits_of(everything) if self._of_package(usable, p)]
             if pools and mask_of(used) & ~packages:
                 return None, False  # Pools are used whole.
             return NumaSet(tuple(usable), mask_of(used) & packages, self._domain), True
@@ -128,7 +128,7 @@ class _Domain:
             return None
         best: NumaSet = found
         if self._domain.crossed and len(best.parts) <= self._supply.need:
-            for package in sorted(cpus_of(best.packages), key=lambda p: self._of_package(best.parts, p)):
+            for package in sorted(bits_of(best.packages), key=lambda p: self._of_package(best.parts, p)):
                 if best.packages >> package & 1 and not self._effort.is_spent:
                     fewer, _ = self.serve(parts, best.packages & ~(1 << package))
                     best = fewer if fewer is not None and self._is_better(fewer, best) else best
@@ -158,7 +158,7 @@ class _Domain:
         if self._supply.request.options.scope is Scope.SPREAD_NUMA:
             units = [self._units(part, packages) for part in parts]
         else:
-            units = [self._of_package(parts, p) for p in cpus_of(mask_of_packages(parts) & packages)]
+            units = [self._of_package(parts, p) for p in bits_of(mask_of_packages(parts) & packages)]
             units = [amount for amount in units if amount]
         need = self._supply.need
         return any(shares_exist(units, count, need) for count in range(1, min(need, len(units)) + 1))
@@ -175,7 +175,7 @@ class _Domain:
                     if shares_exist(units, count, need):
                         yield self._priced(parts, partial(self._of_nodes, parts, units, packages, count))
             case Scope.SPREAD_SOCKETS:
-                numbers = cpus_of(mask_of_packages(parts) & packages)
+                numbers = bits_of(mask_of_packages(parts) & packages)
                 of_package = {package: self._of_package(parts, package) for package in numbers}
                 for count in range(1, min(need, len(of_package)) + 1):
                     if shares_exist(list(of_package.values()), count, need):

@@ -16,7 +16,7 @@ from functools import cached_property
 from kvplace.core.cpuset import cpus_of, place_of_each
 from kvplace.core.refusal import THE_MACHINE
 from kvplace.core.request import Scope
-from kvplace.core.scalars import NO_CPUS, CpuMask, NumaIndex
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaIndex
 from kvplace.core.topology import Topology
 
 _MOST_LAYOUTS = 2048
@@ -154,21 +154,21 @@ class Layout:
         )
 
     @cached_property
-    def l3_of(self) -> Mapping[int, int]:
+    def l3_of(self) -> Mapping[CpuId, int]:
         """The index of the L3 group of each CPU."""
         return {cpu: segment.l3 for segment in self._segments for cpu in cpus_of(segment.cpus)}
 
     @cached_property
-    def node_of(self) -> Mapping[int, int]:
+    def node_of(self) -> Mapping[CpuId, NumaIndex]:
         """The index of the NUMA node of each CPU."""
         return {cpu: segment.node for segment in self._segments for cpu in cpus_of(segment.cpus)}
 
     @cached_property
-    def package_of(self) -> Mapping[int, int]:
+    def package_of(self) -> Mapping[CpuId, int]:
         """The index of the package of each CPU."""
         return {cpu: segment.package for segment in self._segments for cpu in cpus_of(segment.cpus)}
 
-    def _domain(self, name: str, cpus: int) -> ScopeDomain:
+    def _domain(self, name: str, cpus: CpuMask) -> ScopeDomain:
         by_node: dict[NumaIndex, list[Segment]] = {}
         for segment in self._segments:
             if segment.cpus & cpus:
@@ -217,7 +217,7 @@ def _segments_of(topology: Topology) -> Iterator[Segment]:
         yield Segment(NumaIndex(node), package, l3, shared_l3, cpus, cores, whole_cores)
 
 
-def _cut(segment: Segment, cpus: int) -> Segment:
+def _cut(segment: Segment, cpus: CpuMask) -> Segment:
     if not segment.cpus & ~cpus:
         return segment
     cores = tuple(core & cpus for core in segment.cores if core & cpus)

@@ -16,7 +16,7 @@ from kvplace.core.allocator.nearest_nodes import NodeSets, SizedPart
 from kvplace.core.allocator.set_cover import covers, fewest
 from kvplace.core.allocator.spreading import all_give, shares_exist
 from kvplace.core.allocator.supply import Supply
-from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.cpuset import bits_of, mask_of
 from kvplace.core.request import Policy, Scope
 
 _MOST_PACKAGES_OF_NODES = 64
@@ -166,7 +166,7 @@ def _across_packages(supply: Supply, domain: ScopeDomain, best: _Best | None) ->
     """Search where NUMA nodes lie in several packages: the nodes first, then the packages in them."""
     parts = [part for part in domain.parts if supply.units(part)]
     sets = NodeSets(supply, [(supply.units(part), part) for part in parts])
-    packages = list(cpus_of(mask_of_packages(parts)))
+    packages = list(bits_of(mask_of_packages(parts)))
     nodes_of = [sum([part.packages >> package & 1 for part in parts]) for package in packages]
     packages_of = sorted([part.packages.bit_count() for part in parts])
     also = [
@@ -235,7 +235,7 @@ def _choose_packages(
     pools = supply.request.options.policy is Policy.NUMA
     if pools or len(parts) > supply.need:
         # There is no choice: pools are used whole, or some of the nodes give memory alone.
-        used = mask_of(p for p in cpus_of(everything) if _units_of_package(supply, parts, p))
+        used = mask_of(p for p in bits_of(everything) if _units_of_package(supply, parts, p))
         numa_set = NumaSet(parts, used if pools else everything, domain)
         if numa_set.packages.bit_count() == sockets and _spreads(supply, numa_set):
             yield numa_set
@@ -297,7 +297,7 @@ def mask_of_packages(parts: Iterable[NodePart]) -> int:
 
 
 def _fewest_packages(supply: Supply, parts: Sequence[NodePart]) -> int:
-    packages = cpus_of(mask_of_packages(parts))
+    packages = bits_of(mask_of_packages(parts))
     return fewest([_units_of_package(supply, parts, package) for package in packages], supply.need)
 
 

@@ -11,6 +11,7 @@ from kvplace.core.allocator.supply import Supply
 from kvplace.core.quantity import about_bytes, format_bytes
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request, Scope, Smt
+from kvplace.core.scalars import Bytes
 
 _SCOPES = {
     Scope.ONE_SOCKET: (Reason.NO_SOCKET_FITS, "socket"),
@@ -183,5 +184,5 @@ def _memory_in(supply: Supply, domain: ScopeDomain) -> int:
     return sum(supply.memory_of(part.node) for part in domain.parts if supply.units(part))
 
 
-def _pages_in(supply: Supply, domain: ScopeDomain, size: int) -> int:
+def _pages_in(supply: Supply, domain: ScopeDomain, size: Bytes) -> int:
     return sum(supply.pages_of(part.node, size) for part in domain.parts if supply.units(part))

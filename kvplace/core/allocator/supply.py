@@ -17,6 +17,7 @@ from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free
 from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.scalars import Bytes, CpuMask, NumaIndex
 from kvplace.core.topology import Topology
 
 _NUMA_STEPS = 100_000
@@ -59,9 +60,9 @@ class Supply:
             for node, count in free.memory:
                 self._memory[by_id[node]] = max(0, count)
             self._pages = {size: [0] * len(by_id) for size in request.huge_pages}
-            for node, size, count in free.huge_pages:
+            for node, size, pages in free.huge_pages:
                 if size in self._pages:
-                    self._pages[size][by_id[node]] = max(0, count)
+                    self._pages[size][by_id[node]] = max(0, pages)
 
     # CPUs.
 
@@ -137,19 +138,19 @@ class Supply:
 
     # Memory.
 
-    def memory_of(self, node: int) -> int:
+    def memory_of(self, node: NumaIndex) -> int:
         """Free bytes outside huge pages of a NUMA node, by its index; 0 when they do not matter here."""
         return self._memory[node] if self.needs_memory else 0
 
-    def pages_of(self, node: int, size: int) -> int:
+    def pages_of(self, node: NumaIndex, size: Bytes) -> int:
         """Free huge pages of a size of a NUMA node, by its index."""
         return self._pages[size][node] if self.needs_memory else 0
 
-    def memory_fits(self, nodes: Sequence[int]) -> bool:
+    def memory_fits(self, nodes: Sequence[NumaIndex]) -> bool:
         """Whether NUMA nodes together have the memory and the huge pages."""
         return all(sum(amounts) >= need for amounts, need in self.amounts_of(nodes))
 
-    def amounts_of(self, nodes: Sequence[int]) -> list[tuple[list[int], int]]:
+    def amounts_of(self, nodes: Sequence[NumaIndex]) -> list[tuple[list[int], int]]:
         """What NUMA nodes have of memory and of each size of huge pages, with the need of it."""
         if not self.needs_memory:
             return []
@@ -158,12 +159,12 @@ class Supply:
             found.append(([self._pages[size][node] for node in nodes], count))
         return found
 
-    def fewest_nodes_for_memory(self, nodes: Sequence[int]) -> int:
+    def fewest_nodes_for_memory(self, nodes: Sequence[NumaIndex]) -> int:
         """How many of the NUMA nodes it takes at least; more than there are when all do not suffice."""
         return max((fewest(amounts, need) for amounts, need in self.amounts_of(nodes)), default=1)
 
 
-def _counted(segment: Segment, available: int, smt: Smt) -> L3Part:
+def _counted(segment: Segment, available: CpuMask, smt: Smt) -> L3Part:
     if smt is Smt.PREFER:
         cores = [
             (core & available, (core & available).bit_count()) for core in segment.cores if core & available

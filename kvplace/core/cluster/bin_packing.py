@@ -11,6 +11,7 @@ from enum import Enum
 
 from kvplace.core.cluster.draft import Draft, Shape
 from kvplace.core.cluster.greedy import NARROW_FIRST, assign_all, tightest
+from kvplace.core.scalars import CpuMask
 
 
 class FillOrder(Enum):
@@ -52,7 +53,7 @@ class _Waiting:
         """How many there are of each size."""
         return {size: len(vms) for size, vms in self._by_size.items()}
 
-    def assign_one(self, draft: Draft, size: int, index: int, cpus: int) -> None:
+    def assign_one(self, draft: Draft, size: int, index: int, cpus: CpuMask) -> None:
         """Assign the VM with the most memory of those of a size that fit into a scope domain."""
         vms = self._by_size[size]
         tried: set[Shape] = set()

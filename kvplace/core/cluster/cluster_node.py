@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant
+from kvplace.core.scalars import PodUid
 from kvplace.core.topology import Topology
 
 
@@ -21,5 +22,5 @@ class ClusterNode:
     @property
     def free(self) -> Free:
         """What the running VMs leave free."""
-        claims = [claim_of(vm.id, vm.placement) for vm in self.running]
+        claims = [claim_of(PodUid(vm.id), vm.placement) for vm in self.running]
         return free_of(self.topology, Ledger(), claims)

@@ -20,7 +20,7 @@ from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Request
-from kvplace.core.scalars import Bytes, CpuMask
+from kvplace.core.scalars import Bytes, CpuMask, PodUid
 from kvplace.core.topology import Topology
 
 _MAX_CACHED = 200_000
@@ -108,8 +108,8 @@ class DraftNode:
         if self._free is not None:
             return self._free
         claims = [
-            *(claim_of(f"running-{number}", vm.placement) for number, vm in enumerate(self.running)),
-            *(claim_of(f"planned-{number}", placement) for number, placement in self.planned.items()),
+            *(claim_of(PodUid(f"running-{number}"), vm.placement) for number, vm in enumerate(self.running)),
+            *(claim_of(PodUid(f"planned-{number}"), placement) for number, placement in self.planned.items()),
         ]
         return free_of(self.node.topology, Ledger(), claims)
 
@@ -119,7 +119,7 @@ class DraftNode:
             self._placements[shape] = self._cache.place(self.node.topology, self.free, shape)
         return self._placements[shape]
 
-    def place_within(self, shape: Shape, cpus: int) -> Placement | None:
+    def place_within(self, shape: Shape, cpus: CpuMask) -> Placement | None:
         """Place one more VM on these CPUs of the node."""
         return self._cache.place(self.node.topology, within(self.free, cpus), shape)
 
@@ -206,7 +206,7 @@ def scope_domains(topology: Topology, request: Request) -> tuple[ScopeDomain, ..
     return layout_of(topology).domains[request.options.scope]
 
 
-def _headroom(domain: ScopeDomain, available: int, free: Free) -> Headroom:
+def _headroom(domain: ScopeDomain, available: CpuMask, free: Free) -> Headroom:
     nodes = {part.node for part in domain.parts}
     memory = [max(0, count) for index, (_, count) in enumerate(free.memory) if index in nodes]
     return Headroom(
@@ -225,7 +225,7 @@ def _changed(free: Free, placement: Placement, sign: int) -> Free | None:
         for node, sizes in placement.huge_pages.items()
         for size, count in sizes.items()
     }
-    memory = {node: sign * count for node, count in claim_of("", placement).plain_memory.items()}
+    memory = {node: sign * count for node, count in claim_of(PodUid(""), placement).plain_memory.items()}
     return Free(
         free.cpus ^ placement.owned,
         free.pool ^ placement.owned,

@@ -31,8 +31,9 @@ from kvplace.core.cluster.planned_moves import NodeMove, PlannedMoves, make_room
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
+from kvplace.core.scalars import CpuMask
 
-Hint: TypeAlias = Sequence[tuple[int, int, int]]
+Hint: TypeAlias = Sequence[tuple[int, int, CpuMask]]
 """(number of a VM, index of a node, CPUs there): an assignment from another search, to start from."""
 
 

@@ -20,7 +20,7 @@ from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.quantity import format_bytes
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, PodUid
 from kvplace.core.topology import NumaNode, Topology
 
 KIND = "CoreMap"
@@ -57,7 +57,7 @@ MEANINGS = {
 class Thread:
     """One hardware thread."""
 
-    cpu: int
+    cpu: CpuId
     state: ThreadState
     vms: tuple[str, ...] = ()
     """Letters of the VMs that own or share it; more than one owner is a conflict."""
@@ -179,8 +179,8 @@ def draw(
     topology: Topology,
     ledger: Ledger | None = None,
     *,
-    foreign: int = 0,
-    found: Mapping[str, int] = MappingProxyType({}),
+    foreign: CpuMask = NO_CPUS,
+    found: Mapping[PodUid, CpuMask] = MappingProxyType({}),
 ) -> CoreMap:
     """Make the core map of a machine from its ledger.
 
@@ -194,7 +194,7 @@ def draw(
         packages=tuple(
             PackageBox(package.id, tuple(painter.nodes_in(package.cpus))) for package in topology.packages
         ),
-        memory_only=tuple(painter.node(node, 0) for node in topology.numa_nodes if not node.cpus),
+        memory_only=tuple(painter.node(node, NO_CPUS) for node in topology.numa_nodes if not node.cpus),
         legend=tuple(LegendEntry(occupancy.labels[claim.uid], claim) for claim in occupancy.claims),
         faults=occupancy.faults,
     )
@@ -212,12 +212,12 @@ class _Painter:
         for claim in occupancy.claims:
             self._working |= claim.cpus & claim.owned
 
-    def nodes_in(self, cpus: int) -> Iterator[NodeBox]:
+    def nodes_in(self, cpus: CpuMask) -> Iterator[NodeBox]:
         nodes = self._topology.numa_nodes
         for index in self._touched(self._node_of, cpus):
             yield self.node(nodes[index], nodes[index].cpus & cpus)
 
-    def node(self, node: NumaNode, cpus: int) -> NodeBox:
+    def node(self, node: NumaNode, cpus: CpuMask) -> NodeBox:
         l3s = self._topology.l3_groups
         in_pages = bytes_in_pages(node.huge_pages)
         claimed = self._ledger.plain_memory.get(node.id, 0)
@@ -237,16 +237,16 @@ class _Painter:
             part=cpus != node.cpus,
         )
 
-    def _cores_in(self, cpus: int) -> Iterator[CoreBox]:
+    def _cores_in(self, cpus: CpuMask) -> Iterator[CoreBox]:
         for index in self._touched(self._core_of, cpus):
             core = self._topology.cores[index]
             yield CoreBox(tuple(map(self._thread, cpus_of(core & cpus))), part=bool(core & ~cpus))
 
-    def _touched(self, set_of: Mapping[int, int], cpus: int) -> list[int]:
+    def _touched(self, set_of: Mapping[CpuId, int], cpus: CpuMask) -> list[int]:
         """The indexes of the sets that some CPUs belong to, ascending."""
         return sorted({set_of[cpu] for cpu in cpus_of(cpus)})
 
-    def _thread(self, cpu: int) -> Thread:
+    def _thread(self, cpu: CpuId) -> Thread:
         occupancy, labels = self._occupancy, self._occupancy.labels
         holders = occupancy.holders.get(cpu, ())
         fault = next((kind for kind in FaultKind if occupancy.faulty[kind] >> cpu & 1), None)
@@ -258,7 +258,7 @@ class _Painter:
             fault,
         )
 
-    def _state(self, cpu: int) -> ThreadState:
+    def _state(self, cpu: CpuId) -> ThreadState:
         if cpu in self._occupancy.holders:
             return ThreadState.OWNED if self._working >> cpu & 1 else ThreadState.IDLE
         for state, cpus in (

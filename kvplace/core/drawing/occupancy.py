@@ -17,7 +17,7 @@ from types import MappingProxyType
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.ledger import Claim, ClaimState, Ledger
 from kvplace.core.request import Policy
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, PodUid
 from kvplace.core.topology import Topology
 
 
@@ -45,9 +45,9 @@ class Occupancy:
 
     topology: Topology
     ledger: Ledger
-    foreign: int = 0
+    foreign: CpuMask = NO_CPUS
     """CPUs in use outside of kvplace, for instance by the kubelet's static policy."""
-    found: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    found: Mapping[PodUid, CpuMask] = field(default_factory=lambda: MappingProxyType({}))
     """CPUs where the pinned threads of a VM may really run, by its UID; absent where not measured."""
 
     @cached_property
@@ -62,14 +62,14 @@ class Occupancy:
         return tuple(sorted(claims.values(), key=lambda claim: (_first(claim.cpus | claim.owned), claim.uid)))
 
     @cached_property
-    def labels(self) -> Mapping[str, str]:
+    def labels(self) -> Mapping[PodUid, str]:
         """The letters of each VM, by UID, in the order of `claims`, so that they follow the drawing."""
         return {claim.uid: label_of(index) for index, claim in enumerate(self.claims)}
 
     @cached_property
-    def holders(self) -> Mapping[int, tuple[str, ...]]:
+    def holders(self) -> Mapping[CpuId, tuple[PodUid, ...]]:
         """The UIDs that own each CPU, by CPU; more than one is a fault."""
-        holders: dict[int, list[str]] = {}
+        holders: dict[CpuId, list[PodUid]] = {}
         for claim in self.claims:
             for cpu in cpus_of(claim.owned):
                 holders.setdefault(cpu, []).append(claim.uid)
@@ -79,12 +79,12 @@ class Occupancy:
         return {cpu: tuple(uids) for cpu, uids in holders.items()}
 
     @cached_property
-    def sharers(self) -> Mapping[int, tuple[str, ...]]:
+    def sharers(self) -> Mapping[CpuId, tuple[PodUid, ...]]:
         """The UIDs that share each CPU, by CPU."""
         return _by_cpu((claim.uid, claim.cpus & ~claim.owned) for claim in self.claims)
 
     @cached_property
-    def strays(self) -> Mapping[int, tuple[str, ...]]:
+    def strays(self) -> Mapping[CpuId, tuple[PodUid, ...]]:
         """The UIDs whose threads may run on a CPU where they were not placed, by CPU."""
         return _by_cpu(
             (claim.uid, self.found[claim.uid] & ~claim.cpus)
@@ -106,7 +106,7 @@ class Occupancy:
             cpus[fault.kind] |= fault.cpus
         return cpus
 
-    def name(self, uid: str) -> str:
+    def name(self, uid: PodUid) -> str:
         """Name a VM with its letters."""
         return self._names[uid]
 
@@ -114,24 +114,23 @@ class Occupancy:
     def _names(self) -> Mapping[str, str]:
         return {claim.uid: f"{self.labels[claim.uid]} ({name_of(claim)})" for claim in self.claims}
 
-    def _held_by(self, uid: str) -> int:
+    def _held_by(self, uid: PodUid) -> CpuMask:
         return mask_of(cpu for cpu, owner in self.ledger.owners.items() if owner == uid)
 
     def _conflicts(self) -> Iterator[Fault]:
-        found: dict[tuple[tuple[str, ...], tuple[str, ...], str], int] = {}
+        found: dict[tuple[tuple[PodUid, ...], tuple[PodUid, ...], str], list[CpuId]] = {}
         for cpu in cpus_of(mask_of(self.holders) | mask_of(self.sharers)):
             holders, sharers = self.holders.get(cpu, ()), self.sharers.get(cpu, ())
             others = self._others_at(cpu, bool(holders))
             if len(holders) > 1 or (holders and sharers) or others:
-                key = (holders, sharers, others)
-                found[key] = found.get(key, 0) | 1 << cpu
+                found.setdefault((holders, sharers, others), []).append(cpu)
         for (holders, sharers, others), cpus in found.items():
             sentences = [f"owned by {self.name(uid)}" for uid in holders]
             sentences += [f"shared by {self.name(uid)}" for uid in sharers]
             sentences += [others] if others else []
-            yield _fault(FaultKind.CONFLICT, cpus, " and ".join(sentences))
+            yield _fault(FaultKind.CONFLICT, mask_of(cpus), " and ".join(sentences))
 
-    def _others_at(self, cpu: int, owned: bool) -> str:
+    def _others_at(self, cpu: CpuId, owned: bool) -> str:
         if self.foreign >> cpu & 1:
             return "in use outside of kvplace"
         return "reserved for the host" if owned and self.topology.reserved >> cpu & 1 else ""
@@ -156,7 +155,7 @@ class Occupancy:
             if lacking := (claim.cpus | claim.owned) & ~machine:
                 sentence = f"placed for {self.name(claim.uid)}, but the machine has no such CPU"
                 yield _fault(FaultKind.CONFLICT, lacking, sentence)
-        if lacking := CpuMask(self.foreign & ~machine):
+        if lacking := self.foreign & ~machine:
             sentence = "in use outside of kvplace, but the machine has no such CPU"
             yield _fault(FaultKind.CONFLICT, lacking, sentence)
 
@@ -174,8 +173,8 @@ class Occupancy:
                 yield _fault(FaultKind.DRIFT, empty, sentence)
 
 
-def _fault(kind: FaultKind, cpus: int, sentence: str) -> Fault:
-    return Fault(kind, CpuMask(cpus), f"CPU {format_cpu_list(cpus)}: {sentence}")
+def _fault(kind: FaultKind, cpus: CpuMask, sentence: str) -> Fault:
+    return Fault(kind, cpus, f"CPU {format_cpu_list(cpus)}: {sentence}")
 
 
 def name_of(claim: Claim) -> str:
@@ -200,13 +199,13 @@ def label_of(index: int) -> str:
     return label
 
 
-def _by_cpu(sets: Iterable[tuple[str, int]]) -> dict[int, tuple[str, ...]]:
-    found: dict[int, list[str]] = {}
+def _by_cpu(sets: Iterable[tuple[PodUid, CpuMask]]) -> dict[CpuId, tuple[PodUid, ...]]:
+    found: dict[CpuId, list[PodUid]] = {}
     for uid, cpus in sets:
         for cpu in cpus_of(cpus):
             found.setdefault(cpu, []).append(uid)
     return {cpu: tuple(uids) for cpu, uids in found.items()}
 
 
-def _first(cpus: int) -> int:
+def _first(cpus: CpuMask) -> int:
     return (cpus & -cpus).bit_length()

@@ -9,14 +9,14 @@ many: the caller stops when its budget is used up.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import compress, product
 
-from kvplace.core.cpuset import cpus_of, lowest
+from kvplace.core.cpuset import cpus_of, lowest, mask_of
 from kvplace.core.free import Free
 from kvplace.core.moves.targets import VmToPlace
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Smt
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask
 from kvplace.core.topology import Topology
 
 
@@ -27,18 +27,18 @@ def cpu_choices(
     options = vm.request.options
     available = (free.cpus if vm.owns else free.pool) & target
     if options.policy is Policy.NUMA:
-        yield CpuMask(available)
+        yield available
         return
     uses = dict(free.uses) if not vm.owns else {}
-    kinds: dict[tuple[object, ...], list[int]] = {}
+    kinds: dict[tuple[object, ...], list[CpuMask]] = {}
     for core in topology.cores:
         part = core & available
         if not part or (vm.whole and part != core):
             continue
         positions = {
             (
-                topology.nodes_of(1 << cpu),
-                topology.packages_of(1 << cpu),
+                topology.nodes_of(mask_of([cpu])),
+                topology.packages_of(mask_of([cpu])),
                 _l3_of(topology, cpu),
                 uses.get(cpu, 0),
             )
@@ -51,42 +51,43 @@ def cpu_choices(
     yield from _combined([(kind[0] is True, cores) for kind, cores in kinds.items()], vm)
 
 
-def _l3_of(topology: Topology, cpu: int) -> int:
+def _l3_of(topology: Topology, cpu: CpuId) -> int:
     return next(index for index, l3 in enumerate(topology.l3_groups) if l3 >> cpu & 1)
 
 
-def _combined(kinds: Sequence[tuple[bool, Sequence[int]]], vm: VmToPlace) -> Iterator[CpuMask]:
+def _combined(kinds: Sequence[tuple[bool, Sequence[CpuMask]]], vm: VmToPlace) -> Iterator[CpuMask]:
     """Combine what each kind can give to as many units as the VM needs."""
     most = [sum(core.bit_count() for core in cores) for _, cores in kinds]
     if vm.whole and vm.request.options.smt is not Smt.REQUIRE:
         most = [len(cores) for _, cores in kinds]
 
-    def rest(index: int, need: int) -> Iterator[int]:
+    def rest(index: int, need: int) -> Iterator[CpuMask]:
         if need <= 0:
-            yield 0
+            yield NO_CPUS
         elif sum(most[index:]) >= need:
             alike, cores = kinds[index]
             for units, cpus in _offers(alike, cores, vm, need):
                 for others in rest(index + 1, need - units):
                     yield cpus | others
 
-    return map(CpuMask, rest(0, vm.units))
+    return rest(0, vm.units)
 
 
-def _offers(alike: bool, cores: Sequence[int], vm: VmToPlace, need: int) -> Iterator[tuple[int, int]]:
+def _offers(alike: bool, cores: Sequence[CpuMask], vm: VmToPlace, need: int) -> Iterator[tuple[int, CpuMask]]:
     """Yield (units, CPUs) that cores of one kind give, no more units than needed where that is possible."""
     if vm.whole:
         width = cores[0].bit_count() if vm.request.options.smt is Smt.REQUIRE else 1
         for count in range(min(len(cores), -(-need // width)) + 1):
-            yield count * width, sum(cores[:count])
+            yield count * width, CpuMask(sum(cores[:count]))
     elif alike:
         for counts in _partitions(len(cores), cores[0].bit_count(), need):
-            yield sum(counts), sum(lowest(core, count) for core, count in zip(cores, counts, strict=False))
+            taken = [lowest(core, count) for core, count in zip(cores, counts, strict=False)]
+            yield sum(counts), CpuMask(sum(taken))
     else:
         cpus = list(cpus_of(cores[0]))
         for chosen in product((0, 1), repeat=len(cpus)):
             if sum(chosen) <= need:
-                yield sum(chosen), sum(1 << cpu for cpu, taken in zip(cpus, chosen, strict=True) if taken)
+                yield sum(chosen), mask_of(compress(cpus, chosen))
 
 
 def _partitions(cores: int, width: int, most: int) -> Iterator[tuple[int, ...]]:

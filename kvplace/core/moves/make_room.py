@@ -20,7 +20,7 @@ from kvplace.core.occupant import Occupant, RunningVms, bytes_moved
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted
 from kvplace.core.request import Request
-from kvplace.core.scalars import Bytes
+from kvplace.core.scalars import Bytes, CpuMask
 from kvplace.core.topology import Topology
 
 MAX_MOVES = 3
@@ -69,7 +69,7 @@ def make_room(
     occupants: Sequence[Occupant],
     request: Request,
     *,
-    only: int | None = None,
+    only: CpuMask | None = None,
     most_moves: int = MAX_MOVES,
     max_steps: int = MAX_STEPS,
 ) -> MovePlan | NoMoves:

@@ -227,7 +227,7 @@ class MoveSearch:
             )
         return kinds
 
-    def _position(self, core: int, by_l3: bool) -> tuple[object, ...]:
+    def _position(self, core: CpuMask, by_l3: bool) -> tuple[object, ...]:
         topology = self._topology
         groups = tuple(index for index, l3 in enumerate(topology.l3_groups) if l3 & core) if by_l3 else ()
         return topology.packages_of(core), topology.nodes_of(core), groups

@@ -14,9 +14,9 @@ from kvplace.core.ledger import claim_of
 from kvplace.core.moves.targets import Step, Target, VmToPlace
 from kvplace.core.occupant import Occupant, RunningVms
 from kvplace.core.request import Policy
-from kvplace.core.scalars import NO_CPUS
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NumaId, PodUid
 
-_Key = TypeVar("_Key", int, tuple[int, int])
+_Key = TypeVar("_Key", NumaId, tuple[NumaId, Bytes])
 """A NUMA node, or a NUMA node and a page size."""
 
 
@@ -52,15 +52,15 @@ class ResourceCounts:
         self._owned = {uid: one.placement.owned & running.usable for uid, one in movable.items()}
         self._memory = dict(free.memory)
         self._pages = {(node, size): count for node, size, count in free.huge_pages}
-        claims = {uid: claim_of(uid, one.placement) for uid, one in movable.items()}
+        claims = {uid: claim_of(PodUid(uid), one.placement) for uid, one in movable.items()}
         self._plain_memory_of = {uid: claim.plain_memory for uid, claim in claims.items()}
         self._pages_of = {
             uid: {(node, size): n for node, sizes in claim.huge_pages.items() for size, n in sizes.items()}
             for uid, claim in claims.items()
         }
         self._gains: dict[object, tuple[tuple[int, str], ...]] = {}
-        self._frees: dict[frozenset[str], tuple[int, int]] = {}
-        self._wholes: dict[frozenset[str], int] = {}
+        self._frees: dict[frozenset[str], tuple[CpuMask, CpuMask]] = {}
+        self._wholes: dict[frozenset[str], CpuMask] = {}
 
     def suffice_in_total(self, vm: VmToPlace) -> bool:
         """Whether the machine as a whole has enough: moves change where VMs are, not how much they take.
@@ -87,7 +87,7 @@ class ResourceCounts:
         free, pool = self._free_without(gone)
         sets = {target.cpus: target.nodes for _, target in reversed(items)}  # the newest fails soonest
         if len(sets) > 1:
-            everything, nodes = NO_CPUS, frozenset[int]()
+            everything, nodes = NO_CPUS, frozenset[NumaId]()
             for _, target in items:
                 everything |= target.cpus
                 nodes |= target.nodes
@@ -135,7 +135,7 @@ class ResourceCounts:
             for uid, owned in self._owned.items()
         )
 
-    def _free_without(self, gone: frozenset[str]) -> tuple[int, int]:
+    def _free_without(self, gone: frozenset[str]) -> tuple[CpuMask, CpuMask]:
         """The CPUs that an exclusive VM may take, and those that a sharing one may, when these are gone."""
         known = self._frees.get(gone)
         if known is None:
@@ -149,17 +149,17 @@ class ResourceCounts:
             known = self._frees[gone] = (free, pool)
         return known
 
-    def _whole_cores(self, gone: frozenset[str], free: int) -> int:
+    def _whole_cores(self, gone: frozenset[str], free: CpuMask) -> CpuMask:
         mask = self._wholes.get(gone)
         if mask is None:
-            mask = 0
+            mask = NO_CPUS
             for core in self._topology.undivided_cores:
                 if not core & ~free:
                     mask |= core
             self._wholes[gone] = mask
         return mask
 
-    def _cpu_gains(self, cpus: int) -> tuple[tuple[int, str], ...]:
+    def _cpu_gains(self, cpus: CpuMask) -> tuple[tuple[int, str], ...]:
         if cpus not in self._gains:
             self._gains[cpus] = _descending(
                 (((one.placement.cpus | one.placement.owned) & cpus).bit_count(), uid)
@@ -168,7 +168,7 @@ class ResourceCounts:
         return self._gains[cpus]
 
     def _memory_shortages(
-        self, inside: Sequence[VmToPlace], nodes: frozenset[int], gone: frozenset[str]
+        self, inside: Sequence[VmToPlace], nodes: frozenset[NumaId], gone: frozenset[str]
     ) -> Iterator[Shortage]:
         needed: int = sum(vm.plain_memory for vm in inside)
         if needed and self._memory:

@@ -28,6 +28,7 @@ from kvplace.core.request import (
     Scope,
     Smt,
 )
+from kvplace.core.scalars import Bytes, CpuMask
 from kvplace.core.topology import Topology
 
 _SCOPES = (
@@ -35,7 +36,7 @@ _SCOPES = (
 )  # fmt: skip
 """From the narrowest to the widest."""
 _WEAKER_SMT = {Smt.ISOLATE: (Smt.REQUIRE, Smt.PREFER), Smt.REQUIRE: (Smt.PREFER,), Smt.PREFER: ()}
-_MEBIBYTE = 1 << 20
+_MEBIBYTE = Bytes(1 << 20)
 _MAX_VCPU_TRIALS = 256
 """Numbers of vCPUs that are tried for a `spread` scope, whose equal shares allow no binary search."""
 
@@ -75,7 +76,7 @@ def find_suggestions(
     request: Request,
     occupants: Sequence[Occupant] = (),
     *,
-    only: int | None = None,
+    only: CpuMask | None = None,
     most_moves: int = 1,
 ) -> Suggestions:
     """Find the changes after which a refused VM fits.
@@ -182,7 +183,7 @@ class _Trial:
         for size, needed in sorted(self._request.huge_pages.items()):
             others = {of: n for of, n in self._request.huge_pages.items() if of != size}
 
-            def with_pages(count: int, size: int = size, others: dict[int, int] = others) -> Request:
+            def with_pages(count: int, size: Bytes = size, others: dict[Bytes, int] = others) -> Request:
                 pages = {**others, size: count} if count else others
                 return replace(self._request, huge_pages=pages)
 

@@ -16,7 +16,7 @@ from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.occupant import Occupant, RunningVms, locality_of, memory_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
-from kvplace.core.scalars import Bytes, CpuMask
+from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.core.topology import NumaNode, Topology
 
 _MAX_NODE_SETS = 2000
@@ -28,7 +28,7 @@ class Target:
     """The part of a machine in which a VM is to be placed."""
 
     cpus: CpuMask
-    nodes: frozenset[int]
+    nodes: frozenset[NumaId]
     """Ids of its NUMA nodes."""
     moved: Bytes
     """Bytes that go to another NUMA node, at least, when the VM moves here."""

@@ -15,7 +15,7 @@ from itertools import combinations, combinations_with_replacement, product
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
 from kvplace.core.free import Free
 from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import CpuMask, NumaId
 from kvplace.core.topology import NumaNode, Topology
 
 Key = tuple[int, int, int, int, int, int]
@@ -47,7 +47,7 @@ def key_of(machine: Topology, cpus: int, nodes: Sequence[int], near: int) -> Key
     `near` are the CPUs whose packages count: those of the VM or, when it has fewer of them than nodes, all
     those of its nodes in its scope.
     """
-    distances = [machine.distance(one, other) for one, other in combinations(nodes, 2)]
+    distances = [machine.distance(NumaId(one), NumaId(other)) for one, other in combinations(nodes, 2)]
     return (
         sum(1 for package in machine.packages if package.cpus & near),
         len(nodes),
@@ -131,7 +131,9 @@ def unlike_sets(machine: Topology, available: int, count: int, one_per_core: boo
 
 def mask_of_uses(cores: Sequence[int], uses: Sequence[int]) -> int:
     """The lowest CPUs of each core, as many as it is used for."""
-    return mask_of(cpu for core, use in zip(cores, uses, strict=True) for cpu in cpus_of(lowest(core, use)))
+    return mask_of(
+        cpu for core, use in zip(cores, uses, strict=True) for cpu in cpus_of(lowest(CpuMask(core), use))
+    )
 
 
 def mask_of_nodes(nodes: Sequence[NumaNode]) -> int:
@@ -257,7 +259,7 @@ class BestKeys:
                 if cpus & ~domain:
                     continue
                 for rest in product(*(self._presences(node.cpus & domain) for node in more)):
-                    taken = wanted | mask_of(cpu for one in rest for cpu in cpus_of(one))
+                    taken = wanted | mask_of(cpu for one in rest for cpu in cpus_of(CpuMask(one)))
                     keys[taken] = min(keys[taken], key)
 
     def _with_siblings(self, cpus: int) -> int | None:
@@ -265,7 +267,7 @@ class BestKeys:
         request, machine = self._judge.request, self._judge.machine
         if request.options.smt is Smt.PREFER:
             return cpus
-        cores = [machine.core_of[cpu] for cpu in cpus_of(cpus)]
+        cores = [machine.core_of[cpu] for cpu in cpus_of(CpuMask(cpus))]
         if any(core not in machine.undivided_cores for core in cores):
             return None
         if self._judge.one_per_core and len(set(cores)) < len(cores):
@@ -274,7 +276,7 @@ class BestKeys:
 
     def _presences(self, cpus: int) -> list[int]:
         """The least sets of which one must be free for a node to have a CPU for the VM."""
-        found = [self._with_siblings(1 << cpu) for cpu in cpus_of(cpus)]
+        found = [self._with_siblings(1 << cpu) for cpu in cpus_of(CpuMask(cpus))]
         return [one for one in found if one is not None]
 
 

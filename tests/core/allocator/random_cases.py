@@ -13,8 +13,16 @@ from random import Random
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.free import Free
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.topology import NumaNode, Package, Topology
-from tests.core.machines import GIB, OFFERED_SCOPES, SPREAD_SCOPES
+from kvplace.core.scalars import Bytes, CpuMask
+from kvplace.core.topology import Topology
+from tests.core.machines import (
+    GIB,
+    OFFERED_SCOPES,
+    SPREAD_SCOPES,
+    make_numa_node,
+    make_package,
+    make_topology,
+)
 
 WIDTHS = ((1,), (2,), (2,), (4,), (1, 2), (1, 2), (1, 2, 3, 4))
 """Threads of the cores of one machine: all alike, hybrid or with siblings off line."""
@@ -68,11 +76,11 @@ def crossed_case(seed: int, most_cpus: int) -> tuple[Topology, Free, Request]:
     l3_groups = dealt(chance, pieces, chance.randint(1, len(pieces)))
     machine = replace(
         machine,
-        packages=tuple(map(Package, range(len(packages)), packages)),
+        packages=tuple(map(make_package, range(len(packages)), packages)),
         numa_nodes=tuple(
-            replace(node, cpus=cpus) for node, cpus in zip(machine.numa_nodes, nodes, strict=True)
+            replace(node, cpus=CpuMask(cpus)) for node, cpus in zip(machine.numa_nodes, nodes, strict=True)
         ),
-        l3_groups=tuple(l3_groups),
+        l3_groups=tuple(map(CpuMask, l3_groups)),
     )
     free = random_free(chance, machine)
     request = random_request(chance, machine, free)
@@ -112,7 +120,7 @@ def random_machine(chance: Random, most_cpus: int) -> Topology:
     numbers = sorted(chance.sample(range(3 * len(nodes)), len(nodes)))
     table = chance.choice(((21,), (11, 12, 21, 32), (12, 21)))
     records = [
-        NumaNode(
+        make_numa_node(
             number,
             cpus,
             memory=chance.choice((0, 4, 8)) * GIB if with_memory else 0,
@@ -125,8 +133,8 @@ def random_machine(chance: Random, most_cpus: int) -> Topology:
         )
         for number, cpus in zip(numbers, nodes, strict=True)
     ]
-    return Topology(
-        packages=tuple(Package(number, cpus) for number, cpus in enumerate(packages)),
+    return make_topology(
+        packages=tuple(make_package(number, cpus) for number, cpus in enumerate(packages)),
         numa_nodes=tuple(records),
         l3_groups=tuple(l3_groups),
         cores=tuple(masks),
@@ -147,7 +155,7 @@ def random_free(chance: Random, machine: Topology) -> Free:
     """What is left when many CPUs are taken, or few; whole cores more often than single threads."""
     pieces = list(machine.cores) if chance.random() < 0.5 else [1 << cpu for cpu in cpus_of(machine.cpus)]
     share = chance.choice((0.3, 0.6, 0.8, 1.0))
-    pool = mask_of(cpu for piece in pieces if chance.random() < share for cpu in cpus_of(piece))
+    pool = mask_of(cpu for piece in pieces if chance.random() < share for cpu in cpus_of(CpuMask(piece)))
     pool &= machine.allocatable
     named = mask_of(cpu for cpu in cpus_of(pool) if chance.random() < chance.choice((0.0, 0.0, 0.2)))
     knows = any(node.memory for node in machine.numa_nodes)
@@ -155,7 +163,7 @@ def random_free(chance: Random, machine: Topology) -> Free:
         cpus=pool & ~named,
         pool=pool,
         uses=tuple((cpu, chance.randint(1, 2)) for cpu in cpus_of(named)),
-        memory=tuple((node.id, chance.randint(-1, node.memory)) for node in machine.numa_nodes)
+        memory=tuple((node.id, Bytes(chance.randint(-1, node.memory))) for node in machine.numa_nodes)
         if knows
         else (),
         huge_pages=tuple((node.id, GIB, chance.randint(0, 3)) for node in machine.numa_nodes)

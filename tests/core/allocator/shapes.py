@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.topology import NumaNode, Package, Topology
-from tests.core.machines import GIB
+from kvplace.core.topology import Topology
+from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 
 
 def machine(
@@ -24,10 +24,10 @@ def machine(
     pages: Sequence[int] = (),
 ) -> Topology:
     """Write a machine in Linux's own form: CPU lists by level, memory in GiB, pages of 1 GiB."""
-    return Topology(
-        packages=tuple(Package(number, parse_cpu_list(cpus)) for number, cpus in enumerate(packages)),
+    return make_topology(
+        packages=tuple(make_package(number, parse_cpu_list(cpus)) for number, cpus in enumerate(packages)),
         numa_nodes=tuple(
-            NumaNode(
+            make_numa_node(
                 place,
                 parse_cpu_list(cpus),
                 memory=memory[place] * GIB if memory else 0,

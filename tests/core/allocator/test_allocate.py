@@ -20,8 +20,9 @@ from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.topology import NumaNode, Package, Topology
-from tests.core.machines import GIB, frees, requests, topologies
+from kvplace.core.scalars import NO_BYTES, PodUid
+from kvplace.core.topology import Topology
+from tests.core.machines import GIB, frees, make_numa_node, make_package, make_topology, requests, topologies
 
 cases = topologies().flatmap(lambda machine: st.tuples(st.just(machine), frees(machine), requests()))
 exclusive_cases = topologies().flatmap(
@@ -97,7 +98,7 @@ def test_a_vm_takes_no_more_sockets_than_it_must_when_memory_is_no_matter(
     request = replace(
         request,
         options=replace(request.options, emulator_threads=EmulatorThreads.SHARED),
-        memory=0,
+        memory=NO_BYTES,
         huge_pages={},
     )
     free = free_of(machine, Ledger())
@@ -108,9 +109,9 @@ def test_a_vm_takes_no_more_sockets_than_it_must_when_memory_is_no_matter(
 
 def test_a_machine_of_thirty_numa_nodes_is_not_searched_set_by_set_for_memory_that_it_lacks() -> None:
     cpus = range(30)
-    machine = Topology(
-        packages=(Package(0, mask_of(cpus)),),
-        numa_nodes=tuple(NumaNode(cpu, 1 << cpu, GIB) for cpu in cpus),
+    machine = make_topology(
+        packages=(make_package(0, mask_of(cpus)),),
+        numa_nodes=tuple(make_numa_node(cpu, 1 << cpu, GIB) for cpu in cpus),
         l3_groups=tuple(1 << cpu for cpu in cpus),
         cores=tuple(1 << cpu for cpu in cpus),
     )
@@ -121,9 +122,9 @@ def test_a_machine_of_thirty_numa_nodes_is_not_searched_set_by_set_for_memory_th
     assert answer.shortfall["missing"] == GIB
 
 
-SPLIT_CORES = Topology(
-    packages=(Package(0, 0b1111),),
-    numa_nodes=(NumaNode(0, 0b0011, 0), NumaNode(1, 0b1100, 0)),
+SPLIT_CORES = make_topology(
+    packages=(make_package(0, 0b1111),),
+    numa_nodes=(make_numa_node(0, 0b0011, 0), make_numa_node(1, 0b1100, 0)),
     l3_groups=(0b0011, 0b1100),
     cores=(0b0101, 0b1010),
 )
@@ -143,7 +144,7 @@ def test_a_core_that_lies_in_two_caches_is_never_given_out_whole(scope: Scope, s
 
 def _claim(uid: str, placement: Placement) -> Claim:
     return Claim(
-        uid=uid,
+        uid=PodUid(uid),
         namespace="default",
         pod=uid,
         vmi="",

@@ -18,6 +18,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request, Scope, Smt
+from kvplace.core.scalars import CpuMask
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import BestKeys, Judge, Key, best_key, with_cpus
 from tests.core.allocator.random_cases import random_case
@@ -139,7 +140,7 @@ def test_the_search_for_all_free_sets_at_once_finds_what_each_search_finds(case:
 
 
 def all_sets(cpus: int, count: int) -> list[int]:
-    return [mask_of(chosen) for chosen in combinations(cpus_of(cpus), count)]
+    return [mask_of(chosen) for chosen in combinations(cpus_of(CpuMask(cpus)), count)]
 
 
 def others_on(free: Free, cpus: int) -> int:

@@ -21,20 +21,20 @@ from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.scalars import CpuMask
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import best_key
 from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
 from tests.core.allocator.validity import key_of_valid
-from tests.core.machines import GIB
+from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 
 
 def two_packages_to_each_numa_node(nodes: int, cpus: int, memory: int) -> Topology:
     """NUMA nodes in a hypercube, of two packages each."""
     masks = [((1 << cpus) - 1) << cpus * package for package in range(2 * nodes)]
-    return Topology(
-        packages=tuple(Package(number, mask) for number, mask in enumerate(masks)),
+    return make_topology(
+        packages=tuple(make_package(number, mask) for number, mask in enumerate(masks)),
         numa_nodes=tuple(
-            NumaNode(
+            make_numa_node(
                 node,
                 masks[2 * node] | masks[2 * node + 1],
                 memory=memory,
@@ -49,9 +49,9 @@ def two_packages_to_each_numa_node(nodes: int, cpus: int, memory: int) -> Topolo
 
 def two_packages_with_a_cpu_of_each_numa_node(nodes: int, reserved: int) -> Topology:
     every = range(2 * nodes)
-    return Topology(
-        packages=tuple(Package(number, ((1 << nodes) - 1) << nodes * number) for number in range(2)),
-        numa_nodes=tuple(NumaNode(n, 1 << n | 1 << nodes + n, memory=GIB) for n in range(nodes)),
+    return make_topology(
+        packages=tuple(make_package(number, ((1 << nodes) - 1) << nodes * number) for number in range(2)),
+        numa_nodes=tuple(make_numa_node(n, 1 << n | 1 << nodes + n, memory=GIB) for n in range(nodes)),
         l3_groups=tuple(1 << cpu for cpu in every),
         cores=tuple(1 << cpu for cpu in every),
         reserved=reserved,
@@ -134,9 +134,9 @@ def test_without_a_single_step_every_vm_that_fits_is_placed_and_every_rule_kept(
 
 def test_numa_nodes_whose_shared_and_own_l3_groups_are_of_other_sizes_are_not_taken_for_alike() -> None:
     # Each node has 4 CPUs behind one L3 group and 2 behind another; one group is shared with the next node.
-    machine = Topology(
-        packages=(Package(0, 0xFFF),),
-        numa_nodes=(NumaNode(0, 0x03F, memory=0), NumaNode(1, 0xFC0, memory=0)),
+    machine = make_topology(
+        packages=(make_package(0, 0xFFF),),
+        numa_nodes=(make_numa_node(0, 0x03F, memory=0), make_numa_node(1, 0xFC0, memory=0)),
         l3_groups=(0x00F, 0x0F0 & 0x030 | 0x3C0, 0xC00),
         cores=tuple(1 << cpu for cpu in range(12)),
     )

@@ -20,11 +20,11 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import NO_CPUS
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import NO_CPUS, CpuMask, NumaId
+from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import Key, best_key, units
 from tests.core.allocator.validity import key_of_valid, whole_cores
-from tests.core.machines import GIB
+from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 
 Table = dict[int, tuple[int, int]]
 """L3 groups and cores that it takes at least, by the units that they give."""
@@ -71,10 +71,10 @@ def nested_case(chance: Random, shape: tuple[int, int, int, int]) -> tuple[Topol
                         level[-1] |= ((1 << width) - 1) << cpu
                     cpu += width
     table = chance.choice(((21,), (21,), (12, 21), (11, 12, 21, 32)))
-    machine = Topology(
-        packages=tuple(Package(number, cpus) for number, cpus in enumerate(levels[0])),
+    machine = make_topology(
+        packages=tuple(make_package(number, cpus) for number, cpus in enumerate(levels[0])),
         numa_nodes=tuple(
-            NumaNode(
+            make_numa_node(
                 number,
                 cpus,
                 memory=0,
@@ -90,7 +90,7 @@ def nested_case(chance: Random, shape: tuple[int, int, int, int]) -> tuple[Topol
     )
     pieces = machine.cores if chance.random() < 0.5 else [1 << cpu for cpu in cpus_of(machine.cpus)]
     share = chance.choice((0.2, 0.5, 0.8))
-    pool = mask_of(cpu for piece in pieces if chance.random() < share for cpu in cpus_of(piece))
+    pool = mask_of(cpu for piece in pieces if chance.random() < share for cpu in cpus_of(CpuMask(piece)))
     policy = chance.choice((Policy.EXCLUSIVE, Policy.EXCLUSIVE, Policy.SHARE))
     smts = tuple(Smt) if policy is Policy.EXCLUSIVE else (Smt.PREFER, Smt.REQUIRE)
     request = Request(
@@ -126,7 +126,7 @@ def best_by_tables(machine: Topology, free: Free, request: Request) -> Key | Non
     if not ranked:
         return None
     rank = min(ranked)
-    return *rank, *min(cheapest([tables[node] for node in chosen], need) for chosen in ranked[rank])
+    return *rank, *min(cheapest([tables[NumaId(node)] for node in chosen], need) for chosen in ranked[rank])
 
 
 def table_of_node(machine: Topology, usable: int, request: Request, most: int) -> Table:
@@ -164,9 +164,9 @@ def cheapest(tables: list[Table], need: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("count", [12, 20, 24])
 def test_of_many_numa_nodes_exactly_those_that_have_memory_are_used(count: int) -> None:
-    machine = Topology(
-        packages=(Package(0, (1 << 2 * count) - 1),),
-        numa_nodes=tuple(NumaNode(node, 3 << 2 * node, GIB * (node % 2)) for node in range(count)),
+    machine = make_topology(
+        packages=(make_package(0, (1 << 2 * count) - 1),),
+        numa_nodes=tuple(make_numa_node(node, 3 << 2 * node, GIB * (node % 2)) for node in range(count)),
         l3_groups=tuple(3 << 2 * node for node in range(count)),
         cores=tuple(3 << 2 * node for node in range(count)),
     )

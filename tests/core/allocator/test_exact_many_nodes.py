@@ -17,10 +17,10 @@ from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.core.scalars import CpuMask
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import CpuMask, NumaId
+from kvplace.core.topology import Topology
 from tests.core.allocator.validity import key_of_valid
-from tests.core.machines import GIB
+from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 
 NODES = 14
 CPUS = 8
@@ -58,13 +58,13 @@ def crowded(chance: Random, packages: int) -> tuple[Topology, Free]:
     far = {pair: chance.randint(11, 40) for pair in combinations(range(NODES), 2)}
     of_node = [((1 << CPUS) - 1) << CPUS * node for node in range(NODES)]
     per_package = NODES // packages
-    machine = Topology(
+    machine = make_topology(
         packages=tuple(
-            Package(number, sum(of_node[number * per_package : (number + 1) * per_package]))
+            make_package(number, sum(of_node[number * per_package : (number + 1) * per_package]))
             for number in range(packages)
         ),
         numa_nodes=tuple(
-            NumaNode(
+            make_numa_node(
                 node,
                 cpus,
                 memory=16 * GIB,
@@ -76,12 +76,14 @@ def crowded(chance: Random, packages: int) -> tuple[Topology, Free]:
         cores=tuple(1 << cpu for cpu in range(NODES * CPUS)),
     )
     cpus = sum(
-        1 << cpu for cpus in of_node for cpu in chance.sample(list(cpus_of(cpus)), chance.randint(2, CPUS))
+        1 << cpu
+        for cpus in of_node
+        for cpu in chance.sample(list(cpus_of(CpuMask(cpus))), chance.randint(2, CPUS))
     )
     return machine, Free(
         cpus=CpuMask(cpus),
         pool=CpuMask(cpus),
-        memory=tuple((node, chance.randint(0, 10) * GIB) for node in range(NODES)),
+        memory=tuple((NumaId(node), chance.randint(0, 10) * GIB) for node in range(NODES)),
     )
 
 
@@ -95,14 +97,14 @@ def ranks(machine: Topology, free: Free, request: Request) -> Iterator[Rank]:
         for chosen in combinations(range(NODES), count):
             if sum(units[node] for node in chosen) < request.vcpus:
                 continue
-            if sum(memory[node] for node in chosen) < request.memory:
+            if sum(memory[NumaId(node)] for node in chosen) < request.memory:
                 continue
             if request.options.scope is Scope.SPREAD_NUMA and (
                 min(units[node] for node in chosen) < share
                 or sum(units[node] > share for node in chosen) < larger
             ):
                 continue
-            far = [machine.distance(one, other) for one, other in combinations(chosen, 2)]
+            far = [machine.distance(NumaId(one), NumaId(other)) for one, other in combinations(chosen, 2)]
             sockets = len({package_of[node] for node in chosen})
             yield sockets, count, max(far, default=0), sum(far)
 
@@ -112,10 +114,10 @@ def test_half_of_thirty_two_sockets_of_two_numa_nodes_each_is_found_among_more_s
     scope: Scope,
 ) -> None:
     sockets = 32
-    machine = Topology(
-        packages=tuple(Package(socket, 0b1111 << 4 * socket) for socket in range(sockets)),
+    machine = make_topology(
+        packages=tuple(make_package(socket, 0b1111 << 4 * socket) for socket in range(sockets)),
         numa_nodes=tuple(
-            NumaNode(
+            make_numa_node(
                 node,
                 0b11 << 2 * node,
                 memory=0,

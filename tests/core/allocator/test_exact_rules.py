@@ -24,8 +24,8 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Policy, Request
-from kvplace.core.scalars import CpuMask
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import CpuId, CpuMask, NumaId
+from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import Key
 from tests.core.allocator.random_cases import (
     random_case,
@@ -35,7 +35,17 @@ from tests.core.allocator.random_cases import (
     scarce_memory_case,
 )
 from tests.core.allocator.validity import key_of_valid
-from tests.core.machines import GIB, SPREAD_SCOPES, frees, requests, subsets, topologies
+from tests.core.machines import (
+    GIB,
+    SPREAD_SCOPES,
+    frees,
+    make_numa_node,
+    make_package,
+    make_topology,
+    requests,
+    subsets,
+    topologies,
+)
 
 Case = tuple[Topology, Free, Request]
 Thing = TypeVar("Thing")
@@ -153,21 +163,21 @@ def test_many_machines_together_remember_no_more_than_one_and_answer_as_before()
 def renumbered(machine: Topology, free: Free, chance: Random) -> tuple[Topology, Free]:
     """The same machine, with everything called and listed otherwise."""
     cpus = list(cpus_of(machine.cpus))
-    number = dict(zip(cpus, chance.sample(range(2 * len(cpus)), len(cpus)), strict=True))
+    number = dict(zip(cpus, map(CpuId, chance.sample(range(2 * len(cpus)), len(cpus))), strict=True))
     ids = [node.id for node in machine.numa_nodes]
-    new_id = dict(zip(ids, chance.sample(range(2 * len(ids)), len(ids)), strict=True))
+    new_id = dict(zip(ids, map(NumaId, chance.sample(range(2 * len(ids)), len(ids))), strict=True))
 
-    def anew(mask: int) -> int:
+    def anew(mask: CpuMask) -> CpuMask:
         return mask_of(number[cpu] for cpu in cpus_of(mask))
 
     def shuffled(items: Sequence[Thing]) -> tuple[Thing, ...]:
         return tuple(chance.sample(items, len(items)))
 
-    other = Topology(
-        packages=shuffled([Package(package.id, anew(package.cpus)) for package in machine.packages]),
+    other = make_topology(
+        packages=shuffled([make_package(package.id, anew(package.cpus)) for package in machine.packages]),
         numa_nodes=shuffled(
             [
-                NumaNode(
+                make_numa_node(
                     new_id[node.id],
                     anew(node.cpus),
                     node.memory,
@@ -184,8 +194,8 @@ def renumbered(machine: Topology, free: Free, chance: Random) -> tuple[Topology,
     )
     return other, replace(
         free,
-        cpus=CpuMask(anew(free.cpus)),
-        pool=CpuMask(anew(free.pool)),
+        cpus=anew(free.cpus),
+        pool=anew(free.pool),
         uses=tuple(sorted((number[cpu], count) for cpu, count in free.uses)),
         memory=tuple((new_id[node], count) for node, count in free.memory),
         huge_pages=tuple((new_id[node], size, count) for node, size, count in free.huge_pages),

@@ -20,6 +20,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
+from kvplace.core.scalars import NO_BYTES
 from kvplace.core.topology import Topology
 from tests.core.allocator.exhaustive import BestKeys, Key, best_key, with_cpus
 from tests.core.allocator.shapes import SHAPES
@@ -107,7 +108,7 @@ def test_every_size_on_every_free_set_is_placed_as_well_as_it_can_be(
 @pytest.mark.parametrize("scope", [Scope.ANY, Scope.ONE_SOCKET] if EVERYTHING else [Scope.ANY])
 def test_the_pool_of_the_best_numa_nodes_is_found_on_every_free_set(name: str, scope: Scope) -> None:
     machine = SHAPES[name]
-    memory = 6 * GIB if name in WITH_MEMORY else 0
+    memory = 6 * GIB if name in WITH_MEMORY else NO_BYTES
     empty = free_of(machine, Ledger())
     for cpus in range(machine.cpus + 1):
         for vcpus in range(1, machine.cpus.bit_count() + 1, 3):

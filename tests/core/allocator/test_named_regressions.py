@@ -19,12 +19,13 @@ from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import Bytes, CpuId, NumaId
+from kvplace.core.topology import Topology
 from tests.captured import captured_folder
 from tests.core.allocator.shapes import machine, slit
 from tests.core.allocator.validity import key_of_valid
 from tests.core.claims import with_vm
-from tests.core.machines import GIB
+from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 
 THREE_CELLS = machine(
     packages=["0-23"],
@@ -81,7 +82,7 @@ def test_nova_false_no_a_fit_in_any_order_of_the_cells_is_found(free_of_cells: t
             )
         ),
         pool=pool,
-        memory=tuple((cell, count * GIB) for cell, count in enumerate(free_of_cells)),
+        memory=tuple((NumaId(cell), count * GIB) for cell, count in enumerate(free_of_cells)),
     )
     everything = sum(free_of_cells)
     placement = placed(
@@ -102,7 +103,7 @@ def test_nova_stale_pins_cells_that_memory_rules_out_leave_no_pins_behind() -> N
     """Nova pins two cells to the same CPUs, 16-19, when a later check rejects an order of cells."""
     half = parse_cpu_list("0-3,8-11,16-19")
     for poor in range(3):
-        free = Free(half, half, memory=tuple((cell, GIB * (cell != poor)) for cell in range(3)))
+        free = Free(half, half, memory=tuple((NumaId(cell), GIB * (cell != poor)) for cell in range(3)))
         placement = placed(THREE_CELLS, free, Request(8, PinningOptions(scope=Scope.ANY), memory=2 * GIB))
         rich = tuple(cell for cell in range(3) if cell != poor)
         assert placement.numa_nodes == rich
@@ -267,10 +268,10 @@ def test_crane_sparse_node_ids_are_ids_and_not_places_in_a_list() -> None:
     """Crane drops sparse ids and reads distances by place: nodes 0, 8, 252, of which 0 and 252 are near."""
     nodes = {0: "0-3", 8: "4-7", 252: "8-11"}
     far = {(0, 8): 40, (0, 252): 11, (8, 252): 40}
-    sparse = Topology(
-        packages=(Package(3, parse_cpu_list("0-11")),),
+    sparse = make_topology(
+        packages=(make_package(3, parse_cpu_list("0-11")),),
         numa_nodes=tuple(
-            NumaNode(
+            make_numa_node(
                 node,
                 parse_cpu_list(cpus),
                 memory=8 * GIB,
@@ -323,7 +324,7 @@ def test_crane_accounts_memory_is_counted_as_memory_and_given_back_to_the_byte()
         (node, GIB): empty.pages_by_node[node, GIB] - 2,
     }
     assert free_of(paged, ledger.after(LedgerChange(releases=(claim.uid,)))) == empty
-    none_of_that_size = Request(1, memory=4 << 20, huge_pages={2 << 20: 2})
+    none_of_that_size = Request(1, memory=Bytes(4 << 20), huge_pages={Bytes(2 << 20): 2})
     assert isinstance(place(paged, empty, none_of_that_size), Refusal)
 
 
@@ -434,9 +435,9 @@ def kubelet_machine(rows: list[list[Any]]) -> Topology:
             level[place_of] = level.get(place_of, 0) | 1 << cpu
     cores, packages, nodes, caches = sets
     l3_groups = caches if len(caches) >= len(packages) else packages
-    return Topology(
-        packages=tuple(Package(number, cpus) for number, cpus in sorted(packages.items())),
-        numa_nodes=tuple(NumaNode(number, cpus, memory=0) for number, cpus in sorted(nodes.items())),
+    return make_topology(
+        packages=tuple(make_package(number, cpus) for number, cpus in sorted(packages.items())),
+        numa_nodes=tuple(make_numa_node(number, cpus, memory=0) for number, cpus in sorted(nodes.items())),
         l3_groups=tuple(cpus for _, cpus in sorted(l3_groups.items())),
         cores=tuple(cpus for _, cpus in sorted(cores.items())),
     )
@@ -454,5 +455,5 @@ def test_a_sharing_vm_sits_on_whole_cores_however_many_groups_of_single_threads_
     )
     # One thread of each core is free, in the last group both; another VM shares the first CPU.
     pool = mask_of((*range(0, last, 2), *range(last, last + 8)))
-    free = Free(cpus=pool & ~1, pool=pool, uses=((0, 1),))
+    free = Free(cpus=pool & ~1, pool=pool, uses=((CpuId(0), 1),))
     assert placed(on, free, Request(8, PinningOptions(policy=Policy.SHARE))).cpus == 0xFF << last

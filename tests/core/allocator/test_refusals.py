@@ -13,22 +13,23 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import Bytes
 from tests.core.allocator.random_cases import random_case, scarce_memory_case
 from tests.core.claims import with_vm
+from tests.core.machines import make_numa_node, make_package, make_topology
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 # Two sockets of two NUMA nodes of four cores with two threads each; CPU 16 is the sibling of CPU 0.
-MACHINE = Topology(
+MACHINE = make_topology(
     packages=(
-        Package(0, parse_cpu_list("0-7,16-23")),
-        Package(1, parse_cpu_list("8-15,24-31")),
+        make_package(0, parse_cpu_list("0-7,16-23")),
+        make_package(1, parse_cpu_list("8-15,24-31")),
     ),
     numa_nodes=(
-        NumaNode(0, parse_cpu_list("0-3,16-19"), 16 * GIB),
-        NumaNode(1, parse_cpu_list("4-7,20-23"), 16 * GIB),
-        NumaNode(2, parse_cpu_list("8-11,24-27"), 16 * GIB),
-        NumaNode(3, parse_cpu_list("12-15,28-31"), 24 * GIB, {GIB: 8}),
+        make_numa_node(0, parse_cpu_list("0-3,16-19"), 16 * GIB),
+        make_numa_node(1, parse_cpu_list("4-7,20-23"), 16 * GIB),
+        make_numa_node(2, parse_cpu_list("8-11,24-27"), 16 * GIB),
+        make_numa_node(3, parse_cpu_list("12-15,28-31"), 24 * GIB, {GIB: 8}),
     ),
     l3_groups=tuple(parse_cpu_list(f"{2 * l3}-{2 * l3 + 1},{2 * l3 + 16}-{2 * l3 + 17}") for l3 in range(8)),
     cores=tuple(1 << core | 1 << core + 16 for core in range(16)),

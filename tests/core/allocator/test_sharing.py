@@ -14,6 +14,7 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
+from kvplace.core.scalars import NumaId, PodUid
 from kvplace.machines.shipped import read_machine
 from tests.core.claims import with_vm
 
@@ -60,11 +61,11 @@ def test_a_pool_counts_the_vcpus_of_vms_that_name_its_cpus() -> None:
     ledger, nodes = desktops(5)
     assert nodes == [0] * 5
     naming = Request(8, PinningOptions(scope=Scope.ONE_NUMA, policy=Policy.SHARE))
-    on_the_pool = free_of(MACHINE, ledger, only=MACHINE.node_by_id[0].cpus)
-    claim = ledger.claims["uid-desktop-0"]
+    on_the_pool = free_of(MACHINE, ledger, only=MACHINE.node_by_id[NumaId(0)].cpus)
+    claim = ledger.claims[PodUid("uid-desktop-0")]
     named = place(MACHINE, on_the_pool, naming)
     assert isinstance(named, Placement)
-    claims = (replace(claim, uid="uid-named", policy=Policy.SHARE, cpus=named.cpus),)
+    claims = (replace(claim, uid=PodUid("uid-named"), policy=Policy.SHARE, cpus=named.cpus),)
     assert placed(ledger, DESKTOP).numa_nodes == (0,)
     assert placed(ledger.after(LedgerChange(claims)), DESKTOP).numa_nodes == (1,)
 
@@ -72,8 +73,8 @@ def test_a_pool_counts_the_vcpus_of_vms_that_name_its_cpus() -> None:
 def test_cpus_that_come_free_join_no_pool_that_is_there_but_the_next_vm_s() -> None:
     ledger = with_vm(MACHINE, Ledger(), "owner", Request(14, PinningOptions(scope=Scope.ONE_NUMA)))
     ledger = with_vm(MACHINE, ledger, "first", DESKTOP)
-    ledger = ledger.after(LedgerChange(releases=("uid-owner",)))
-    assert ledger.claims["uid-first"].cpus.bit_count() == 16
+    ledger = ledger.after(LedgerChange(releases=(PodUid("uid-owner"),)))
+    assert ledger.claims[PodUid("uid-first")].cpus.bit_count() == 16
     assert placed(ledger, DESKTOP).cpus.bit_count() == 30
 
 
@@ -93,7 +94,7 @@ def test_vms_that_name_shared_cpus_are_dealt_over_the_least_used(policy: Policy)
 def test_an_exclusive_vm_never_gets_what_a_sharing_one_names() -> None:
     ledger = with_vm(MACHINE, Ledger(), "shares", Request(5, PinningOptions(policy=Policy.SHARE)))
     owner = placed(ledger, Request(20, PinningOptions(scope=Scope.ONE_NUMA)))
-    assert not owner.owned & ledger.claims["uid-shares"].cpus
+    assert not owner.owned & ledger.claims[PodUid("uid-shares")].cpus
 
 
 @pytest.mark.parametrize(

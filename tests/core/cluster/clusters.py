@@ -15,9 +15,17 @@ from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import PodUid
+from kvplace.core.topology import Topology
 from tests.core.allocator.validity import check_cpus
-from tests.core.machines import OFFERED_SCOPES, SPREAD_SCOPES, requests
+from tests.core.machines import (
+    OFFERED_SCOPES,
+    SPREAD_SCOPES,
+    make_numa_node,
+    make_package,
+    make_topology,
+    requests,
+)
 from tests.core.moves.fragmented import MIXED, fragmented
 
 ANY_REQUEST = requests(
@@ -65,9 +73,9 @@ def machine(*cpus_of_nodes: int, memory: int = 0) -> Topology:
     for cpus in cpus_of_nodes:
         sets.append(((1 << cpus) - 1) << first)
         first += cpus
-    return Topology(
-        packages=(Package(0, (1 << first) - 1),),
-        numa_nodes=tuple(NumaNode(number, cpus, memory) for number, cpus in enumerate(sets)),
+    return make_topology(
+        packages=(make_package(0, (1 << first) - 1),),
+        numa_nodes=tuple(make_numa_node(number, cpus, memory) for number, cpus in enumerate(sets)),
         l3_groups=tuple(sets),
         cores=tuple(1 << cpu for cpu in range(first)),
     )
@@ -95,7 +103,7 @@ def occupants_of(node: ClusterNode, found: Plan, vms: Sequence[VmRequest]) -> li
             free = free_of(
                 node.topology,
                 Ledger(),
-                [claim_of(other.id, other.placement) for other in running.values()],
+                [claim_of(PodUid(other.id), other.placement) for other in running.values()],
             )
             assert not one.move.after.owned & ~vm.placement.owned & ~free.cpus
             running[vm.id] = Occupant(vm.id, vm.request, one.move.after)
@@ -106,7 +114,7 @@ def occupants_of(node: ClusterNode, found: Plan, vms: Sequence[VmRequest]) -> li
 
 def one_by_one(nodes: Sequence[ClusterNode], vms: Sequence[VmRequest], strategy: Strategy) -> Tally:
     """Count what is placed when every VM goes where Filter sends it, one after the other."""
-    claims = {node.name: [claim_of(vm.id, vm.placement) for vm in node.running] for node in nodes}
+    claims = {node.name: [claim_of(PodUid(vm.id), vm.placement) for vm in node.running] for node in nodes}
     placed = vcpus = 0
     for vm in vms:
         candidates = []
@@ -117,7 +125,7 @@ def one_by_one(nodes: Sequence[ClusterNode], vms: Sequence[VmRequest], strategy:
                 candidates.append(Candidate(node.name, node.topology, answer, free, vm.request.vcpus))
         best = best_candidate(candidates, strategy)
         if best is not None:
-            claims[best.node].append(claim_of(vm.id, best.placement))
+            claims[best.node].append(claim_of(PodUid(vm.id), best.placement))
             placed += 1
             vcpus += vm.request.vcpus
     return Tally(placed, vcpus)
@@ -126,13 +134,13 @@ def one_by_one(nodes: Sequence[ClusterNode], vms: Sequence[VmRequest], strategy:
 def check_sound(node: ClusterNode, occupants: Sequence[Occupant]) -> None:
     """Check that no VM has what another one has, or what the node does not have."""
     for vm in occupants:
-        others = [claim_of(other.id, other.placement) for other in occupants if other is not vm]
+        others = [claim_of(PodUid(other.id), other.placement) for other in occupants if other is not vm]
         free = free_of(node.topology, Ledger(), others)
         if vm.request.owns_cpus or vm.request.options.smt is Smt.PREFER:
             check_cpus(node.topology, free, vm.request, vm.placement)
         else:  # whole cores when it came; their other threads may have found an owner since
             assert not vm.placement.cpus & ~free.pool
-    claims = [claim_of(vm.id, vm.placement) for vm in occupants]
+    claims = [claim_of(PodUid(vm.id), vm.placement) for vm in occupants]
     left = free_of(node.topology, Ledger(), claims)
     assert all(count >= 0 for _, count in left.memory)
     assert all(count >= 0 for _, _, count in left.huge_pages)

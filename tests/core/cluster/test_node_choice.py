@@ -23,14 +23,15 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy, Request
-from kvplace.core.scalars import NO_CPUS, CpuMask
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask
+from kvplace.core.topology import Topology
+from tests.core.machines import make_numa_node, make_package, make_topology
 
-GIB = 1 << 30
-MACHINE = Topology(
-    packages=(Package(0, 0b0011), Package(1, 0b1100)),
+GIB = Bytes(1 << 30)
+MACHINE = make_topology(
+    packages=(make_package(0, 0b0011), make_package(1, 0b1100)),
     numa_nodes=tuple(
-        NumaNode(node, 1 << node, 0, {}, {other: 10 + 11 * abs(other - node) for other in range(4)})
+        make_numa_node(node, 1 << node, 0, {}, {other: 10 + 11 * abs(other - node) for other in range(4)})
         for node in range(4)
     ),
     l3_groups=(1, 2, 4, 8),
@@ -46,10 +47,10 @@ def candidate(node: str, cpus: int, free_cpus: int = 4) -> Candidate:
         owned=CpuMask(cpus),
         emulator_cpus=NO_CPUS,
         io_thread_cpus=(),
-        numa_nodes=MACHINE.nodes_of(cpus),
+        numa_nodes=MACHINE.nodes_of(CpuMask(cpus)),
         memory={},
         huge_pages={},
-        packages=MACHINE.packages_of(cpus),
+        packages=MACHINE.packages_of(CpuMask(cpus)),
         l3_groups=tuple(index for index, l3 in enumerate(MACHINE.l3_groups) if l3 & cpus),
         numa_memory=NumaMemory.PREFERRED,
     )
@@ -86,9 +87,9 @@ def test_at_equal_locality_pack_takes_the_fullest_node_and_spread_the_emptiest()
 
 def machine(memory_gib: int, pages: int = 0, cpus: int = 16) -> Topology:
     everything = (1 << cpus) - 1
-    node = NumaNode(0, everything, (memory_gib + pages) * GIB, {GIB: pages} if pages else {})
-    return Topology(
-        packages=(Package(0, everything),),
+    node = make_numa_node(0, everything, (memory_gib + pages) * GIB, {GIB: pages} if pages else {})
+    return make_topology(
+        packages=(make_package(0, everything),),
         numa_nodes=(node,),
         l3_groups=(everything,),
         cores=tuple(1 << cpu for cpu in range(cpus)),

@@ -20,6 +20,7 @@ from kvplace.core.moves.make_room import make_room
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
+from kvplace.core.scalars import CpuMask, PodUid
 from tests.core.allocator.running import occupied
 from tests.core.cluster.clusters import (
     ANY_REQUEST,
@@ -110,7 +111,9 @@ def test_a_refused_vm_fits_nowhere_beside_the_others_and_every_node_has_its_refu
             refused += 1
             assert set(vm.refusals) == {node.name for node in problem.nodes}
             for node in problem.nodes:
-                claims = [claim_of(one.id, one.placement) for one in occupants_of(node, found, problem.vms)]
+                claims = [
+                    claim_of(PodUid(one.id), one.placement) for one in occupants_of(node, found, problem.vms)
+                ]
                 free = free_of(node.topology, Ledger(), claims)
                 assert place(node.topology, free, vm.request) == vm.refusals[node.name]
     assert refused >= 100
@@ -131,8 +134,8 @@ def test_what_is_free_on_a_draft_is_what_the_ledger_would_leave(data: st.DataObj
         draft.assign(vm, 0, answer)
         if data.draw(st.booleans()):
             draft.unassign(data.draw(st.sampled_from(sorted(draft.node_of))))
-        planned = [claim_of(str(number), draft.placement_of(number)) for number in draft.node_of]
-        claims = [*(claim_of(f"running {one.id}", one.placement) for one in running), *planned]
+        planned = [claim_of(PodUid(str(number)), draft.placement_of(number)) for number in draft.node_of]
+        claims = [*(claim_of(PodUid(f"running {one.id}"), one.placement) for one in running), *planned]
         assert draft.nodes[0].free == free_of(topology, Ledger(), claims)
 
 
@@ -177,7 +180,7 @@ def strewn(numa_nodes: int = 2) -> ClusterNode:
     request = Request(2, PinningOptions(scope=Scope.ONE_NUMA))
     running = []
     for number in range(numa_nodes):
-        found = place(topology, within(free_of(topology, Ledger()), 0b11 << 4 * number), request)
+        found = place(topology, within(free_of(topology, Ledger()), CpuMask(0b11 << 4 * number)), request)
         assert isinstance(found, Placement)
         running.append(Occupant(f"running-{number}", request, found))
     return ClusterNode("node", topology, tuple(running))
@@ -206,7 +209,9 @@ def test_moves_are_made_on_the_node_that_needs_the_fewest() -> None:
     request = Request(2, PinningOptions(scope=Scope.ONE_NUMA))
 
     def running(name: str, *sets: int) -> ClusterNode:
-        found = [place(topology, within(free_of(topology, Ledger()), cpus), request) for cpus in sets]
+        found = [
+            place(topology, within(free_of(topology, Ledger()), CpuMask(cpus)), request) for cpus in sets
+        ]
         placements = [one for one in found if isinstance(one, Placement)]
         vms = (Occupant(f"{name}/{number}", request, one) for number, one in enumerate(placements))
         return ClusterNode(name, topology, tuple(vms))
@@ -260,7 +265,8 @@ def test_while_everything_fits_vms_go_where_the_strategy_sends_them(strategy: St
 def test_a_hint_is_followed_where_possible() -> None:
     cluster = nodes_of(machine(4), machine(4))
     wanted = vms_of(4, 4, 4)
-    found = plan(cluster, wanted, hint=[(2, 1, 0b1111), (0, 0, 0b1111), (1, 0, 0b1111)])
+    four = CpuMask(0b1111)
+    found = plan(cluster, wanted, hint=[(2, 1, four), (0, 0, four), (1, 0, four)])
     assert found.placed == Tally(2, 8)
 
 

@@ -13,11 +13,13 @@ from kvplace.core.drawing.core_map import Thread, ThreadState, core_map_document
 from kvplace.core.drawing.occupancy import label_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import Bytes, CpuId, CpuMask
+from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from tests.core.claims import with_vm
+from tests.core.machines import make_numa_node, make_package, make_topology
 
-GIB = 1 << 30
+GIB = Bytes(1 << 30)
 
 
 def _thread(topology: Topology, ledger: Ledger, cpu: int) -> Thread:
@@ -57,9 +59,9 @@ def test_an_l3_that_spans_numa_nodes_is_drawn_in_each_with_its_part() -> None:
 
 
 def test_a_numa_node_that_spans_sockets_is_drawn_in_both_with_its_part() -> None:
-    machine = Topology(
-        packages=(Package(0, 0b0011), Package(1, 0b1100)),
-        numa_nodes=(NumaNode(0, 0b1111, memory=GIB), NumaNode(7, 0, memory=GIB)),
+    machine = make_topology(
+        packages=(make_package(0, 0b0011), make_package(1, 0b1100)),
+        numa_nodes=(make_numa_node(0, 0b1111, memory=GIB), make_numa_node(7, 0, memory=GIB)),
         l3_groups=(0b1111,),
         cores=(0b0101, 0b1010),
     )
@@ -88,9 +90,9 @@ def test_shared_cpus_name_all_vms_that_share_them() -> None:
     machine = read_machine("epyc-7502p")
     request = Request(60, PinningOptions(scope=Scope.ANY, policy=Policy.SHARE))
     one = with_vm(machine, Ledger(), "first", request)
-    assert _thread(machine, one, 5) == Thread(5, ThreadState.SHARED, ("A",))
+    assert _thread(machine, one, 5) == Thread(CpuId(5), ThreadState.SHARED, ("A",))
     two = with_vm(machine, one, "second", request)
-    assert _thread(machine, two, 5) == Thread(5, ThreadState.SHARED, ("A", "B"))
+    assert _thread(machine, two, 5) == Thread(CpuId(5), ThreadState.SHARED, ("A", "B"))
 
 
 def test_memory_and_huge_pages_of_a_vm_are_counted_once_each() -> None:
@@ -138,12 +140,12 @@ def test_every_vm_has_letters_of_its_own(index: int) -> None:
 
 
 def test_free_memory_is_written_in_fitting_units() -> None:
-    machine = Topology(
-        packages=(Package(0, 1),),
+    machine = make_topology(
+        packages=(make_package(0, 1),),
         numa_nodes=(
-            NumaNode(0, 1, memory=3 * GIB, huge_pages={2 << 20: 512}),
-            NumaNode(1, 0, memory=300 << 20),
-            NumaNode(2, 0, memory=0),
+            make_numa_node(0, 1, memory=3 * GIB, huge_pages={Bytes(2 << 20): 512}),
+            make_numa_node(1, 0, memory=300 << 20),
+            make_numa_node(2, 0, memory=0),
         ),
         l3_groups=(1,),
         cores=(1,),
@@ -157,11 +159,11 @@ def test_free_memory_is_written_in_fitting_units() -> None:
 
 
 def test_isolated_and_foreign_cpus_have_states_of_their_own() -> None:
-    machine = replace(read_machine("epyc-7502p"), reserved=0b1, isolated=0b11110)
+    machine = replace(read_machine("epyc-7502p"), reserved=CpuMask(0b1), isolated=CpuMask(0b11110))
     ledger = with_vm(machine, Ledger(), "db", Request(2))
-    drawing = draw("node", machine, ledger, foreign=0b11 << 40 | 0b10)
+    drawing = draw("node", machine, ledger, foreign=CpuMask(0b11 << 40 | 0b10))
     states = {thread.cpu: thread.state for thread in drawing.threads}
-    assert states[0] is ThreadState.RESERVED
+    assert states[CpuId(0)] is ThreadState.RESERVED
     assert {cpu for cpu, state in states.items() if state is ThreadState.FOREIGN} == {40, 41} | (
         {1} - set(cpus_of(ledger.owned))
     )

@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from kvplace.core.drawing.occupancy import FaultKind, Occupancy, printable
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
+from kvplace.core.scalars import CpuId, CpuMask, PodUid
 from kvplace.machines.shipped import read_machine
 from tests.core.claims import claim, ledger_of, with_vm
 
-MACHINE = replace(read_machine("epyc-7502p"), reserved=0b1)
+MACHINE = replace(read_machine("epyc-7502p"), reserved=CpuMask(0b1))
 MASKS = st.integers(0, (1 << 70) - 1)
 
 
-def faults(ledger: Ledger, *, foreign: int = 0, found: dict[str, int] | None = None) -> list[str]:
-    return [fault.sentence for fault in Occupancy(MACHINE, ledger, foreign, found or {}).faults]
+def faults(ledger: Ledger, *, foreign: int = 0, found: dict[PodUid, CpuMask] | None = None) -> list[str]:
+    return [fault.sentence for fault in Occupancy(MACHINE, ledger, CpuMask(foreign), found or {}).faults]
 
 
 def test_two_owners_of_one_cpu_are_both_named() -> None:
@@ -43,7 +44,7 @@ def test_cpus_that_are_reserved_or_in_use_outside_of_kvplace_must_not_be_owned()
 
 
 def test_claims_and_owners_that_differ_are_faults_on_both_sides() -> None:
-    ledger = Ledger({4: "db", 5: "gone"}, {"db": claim("db", 0b1100)})
+    ledger = Ledger({CpuId(4): PodUid("db"), CpuId(5): PodUid("gone")}, {PodUid("db"): claim("db", 0b1100)})
     assert faults(ledger) == [
         "CPU 2-3: claimed by A (shop/db) as its own, but without an owner in the ledger",
         "CPU 4: owned by A (shop/db), whose claim does not contain it",
@@ -59,7 +60,7 @@ def test_cpus_that_the_machine_does_not_have_are_faults() -> None:
 
 
 def test_threads_elsewhere_and_cpus_without_their_thread_are_drift() -> None:
-    occupancy = Occupancy(MACHINE, ledger_of(claim("db", 0b1100)), found={"db": 0b10100})
+    occupancy = Occupancy(MACHINE, ledger_of(claim("db", 0b1100)), found={PodUid("db"): CpuMask(0b10100)})
     assert [(fault.kind, fault.cpus, fault.sentence) for fault in occupancy.faults] == [
         (
             FaultKind.DRIFT,
@@ -76,7 +77,7 @@ def test_threads_elsewhere_and_cpus_without_their_thread_are_drift() -> None:
 
 
 def test_a_thread_on_the_idle_sibling_of_its_own_vm_is_drift() -> None:
-    assert faults(ledger_of(claim("db", 0b100, 0b1100)), found={"db": 0b1100}) == [
+    assert faults(ledger_of(claim("db", 0b100, 0b1100)), found={PodUid("db"): CpuMask(0b1100)}) == [
         "CPU 3: threads of A (shop/db) may run here, but were not placed here"
     ]
 
@@ -100,8 +101,8 @@ def test_a_cpu_is_faulty_when_more_than_one_thing_is_true_of_it_and_only_then(
     sets: list[tuple[int, int]], foreign: int, found: list[int]
 ) -> None:
     claims = [claim(f"vm-{number}", cpus, owned) for number, (cpus, owned) in enumerate(sets)]
-    seen = {claim.uid: cpus for claim, cpus in zip(claims, found, strict=False)}
-    occupancy = Occupancy(MACHINE, ledger_of(*claims), foreign, seen)
+    seen = {claim.uid: CpuMask(cpus) for claim, cpus in zip(claims, found, strict=False)}
+    occupancy = Occupancy(MACHINE, ledger_of(*claims), CpuMask(foreign), seen)
     for cpu in range(71):
         owners = sum(claim.owned >> cpu & 1 for claim in claims)
         sharers = sum((claim.cpus & ~claim.owned) >> cpu & 1 for claim in claims)

@@ -19,12 +19,13 @@ from kvplace.core.drawing.svg_blocks import shortened, text_width
 from kvplace.core.drawing.svg_map import svg_map
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import CpuId, CpuMask, NumaId, PodUid
+from kvplace.core.topology import Topology
 from kvplace.machines.machine import find_machine
 from kvplace.machines.shipped import machine_names, read_machine
 from tests.captured import captured_files, captured_folder
 from tests.core.claims import claim, ledger_of, with_vm
-from tests.core.machines import topologies
+from tests.core.machines import make_numa_node, make_package, make_topology, topologies
 
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = st.text(min_size=1, max_size=12)
@@ -61,13 +62,13 @@ def check_drawn(root: ET.Element, machine: Topology) -> None:
         number = int(package.attrib["data-package"])
         assert [cpus_below(package)] == [each.cpus for each in machine.packages if each.id == number]
         for node in groups(package, "numa"):
-            of_node = machine.node_by_id[int(node.attrib["data-numa"])].cpus & cpus_below(package)
+            of_node = machine.node_by_id[NumaId(int(node.attrib["data-numa"]))].cpus & cpus_below(package)
             assert cpus_below(node) == of_node
             for l3 in groups(node, "l3"):
                 assert cpus_below(l3) == machine.l3_groups[int(l3.attrib["data-l3"])] & of_node
                 for core in groups(l3, "core"):
                     drawn = cpus_below(core)
-                    assert drawn == machine.core_of[next(cpus_of(drawn))] & cpus_below(l3)
+                    assert drawn == machine.core_of[next(cpus_of(CpuMask(drawn)))] & cpus_below(l3)
     boxes = [group for level in ("package", "numa", "l3", "core") for group in groups(root, level)]
     for outer in boxes:
         left, top, right, bottom = frame(outer)
@@ -85,7 +86,7 @@ def test_every_thread_of_any_machine_stands_once_in_its_boxes(
     machine: Topology, mine: int, foreign: int
 ) -> None:
     ledger = ledger_of(claim("db", mine), claim("ci", foreign >> 3, 0, Policy.SHARE))
-    drawing = draw("any", machine, ledger, foreign=foreign, found={"db": mine >> 1})
+    drawing = draw("any", machine, ledger, foreign=CpuMask(foreign), found={PodUid("db"): CpuMask(mine >> 1)})
     root = parsed(drawing)
     check_drawn(root, machine)
     states = {int(thread.attrib["data-cpu"]): thread.attrib["data-state"] for thread in threads(root)}
@@ -122,9 +123,9 @@ def test_machines_from_8_to_1024_threads_have_a_shape_that_fits_a_screen(
         )
         for number in range(packages)
     ]
-    machine = Topology(
-        packages=tuple(Package(number, cpus) for number, cpus in enumerate(sockets)),
-        numa_nodes=tuple(NumaNode(number, cpus, memory=0) for number, cpus in enumerate(sockets)),
+    machine = make_topology(
+        packages=tuple(make_package(number, cpus) for number, cpus in enumerate(sockets)),
+        numa_nodes=tuple(make_numa_node(number, cpus, memory=0) for number, cpus in enumerate(sockets)),
         l3_groups=tuple(sockets),
         cores=tuple(mask_of(core + thread * total for thread in range(threads)) for core in range(total)),
     )
@@ -154,7 +155,9 @@ def busy() -> CoreMap:
     ledger = Ledger(ledger.owners, {**ledger.claims, second.uid: twice})
     free = [thread.cpu for thread in draw("", machine, ledger).threads if thread.state is ThreadState.FREE]
     machine = replace(machine, isolated=mask_of(free[:2]))
-    drawing = draw("busy", machine, ledger, foreign=mask_of(free[-2:]), found={first.uid: 1 << free[3]})
+    drawing = draw(
+        "busy", machine, ledger, foreign=mask_of(free[-2:]), found={first.uid: CpuMask(1 << free[3])}
+    )
     assert all(map(drawing.count, ThreadState))
     return drawing
 
@@ -184,7 +187,7 @@ def test_the_vm_of_a_thread_can_be_read_without_colour() -> None:
     drawing = busy()
     by_cpu = {thread.cpu: thread for thread in drawing.threads}
     for group in threads(parsed(drawing)):
-        thread = by_cpu[int(group.attrib["data-cpu"])]
+        thread = by_cpu[CpuId(int(group.attrib["data-cpu"]))]
         texts = [text.text or "" for text in group.iter(f"{SVG}text")]
         assert texts[0] == str(thread.cpu)
         mark = texts[1] if len(texts) > 1 else ""
@@ -323,9 +326,9 @@ def test_equal_maps_give_equal_bytes() -> None:
 
 
 def test_parts_of_levels_that_do_not_nest_are_marked() -> None:
-    machine = Topology(
-        packages=(Package(0, 0b0011), Package(1, 0b1100)),
-        numa_nodes=(NumaNode(0, 0b1111, memory=0), NumaNode(7, 0, memory=1 << 30)),
+    machine = make_topology(
+        packages=(make_package(0, 0b0011), make_package(1, 0b1100)),
+        numa_nodes=(make_numa_node(0, 0b1111, memory=0), make_numa_node(7, 0, memory=1 << 30)),
         l3_groups=(0b1111,),
         cores=(0b0101, 0b1010),
     )

@@ -18,8 +18,9 @@ from kvplace.core.free import Free
 from kvplace.core.occupant import Occupant, RunningVms, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.topology import NumaNode, Package, Topology
-from tests.core.machines import GIB
+from kvplace.core.scalars import NO_BYTES
+from kvplace.core.topology import Topology
+from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 
 PLAIN = (Policy.EXCLUSIVE,)
 PINNED = (Policy.EXCLUSIVE, Policy.EXCLUSIVE, Policy.EXCLUSIVE, Policy.SHARE, Policy.IMMOVABLE)
@@ -87,10 +88,10 @@ def _machine(chance: Random, most_cpus: int) -> Topology:
     packages = [each[:2], each[2:]] if nodes == 4 and chance.random() < 0.4 else [each]
     memory = chance.choice([0, 0, 4 * GIB, 8 * GIB])
     pages = chance.choice([0, 2]) if memory else 0
-    return Topology(
-        packages=tuple(Package(number, mask_sum(sets)) for number, sets in enumerate(packages)),
+    return make_topology(
+        packages=tuple(make_package(number, mask_sum(sets)) for number, sets in enumerate(packages)),
         numa_nodes=tuple(
-            NumaNode(number, cpus, memory + pages * GIB, {GIB: pages} if pages else {})
+            make_numa_node(number, cpus, memory + pages * GIB, {GIB: pages} if pages else {})
             for number, cpus in enumerate(each)
         ),
         l3_groups=tuple(each),
@@ -116,5 +117,5 @@ def _request(chance: Random, vcpus: int, policies: Sequence[Policy], with_memory
         emulator_threads=chance.choice([EmulatorThreads.SHARED] * 5 + [EmulatorThreads.ISOLATE]),
         numa_memory=chance.choice([NumaMemory.PREFERRED] * 3 + [NumaMemory.OFF]),
     )
-    memory = (pages + chance.choice([0, 0, 1, 2])) * GIB if with_memory else 0
+    memory = (pages + chance.choice([0, 0, 1, 2])) * GIB if with_memory else NO_BYTES
     return Request(vcpus, options, memory=memory, huge_pages={GIB: pages} if pages else {})

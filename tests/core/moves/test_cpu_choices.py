@@ -14,15 +14,16 @@ from kvplace.core.moves.cpu_choices import cpu_choices
 from kvplace.core.moves.targets import VmToPlace
 from kvplace.core.request import PinningOptions, Request, Smt
 from kvplace.core.scalars import Bytes, CpuMask
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.topology import Topology
+from tests.core.machines import make_numa_node, make_package, make_topology
 
 
 def machine(nodes: int, cores: int, threads: int) -> Topology:
     width = cores * threads
     sets = [mask_of(range(node * width, (node + 1) * width)) for node in range(nodes)]
-    return Topology(
-        packages=(Package(0, mask_of(range(nodes * width))),),
-        numa_nodes=tuple(NumaNode(number, cpus, 0) for number, cpus in enumerate(sets)),
+    return make_topology(
+        packages=(make_package(0, mask_of(range(nodes * width))),),
+        numa_nodes=tuple(make_numa_node(number, cpus, 0) for number, cpus in enumerate(sets)),
         l3_groups=tuple(sets),
         cores=tuple(mask_of(range(first, first + threads)) for first in range(0, nodes * width, threads)),
     )
@@ -55,7 +56,7 @@ def test_each_kind_of_choice_is_generated_once(
 
 
 def test_the_threads_of_a_core_on_two_numa_nodes_are_not_alike() -> None:
-    topology = replace(machine(2, 2, 1), cores=(0b101, 0b1010))
+    topology = replace(machine(2, 2, 1), cores=(CpuMask(0b101), CpuMask(0b1010)))
     found = cpu_choices(topology, vm(1), free_of(topology, Ledger()), CpuMask(0b1111), ())
     assert sorted(found) == [0b1, 0b10, 0b100, 0b1000]
 

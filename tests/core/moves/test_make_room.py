@@ -17,9 +17,10 @@ from kvplace.core.moves.make_room import MovePlan, NoMoves, make_room
 from kvplace.core.occupant import Occupant, RunningVms, locality_of, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.topology import NumaNode, Package, Topology
+from kvplace.core.scalars import CpuMask
+from kvplace.core.topology import Topology
 from kvplace.machines.shipped import read_machine
-from tests.core.machines import GIB
+from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import MIXED, PLAIN, fragmented
 from tests.core.requests import request_with
 
@@ -28,10 +29,11 @@ ROME = read_machine("2x-epyc-7763-nps4")
 
 def _machine(nodes: int, width: int, memory: int = 0, pages: int = 0) -> Topology:
     each = [mask_of(range(node * width, (node + 1) * width)) for node in range(nodes)]
-    return Topology(
-        packages=(Package(0, mask_of(range(nodes * width))),),
+    return make_topology(
+        packages=(make_package(0, mask_of(range(nodes * width))),),
         numa_nodes=tuple(
-            NumaNode(number, cpus, memory, {GIB: pages} if pages else {}) for number, cpus in enumerate(each)
+            make_numa_node(number, cpus, memory, {GIB: pages} if pages else {})
+            for number, cpus in enumerate(each)
         ),
         l3_groups=tuple(each),
         cores=tuple(1 << cpu for cpu in range(nodes * width)),
@@ -70,11 +72,11 @@ def test_the_vm_with_the_least_memory_goes() -> None:
 
 
 def test_a_move_inside_a_numa_node_costs_nothing_and_is_preferred() -> None:
-    machine = Topology(
-        packages=(Package(0, mask_of(range(16))),),
+    machine = make_topology(
+        packages=(make_package(0, mask_of(range(16))),),
         numa_nodes=(
-            NumaNode(0, mask_of(range(8)), 16 * GIB),
-            NumaNode(1, mask_of(range(8, 16)), 16 * GIB),
+            make_numa_node(0, mask_of(range(8)), 16 * GIB),
+            make_numa_node(1, mask_of(range(8, 16)), 16 * GIB),
         ),
         l3_groups=tuple(0b1111 << first for first in range(0, 16, 4)),
         cores=tuple(1 << cpu for cpu in range(16)),
@@ -123,7 +125,7 @@ def test_memory_and_huge_pages_must_fit_where_a_vm_goes() -> None:
 
 
 def test_an_isolated_vm_goes_where_it_leaves_fewer_siblings_idle() -> None:
-    uneven = replace(_machine(1, 4), cores=(0b0101, 0b0010, 0b1000))
+    uneven = replace(_machine(1, 4), cores=(CpuMask(0b0101), CpuMask(0b0010), CpuMask(0b1000)))
     lavish = _runs(uneven, "isolated", "0-2", vcpus=2, smt=Smt.ISOLATE)
     assert lavish.placement.owned == 0b0111
     plan = _found(uneven, [lavish], Request(1, PinningOptions(emulator_threads=EmulatorThreads.ISOLATE)))
@@ -142,7 +144,7 @@ def test_a_vm_mostly_outside_the_usable_cpus_needs_no_more_of_them() -> None:
 
 def test_of_equally_cheap_moves_those_are_made_after_which_the_new_vm_has_the_best_locality() -> None:
     """Without "large" the new VM lies on two L3 groups of node 0, without "small" on one."""
-    machine = replace(_machine(2, 8), l3_groups=tuple(0b1111 << first for first in (0, 4, 8, 12)))
+    machine = replace(_machine(2, 8), l3_groups=tuple(CpuMask(0b1111 << first) for first in (0, 4, 8, 12)))
     occupants = [
         _runs(machine, "stays-0", "0-1", policy=Policy.IMMOVABLE),
         _runs(machine, "large", "2-3"),
@@ -156,7 +158,9 @@ def test_of_equally_cheap_moves_those_are_made_after_which_the_new_vm_has_the_be
 
 def test_equal_vms_are_told_apart_by_who_else_is_on_their_cores() -> None:
     """To move "a" frees half a core, because the rest of it is in use; to move "b" frees a whole one."""
-    machine = replace(_machine(2, 4), cores=(0b11, 0b1100, 0b110000, 0b11000000))
+    machine = replace(
+        _machine(2, 4), cores=(CpuMask(0b11), CpuMask(0b1100), CpuMask(0b110000), CpuMask(0b11000000))
+    )
     occupants = [
         _runs(machine, "a", "0"),
         _runs(machine, "b", "2"),
@@ -169,9 +173,9 @@ def test_equal_vms_are_told_apart_by_who_else_is_on_their_cores() -> None:
 
 def test_no_vm_is_moved_onto_more_sockets_than_before() -> None:
     """NUMA node 0 spans both sockets; only with CPU 5 the VM would leave an L3 group free."""
-    machine = Topology(
-        packages=(Package(0, 0b1111), Package(1, 0b11110000)),
-        numa_nodes=(NumaNode(0, 0b11111111, 0),),
+    machine = make_topology(
+        packages=(make_package(0, 0b1111), make_package(1, 0b11110000)),
+        numa_nodes=(make_numa_node(0, 0b11111111, 0),),
         l3_groups=tuple(0b11 << first for first in (0, 2, 4, 6)),
         cores=tuple(1 << cpu for cpu in range(8)),
     )
@@ -297,7 +301,7 @@ def _check(topology: Topology, occupants: Sequence[Occupant], request: Request, 
         cores = {topology.core_of[cpu] for cpu in cpus_of(move.after.cpus | move.after.owned)}
         if one.request.options.smt is Smt.PREFER:
             cores = {move.after.cpus | move.after.owned}
-        again = place(topology, within(free, sum(cores)), one.request)
+        again = place(topology, within(free, CpuMask(sum(cores))), one.request)
         assert isinstance(again, Placement)
         assert (again.numa_nodes, again.memory) == (move.after.numa_nodes, move.after.memory)
         assert locality_of(topology, move.after) <= locality_of(topology, one.placement)

@@ -19,8 +19,9 @@ from kvplace.core.occupant import Occupant, RunningVms, bytes_moved, locality_of
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.topology import NumaNode, Package, Topology
-from tests.core.machines import GIB
+from kvplace.core.scalars import Bytes
+from kvplace.core.topology import Topology
+from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import PINNED, Case, fragmented
 
 _placed = lru_cache(maxsize=200_000)(place)
@@ -133,10 +134,10 @@ def tight(chance: Random) -> Case:
     memory = chance.choice([0, GIB])
     ends = list(accumulate(widths))
     each = [mask_of(range(end - width, end)) for end, width in zip(ends, widths, strict=True)]
-    topology = Topology(
-        packages=(Package(0, mask_of(range(ends[-1]))),),
+    topology = make_topology(
+        packages=(make_package(0, mask_of(range(ends[-1]))),),
         numa_nodes=tuple(
-            NumaNode(number, cpus, chance.randint(2, 9) * GIB) for number, cpus in enumerate(each)
+            make_numa_node(number, cpus, chance.randint(2, 9) * GIB) for number, cpus in enumerate(each)
         ),
         l3_groups=tuple(each),
         cores=tuple(1 << cpu for cpu in range(ends[-1])),
@@ -147,7 +148,7 @@ def tight(chance: Random) -> Case:
         free = RunningVms(topology, occupants, None).free({})
         if free.cpus.bit_count() <= max(widths):
             break
-        request = Request(chance.randint(1, 3), options, memory=chance.randint(0, 3) * memory)
+        request = Request(chance.randint(1, 3), options, memory=Bytes(chance.randint(0, 3) * memory))
         found = place(topology, within(free, chance.choice(each)), request)
         if isinstance(found, Placement):
             occupants.append(Occupant(f"vm-{number}", request, found))

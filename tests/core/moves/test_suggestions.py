@@ -18,16 +18,15 @@ from kvplace.core.occupant import Occupant, RunningVms, within
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import EmulatorThreads, NumaMemory, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import NO_CPUS
-from kvplace.core.topology import NumaNode, Package, Topology
-from tests.core.machines import GIB
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask
+from tests.core.machines import GIB, make_numa_node, make_package, make_topology
 from tests.core.moves.fragmented import MIXED, Case, fragmented
 
 # Two sockets of two NUMA nodes of two cores with two threads each; the L3 groups are the cores.
-MACHINE = Topology(
-    packages=(Package(0, mask_of(range(8))), Package(1, mask_of(range(8, 16)))),
+MACHINE = make_topology(
+    packages=(make_package(0, mask_of(range(8))), make_package(1, mask_of(range(8, 16)))),
     numa_nodes=tuple(
-        NumaNode(node, mask_of(range(4 * node, 4 * node + 4)), 8 * GIB, {GIB: 2}) for node in range(4)
+        make_numa_node(node, mask_of(range(4 * node, 4 * node + 4)), 8 * GIB, {GIB: 2}) for node in range(4)
     ),
     l3_groups=tuple(0b11 << 2 * core for core in range(8)),
     cores=tuple(0b11 << 2 * core for core in range(8)),
@@ -113,7 +112,7 @@ def _suggestions(
             "with 2 huge pages of 1Gi instead of 4 it fits on NUMA node 0",
         ),
         (
-            Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=4 * GIB, huge_pages={GIB // 2: 4}),
+            Request(2, PinningOptions(scope=Scope.ONE_NUMA), memory=4 * GIB, huge_pages={Bytes(GIB // 2): 4}),
             "0-15",
             "hugepages",
             {},
@@ -226,7 +225,7 @@ def test_no_moves_are_suggested_where_none_are_needed() -> None:
     """The caller allows fewer CPUs than the running VMs leave."""
     occupants = [_running("web", "0-1", 2)]
     request = Request(4, PinningOptions(scope=Scope.ONE_NUMA))
-    found = find_suggestions(MACHINE, within(EMPTY, 0b1100), request, occupants).found
+    found = find_suggestions(MACHINE, within(EMPTY, CpuMask(0b1100)), request, occupants).found
     assert [suggestion.field for suggestion in found] == ["vcpus"]
 
 
