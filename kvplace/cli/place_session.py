@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from typing import BinaryIO
 
 from kvplace.core.allocator.allocate import place
@@ -83,7 +84,7 @@ class PlaceSession:
         self._explain = explain
         self._ledger = Ledger()
         self._kept: dict[str, Occupant] = {}
-        self._suggested: dict[tuple[Request, CpuMask], Suggestions] = {}
+        self._suggest = lru_cache(_MAX_CACHED_SUGGESTIONS)(self._find_suggestions)
         """For the machine as it stands: the same request tends to come again."""
 
     def answer(self, line: str | bytes, number: int = 1) -> Answer:
@@ -155,21 +156,17 @@ class PlaceSession:
         free = free_of(self._topology, self._ledger, only=only)
         return place(self._topology, free, request), (), no_moves
 
-    def _suggest(self, request: Request, only: CpuMask) -> Suggestions:
+    def _find_suggestions(self, request: Request, only: CpuMask) -> Suggestions:
         if not self._explain:
             return NO_SUGGESTIONS
-        key = (request, only)
-        if key not in self._suggested:
-            if len(self._suggested) >= _MAX_CACHED_SUGGESTIONS:
-                self._suggested.clear()
-            free = free_of(self._topology, self._ledger, only=only)
-            found = find_suggestions(self._topology, free, request, tuple(self._kept.values()), only=only)
-            self._suggested[key] = found
-        return self._suggested[key]
+        free = free_of(self._topology, self._ledger, only=only)
+        # With --make-room the moves were searched already.
+        movable = () if self._make_room else tuple(self._kept.values())
+        return find_suggestions(self._topology, free, request, movable, only=only)
 
     def _take(self, uid: str, request: Request, placement: Placement, moves: tuple[Move, ...]) -> None:
         """Claim the CPUs of each move in turn, then those of the new VM: the ledger refuses a taken CPU."""
-        self._suggested.clear()
+        self._suggest.cache_clear()
         for move in moves:
             self._ledger = self._ledger.after(LedgerChange(claims=(claim_of(PodUid(move.id), move.after),)))
             self._kept[move.id] = replace(self._kept[move.id], placement=move.after)
@@ -183,7 +180,7 @@ class PlaceSession:
         occupant = self._kept.pop(name, None)
         if occupant is None:
             raise BadBody(f"id {name!r} holds no CPUs")
-        self._suggested.clear()
+        self._suggest.cache_clear()
         self._ledger = self._ledger.after(LedgerChange(releases=(PodUid(name),)))
         cpus = format_cpu_list(occupant.placement.cpus | occupant.placement.owned)
         return Answer(AnswerKind.RELEASED, {"released": name, "cpus": cpus}, f"{name}: released CPUs {cpus}")

@@ -101,17 +101,16 @@ class DemoReport:
         """CPUs of all machines that are not reserved."""
         return sum(topology.allocatable.bit_count() for topology in self.machines.values())
 
-    def core_map(self, node: str | None = None) -> CoreMap:
-        """Draw one machine; default: the one with several NUMA nodes that has most owners."""
-        if node is None:
-            node = max(
-                self.machines,
-                key=lambda name: (
-                    len(self.machines[name].numa_nodes) > 1,
-                    len(set(self.ledgers[name].owners.values())),
-                    name,
-                ),
-            )
+    def core_map(self) -> CoreMap:
+        """Draw the machine with several NUMA nodes that has most owners."""
+        node = max(
+            self.machines,
+            key=lambda name: (
+                len(self.machines[name].numa_nodes) > 1,
+                len(set(self.ledgers[name].owners.values())),
+                name,
+            ),
+        )
         return draw(node, self.machines[node], self.ledgers[node])
 
     def example(self, node: str) -> PlacedVm | None:
@@ -147,7 +146,7 @@ def similar_refusals(report: DemoReport) -> list[SimilarRefusals]:
     return [SimilarRefusals(vms[0].by, vms[0].reason, tuple(vm.name for vm in vms)) for vms in ordered]
 
 
-def domain_diff(vm: PlacedVm, *, context: int = 2) -> list[str]:
+def domain_diff(vm: PlacedVm) -> list[str]:
     """Give the changes to a domain as a unified diff without newlines.
 
     An empty element can be written in two ways; that alone is no change.
@@ -158,7 +157,7 @@ def domain_diff(vm: PlacedVm, *, context: int = 2) -> list[str]:
             vm.domain_after.decode().splitlines(),
             "domain from virt-launcher",
             f"domain of {vm.name} on {vm.node}",
-            n=context,
+            n=2,
             lineterm="",
         )
     )

@@ -109,6 +109,14 @@ def test_a_move_names_the_vm_as_the_answer_to_it_did() -> None:
     assert move["id"] == kept[1]["id"] == move["placement"]["podUid"] == "request-2"
 
 
+def test_moves_are_searched_once() -> None:
+    session = PlaceSession("node", MACHINE, keep=True, make_room=True)
+    _crowd(session)
+    with patch("kvplace.core.moves.suggestions.make_room", side_effect=AssertionError("searched again")):
+        refusal = _ask(session, vcpus=70, cpuSet="one-numa")["refusal"]
+    assert [suggestion["change"] for suggestion in refusal["mends"]] == ["vcpus"]
+
+
 def test_without_make_room_nothing_moves_and_the_refusal_suggests_the_move() -> None:
     session = PlaceSession("node", MACHINE, keep=True)
     _crowd(session)

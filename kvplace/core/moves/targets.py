@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import combinations
 from math import comb
 
+from kvplace.core.allocator.layout import layout_of
 from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.occupant import Occupant, RunningVms, locality_of, memory_of
 from kvplace.core.placement import Placement
@@ -123,7 +124,7 @@ def _node_sets(
 ) -> Iterator[tuple[CpuMask, Sequence[NumaNode], bool]]:
     """Yield (CPUs, NUMA nodes, whether a VM placed there is meant to use all of the nodes)."""
     seen: set[int] = set()
-    for domain in _scope_domains(topology, scope):
+    for domain in (one.cpus for one in layout_of(topology).domains[scope]):
         nodes = [node for node in topology.numa_nodes if node.cpus & domain]
         largest = min(len(nodes), most(len(nodes)))
         if sum(comb(len(nodes), size) for size in range(1, largest + 1)) > _MAX_NODE_SETS:
@@ -137,18 +138,6 @@ def _node_sets(
                 if cpus not in seen:
                     seen.add(cpus)
                     yield CpuMask(cpus), group, True
-
-
-def _scope_domains(topology: Topology, scope: Scope) -> Sequence[int]:
-    match scope:
-        case Scope.ONE_SOCKET:
-            return [package.cpus for package in topology.packages]
-        case Scope.ONE_NUMA:
-            return [node.cpus for node in topology.numa_nodes if node.cpus]
-        case Scope.ONE_L3:
-            return topology.l3_groups
-        case Scope.ANY | Scope.SPREAD_SOCKETS | Scope.SPREAD_NUMA:
-            return [topology.cpus]
 
 
 def _best_locality(
