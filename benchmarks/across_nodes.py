@@ -39,7 +39,7 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.core.scalars import Bytes, CpuMask, NumaId
+from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
@@ -93,7 +93,8 @@ def kvplace(strategy: Strategy) -> Filling:
 
     def fill(topologies: list[Topology], seed: int) -> End:
         cluster = SimulatedCluster(
-            [ClusterNode(f"n{number:04d}", topology) for number, topology in enumerate(topologies)], strategy
+            [ClusterNode(NodeName(f"n{number:04d}"), topology) for number, topology in enumerate(topologies)],
+            strategy,
         )
         split = far = 0
         for count, vm in enumerate(arriving(topologies, seed)):

@@ -19,7 +19,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.core.scalars import Bytes, CpuMask, PodUid
+from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
@@ -37,7 +37,7 @@ ASKED = {
 class Nodes:
     """Nodes in some state, and the table that remembers what they could give."""
 
-    def __init__(self, states: dict[str, NodeSnapshot]) -> None:
+    def __init__(self, states: dict[NodeName, NodeSnapshot]) -> None:
         self.states = states
         self.table = FitTable(lambda name: self.states[name])
 
@@ -45,7 +45,7 @@ class Nodes:
         answers = self.table.answers(self.states, request)
         best_candidate((a for a in answers.values() if isinstance(a, Candidate)), Strategy.PACK)
 
-    def change(self, name: str, free: Free) -> None:
+    def change(self, name: NodeName, free: Free) -> None:
         self.states[name] = NodeSnapshot(self.states[name].machine, free)
         self.table.node_changed(name)
 
@@ -68,13 +68,13 @@ def filled(topology: Topology, chance: random.Random) -> list[Free]:
 
 def different(count: int, chance: random.Random) -> Nodes:
     """Nodes of which hardly two are alike."""
-    states: dict[str, NodeSnapshot] = {}
+    states: dict[NodeName, NodeSnapshot] = {}
     machines = [read_machine(name) for name in machine_names()]
     while len(states) < count:
         topology = chance.choice(machines)
         machine = NodeMachine(topology, CpuMask(topology.allocatable))
         for free in filled(topology, chance)[2:]:
-            states[f"node-{len(states):05d}"] = NodeSnapshot(machine, free)
+            states[NodeName(f"node-{len(states):05d}")] = NodeSnapshot(machine, free)
     return Nodes(dict(list(states.items())[:count]))
 
 
@@ -83,7 +83,7 @@ def alike(count: int, chance: random.Random) -> Nodes:
     topology = read_machine("2x-epyc-7763-nps4")
     frees = filled(topology, chance)
     state = NodeSnapshot(NodeMachine(topology, CpuMask(topology.allocatable)), frees[len(frees) // 2])
-    return Nodes({f"node-{number:05d}": state for number in range(count)})
+    return Nodes({NodeName(f"node-{number:05d}"): state for number in range(count)})
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.core.scalars import Bytes, PodUid
+from kvplace.core.scalars import Bytes, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import read_machine
 from kvplace.plan.mip_bound import MipBound, mip_bound
@@ -89,7 +89,8 @@ def cluster(count: int, chance: Random) -> list[ClusterNode]:
     """Nodes with VMs of 2 to 8 vCPUs that run wherever they happen to be."""
     machine = read_machine(MACHINE)
     return [
-        ClusterNode(f"node-{number:03}", machine, running(machine, number, chance)) for number in range(count)
+        ClusterNode(NodeName(f"node-{number:03}"), machine, running(machine, number, chance))
+        for number in range(count)
     ]
 
 

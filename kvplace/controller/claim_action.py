@@ -13,6 +13,7 @@ from enum import Enum
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, ClaimState, claim_of
 from kvplace.core.placement import PodPlacement
+from kvplace.core.scalars import NodeName
 from kvplace.kube.records import PodRecord
 
 
@@ -27,7 +28,13 @@ class ClaimAction(Enum):
 
 
 def action_from_cache(
-    claim: Claim, node: str, pod: PodRecord | None, *, was_deleted: bool, now: datetime, patience_s: float
+    claim: Claim,
+    node: NodeName,
+    pod: PodRecord | None,
+    *,
+    was_deleted: bool,
+    now: datetime,
+    patience_s: float,
 ) -> ClaimAction:
     """Decide about a claim, given its pod in the cache.
 
@@ -47,7 +54,7 @@ def action_from_cache(
 
 
 def action_from_live_pod(
-    claim: Claim, node: str, pod: PodRecord | None, *, now: datetime, patience_s: float
+    claim: Claim, node: NodeName, pod: PodRecord | None, *, now: datetime, patience_s: float
 ) -> ClaimAction:
     """Decide about a claim, given its pod as the API server has it now."""
     if pod is None or pod.uid != claim.uid or has_ended(pod):

@@ -32,7 +32,7 @@ class PodIndex:
         found = (self._pods.get(uid) for uid in self._by_node.get(node, ()))
         return [pod for pod in found if pod is not None]
 
-    def was_deleted(self, uid: str) -> bool:
+    def was_deleted(self, uid: PodUid) -> bool:
         """Whether a pod was deleted that had a claim."""
         return uid in self._deleted
 

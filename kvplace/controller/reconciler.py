@@ -65,7 +65,7 @@ class Reconciler:
         self._patience_s = patience_s
         self._now = now
         self._released = released
-        self._overlaps: dict[str, str] = {}
+        self._overlaps: dict[PodUid, str] = {}
         cache.pods.subscribe(self._pod_seen)
 
     async def reconcile(self, node: NodeName) -> None:

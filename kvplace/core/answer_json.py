@@ -9,6 +9,7 @@ from kvplace.core.moves.suggestions import NO_SUGGESTIONS, Suggestion, Suggestio
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.strict_json import Json
 from kvplace.core.topology import Topology
 
@@ -17,7 +18,9 @@ def placement_document(
     machine: str, topology: Topology, request: Request, placement: Placement, *, uid: str = ""
 ) -> Json:
     """Write a placement: the annotation `kvplace.io/placement` of a pod of that UID, and where it lies."""
-    bound = PodPlacement(uid, machine, topology.fingerprint, request.options.on_failure, placement)
+    bound = PodPlacement(
+        PodUid(uid), NodeName(machine), topology.fingerprint, request.options.on_failure, placement
+    )
     document = bound.document()
     document["cpuMap"] = cpu_map_of(topology, placement.cpus_in_order)
     return document

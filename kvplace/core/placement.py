@@ -22,7 +22,7 @@ from kvplace.core.fields import Fields
 from kvplace.core.guest_cells import GuestCell, read_guest_cells, write_guest_cells
 from kvplace.core.huge_pages import write_page_counts
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NodeName, NumaId, PackageId, PodUid
 from kvplace.core.strict_json import Json, shown
 
 PLACEMENT = "kvplace.io/placement"
@@ -79,15 +79,15 @@ class PodPlacement:
     wrote.
     """
 
-    pod_uid: str
-    node: str
+    pod_uid: PodUid
+    node: NodeName
     topology: str
     """The fingerprint of the topology that the CPUs were chosen on."""
     on_failure: OnFailure
     placement: Placement
 
     @classmethod
-    def floating(cls, *, pod_uid: str, node: str) -> PodPlacement:
+    def floating(cls, *, pod_uid: PodUid, node: NodeName) -> PodPlacement:
         """Say that a pod runs unpinned because nothing fitted and its user asked to `float` then."""
         return cls(pod_uid, node, "", OnFailure.FLOAT, Placement(Policy.NONE, (), NO_CPUS))
 
@@ -98,7 +98,7 @@ class PodPlacement:
         vcpus = tuple(cpu for ids in sockets.values() for cpu in ids)
         cpus = mask_of(vcpus)
         placement = Placement(Policy.EXCLUSIVE, vcpus, cpus, emulator_cpus=cpus, packages=tuple(sockets))
-        return cls("", "", "", on_failure, placement)
+        return cls(PodUid(""), NodeName(""), "", on_failure, placement)
 
     def document(self) -> Json:
         """Write the placement as a JSON object."""
@@ -161,8 +161,8 @@ def _fields(text: str) -> Fields:
 
 def _read(fields: Fields) -> PodPlacement:
     bound = PodPlacement(
-        pod_uid=fields.text("podUid"),
-        node=fields.text("node"),
+        pod_uid=PodUid(fields.text("podUid")),
+        node=NodeName(fields.text("node")),
         topology=fields.text("topology", ""),
         on_failure=fields.word("onFailure", OnFailure, OnFailure.WAIT),
         placement=Placement(

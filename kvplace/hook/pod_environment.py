@@ -10,6 +10,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvplace.core.scalars import NodeName
+
 
 @dataclass(frozen=True, slots=True)
 class PodEnvironment:
@@ -20,7 +22,7 @@ class PodEnvironment:
     hook_folder: str
     """Where virt-launcher looks for our socket."""
     container: str
-    node: str
+    node: NodeName
     """Name of the node, empty when it is not known."""
     proc: str = "/proc"
     sys: str = "/sys"
@@ -32,7 +34,7 @@ class PodEnvironment:
             pod_folder=environ.get("KVPLACE_POD_FOLDER") or "/etc/kvplace-pod",
             hook_folder=environ.get("KVPLACE_HOOK_FOLDER") or "/var/run/kubevirt-hooks",
             container=environ.get("CONTAINER_NAME") or "hook-sidecar",
-            node=environ.get("NODE_NAME", ""),
+            node=NodeName(environ.get("NODE_NAME", "")),
             proc=environ.get("KVPLACE_PROC_FOLDER") or "/proc",
             sys=environ.get("KVPLACE_SYS_FOLDER") or "/sys",
         )

@@ -20,6 +20,7 @@ from typing import Protocol
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import KvplaceError
 from kvplace.core.placement import Placement
+from kvplace.core.scalars import NodeName, PodUid
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class EventRecord:
     """One sentence for people; cut at 1024 bytes, the API server's limit."""
 
 
-def pod_reference(namespace: str, name: str, uid: str) -> ObjectReference:
+def pod_reference(namespace: str, name: str, uid: PodUid) -> ObjectReference:
     """Refer to a pod."""
     return ObjectReference("Pod", namespace, name, uid)
 
@@ -90,7 +91,7 @@ def vmi_reference(namespace: str, name: str, uid: str) -> ObjectReference:
     return ObjectReference("VirtualMachineInstance", namespace, name, uid)
 
 
-def placed(regarding: ObjectReference, node: str, placement: Placement) -> EventRecord:
+def placed(regarding: ObjectReference, node: NodeName, placement: Placement) -> EventRecord:
     """Report which cores of which node a VM is bound with."""
     return EventRecord(
         regarding,

@@ -84,7 +84,7 @@ class Ledgers:
         """
         self._cluster = cluster
         self._records: dict[NodeName, LedgerRecord] = {}
-        self._claimed_on: dict[str, set[NodeName]] = {}
+        self._claimed_on: dict[PodUid, set[NodeName]] = {}
         self._queues: dict[NodeName, _NodeQueue] = {}
         self._listeners: list[Callable[[NodeName], None]] = []
         self._attempts = attempts
@@ -104,7 +104,7 @@ class Ledgers:
         """The newest known ledger of a node; None when it has none yet."""
         return self._records.get(node)
 
-    def nodes_claimed_by(self, uid: str) -> frozenset[NodeName]:
+    def nodes_claimed_by(self, uid: PodUid) -> frozenset[NodeName]:
         """The nodes on which a pod has a claim; more than one only after a crash or a race."""
         return frozenset(self._claimed_on.get(uid, ()))
 

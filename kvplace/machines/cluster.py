@@ -12,6 +12,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadBody, BadTopology
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.refusal import Refusal
+from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.documents.cluster import MOST_NODES, ClusterDocument, NodeEntry, RunningVm
 from kvplace.documents.model import numbered, read_model
@@ -52,14 +53,14 @@ def _nodes(entry: NodeEntry, path: str, read_at: Callable[[str], Topology]) -> I
     except (BadTopology, BadBody) as error:
         raise BadBody(f"{path}.{key}: {error}") from None
     for name in numbered(entry.name, entry.count):
-        yield ClusterNode(name, topology, _running(entry.running, topology, path))
+        yield ClusterNode(NodeName(name), topology, _running(entry.running, topology, path))
 
 
 def _running(vms: Sequence[RunningVm], topology: Topology, path: str) -> tuple[Occupant, ...]:
     """Place the VMs whose CPUs are given, then the others where kvplace would; keeps their order."""
     found: dict[int, Occupant] = {}
     for number in sorted(range(len(vms)), key=lambda number: vms[number].cpus is None):
-        node = ClusterNode("", topology, tuple(found.values()))
+        node = ClusterNode(NodeName(""), topology, tuple(found.values()))
         found[number] = _placed(vms[number], node, f"{path}.running[{number}]")
     return tuple(found[number] for number in range(len(vms)))
 

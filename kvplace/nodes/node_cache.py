@@ -32,7 +32,7 @@ class NodeCache:
         self.topologies = Store(TOPOLOGIES)
         self._ledger_store = Store(LEDGERS)
         self.ledgers = Ledgers(cluster, self._ledger_store)
-        self._machines: dict[str, NodeMachine | Unusable] = {}
+        self._machines: dict[NodeName, NodeMachine | Unusable] = {}
         self._largest: int | None = None
         self._listeners: list[Callable[[NodeName], None]] = []
         self.nodes.subscribe(self._node_seen)

@@ -13,6 +13,7 @@ from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.request import Request
+from kvplace.core.scalars import NodeName
 from kvplace.core.strict_json import Json
 from kvplace.plan.mip_bound import MipBound
 
@@ -101,7 +102,7 @@ def plan_document(
     request_of = {vm.id: vm.request for vm in requests}
     request_of |= {vm.id: vm.request for node in nodes for vm in node.running}
 
-    def placed(uid: str, node: str, placement: Placement) -> Json:
+    def placed(uid: str, node: NodeName, placement: Placement) -> Json:
         written = placement_document(node, machines[node], request_of[uid], placement, uid=uid)
         return {"id": uid, "node": node, "placement": written}
 

@@ -8,6 +8,7 @@ from kvplace.core.annotations import CRANE_RESULT, EXPLANATION
 from kvplace.core.cpu_map import CPU_MAP, write_cpu_map
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request_document import PodRequest
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 
 
@@ -16,8 +17,8 @@ def binding_annotations(
     placement: Placement,
     pod_request: PodRequest,
     *,
-    pod_uid: str,
-    node: str,
+    pod_uid: PodUid,
+    node: NodeName,
     explanation: str = "",
 ) -> dict[str, str]:
     """Write a placement as annotations of its pod."""
@@ -34,7 +35,7 @@ def binding_annotations(
     return annotations
 
 
-def floating_annotations(*, pod_uid: str, node: str) -> dict[str, str]:
+def floating_annotations(*, pod_uid: PodUid, node: NodeName) -> dict[str, str]:
     """Write as annotations that a pod runs unpinned."""
     return {PLACEMENT: PodPlacement.floating(pod_uid=pod_uid, node=node).to_json()}
 

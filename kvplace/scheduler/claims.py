@@ -10,7 +10,7 @@ from kvplace.core.free import Free
 from kvplace.core.ledger import Claim
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Request
-from kvplace.core.scalars import NO_BYTES
+from kvplace.core.scalars import NO_BYTES, NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.records import PodRecord
 
@@ -45,7 +45,7 @@ def placement_of_claim(topology: Topology, request: Request, claim: Claim) -> Pl
     return found
 
 
-def is_bound_with(pod: PodRecord | None, claim: Claim | None, *, uid: str, node: str) -> bool:
+def is_bound_with(pod: PodRecord | None, claim: Claim | None, *, uid: PodUid, node: NodeName) -> bool:
     """Whether a pod is bound to the node with just the CPUs of its claim; None stands for unpinned."""
     if pod is None or pod.uid != uid or pod.node != node:
         return False
@@ -53,5 +53,5 @@ def is_bound_with(pod: PodRecord | None, claim: Claim | None, *, uid: str, node:
         bound = PodPlacement.from_json(pod.placement)
     except BadAnnotation:
         return False
-    expected = (claim.cpus, claim.owned) if claim is not None else (0, 0)
+    expected = (claim.cpus, claim.owned) if claim is not None else (NO_CPUS, NO_CPUS)
     return bound.pod_uid == uid and (bound.placement.cpus, bound.placement.owned) == expected

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from kvplace.core.cluster.grouped_refusals import grouped
 from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate, why
 from kvplace.core.refusal import Refusal
+from kvplace.core.scalars import NodeName
 
 _NAMED = 10
 """Nodes that are named at most; all are counted."""
@@ -14,7 +15,7 @@ _LONGEST = 4000
 
 
 def explain_choice(
-    best: Candidate, candidates: Sequence[Candidate], refusals: Mapping[str, Refusal], strategy: Strategy
+    best: Candidate, candidates: Sequence[Candidate], refusals: Mapping[NodeName, Refusal], strategy: Strategy
 ) -> str:
     """Write what the best node had before the next best, and why the others cannot hold the VM."""
     others = [candidate for candidate in candidates if candidate is not best]

@@ -81,7 +81,7 @@ class Extender:
         self._events = events
         self._settings = settings or ExtenderSettings()
         self._requests = PodRequests(cluster, cache.pods)
-        self._fits = FitTable(lambda node: cache.snapshot(NodeName(node), self.holds.on_node(NodeName(node))))
+        self._fits = FitTable(lambda node: cache.snapshot(node, self.holds.on_node(node)))
         self.holds = Holds(seconds=self._settings.hold_seconds, clock=clock, changed=self._fits.node_changed)
         cache.subscribe(self._fits.node_changed)
         cache.pods.subscribe(self._pod_seen)
@@ -144,11 +144,11 @@ class Extender:
         # Why other nodes do not fit is written only for a pod without a node: it takes long for many nodes.
         if not deciding:
             return FilterResult.passing(args, [candidate.node for candidate in candidates])
-        self.holds.hold(NodeName(best.node), claim_of(uid, best.placement))
+        self.holds.hold(best.node, claim_of(uid, best.placement))
         return FilterResult.passing(args, [best.node])
 
     def _none_fits(
-        self, args: ExtenderArgs, asking: AskingPod, refusals: Mapping[str, Refusal]
+        self, args: ExtenderArgs, asking: AskingPod, refusals: Mapping[NodeName, Refusal]
     ) -> FilterResult:
         for reason in {refusal.reason for refusal in refusals.values()}:
             REFUSALS.labels(reason.value).inc()
@@ -159,9 +159,11 @@ class Extender:
             self._events.record(does_not_fit(asking.vmi, groups.summary))
         return FilterResult.rejecting(args, groups.failed, groups.unresolvable)
 
-    def _claimed(self, uid: PodUid, nodes: Collection[str], request: Request) -> dict[str, Candidate]:
+    def _claimed(
+        self, uid: PodUid, nodes: Collection[NodeName], request: Request
+    ) -> dict[NodeName, Candidate]:
         """Return where a pod has a claim already, from an attempt whose binding did not come."""
-        found: dict[str, Candidate] = {}
+        found: dict[NodeName, Candidate] = {}
         for node in self._cache.ledgers.nodes_claimed_by(uid):
             machine = self._cache.machine(node)
             claim = self._cache.ledger(node).claims.get(uid)

@@ -34,14 +34,16 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
 class FilterResult(msgspec.Struct, frozen=True):
     """The answer of filter; a node in neither list is dropped without a reason."""
 
-    names: list[str] | None = msgspec.field(default=None, name="NodeNames")
+    names: list[NodeName] | None = msgspec.field(default=None, name="NodeNames")
     nodes: dict[str, list[msgspec.Raw]] | None = msgspec.field(default=None, name="Nodes")
-    failed: Mapping[str, str] = msgspec.field(default_factory=dict, name="FailedNodes")
-    unresolvable: Mapping[str, str] = msgspec.field(default_factory=dict, name="FailedAndUnresolvableNodes")
+    failed: Mapping[NodeName, str] = msgspec.field(default_factory=dict, name="FailedNodes")
+    unresolvable: Mapping[NodeName, str] = msgspec.field(
+        default_factory=dict, name="FailedAndUnresolvableNodes"
+    )
     error: str = msgspec.field(default="", name="Error")
 
     @classmethod
-    def passing(cls, args: ExtenderArgs, names: list[str]) -> Self:
+    def passing(cls, args: ExtenderArgs, names: list[NodeName]) -> Self:
         """Answer that these nodes can hold the pod, in the form in which kube-scheduler sent them."""
         if args.nodes is None:
             return cls(names=names)
@@ -51,8 +53,8 @@ class FilterResult(msgspec.Struct, frozen=True):
     def rejecting(
         cls,
         args: ExtenderArgs,
-        failed: Mapping[str, str],
-        unresolvable: Mapping[str, str],
+        failed: Mapping[NodeName, str],
+        unresolvable: Mapping[NodeName, str],
     ) -> Self:
         """Answer that no node can hold the pod, and why; `unresolvable` even when others leave."""
         none = cls.passing(args, [])
@@ -62,7 +64,7 @@ class FilterResult(msgspec.Struct, frozen=True):
 class HostPriority(msgspec.Struct, frozen=True):
     """The score of one node, 0 to 10."""
 
-    host: str = msgspec.field(name="Host")
+    host: NodeName = msgspec.field(name="Host")
     score: int = msgspec.field(name="Score")
 
 

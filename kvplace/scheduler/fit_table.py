@@ -16,6 +16,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
+from kvplace.core.scalars import NodeName
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 
 _REQUESTS = 128
@@ -27,17 +28,17 @@ _ANSWERS = 20_000
 class FitTable:
     """Answers by request and node, kept until the node changes."""
 
-    def __init__(self, snapshot_of: Callable[[str], NodeSnapshot | Unusable]) -> None:
+    def __init__(self, snapshot_of: Callable[[NodeName], NodeSnapshot | Unusable]) -> None:
         self._snapshot_of = snapshot_of
-        self._by_request: OrderedDict[tuple[object, ...], dict[str, Candidate | Refusal]] = OrderedDict()
+        self._by_request: OrderedDict[tuple[object, ...], dict[NodeName, Candidate | Refusal]] = OrderedDict()
         self._answers: OrderedDict[tuple[object, ...], Placement | Refusal] = OrderedDict()
 
-    def node_changed(self, node: str) -> None:
+    def node_changed(self, node: NodeName) -> None:
         """Drop what was found for a node."""
         for answers in self._by_request.values():
             answers.pop(node, None)
 
-    def answers(self, nodes: Iterable[str], request: Request) -> dict[str, Candidate | Refusal]:
+    def answers(self, nodes: Iterable[NodeName], request: Request) -> dict[NodeName, Candidate | Refusal]:
         """Return for each node the VM's placement there, or why it does not fit."""
         key = request.key
         known = self._by_request.get(key)
@@ -47,7 +48,7 @@ class FitTable:
                 self._by_request.popitem(last=False)
         else:
             self._by_request.move_to_end(key)
-        found: dict[str, Candidate | Refusal] = {}
+        found: dict[NodeName, Candidate | Refusal] = {}
         for node in nodes:
             answer = known.get(node)
             if answer is None:
@@ -59,7 +60,7 @@ class FitTable:
             found[node] = answer
         return found
 
-    def _ask(self, node: str, snapshot: NodeSnapshot, request: Request) -> Candidate | Refusal:
+    def _ask(self, node: NodeName, snapshot: NodeSnapshot, request: Request) -> Candidate | Refusal:
         machine, free = snapshot.machine, snapshot.free
         key = (machine.topology.fingerprint, free, request.key)
         answer = self._answers.get(key)

@@ -34,7 +34,7 @@ class Holds:
 
     def hold(self, node: NodeName, claim: Claim) -> None:
         """Hold what a pod would claim on a node; replaces its earlier hold."""
-        uid = PodUid(claim.uid)
+        uid = claim.uid
         self.drop(uid)
         self._holds[uid] = _Hold(node, self._clock() + self._seconds)
         self._on_node.setdefault(node, {})[uid] = claim

@@ -24,7 +24,7 @@ from kvplace.admission.vmi import admit_vmi
 from kvplace.core.annotations import REQUEST
 from kvplace.core.errors import KvplaceError
 from kvplace.core.placement import PLACEMENT, Placement
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.domainxml import rewrite
 from kvplace.hook.pod import placement_of_pod
@@ -63,7 +63,7 @@ async def run_demo(
                     await lifecycle.run(vm)
                     progress(report)
                 await lifecycle.events.finish()
-            report.ledgers = {name: cache.ledger(NodeName(name)) for name in machines}
+            report.ledgers = {name: cache.ledger(name) for name in machines}
     finally:
         await cluster.close()
     for ledger in report.ledgers.values():
@@ -72,11 +72,11 @@ async def run_demo(
     return report
 
 
-def _machines(count: int) -> dict[str, Topology]:
+def _machines(count: int) -> dict[NodeName, Topology]:
     """Give each node a server type in turn."""
     types = [read_machine(server.name) for server in SERVER_TYPES]
     width = max(2, len(str(count)))
-    return {f"worker-{number + 1:0{width}d}": types[number % len(types)] for number in range(count)}
+    return {NodeName(f"worker-{number + 1:0{width}d}"): types[number % len(types)] for number in range(count)}
 
 
 class _VmLifecycle:
@@ -137,7 +137,7 @@ class _VmLifecycle:
         )
         return vmi, stored
 
-    async def _scheduled(self, name: str, pod: Mapping[str, Any]) -> str | None:
+    async def _scheduled(self, name: str, pod: Mapping[str, Any]) -> NodeName | None:
         """Act as kube-scheduler: filter, take the best score, bind."""
         body = msgspec.json.encode({"Pod": pod, "NodeNames": list(self._report.machines)})
         filtered = await self.extender.filter(read_extender_args(body))
@@ -160,7 +160,7 @@ class _VmLifecycle:
             return None
         return node
 
-    def _seen_by_hook(self, pod: str, uid: str, node: str) -> Placement:
+    def _seen_by_hook(self, pod: str, uid: PodUid, node: NodeName) -> Placement:
         """Act as the kubelet and the hook: write the downward API files, and read the placement from them."""
         annotations = self._cluster.pod_annotations(NAMESPACE, pod)
         (self._folder / "placement").write_text(annotations.get(PLACEMENT, ""), encoding="utf-8")

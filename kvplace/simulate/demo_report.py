@@ -13,7 +13,7 @@ from kvplace.core.drawing.core_map import CoreMap, core_map_document, draw
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.placement import Placement
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.domainxml.document import parse
 from kvplace.simulate.percentiles import Percentiles
@@ -35,7 +35,7 @@ class PlacedVm:
     """A VM that was bound, pinned or (with `on-failure: float`) unpinned."""
 
     name: str
-    node: str
+    node: NodeName
     placement: Placement
     seconds: float
     """From the VM's creation to its rewritten domain."""
@@ -59,11 +59,11 @@ class DemoReport:
     """The VMs of a demo."""
 
     settings: DemoSettings
-    machines: Mapping[str, Topology]
+    machines: Mapping[NodeName, Topology]
     """By the name of the node."""
     placed: list[PlacedVm] = field(default_factory=list)
     refused: list[RefusedVm] = field(default_factory=list)
-    ledgers: Mapping[str, Ledger] = field(default_factory=dict)
+    ledgers: Mapping[NodeName, Ledger] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -89,7 +89,7 @@ class DemoReport:
     @property
     def cpus_owned_twice(self) -> int:
         """CPUs that two pods own, or one pod and the host; anything but 0 is a bug."""
-        used: dict[str, int] = {node: topology.reserved for node, topology in self.machines.items()}
+        used: dict[NodeName, CpuMask] = {node: topology.reserved for node, topology in self.machines.items()}
         twice = 0
         for vm in self.placed:
             twice += (used[vm.node] & vm.placement.owned).bit_count()

@@ -16,7 +16,7 @@ from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
 from kvplace.scheduler.fit_table import FitTable
@@ -33,7 +33,7 @@ class SimulatedCluster:
         self._strategy = strategy
         self._nodes = {node.name: node for node in nodes}
         self._free = {node.name: node.free for node in nodes}
-        self._node_of: dict[str, str] = {}
+        self._node_of: dict[str, NodeName] = {}
         self._fits = FitTable(self._snapshot_of)
 
     @property
@@ -41,15 +41,15 @@ class SimulatedCluster:
         """Every node's machine and what is free there."""
         return ((node.topology, self._free[name]) for name, node in self._nodes.items())
 
-    def answers(self, request: Request) -> dict[str, Candidate | Refusal]:
+    def answers(self, request: Request) -> dict[NodeName, Candidate | Refusal]:
         """Give every node's placement or refusal."""
         return self._fits.answers(self._nodes, request)
 
-    def best(self, answers: dict[str, Candidate | Refusal]) -> Candidate | None:
+    def best(self, answers: dict[NodeName, Candidate | Refusal]) -> Candidate | None:
         """Choose among the nodes that fit."""
         return best_candidate((a for a in answers.values() if isinstance(a, Candidate)), self._strategy)
 
-    def start(self, node: str, vm: Vm, placement: Placement) -> None:
+    def start(self, node: NodeName, vm: Vm, placement: Placement) -> None:
         """Run a VM on a node."""
         uid = _uid(vm)
         self._node_of[uid] = node
@@ -62,7 +62,9 @@ class SimulatedCluster:
         if node is not None:
             self._set_running(node, (one for one in self._nodes[node].running if one.id != uid))
 
-    def find_moves(self, request: Request, most_moves: int, first: str | None) -> tuple[str, MovePlan] | None:
+    def find_moves(
+        self, request: Request, most_moves: int, first: NodeName | None
+    ) -> tuple[NodeName, MovePlan] | None:
         """Find the node where the fewest and cheapest moves let a VM fit well.
 
         Searches `first`, where the VM would be split, and the nodes with the fewest, but enough, free CPUs.
@@ -73,7 +75,7 @@ class SimulatedCluster:
             if free.cpus.bit_count() >= request.vcpus and name != first
         ]
         names = [name for _, name in sorted(enough)]
-        best: tuple[tuple[int, int], str, MovePlan] | None = None
+        best: tuple[tuple[int, int], NodeName, MovePlan] | None = None
         for name in ([first, *names] if first is not None else names)[:_MOST_NODES_SEARCHED_FOR_MOVES]:
             node = self._nodes[name]
             plan = make_room(node.topology, node.running, request, most_moves=most_moves)
@@ -85,7 +87,7 @@ class SimulatedCluster:
                     break
         return (best[1], best[2]) if best is not None else None
 
-    def move(self, node: str, plan: MovePlan) -> None:
+    def move(self, node: NodeName, plan: MovePlan) -> None:
         """Make the moves of a plan."""
         after = {move.id: move.after for move in plan.moves}
         self._set_running(
@@ -93,14 +95,14 @@ class SimulatedCluster:
             (replace(vm, placement=after.get(vm.id, vm.placement)) for vm in self._nodes[node].running),
         )
 
-    def _set_running(self, node: str, running: Iterable[Occupant]) -> None:
+    def _set_running(self, node: NodeName, running: Iterable[Occupant]) -> None:
         changed = replace(self._nodes[node], running=tuple(running))
         self._nodes[node], self._free[node] = changed, changed.free
         self._fits.node_changed(node)
 
-    def _snapshot_of(self, node: str) -> NodeSnapshot:
+    def _snapshot_of(self, node: NodeName) -> NodeSnapshot:
         topology = self._nodes[node].topology
-        return NodeSnapshot(NodeMachine(topology, CpuMask(topology.allocatable)), self._free[node])
+        return NodeSnapshot(NodeMachine(topology, topology.allocatable), self._free[node])
 
 
 def _uid(vm: Vm) -> str:

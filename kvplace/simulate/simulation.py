@@ -18,6 +18,7 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
+from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.simulate.cluster_state import ClusterState, cluster_state, empty_amounts
 from kvplace.simulate.load import Arrival, Event, RandomLoad, Vm, trace
@@ -138,7 +139,7 @@ class _Run:
         self._outcome.bytes_moved += plan.bytes_moved
         return True
 
-    def _refuse(self, vm: Vm, answers: dict[str, Candidate | Refusal]) -> None:
+    def _refuse(self, vm: Vm, answers: dict[NodeName, Candidate | Refusal]) -> None:
         outcome, request = self._outcome, vm.request
         if not outcome.refused:
             outcome.first_refusal = self._state()
@@ -171,7 +172,7 @@ class _Run:
         return alone is not None and len(best.placement.numa_nodes) > len(alone.numa_nodes)
 
     def _count_splits(
-        self, best: Candidate, request: Request, answers: dict[str, Candidate | Refusal]
+        self, best: Candidate, request: Request, answers: dict[NodeName, Candidate | Refusal]
     ) -> None:
         used, needed = best.placement, self._alone_on(best.topology, request)
         if needed is None:

@@ -8,7 +8,7 @@ from typing import Any
 from kvplace.core.cpuset import mask_of
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import NO_CPUS, CpuId, NumaId
+from kvplace.core.scalars import NO_CPUS, CpuId, NodeName, NumaId, PodUid
 from kvplace.machines.shipped import read_machine
 
 NAME = "epyc-7502p"
@@ -19,8 +19,8 @@ def placement(
     cpus: tuple[int, ...], *, uid: str = "", node: str = "", policy: Policy = Policy.EXCLUSIVE
 ) -> PodPlacement:
     return PodPlacement(
-        pod_uid=uid,
-        node=node,
+        pod_uid=PodUid(uid),
+        node=NodeName(node),
         topology="",
         on_failure=OnFailure.WAIT,
         placement=Placement(

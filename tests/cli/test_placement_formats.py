@@ -21,7 +21,7 @@ from kvplace.core.errors import BadBody
 from kvplace.core.ledger import Ledger, LedgerChange, merge_patch
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import PinningOptions, Request, Scope, Smt
-from kvplace.core.scalars import PodUid
+from kvplace.core.scalars import NodeName, PodUid
 from tests.cli.calls import Caller
 from tests.cli.placed import MACHINE, NAME, answer, lines, placement, pod
 from tests.core.claims import with_vm
@@ -141,7 +141,10 @@ def test_pods_are_read_by_their_annotations(tmp_path: Path) -> None:
         pod("away", 7, node="other"),
         pod("foreign-tool", **{"cpu-map": '{"socket0": ["8", "9"]}'}),
         pod("plain", unrelated="x"),
-        pod("floats", **{PLACEMENT: PodPlacement.floating(pod_uid="uid-floats", node=NAME).to_json()}),
+        pod(
+            "floats",
+            **{PLACEMENT: PodPlacement.floating(pod_uid=PodUid("uid-floats"), node=NodeName(NAME)).to_json()},
+        ),
         pod("heir", **{PLACEMENT: placement((10,), uid="uid-of-another", node=NAME).to_json()}),
     ]
     claims = read(json.dumps({"kind": "PodList", "items": pods}), tmp_path)
@@ -154,7 +157,7 @@ def test_pods_are_read_by_their_annotations(tmp_path: Path) -> None:
 
 
 def test_a_vm_that_runs_unpinned_is_left_out_and_one_without_a_name_is_drawn(tmp_path: Path) -> None:
-    floats = PodPlacement.floating(pod_uid="u", node=NAME)
+    floats = PodPlacement.floating(pod_uid=PodUid("u"), node=NodeName(NAME))
     text = lines(json.loads(floats.to_json()), answer("db", 4))
     assert held(read(text, tmp_path)) == {"db": "4"}
     assert held(read(placement((4,)).to_json(), tmp_path)) == {"unnamed": "4"}

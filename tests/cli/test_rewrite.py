@@ -11,6 +11,7 @@ from lxml import etree
 from kvplace.cli.place_session import PlaceSession
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.placement import PodPlacement
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.domainxml import rewrite
 from kvplace.domainxml.threads import vcpus_of
 from kvplace.machines.shipped import read_machine
@@ -83,7 +84,7 @@ def test_a_bare_cpu_map_or_an_annotation_is_enough(kvplace: Caller, domain: Path
         ("[]", "must be a JSON object"),
         ('{"refusal": {}}', "contains a refusal"),
         ('{"version": 9}', "has version 9"),
-        (PodPlacement.floating(pod_uid="u", node="n").to_json(), "runs unpinned"),
+        (PodPlacement.floating(pod_uid=PodUid("u"), node=NodeName("n")).to_json(), "runs unpinned"),
     ],
 )
 def test_a_placement_that_pins_nothing_is_refused(

@@ -19,7 +19,7 @@ from harness.control_plane.launcher_side import LauncherSide
 from kvplace.core.cpuset import mask_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import CpuId, NumaId
+from kvplace.core.scalars import CpuId, NodeName, NumaId, PodUid
 
 NODE = "worker-1"
 CPUS = tuple(sorted(os.sched_getaffinity(0))[:2])
@@ -49,8 +49,8 @@ class Sidecar:
     def bind(self) -> None:
         """Let the placement arrive as it does with the Binding."""
         placement = PodPlacement(
-            pod_uid="uid-of-the-pod",
-            node=NODE,
+            pod_uid=PodUid("uid-of-the-pod"),
+            node=NodeName(NODE),
             topology="",
             on_failure=OnFailure.WAIT,
             placement=Placement(

@@ -23,8 +23,8 @@ from kvplace.kube.records import PodRecord
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PATIENCE = 60.0
 PLACED = PodPlacement(
-    pod_uid="u",
-    node="n",
+    pod_uid=PodUid("u"),
+    node=NodeName("n"),
     topology="",
     on_failure=OnFailure.WAIT,
     placement=Placement(
@@ -62,7 +62,9 @@ def claim(age: float, state: ClaimState = ClaimState.CLAIMED) -> Claim:
 
 
 def action(pod: PodRecord | None, age: float, *, was_deleted: bool = False) -> ClaimAction:
-    return action_from_cache(claim(age), "n", pod, was_deleted=was_deleted, now=NOW, patience_s=PATIENCE)
+    return action_from_cache(
+        claim(age), NodeName("n"), pod, was_deleted=was_deleted, now=NOW, patience_s=PATIENCE
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_a_pod_that_the_cache_had_and_has_no_more_is_looked_for_at_once() -> Non
 def test_a_confirmed_claim_of_a_running_pod_is_left_alone_however_old() -> None:
     old = claim(1e8, ClaimState.BOUND)
     assert (
-        action_from_cache(old, "n", BOUND, was_deleted=False, now=NOW, patience_s=PATIENCE)
+        action_from_cache(old, NodeName("n"), BOUND, was_deleted=False, now=NOW, patience_s=PATIENCE)
         is ClaimAction.KEEP
     )
 
@@ -114,14 +116,14 @@ def test_a_confirmed_claim_of_a_running_pod_is_left_alone_however_old() -> None:
 def test_the_live_pod_decides_and_a_bind_has_its_time(
     pod: PodRecord | None, age: float, expected: ClaimAction
 ) -> None:
-    assert action_from_live_pod(claim(age), "n", pod, now=NOW, patience_s=PATIENCE) is expected
+    assert action_from_live_pod(claim(age), NodeName("n"), pod, now=NOW, patience_s=PATIENCE) is expected
 
 
 @pytest.mark.parametrize("since", ["", "yesterday", "2026-01-02T03:04:05"])
 def test_a_claim_without_a_readable_date_is_old(since: str) -> None:
     undated = replace(claim(0), since=since)
     assert (
-        action_from_cache(undated, "n", POD, was_deleted=False, now=NOW, patience_s=PATIENCE)
+        action_from_cache(undated, NodeName("n"), POD, was_deleted=False, now=NOW, patience_s=PATIENCE)
         is ClaimAction.READ_POD
     )
 
@@ -157,9 +159,9 @@ def test_the_claim_of_a_bound_pod_is_made_again_from_its_placement() -> None:
         replace(BOUND, phase="Succeeded"),
         replace(BOUND, placement=""),
         replace(BOUND, placement="{"),
-        replace(BOUND, placement=replace(PLACED, pod_uid="source").to_json()),
-        replace(BOUND, placement=replace(PLACED, node="source").to_json()),
-        replace(BOUND, placement=PodPlacement.floating(pod_uid="u", node="n").to_json()),
+        replace(BOUND, placement=replace(PLACED, pod_uid=PodUid("source")).to_json()),
+        replace(BOUND, placement=replace(PLACED, node=NodeName("source")).to_json()),
+        replace(BOUND, placement=PodPlacement.floating(pod_uid=PodUid("u"), node=NodeName("n")).to_json()),
     ],
     ids=["unbound", "ended", "none", "junk", "inherited", "of another node", "floating"],
 )

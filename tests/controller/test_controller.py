@@ -198,8 +198,8 @@ async def test_two_running_pods_on_one_core_are_reported_and_nothing_is_changed(
         await one.bind(owner, "n1")
         placed = PodPlacement.from_json(cluster.pod_annotations("default", "owner")[PLACEMENT])
         intruder = PodPlacement(
-            pod_uid="intruder-uid",
-            node="n1",
+            pod_uid=PodUid("intruder-uid"),
+            node=NodeName("n1"),
             topology="",
             on_failure=OnFailure.WAIT,
             placement=Placement(

@@ -13,7 +13,7 @@ from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.placement import PLACEMENT, PodPlacement
-from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import LEDGERS, PODS
@@ -167,7 +167,7 @@ async def test_an_overlap_is_reported_once_and_other_claims_are_restored(
             assert await one.bind(pod, "n1") == ""
         placed = PodPlacement.from_json(cluster.pod_annotations("default", "vm-0")[PLACEMENT])
         cluster._ledgers.remove("n1")
-        intruder = replace(placed, pod_uid="a-first")
+        intruder = replace(placed, pod_uid=PodUid("a-first"))
         cluster.create_pod(
             "intruder",
             uid="a-first",

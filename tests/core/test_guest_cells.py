@@ -14,7 +14,7 @@ from kvplace.core.fields import Fields
 from kvplace.core.guest_cells import CELL_GRANULE, GuestCell, apportion, mirrored, read_guest_cells
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
 from tests.core.machines import make_numa_node, make_package, make_topology, topologies
 
@@ -202,8 +202,8 @@ def test_cells_written_on_a_pod_and_read_from_it_are_the_same(given_: tuple[Topo
     topology, placement = given_
     cells = cells_of(topology, placement)
     bound = PodPlacement(
-        pod_uid="u",
-        node="n",
+        pod_uid=PodUid("u"),
+        node=NodeName("n"),
         topology="t",
         on_failure=OnFailure.WAIT,
         placement=replace(placement, guest_cells=cells),

@@ -15,7 +15,7 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.guest_cells import GuestCell
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NodeName, NumaId, PackageId, PodUid
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, texts
 
 GIB = Bytes(1 << 30)
@@ -30,8 +30,8 @@ def pod_placements(draw: st.DrawFn) -> PodPlacement:
     order = draw(st.permutations(list(cpus_of(CpuMask(cpus)))))
     vcpus = tuple(order[: draw(st.integers(1, len(order)))])
     return PodPlacement(
-        pod_uid=draw(st.uuids().map(str)),
-        node=draw(st.sampled_from(["worker-1", "n"])),
+        pod_uid=PodUid(draw(st.uuids().map(str))),
+        node=NodeName(draw(st.sampled_from(["worker-1", "n"]))),
         topology="sha256:0123456789abcdef",
         on_failure=draw(st.sampled_from(OnFailure)),
         placement=Placement(
@@ -60,8 +60,8 @@ def pod_placements(draw: st.DrawFn) -> PodPlacement:
 
 
 PLACED = PodPlacement(
-    pod_uid="0b0e1c9e-3f4a-4a57-9b0e-000000000001",
-    node="worker-1",
+    pod_uid=PodUid("0b0e1c9e-3f4a-4a57-9b0e-000000000001"),
+    node=NodeName("worker-1"),
     topology="sha256:0123456789abcdef",
     on_failure=OnFailure.WAIT,
     placement=Placement(
@@ -142,7 +142,7 @@ def test_a_placement_of_only_what_the_hook_needs_is_enough() -> None:
 
 
 def test_a_vm_that_floats_has_no_cpus_and_says_so_when_read_again() -> None:
-    floating = PodPlacement.floating(pod_uid="u", node="n")
+    floating = PodPlacement.floating(pod_uid=PodUid("u"), node=NodeName("n"))
     again = PodPlacement.from_json(floating.to_json())
     assert again == floating
     assert again.placement.floats
@@ -152,8 +152,8 @@ def test_a_vm_that_floats_has_no_cpus_and_says_so_when_read_again() -> None:
 def test_a_bare_cpu_map_gives_each_vcpu_its_cpu_in_order_and_leaves_memory_alone() -> None:
     cpus = mask_of([1, 4, 33])
     assert PodPlacement.of_cpu_map('{"socket1": ["1", "33"], "socket0": ["4"]}') == PodPlacement(
-        "",
-        "",
+        PodUid(""),
+        NodeName(""),
         "",
         OnFailure.WAIT,
         Placement(

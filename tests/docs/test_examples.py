@@ -15,7 +15,7 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, PinningOptions, Request
-from kvplace.core.scalars import Bytes
+from kvplace.core.scalars import Bytes, NodeName, PodUid
 from kvplace.domainxml import rewrite
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.docs.reading import WORDS, in_code_marks, page, section
@@ -40,7 +40,9 @@ def domain_of(wish: dict[str, str], vcpus: int, gibibytes: int) -> etree._Elemen
     request = Request(vcpus, options, memory=gibibytes * GIB)
     answer = place(MACHINE, free_of(MACHINE, Ledger()), request)
     assert isinstance(answer, Placement), answer
-    bound = PodPlacement(pod_uid="", node="", topology="", on_failure=OnFailure.WAIT, placement=answer)
+    bound = PodPlacement(
+        pod_uid=PodUid(""), node=NodeName(""), topology="", on_failure=OnFailure.WAIT, placement=answer
+    )
     xml = f"<domain><memory unit='GiB'>{gibibytes}</memory><vcpu>{vcpus}</vcpu></domain>"
     return etree.fromstring(rewrite(xml.encode(), bound.placement))
 

@@ -13,13 +13,14 @@ import pytest
 from kvplace.core.cpuset import mask_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.hook.pod_environment import PodEnvironment
 from tests.domainxml.placements import FOUR_VCPUS
 
 UID = "6d3d3a1b-4c1c-4c58-9f0a-3a2f5a1d2c11"
 NODE = "worker-1"
 PLACEMENT = FOUR_VCPUS
-BOUND = PodPlacement(UID, NODE, "", OnFailure.WAIT, PLACEMENT)
+BOUND = PodPlacement(PodUid(UID), NodeName(NODE), "", OnFailure.WAIT, PLACEMENT)
 VMI = json.dumps({"metadata": {"name": "vm", "namespace": "ns", "uid": "v-1"}, "status": {}}).encode()
 DOMAIN = b"<domain>\n\t<vcpu>4</vcpu>\n</domain>"
 HERE = mask_of(os.sched_getaffinity(0))
@@ -50,7 +51,7 @@ class PodFolder:
         (self.path / name).write_text(text)
 
     def bind(self, placement: Placement = PLACEMENT, *, uid: str = UID, node: str = NODE) -> None:
-        bound = replace(BOUND, pod_uid=uid, node=node, placement=placement)
+        bound = replace(BOUND, pod_uid=PodUid(uid), node=NodeName(node), placement=placement)
         self.write("placement", bound.to_json())
 
     def ask_for(self, on_failure: OnFailure, numa_memory: NumaMemory = NumaMemory.PREFERRED) -> None:
@@ -83,7 +84,7 @@ def pod_environment(root: Path) -> PodEnvironment:
         pod_folder=str(root / "pod"),
         hook_folder=str(root / "hooks"),
         container="hook-sidecar-0",
-        node=NODE,
+        node=NodeName(NODE),
         proc=str(root / "proc"),
         sys=str(root / "sys"),
     )

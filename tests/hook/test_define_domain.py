@@ -11,7 +11,7 @@ import pytest
 from kvplace.core.errors import BadDomainXml, Corrupt, KvplaceError, Misconfigured
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure
-from kvplace.core.scalars import CpuId
+from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.domainxml import MAX_DOMAIN_BYTES, rewrite
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod_environment import PodEnvironment
@@ -127,7 +127,7 @@ def test_with_float_an_invalid_document_is_returned_unchanged_but_never_empty(
 def test_a_floating_placement_leaves_the_domain_unchanged(
     env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    floating = PodPlacement.floating(pod_uid=UID, node=NODE)
+    floating = PodPlacement.floating(pod_uid=PodUid(UID), node=NodeName(NODE))
     pod.write("uid", UID)
     pod.write("placement", floating.to_json())
     assert define_domain(DOMAIN, VMI, env, works) == DOMAIN

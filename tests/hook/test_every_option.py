@@ -22,7 +22,7 @@ from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory
-from kvplace.core.scalars import Bytes
+from kvplace.core.scalars import Bytes, NodeName
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.simulate.virt_launcher import launcher_pod
@@ -107,7 +107,7 @@ def serve(env: PodEnvironment, pod: PodFolder) -> Any:
             error = await one.bind(stored, NODE) if answer.names else ""
         refused = {**answer.failed, **answer.unresolvable}
         if refused:
-            raise Misconfigured(refused[NODE])
+            raise Misconfigured(refused[NodeName(NODE)])
         assert error == ""
         written = cluster.pod_annotations(stored.namespace, stored.name)
         await cluster.close()

@@ -10,6 +10,7 @@ import pytest
 from kvplace.core.errors import Misconfigured
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import OnFailure
+from kvplace.core.scalars import NodeName
 from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
 from kvplace.hook.pod_environment import PodEnvironment
 from tests.hook.machine import BOUND, PodFolder
@@ -66,7 +67,7 @@ def test_a_placement_for_another_node_is_refused_with_both_nodes(env: PodEnviron
 
 def test_a_pod_that_does_not_know_its_node_goes_by_its_uid(env: PodEnvironment, pod: PodFolder) -> None:
     pod.bind(node="worker-2")
-    assert placement_of_pod(replace(env, node="")).node == "worker-2"
+    assert placement_of_pod(replace(env, node=NodeName(""))).node == "worker-2"
 
 
 @pytest.mark.parametrize(

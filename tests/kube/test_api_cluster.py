@@ -92,7 +92,7 @@ async def test_a_long_note_is_cut_to_what_the_server_takes(api_world: ApiWorld) 
 
 async def test_events_about_long_names_and_about_nodes_are_stored(api_world: ApiWorld) -> None:
     name = "a" * 199 + ".b" + "c" * 40
-    await api_world.cluster.record_event(floating(pod_reference(api_world.namespace, name, "u")))
+    await api_world.cluster.record_event(floating(pod_reference(api_world.namespace, name, PodUid("u"))))
     assert [event.regarding.name for event in api_world.events(EventReason.FLOATING)] == [name]
     node = api_world.named("worker")
     await api_world.cluster.record_event(cores_overlap(ObjectReference("Node", "", node, node), "two pods"))

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from kvplace.core.errors import Unavailable
+from kvplace.core.scalars import PodUid
 from kvplace.kube import events
 from kvplace.kube.events import (
     MESSAGES_PER_PERIOD,
@@ -132,12 +133,12 @@ async def test_what_is_remembered_and_what_waits_is_bounded(
     monkeypatch.setattr(events, "_REMEMBERED", 3)
     monkeypatch.setattr(events, "_UNWRITTEN", 4)
     for number in range(6):
-        recorder.record(does_not_fit(pod_reference("default", f"vm-{number}", str(number)), "full"))
+        recorder.record(does_not_fit(pod_reference("default", f"vm-{number}", PodUid(str(number))), "full"))
     await recorder.finish()
     assert [event.regarding.uid for event in cluster.events] == ["0", "1", "2", "3"]
-    recorder.record(does_not_fit(pod_reference("default", "vm-3", "3"), "full"))  # remembered
+    recorder.record(does_not_fit(pod_reference("default", "vm-3", PodUid("3")), "full"))  # remembered
     recorder.record(
-        does_not_fit(pod_reference("default", "vm-0", "0"), "full")
+        does_not_fit(pod_reference("default", "vm-0", PodUid("0")), "full")
     )  # forgotten, so written again
     await recorder.finish()
     assert [event.regarding.uid for event in cluster.events[4:]] == ["0"]

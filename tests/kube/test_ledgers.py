@@ -10,7 +10,7 @@ import pytest
 
 from kvplace.core.errors import Conflict, Corrupt, Refused, Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.store import Store
@@ -42,7 +42,7 @@ async def test_the_first_change_of_a_node_makes_its_ledger(cluster: Recording) -
         record = ledgers.current(N)
         assert record is not None
         assert record.ledger == cluster.stored()
-        assert ledgers.nodes_claimed_by("a") == {"n"}
+        assert ledgers.nodes_claimed_by(PodUid("a")) == {"n"}
 
 
 @pytest.mark.parametrize("moment", list(Moment))
@@ -111,8 +111,8 @@ async def test_a_ledger_that_was_deleted_meanwhile_is_created_again(cluster: Rec
         assert cluster.stored().owners == {0: "b"}
         cluster.resume_watches(LEDGERS)
         await delivered(cluster, ledgers)
-        assert ledgers.nodes_claimed_by("a") == frozenset()
-        assert ledgers.nodes_claimed_by("b") == {"n"}
+        assert ledgers.nodes_claimed_by(PodUid("a")) == frozenset()
+        assert ledgers.nodes_claimed_by(PodUid("b")) == {"n"}
 
 
 async def test_what_is_current_is_never_older_than_our_own_last_write(cluster: Recording) -> None:
@@ -139,10 +139,10 @@ async def test_late_events_of_a_deleted_ledger_do_not_hide_the_one_created_after
     cluster._ledgers.remove("n")
     await ledgers.change(N, taking("new"))
     store.apply(Apply(old))
-    assert ledgers.nodes_claimed_by("new") == {"n"}
+    assert ledgers.nodes_claimed_by(PodUid("new")) == {"n"}
     store.apply(Delete(old))
-    assert ledgers.nodes_claimed_by("new") == {"n"}
-    assert ledgers.nodes_claimed_by("old") == frozenset()
+    assert ledgers.nodes_claimed_by(PodUid("new")) == {"n"}
+    assert ledgers.nodes_claimed_by(PodUid("old")) == frozenset()
     await ledgers.stop()
 
 
@@ -156,7 +156,7 @@ async def test_the_claims_of_a_deleted_ledger_are_gone_and_listeners_are_called_
         cluster._ledgers.remove("n")
         await settled(lambda: bool(changed))
         assert changed == ["n"]
-        assert ledgers.nodes_claimed_by("a") == frozenset()
+        assert ledgers.nodes_claimed_by(PodUid("a")) == frozenset()
 
 
 async def test_draining_waits_for_a_write_that_ends_with_an_unexpected_error(cluster: Recording) -> None:

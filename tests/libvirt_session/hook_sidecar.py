@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.libvirt_session.daemon import PROJECT, LibvirtSession
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure
+from kvplace.core.scalars import NodeName, PodUid
 
 POD_UID = "0f6d8a54-3a0e-4f5b-9d0c-6a5d2c8c1a77"
 VMI = json.dumps({"metadata": {"namespace": "games", "name": "arena-7", "uid": "v-7"}})
@@ -27,7 +28,7 @@ class Sidecar:
         self, domain: str, placement: Placement, on_failure: OnFailure = OnFailure.WAIT
     ) -> subprocess.CompletedProcess[str]:
         """Asks for a domain, with this placement on the pod."""
-        bound = PodPlacement(POD_UID, "worker-1", "f00d", on_failure, placement)
+        bound = PodPlacement(PodUid(POD_UID), NodeName("worker-1"), "f00d", on_failure, placement)
         (self._folder / "placement").write_text(bound.to_json())
         (self._folder / "domain.xml").write_text(domain)
         command = [sys.executable, "-m", "harness.libvirt_session.hook_in_pod"]

@@ -20,7 +20,7 @@ from kvplace.core.ledger import Claim, ClaimState, Ledger, claim_of
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import Bytes, NumaId, PodUid
+from kvplace.core.scalars import Bytes, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
 from kvplace.plan.mip_bound import mip_bound
 from tests.core.cluster.clusters import machine, nodes_of, vms_of
@@ -151,7 +151,7 @@ def test_running_vms_lower_the_bound() -> None:
     request = Request(3)
     placement = place(topology, free_of(topology, Ledger()), request)
     assert isinstance(placement, Placement)
-    node = ClusterNode("node", topology, (Occupant("running", request, placement),))
+    node = ClusterNode(NodeName("node"), topology, (Occupant("running", request, placement),))
     assert mip_bound([node], vms_of(1, 1)).bound == Tally(1, 1)
 
 

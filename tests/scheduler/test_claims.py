@@ -87,23 +87,25 @@ def bound_pod(placement: PodPlacement) -> PodRecord:
 
 
 def test_an_unpinned_pod_is_bound_as_decided_only_with_its_own_uid_and_node() -> None:
-    pod = bound_pod(PodPlacement.floating(pod_uid="u", node="n"))
-    assert is_bound_with(pod, None, uid="u", node="n")
-    assert not is_bound_with(None, None, uid="u", node="n")
-    assert not is_bound_with(pod, None, uid="other", node="n")
-    assert not is_bound_with(pod, None, uid="u", node="other")
-    assert not is_bound_with(replace(pod, placement=""), None, uid="u", node="n")
-    inherited = PodPlacement.floating(pod_uid="source", node="n").to_json()
-    assert not is_bound_with(replace(pod, placement=inherited), None, uid="u", node="n")
+    pod = bound_pod(PodPlacement.floating(pod_uid=PodUid("u"), node=NodeName("n")))
+    assert is_bound_with(pod, None, uid=PodUid("u"), node=NodeName("n"))
+    assert not is_bound_with(None, None, uid=PodUid("u"), node=NodeName("n"))
+    assert not is_bound_with(pod, None, uid=PodUid("other"), node=NodeName("n"))
+    assert not is_bound_with(pod, None, uid=PodUid("u"), node=NodeName("other"))
+    assert not is_bound_with(replace(pod, placement=""), None, uid=PodUid("u"), node=NodeName("n"))
+    inherited = PodPlacement.floating(pod_uid=PodUid("source"), node=NodeName("n")).to_json()
+    assert not is_bound_with(replace(pod, placement=inherited), None, uid=PodUid("u"), node=NodeName("n"))
 
 
 @given(seated())
 def test_a_pod_is_bound_with_its_claim_only_if_it_has_just_the_cpus_of_the_claim(case: Case) -> None:
     _, _, placement = case
-    pod = bound_pod(PodPlacement("u", "n", "", OnFailure.WAIT, placement))
+    pod = bound_pod(PodPlacement(PodUid("u"), NodeName("n"), "", OnFailure.WAIT, placement))
     claim = claimed(placement)
     others = CpuMask(placement.cpus << 1)
-    assert is_bound_with(pod, claim, uid="u", node="n")
-    assert not is_bound_with(pod, replace(claim, cpus=others), uid="u", node="n")
-    assert not is_bound_with(pod, replace(claim, owned=CpuMask(claim.owned ^ others)), uid="u", node="n")
-    assert not is_bound_with(pod, None, uid="u", node="n")
+    assert is_bound_with(pod, claim, uid=PodUid("u"), node=NodeName("n"))
+    assert not is_bound_with(pod, replace(claim, cpus=others), uid=PodUid("u"), node=NodeName("n"))
+    assert not is_bound_with(
+        pod, replace(claim, owned=CpuMask(claim.owned ^ others)), uid=PodUid("u"), node=NodeName("n")
+    )
+    assert not is_bound_with(pod, None, uid=PodUid("u"), node=NodeName("n"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvplace.core.scalars import CpuMask, PodUid
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Moment, Operation
 from tests.nodes.machines import EIGHT
@@ -56,7 +56,7 @@ async def test_whatever_step_a_replica_dies_at_the_others_bring_pod_and_ledger_t
         await asyncio.sleep(61)
         await settle(survivor, cluster)
         if aftermath == "silence" and not cluster.pod("vm").node:
-            (node,) = (await survivor.filter(pod)).names or [""]
+            (node,) = (await survivor.filter(pod)).names or [NodeName("")]
             assert await survivor.bind(pod, node) == ""
             await settle(survivor, cluster)
         assert await survivor.bind(asking_pod(cluster, "next", 5), "b") in (

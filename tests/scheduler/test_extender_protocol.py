@@ -189,5 +189,5 @@ def test_answers_have_exactly_the_keys_that_kube_scheduler_decodes() -> None:
         "FailedAndUnresolvableNodes": {},
         "Error": "",
     }
-    assert json.loads(msgspec.json.encode([HostPriority("n1", 7)])) == [{"Host": "n1", "Score": 7}]
+    assert json.loads(msgspec.json.encode([HostPriority(NodeName("n1"), 7)])) == [{"Host": "n1", "Score": 7}]
     assert json.loads(msgspec.json.encode(BindingResult())) == {"Error": ""}

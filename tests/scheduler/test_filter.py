@@ -263,7 +263,7 @@ async def test_a_request_that_cannot_be_read_fails_every_node_for_good(cluster: 
         answer = await one.filter(cluster.create_pod("bad", request='{"version": 7}'))
         assert answer.names == []
         assert set(answer.unresolvable) == {"a", "b"}
-        assert "must be an object of version 1" in answer.unresolvable["a"]
+        assert "must be an object of version 1" in answer.unresolvable[NodeName("a")]
         assert await one.scores(cluster.create_pod("bad2", request="{")) == {"a": 0, "b": 0}
 
 
@@ -279,7 +279,7 @@ async def test_words_that_exclude_each_other_fail_every_node_for_good(cluster: F
             pod = asking_pod(cluster, f"vm-{number}", 2, **options)
             answer = await one.filter(pod)
             assert answer.names == []
-            assert "contradicts kvplace.io/cpu-policy" in answer.unresolvable["a"]
+            assert "contradicts kvplace.io/cpu-policy" in answer.unresolvable[NodeName("a")]
             assert await one.scores(pod) == {"a": 0}
             assert "contradicts kvplace.io/cpu-policy" in await one.bind(pod, "a")
 
@@ -350,7 +350,7 @@ async def test_the_reasons_for_a_choice_are_kept_for_who_asks_for_them(cluster: 
         cluster.delete_pod("default", "only", force=True)
         await one.until(lambda: not one.claims("c"))
         pod = asking_pod(cluster, "vm", 4, explain=True)
-        (node,) = (await one.filter(pod)).names or [""]
+        (node,) = (await one.filter(pod)).names or [NodeName("")]
         assert await one.bind(pod, node) == ""
         assert cluster.pod_annotations("default", "vm")["kvplace.io/explanation"] == (
             "a of 3 that fit (also b, c); before b: first by name; "

@@ -6,7 +6,7 @@ from kvplace.core.cluster.node_choice import Candidate
 from kvplace.core.free import Free
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine, NodeSnapshot, Unusable
 from kvplace.scheduler.fit_table import FitTable
@@ -31,10 +31,10 @@ def snapshot(topology: Topology) -> NodeSnapshot:
 
 
 def test_machines_with_equal_free_cpus_and_other_sockets_have_answers_of_their_own() -> None:
-    nodes = {"one": snapshot(EIGHT), "two": snapshot(TWO_SOCKETS)}
+    nodes = {NodeName("one"): snapshot(EIGHT), NodeName("two"): snapshot(TWO_SOCKETS)}
     answers = FitTable(lambda node: nodes[node]).answers(nodes, SIX)
-    assert isinstance(answers["one"], Candidate)
-    assert isinstance(answers["two"], Refusal)
+    assert isinstance(answers[NodeName("one")], Candidate)
+    assert isinstance(answers[NodeName("two")], Refusal)
 
 
 def test_a_node_is_asked_again_only_after_it_has_changed() -> None:
@@ -46,17 +46,17 @@ def test_a_node_is_asked_again_only_after_it_has_changed() -> None:
 
     table = FitTable(snapshot_of)
     for _ in range(2):
-        table.answers(["a", "b"], SIX)
+        table.answers([NodeName("a"), NodeName("b")], SIX)
     assert asked == ["a", "b"]
-    table.node_changed("b")
-    table.answers(["a", "b"], SIX)
+    table.node_changed(NodeName("b"))
+    table.answers([NodeName("a"), NodeName("b")], SIX)
     assert asked == ["a", "b", "b"]
 
 
 def test_nodes_that_cannot_be_used_are_refused_and_not_kept() -> None:
     state: list[NodeSnapshot | Unusable] = [NOT_KNOWN, snapshot(EIGHT)]
     table = FitTable(lambda node: state.pop(0))
-    refusal = table.answers(["a"], SIX)["a"]
+    refusal = table.answers([NodeName("a")], SIX)[NodeName("a")]
     assert isinstance(refusal, Refusal)
     assert (refusal.message, refusal.never) == ("the node is not known to the API server", True)
-    assert isinstance(table.answers(["a"], SIX)["a"], Candidate)
+    assert isinstance(table.answers([NodeName("a")], SIX)[NodeName("a")], Candidate)

@@ -6,6 +6,7 @@ import pytest
 
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.request import Scope
+from kvplace.core.scalars import NodeName
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from tests.controller.replicas import asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster
@@ -26,7 +27,7 @@ def cluster() -> FaultyCluster:
 async def test_the_node_that_holds_the_pods_cores_gets_ten(cluster: FaultyCluster) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm", 8)
-        (node,) = (await one.filter(pod)).names or [""]
+        (node,) = (await one.filter(pod)).names or [NodeName("")]
         assert (await one.scores(pod))[node] == 10
 
 

@@ -12,6 +12,7 @@ from lxml import etree
 
 from kvplace.cli.place_session import AnswerKind, PlaceSession
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
+from kvplace.core.scalars import NodeName
 from kvplace.simulate.demo import run_demo
 from kvplace.simulate.demo_report import (
     DemoReport,
@@ -112,7 +113,7 @@ def test_the_report_is_json_that_adds_up(report: DemoReport) -> None:
 
 
 def test_the_example_shows_only_what_the_hook_changed(report: DemoReport) -> None:
-    example = report.example(report.core_map().name)
+    example = report.example(NodeName(report.core_map().name))
     assert example is not None
     lines = domain_diff(example)
     assert [line for line in lines[2:] if line.startswith("-")] == []

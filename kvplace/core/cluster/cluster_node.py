@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant
-from kvplace.core.scalars import PodUid
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 
 
@@ -15,7 +15,7 @@ from kvplace.core.topology import Topology
 class ClusterNode:
     """One node: its machine and its running VMs."""
 
-    name: str
+    name: NodeName
     topology: Topology
     running: tuple[Occupant, ...] = ()
 

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 from kvplace.core.quantity import counted
 from kvplace.core.refusal import THE_MACHINE, Reason, Refusal
+from kvplace.core.scalars import NodeName
 
 
 @dataclass(frozen=True, slots=True)
 class RefusalGroup:
     """Nodes that refuse for one reason."""
 
-    nodes: tuple[str, ...]
-    best: str
+    nodes: tuple[NodeName, ...]
+    best: NodeName
     """The node where least is missing."""
     refusal: Refusal
     """The refusal of that node."""
@@ -40,12 +41,12 @@ class GroupedRefusals:
     groups: tuple[RefusalGroup, ...]
 
     @property
-    def failed(self) -> dict[str, str]:
+    def failed(self) -> dict[NodeName, str]:
         """The texts by node, of nodes where the VM may fit later."""
         return {node: text for node, text, never in self._texts() if not never}
 
     @property
-    def unresolvable(self) -> dict[str, str]:
+    def unresolvable(self) -> dict[NodeName, str]:
         """The texts by node, of nodes where the VM does not fit even when they are empty."""
         return {node: text for node, text, never in self._texts() if never}
 
@@ -54,7 +55,7 @@ class GroupedRefusals:
         """All groups in one sentence."""
         return "; ".join(f"{counted(len(group.nodes), 'node')}: {group.text}" for group in self.groups)
 
-    def _texts(self) -> list[tuple[str, str, bool]]:
+    def _texts(self) -> list[tuple[NodeName, str, bool]]:
         return [
             (node, text, group.refusal.never)
             for group in self.groups
@@ -63,9 +64,9 @@ class GroupedRefusals:
         ]
 
 
-def grouped(refusals: Mapping[str, Refusal]) -> GroupedRefusals:
+def grouped(refusals: Mapping[NodeName, Refusal]) -> GroupedRefusals:
     """Group nodes by what they refuse for."""
-    nodes_by_key: dict[tuple[Reason, bool, str], list[str]] = {}
+    nodes_by_key: dict[tuple[Reason, bool, str], list[NodeName]] = {}
     for node, refusal in refusals.items():
         message = "" if "where" in refusal.shortfall else refusal.message
         nodes_by_key.setdefault((refusal.reason, refusal.never, message), []).append(node)

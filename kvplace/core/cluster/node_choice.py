@@ -28,12 +28,13 @@ from kvplace.core.free import Free, crowd
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.occupant import locality_of
 from kvplace.core.placement import Placement
+from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 
 MAX_SCORE = 10
 """Highest score an extender may give (MaxExtenderPriority in k8s.io/kube-scheduler)."""
 
-Rank = tuple[int, int, int, int, int, int, int, int, int, str]
+Rank = tuple[int, int, int, int, int, int, int, int, int, NodeName]
 
 _STEPS = 32
 """A difference between shares is rounded to so many steps."""
@@ -74,7 +75,7 @@ _REASONS = {
 class Candidate:
     """A node that can hold the VM: the placement there, and what is free before."""
 
-    node: str
+    node: NodeName
     topology: Topology
     placement: Placement
     free: Free
@@ -197,7 +198,7 @@ def why(best: Candidate, other: Candidate, strategy: Strategy) -> str:
     return next((reason for reason, ours, theirs in places if ours != theirs), _NAME)
 
 
-def scores(candidates: Iterable[Candidate], strategy: Strategy) -> dict[str, int]:
+def scores(candidates: Iterable[Candidate], strategy: Strategy) -> dict[NodeName, int]:
     """Score nodes from 0 to 10 by their rank: the best gets 10, equal ranks get equal scores."""
     ranked = sorted((candidate.rank(strategy)[:-1], candidate.node) for candidate in candidates)
     places = {rank: place for place, rank in enumerate(dict.fromkeys(rank for rank, _ in ranked))}

@@ -13,6 +13,7 @@ from kvplace.core.cluster.draft import Draft, DraftNode, Shape
 from kvplace.core.moves.budget import MAX_STEPS
 from kvplace.core.moves.make_room import Move, MovePlan, make_room
 from kvplace.core.occupant import Occupant
+from kvplace.core.scalars import NodeName
 
 _MAX_NODES = 16
 """Nodes on which moves are searched for one VM, the emptiest first."""
@@ -26,7 +27,7 @@ _PLANNED = "\0"
 class NodeMove:
     """A move of a running VM on a node."""
 
-    node: str
+    node: NodeName
     move: Move
 
 

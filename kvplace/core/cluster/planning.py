@@ -31,7 +31,7 @@ from kvplace.core.cluster.planned_moves import NodeMove, PlannedMoves, make_room
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import CpuMask, NodeName
 
 Hint: TypeAlias = Sequence[tuple[int, int, CpuMask]]
 """(number of a VM, index of a node, CPUs there): an assignment from another search, to start from."""
@@ -50,7 +50,7 @@ class PlannedVm:
     """The node and the placement of a VM."""
 
     id: str
-    node: str
+    node: NodeName
     placement: Placement
 
 
@@ -60,7 +60,7 @@ class RefusedVm:
 
     id: str
     request: Request
-    refusals: Mapping[str, Refusal]
+    refusals: Mapping[NodeName, Refusal]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -195,7 +195,7 @@ def _plan(
     moves: PlannedMoves,
     one_by_one: Tally,
 ) -> Plan:
-    refusals: dict[Shape, Mapping[str, Refusal]] = {}
+    refusals: dict[Shape, Mapping[NodeName, Refusal]] = {}
     planned: list[PlannedVm] = []
     refused: list[RefusedVm] = []
     for number, (vm, shape) in enumerate(zip(vms, shapes, strict=True)):

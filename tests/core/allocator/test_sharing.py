@@ -14,7 +14,7 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
-from kvplace.core.scalars import NumaId, PodUid
+from kvplace.core.scalars import NodeName, NumaId, PodUid
 from kvplace.machines.shipped import read_machine
 from tests.core.claims import with_vm
 
@@ -114,7 +114,9 @@ def test_a_node_is_not_crowded_with_sharing_vms_while_another_has_cpus_that_nobo
     chosen: Counter[str] = Counter()
     for number in range(2 * 56):  # on 240 CPUs of each: 7 VMs in each of 8 pools have a CPU for each vCPU
         found = [
-            Candidate(name, MACHINE, placed(ledger, request), free_of(MACHINE, ledger), request.vcpus)
+            Candidate(
+                NodeName(name), MACHINE, placed(ledger, request), free_of(MACHINE, ledger), request.vcpus
+            )
             for name, ledger in nodes.items()
         ]
         best = best_candidate(found, strategy)
@@ -130,7 +132,9 @@ def test_pack_puts_two_sharing_vms_to_a_cpu_before_it_takes_cpus_of_another_node
     nodes = {"a": Ledger(), "b": Ledger()}
     for number in range(130):  # 120 of them are two to each of the 240 CPUs of a node
         found = [
-            Candidate(name, MACHINE, placed(ledger, request), free_of(MACHINE, ledger), request.vcpus)
+            Candidate(
+                NodeName(name), MACHINE, placed(ledger, request), free_of(MACHINE, ledger), request.vcpus
+            )
             for name, ledger in nodes.items()
         ]
         best = best_candidate(found, Strategy.PACK)

@@ -15,7 +15,7 @@ from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import PodUid
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from tests.core.allocator.validity import check_cpus
 from tests.core.machines import (
@@ -51,7 +51,7 @@ def problems(count: int) -> Iterator[Problem]:
         cases = [fragmented(chance, most_cpus=12, policies=MIXED) for _ in range(chance.randint(1, 3))]
         nodes = [
             ClusterNode(
-                f"node-{number}",
+                NodeName(f"node-{number}"),
                 case.topology,
                 tuple(Occupant(f"node-{number}/{vm.id}", vm.request, vm.placement) for vm in case.occupants),
             )
@@ -82,7 +82,7 @@ def machine(*cpus_of_nodes: int, memory: int = 0) -> Topology:
 
 
 def nodes_of(*topologies: Topology) -> list[ClusterNode]:
-    return [ClusterNode(f"node-{number}", topology) for number, topology in enumerate(topologies)]
+    return [ClusterNode(NodeName(f"node-{number}"), topology) for number, topology in enumerate(topologies)]
 
 
 def vms_of(*sizes: int, scope: Scope = Scope.ONE_NUMA) -> list[VmRequest]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvplace.core.cluster.grouped_refusals import grouped
 from kvplace.core.refusal import Reason, Refusal
+from kvplace.core.scalars import NodeName
 
 
 def lacking(best: int, where: str, *, never: bool = False) -> Refusal:
@@ -20,7 +21,13 @@ def unusable(why: str) -> Refusal:
 
 
 def test_all_nodes_that_lack_the_same_get_the_text_of_the_one_that_lacks_least() -> None:
-    groups = grouped({"w-1": lacking(4, "numa 0"), "w-17": lacking(6, "numa 1"), "w-2": lacking(0, "numa 3")})
+    groups = grouped(
+        {
+            NodeName("w-1"): lacking(4, "numa 0"),
+            NodeName("w-17"): lacking(6, "numa 1"),
+            NodeName("w-2"): lacking(0, "numa 3"),
+        }
+    )
     text = "no NUMA node with 8 free CPUs, best 6 on w-17 numa 1"
     assert groups.failed == {"w-1": text, "w-17": text, "w-2": text}
     assert groups.unresolvable == {}
@@ -28,16 +35,16 @@ def test_all_nodes_that_lack_the_same_get_the_text_of_the_one_that_lacks_least()
 
 
 def test_of_equal_nodes_the_first_by_name_is_named() -> None:
-    groups = grouped({"b": lacking(6, "numa 1"), "a": lacking(6, "numa 0")})
+    groups = grouped({NodeName("b"): lacking(6, "numa 1"), NodeName("a"): lacking(6, "numa 0")})
     assert groups.summary == "2 nodes: no NUMA node with 8 free CPUs, best 6 on a numa 0"
 
 
 def test_what_time_may_mend_and_what_it_cannot_are_two_groups_the_larger_first() -> None:
     groups = grouped(
         {
-            "a": lacking(6, "numa 0"),
-            "b": lacking(2, "numa 0", never=True),
-            "c": lacking(4, "numa 0", never=True),
+            NodeName("a"): lacking(6, "numa 0"),
+            NodeName("b"): lacking(2, "numa 0", never=True),
+            NodeName("c"): lacking(4, "numa 0", never=True),
         }
     )
     assert set(groups.failed) == {"a"}
@@ -49,7 +56,12 @@ def test_what_time_may_mend_and_what_it_cannot_are_two_groups_the_larger_first()
 
 
 def test_nodes_that_cannot_be_used_for_different_reasons_keep_their_own() -> None:
-    groups = grouped({"a": unusable("its ledger cannot be read"), "b": unusable("nothing describes it")})
+    groups = grouped(
+        {
+            NodeName("a"): unusable("its ledger cannot be read"),
+            NodeName("b"): unusable("nothing describes it"),
+        }
+    )
     assert groups.unresolvable == {"a": "its ledger cannot be read", "b": "nothing describes it"}
     assert groups.summary == "1 node: its ledger cannot be read; 1 node: nothing describes it"
 
@@ -57,7 +69,7 @@ def test_nodes_that_cannot_be_used_for_different_reasons_keep_their_own() -> Non
 def test_where_the_scope_is_the_machine_the_node_itself_is_named() -> None:
     groups = grouped(
         {
-            "w": Refusal(
+            NodeName("w"): Refusal(
                 Reason.NO_NODE_FITS,
                 "no machine with 9 free CPUs, best 8 on the machine",
                 {"needed": 9, "best": 8, "missing": 1, "where": "the machine"},

@@ -8,6 +8,7 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import Draft, Shape, shapes_of
 from kvplace.core.cluster.local_search import exchange
 from kvplace.core.request import PinningOptions, Request, Scope
+from kvplace.core.scalars import NodeName
 from tests.core.cluster.clusters import machine
 
 
@@ -17,7 +18,9 @@ def shapes(*sizes: int) -> list[Shape]:
 
 def planned(nodes: Sequence[int], shapes: Sequence[Shape], nodes_of_vms: Mapping[int, int]) -> Draft:
     """Machines of so many CPUs, and VMs on them by their number."""
-    draft = Draft.empty([ClusterNode(f"node-{number}", machine(cpus)) for number, cpus in enumerate(nodes)])
+    draft = Draft.empty(
+        [ClusterNode(NodeName(f"node-{number}"), machine(cpus)) for number, cpus in enumerate(nodes)]
+    )
     for vm, node in nodes_of_vms.items():
         answer = draft.nodes[node].place(shapes[vm])
         assert answer is not None

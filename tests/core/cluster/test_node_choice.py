@@ -23,7 +23,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, Policy, Request
-from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NodeName
 from kvplace.core.topology import Topology
 from tests.core.machines import make_numa_node, make_package, make_topology
 
@@ -55,7 +55,7 @@ def candidate(node: str, cpus: int, free_cpus: int = 4) -> Candidate:
         numa_memory=NumaMemory.PREFERRED,
     )
     free = mask_of(range(free_cpus))
-    return Candidate(node, MACHINE, placement, Free(free, free), 1)
+    return Candidate(NodeName(node), MACHINE, placement, Free(free, free), 1)
 
 
 candidates = st.lists(
@@ -108,7 +108,7 @@ def on_node(
     )
     found = place(topology, free, request)
     assert isinstance(found, Placement)
-    return Candidate(name, topology, found, free, request.vcpus)
+    return Candidate(NodeName(name), topology, found, free, request.vcpus)
 
 
 @pytest.mark.parametrize("strategy", Strategy)

@@ -20,7 +20,7 @@ from kvplace.core.moves.make_room import make_room
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
-from kvplace.core.scalars import CpuMask, PodUid
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from tests.core.allocator.running import occupied
 from tests.core.cluster.clusters import (
     ANY_REQUEST,
@@ -124,7 +124,7 @@ def test_a_refused_vm_fits_nowhere_beside_the_others_and_every_node_has_its_refu
 def test_what_is_free_on_a_draft_is_what_the_ledger_would_leave(data: st.DataObject) -> None:
     topology = data.draw(topologies(most_cpus=16, memory=True))
     running = tuple(data.draw(occupied(topology, ANY_REQUEST, most=3)))
-    draft = Draft.empty([ClusterNode("node", topology, running)])
+    draft = Draft.empty([ClusterNode(NodeName("node"), topology, running)])
     shapes = shapes_of(data.draw(st.lists(ANY_REQUEST, min_size=1, max_size=6)))
     for vm, shape in enumerate(shapes):
         answer = draft.nodes[0].place(shape)
@@ -183,7 +183,7 @@ def strewn(numa_nodes: int = 2) -> ClusterNode:
         found = place(topology, within(free_of(topology, Ledger()), CpuMask(0b11 << 4 * number)), request)
         assert isinstance(found, Placement)
         running.append(Occupant(f"running-{number}", request, found))
-    return ClusterNode("node", topology, tuple(running))
+    return ClusterNode(NodeName("node"), topology, tuple(running))
 
 
 def test_running_vms_move_only_with_make_room() -> None:
@@ -214,13 +214,13 @@ def test_moves_are_made_on_the_node_that_needs_the_fewest() -> None:
         ]
         placements = [one for one in found if isinstance(one, Placement)]
         vms = (Occupant(f"{name}/{number}", request, one) for number, one in enumerate(placements))
-        return ClusterNode(name, topology, tuple(vms))
+        return ClusterNode(NodeName(name), topology, tuple(vms))
 
     two = running("two", 0b11, 0b1100, 0b11 << 6)
     one = running("one", 0b11, 0b11 << 6, 0b11 << 8)
     immovable = Request(2, PinningOptions(scope=Scope.ONE_NUMA, policy=Policy.IMMOVABLE))
     fixed = Occupant("two/2", immovable, two.running[2].placement)
-    two = ClusterNode("two", topology, (*two.running[:2], fixed))
+    two = ClusterNode(NodeName("two"), topology, (*two.running[:2], fixed))
     found = plan([two, one], vms_of(6), make_room=True)
     assert [move.node for move in found.moves] == ["one"]
     assert found.moves_complete
@@ -252,7 +252,7 @@ def test_immovable_vms_do_not_move() -> None:
         )
         for vm in node.running
     )
-    assert not plan([ClusterNode("node", node.topology, fixed)], vms_of(4), make_room=True).moves
+    assert not plan([ClusterNode(NodeName("node"), node.topology, fixed)], vms_of(4), make_room=True).moves
 
 
 @pytest.mark.parametrize("strategy", Strategy)
