@@ -7,11 +7,14 @@ Decisions read these types; edits are made on copies of the raw objects, so that
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from kvplace.core.errors import BadBody
+from kvplace.core.errors import BadBody, Misconfigured
+from kvplace.core.quantity import parse_bytes, parse_quantity
+from kvplace.core.scalars import Bytes
 from kvplace.kube.objects import OwnerReference
 
 Quantity: TypeAlias = str | int
@@ -216,6 +219,22 @@ def typed(raw: Mapping[str, Any], kind: type[_Object]) -> _Object:
         name = metadata.get("name") if isinstance(metadata, dict) else None
         who = f"{_KINDS[kind]} {name}" if isinstance(name, str) and name else f"{_KINDS[kind]} without a name"
         raise BadBody(f"{who}: {error}") from None
+
+
+def read_quantity(value: Quantity, where: str) -> Fraction:
+    """Read a quantity of CPUs; raises Misconfigured that begins with `where`."""
+    try:
+        return parse_quantity(value)
+    except ValueError as error:
+        raise Misconfigured(f"{where}: {error}") from None
+
+
+def read_bytes(value: Quantity, where: str) -> Bytes:
+    """Read a quantity of bytes; raises Misconfigured that begins with `where`."""
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise Misconfigured(f"{where}: {error}") from None
 
 
 def title(kind: type[Pod | Vm | Vmi], metadata: Metadata, namespace: str) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
-from kvplace.admission.objects import Container, Pod, Quantity
+from kvplace.admission.objects import Container, Pod, read_quantity
 from kvplace.admission.pod_size import PodSize
 from kvplace.admission.sidecar import fields_of
 from kvplace.admission.vm_size import VmSize
 from kvplace.admission.vmi import owned_cpus
-from kvplace.core.errors import Misconfigured
 from kvplace.core.marks import MARKER_RESOURCE
-from kvplace.core.quantity import parse_quantity
 from kvplace.core.request import PinningOptions, Policy
 
 _COMPUTE = "compute"
@@ -51,9 +48,9 @@ def raise_cpu_requests(
 def _raise_request(raw: dict[str, Any], container: Container, owned: int, what: str) -> list[str]:
     where = f"{what}: container {container.name}: CPU"
     limit = container.limited.get("cpu")
-    most = _cpus(limit, where) if limit is not None else None
+    most = read_quantity(limit, where) if limit is not None else None
     # Where there is only a limit, the API server sets the request to it.
-    requested = _cpus(container.requested.get("cpu", limit or 0), where)
+    requested = read_quantity(container.requested.get("cpu", limit or 0), where)
     if most is not None and most < owned:
         if requested < most:
             fields_of(raw["resources"], "requests")["cpu"] = limit
@@ -61,10 +58,3 @@ def _raise_request(raw: dict[str, Any], container: Container, owned: int, what: 
     if requested < owned:
         fields_of(fields_of(raw, "resources"), "requests")["cpu"] = str(owned)
     return []
-
-
-def _cpus(value: Quantity, where: str) -> Fraction:
-    try:
-        return parse_quantity(value)
-    except ValueError as error:
-        raise Misconfigured(f"{where}: {error}") from None

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from kvplace.admission.objects import Container, Quantity
+from kvplace.admission.objects import Container, Quantity, read_bytes, read_quantity
 from kvplace.core.errors import Misconfigured
-from kvplace.core.quantity import parse_bytes, parse_quantity
 from kvplace.core.request import MAX_VCPUS
 from kvplace.core.scalars import Bytes
 
@@ -71,10 +70,7 @@ def size_of_pod(containers: Sequence[Container], what: str) -> PodSize:
 def _whole_cpus(container: Container, what: str) -> int:
     value = container.limited["cpu"]
     place = f"{what}: container {container.name}: CPU limit {value!r}"
-    try:
-        cpus = parse_quantity(value)
-    except ValueError as error:
-        raise Misconfigured(f"{place}: {error}") from None
+    cpus = read_quantity(value, place)
     if cpus.denominator != 1 or cpus < 0:
         raise Misconfigured(
             f"{place} must be a whole number, because the pod asks for CPUs of its own; "
@@ -84,7 +80,4 @@ def _whole_cpus(container: Container, what: str) -> int:
 
 
 def _bytes(value: Quantity, what: str, container: Container, resource: str) -> Bytes:
-    try:
-        return Bytes(parse_bytes(value))
-    except ValueError as error:
-        raise Misconfigured(f"{what}: container {container.name}: {resource}: {error}") from None
+    return read_bytes(value, f"{what}: container {container.name}: {resource}")

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from kvplace.admission.objects import Domain, Quantity
+from kvplace.admission.objects import Domain, Quantity, read_bytes, read_quantity
 from kvplace.core.errors import Misconfigured
-from kvplace.core.quantity import parse_bytes, parse_quantity
 from kvplace.core.request import MAX_VCPUS
 from kvplace.core.request_json import MAX_IO_THREADS
 from kvplace.core.scalars import NO_BYTES, Bytes
@@ -67,10 +66,7 @@ def _cpus(domain: Domain, at: str, order: tuple[str, str]) -> int | None:
         if "cpu" in sources[source]:
             place = f"{at}.resources.{source}.cpu"
             value = sources[source]["cpu"]
-            try:
-                cpus = ceil(parse_quantity(value))
-            except ValueError as error:
-                raise Misconfigured(f"{place}: {error}") from None
+            cpus = ceil(read_quantity(value, place))
             if cpus < 0:
                 raise Misconfigured(f"{place}: {value!r} is negative; write the number of CPUs")
             return cpus
@@ -107,10 +103,7 @@ def _page_size(domain: Domain, at: str) -> Bytes | None:
 
 
 def _bytes(value: Quantity, place: str) -> Bytes:
-    try:
-        count = Bytes(parse_bytes(value))
-    except ValueError as error:
-        raise Misconfigured(f"{place}: {error}") from None
+    count = read_bytes(value, place)
     if count > _MOST_BYTES:
         raise Misconfigured(f"{place}: {value!r} is more than 1Ei")
     return count
