@@ -115,19 +115,6 @@ def easiest_first(draft: Draft, shapes: Sequence[Shape]) -> list[int]:
     return sorted(range(len(shapes)), key=lambda vm: (hard[shapes[vm]], vm))
 
 
-def narrowest_first(shapes: Sequence[Shape]) -> list[int]:
-    """Order by scope, then by size."""
-    return sorted(
-        range(len(shapes)),
-        key=lambda vm: (
-            NARROW_FIRST[shapes[vm].request.options.scope],
-            -shapes[vm].vcpus,
-            -shapes[vm].memory,
-            vm,
-        ),
-    )
-
-
 def as_many_as_can_fit(draft: Draft, shapes: Sequence[Shape]) -> list[int]:
     """Order so that most VMs are assigned where not all can be.
 

@@ -22,7 +22,6 @@ from kvplace.core.cluster.greedy import (
     assign_all,
     by_strategy,
     hardest_first,
-    narrowest_first,
     tightest,
 )
 from kvplace.core.cluster.local_search import exchange
@@ -134,10 +133,7 @@ def _attempts(empty: Draft, shapes: Sequence[Shape], strategy: Strategy, hint: H
             lambda draft: assign_all(draft, arrival, shapes, by_strategy(strategy)),
             lambda draft: assign_all(draft, hardest, shapes, by_strategy(strategy)),
         ],
-        [
-            lambda draft: assign_all(draft, hardest, shapes, tightest),
-            lambda draft: assign_all(draft, narrowest_first(shapes), shapes, tightest),
-        ],
+        [lambda draft: assign_all(draft, hardest, shapes, tightest)],
         [
             lambda draft: pack(draft, hardest, shapes, FillOrder.LARGE),
             lambda draft: pack(draft, hardest, shapes, FillOrder.COMMON),
