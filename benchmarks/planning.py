@@ -178,7 +178,7 @@ def report(name: str, nodes: int, runs: Sequence[Run]) -> None:
 
 
 def _vcpus(run: Run, way: str) -> float | None:
-    """The share of vCPUs; a bound says nothing of them where nobody reaches its VMs."""
+    """The share of vCPUs; unknown for a bound whose VMs no plan places."""
     if way == "bound" and run.placed["plan with bound"].vms < run.placed["bound"].vms:
         return None
     return run.placed[way].vcpus / run.asked.vcpus

@@ -2,7 +2,7 @@
 
 Like etcd behind an API server: every change gets the next resource version and an entry in the log;
 watches read the log at their own pace; compaction forgets the past, and a watch that still needs it
-lists anew.
+lists again.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class PendingChange(Generic[T]):
         """Raise an error in the caller, unless it has an answer or has gone."""
         if not self.answer.done():
             self.answer.set_exception(error)
-            self.answer.exception()  # marks it as seen, also when nobody awaits it or the caller has gone
+            self.answer.exception()  # marks it as seen, even if it is not awaited or the caller has gone
             if not self.awaited:
                 log.warning("a deferred ledger change failed: %s", error)
 

@@ -226,9 +226,7 @@ class Session:
 class LineStream:
     """The lines of an answer without end."""
 
-    def __init__(
-        self, response: aiohttp.ClientResponse, call: Call, siblings: set[LineStream] | None = None
-    ) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, call: Call, siblings: set[LineStream]) -> None:
         """`siblings` are the streams of the same session; this one leaves them when it is closed."""
         self._response = response
         self._siblings = siblings
@@ -264,8 +262,7 @@ class LineStream:
 
     async def close(self) -> None:
         """Close the connection; lines that have not been read are lost."""
-        if self._siblings is not None:
-            self._siblings.discard(self)
+        self._siblings.discard(self)
         connection = self._response.connection
         if connection is not None and connection.transport is not None:
             # No TLS shutdown: the server may be gone, and what it still sends does not matter.

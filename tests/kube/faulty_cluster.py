@@ -90,11 +90,11 @@ class FaultyCluster(MemoryCluster):
     # Watches.
 
     def compact(self, kind: Kind[Any, Any]) -> None:
-        """Forget the past of a kind: watchers that lag behind list anew."""
+        """Forget the past of a kind: watchers that lag behind list again."""
         self._logs[kind].compact()
 
     def drop_watches(self, kind: Kind[Any, Any]) -> None:
-        """Break every watch of a kind and forget the past: all watchers list anew."""
+        """Break every watch of a kind and forget the past: all watchers list again."""
         self._logs[kind].relist_all()
 
     def pause_watches(self, kind: Kind[Any, Any]) -> None:

@@ -12,7 +12,7 @@ from kvplace.core.cluster.draft import Draft, Shape
 from kvplace.core.cluster.greedy import assign_all, easiest_first, tightest
 
 _MAX_EXCHANGES = 5_000
-"""Assigned VMs for which one call of `exchange` looks for others: some seconds on the largest clusters."""
+"""Assigned VMs that one call of `exchange` tries to replace: some seconds on the largest clusters."""
 
 
 def exchange(draft: Draft, shapes: Sequence[Shape]) -> None:

@@ -124,7 +124,7 @@ def tally(draft: Draft, shapes: Sequence[Shape]) -> Tally:
 def _attempts(empty: Draft, shapes: Sequence[Shape], strategy: Strategy, hint: Hint) -> Iterator[Draft]:
     """Assign the VMs in several ways, the first one by one as they arrive.
 
-    Ends after the first group of ways of which one assigns them all: later groups assign more, not better.
+    Ends after the first group in which one way assigns them all: later groups assign more, not better.
     """
     arrival = range(len(shapes))
     hardest = hardest_first(empty, shapes)

@@ -77,7 +77,6 @@ def find_suggestions(
     occupants: Sequence[Occupant] = (),
     *,
     only: CpuMask | None = None,
-    most_moves: int = 1,
 ) -> Suggestions:
     """Find the changes after which a refused VM fits.
 
@@ -93,7 +92,7 @@ def find_suggestions(
     found += trial.sharing()
     if not occupants:
         return Suggestions(tuple(found))
-    answer = make_room(topology, occupants, request, only=only, most_moves=most_moves)
+    answer = make_room(topology, occupants, request, only=only, most_moves=1)
     if isinstance(answer, NoMoves):
         return Suggestions(tuple(found), answer)
     moves = [_moves_suggestion(request, answer)] if answer.moves else []

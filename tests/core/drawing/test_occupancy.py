@@ -1,4 +1,4 @@
-"""What contradicts itself is told once, with the CPUs and both parties; what is in order is not told."""
+"""Each contradiction is reported once, with the CPUs and both parties; what is in order is not reported."""
 
 from __future__ import annotations
 
