@@ -19,7 +19,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Request, Scope
-from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid
+from kvplace.core.scalars import Bytes, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
@@ -72,7 +72,7 @@ def different(count: int, chance: random.Random) -> Nodes:
     machines = [read_machine(name) for name in machine_names()]
     while len(states) < count:
         topology = chance.choice(machines)
-        machine = NodeMachine(topology, CpuMask(topology.allocatable))
+        machine = NodeMachine(topology, topology.allocatable)
         for free in filled(topology, chance)[2:]:
             states[NodeName(f"node-{len(states):05d}")] = NodeSnapshot(machine, free)
     return Nodes(dict(list(states.items())[:count]))
@@ -82,7 +82,7 @@ def alike(count: int, chance: random.Random) -> Nodes:
     """Nodes of one type in one state."""
     topology = read_machine("2x-epyc-7763-nps4")
     frees = filled(topology, chance)
-    state = NodeSnapshot(NodeMachine(topology, CpuMask(topology.allocatable)), frees[len(frees) // 2])
+    state = NodeSnapshot(NodeMachine(topology, topology.allocatable), frees[len(frees) // 2])
     return Nodes({NodeName(f"node-{number:05d}"): state for number in range(count)})
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadTopology
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.strict_json import shown, unknown_key
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology, topology_document
@@ -23,7 +24,7 @@ _NODE_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
 _LONGEST_NAME = 253
 
 
-def node_topology(name: str, topology: Topology, kubelet_cpus: int = 0) -> dict[str, Any]:
+def node_topology(name: str, topology: Topology, kubelet_cpus: CpuMask = NO_CPUS) -> dict[str, Any]:
     """Write a machine as a NodeTopology, under the name or the closest valid name of a node.
 
     `kubelet_cpus` are those that the kubelet's own static policy holds; they are the object's status.

@@ -33,7 +33,7 @@ _MOST_RUNNING = 4096
 def _cpu_list(value: object) -> CpuMask:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{shown(value)} is not a CPU list such as '0-7'")
-    return CpuMask(parse_cpu_list(value, what="the CPU list"))
+    return parse_cpu_list(value, what="the CPU list")
 
 
 CpuList: TypeAlias = Annotated[

@@ -18,7 +18,7 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadTopology, Corrupt
 from kvplace.core.ledger import Ledger, read_ledger
 from kvplace.core.placement import PLACEMENT
-from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
+from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.api_errors import NOT_JSON
@@ -210,7 +210,7 @@ class TopologyReader:
                     self._machines[version] = topology
             status = _STATUS.decode(document.status)
             held = status.kubelet_cpus if status else ""
-            kubelet_cpus = CpuMask(parse_cpu_list(held, what="status.kubeletCpus"))
+            kubelet_cpus = parse_cpu_list(held, what="status.kubeletCpus")
         except (BadTopology, ValueError, *NOT_JSON) as error:
             topology, problem = None, str(error)
         return TopologyRecord(

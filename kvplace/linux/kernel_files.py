@@ -49,6 +49,6 @@ def read_cpu_list(path: Path) -> CpuMask:
 def to_cpu_list(text: str, path: Path) -> CpuMask:
     """Read a CPU list that was found in a file; raises Unreadable that names the file."""
     try:
-        return CpuMask(parse_cpu_list(text))
+        return parse_cpu_list(text)
     except ValueError as error:
         raise Unreadable(f"{path}: {error}") from None

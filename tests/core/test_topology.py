@@ -202,7 +202,7 @@ def test_a_newer_release_may_add_keys_to_the_objects_of_a_cluster() -> None:
 
 
 def test_an_object_as_the_cluster_has_it_is_read_with_its_name() -> None:
-    document = node_topology("worker-1.example.org", MACHINE, kubelet_cpus=0b11)
+    document = node_topology("worker-1.example.org", MACHINE, kubelet_cpus=CpuMask(0b11))
     document["metadata"] |= {"resourceVersion": "7", "managedFields": [{}]}
     document["status"]["conditions"] = []
     assert read_node_topology(document) == ("worker-1.example.org", MACHINE)

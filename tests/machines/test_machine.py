@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadBody, BadTopology, Misconfigured
 from kvplace.core.node_topology import node_topology
-from kvplace.core.scalars import NO_CPUS
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.machines.machine import Machine, read_machine_at
 from kvplace.machines.shipped import read_machine
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed
@@ -28,7 +28,7 @@ from tests.linux.written_tree import sysfs_of
 
 MACHINE = replace(read_machine("2x-epyc-9354-nps2"), reserved=NO_CPUS, isolated=NO_CPUS)
 STATE = '{"policyName":"static","defaultCpuSet":"0","entries":{"p":{"c":"4-6"}},"checksum":0}'
-DOCUMENT = node_topology("worker", MACHINE, 0b1100)
+DOCUMENT = node_topology("worker", MACHINE, CpuMask(0b1100))
 
 
 def packed(state: str = STATE) -> bytes:

@@ -23,7 +23,7 @@ def described(cpu_map: str = "", kubelet_cpus: int = 0) -> NodeMachine | Unusabl
 
 def test_a_node_gives_out_what_its_topology_does_not_reserve() -> None:
     machine = described()
-    assert machine == NodeMachine(RESERVING, CpuMask(mask_of(range(1, 8))))
+    assert machine == NodeMachine(RESERVING, mask_of(range(1, 8)))
     assert not machine.is_narrowed
     assert machine.free(Ledger()).cpus == mask_of(range(1, 8))
 
@@ -41,7 +41,7 @@ def test_its_cpu_map_and_the_cpus_that_the_kubelet_holds_limit_that(
     cpu_map: str, kubelet_cpus: int, left: list[int]
 ) -> None:
     machine = described(cpu_map, kubelet_cpus)
-    assert machine == NodeMachine(RESERVING, CpuMask(mask_of(left)))
+    assert machine == NodeMachine(RESERVING, mask_of(left))
     assert machine.is_narrowed
     assert machine.free(Ledger()).cpus == machine.free(Ledger()).pool == mask_of(left)
 

@@ -25,9 +25,7 @@ SIX = Request(6)
 
 def snapshot(topology: Topology) -> NodeSnapshot:
     """Take a snapshot of a machine whose eight CPUs are free."""
-    return NodeSnapshot(
-        NodeMachine(topology, CpuMask(topology.allocatable)), Free(CpuMask(0xFF), CpuMask(0xFF))
-    )
+    return NodeSnapshot(NodeMachine(topology, topology.allocatable), Free(CpuMask(0xFF), CpuMask(0xFF)))
 
 
 def test_machines_with_equal_free_cpus_and_other_sockets_have_answers_of_their_own() -> None:

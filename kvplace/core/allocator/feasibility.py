@@ -21,6 +21,7 @@ from kvplace.core.allocator.spreading import Matching, shares_exist
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.cpuset import bits_of, mask_of
 from kvplace.core.request import Policy, Scope
+from kvplace.core.scalars import NumaIndex
 
 _MOST_ROUNDS = 24
 """Prices that are tried for several amounts."""
@@ -31,7 +32,7 @@ _BUILD_STEPS = 20_000
 
 _Chosen = tuple[tuple[NodePart, ...], int]
 """NUMA nodes and the packages of them that are used."""
-_Heaviest = Callable[[Mapping[int, int]], tuple[_Chosen, int]]
+_Heaviest = Callable[[Mapping[NumaIndex, int]], tuple[_Chosen, int]]
 """The heaviest nodes that can serve, by their weights, and a weight that no such nodes exceed."""
 
 
@@ -193,7 +194,7 @@ class _Domain:
         prices = [1] * len(values)
         for _ in range(_MOST_ROUNDS if len(values) > 1 else 1):
             self._effort.spend(len(parts))
-            weights: dict[int, int] = {
+            weights: dict[NumaIndex, int] = {
                 part.node: sum(
                     [price * of_parts[place] for price, of_parts in zip(prices, values, strict=True)]
                 )
@@ -211,7 +212,7 @@ class _Domain:
         return None, False
 
     def _first(
-        self, parts: Sequence[NodePart], packages: int, weights: Mapping[int, int]
+        self, parts: Sequence[NodePart], packages: int, weights: Mapping[NumaIndex, int]
     ) -> tuple[_Chosen, int]:
         """The heaviest NUMA nodes, as many as the VM has CPUs."""
         chosen = sorted(parts, key=lambda part: -weights[part.node])[: self._supply.need]
@@ -223,7 +224,7 @@ class _Domain:
         units: Sequence[int],
         packages: int,
         count: int,
-        weights: Mapping[int, int],
+        weights: Mapping[NumaIndex, int],
     ) -> tuple[_Chosen, int]:
         """The heaviest `count` NUMA nodes that give equal shares."""
         low, over = divmod(self._supply.need, count)
@@ -234,7 +235,11 @@ class _Domain:
         return self._weighed([*larger, *others[: count - over]], packages, weights)
 
     def _of_packages(
-        self, parts: Sequence[NodePart], units: Mapping[int, int], count: int, weights: Mapping[int, int]
+        self,
+        parts: Sequence[NodePart],
+        units: Mapping[int, int],
+        count: int,
+        weights: Mapping[NumaIndex, int],
     ) -> tuple[_Chosen, int]:
         """The heaviest NUMA nodes of which each gives a CPU to one of `count` packages with equal shares.
 
@@ -270,7 +275,7 @@ class _Domain:
         parts: Sequence[NodePart],
         packages: Sequence[int],
         units: Mapping[int, int],
-        weights: Mapping[int, int],
+        weights: Mapping[NumaIndex, int],
     ) -> tuple[_Chosen, int]:
         """The heaviest NUMA nodes of which each gives a CPU to one of these packages; they come sorted."""
         low, over = divmod(self._supply.need, len(packages))
@@ -286,7 +291,7 @@ class _Domain:
         return [index for index, package in enumerate(packages) if of_part.get(package)]
 
     def _weighed(
-        self, chosen: Sequence[NodePart], packages: int, weights: Mapping[int, int]
+        self, chosen: Sequence[NodePart], packages: int, weights: Mapping[NumaIndex, int]
     ) -> tuple[_Chosen, int]:
         used = mask_of_packages(chosen) & packages
         return (tuple(chosen), used), sum([weights[part.node] for part in chosen])

@@ -20,6 +20,7 @@ from kvplace.core.allocator.spreading import required_plans, shares_exist
 from kvplace.core.allocator.supply import Supply
 from kvplace.core.free import crowd
 from kvplace.core.request import Policy
+from kvplace.core.scalars import NO_CPUS, CpuMask
 
 _CORE_STEPS = 30_000
 """Steps of all searches for cores of one question."""
@@ -283,7 +284,7 @@ class Serving:
             lost = 0
             for part in numa_set.parts:
                 if part.cpus not in self._pools:
-                    pool = 0
+                    pool = NO_CPUS
                     for segment in part.segments:
                         pool |= supply.free.pool & segment.cpus
                     self._pools[part.cpus] = fragmentation(supply, (part,), pool)
@@ -358,7 +359,7 @@ def _together(shares: Sequence[CoreChoice]) -> CoreChoice:
     )
 
 
-def fragmentation(supply: Supply, parts: Sequence[NodePart], owned: int) -> int:
+def fragmentation(supply: Supply, parts: Sequence[NodePart], owned: CpuMask) -> int:
     """The cost to later VMs of taking CPUs, in NUMA nodes and in L3 groups."""
     lost = 0
     for part in parts:
@@ -368,6 +369,6 @@ def fragmentation(supply: Supply, parts: Sequence[NodePart], owned: int) -> int:
     return lost
 
 
-def _lost(free: int, owned: int) -> int:
+def _lost(free: CpuMask, owned: CpuMask) -> int:
     before = free.bit_count()
     return fragmentation_cost(before, before - (free & owned).bit_count())

@@ -20,7 +20,7 @@ from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.quantity import format_bytes
-from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, PodUid
+from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId, PodUid
 from kvplace.core.topology import NumaNode, Topology
 
 KIND = "CoreMap"
@@ -93,12 +93,12 @@ class L3Box:
 class NodeBox:
     """A NUMA node with its memory in bytes."""
 
-    id: int
-    memory: int
+    id: NumaId
+    memory: Bytes
     """All of it, huge pages included; 0 when the machine does not report it."""
-    free_memory: int
+    free_memory: Bytes
     """Bytes outside huge pages that no VM claims."""
-    huge_pages: Mapping[int, tuple[int, int]]
+    huge_pages: Mapping[Bytes, tuple[int, int]]
     """(Free, all) by page size in bytes."""
     l3_groups: tuple[L3Box, ...]
     part: bool = False
@@ -121,7 +121,7 @@ class NodeBox:
 class PackageBox:
     """A socket."""
 
-    id: int
+    id: PackageId
     nodes: tuple[NodeBox, ...]
 
 
@@ -220,12 +220,12 @@ class _Painter:
     def node(self, node: NumaNode, cpus: CpuMask) -> NodeBox:
         l3s = self._topology.l3_groups
         in_pages = bytes_in_pages(node.huge_pages)
-        claimed = self._ledger.plain_memory.get(node.id, 0)
+        claimed = self._ledger.plain_memory.get(node.id, NO_BYTES)
         pages = self._ledger.huge_pages
         return NodeBox(
             id=node.id,
             memory=node.memory,
-            free_memory=max(0, node.memory - in_pages - claimed),
+            free_memory=max(NO_BYTES, node.memory - in_pages - claimed),
             huge_pages={
                 size: (max(0, count - pages.get((node.id, size), 0)), count)
                 for size, count in sorted(node.huge_pages.items())
