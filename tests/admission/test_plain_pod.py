@@ -9,13 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.admission.json_patch import difference
+from kvplace.admission.pod import admit_pod
 from kvplace.core.annotations import ASKING, RESULTS
-from kvplace.core.errors import KvplaceError
+from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.request import GuestNuma, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import Bytes
 from tests.admission.makers import (
     ASKS,
+    SETTINGS,
     Json,
     as_defaulted,
     container,
@@ -173,10 +175,11 @@ def test_a_plain_pod_with_float_and_a_bad_limit_is_refused() -> None:
     assert "must be a whole number" in refusal(plain_pod(FLOATS, {"limits": {"cpu": "1500m"}}))
 
 
-def test_a_pod_without_containers_is_refused() -> None:
+def test_a_pod_without_containers_is_refused_with_the_namespace_of_the_request() -> None:
     raw = plain_pod()
     raw["spec"]["containers"] = []
-    assert refusal(raw) == "Pod default/solver asks for CPUs but has no container; add one"
+    with pytest.raises(Misconfigured, match=r"^Pod prod/solver asks for CPUs but has no container; add one$"):
+        admit_pod(raw, namespace="prod", settings=SETTINGS)
 
 
 @pytest.mark.parametrize("policy", ["share", "immovable"])

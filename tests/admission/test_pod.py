@@ -238,6 +238,21 @@ def test_compute_requests_the_cpus_that_the_vm_will_own(annotations: dict[str, s
     assert cpu(admit(raw, vmi_of(raw))[0], "compute") == requested
 
 
+def test_compute_without_a_cpu_request_gets_one() -> None:
+    raw = launcher()
+    del container(raw, "compute")["resources"]["requests"]["cpu"]
+    assert cpu(admit(raw, vmi_of(raw, cpu={"cores": 1}))[0], "compute") == "1"
+
+
+def test_a_cpu_limit_of_compute_that_is_no_number_is_refused() -> None:
+    raw = launcher()
+    container(raw, "compute")["resources"]["limits"]["cpu"] = "lots"
+    assert refusal(raw, vmi_of(raw)) == (
+        "Pod default/virt-launcher-plain-hook-nonroot-…: container compute: CPU: 'lots' is not a quantity "
+        "such as 8Gi, 512Mi, 4 or 500m"
+    )
+
+
 def test_a_request_is_never_lowered() -> None:
     raw = launcher()
     container(raw, "compute")["resources"]["requests"]["cpu"] = "9500m"
@@ -250,6 +265,8 @@ def test_a_request_is_never_raised_above_its_limit_and_the_user_is_warned() -> N
     after, warnings = admit(raw, vmi_of(raw))
     assert cpu(after, "compute") == "4"
     assert warnings == ("the CPU limit 4 of container compute throttles the 5 CPUs it will own",)
+    container(raw, "compute")["resources"]["requests"]["cpu"] = "4000m"
+    assert cpu(admit(raw, vmi_of(raw))[0], "compute") == "4000m"
 
 
 def test_a_guaranteed_pod_stays_guaranteed() -> None:
@@ -354,6 +371,14 @@ def test_a_launcher_pod_whose_vmi_is_gone_or_another_one_is_a_conflict() -> None
     assert refusal(raw, other, Conflict) == (
         "Pod default/virt-launcher-plain-hook-nonroot-…: VirtualMachineInstance default/plain-hook-nonroot "
         "was created again and gets its own pod; delete this one"
+    )
+
+
+def test_a_vmi_whose_size_cannot_be_read_is_named_and_not_the_pod() -> None:
+    raw = launcher()
+    assert refusal(raw, vmi_of(raw, memory={"guest": "much"})) == (
+        "VirtualMachineInstance default/plain-hook-nonroot: spec.domain.memory.guest: 'much' is not a "
+        "quantity such as 8Gi, 512Mi, 4 or 500m"
     )
 
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from kvplace.controller.controller import ControllerSettings
+from kvplace.controller.metrics import OVERLAPS
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.ledger import ClaimState, Ledger, LedgerChange
@@ -16,6 +17,7 @@ from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, NodeName, NumaId, PodUid
 from kvplace.kube.events import EventReason, pod_reference
+from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
 from tests.controller.replicas import EPOCH, asking_pod, replica
 from tests.kube.faults import FaultScript, Operation
@@ -196,31 +198,7 @@ async def test_two_running_pods_on_one_core_are_reported_and_nothing_is_changed(
     async with replica(cluster) as one:
         owner = asking_pod(cluster, "owner")
         await one.bind(owner, "n1")
-        placed = PodPlacement.from_json(cluster.pod_annotations("default", "owner")[PLACEMENT])
-        intruder = PodPlacement(
-            pod_uid=PodUid("intruder-uid"),
-            node=NodeName("n1"),
-            topology="",
-            on_failure=OnFailure.WAIT,
-            placement=Placement(
-                policy=Policy.EXCLUSIVE,
-                vcpus=placed.placement.vcpus,
-                cpus=placed.placement.cpus,
-                emulator_cpus=NO_CPUS,
-                io_thread_cpus=(),
-                numa_nodes=(NumaId(0),),
-                numa_memory=NumaMemory.OFF,
-                memory={},
-                owned=placed.placement.cpus,
-            ),
-        )
-        cluster.create_pod(
-            "intruder",
-            uid="intruder-uid",
-            request=owner.request,
-            node="n1",
-            annotations={PLACEMENT: intruder.to_json()},
-        )
+        create_intruder(cluster, owner)
         await one.until(lambda: any(event.reason is EventReason.CORES_OVERLAP for event in cluster.events))
         (event, *_) = [event for event in cluster.events if event.reason is EventReason.CORES_OVERLAP]
         assert (
@@ -229,6 +207,37 @@ async def test_two_running_pods_on_one_core_are_reported_and_nothing_is_changed(
         )
         assert event.regarding == pod_reference("default", "intruder", PodUid("intruder-uid"))
         assert set(one.claims()) == {owner.uid}
+
+
+async def test_an_overlap_is_counted_once_until_it_ends(
+    cluster: FaultyCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with replica(cluster, controller=False) as one:
+        owner = asking_pod(cluster, "owner")
+        await one.bind(owner, "n1")
+        with_owner = cluster._ledgers.records["n1"].ledger
+        intruder = create_intruder(cluster, owner)
+
+        async def reconciled(ledger: Ledger) -> None:
+            for stored in (Ledger(), ledger):
+                cluster.put_ledger("n1", stored)
+            await one.until(lambda: one.cache.ledger(NodeName("n1")) == ledger)
+            await one.controller.reconciler.reconcile(NodeName("n1"))
+
+        before = OVERLAPS._value.get()
+        for _ in range(2):
+            await reconciled(with_owner)
+        assert OVERLAPS._value.get() == before + 1
+        cluster.delete_pod("default", "owner", force=True)
+        await one.until(lambda: owner.uid not in one.cache.pods.records)
+        await reconciled(Ledger())
+        assert set(one.claims()) == {intruder.uid}
+        await reconciled(with_owner)
+        assert OVERLAPS._value.get() == before + 2
+        errors = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert [(record.__dict__["node"], record.__dict__["uid"]) for record in errors] == [
+            ("n1", intruder.uid)
+        ] * 2
 
 
 async def test_the_ledger_of_a_node_that_is_gone_goes_when_its_last_claim_does(
@@ -409,3 +418,32 @@ async def test_a_ledger_in_which_somebody_claims_while_it_is_deleted_stays(clust
         deleting.release()
         await reconciling
         assert set(one.claims()) == {again.uid}
+
+
+def create_intruder(cluster: FaultyCluster, owner: PodRecord) -> PodRecord:
+    """Create a pod that is bound to n1 with the cores of another one."""
+    placed = PodPlacement.from_json(cluster.pod_annotations("default", "owner")[PLACEMENT])
+    intruder = PodPlacement(
+        pod_uid=PodUid("intruder-uid"),
+        node=NodeName("n1"),
+        topology="",
+        on_failure=OnFailure.WAIT,
+        placement=Placement(
+            policy=Policy.EXCLUSIVE,
+            vcpus=placed.placement.vcpus,
+            cpus=placed.placement.cpus,
+            emulator_cpus=NO_CPUS,
+            io_thread_cpus=(),
+            numa_nodes=(NumaId(0),),
+            numa_memory=NumaMemory.OFF,
+            memory={},
+            owned=placed.placement.cpus,
+        ),
+    )
+    return cluster.create_pod(
+        "intruder",
+        uid="intruder-uid",
+        request=owner.request,
+        node="n1",
+        annotations={PLACEMENT: intruder.to_json()},
+    )

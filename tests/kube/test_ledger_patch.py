@@ -16,6 +16,7 @@ from kvplace.core.ledger import (
 )
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuMask, NumaId, PodUid
+from tests.kube.claims import claim, taking
 from tests.kube.ledger_strategies import changes, claims, document, ledgers, merged
 
 
@@ -35,7 +36,17 @@ def claim_on(memory: dict[int, int], huge_pages: dict[int, dict[int, int]]) -> C
     )
 
 
+A, B = PodUid("a"), PodUid("b")
+BOTH = Ledger().after(taking(claim("a", 0, 1), claim("b", 2, 3)))
+
+
 @given(ledgers(), changes)
+@example(BOTH, LedgerChange(releases=(A, B)))
+@example(BOTH, LedgerChange((claim("a", 1, 4),), releases=(A,)))
+@example(BOTH, LedgerChange((claim("a", 0, 1),), releases=(A,)))
+@example(BOTH, LedgerChange((claim("c", 5),), releases=(A,)))
+@example(BOTH, taking(claim("a", 1), claim("b", 2, 4)))
+@example(BOTH, taking(claim("a", 0, 4), claim("a", 1, 5)))
 @example(
     Ledger({}, {PodUid("pod-a"): claim_on({0: 5}, {0: {1 << 30: 1}})}), LedgerChange((claim_on({1: 5}, {}),))
 )

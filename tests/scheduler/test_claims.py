@@ -14,12 +14,13 @@ from kvplace.core.contradictions import contradiction_in
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.request import GuestNuma, OnFailure, Policy, Request, Scope
+from kvplace.core.request import GuestNuma, OnFailure, PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.claims import is_bound_with, placement_of_claim
 from tests.core.machines import frees, requests, topologies
+from tests.nodes.machines import TWO
 
 EVERY_POLICY = tuple(policy for policy in Policy if policy is not Policy.NONE)
 
@@ -71,6 +72,17 @@ def test_a_placement_is_found_again_behind_its_claim(case: Case) -> None:
     else:  # which of its CPUs the emulator gets depends on how many others used each, which a claim forgets
         kept = replace(found, vcpus=placement.vcpus, emulator_cpus=placement.emulator_cpus)
         assert replace(kept, guest_cells=placement.guest_cells) == placement
+
+
+def test_the_memory_and_huge_pages_of_a_claim_are_found_again_too() -> None:
+    nodes = [replace(node, huge_pages={2 << 20: 512}) for node in TWO.numa_nodes]
+    machine = replace(TWO, numa_nodes=tuple(nodes))
+    for huge_pages in ({2 << 20: 512}, {}):
+        request = Request(4, PinningOptions(scope=Scope.ONE_NUMA), memory=1 << 30, huge_pages=huge_pages)
+        placement = place(machine, free_of(machine, Ledger()), request)
+        assert isinstance(placement, Placement)
+        assert placement.memory == {0: 1 << 30}
+        assert placement_of_claim(machine, request, claimed(placement)) == placement
 
 
 # The claim of a VM of policy numa may hold more vCPUs than it was made for.
