@@ -252,10 +252,18 @@ def test_what_is_wrong_in_a_ledger_is_said_in_the_words_of_the_document(spec: An
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize("owners", [{"-1": "a"}, {"99999999999": "a"}, {"2": 7}, {"x": "a"}, ["a"]], ids=str)
+@pytest.mark.parametrize(
+    "owners",
+    [{"-1": "a"}, {"99999999999": "a"}, {"16384": "a"}, {"016383": "a"}, {"2": 7}, {"x": "a"}, ["a"]],
+    ids=str,
+)
 def test_owners_that_their_schema_forbids_are_named(owners: Any) -> None:
     with pytest.raises(Corrupt, match=r"^owners "):
         read_ledger(SPEC | {"owners": owners})
+
+
+def test_the_largest_cpu_id_can_be_owned() -> None:
+    assert read_ledger({"owners": {"16383": "a"}, "claims": {}}).owners == {16383: "a"}
 
 
 def _owned(ledger: Ledger) -> dict[str, int]:

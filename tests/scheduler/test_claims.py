@@ -15,7 +15,7 @@ from kvplace.core.free import free_of
 from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import GuestNuma, OnFailure, PinningOptions, Policy, Request, Scope
-from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.claims import is_bound_with, placement_of_claim
@@ -75,10 +75,12 @@ def test_a_placement_is_found_again_behind_its_claim(case: Case) -> None:
 
 
 def test_the_memory_and_huge_pages_of_a_claim_are_found_again_too() -> None:
-    nodes = [replace(node, huge_pages={2 << 20: 512}) for node in TWO.numa_nodes]
+    nodes = [replace(node, huge_pages={Bytes(2 << 20): 512}) for node in TWO.numa_nodes]
     machine = replace(TWO, numa_nodes=tuple(nodes))
-    for huge_pages in ({2 << 20: 512}, {}):
-        request = Request(4, PinningOptions(scope=Scope.ONE_NUMA), memory=1 << 30, huge_pages=huge_pages)
+    for huge_pages in ({Bytes(2 << 20): 512}, {}):
+        request = Request(
+            4, PinningOptions(scope=Scope.ONE_NUMA), memory=Bytes(1 << 30), huge_pages=huge_pages
+        )
         placement = place(machine, free_of(machine, Ledger()), request)
         assert isinstance(placement, Placement)
         assert placement.memory == {0: 1 << 30}

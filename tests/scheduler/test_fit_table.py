@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
+from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.node_choice import Candidate
 from kvplace.core.free import Free
+from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine, NodeSnapshot, Unusable
+from kvplace.scheduler import fit_table
 from kvplace.scheduler.fit_table import FitTable
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.nodes.machines import EIGHT
@@ -49,6 +54,58 @@ def test_a_node_is_asked_again_only_after_it_has_changed() -> None:
     table.node_changed(NodeName("b"))
     table.answers([NodeName("a"), NodeName("b")], SIX)
     assert asked == ["a", "b", "b"]
+
+
+def test_nodes_in_the_same_state_share_one_placement() -> None:
+    nodes = {"a": snapshot(EIGHT), "b": snapshot(EIGHT)}
+    answers = FitTable(lambda node: nodes[node]).answers(nodes, SIX)
+    first, second = answers.values()
+    assert isinstance(first, Candidate)
+    assert isinstance(second, Candidate)
+    assert first.placement is second.placement
+    assert first == Candidate("a", EIGHT, first.placement, nodes["a"].free, 6)
+
+
+def test_the_request_and_the_state_that_were_not_asked_for_longest_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    computed: list[int] = []
+
+    def snapshot_of(node: str) -> NodeSnapshot:
+        asked.append(node)
+        return snapshot(EIGHT)
+
+    def place_and_count(topology: Topology, free: Free, request: Request) -> Placement | Refusal:
+        computed.append(request.vcpus)
+        return place(topology, free, request)
+
+    monkeypatch.setattr(fit_table, "_REQUESTS", 2)
+    monkeypatch.setattr(fit_table, "place", place_and_count)
+    monkeypatch.setattr(fit_table, "_ANSWERS", 2)
+    table = FitTable(snapshot_of)
+
+    def ask(*sizes: int) -> tuple[int, list[int]]:
+        asked.clear()
+        computed.clear()
+        for vcpus in sizes:
+            table.answers(["a"], Request(vcpus))
+        return len(asked), list(computed)
+
+    assert ask(1, 2, 1, 3) == (3, [1, 2, 3])
+    assert ask(1, 3) == (0, [])
+    table.node_changed("a")
+    assert ask(3, 1) == (2, [1])  # the answer to 1 was older than that to 2, and is gone
+    assert ask(2) == (1, [2])
+
+
+def test_only_what_a_narrowed_machine_could_not_hold_when_empty_never_fits() -> None:
+    narrowed = NodeSnapshot(NodeMachine(EIGHT, CpuMask(0x3F)), Free(CpuMask(0x03), CpuMask(0x03)))
+    table = FitTable(lambda node: narrowed)
+    for vcpus, never in ((4, False), (6, False), (7, True)):
+        answer = table.answers(["a"], Request(vcpus))["a"]
+        assert isinstance(answer, Refusal)
+        assert answer.never is never
 
 
 def test_nodes_that_cannot_be_used_are_refused_and_not_kept() -> None:
