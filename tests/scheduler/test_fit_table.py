@@ -24,6 +24,7 @@ TWO_SOCKETS = make_topology(
     l3_groups=(CpuMask(0x0F), CpuMask(0xF0)),
     cores=EIGHT.cores,
 )
+A, B = NodeName("a"), NodeName("b")
 SIX = Request(6)
 """On one socket."""
 
@@ -57,13 +58,13 @@ def test_a_node_is_asked_again_only_after_it_has_changed() -> None:
 
 
 def test_nodes_in_the_same_state_share_one_placement() -> None:
-    nodes = {"a": snapshot(EIGHT), "b": snapshot(EIGHT)}
+    nodes = {A: snapshot(EIGHT), B: snapshot(EIGHT)}
     answers = FitTable(lambda node: nodes[node]).answers(nodes, SIX)
     first, second = answers.values()
     assert isinstance(first, Candidate)
     assert isinstance(second, Candidate)
     assert first.placement is second.placement
-    assert first == Candidate("a", EIGHT, first.placement, nodes["a"].free, 6)
+    assert first == Candidate(A, EIGHT, first.placement, nodes[A].free, 6)
 
 
 def test_the_request_and_the_state_that_were_not_asked_for_longest_are_dropped(
@@ -89,12 +90,12 @@ def test_the_request_and_the_state_that_were_not_asked_for_longest_are_dropped(
         asked.clear()
         computed.clear()
         for vcpus in sizes:
-            table.answers(["a"], Request(vcpus))
+            table.answers([A], Request(vcpus))
         return len(asked), list(computed)
 
     assert ask(1, 2, 1, 3) == (3, [1, 2, 3])
     assert ask(1, 3) == (0, [])
-    table.node_changed("a")
+    table.node_changed(A)
     assert ask(3, 1) == (2, [1])  # the answer to 1 was older than that to 2, and is gone
     assert ask(2) == (1, [2])
 
@@ -103,7 +104,7 @@ def test_only_what_a_narrowed_machine_could_not_hold_when_empty_never_fits() -> 
     narrowed = NodeSnapshot(NodeMachine(EIGHT, CpuMask(0x3F)), Free(CpuMask(0x03), CpuMask(0x03)))
     table = FitTable(lambda node: narrowed)
     for vcpus, never in ((4, False), (6, False), (7, True)):
-        answer = table.answers(["a"], Request(vcpus))["a"]
+        answer = table.answers([A], Request(vcpus))[A]
         assert isinstance(answer, Refusal)
         assert answer.never is never
 
