@@ -53,3 +53,4 @@ else:
 NO_CPUS = CpuMask(0)
 """The empty set of CPUs."""
 NO_BYTES = Bytes(0)
+"""No memory, or an amount that is not known."""
