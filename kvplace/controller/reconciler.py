@@ -129,10 +129,10 @@ class Reconciler:
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
             nonlocal released
             stored = ledger.claims.get(claim.uid)
-            if stored is None or (only_if_unchanged and stored != claim):
+            if stored is None:  # by an earlier write of ours without an answer, or by somebody else
                 return LedgerChange(), None
-            released = True
-            return LedgerChange(releases=(claim.uid,)), None
+            released = not only_if_unchanged or stored == claim
+            return LedgerChange(releases=(claim.uid,) if released else ()), None
 
         await self._ledgers.change(node, decide)
         if released:

@@ -109,6 +109,7 @@ def test_a_confirmed_claim_of_a_running_pod_is_left_alone_however_old() -> None:
         (replace(BOUND, deleting=True), 1e6, ClaimAction.KEEP),
         (replace(BOUND, node=NodeName("other")), 0, ClaimAction.RELEASE),
         (POD, 11, ClaimAction.KEEP),
+        (POD, 60, ClaimAction.KEEP),
         (POD, 61, ClaimAction.RELEASE),
     ],
     ids=repr,

@@ -44,12 +44,15 @@ async def test_a_claim_is_confirmed_once_its_pod_is_seen_bound(cluster: FaultyCl
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-async def test_the_cores_of_a_pod_that_has_ended_come_free(cluster: FaultyCluster, phase: str) -> None:
+async def test_the_cores_of_a_pod_that_has_ended_come_free(
+    cluster: FaultyCluster, phase: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         await one.bind(pod, "n1")
         cluster.change_pod("default", "vm", phase=phase)
         await one.until(lambda: not one.claims())
+        assert "the claim of a pod that was never bound is released" not in caplog.messages
 
 
 async def test_cores_come_free_at_once_while_confirmations_wait(cluster: FaultyCluster) -> None:
@@ -121,6 +124,7 @@ async def test_a_claim_without_a_binding_is_kept_while_its_bind_may_still_come(
         pod = asking_pod(cluster, "vm")
         cluster.faults.fail(Operation.BIND, Unavailable("no answer"), times=50)
         assert "no answer" in await one.bind(pod, "n1")
+        cluster.faults.fail(Operation.READ_POD, Unavailable("the pod need not be read yet"))
         await one.controller.reconciler.reconcile(NodeName("n1"))
         assert pod.uid in one.claims()
 

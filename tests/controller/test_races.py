@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvplace.controller.controller import ControllerSettings
+from kvplace.controller.metrics import RELEASES
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.ledger import LedgerChange
@@ -76,8 +77,10 @@ async def test_a_bind_that_takes_over_an_old_claim_while_it_is_being_released_ke
         bound = asyncio.create_task(one.bind(pod, "n1"))
         await binding.reached.wait()
         looking.release()
+        released = RELEASES._value.get()
         await mending
         assert pod.uid in one.claims()
+        assert RELEASES._value.get() == released
         binding.release()
         assert await bound == ""
         cluster.resume_watches(LEDGERS)

@@ -262,6 +262,15 @@ def test_owners_that_their_schema_forbids_are_named(owners: Any) -> None:
         read_ledger(SPEC | {"owners": owners})
 
 
+def test_what_is_empty_in_a_claim_is_not_written() -> None:
+    assert claim_document(claim_of("a", 0, since="")) == {
+        "namespace": "default",
+        "pod": "pod-of-a",
+        "policy": "exclusive",
+        "state": "claimed",
+    }
+
+
 def test_the_largest_cpu_id_can_be_owned() -> None:
     assert read_ledger({"owners": {"16383": "a"}, "claims": {}}).owners == {16383: "a"}
 

@@ -96,8 +96,8 @@ def test_the_request_and_the_state_that_were_not_asked_for_longest_are_dropped(
     assert ask(1, 2, 1, 3) == (3, [1, 2, 3])
     assert ask(1, 3) == (0, [])
     table.node_changed(A)
-    assert ask(3, 1) == (2, [1])  # the answer to 1 was older than that to 2, and is gone
-    assert ask(2) == (1, [2])
+    assert ask(3, 2) == (2, [])
+    assert ask(1) == (1, [1])  # its answer was the oldest of three
 
 
 def test_only_what_a_narrowed_machine_could_not_hold_when_empty_never_fits() -> None:
