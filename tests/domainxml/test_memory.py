@@ -123,3 +123,18 @@ def test_a_binding_without_nodes_is_refused() -> None:
 def test_two_numatune_elements_are_refused_as_libvirt_would() -> None:
     with pytest.raises(BadDomainXml, match="2 <numatune> elements"):
         rewrite(domain("<vcpu>4</vcpu><numatune/><numatune/>"), FOUR_VCPUS)
+
+
+@pytest.mark.parametrize("vcpus", [(2, 18, 34, 50), (18, 2, 34, 50), (2, 34, 3, 50)])
+def test_cells_are_not_bound_when_one_of_them_has_vcpus_on_both_nodes(vcpus: tuple[int, ...]) -> None:
+    placement = replace(TWO_NODES, vcpus=tuple(map(CpuId, vcpus)))
+    assert [binding["is"] for binding in bindings(rewrite(domain(TWO_CELLS), placement, NODE_OF_CPU))] == [
+        "memory"
+    ]
+
+
+def test_cells_are_not_bound_when_one_of_them_has_no_vcpus() -> None:
+    without = TWO_CELLS.replace(" cpus='2,3'", "")
+    assert [binding["is"] for binding in bindings(rewrite(domain(without), TWO_NODES, NODE_OF_CPU))] == [
+        "memory"
+    ]
