@@ -104,6 +104,7 @@ async def test_a_pod_that_asks_again_is_not_blocked_by_its_own_claim(cluster: Fa
         assert (await after.filter(pod)).names == ["b"]  # rather than claiming elsewhere, too
         other = asking_pod(cluster, "other", 8)
         assert (await after.filter(other, "b")).names == []
+        assert (await after.filter(pod, "a")).names == ["a"]  # its claim is on a node that is not offered
         assert await after.bind(pod, "b") == ""
 
 

@@ -1,0 +1,64 @@
+"""The fields of the hook sidecar's container that admission completes, beside those that others set."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from kvplace.admission.objects import Pod, typed
+from kvplace.admission.sidecar import COMMAND, FOLDER, VOLUME, add_sidecar_fields
+
+Json = dict[str, Any]
+
+
+def completed(**container: Any) -> Json:
+    """The sidecar's container after admission, made of these fields."""
+    own = {"name": "hook-sidecar-0", "image": "hook", "command": COMMAND, **container}
+    pod: Json = {"metadata": {"name": "launcher"}, "spec": {"containers": [own]}}
+    spec: Json = copy.deepcopy(pod["spec"])
+    add_sidecar_fields(typed(pod, Pod), spec, "pod launcher")
+    found: Json = spec["containers"][0]
+    return found
+
+
+def test_a_sidecar_without_resources_gets_requests_and_limits() -> None:
+    assert completed()["resources"] == {
+        "requests": {"cpu": "10m", "memory": "32Mi"},
+        "limits": {"cpu": "200m", "memory": "64Mi"},
+    }
+
+
+@pytest.mark.parametrize("kind", ["requests", "limits"])
+def test_resources_that_somebody_set_stay_as_they_are(kind: str) -> None:
+    given = {kind: {"cpu": "1"}}
+    assert completed(resources=given)["resources"] == given
+
+
+def test_security_fields_that_are_set_stay_and_others_are_added() -> None:
+    security = completed(securityContext={"readOnlyRootFilesystem": False})["securityContext"]
+    assert security == {"readOnlyRootFilesystem": False, "allowPrivilegeEscalation": False}
+
+
+def test_a_mount_at_our_folder_with_other_content_is_replaced() -> None:
+    other = {"name": "elsewhere", "mountPath": FOLDER}
+    assert completed(volumeMounts=[other])["volumeMounts"] == [
+        {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}
+    ]
+
+
+def test_a_mount_of_ours_with_defaults_of_the_api_server_stays() -> None:
+    ours = {"name": VOLUME, "mountPath": FOLDER, "readOnly": True, "recursiveReadOnly": "Disabled"}
+    assert completed(volumeMounts=[ours])["volumeMounts"] == [ours]
+
+
+def test_a_variable_of_ours_that_reads_another_field_is_replaced() -> None:
+    foreign = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    assert completed(env=[foreign])["env"] == [
+        {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    ]
+
+
+def test_lists_that_are_null_count_as_missing() -> None:
+    assert completed(env=None, volumeMounts=None)["env"][0]["name"] == "NODE_NAME"
