@@ -31,7 +31,7 @@ def test_a_sidecar_without_resources_gets_requests_and_limits() -> None:
 
 
 @pytest.mark.parametrize("kind", ["requests", "limits"])
-def test_resources_that_somebody_set_stay_as_they_are(kind: str) -> None:
+def test_resources_that_are_set_stay_as_they_are(kind: str) -> None:
     given = {kind: {"cpu": "1"}}
     assert completed(resources=given)["resources"] == given
 
