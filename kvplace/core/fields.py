@@ -69,6 +69,13 @@ class Fields:
             raise self.bad(key, f"a whole number from {least} to {most}")
         return value
 
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Read true or false."""
+        value = self.raw.get(key, default)
+        if not isinstance(value, bool):
+            raise self.bad(key, "true or false")
+        return value
+
     def ids(self, key: str) -> tuple[int, ...]:
         """Read a list of ids; a missing one is empty."""
         value = self.raw.get(key, [])

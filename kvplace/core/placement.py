@@ -28,6 +28,7 @@ from kvplace.core.strict_json import Json, shown
 PLACEMENT = "kvplace.io/placement"
 VERSION = 1
 _MAX_TEXT = 256 * 1024
+_MAX_REVISION = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,10 @@ class PodPlacement:
     """The fingerprint of the topology that the CPUs were chosen on."""
     on_failure: OnFailure
     placement: Placement
+    enforced: bool = False
+    """Whether an agent keeps other containers off the owned CPUs; the VM must not start before it does."""
+    revision: int = 1
+    """1 at the bind, one more each time that the running pod gets other CPUs."""
 
     @classmethod
     def floating(cls, *, pod_uid: PodUid, node: NodeName) -> PodPlacement:
@@ -125,6 +130,10 @@ class PodPlacement:
         document |= write_guest_cells(placement.guest_cells)
         document["sockets"] = list(placement.packages)
         document["l3"] = list(placement.l3_groups)
+        if self.enforced:
+            document["enforced"] = True
+        if self.revision != 1:
+            document["revision"] = self.revision
         return document
 
     def to_json(self) -> str:
@@ -180,6 +189,8 @@ def _read(fields: Fields) -> PodPlacement:
             l3_groups=fields.ids("l3"),
             guest_cells=read_guest_cells(fields, vcpus=len(fields.ids("vcpus"))),
         ),
+        enforced=fields.flag("enforced", default=False),
+        revision=fields.whole("revision", _MAX_REVISION, least=1, default=1),
     )
     _check(bound.placement)
     return bound

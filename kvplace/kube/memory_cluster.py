@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.placement import PLACEMENT
@@ -186,11 +187,22 @@ class MemoryCluster:
             self.put_topology(name, topology)
         return record
 
-    def put_topology(self, node: str, topology: Topology, *, kubelet_cpus: int = 0) -> None:
+    def put_topology(
+        self,
+        node: str,
+        topology: Topology,
+        *,
+        kubelet_cpus: int = 0,
+        enforcement: Enforcement = Enforcement.NONE,
+    ) -> None:
         """Publish a node's machine, and what the kubelet's static policy holds of it, as its agent does."""
         version = self._next_version()
         record = TopologyRecord(
-            NodeName(node), topology, kubelet_cpus=CpuMask(kubelet_cpus), resource_version=version
+            NodeName(node),
+            topology,
+            kubelet_cpus=CpuMask(kubelet_cpus),
+            resource_version=version,
+            enforcement=enforcement,
         )
         self._topologies.put(node, record)
 

@@ -15,6 +15,7 @@ import msgspec
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadTopology, Corrupt
 from kvplace.core.ledger import Ledger, read_ledger
 from kvplace.core.placement import PLACEMENT
@@ -116,9 +117,10 @@ class CustomObject(_ApiObject, frozen=True):
 
 
 class TopologyStatus(_ApiObject, frozen=True):
-    """The one field of a NodeTopology's status that placing depends on."""
+    """The fields of a NodeTopology's status that `serve` reads."""
 
     kubelet_cpus: str = ""
+    enforcement: Enforcement = Enforcement.NONE
 
 
 class ListMeta(_ApiObject, frozen=True):
@@ -202,19 +204,20 @@ class TopologyReader:
         metadata = document.metadata
         version = (metadata.uid, metadata.generation)
         topology, problem = self._machines.get(version), ""
-        kubelet_cpus = NO_CPUS
+        kubelet_cpus, enforcement = NO_CPUS, Enforcement.NONE
         try:
             if topology is None:
                 topology = read_topology(_JSON.decode(document.spec))
                 if metadata.generation:
                     self._machines[version] = topology
             status = _STATUS.decode(document.status)
-            held = status.kubelet_cpus if status else ""
-            kubelet_cpus = parse_cpu_list(held, what="status.kubeletCpus")
+            if status is not None:
+                kubelet_cpus = parse_cpu_list(status.kubelet_cpus, what="status.kubeletCpus")
+                enforcement = status.enforcement
         except (BadTopology, ValueError, *NOT_JSON) as error:
             topology, problem = None, str(error)
         return TopologyRecord(
-            NodeName(metadata.name), topology, problem, kubelet_cpus, metadata.resource_version
+            NodeName(metadata.name), topology, problem, kubelet_cpus, metadata.resource_version, enforcement
         )
 
 

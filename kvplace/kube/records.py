@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
@@ -61,6 +62,8 @@ class TopologyRecord:
     kubelet_cpus: CpuMask = NO_CPUS
     """CPUs that the kubelet's own static policy holds there."""
     resource_version: str = ""
+    enforcement: Enforcement = Enforcement.NONE
+    """How its agent keeps other containers off owned CPUs."""
 
     def allows_same_placements(self, other: TopologyRecord) -> bool:
         """Say whether placing is the same with both: an agent writes more often than a machine changes."""

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Protocol
 
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.scalars import NodeName
 from kvplace.kube.ledgers import LedgerClient, Ledgers
@@ -67,6 +68,11 @@ class NodeCache:
             if node in self.nodes.records:
                 self._machines[node] = machine
         return machine
+
+    def enforces(self, node: NodeName) -> bool:
+        """Return whether an agent keeps all other containers off the CPUs that are owned on a node."""
+        described = self.topologies.get(node)
+        return described is not None and described.enforcement is not Enforcement.NONE
 
     def ledger(self, node: NodeName) -> Ledger:
         """Return the newest known ledger of a node; an empty one when it has none yet."""

@@ -19,11 +19,12 @@ def binding_annotations(
     *,
     pod_uid: PodUid,
     node: NodeName,
+    enforced: bool = False,
     explanation: str = "",
 ) -> dict[str, str]:
-    """Write a placement as annotations of its pod."""
+    """Write a placement as annotations of its pod; `enforced` says that the node's agent guards its CPUs."""
     on_failure = pod_request.request.options.on_failure
-    bound = PodPlacement(pod_uid, node, topology.fingerprint, on_failure, placement)
+    bound = PodPlacement(pod_uid, node, topology.fingerprint, on_failure, placement, enforced)
     annotations = {
         PLACEMENT: bound.to_json(),
         CPU_MAP: write_cpu_map(topology, placement.cpus_in_order),

@@ -150,6 +150,7 @@ class Binder:
             pod_request,
             pod_uid=args.uid,
             node=args.node,
+            enforced=self._cache.enforces(args.node),
             explanation=asking.explanation,
         )
         await self._bind_pod(args, decision.claim, annotations, deadline)

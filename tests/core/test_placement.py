@@ -56,6 +56,8 @@ def pod_placements(draw: st.DrawFn) -> PodPlacement:
                 )
             ),
         ),
+        enforced=draw(st.booleans()),
+        revision=draw(st.integers(1, 2**31 - 1)),
     )
 
 
@@ -111,6 +113,11 @@ def test_the_placement_is_written_in_the_words_of_its_contract() -> None:
     }
 
 
+def test_what_an_agent_adds_to_a_placement_is_written_only_where_it_says_more_than_the_default() -> None:
+    text = replace(PLACED, enforced=True, revision=2).to_json()
+    assert json.loads(text) == DOCUMENT | {"enforced": True, "revision": 2}
+
+
 def test_what_a_guest_sees_of_the_host_is_written_only_for_guests_that_asked() -> None:
     cells = (
         GuestCell(0, node=NumaId(0), vcpus=(0, 1), memory=4 * GIB, distances=(10, 21), threads=2),
@@ -136,6 +143,7 @@ def test_what_a_guest_sees_of_the_host_is_written_only_for_guests_that_asked() -
 def test_a_placement_of_only_what_the_hook_needs_is_enough() -> None:
     needed = ("version", "podUid", "node", "policy", "vcpus", "cpus")
     bound = PodPlacement.from_json(json.dumps({key: DOCUMENT[key] for key in needed} | {"later": [1]}))
+    assert (bound.enforced, bound.revision) == (False, 1)
     assert bound.placement == Placement(
         Policy.EXCLUSIVE, (CpuId(2), CpuId(34), CpuId(3), CpuId(35)), mask_of([2, 3, 34, 35])
     )
@@ -172,6 +180,10 @@ def test_a_bare_cpu_map_gives_each_vcpu_its_cpu_in_order_and_leaves_memory_alone
     [
         ({"version": 2}, "has version 2; this program reads version 1, use matching releases"),
         ({"version": None}, "has version null; this program reads version 1, use matching releases"),
+        ({"enforced": "yes"}, "enforced is 'yes'; it must be true or false"),
+        ({"enforced": 1}, "enforced is 1; it must be true or false"),
+        ({"revision": 0}, "revision is 0; it must be a whole number from 1 to "),
+        ({"revision": True}, "revision is true; it must be a whole number from 1 to "),
         ({"podUid": 7}, "podUid is 7; it must be a string"),
         ({"policy": "mine"}, "policy is 'mine'; it must be one of exclusive, share, numa, immovable, none"),
         ({"vcpus": [2, 2, 3, 35]}, "vcpus gives one CPU to two vCPUs"),

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.scalars import CpuMask, NodeName, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.core.topology_document import topology_document
@@ -203,3 +204,27 @@ def test_what_the_kubelet_holds_is_read_from_the_status_of_a_machine_that_is_kno
         known, held, problem = seen(junk)
         assert (known, held) == (False, 0)
         assert problem
+
+
+@pytest.mark.parametrize(
+    ("status", "enforcement"),
+    [
+        ({}, Enforcement.NONE),
+        ({"enforcement": "none"}, Enforcement.NONE),
+        ({"enforcement": "nri"}, Enforcement.NRI),
+        ({"enforcement": "cgroup"}, Enforcement.CGROUP),
+    ],
+)
+def test_how_a_node_enforces_is_read_from_the_status(status: Any, enforcement: Enforcement) -> None:
+    document = custom(topology_document(topology_of_cpu_map({PackageId(0): CpuMask(0b1111)})))
+    raw = msgspec.Raw(json.dumps(status).encode())
+    record = TopologyReader().record(msgspec.structs.replace(document, status=raw))
+    assert (record.enforcement, record.problem) == (enforcement, "")
+
+
+def test_a_way_of_enforcing_that_is_not_known_is_a_problem_with_its_field() -> None:
+    document = custom(topology_document(topology_of_cpu_map({PackageId(0): CpuMask(0b1111)})))
+    status = msgspec.Raw(b'{"enforcement": "magic"}')
+    record = TopologyReader().record(msgspec.structs.replace(document, status=status))
+    assert (record.topology, record.enforcement) == (None, Enforcement.NONE)
+    assert "enforcement" in record.problem

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Forbidden
 from kvplace.core.ledger import ClaimState, Ledger
 from kvplace.core.request import OnFailure, Policy, Request
@@ -48,6 +49,19 @@ async def test_a_bound_pod_has_node_cores_and_claim(cluster: Counting) -> None:
         assert (claim.owned, claim.cpus, claim.state) == (0b111, 0b111, ClaimState.CLAIMED)
         assert (claim.namespace, claim.pod, claim.vmi) == ("default", "vm", "vm")
         cluster.ledger("a").check()
+
+
+@pytest.mark.parametrize(
+    ("enforcement", "enforced"),
+    [(Enforcement.NONE, False), (Enforcement.NRI, True), (Enforcement.CGROUP, True)],
+)
+async def test_a_placement_says_whether_the_nodes_agent_guards_its_cpus(
+    cluster: Counting, enforcement: Enforcement, enforced: bool
+) -> None:
+    cluster.put_topology("a", EIGHT, enforcement=enforcement)
+    async with replica(cluster, controller=False) as one:
+        assert await one.bind(asking_pod(cluster, "vm", 3), "a") == ""
+    assert cluster.placement("vm").enforced is enforced
 
 
 async def test_the_claim_is_stored_before_the_pod_is_bound(cluster: Counting) -> None:

@@ -1,0 +1,16 @@
+"""How a node keeps other containers off the CPUs that its VMs own; its agent says so in the NodeTopology."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Enforcement(Enum):
+    """What sets the cpusets of a node's containers: `status.enforcement` of its NodeTopology."""
+
+    NONE = "none"
+    """Nothing: there is no agent, or it only observes."""
+    NRI = "nri"
+    """The agent's NRI plugin, from the first instruction of every container."""
+    CGROUP = "cgroup"
+    """The agent writes cgroups after a container was created."""
