@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of
-from kvplace.core.errors import Conflict, Corrupt
+from kvplace.core.errors import BadAnnotation, Conflict, Corrupt
 from kvplace.core.fields import Fields
 from kvplace.core.huge_pages import plain_bytes, write_page_counts
-from kvplace.core.placement import Placement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId, PodUid
 from kvplace.core.strict_json import shown
@@ -26,6 +26,18 @@ from kvplace.core.strict_json import shown
 
 class OwnershipConflict(Conflict):
     """A write would hand a CPU from one owner to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relocation:
+    """Other cores that a running pod is getting.
+
+    Until the node's agent has confirmed them, the pod's claim holds its present cores and these.
+    """
+
+    next: PodPlacement
+    previous: PodPlacement | None = None
+    """The placement to go back to; None for a pod that had none."""
 
 
 class ClaimState(Enum):
@@ -54,6 +66,8 @@ class Claim:
     huge_pages: Mapping[NumaId, Mapping[Bytes, int]]
     since: str
     """When it was claimed, RFC 3339."""
+    relocation: Relocation | None = None
+    """The change under way; everything above then includes what both placements need."""
 
     @property
     def plain_memory(self) -> dict[NumaId, Bytes]:
@@ -233,8 +247,16 @@ def claim_document(claim: Claim) -> dict[str, Any]:
         "memory": {str(node): count for node, count in claim.memory.items()},
         "hugePages": {str(node): write_page_counts(pages) for node, pages in claim.huge_pages.items()},
         "since": claim.since,
+        "next": {} if claim.relocation is None else _relocation_document(claim.relocation),
     }
     return {key: value for key, value in document.items() if value not in ("", {})}
+
+
+def _relocation_document(relocation: Relocation) -> dict[str, str]:
+    document = {"placement": relocation.next.to_json()}
+    if relocation.previous is not None:
+        document["previous"] = relocation.previous.to_json()
+    return document
 
 
 def read_ledger(spec: object) -> Ledger:
@@ -273,7 +295,19 @@ def _read_claim(uid: PodUid, fields: Fields) -> Claim:
         memory=fields.bytes_by_node("memory"),
         huge_pages=fields.pages_by_node("hugePages"),
         since=fields.text("since", ""),
+        relocation=_read_relocation(fields.fields("next")) if fields.raw.get("next") else None,
     )
+
+
+def _read_relocation(fields: Fields) -> Relocation:
+    previous = fields.text("previous", "")
+    try:
+        return Relocation(
+            next=PodPlacement.from_json(fields.text("placement")),
+            previous=PodPlacement.from_json(previous) if previous else None,
+        )
+    except BadAnnotation as error:
+        raise ValueError(f"its next or previous placement cannot be read: {error}") from None
 
 
 def _cpu_id(text: str) -> CpuId:

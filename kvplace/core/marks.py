@@ -4,6 +4,8 @@ from __future__ import annotations
 
 PLACED_LABEL = "kvplace.io/placed"
 """Label, value `true`, of every pod that pod admission wrote a request on; watches select by it."""
+EDITED_LABEL = "kvplace.io/edited"
+"""Label, value `true`, of a VMI whose asking annotations were edited while it ran; watches select by it."""
 MARKER_RESOURCE = "kvplace.io/vm"
 """Extended resource that no node offers; `managedResources` of the extender's configuration names it."""
 RELEASED_AT = "kvplace.io/released-at"

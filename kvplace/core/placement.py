@@ -21,7 +21,8 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.fields import Fields
 from kvplace.core.guest_cells import GuestCell, read_guest_cells, write_guest_cells
 from kvplace.core.huge_pages import write_page_counts
-from kvplace.core.request import NumaMemory, OnFailure, Policy
+from kvplace.core.options_json import options_document, read_options_document
+from kvplace.core.request import NumaMemory, OnFailure, PinningOptions, Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NodeName, NumaId, PackageId, PodUid
 from kvplace.core.strict_json import Json, shown
 
@@ -90,6 +91,8 @@ class PodPlacement:
     """Whether an agent keeps other containers off the owned CPUs; the VM must not start before it does."""
     revision: int = 1
     """1 at the bind, one more each time that the running pod gets other CPUs."""
+    options: PinningOptions | None = None
+    """The options that this revision answers; None: those of the pod's request."""
 
     @classmethod
     def floating(cls, *, pod_uid: PodUid, node: NodeName) -> PodPlacement:
@@ -134,6 +137,8 @@ class PodPlacement:
             document["enforced"] = True
         if self.revision != 1:
             document["revision"] = self.revision
+        if self.options is not None:
+            document["options"] = options_document(self.options)
         return document
 
     def to_json(self) -> str:
@@ -191,6 +196,7 @@ def _read(fields: Fields) -> PodPlacement:
         ),
         enforced=fields.flag("enforced", default=False),
         revision=fields.whole("revision", _MAX_REVISION, least=1, default=1),
+        options=read_options_document(fields.fields("options")) if "options" in fields.raw else None,
     )
     _check(bound.placement)
     return bound

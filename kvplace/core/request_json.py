@@ -13,20 +13,11 @@ from kvplace.core.contradictions import contradiction_in
 from kvplace.core.errors import BadBody
 from kvplace.core.fields import Fields
 from kvplace.core.huge_pages import bytes_in_pages, write_page_counts
+from kvplace.core.options_json import OPTION_KEYS, options_document, read_options_document
 from kvplace.core.quantity import about_bytes, parse_memory
-from kvplace.core.request import MAX_VCPUS, GuestNuma, NumaMemory, PinningOptions, Policy, Request, Smt
+from kvplace.core.request import MAX_VCPUS, GuestNuma, NumaMemory, Policy, Request, Smt
 from kvplace.core.strict_json import Json, shown
 
-OPTION_KEYS = {
-    "cpuSet": "scope",
-    "policy": "policy",
-    "smt": "smt",
-    "emulatorThreads": "emulator_threads",
-    "numaMemory": "numa_memory",
-    "guestNuma": "guest_numa",
-    "onFailure": "on_failure",
-}
-"""Field of `PinningOptions` by the key that sets it."""
 REQUEST_KEYS = ("vcpus", *OPTION_KEYS, "memory", "hugepages", "ioThreads")
 MAX_IO_THREADS = 65535
 _MOST_ID = 256
@@ -35,10 +26,9 @@ _KEYS = {Policy: "policy", Smt: "smt", NumaMemory: "numaMemory", GuestNuma: "gue
 
 def request_document(request: Request) -> Json:
     """Write a request; `read_request` gives it back unchanged."""
-    options = {key: getattr(request.options, field).value for key, field in OPTION_KEYS.items()}
     return {
         "vcpus": request.vcpus,
-        **options,
+        **options_document(request.options),
         "memory": request.memory,
         "hugepages": write_page_counts(request.huge_pages),
         "ioThreads": request.io_threads,
@@ -47,14 +37,9 @@ def request_document(request: Request) -> Json:
 
 def read_request(fields: Fields) -> Request:
     """Read a request, where all but `vcpus` may be missing; raises ValueError that names the field."""
-    defaults = PinningOptions()
-    options = {
-        field: fields.word(key, type(getattr(defaults, field)), getattr(defaults, field))
-        for key, field in OPTION_KEYS.items()
-    }
     return Request(
         vcpus=fields.whole("vcpus", MAX_VCPUS, least=1),
-        options=PinningOptions(**options),
+        options=read_options_document(fields),
         memory=fields.bytes("memory", 0),
         huge_pages={size: count for size, count in fields.page_counts("hugepages").items() if count},
         io_threads=fields.whole("ioThreads", MAX_IO_THREADS, default=0),

@@ -8,8 +8,9 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import PlainValidator, WithJsonSchema
 
 from kvplace.core.errors import BadBody
+from kvplace.core.options_json import OPTION_KEYS
 from kvplace.core.request import MAX_VCPUS, PinningOptions, Policy, Request
-from kvplace.core.request_json import MAX_IO_THREADS, OPTION_KEYS, request_of
+from kvplace.core.request_json import MAX_IO_THREADS, request_of
 from kvplace.core.strict_json import shown
 from kvplace.documents.model import DIALECT, checked_by
 

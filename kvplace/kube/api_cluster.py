@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kvplace.core.errors import Conflict
+from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import LedgerChange, merge_patch
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_errors import Missing, Rejected, decoded
@@ -36,9 +36,11 @@ from kvplace.kube.objects import (
     PodObject,
     TopologyReader,
     VersionOnly,
+    VmiObject,
     ledger_record,
     node_record,
     pod_record,
+    vmi_record,
 )
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.session import METADATA_ONLY, Call, Session, path_of
@@ -48,6 +50,7 @@ from kvplace.kube.watches import (
     NODES,
     PODS,
     TOPOLOGIES,
+    VMIS,
     Kind,
     Selector,
     WatchEvent,
@@ -90,6 +93,12 @@ class ApiCluster:
             NODES: Resource.of("nodes", path_of("api", "v1", "nodes"), _NODE, node_record),
             TOPOLOGIES: _custom("nodetopologies", TopologyReader().record),
             LEDGERS: _custom("nodeledgers", self._ledger_record),
+            VMIS: Resource.of(
+                "virtualmachineinstances",
+                path_of("apis", "kubevirt.io", "v1", "virtualmachineinstances"),
+                _VMI,
+                vmi_record,
+            ),
         }
         self._written: OrderedDict[tuple[str, str], LedgerRecord] = OrderedDict()
 
@@ -137,6 +146,31 @@ class ApiCluster:
         """Read a pod as the API server has it now; None when there is none."""
         body = await self._get("pods", path_of("api", "v1", "namespaces", namespace, "pods", name), name)
         return None if body is None else pod_record(decoded(_POD, body, "pods"))
+
+    async def replace_placement(
+        self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str]
+    ) -> None:
+        """Write the next revision of a bound pod's placement, with its cpu-map, in one write.
+
+        Raises Refused when the pod is gone or another one, and Conflict when the revision does not follow
+        the stored one.
+        """
+        try:
+            await self._session.request(
+                Call(
+                    "patch",
+                    "pods",
+                    path_of("api", "v1", "namespaces", namespace, "pods", pod),
+                    name=f"{namespace}/{pod}",
+                    query={"fieldManager": FIELD_MANAGER},
+                    body=_encode({"metadata": {"uid": uid, "annotations": dict(annotations)}}),
+                    accept=METADATA_ONLY,
+                )
+            )
+        except Conflict as error:
+            raise Refused(f"pod {namespace}/{pod} with UID {uid} is gone: {error}") from error
+        except Rejected as error:
+            raise Conflict(f"pod {namespace}/{pod}: {error}") from error
 
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Read a VirtualMachineInstance as JSON; None when there is none."""
@@ -310,6 +344,7 @@ class ApiCluster:
 
 
 _POD = msgspec.json.Decoder(PodObject)
+_VMI = msgspec.json.Decoder(VmiObject)
 _NODE = msgspec.json.Decoder(NodeObject)
 _CUSTOM = msgspec.json.Decoder(CustomObject)
 _VERSION = msgspec.json.Decoder(VersionOnly)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -20,19 +20,21 @@ from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
-from kvplace.core.placement import PLACEMENT
+from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecord
 from kvplace.kube.object_log import ObjectLog
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, PodReport, TopologyRecord, VmiRecord
 from kvplace.kube.watches import (
+    EDITED_VMIS,
     EVERYTHING,
     LEDGERS,
     NODES,
     PLACED_PODS,
     PODS,
     TOPOLOGIES,
+    VMIS,
     Kind,
     Selector,
     WatchEvent,
@@ -53,11 +55,13 @@ class MemoryCluster:
         self._nodes = ObjectLog(NODES)
         self._topologies = ObjectLog(TOPOLOGIES)
         self._ledgers = ObjectLog(LEDGERS)
+        self._edited_vmis = ObjectLog(VMIS)
         self._logs: Mapping[Kind[Any, Any], ObjectLog[Any]] = {
             PODS: self._pods,
             NODES: self._nodes,
             TOPOLOGIES: self._topologies,
             LEDGERS: self._ledgers,
+            VMIS: self._edited_vmis,
         }
         self._pod_annotations: dict[str, dict[str, str]] = {}
         self._vmis: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -89,6 +93,26 @@ class MemoryCluster:
                 placement=held.get(PLACEMENT, record.placement),
                 cpu_map=held.get(CPU_MAP, record.cpu_map),
             )
+        )
+
+    async def replace_placement(
+        self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str]
+    ) -> None:
+        await asyncio.sleep(0)
+        record = self._pod(namespace, pod)
+        where = f"pod {namespace}/{pod}"
+        if record.uid != uid:
+            raise Refused(f"{where} has UID {record.uid}, not {uid}: it was created again")
+        stored = PodPlacement.from_json(record.placement).revision if record.placement else 0
+        written = PodPlacement.from_json(annotations[PLACEMENT])
+        if annotations[PLACEMENT] != record.placement and (
+            written.revision != stored + 1 or written.pod_uid != uid or written.node != record.node
+        ):
+            raise Conflict(f"{where} has revision {stored} of its placement, {written.revision} is not next")
+        held = self._pod_annotations.setdefault(uid, {})
+        held.update(annotations)
+        self._put_pod(
+            replace(record, placement=annotations[PLACEMENT], cpu_map=held.get(CPU_MAP, record.cpu_map))
         )
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
@@ -194,6 +218,7 @@ class MemoryCluster:
         *,
         kubelet_cpus: int = 0,
         enforcement: Enforcement = Enforcement.NONE,
+        pods: Iterable[PodReport] = (),
     ) -> None:
         """Publish a node's machine, and what the kubelet's static policy holds of it, as its agent does."""
         version = self._next_version()
@@ -203,12 +228,22 @@ class MemoryCluster:
             kubelet_cpus=CpuMask(kubelet_cpus),
             resource_version=version,
             enforcement=enforcement,
+            pods={report.uid: report for report in pods},
         )
         self._topologies.put(node, record)
 
     def put_vmi(self, namespace: str, name: str, document: Mapping[str, Any]) -> None:
         """Create or replace a VirtualMachineInstance."""
         self._vmis[namespace, name] = document
+
+    def edit_vmi(self, namespace: str, name: str, uid: str, asking: Mapping[str, str]) -> None:
+        """Edit the asking annotations of a running VMI, as its owner does and admission then marks it."""
+        record = VmiRecord(namespace, name, uid, dict(asking), self._next_version())
+        self._edited_vmis.put((namespace, name), record, EDITED_VMIS.labels)
+
+    def edit_pod(self, namespace: str, name: str, asking: Mapping[str, str]) -> None:
+        """Edit the asking annotations of a plain pod."""
+        self._put_pod(replace(self._pod(namespace, name), asking=dict(asking)))
 
     # Inside.
 

@@ -12,7 +12,22 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from kvplace.core.annotations import REQUEST
+from kvplace.core.annotations import (
+    ASKING,
+    CPU_POLICY,
+    CPU_SET,
+    CRANE_AWARENESS,
+    CRANE_MANAGER,
+    CRANE_POLICY,
+    EMULATOR_THREADS,
+    EXPLAIN,
+    GUEST_NUMA,
+    KVPLACE_CPU_SET,
+    NUMA_MEMORY,
+    ON_FAILURE,
+    REQUEST,
+    SMT,
+)
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
@@ -23,7 +38,14 @@ from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.api_errors import NOT_JSON
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.records import (
+    LedgerRecord,
+    NodeRecord,
+    PodRecord,
+    PodReport,
+    TopologyRecord,
+    VmiRecord,
+)
 
 COMPUTE = "compute"
 """The container of a virt-launcher pod in which QEMU runs."""
@@ -40,6 +62,37 @@ class Annotations(_ApiObject, frozen=True):
     request: str = msgspec.field(name=REQUEST, default="")
     placement: str = msgspec.field(name=PLACEMENT, default="")
     cpu_map: str = msgspec.field(name=CPU_MAP, default="")
+    kvplace_cpu_set: str | None = msgspec.field(name=KVPLACE_CPU_SET, default=None)
+    cpu_policy: str | None = msgspec.field(name=CPU_POLICY, default=None)
+    smt: str | None = msgspec.field(name=SMT, default=None)
+    emulator_threads: str | None = msgspec.field(name=EMULATOR_THREADS, default=None)
+    numa_memory: str | None = msgspec.field(name=NUMA_MEMORY, default=None)
+    guest_numa: str | None = msgspec.field(name=GUEST_NUMA, default=None)
+    on_failure: str | None = msgspec.field(name=ON_FAILURE, default=None)
+    explain: str | None = msgspec.field(name=EXPLAIN, default=None)
+    cpu_set: str | None = msgspec.field(name=CPU_SET, default=None)
+    crane_policy: str | None = msgspec.field(name=CRANE_POLICY, default=None)
+    crane_awareness: str | None = msgspec.field(name=CRANE_AWARENESS, default=None)
+    crane_manager: str | None = msgspec.field(name=CRANE_MANAGER, default=None)
+
+    @property
+    def asking(self) -> dict[str, str]:
+        """The annotations that ask for cores."""
+        values = (
+            self.kvplace_cpu_set,
+            self.cpu_policy,
+            self.smt,
+            self.emulator_threads,
+            self.numa_memory,
+            self.guest_numa,
+            self.on_failure,
+            self.explain,
+            self.cpu_set,
+            self.crane_policy,
+            self.crane_awareness,
+            self.crane_manager,
+        )
+        return {key: value for key, value in zip(ASKING, values, strict=True) if value is not None}
 
 
 class OwnerReference(_ApiObject, frozen=True):
@@ -102,6 +155,12 @@ class PodObject(_ApiObject, frozen=True):
     status: PodStatus = PodStatus()
 
 
+class VmiObject(_ApiObject, frozen=True):
+    """A VirtualMachineInstance."""
+
+    metadata: ObjectMeta
+
+
 class NodeObject(_ApiObject, frozen=True):
     """A node."""
 
@@ -116,11 +175,23 @@ class CustomObject(_ApiObject, frozen=True):
     status: msgspec.Raw = msgspec.Raw(b"{}")
 
 
+class PodReportObject(_ApiObject, frozen=True):
+    """An entry of `status.pods` of a NodeTopology."""
+
+    uid: str
+    revision: int = 0
+    pinned: bool = False
+    running: bool = False
+    failed_revision: int = 0
+    drift: str = ""
+
+
 class TopologyStatus(_ApiObject, frozen=True):
     """The fields of a NodeTopology's status that `serve` reads."""
 
     kubelet_cpus: str = ""
     enforcement: Enforcement = Enforcement.NONE
+    pods: tuple[PodReportObject, ...] = ()
 
 
 class ListMeta(_ApiObject, frozen=True):
@@ -173,6 +244,19 @@ def pod_record(pod: PodObject) -> PodRecord:
             and container.state.terminated is not None
             for container in status.container_statuses or ()
         ),
+        asking={} if vmi is not _NO_OWNER else annotations.asking,
+        resource_version=metadata.resource_version,
+    )
+
+
+def vmi_record(vmi: VmiObject) -> VmiRecord:
+    """Cut a VMI down to its record."""
+    metadata = vmi.metadata
+    return VmiRecord(
+        namespace=metadata.namespace,
+        name=metadata.name,
+        uid=metadata.uid,
+        asking=(metadata.annotations or _NO_ANNOTATIONS).asking,
         resource_version=metadata.resource_version,
     )
 
@@ -205,6 +289,7 @@ class TopologyReader:
         version = (metadata.uid, metadata.generation)
         topology, problem = self._machines.get(version), ""
         kubelet_cpus, enforcement = NO_CPUS, Enforcement.NONE
+        pods: dict[PodUid, PodReport] = {}
         try:
             if topology is None:
                 topology = read_topology(_JSON.decode(document.spec))
@@ -214,11 +299,22 @@ class TopologyReader:
             if status is not None:
                 kubelet_cpus = parse_cpu_list(status.kubelet_cpus, what="status.kubeletCpus")
                 enforcement = status.enforcement
+                pods = {PodUid(pod.uid): _pod_report(pod) for pod in status.pods}
         except (BadTopology, ValueError, *NOT_JSON) as error:
             topology, problem = None, str(error)
         return TopologyRecord(
-            NodeName(metadata.name), topology, problem, kubelet_cpus, metadata.resource_version, enforcement
+            NodeName(metadata.name),
+            topology,
+            problem,
+            kubelet_cpus,
+            metadata.resource_version,
+            enforcement,
+            pods,
         )
+
+
+def _pod_report(pod: PodReportObject) -> PodReport:
+    return PodReport(PodUid(pod.uid), pod.revision, pod.pinned, pod.running, pod.failed_revision, pod.drift)
 
 
 def ledger_record(document: CustomObject) -> LedgerRecord:

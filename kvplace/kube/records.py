@@ -6,7 +6,8 @@ five thousand pods cheap. Annotations stay texts here; core reads their content 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Ledger
@@ -38,7 +39,38 @@ class PodRecord:
     vmi_uid: str = ""
     compute_terminated: bool = False
     """Whether the container `compute`, the one with QEMU, has ended."""
+    asking: Mapping[str, str] = field(default_factory=dict)
+    """The annotations of a plain pod that ask for cores; a VM asks on its VMI."""
     resource_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VmiRecord:
+    """A VirtualMachineInstance whose annotations were edited while it ran."""
+
+    namespace: str
+    name: str
+    uid: str
+    asking: Mapping[str, str] = field(default_factory=dict)
+    """Its annotations that ask for cores."""
+    resource_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodReport:
+    """What the agent of a node reports about one pod with a claim: an entry of NodeTopology's status.pods."""
+
+    uid: PodUid
+    revision: int = 0
+    """The revision of the placement whose affinities were read back last; 0: none yet."""
+    pinned: bool = False
+    """Whether every thread is where that revision says."""
+    running: bool = False
+    """Whether a container of the pod that uses its CPUs exists on the node."""
+    failed_revision: int = 0
+    """The newest revision that the agent could not carry out and has undone; 0: none."""
+    drift: str = ""
+    """What differs from the placement, or why a revision failed, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +96,8 @@ class TopologyRecord:
     resource_version: str = ""
     enforcement: Enforcement = Enforcement.NONE
     """How its agent keeps other containers off owned CPUs."""
+    pods: Mapping[PodUid, PodReport] = field(default_factory=dict)
+    """What the agent reports about each pod with a claim."""
 
     def allows_same_placements(self, other: TopologyRecord) -> bool:
         """Say whether placing is the same with both: an agent writes more often than a machine changes."""

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from kvplace.core.marks import PLACED_LABEL
+from kvplace.core.marks import EDITED_LABEL, PLACED_LABEL
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord, VmiRecord
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -48,6 +48,9 @@ NODES: Kind[NodeName, NodeRecord] = Kind(
 TOPOLOGIES: Kind[NodeName, TopologyRecord] = Kind(
     "nodetopologies", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
 )
+VMIS: Kind[str, VmiRecord] = Kind(
+    "virtualmachineinstances", lambda record: record.uid, {NAME_FIELD: lambda record: record.name}
+)
 LEDGERS: Kind[NodeName, LedgerRecord] = Kind(
     "nodeledgers", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
 )
@@ -77,6 +80,8 @@ class Selector:
 EVERYTHING = Selector()
 PLACED_PODS = Selector(labels={PLACED_LABEL: "true"})
 """Pods that ask for cores: pod admission labels them."""
+EDITED_VMIS = Selector(labels={EDITED_LABEL: "true"})
+"""VMIs whose asking annotations were edited while they ran: admission labels them."""
 
 
 @dataclass(frozen=True, slots=True)

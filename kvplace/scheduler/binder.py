@@ -17,16 +17,16 @@ from typing import Protocol
 from kvplace.core.allocator.allocate import place
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
-from kvplace.core.placement import Placement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.request_document import PodRequest
+from kvplace.core.result_annotations import floating_annotations, result_annotations
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecorder, floating, placed, pod_reference
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
-from kvplace.scheduler.annotations import binding_annotations, floating_annotations
 from kvplace.scheduler.claims import is_bound_with, placement_of_claim, rfc3339
 from kvplace.scheduler.extender_protocol import BindingArgs
 from kvplace.scheduler.holds import Holds
@@ -144,14 +144,16 @@ class Binder:
         if placement is None:
             await self._leave_to_controller(args, decision.claim)
             return
-        annotations = binding_annotations(
-            decision.topology,
+        bound = PodPlacement(
+            args.uid,
+            args.node,
+            decision.topology.fingerprint,
+            pod_request.request.options.on_failure,
             placement,
-            pod_request,
-            pod_uid=args.uid,
-            node=args.node,
             enforced=self._cache.enforces(args.node),
-            explanation=asking.explanation,
+        )
+        annotations = result_annotations(
+            decision.topology, bound, pod_request, explanation=asking.explanation
         )
         await self._bind_pod(args, decision.claim, annotations, deadline)
         if asking.vmi is not None:  # the pod itself carries its cores and gets kube-scheduler's event

@@ -1,4 +1,4 @@
-"""What a binding writes on the pod: the placement, its `cpu-map`, and Crane's result if asked for."""
+"""What kvplace writes on a pod: the placement, its `cpu-map`, and Crane's result if asked for."""
 
 from __future__ import annotations
 
@@ -12,19 +12,11 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 
 
-def binding_annotations(
-    topology: Topology,
-    placement: Placement,
-    pod_request: PodRequest,
-    *,
-    pod_uid: PodUid,
-    node: NodeName,
-    enforced: bool = False,
-    explanation: str = "",
+def result_annotations(
+    topology: Topology, bound: PodPlacement, pod_request: PodRequest, *, explanation: str = ""
 ) -> dict[str, str]:
-    """Write a placement as annotations of its pod; `enforced` says that the node's agent guards its CPUs."""
-    on_failure = pod_request.request.options.on_failure
-    bound = PodPlacement(pod_uid, node, topology.fingerprint, on_failure, placement, enforced)
+    """Write a placement as annotations of its pod."""
+    placement = bound.placement
     annotations = {
         PLACEMENT: bound.to_json(),
         CPU_MAP: write_cpu_map(topology, placement.cpus_in_order),

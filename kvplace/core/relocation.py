@@ -1,0 +1,77 @@
+"""Claims while a running pod gets other cores.
+
+From the moment it is decided until the node's agent has confirmed it, the pod's claim holds its present
+cores and its next ones. So no other pod can get either, whatever crashes in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from kvplace.core.ledger import Claim, ClaimState, Relocation, claim_of
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import PinningOptions
+
+_Key = TypeVar("_Key")
+_Amount = TypeVar("_Amount", bound=int)
+
+
+def claim_while_relocating(claim: Claim, relocation: Relocation) -> Claim:
+    """Add what the next placement needs to a claim.
+
+    Memory is counted once per NUMA node, as the larger of both: what stays on its node is not copied.
+    """
+    new = relocation.next.placement
+    return replace(
+        claim,
+        cpus=claim.cpus | new.cpus,
+        owned=claim.owned | new.owned,
+        memory=_larger(claim.memory, new.memory),
+        huge_pages={
+            node: _larger(claim.huge_pages.get(node, {}), new.huge_pages.get(node, {}))
+            for node in {**claim.huge_pages, **new.huge_pages}
+        },
+        relocation=relocation,
+    )
+
+
+def claim_after_relocation(claim: Claim) -> Claim | None:
+    """Return what a claim holds once its next placement is in force; None when it then holds nothing."""
+    if claim.relocation is None:
+        return claim
+    settled = claim.relocation.next
+    if settled.placement.floats:
+        return None
+    return claim_of(
+        claim.uid,
+        settled.placement,
+        namespace=claim.namespace,
+        pod=claim.pod,
+        vmi=claim.vmi,
+        state=ClaimState.BOUND,
+        since=claim.since,
+    )
+
+
+def way_back(claim: Claim, answered: PinningOptions | None) -> Claim:
+    """Make the previous placement the next one, after the agent could not carry the present one out.
+
+    The claim goes on to hold everything: only the agent knows what its node uses meanwhile. The new revision
+    counts as the answer to the same options, so that they are not tried again until somebody edits them.
+    """
+    relocation = claim.relocation
+    if relocation is None:
+        return claim
+    failed = relocation.next
+    back = relocation.previous or PodPlacement.floating(pod_uid=failed.pod_uid, node=failed.node)
+    again = replace(back, revision=failed.revision + 1, options=answered)
+    return replace(claim, relocation=Relocation(again, again))
+
+
+def _larger(one: Mapping[_Key, _Amount], other: Mapping[_Key, _Amount]) -> dict[_Key, _Amount]:
+    return {
+        key: max(amount for amount in (one.get(key), other.get(key)) if amount is not None)
+        for key in {**one, **other}
+    }

@@ -1,0 +1,111 @@
+"""While a running pod gets other cores, its claim holds the old and the new ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.ledger import (
+    Claim,
+    Ledger,
+    LedgerChange,
+    Relocation,
+    claim_document,
+    claim_of,
+    read_ledger,
+)
+from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.relocation import claim_after_relocation, claim_while_relocating, way_back
+from kvplace.core.request import OnFailure, PinningOptions, Policy
+from kvplace.core.scalars import Bytes, CpuId, CpuMask, NodeName, NumaId, PodUid
+
+UID = PodUid("0b7a5f5e-0000-4000-8000-000000000001")
+GIB = Bytes(1 << 30)
+
+
+def placed(cpus: int, *, revision: int = 1, policy: Policy = Policy.EXCLUSIVE, **memory: int) -> PodPlacement:
+    owned = CpuMask(cpus if policy is Policy.EXCLUSIVE else 0)
+    vcpus = tuple(CpuId(cpu) for cpu in range(cpus.bit_length()) if cpus >> cpu & 1)
+    decided = Placement(
+        policy,
+        vcpus,
+        CpuMask(cpus),
+        owned=owned,
+        memory={NumaId(int(node[1:])): count * GIB for node, count in memory.items()},
+    )
+    return PodPlacement(UID, NodeName("n1"), "f", OnFailure.WAIT, decided, revision=revision)
+
+
+def claimed(bound: PodPlacement) -> Claim:
+    return claim_of(UID, bound.placement, namespace="vms", pod="virt-launcher-a", vmi="a", since="2026-01-02")
+
+
+OLD, NEW = placed(0b0011, m0=2), placed(0b1100, revision=2, m0=1, m1=1)
+
+
+def test_it_owns_the_cores_of_both_placements_and_the_memory_that_both_need() -> None:
+    claim = claim_while_relocating(claimed(OLD), Relocation(NEW, OLD))
+    assert claim.owned == claim.cpus == 0b1111
+    assert claim.memory == {0: 2 * GIB, 1: GIB}
+
+
+def test_afterwards_it_holds_what_a_bind_with_the_new_placement_would_have_claimed() -> None:
+    moving = claim_while_relocating(claimed(OLD), Relocation(NEW, OLD))
+    after = claim_after_relocation(moving)
+    assert after is not None
+    assert replace(after, state=moving.state) == claimed(NEW)
+
+
+def test_a_pod_that_is_no_longer_pinned_holds_nothing_afterwards() -> None:
+    floating = replace(PodPlacement.floating(pod_uid=UID, node=NodeName("n1")), revision=2)
+    moving = claim_while_relocating(claimed(OLD), Relocation(floating, OLD))
+    assert moving.owned == 0b0011
+    assert claim_after_relocation(moving) is None
+
+
+def test_the_way_back_is_one_more_revision_that_answers_the_same_options_and_gives_nothing_up() -> None:
+    asked = PinningOptions(policy=Policy.SHARE)
+    moving = claim_while_relocating(claimed(OLD), Relocation(NEW, OLD))
+    back = way_back(moving, asked)
+    assert (back.owned, back.memory) == (moving.owned, moving.memory)
+    assert back.relocation is not None
+    assert back.relocation.next == replace(OLD, revision=3, options=asked)
+    assert replace(claim_after_relocation(back) or moving, state=moving.state) == claimed(OLD)
+
+
+def test_a_pod_that_had_no_placement_goes_back_to_running_unpinned() -> None:
+    moving = claim_while_relocating(claimed(placed(0)), Relocation(placed(0b11), None))
+    back = way_back(moving, None)
+    assert back.relocation is not None
+    assert back.relocation.next.placement.floats
+    assert back.relocation.next.revision == 2
+
+
+masks = st.integers(1, 0xFF)
+
+
+@given(masks, masks, st.sampled_from(Policy), st.sampled_from(Policy))
+def test_a_ledger_reads_a_relocating_claim_as_it_wrote_it(
+    old: int, new: int, before: Policy, after: Policy
+) -> None:
+    first, second = placed(old, policy=before), placed(new, policy=after, revision=2)
+    moving = claim_while_relocating(claimed(first), Relocation(second, first))
+    ledger = Ledger().after(LedgerChange(claims=(moving,)))
+    ledger.check()
+    owners = {str(cpu): uid for cpu, uid in ledger.owners.items()}
+    assert read_ledger({"owners": owners, "claims": {UID: claim_document(moving)}}) == ledger
+
+
+@given(masks, masks)
+def test_no_other_pod_gets_a_core_of_either_placement_before_it_has_ended(old: int, new: int) -> None:
+    first, second = placed(old), placed(new, revision=2)
+    ledger = Ledger().after(LedgerChange(claims=(claimed(first),)))
+    relocating = claim_while_relocating(ledger.claims[UID], Relocation(second, first))
+    moving = ledger.after(LedgerChange(claims=(relocating,)))
+    assert moving.owned == old | new
+    assert moving.after(LedgerChange(claims=(way_back(relocating, None),))).owned == old | new
+    settled = claim_after_relocation(relocating)
+    assert settled is not None
+    assert moving.after(LedgerChange(claims=(settled,))).owned == new
