@@ -21,7 +21,7 @@ import click
 from kvplace import __version__
 from kvplace.core.errors import ExitCode, KvplaceError, exit_code_of
 
-COMMANDS = ("demo", "map", "place", "plan", "rewrite", "schema", "serve", "simulate", "topology")
+COMMANDS = ("agent", "demo", "map", "place", "plan", "rewrite", "schema", "serve", "simulate", "topology")
 """Each is the function `command` of the module of that name."""
 
 EXIT_CODES = """\b

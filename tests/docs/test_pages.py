@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from click import Command
 
 from kvplace import __version__
 from kvplace.admission.settings import AdmissionSettings
+from kvplace.cli.agent_command import command as agent_command
 from kvplace.cli.main import COMMANDS
 from kvplace.cli.serve_command import command as serve_command
 from kvplace.core import annotations as keys
@@ -72,17 +74,18 @@ def test_every_exit_code_is_explained() -> None:
 def test_every_command_is_listed() -> None:
     named = section(page("reference.md"), "Commands without a cluster").partition("\n### ")[0]
     listed = first_cells(named)
-    assert {f"kvplace {name}" for name in COMMANDS if name != "serve"} == listed
+    assert {f"kvplace {name}" for name in COMMANDS if name not in ("agent", "serve")} == listed
 
 
-def test_every_flag_of_serve_is_listed_with_its_default() -> None:
+@pytest.mark.parametrize("command", [agent_command, serve_command], ids=["agent", "serve"])
+def test_every_flag_of_a_process_is_listed_with_its_default(command: Command) -> None:
     rows = [
         [cell.strip() for cell in line.split("|")[1:3]]
-        for line in section(page("reference.md"), "`kvplace serve`").splitlines()
+        for line in section(page("reference.md"), f"`kvplace {command.name}`").splitlines()
         if line.startswith("| `--")
     ]
     listed = {flag: default for flags, default in rows for flag in in_code_marks(flags)}
-    for option in serve_command.params:
+    for option in command.params:
         (flag,) = (name for name in option.opts if name.startswith("--"))
         default = listed.pop(flag)
         if getattr(option, "required", False):
@@ -90,6 +93,9 @@ def test_every_flag_of_serve_is_listed_with_its_default() -> None:
         elif isinstance(option.default, str):
             assert default == f"`{option.default}`"
     assert listed == {}
+
+
+def test_the_schedulers_default_name_is_in_the_reference() -> None:
     assert AdmissionSettings("").scheduler_name in page("reference.md")
 
 

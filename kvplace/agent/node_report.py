@@ -1,0 +1,94 @@
+"""What the agent has to say about its node: collected here by its components, published by one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from kvplace.core.enforcement import Enforcement
+from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
+from kvplace.kube.conditions import Condition
+
+
+@dataclass(frozen=True, slots=True)
+class PodReport:
+    """What was measured for one pod with a claim on this node: an entry of `status.pods`."""
+
+    uid: PodUid
+    namespace: str
+    pod: str
+    revision: int
+    """The revision of the placement that the other fields are about."""
+    running: bool
+    """Whether a container of the pod that may use its CPUs still exists."""
+    pinned: bool
+    """Whether the affinity of every thread has been read and is as claimed."""
+    cpus: CpuMask = NO_CPUS
+    """The CPUs that its threads may actually run on."""
+    drift: str = ""
+    """What differs from the claim, in one sentence; empty when nothing does."""
+
+
+class NodeReport:
+    """The status of the node's NodeTopology as its components fill it in.
+
+    A value that is equal to the one it replaces is no change and costs no write.
+    """
+
+    def __init__(self) -> None:
+        self._pods: dict[PodUid, PodReport] = {}
+        self._conditions: dict[str, Condition] = {}
+        self._enforcement = Enforcement.NONE
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def pods(self) -> Mapping[PodUid, PodReport]:
+        """The entries of `status.pods`, by UID."""
+        return MappingProxyType(self._pods)
+
+    @property
+    def conditions(self) -> Mapping[str, Condition]:
+        """The conditions by their type."""
+        return MappingProxyType(self._conditions)
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """How other containers are kept off owned CPUs at this moment."""
+        return self._enforcement
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call the listener after each change."""
+        self._listeners.append(listener)
+
+    def put_pod(self, report: PodReport) -> None:
+        """Set the entry of a pod."""
+        if self._pods.get(report.uid) != report:
+            self._pods[report.uid] = report
+            self._notify()
+
+    def drop_pod(self, uid: PodUid) -> None:
+        """Remove the entry of a pod that is gone."""
+        if self._pods.pop(uid, None) is not None:
+            self._notify()
+
+    def put_condition(self, condition: Condition) -> None:
+        """Set the condition of that type."""
+        if self._conditions.get(condition.type) != condition:
+            self._conditions[condition.type] = condition
+            self._notify()
+
+    def drop_condition(self, kind: str) -> None:
+        """Remove a condition that no longer says anything."""
+        if self._conditions.pop(kind, None) is not None:
+            self._notify()
+
+    def enforce(self, how: Enforcement) -> None:
+        """Say how other containers are kept off owned CPUs from now on; NONE while nothing does."""
+        if self._enforcement is not how:
+            self._enforcement = how
+            self._notify()
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()

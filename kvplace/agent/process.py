@@ -1,0 +1,99 @@
+"""`kvplace agent`: all components of the agent in one process on one event loop.
+
+Puts the components together and has no rules of its own. Enforcement begins at once, from what the container
+runtime and the cgroup tree show; publishing begins when the node's objects have been read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvplace.agent.node_report import NodeReport
+from kvplace.agent.own_node import OwnNode
+from kvplace.agent.settings import AgentSettings
+from kvplace.agent.this_machine import read_this_machine
+from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.credentials import CredentialOptions
+from kvplace.kube.events import EventRecorder, EventWriter
+from kvplace.kube.session import open_session
+from kvplace.kube.watches import WatchClient
+from kvplace.service.health import Readiness, health_application
+from kvplace.service.json_log import log_as_json
+from kvplace.service.listening import listening
+from kvplace.service.process import in_background, run_until_signal
+from kvplace.service.settings import Address
+
+_PAGE_SIZE = 50
+"""Pods read at once: a page of 500 would be 10 MB for a moment."""
+_WORKER_THREADS = 2
+"""For sweeps of /proc and calls to libvirt, so that one that hangs does not stop the others."""
+
+
+class AgentClient(WatchClient, EventWriter, Protocol):
+    """What the components of the agent ask of a cluster together."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningAgent:
+    """What tests and the caller may look at."""
+
+    health_address: Address
+    own: OwnNode
+    report: NodeReport
+
+
+def run(settings: AgentSettings) -> None:
+    """Run until SIGTERM or SIGINT; raises Misconfigured for what an operator must change."""
+    log_as_json(settings.log_level)
+    run_until_signal(_connected(settings))
+
+
+@contextlib.asynccontextmanager
+async def _connected(settings: AgentSettings) -> AsyncIterator[None]:
+    session = await open_session(
+        CredentialOptions(kubeconfig=str(settings.kubeconfig) if settings.kubeconfig else None)
+    )
+    cluster = ApiCluster(session, component="agent", page_size=_PAGE_SIZE)
+    try:
+        async with running_agent(settings, cluster):
+            yield
+    finally:
+        await cluster.close()
+
+
+@contextlib.asynccontextmanager
+async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncIterator[RunningAgent]:
+    """Run the agent of one node while the block runs; enters when its components have been started."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_WORKER_THREADS, "kernel"))
+    readiness = Readiness("the objects of this node have not been read yet")
+    machine = read_this_machine(settings)
+    own = OwnNode(settings.node, machine.topology)
+    report = NodeReport()
+    events = EventRecorder(cluster)
+    async with contextlib.AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        address = await enter(listening("health", health_application(readiness), settings.health_address))
+        # One line for each component, in the order in which they should begin.
+        components: list[Coroutine[object, object, None]] = [
+            *(store.run(cluster) for store in own.stores),
+            _become_ready(own, readiness),
+        ]
+        await enter(in_background(*components))
+        try:
+            yield RunningAgent(address, own, report)
+        finally:
+            readiness.obstacle = "stopping"
+            await events.finish()
+
+
+async def _become_ready(own: OwnNode, readiness: Readiness) -> None:
+    for store in own.stores:
+        await store.wait_until_synced()
+    gc.freeze()  # what was imported and read stays: full collections need not walk it again
+    readiness.obstacle = ""

@@ -1,0 +1,38 @@
+"""The agent as a process: what it starts with, when it is ready, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from kvplace.agent.process import RunningAgent, running_agent
+from kvplace.core.errors import BadTopology
+from kvplace.kube.memory_cluster import MemoryCluster
+from tests.agent.hosts import NODE, Host
+
+
+async def test_it_is_ready_when_the_objects_of_its_node_have_been_read(host: Host) -> None:
+    cluster = MemoryCluster()
+    cluster.create_pod("here", node=NODE)
+    cluster.create_pod("elsewhere", node="other")
+    async with running_agent(host.settings(), cluster) as agent:
+        for store in agent.own.stores:
+            await store.wait_until_synced()
+        assert [pod.name for pod in agent.own.pods.records.values()] == ["here"]
+        async with asyncio.timeout(5), aiohttp.ClientSession() as session:
+            while await readiness_of(agent, session) != "ok\n":
+                pass
+
+
+async def readiness_of(agent: RunningAgent, session: aiohttp.ClientSession) -> str:
+    async with session.get(f"http://{agent.health_address}/readyz") as answer:
+        return await answer.text()
+
+
+async def test_a_host_without_cpus_is_an_error_that_names_the_file(host: Host) -> None:
+    host.online(set())
+    with pytest.raises(BadTopology, match="sys/devices/system/cpu"):
+        async with running_agent(host.settings(), MemoryCluster()):
+            pass
