@@ -13,6 +13,7 @@ pytest_plugins = [
     "harness.control_plane.fixtures",
     "harness.control_plane.kubevirt_fixtures",
     "harness.libvirt_session.fixtures",
+    "harness.real_node.fixtures",
 ]
 
 # A parent that runs its jobs in the background has them ignore SIGINT. Every program that a test starts and

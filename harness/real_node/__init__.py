@@ -1,0 +1,1 @@
+"""A real node on this machine: container runtime, kubelet and KubeVirt's node components in a sandbox."""

@@ -1,0 +1,134 @@
+"""The control groups of a sandbox: one group in every hierarchy, which the sandbox sees as the root.
+
+The group's name ends with the id of the process that supervises the sandbox, so that a later run can tell
+and remove the groups of a supervisor that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "kvplace-node"
+
+_OPTIONS_OF_NO_CONTROLLER = {"rw", "ro", "xattr", "clone_children", "noprefix"}
+_PATIENCE_S = 10.0
+_JOIN_AND_EXECUTE = (
+    'while [ "$1" != -- ]; do echo 0 >"$1/cgroup.procs" || exit 125; shift; done; shift; exec "$@"'
+)
+
+
+class NoControlGroups(Exception):
+    """This machine's control groups cannot hold a sandbox; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One mounted hierarchy of control groups."""
+
+    mount: Path
+    version: int
+    controllers: str
+    """As the mount option names them; empty with version 2."""
+
+    def mount_arguments(self) -> list[str]:
+        """Return the arguments of mount(8) that show this hierarchy again."""
+        if self.version == 2:
+            return ["-t", "cgroup2", "cgroup2"]
+        options = f"none,{self.controllers}" if self.controllers.startswith("name=") else self.controllers
+        return ["-t", "cgroup", "-o", options, "cgroup"]
+
+
+def hierarchies(mountinfo: str) -> list[Hierarchy]:
+    """Read the hierarchies from /proc/self/mountinfo; raises `NoControlGroups` without a cpuset of version 1.
+
+    With version 2 alone the processes of a sandbox would have to leave its root group before anything in it
+    could be limited.
+    """
+    found = []
+    for line in mountinfo.splitlines():
+        place, _, kind = line.partition(" - ")
+        filesystem, _, options = kind.split(" ", 2)
+        mount = Path(place.split(" ")[4])
+        if filesystem == "cgroup2":
+            found.append(Hierarchy(mount, 2, ""))
+        elif filesystem == "cgroup":
+            controllers = [
+                option
+                for option in options.split(",")
+                if option not in _OPTIONS_OF_NO_CONTROLLER and not option.startswith("release_agent=")
+            ]
+            found.append(Hierarchy(mount, 1, ",".join(controllers)))
+    if not any("cpuset" in hierarchy.controllers.split(",") for hierarchy in found):
+        raise NoControlGroups(
+            "a sandboxed node needs the cpuset controller in a hierarchy of version 1 (hybrid layout); "
+            "boot with systemd.unified_cgroup_hierarchy=0 or use ./make cluster"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroups:
+    """The groups of one sandbox."""
+
+    paths: tuple[Path, ...]
+
+    @property
+    def cpuset(self) -> Path:
+        """The group that says which CPUs the sandbox has."""
+        return next(path for path in self.paths if (path / "cpuset.cpus").exists())
+
+    @classmethod
+    def make(cls, found: Sequence[Hierarchy], owner: int) -> NodeGroups:
+        """Make a group in every hierarchy and remove those of supervisors that were killed."""
+        paths = []
+        for hierarchy in found:
+            _sweep(hierarchy.mount)
+            path = hierarchy.mount / f"{PREFIX}-{owner}"
+            path.mkdir()
+            if "cpuset" in hierarchy.controllers.split(","):
+                # A new group has no CPU, and takes no process before it has one.
+                for file in ("cpuset.cpus", "cpuset.mems"):
+                    (path / file).write_text((hierarchy.mount / file).read_text())
+                (path / "cgroup.clone_children").write_text("1")
+            paths.append(path)
+        return cls(tuple(paths))
+
+    def command(self, command: Iterable[str | Path]) -> list[str]:
+        """Return a command that joins the groups and becomes `command`."""
+        return ["sh", "-c", _JOIN_AND_EXECUTE, "sh", *map(str, self.paths), "--", *map(str, command)]
+
+    def remove(self) -> None:
+        """Remove the groups and all below, depth first; their processes have been killed.
+
+        A killed process stays in its group until the kernel is done with it, so this tries for 10 s.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        for path in self.paths:
+            while not _removed(path) and time.monotonic() < deadline:
+                # The end of a killed process in a group has no event in version 1.
+                time.sleep(0.02)
+
+
+def _removed(top: Path) -> bool:
+    folders = [Path(folder) for folder, _, _ in os.walk(top, topdown=False)]
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    return not top.exists()
+
+
+def _sweep(mount: Path) -> None:
+    for left in mount.glob(f"{PREFIX}-*"):
+        owner = left.name.rpartition("-")[2]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            for procs in left.rglob("cgroup.procs"):
+                with contextlib.suppress(OSError):
+                    for pid in procs.read_text().split():
+                        os.kill(int(pid), signal.SIGKILL)
+            NodeGroups((left,)).remove()

@@ -1,0 +1,158 @@
+"""The sandbox that holds a node: apart from this machine, and gone with whoever started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.real_node.control_groups import PREFIX, Hierarchy, NoControlGroups, hierarchies
+from harness.real_node.sandbox import CommandFailed, Sandbox
+
+HYBRID = """\
+24 18 0:22 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
+25 24 0:23 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:5 - cgroup cgroup rw,cpu,cpuacct
+26 24 0:24 / /sys/fs/cgroup/cpuset rw,relatime - cgroup cgroup rw,cpuset,clone_children
+27 24 0:25 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,release_agent=/lib/agent,name=systemd
+28 24 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate
+"""
+
+STARTER = """\
+import os, sys
+from pathlib import Path
+from harness.real_node.sandbox import Sandbox
+sandbox = Sandbox("orphan", Path(sys.argv[1]))
+sandbox.start("worker", "sleep", "1000")
+print(sandbox.pid, sandbox.number, *sandbox.groups.paths, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox(sandbox_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """Share one sandbox among the tests that leave it as it is."""
+    with Sandbox("first", tmp_path_factory.mktemp("sandbox")) as running:
+        yield running
+
+
+def test_hierarchies_are_mounted_again_with_their_controllers_and_nothing_else() -> None:
+    assert hierarchies(HYBRID) == [
+        Hierarchy(Path("/sys/fs/cgroup/cpu,cpuacct"), 1, "cpu,cpuacct"),
+        Hierarchy(Path("/sys/fs/cgroup/cpuset"), 1, "cpuset"),
+        Hierarchy(Path("/sys/fs/cgroup/systemd"), 1, "name=systemd"),
+        Hierarchy(Path("/sys/fs/cgroup/unified"), 2, ""),
+    ]
+
+
+def test_a_machine_without_a_cpuset_of_version_1_is_refused_with_what_to_change() -> None:
+    with pytest.raises(NoControlGroups, match=r"systemd\.unified_cgroup_hierarchy=0"):
+        hierarchies("28 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n")
+
+
+def test_it_has_processes_a_name_and_control_groups_of_its_own(sandbox: Sandbox) -> None:
+    assert sandbox.run("hostname") == "first\n"
+    assert "sandbox_init" in sandbox.run("cat", "/proc/1/cmdline")
+    assert all(line.endswith(":/") for line in sandbox.run("cat", "/proc/self/cgroup").splitlines())
+    assert sandbox.run("cat", "/sys/fs/cgroup/cpuset/cpuset.cpus").strip() == sandbox.cpuset(1)
+
+
+def test_what_is_written_in_it_is_not_written_on_this_machine(sandbox: Sandbox) -> None:
+    sandbox.write("/etc/kvplace-test/mark", "inside")
+
+    assert sandbox.run("cat", "/etc/kvplace-test/mark") == "inside"
+    assert not Path("/etc/kvplace-test").exists()
+    sandbox.run("sh", "-c", "echo 0 >/proc/sys/vm/overcommit_memory")
+    assert sandbox.run("cat", "/proc/sys/vm/overcommit_memory") == "0\n"
+
+
+def test_the_two_machines_reach_each_other(sandbox: Sandbox) -> None:
+    with socket.create_server((sandbox.gateway, 0)) as listening:
+        port = listening.getsockname()[1]
+        client = sandbox.start("client", sys.executable, "-c", _CONNECT, sandbox.gateway, str(port))
+        connection, (address, _) = listening.accept()
+        connection.close()
+    assert address == sandbox.address
+    client.stop()
+
+
+_CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2]))).recv(1)"
+
+
+def test_a_command_that_fails_says_what_it_said(sandbox: Sandbox) -> None:
+    with pytest.raises(CommandFailed, match=r"ls /nowhere in first ended with 2: .*No such file"):
+        sandbox.run("ls", "/nowhere")
+
+
+def test_a_server_can_be_killed_and_orphans_are_reaped(sandbox: Sandbox) -> None:
+    server = sandbox.start("shell", "sh", "-c", "sleep 1000 & echo started; wait")
+    server.wait_until(lambda: "started" in server.log_tail(), "child")
+    pid = server.program_pid
+    server.kill()
+
+    assert not Path(f"/proc/{pid}").exists()
+    with pytest.raises(ProcessLookupError):
+        server.signal(signal.SIGTERM)
+    sandbox.run("pkill", "-x", "sleep")
+    assert _waited(lambda: "sleep" not in sandbox.run("ps", "-e"))
+
+
+def test_two_sandboxes_at_once_have_different_networks(sandbox: Sandbox, tmp_path: Path) -> None:
+    with Sandbox("second", tmp_path) as second:
+        assert second.address != sandbox.address
+        assert second.run("hostname") == "second\n"
+
+
+@pytest.mark.usefixtures("sandbox_machine")
+def test_nothing_is_left_of_a_sandbox_whose_starter_was_killed(tmp_path: Path) -> None:
+    with _starter(tmp_path) as starter:
+        assert starter.stdout is not None
+        pid, number, *groups = starter.stdout.readline().split()
+        told = json.loads((tmp_path / "orphan.json").read_text())
+        assert told["pid"] == int(pid)
+        starter.kill()
+
+    left = [Path(f"/proc/{pid}"), Path(f"/sys/class/net/kvnode{number}"), *map(Path, groups)]
+    assert _waited(lambda: not any(path.exists() for path in left)), left
+    assert not list(Path("/tmp").glob("kvplace-node-*/root"))
+
+
+@pytest.mark.usefixtures("sandbox_machine")
+def test_groups_of_a_supervisor_that_was_killed_go_when_the_next_sandbox_starts(tmp_path: Path) -> None:
+    with _starter(tmp_path) as starter:
+        assert starter.stdout is not None
+        pid, _, *groups = starter.stdout.readline().split()
+        supervisor = int(Path(groups[0]).name.removeprefix(f"{PREFIX}-"))
+        os.kill(supervisor, signal.SIGKILL)
+        assert _waited(lambda: not Path(f"/proc/{pid}").exists()), "its processes outlive their supervisor"
+        starter.communicate()
+    assert all(Path(group).exists() for group in groups)
+
+    with Sandbox("next", tmp_path):
+        assert not any(Path(group).exists() for group in groups)
+
+
+def _starter(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _waited(holds: Callable[[], bool], patience_s: float = 20) -> bool:
+    """Wait until it holds; false after the patience. The end of foreign processes has no event for us."""
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
