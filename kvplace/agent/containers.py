@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
-from kvplace.core.scalars import PodUid
+from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 
 ContainerId = NewType("ContainerId", str)
 """The id that the container runtime gives a container."""
@@ -30,6 +30,8 @@ class Container:
     """The pod's annotation kvplace.io/placement when its sandbox was created; it may be newer by now."""
     pid: int = 0
     """Its first process on the host; 0 until it is started, or where it is not known."""
+    cpus: CpuMask = NO_CPUS
+    """The cpuset that it has now; empty where it has none of its own, or where that is not known."""
 
     @property
     def runs_claim(self) -> bool:

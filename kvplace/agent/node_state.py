@@ -22,6 +22,8 @@ class NodeState:
     ledger: Ledger = field(default_factory=Ledger)
     placements: Mapping[PodUid, PodPlacement] = field(default_factory=lambda: MappingProxyType({}))
     """The newest placement of each pod of the node that has not ended."""
+    confirmed: Mapping[PodUid, int] = field(default_factory=lambda: MappingProxyType({}))
+    """The revision of each pod's placement that its threads were last seen to follow."""
     kubelet_cpus: CpuMask = NO_CPUS
     """CPUs that the kubelet's static policy has allocated; the agent does not write where there is one."""
     observes_only: bool = False

@@ -1,0 +1,303 @@
+"""What each container gets, and which claims are not given their CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from kvplace.agent.containers import Container
+from kvplace.agent.cpusets import Cpusets, RefusalReason, decide_cpusets, placement_of
+from kvplace.agent.node_state import NodeState
+from kvplace.core.cpuset import format_cpu_list, mask_of, parse_cpu_list
+from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import Policy
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NodeName, NumaId, PodUid
+from tests.agent.nodes_in_use import (
+    OTHER_VM,
+    PLAIN,
+    VM,
+    container,
+    machine_of,
+    node_with,
+    nodes_in_use,
+    numa_placed,
+    placed,
+)
+from tests.nodes.machines import TWO
+
+NOBODY = PodUid("uid-nobody")
+SIDECAR = "hook-sidecar-0"
+
+
+def lists(answer: Cpusets) -> dict[str, str]:
+    """The answer as CPU lists by container id."""
+    return {name: format_cpu_list(setting.cpus) for name, setting in answer.settings.items()}
+
+
+def test_an_exclusive_vm_gets_its_cpus_and_everybody_else_the_rest() -> None:
+    state = node_with(placed(VM, "2-3", emulator="4"))
+    answer = decide_cpusets(
+        state, [container(VM), container(VM, SIDECAR), container(PLAIN, "app", in_vm_pod=False)]
+    )
+    assert lists(answer) == {
+        "uid-vm/compute": "2-4",
+        f"uid-vm/{SIDECAR}": "0-1,4-7",
+        "uid-plain/app": "0-1,4-7",
+    }
+    assert not answer.refused
+
+
+def test_every_container_of_a_plain_pod_with_a_claim_gets_its_cpus() -> None:
+    answer = decide_cpusets(
+        node_with(placed(PLAIN, "6-7")),
+        [container(PLAIN, "app", in_vm_pod=False), container(PLAIN, "log", in_vm_pod=False)],
+    )
+    assert lists(answer) == {"uid-plain/app": "6-7", "uid-plain/log": "6-7"}
+
+
+def test_a_sharing_vm_gets_the_cpus_that_it_names_and_others_may_use_them() -> None:
+    answer = decide_cpusets(
+        node_with(placed(VM, "2-3", policy=Policy.SHARE)),
+        [container(VM), container(PLAIN, "app", in_vm_pod=False)],
+    )
+    assert lists(answer) == {"uid-vm/compute": "2-3", "uid-plain/app": "0-7"}
+
+
+def test_a_numa_vm_gets_the_shared_pool_of_its_nodes() -> None:
+    state = node_with(numa_placed(VM, TWO, NumaId(1)), placed(OTHER_VM, "4-5"), topology=TWO)
+    assert lists(decide_cpusets(state, [container(VM)])) == {"uid-vm/compute": "6-7,12-15"}
+
+
+def test_a_numa_vm_whose_nodes_are_given_out_entirely_gets_the_whole_shared_pool() -> None:
+    state = node_with(numa_placed(VM, TWO, NumaId(1)), placed(OTHER_VM, "4-7,12-15"), topology=TWO)
+    assert lists(decide_cpusets(state, [container(VM)])) == {"uid-vm/compute": "0-3,8-11"}
+
+
+def test_emulator_threads_leave_a_cpu_of_the_pool_that_became_another_vms() -> None:
+    state = node_with(placed(VM, "2-3", emulator="0-1,4-7"), placed(OTHER_VM, "4-6"))
+    assert lists(decide_cpusets(state, [container(VM)])) == {"uid-vm/compute": "0-3,7"}
+
+
+def test_a_vm_that_floats_gets_the_shared_pool() -> None:
+    state = node_with(placed(OTHER_VM, "7"))
+    floating = replace(state, placements={VM: PodPlacement.floating(pod_uid=VM, node=state.node)})
+    assert lists(decide_cpusets(floating, [container(VM)])) == {"uid-vm/compute": "0-6"}
+
+
+def test_cpus_leave_the_pool_as_soon_as_the_ledger_gives_them_to_a_pod_that_is_still_to_come() -> None:
+    ledger = node_with(placed(VM, "2-3")).ledger
+    answer = decide_cpusets(node_with(ledger=ledger), [container(PLAIN, "app", in_vm_pod=False)])
+    assert lists(answer) == {"uid-plain/app": "0-1,4-7"}
+
+
+def test_a_new_pod_counts_from_the_annotation_of_its_sandbox_before_the_watches_show_it() -> None:
+    new = replace(container(VM), placement=placed(VM, "2-3").to_json())
+    answer = decide_cpusets(node_with(), [new, container(PLAIN, "app", in_vm_pod=False)])
+    assert lists(answer) == {"uid-vm/compute": "2-3", "uid-plain/app": "0-1,4-7"}
+
+
+def test_the_placement_with_the_highest_revision_counts() -> None:
+    state = node_with(placed(VM, "4-5", revision=2))
+    assert placement_of(state, replace(container(VM), placement=placed(VM, "2-3").to_json())) == placed(
+        VM, "4-5", revision=2
+    )
+    newer = placed(VM, "6", revision=3)
+    assert placement_of(state, replace(container(VM), placement=newer.to_json())) == newer
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", placed(OTHER_VM, "2-3").to_json(), replace(placed(VM, "2"), node=NodeName("other")).to_json()],
+    ids=["not JSON", "of another pod", "of another node"],
+)
+def test_an_annotation_that_is_not_the_pods_own_placement_does_not_count(text: str) -> None:
+    answer = decide_cpusets(node_with(), [replace(container(VM), placement=text)])
+    assert lists(answer) == {"uid-vm/compute": "0-7"}
+
+
+def test_memory_nodes_are_set_for_strict_memory_and_left_alone_otherwise() -> None:
+    state = node_with(placed(VM, "2", strict=(NumaId(0),)), placed(OTHER_VM, "4"), topology=TWO)
+    answer = decide_cpusets(state, [container(VM), container(VM, SIDECAR), container(OTHER_VM)])
+    assert {name: setting.mems for name, setting in answer.settings.items()} == {
+        "uid-vm/compute": (0,),
+        f"uid-vm/{SIDECAR}": None,
+        "uid-vm-2/compute": None,
+    }
+
+
+def test_memory_may_come_from_everywhere_again_when_a_relocation_ends_strict_memory() -> None:
+    state = node_with(placed(VM, "2", revision=2), topology=TWO)
+    assert decide_cpusets(state, [container(VM)]).settings[container(VM).id].mems == (0, 1)
+
+
+def test_a_relocating_vm_has_old_and_new_cpus_until_its_threads_have_followed() -> None:
+    old, new = placed(VM, "2-3", strict=(NumaId(0),)), placed(VM, "4-5", strict=(NumaId(1),), revision=2)
+    before = node_with(old, topology=TWO)
+    both = replace(
+        before,
+        ledger=Ledger({CpuId(cpu): VM for cpu in (2, 3, 4, 5)}, before.ledger.claims),
+        confirmed={VM: 1},
+    )
+    mine, other = container(VM, cpus="2-3"), container(PLAIN, "app", in_vm_pod=False)
+
+    claimed = decide_cpusets(both, [mine, other])
+    assert lists(claimed) == {"uid-vm/compute": "2-3", "uid-plain/app": "0-1,6-15"}
+
+    moving = replace(both, placements={VM: new})
+    asked = decide_cpusets(moving, [mine, other])
+    assert lists(asked) == {"uid-vm/compute": "2-5", "uid-plain/app": "0-1,6-15"}
+    assert asked.settings[mine.id].mems == (0, 1)
+
+    followed = decide_cpusets(replace(moving, confirmed={VM: 2}), [mine, other])
+    assert lists(followed) == {"uid-vm/compute": "4-5", "uid-plain/app": "0-1,6-15"}
+    assert followed.settings[mine.id].mems == (1,)
+
+    released = node_with(new, topology=TWO)
+    assert lists(decide_cpusets(released, [mine, other])) == {
+        "uid-vm/compute": "4-5",
+        "uid-plain/app": "0-3,6-15",
+    }
+
+
+def test_nothing_is_set_on_a_node_that_is_only_observed() -> None:
+    answer = decide_cpusets(replace(node_with(placed(VM, "2")), observes_only=True), [container(VM)])
+    assert answer.settings == {}
+
+
+class TestTheLastJudge:
+    """A claim that contradicts what really runs is not given its CPUs."""
+
+    @staticmethod
+    def judged(state: NodeState, *containers: Container) -> dict[PodUid, tuple[RefusalReason, str]]:
+        refused = decide_cpusets(state, containers).refused
+        return {uid: (refusal.reason, refusal.message) for uid, refusal in refused.items()}
+
+    def test_cpus_of_a_vm_that_runs_on_them_are_not_given_away_whatever_the_ledger_says(self) -> None:
+        ledger = node_with(placed(VM, "2-3")).ledger
+        state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "3"), ledger=ledger)
+        runs, new = container(OTHER_VM, cpus="3"), container(VM)
+        assert self.judged(state, runs, new) == {
+            VM: (
+                RefusalReason.CPUS_IN_USE,
+                "CPU 3 is in use by pod vms/pod-of-uid-vm-2 (uid-vm-2), which owns it.",
+            )
+        }
+        assert lists(decide_cpusets(state, [runs, new])) == {
+            "uid-vm-2/compute": "3",
+            "uid-vm/compute": "0-1,4-7",
+        }
+
+    def test_the_hook_sidecar_of_a_refused_claim_sees_owned_cpus_and_waits(self) -> None:
+        state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "3"), ledger=Ledger())
+        answer = decide_cpusets(state, [container(OTHER_VM, cpus="3"), container(VM), container(VM, SIDECAR)])
+        assert answer.settings[container(VM, SIDECAR).id].cpus & parse_cpu_list("2-3") == parse_cpu_list("2")
+        assert not answer.settings[container(VM).id].cpus & parse_cpu_list("2-3")
+
+    def test_offline_cpus_are_not_given_out(self) -> None:
+        state = node_with(placed(VM, "2-3"), topology=machine_of([0, 1, 2, 9]))
+        assert self.judged(state, container(VM)) == {
+            VM: (RefusalReason.CPUS_OFFLINE, "CPU 3 is offline or does not exist.")
+        }
+
+    def test_a_running_vm_keeps_its_other_cpus_when_one_goes_offline(self) -> None:
+        state = node_with(placed(VM, "2-3"), topology=machine_of([0, 1, 2]))
+        assert lists(decide_cpusets(state, [container(VM, cpus="2-3")])) == {"uid-vm/compute": "2"}
+        assert lists(decide_cpusets(state, [container(VM, cpus="2")])) == {"uid-vm/compute": "2"}
+
+    def test_a_running_vm_whose_cpus_are_all_offline_is_on_the_pool_till_they_return(self) -> None:
+        state = node_with(placed(VM, "2-3"), topology=machine_of([0, 1]))
+        assert lists(decide_cpusets(state, [container(VM, cpus="2-3")])) == {"uid-vm/compute": "0-1"}
+        back = replace(state, topology=machine_of([0, 1, 2, 3]))
+        assert lists(decide_cpusets(back, [container(VM, cpus="0-1")])) == {"uid-vm/compute": "2-3"}
+
+    def test_cpus_of_the_kubelets_static_policy_are_not_given_out(self) -> None:
+        state = replace(node_with(placed(VM, "2-3")), kubelet_cpus=mask_of([3, 4]))
+        assert self.judged(state, container(VM)) == {
+            VM: (
+                RefusalReason.KUBELET_OWNS_CPUS,
+                "CPU 3 is allocated by the kubelet's static CPU policy.",
+            )
+        }
+
+    def test_cpus_that_the_ledger_gives_to_another_pod_are_not_given_out(self) -> None:
+        ledger = Ledger().after(LedgerChange((claim_of(NOBODY, placed(NOBODY, "3").placement),)))
+        state = node_with(placed(VM, "2-3"), ledger=ledger)
+        assert self.judged(state, container(VM)) == {
+            VM: (RefusalReason.OWNED_BY_ANOTHER_POD, "CPU 3 belongs to pod uid-nobody in the ledger.")
+        }
+
+    def test_the_last_cpus_of_the_shared_pool_are_not_given_out(self) -> None:
+        state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "0-1"), topology=machine_of([0, 1, 2, 3]))
+        assert self.judged(state, container(OTHER_VM, cpus="0-1"), container(VM)) == {
+            VM: (
+                RefusalReason.NO_SHARED_POOL,
+                "CPU 2-3 is the last of the shared pool; reserve a CPU for others.",
+            )
+        }
+
+
+def _claims_in(state: NodeState, containers: list[Container], answer: Cpusets) -> dict[PodUid, CpuMask]:
+    """What the accepted claims of an answer own."""
+    owned = {}
+    for pod in {each.pod_uid for each in containers} - set(answer.refused):
+        found = [placement_of(state, each) for each in containers if each.pod_uid == pod]
+        bound = max(
+            (each for each in found if each is not None), key=lambda each: each.revision, default=None
+        )
+        if bound is not None and not bound.placement.floats:
+            owned[pod] = bound.placement.owned
+    return owned
+
+
+@given(nodes_in_use())
+def test_no_set_is_ever_empty_or_names_a_cpu_that_is_not_online(
+    case: tuple[NodeState, list[Container]],
+) -> None:
+    state, containers = case
+    answer = decide_cpusets(state, containers)
+    assert set(answer.settings) == {each.id for each in containers}
+    for cpus in (answer.pool, *(setting.cpus for setting in answer.settings.values())):
+        assert cpus
+        assert not cpus & ~state.topology.cpus
+    for setting in answer.settings.values():
+        assert setting.mems is None or setting.mems
+
+
+@given(nodes_in_use())
+def test_a_cpu_that_an_accepted_claim_owns_is_only_in_the_sets_of_the_containers_that_run_it(
+    case: tuple[NodeState, list[Container]],
+) -> None:
+    state, containers = case
+    answer = decide_cpusets(state, containers)
+    owned = _claims_in(state, containers, answer)
+    taken = NO_CPUS
+    for pod, cpus in owned.items():
+        assert not taken & cpus, "two accepted claims own one CPU"
+        taken |= cpus
+        for each in containers:
+            if each.pod_uid != pod or not each.runs_claim:
+                assert not answer.settings[each.id].cpus & cpus
+    assert not answer.pool & taken
+
+
+@given(nodes_in_use())
+def test_equal_states_give_equal_answers_in_whatever_order_containers_are_listed(
+    case: tuple[NodeState, list[Container]],
+) -> None:
+    state, containers = case
+    assert decide_cpusets(state, containers) == decide_cpusets(state, reversed(containers))
+
+
+@given(nodes_in_use())
+def test_an_answer_that_was_carried_out_is_the_next_answer_too(
+    case: tuple[NodeState, list[Container]],
+) -> None:
+    state, containers = case
+    first = decide_cpusets(state, containers)
+    after = [replace(each, cpus=first.settings[each.id].cpus) for each in containers]
+    second = decide_cpusets(state, after)
+    third = [replace(each, cpus=second.settings[each.id].cpus) for each in containers]
+    assert decide_cpusets(state, third) == second
