@@ -1,12 +1,13 @@
 """The hook sidecar: its entry on the VMI, and the fields of its container that KubeVirt does not set.
 
 KubeVirt creates the container from the entry in the annotation `hooks.kubevirt.io/hookSidecars`, which
-cannot ask for volumes, probes or resources. Pod admission adds those: the results on the pod as files, the
-node's name, and probes that hold the VM until its placement is there.
+cannot ask for volumes, a probe or resources. Pod admission adds those: the results on the pod as files, the
+node's name, and a probe that holds the VM until its placement is there and in force.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -35,14 +36,16 @@ FILES = {
 }
 """Files of the volume, and the field of the pod that each one contains."""
 
-_PROBES: dict[str, dict[str, Any]] = {
-    # Placement and binding are one write, so the first try normally passes. Until it does, the container is
-    # not Ready and KubeVirt does not start the VM; the kubelet must never kill it for that.
-    "startupProbe": {"periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 2**31 - 1},
-    # Runs at once when the start-up probe has passed. After that the answer hardly changes, and a late probe
-    # on a busy node must not remove a running VM from its services.
-    "readinessProbe": {"periodSeconds": 60, "timeoutSeconds": 10, "failureThreshold": 10},
+_STARTUP_PROBE: dict[str, Any] = {
+    "exec": {"command": READY},
+    # Until it passes the container is not Ready and KubeVirt does not start the VM; the kubelet must never
+    # kill it for that. A kubelet that is younger than a probe's period sleeps for a part of it first.
+    "periodSeconds": 1,
+    "timeoutSeconds": 30,
+    "failureThreshold": 2**31 - 1,
 }
+"""There is no readiness probe: after its start the container is Ready, and a late probe on a busy node must
+not remove a running VM from its services."""
 _RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "200m", "memory": "64Mi"}}
 _SECURITY = {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False}
 
@@ -75,7 +78,7 @@ def sidecars_of(pod: Pod) -> list[int]:
 
 
 def add_sidecar_fields(pod: Pod, spec: dict[str, Any], what: str) -> None:
-    """Add volume, probes and resources of every hook sidecar to `spec`, a copy of the pod's; idempotent.
+    """Add volume, probe and resources of every hook sidecar to `spec`, a copy of the pod's; idempotent.
 
     Raises Misconfigured when the name of our volume is taken.
     """
@@ -100,11 +103,10 @@ def _complete_container(container: dict[str, Any]) -> None:
     _put(container, "volumeMounts", {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}, "mountPath")
     env = {"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     _put(container, "env", env, "name")
-    for probe, timing in _PROBES.items():
-        # A probe of ours that the API server has defaulted has more fields, and stays.
-        present = container.get(probe)
-        if not isinstance(present, dict) or present.get("exec") != {"command": READY}:
-            container[probe] = {"exec": {"command": list(READY)}, **timing}
+    # A probe of ours that the API server has defaulted has more fields, and stays.
+    present = container.get("startupProbe")
+    if not isinstance(present, dict) or present.get("exec") != _STARTUP_PROBE["exec"]:
+        container["startupProbe"] = copy.deepcopy(_STARTUP_PROBE)
     # KubeVirt sets equal requests and limits on Guaranteed pods, or what its operator configured for
     # sidecars; both take precedence over ours.
     resources = fields_of(container, "resources")

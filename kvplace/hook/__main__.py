@@ -1,7 +1,8 @@
 """`kvplace-hook`: the sidecar's process, and the probe that asks whether it is ready.
 
 kvplace-hook [serve]    answer KubeVirt until it says Shutdown
-kvplace-hook ready      exit 0 when the hook answers and this pod's placement is there, else 1 and why
+kvplace-hook ready      exit 0 as soon as the hook answers and this pod's placement is there and its CPUs
+                        are protected, after 10 seconds 1 and why; with --once say so at once
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
                 serve(PodEnvironment.of())
             case ["ready"]:
+                from kvplace.hook.readiness import wait_until_ready
+
+                wait_until_ready(PodEnvironment.of())
+            case ["ready", "--once"]:
                 from kvplace.hook.readiness import check_ready
 
                 check_ready(PodEnvironment.of())

@@ -1,7 +1,11 @@
 """What this container may use of the machine now: its CPUs and NUMA nodes.
 
-With a pin outside the container's cpuset QEMU does not start, and the kernel silently cuts down a pin that is
-partly outside. Both are found here, before libvirt gets the domain. What cannot be read limits nothing.
+Without an agent all containers of the pod have one cpuset. With a pin outside it QEMU does not start, and the
+kernel silently cuts down a pin that is partly outside. Both are found here, before libvirt gets the domain.
+What cannot be read limits nothing.
+
+An agent gives the owned CPUs to the container of QEMU and takes them from every other one, ours included. So
+our own cpuset is the kernel's proof that the agent protects them.
 """
 
 from __future__ import annotations
@@ -10,9 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from kvplace.core.annotations import ON_FAILURE
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.errors import KvplaceError, Misconfigured
-from kvplace.core.placement import Placement
+from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.request import OnFailure
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId
 from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.linux import cgroup, proc
@@ -21,25 +27,76 @@ from kvplace.linux.kernel_files import read_cpu_list
 _T = TypeVar("_T")
 
 
-def check_cpus(placement: Placement, env: PodEnvironment) -> None:
-    """Raise Misconfigured when the placement names a CPU that is offline or outside our cpuset."""
-    named = placement.cpus | placement.emulator_cpus
-    for cpus in placement.io_thread_cpus:
-        named |= cpus
-    node = env.node or "this node"
+def check_cpus(bound: PodPlacement, env: PodEnvironment) -> None:
+    """Raise Misconfigured when the VM must not start on its CPUs.
+
+    Each must be online and, where no agent sets cpusets, in ours; what an agent protects must be protected.
+    """
+    _check_online(bound.placement, env)
+    if bound.enforced:
+        check_protected(bound, env)
+    else:
+        _check_in_cpuset(bound.placement, env)
+
+
+def check_protected(bound: PodPlacement, env: PodEnvironment) -> None:
+    """Raise Misconfigured when the VM must wait because others may still use the CPUs that it owns."""
+    obstacle = unprotected(bound, env)
+    if obstacle is not None and bound.on_failure is OnFailure.WAIT:
+        raise Misconfigured(f"{obstacle}; the VM waits for that because its {ON_FAILURE} is wait")
+
+
+def unprotected(bound: PodPlacement, env: PodEnvironment) -> str | None:
+    """Say which owned CPUs the agent does not protect yet; None when it protects all, or was never to."""
+    owned = bound.placement.owned
+    if not bound.enforced or not owned:
+        return None
+    node, allowed = _node(env), allowed_cpus(env)
+    look = f"look at the pod of kvplace-agent on {node} and at kubectl get nodetopology {env.node} -o yaml"
+    if allowed is None:
+        return (
+            f"the hook sidecar's cpuset cannot be read, so nothing shows that the CPUs are protected; {look}"
+        )
+    if not owned & allowed:
+        return None
+    return (
+        f"other containers may still use CPU {format_cpu_list(owned & allowed)}, which this VM owns: the "
+        f"agent on {node} has not taken it from the hook sidecar, whose cpuset is "
+        f"{format_cpu_list(allowed)}; {look}"
+    )
+
+
+def _check_online(placement: Placement, env: PodEnvironment) -> None:
+    named = _named(placement)
     online = _known(read_cpu_list, Path(env.sys, "devices/system/cpu/online"))
     if online is not None and named & ~online:
         raise Misconfigured(
-            f"CPU {format_cpu_list(named & ~online)} of the placement is not online on {node} (online: "
+            f"CPU {format_cpu_list(named & ~online)} of the placement is not online on {_node(env)} (online: "
             f"{format_cpu_list(online)}); bring it online, or delete the pod so that it is placed again"
         )
+
+
+def _check_in_cpuset(placement: Placement, env: PodEnvironment) -> None:
+    named = _named(placement)
     allowed = allowed_cpus(env)
     if allowed is not None and named & ~allowed:
         raise Misconfigured(
             f"CPU {format_cpu_list(named & ~allowed)} of the placement is outside this pod's cpuset "
-            f"{format_cpu_list(allowed)} on {node}; something else manages its CPUs (the kubelet's static "
-            "CPU manager?): turn that off, or delete the pod so that it is placed again"
+            f"{format_cpu_list(allowed)} on {_node(env)}; something else manages its CPUs (the kubelet's "
+            "static CPU manager?): turn that off, or delete the pod so that it is placed again"
         )
+
+
+def _named(placement: Placement) -> CpuMask:
+    """Return every CPU that some thread of the VM is to run on."""
+    named = placement.cpus | placement.emulator_cpus
+    for cpus in placement.io_thread_cpus:
+        named |= cpus
+    return named
+
+
+def _node(env: PodEnvironment) -> str:
+    return env.node or "this node"
 
 
 def allowed_cpus(env: PodEnvironment) -> CpuMask | None:

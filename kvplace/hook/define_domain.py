@@ -14,7 +14,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadDomainXml, Corrupt, KvplaceError
 from kvplace.core.placement import Placement
 from kvplace.core.request import OnFailure
-from kvplace.hook.bounds import allowed_memory_nodes, check_cpus, node_of_cpus
+from kvplace.hook.bounds import allowed_memory_nodes, check_cpus, node_of_cpus, unprotected
 from kvplace.hook.logs import log
 from kvplace.hook.memory_policy import Trial, settle_memory, try_to_bind
 from kvplace.hook.pod import on_failure_of_pod, placement_of_pod
@@ -35,11 +35,14 @@ def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = tr
     about = about_vmi(vmi, env)
     on_failure = on_failure_of_pod(env)
     try:
-        placement = placement_of_pod(env).placement
+        bound = placement_of_pod(env)
+        placement = bound.placement
         if placement.floats and xml:
             log("warning", "the VM starts unpinned: no node could hold it, and on-failure is float", about)
             return xml
-        check_cpus(placement, env)
+        check_cpus(bound, env)
+        if (risk := unprotected(bound, env)) is not None:
+            log("warning", f"the VM starts because its on-failure is float: {risk}", about)
         placement, obstacle = settle_memory(placement, allowed_memory_nodes(env), on_failure, trial)
         if obstacle is not None:
             log("warning", f"memory is not bound: {obstacle}", about)

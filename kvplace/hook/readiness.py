@@ -1,22 +1,45 @@
 """The sidecar's probe: KubeVirt starts the VM only when every sidecar of its pod is ready.
 
-The kubelet runs it every second until it succeeds, so it imports as little as it can.
+The kubelet runs it in the container again and again until it succeeds, and starting a process there costs
+more than the checks. So the probe imports as little as it can, and waits for a while before it says no.
 """
 
 from __future__ import annotations
 
 import socket
+import time
 
-from kvplace.core.errors import Misconfigured
+from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.hook.pod import placement_of_pod
 from kvplace.hook.pod_environment import PodEnvironment
 
+PATIENCE_S = 10.0
+"""How long the probe waits; the kubelet's time limit for it must be longer."""
+_PAUSE_S = 0.1
+"""Between two looks: a change of a cpuset cannot be awaited."""
+
+
+def wait_until_ready(env: PodEnvironment, seconds: float = PATIENCE_S) -> None:
+    """Return when the VM may start; raises what `check_ready` raised last when `seconds` have passed."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return check_ready(env)
+        except KvplaceError:
+            if time.monotonic() + _PAUSE_S > deadline:
+                raise
+        time.sleep(_PAUSE_S)
+
 
 def check_ready(env: PodEnvironment) -> None:
-    """Raise Misconfigured unless the hook listens and this pod's placement exists and is valid."""
+    """Raise Misconfigured unless the hook listens and this pod's placement is there, valid and in force."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         try:
             client.connect(env.socket)
         except OSError as error:
             raise Misconfigured(f"the hook does not listen on {env.socket} yet: {error}") from None
-    placement_of_pod(env)
+    bound = placement_of_pod(env)
+    if bound.enforced and bound.placement.owned:
+        from kvplace.hook.bounds import check_protected
+
+        check_protected(bound, env)

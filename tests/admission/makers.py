@@ -147,9 +147,8 @@ def as_defaulted(pod: Mapping[str, Any]) -> Json:
         for variable in entry.get("env", []):
             if "fieldRef" in variable.get("valueFrom", {}):
                 variable["valueFrom"]["fieldRef"].setdefault("apiVersion", "v1")
-        for probe in ("startupProbe", "readinessProbe"):
-            if probe in entry:
-                entry[probe].setdefault("successThreshold", 1)
+        if "startupProbe" in entry:
+            entry["startupProbe"].setdefault("successThreshold", 1)
         resources = {kind: of or {} for kind, of in (entry.get("resources") or {}).items()}
         if resources.get("limits"):
             resources["requests"] = {**resources["limits"], **resources.get("requests", {})}

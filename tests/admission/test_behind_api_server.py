@@ -209,7 +209,8 @@ def test_a_vm_with_options_becomes_a_pod_with_a_request(
     assert container(pod, "compute")["resources"]["requests"]["cpu"] == "2"
     sidecar = container(pod, "hook-sidecar-0")
     assert sidecar["command"] == ["kvplace-hook"]
-    assert sidecar["startupProbe"]["exec"] == sidecar["readinessProbe"]["exec"]
+    assert sidecar["startupProbe"]["exec"] == {"command": ["kvplace-hook", "ready"]}
+    assert "readinessProbe" not in sidecar
     assert sidecar["securityContext"]["readOnlyRootFilesystem"] is True
     assert {"name": "kvplace-pod", "mountPath": "/etc/kvplace-pod", "readOnly": True} in sidecar[
         "volumeMounts"

@@ -150,10 +150,13 @@ def test_the_hook_sidecar_gets_the_results_as_files_and_its_probes(path: Path) -
         *before["env"],
         {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
     ]
-    for probe in ("startupProbe", "readinessProbe"):
-        assert sidecar[probe]["exec"] == {"command": ["kvplace-hook", "ready"]}
-    assert sidecar["startupProbe"]["periodSeconds"] == 1
-    assert sidecar["startupProbe"]["failureThreshold"] == 2**31 - 1
+    assert sidecar["startupProbe"] == {
+        "exec": {"command": ["kvplace-hook", "ready"]},
+        "periodSeconds": 1,
+        "timeoutSeconds": 30,
+        "failureThreshold": 2**31 - 1,
+    }
+    assert "readinessProbe" not in sidecar
     assert sidecar["securityContext"] == {
         **before["securityContext"],
         "readOnlyRootFilesystem": True,

@@ -151,10 +151,10 @@ def _sidecar_runs(pod: dict[str, Any]) -> bool:
 
 
 async def _exit_code_for_want_of_a_map(nodes: NodesInBackground, namespace: str, name: str) -> int:
-    """Run the sidecar's own readiness probe, as the kubelet does, until it answers about the map."""
+    """Run the sidecar's own probe, as the kubelet does, until it answers about the map."""
     container = nodes.nodes.find(namespace, name).containers.named("hook-sidecar-0")
     assert container.running is not None
-    command = container.spec["readinessProbe"]["exec"]["command"]
+    command = [*container.spec["startupProbe"]["exec"]["command"], "--once"]
     async with asyncio.timeout(60):
         while True:
             code, said = await container.running.run(command, 30)

@@ -50,8 +50,16 @@ class PodFolder:
     def write(self, name: str, text: str) -> None:
         (self.path / name).write_text(text)
 
-    def bind(self, placement: Placement = PLACEMENT, *, uid: str = UID, node: str = NODE) -> None:
-        bound = replace(BOUND, pod_uid=PodUid(uid), node=NodeName(node), placement=placement)
+    def bind(
+        self,
+        placement: Placement = PLACEMENT,
+        *,
+        uid: str = UID,
+        node: str = NODE,
+        enforced: bool = False,
+        on_failure: OnFailure = OnFailure.WAIT,
+    ) -> None:
+        bound = PodPlacement(PodUid(uid), NodeName(node), "", on_failure, placement, enforced)
         self.write("placement", bound.to_json())
 
     def ask_for(self, on_failure: OnFailure, numa_memory: NumaMemory = NumaMemory.PREFERRED) -> None:

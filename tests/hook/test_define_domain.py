@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,19 @@ from kvplace.domainxml import MAX_DOMAIN_BYTES, rewrite
 from kvplace.hook.define_domain import define_domain
 from kvplace.hook.pod_environment import PodEnvironment
 from tests.captured import captured_folder
-from tests.hook.machine import DOMAIN, NODE, PLACEMENT, UID, VMI, PodFolder, forbidden, logged, works
+from tests.hook.machine import (
+    DOMAIN,
+    NODE,
+    PLACEMENT,
+    UID,
+    VMI,
+    PodFolder,
+    forbidden,
+    logged,
+    pod_environment,
+    two_socket_machine,
+    works,
+)
 
 
 def test_the_domain_is_pinned_as_the_placement_says_and_the_log_says_so(
@@ -51,6 +64,41 @@ def test_a_bare_cpu_map_is_sufficient(env: PodEnvironment, pod: PodFolder) -> No
     answer = define_domain(DOMAIN, VMI, env, works)
     assert b'<vcpupin vcpu="1" cpuset="34"/>' in answer
     assert b"numatune" not in answer
+
+
+OWNING = replace(PLACEMENT, owned=PLACEMENT.cpus)
+
+
+@pytest.mark.parametrize("cpuset", ["0-1,4-33,36-63", "40-41"], ids=["the rest", "another NUMA node"])
+def test_where_an_agent_protects_the_cpus_our_own_cpuset_decides_neither_pins_nor_memory(
+    tmp_path: Path, cpuset: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    two_socket_machine(tmp_path, cpuset=cpuset)
+    env = pod_environment(tmp_path)
+    PodFolder(Path(env.pod_folder)).bind(OWNING, enforced=True)
+    assert define_domain(DOMAIN, VMI, env, works) == rewrite(DOMAIN, OWNING)
+    assert "memory preferred on NUMA nodes 0" in logged(capfd)[0]["msg"]
+
+
+def test_a_vm_does_not_start_before_the_agent_protects_its_cpus(
+    env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pod.bind(OWNING, enforced=True)
+    with pytest.raises(Misconfigured, match="other containers may still use CPU 2-3,34-35"):
+        define_domain(DOMAIN, VMI, env, works)
+    (line,) = logged(capfd)
+    assert (line["level"], line["msg"].partition(":")[0]) == ("error", "the VM waits")
+
+
+def test_a_vm_that_may_float_starts_pinned_on_cpus_that_nobody_protects_and_the_log_warns(
+    env: PodEnvironment, pod: PodFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pod.bind(OWNING, enforced=True, on_failure=OnFailure.FLOAT)
+    assert define_domain(DOMAIN, VMI, env, works) == rewrite(DOMAIN, OWNING)
+    warning, pinned = logged(capfd)
+    assert warning["level"] == "warning"
+    assert warning["msg"].startswith("the VM starts because its on-failure is float: other containers may")
+    assert pinned["msg"].startswith("pinned 4 vCPUs to CPUs 2-3,34-35")
 
 
 def no_placement(pod: PodFolder) -> None:

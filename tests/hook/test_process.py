@@ -365,15 +365,15 @@ def test_log_lines_are_json_objects_that_name_vm_and_node(serving: HookProcess) 
 
 
 def test_ready_once_the_socket_is_there_and_the_placement_is_ours(hook: HookProcess) -> None:
-    early = hook.run("ready")
+    early = hook.run("ready", "--once")
     assert (early.returncode, early.stdout) == (1, "")
     assert "does not listen on" in early.stderr
     hook.start()
-    unplaced = hook.run("ready")
+    unplaced = hook.run("ready", "--once")
     assert unplaced.returncode == 1
     assert "has neither the annotation" in unplaced.stderr
     hook.pod.bind(ON_THIS_MACHINE, uid="forged")
-    assert "inherited or copied" in hook.run("ready").stderr
+    assert "inherited or copied" in hook.run("ready", "--once").stderr
     hook.pod.bind(ON_THIS_MACHINE)
     placed = hook.run("ready")
     assert (placed.returncode, placed.stdout, placed.stderr) == (0, "", "")
@@ -382,14 +382,14 @@ def test_ready_once_the_socket_is_there_and_the_placement_is_ours(hook: HookProc
 def test_a_bare_cpu_map_is_ready_too(hook: HookProcess) -> None:
     hook.start()
     hook.pod.write("cpu-map", '{"socket0": ["0"]}')
-    assert hook.run("ready").returncode == 0
+    assert hook.run("ready", "--once").returncode == 0
 
 
 def test_a_socket_that_nobody_answers_is_not_ready(serving: HookProcess) -> None:
     assert serving.process is not None
     serving.process.kill()
     serving.wait()
-    refused = serving.run("ready")
+    refused = serving.run("ready", "--once")
     assert refused.returncode == 1
     assert len(refused.stderr.splitlines()) == 1
 
