@@ -1,0 +1,251 @@
+"""A plugin that stays connected to its runtime, as long as either lives.
+
+The runtime asks a plugin about each container while it makes it, and waits for the answer: whatever a
+handler does must take far less than the runtime's request timeout (2 s unless configured), after which the
+runtime goes on without it. A handler that raises or is too slow is logged and answered for with "no change".
+
+`Runtime.UpdateContainers` is not offered: in containerd before 2.4 it can block the runtime for good
+(containerd/containerd issue 13733). Updates travel in answers, or by `kvplace.nri.courier`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Protocol, TypeVar
+
+from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
+from kvplace.nri.connection import Connection, UnknownMethod
+from kvplace.nri.frames import BadPeer
+from kvplace.nri.messages import (
+    Call,
+    read_asked_cpuset,
+    read_runtime,
+    read_state_change,
+    read_subject,
+    read_synchronization,
+    write_creation,
+    write_registration,
+    write_subscription,
+    write_synchronized,
+    write_updates,
+)
+from kvplace.nri.values import (
+    Container,
+    ContainerUpdate,
+    Cpuset,
+    Creation,
+    Event,
+    PodSandbox,
+    Runtime,
+)
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_TIMEOUT_S = 30.0
+"""From connecting to Synchronize. The runtime takes one plugin at a time and waits 5 s for a silent one."""
+MAX_SYNCHRONIZED = 20_000
+"""Most pods and containers that one runtime may announce."""
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+_SHARE_OF_TIMEOUT = 0.75
+"""What part of the runtime's request timeout a handler may use."""
+
+_EVENT_CALLS = {
+    "RunPodSandbox": Event.RUN_POD,
+    "StopPodSandbox": Event.STOP_POD,
+    "RemovePodSandbox": Event.REMOVE_POD,
+    "PostCreateContainer": Event.POST_CREATE,
+    "StartContainer": Event.START,
+    "PostStartContainer": Event.POST_START,
+    "PostUpdateContainer": Event.POST_UPDATE,
+    "RemoveContainer": Event.REMOVE,
+}
+"""Calls of NRI 0.12 that need no answer; older runtimes send StateChange instead."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginName:
+    """How a plugin registers; runtimes call plugins in the order of their index."""
+
+    name: str
+    index: str
+    """Exactly two digits."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[0-9]{2}", self.index):
+            raise Misconfigured(f"the index of an NRI plugin is two digits, not {self.index!r}")
+
+
+class Handler(Protocol):
+    """What a plugin does with the runtime's calls."""
+
+    @property
+    def events(self) -> frozenset[Event]:
+        """The events to be called for; not empty."""
+        ...
+
+    async def synchronize(
+        self, runtime: Runtime, pods: Sequence[PodSandbox], containers: Sequence[Container]
+    ) -> Sequence[ContainerUpdate]:
+        """Learn what exists, once for each connection, before any event; return what must change."""
+        ...
+
+    async def create(self, pod: PodSandbox, container: Container) -> Creation:
+        """Decide about a container before it is created."""
+        ...
+
+    async def update(self, pod: PodSandbox, container: Container, asked: Cpuset) -> Sequence[ContainerUpdate]:
+        """Decide about a change that the kubelet or a person asks for; `asked` holds without an answer."""
+        ...
+
+    async def stop(self, pod: PodSandbox, container: Container) -> Sequence[ContainerUpdate]:
+        """Learn that a container ends, perhaps not for the first time; return what others get now."""
+        ...
+
+    async def observe(self, event: Event, pod: PodSandbox, container: Container) -> None:
+        """Learn of any other event; the container is empty where the event is about the pod."""
+        ...
+
+    def disconnected(self, reason: KvplaceError) -> None:
+        """Learn that there is no runtime now; `synchronize` comes when there is one again."""
+        ...
+
+
+async def run_plugin(
+    socket: Path,
+    name: PluginName,
+    handler: Handler,
+    *,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> NoReturn:
+    """Keep a plugin connected until cancelled; pauses between attempts grow from 0.1 s to 2 s."""
+    pause = _FIRST_PAUSE_S
+    logged = ""
+    while True:
+        try:
+            async with session(socket, name, handler) as connection:
+                pause, logged = _FIRST_PAUSE_S, ""
+                await connection.future()
+        except (Unavailable, Misconfigured) as error:
+            handler.disconnected(error)
+            if str(error) != logged:
+                logged = str(error)
+                log.warning("%s; trying again every %g s at most", error, _LONGEST_PAUSE_S)
+        await sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+
+@asynccontextmanager
+async def session(socket: Path, name: PluginName, handler: Handler) -> AsyncIterator[Connection]:
+    """Connect, register and synchronize; the handler is called for events until the body ends.
+
+    Raises Unavailable or Misconfigured. The body learns from `connection.future()` that the runtime is gone.
+    """
+    connection = await Connection.open(socket)
+    synchronized: asyncio.Future[None] = connection.future()
+    calls = _Calls(handler, synchronized)
+    serving = asyncio.create_task(connection.serve(calls.answer))
+    try:
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                registration = write_registration(name.name, name.index)
+                await connection.call("RegisterPlugin", registration, timeout_s=HANDSHAKE_TIMEOUT_S)
+                await synchronized
+        except TimeoutError:
+            limit = f"{HANDSHAKE_TIMEOUT_S:g} s"
+            raise Unavailable(f"the NRI runtime did not synchronize the plugin in {limit}") from None
+        yield connection
+    finally:
+        connection.close(Unavailable("the connection was closed by the agent"))
+        serving.cancel()
+        await asyncio.wait([serving])
+        if not serving.cancelled():
+            serving.exception()  # the futures have raised it
+
+
+class _Calls:
+    """Answers the calls of one connection: Configure, Synchronize, then events."""
+
+    def __init__(self, handler: Handler, synchronized: asyncio.Future[None]) -> None:
+        self._handler = handler
+        self._runtime = Runtime("", "")
+        self._pods: list[PodSandbox] = []
+        self._containers: list[Container] = []
+        self._synchronized = synchronized
+
+    async def answer(self, call: Call) -> bytes:
+        method, payload = call.method, call.payload
+        match method:
+            case "Configure":
+                return self._configure(payload)
+            case "Synchronize":
+                return await self._synchronize(payload)
+            case "CreateContainer":
+                creation = self._handler.create(*read_subject(payload))
+                return write_creation(await self._in_time(method, creation, Creation()))
+            case "UpdateContainer":
+                updates = self._handler.update(*read_subject(payload), read_asked_cpuset(payload))
+                return write_updates(await self._in_time(method, updates, ()))
+            case "StopContainer":
+                updates = self._handler.stop(*read_subject(payload))
+                return write_updates(await self._in_time(method, updates, ()))
+            case "StateChange":
+                change = read_state_change(payload)
+                if change.event is not None:
+                    await self._observe(change.event, change.pod, change.container)
+                return b""
+            case "Shutdown":
+                return b""
+        if method not in _EVENT_CALLS:
+            raise UnknownMethod
+        await self._observe(_EVENT_CALLS[method], *read_subject(payload))
+        return b""
+
+    def _configure(self, payload: bytes) -> bytes:
+        self._runtime = read_runtime(payload)
+        return write_subscription(self._handler.events)
+
+    async def _synchronize(self, payload: bytes) -> bytes:
+        part = read_synchronization(payload)
+        self._pods += part.pods
+        self._containers += part.containers
+        if len(self._pods) + len(self._containers) > MAX_SYNCHRONIZED:
+            raise BadPeer(f"the NRI runtime announced more than {MAX_SYNCHRONIZED} pods and containers")
+        if part.more:
+            return write_synchronized((), more=True)
+        pods, self._pods = self._pods, []
+        containers, self._containers = self._containers, []
+        log.info(
+            "connected to the NRI of %s %s: %d containers",
+            self._runtime.name,
+            self._runtime.version,
+            len(containers),
+        )
+        answer = self._handler.synchronize(self._runtime, pods, containers)
+        updates = await self._in_time("Synchronize", answer, ())
+        if not self._synchronized.done():
+            self._synchronized.set_result(None)
+        return write_synchronized(updates, more=False)
+
+    async def _observe(self, event: Event, pod: PodSandbox, container: Container) -> None:
+        await self._in_time(event.name, self._handler.observe(event, pod, container), None)
+
+    async def _in_time(self, what: str, answer: Awaitable[_T], no_change: _T) -> _T:
+        """Wait for a handler, but not until the runtime gives up on us."""
+        limit = self._runtime.request_timeout_s * _SHARE_OF_TIMEOUT
+        try:
+            async with asyncio.timeout(limit):
+                return await answer
+        except TimeoutError:
+            log.error("no decision on %s within %g s; answered with no change", what, limit)
+        except Exception:
+            log.exception("%s failed; answered with no change", what)
+        return no_change

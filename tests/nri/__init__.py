@@ -1,0 +1,1 @@
+"""The NRI protocol, against a runtime that the tests play."""
