@@ -67,6 +67,22 @@ class Placement:
         """The CPUs of the vCPUs in their order; all CPUs where no vCPU has one of its own."""
         return self.vcpus or tuple(cpus_of(self.cpus))
 
+    def cpus_of_vcpu(self, vcpu: int) -> CpuMask:
+        """Return the CPUs that one vCPU may use: its own, or all of the VM's when none was chosen for it.
+
+        A vCPU that is plugged in later has no CPU of its own. The whole set keeps it on the VM's cores from
+        its first instruction, since libvirt applies the pin of the definition when the thread starts.
+        """
+        return CpuMask(1 << self.vcpus[vcpu] if vcpu < len(self.vcpus) else self.cpus)
+
+    def cpus_of_io_thread(self, order: int) -> CpuMask:
+        """Return the CPUs of an I/O thread; `order` counts the VM's I/O threads by ascending id from 0.
+
+        More threads than the placement names share its sets in turn. None where it names no CPUs.
+        """
+        choices = self.io_thread_cpus or (self.emulator_cpus,)
+        return choices[order % len(choices)]
+
     @property
     def memory_nodes(self) -> tuple[NumaId, ...]:
         """The NUMA nodes that give the VM memory; all of its nodes where that is not known."""

@@ -17,7 +17,6 @@ from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId
-from kvplace.domainxml.pins import cpus_of_vcpu
 from kvplace.domainxml.sizes import bytes_of
 from kvplace.domainxml.threads import only_child
 from kvplace.domainxml.whitespace import add_to_root, align, remove, remove_child_of_root
@@ -95,5 +94,5 @@ def _host_cpus(cell: etree._Element, placement: Placement) -> CpuMask:
         return NO_CPUS  # libvirt also allows ^4, which is not read here
     host = NO_CPUS
     for vcpu in cpus_of(guest):
-        host |= cpus_of_vcpu(placement, vcpu)
+        host |= placement.cpus_of_vcpu(vcpu)
     return host

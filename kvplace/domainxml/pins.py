@@ -13,7 +13,6 @@ from lxml import etree
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
-from kvplace.core.scalars import CpuMask
 from kvplace.domainxml.threads import Vcpus
 from kvplace.domainxml.whitespace import add_to_root, align, remove
 
@@ -40,15 +39,6 @@ def pin_threads(
     align(root, cputune)
 
 
-def cpus_of_vcpu(placement: Placement, vcpu: int) -> CpuMask:
-    """Return the CPUs that one vCPU may use: its own, or all of the VM's when none was chosen for it.
-
-    A vCPU that is plugged in later has no CPU of its own. The whole set keeps it on the VM's cores from its
-    first instruction, since libvirt applies the pin of the definition when the thread starts.
-    """
-    return CpuMask(1 << placement.vcpus[vcpu] if vcpu < len(placement.vcpus) else placement.cpus)
-
-
 def _vcpu_pins(placement: Placement, vcpus: Vcpus) -> Iterator[etree._Element]:
     if placement.vcpus and vcpus.enabled[-1] >= len(placement.vcpus):
         raise BadDomainXml(
@@ -56,7 +46,7 @@ def _vcpu_pins(placement: Placement, vcpus: Vcpus) -> Iterator[etree._Element]:
             f"placement has CPUs for {len(placement.vcpus)}: the VM has changed since; restart it"
         )
     for vcpu in sorted(vcpus.enabled + vcpus.pluggable):
-        yield _element("vcpupin", vcpu=str(vcpu), cpuset=format_cpu_list(cpus_of_vcpu(placement, vcpu)))
+        yield _element("vcpupin", vcpu=str(vcpu), cpuset=format_cpu_list(placement.cpus_of_vcpu(vcpu)))
 
 
 def _emulator_pin(placement: Placement) -> Iterator[etree._Element]:
@@ -65,9 +55,8 @@ def _emulator_pin(placement: Placement) -> Iterator[etree._Element]:
 
 
 def _io_thread_pins(placement: Placement, io_threads: tuple[int, ...]) -> Iterator[etree._Element]:
-    choices = placement.io_thread_cpus or (placement.emulator_cpus,)
     for order, number in enumerate(io_threads):
-        if cpus := choices[order % len(choices)]:
+        if cpus := placement.cpus_of_io_thread(order):
             yield _element("iothreadpin", iothread=str(number), cpuset=format_cpu_list(cpus))
 
 

@@ -10,6 +10,8 @@ from kvplace.linux.kernel_files import Gone, read_cpu_list, read_text
 
 MOUNT_POINT = "fs/cgroup"
 """Where cgroup file systems are mounted below /sys."""
+UNIFIED = "unified"
+"""The name of the hierarchy of version 2 among the folders of a process."""
 
 
 def effective_cpus(process: Path, mounted: Path) -> CpuMask:
@@ -25,6 +27,28 @@ def effective_cpus(process: Path, mounted: Path) -> CpuMask:
         except Gone:
             continue  # the controller is not enabled here, or this is not where the cgroup is mounted
     return NO_CPUS
+
+
+def folders_of(process: Path, mounted: Path) -> dict[str, Path]:
+    """Find the folders of a process's cgroup, by controller; that of version 2 is named `unified`.
+
+    Raises Gone, NotPermitted or Unreadable.
+    """
+    folders: dict[str, Path] = {}
+    for line in read_text(process / "cgroup").splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if hierarchy == "0" and not controllers:
+            folders[UNIFIED] = mounted / path.lstrip("/")
+        else:
+            for controller in filter(None, controllers.split(",")):
+                folders[controller] = mounted / controllers / path.lstrip("/")
+    return folders
+
+
+def processes_of(folder: Path) -> tuple[int, ...]:
+    """List the processes of a cgroup; raises as `read_text` does."""
+    return tuple(int(line) for line in read_text(folder / "cgroup.procs").split() if line.isdigit())
 
 
 def _cpuset_files(process: Path, mounted: Path) -> Iterator[Path]:

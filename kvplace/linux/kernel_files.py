@@ -34,11 +34,16 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError as error:
-        if error.errno in _GONE:
-            raise Gone(f"{path} does not exist") from None
-        if error.errno in _NOT_PERMITTED:
-            raise NotPermitted(f"{path} may not be read: {error.strerror}") from None
-        raise Unreadable(f"{path} cannot be read: {error.strerror}") from None
+        raise explained(error, path) from None
+
+
+def explained(error: OSError, path: Path) -> Gone | NotPermitted | Unreadable:
+    """Turn the reason why a file could not be read into one of our errors."""
+    if error.errno in _GONE:
+        return Gone(f"{path} does not exist")
+    if error.errno in _NOT_PERMITTED:
+        return NotPermitted(f"{path} may not be read: {error.strerror}")
+    return Unreadable(f"{path} cannot be read: {error.strerror}")
 
 
 def read_cpu_list(path: Path) -> CpuMask:

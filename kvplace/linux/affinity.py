@@ -1,0 +1,54 @@
+"""The CPUs that a thread may run on, read from and given to the scheduler with one system call each.
+
+Reading costs less than 1 µs; /proc/PID/status, which says the same, costs 40 times as much. CPUs that are
+offline are left out, as the scheduler leaves them out.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import NewType
+
+from kvplace.core.cpuset import bits_of, format_cpu_list, mask_of
+from kvplace.core.scalars import CpuMask
+from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable
+
+Tid = NewType("Tid", int)
+"""The id of a thread; that of a process's first thread is the process id."""
+
+
+class OutsideCpuset(Unreadable):
+    """None of the CPUs is online and in the cpuset of the thread, so the kernel refuses them."""
+
+
+def affinity_of(tid: Tid) -> CpuMask:
+    """Read the online CPUs that a thread may run on; raises Gone or NotPermitted."""
+    try:
+        return mask_of(os.sched_getaffinity(tid))
+    except OSError as error:
+        raise _explained(error, f"the affinity of thread {tid} cannot be read") from None
+
+
+def set_affinity(tid: Tid, cpus: CpuMask) -> None:
+    """Let a thread run on these CPUs only, as far as its cpuset has them.
+
+    Raises Gone, NotPermitted, or OutsideCpuset when its cpuset has none of them.
+    """
+    try:
+        os.sched_setaffinity(tid, bits_of(cpus))
+    except OSError as error:
+        what = f"thread {tid} cannot be set to CPU {format_cpu_list(cpus)}"
+        if error.errno == errno.EINVAL:
+            raise OutsideCpuset(f"{what}: its cpuset has none of them online") from None
+        raise _explained(error, what) from None
+
+
+def _explained(error: OSError, what: str) -> Exception:
+    match error.errno:
+        case errno.ESRCH:
+            return Gone(f"{what}: there is no such thread")
+        case errno.EPERM | errno.EACCES:
+            return NotPermitted(f"{what}: {error.strerror}; the agent needs CAP_SYS_NICE")
+        case _:
+            return Unreadable(f"{what}: {error.strerror}")

@@ -1,0 +1,196 @@
+"""QEMU's process in a container, and what each of its threads works for.
+
+A process is taken for QEMU by its name and by having a thread for vCPU 0: libvirt also starts QEMUs that have
+none, to ask them what they can do. Its folder in /proc stays open. The kernel never shows another process
+in an open folder, so a process id that is reused is not taken for the VM's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kvplace.linux.affinity import Tid
+from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable, explained
+
+PROC = Path("/proc")
+
+_NAMES = ("qemu-system", "qemu-kvm")
+"""What the names of QEMU programs begin with, in distributions and in KubeVirt's images."""
+_VCPU = re.compile(r"CPU (\d{1,5})/")
+_IO_THREAD = re.compile(r"IO iothread(\d{1,5})")
+_VHOST = re.compile(r"vhost-(\d+)|kvm-nx-lpage-re.*")
+_MIGRATION = re.compile(r"(live_migration|migration|multifd|mig/|postcopy|return path|bg_snapshot|COLO).*")
+
+
+class ThreadRole(Enum):
+    """What a thread of a VM works for."""
+
+    VCPU = "vCPU"
+    IO_THREAD = "I/O thread"
+    EMULATOR = "emulator thread"
+    VHOST = "vhost thread"
+    MIGRATION = "migration thread"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadName:
+    """What the name of a thread says."""
+
+    role: ThreadRole
+    number: int = 0
+    """Of a vCPU or I/O thread, as libvirt counts them."""
+    name: str = ""
+
+    def __str__(self) -> str:
+        if self.role in (ThreadRole.VCPU, ThreadRole.IO_THREAD):
+            return f"{self.role.value} {self.number}"
+        return f"{self.role.value} {self.name!r}"
+
+
+def classify(name: str) -> ThreadName:
+    """Tell from its name what a thread of QEMU works for."""
+    if found := _VCPU.match(name):
+        return ThreadName(ThreadRole.VCPU, int(found[1]), name)
+    if found := _IO_THREAD.fullmatch(name):
+        return ThreadName(ThreadRole.IO_THREAD, int(found[1]), name)
+    if _VHOST.fullmatch(name):
+        return ThreadName(ThreadRole.VHOST, 0, name)
+    if _MIGRATION.fullmatch(name):
+        return ThreadName(ThreadRole.MIGRATION, 0, name)
+    return ThreadName(ThreadRole.EMULATOR, 0, name)
+
+
+class QemuProcess:
+    """One running QEMU and the kernel threads that work for it."""
+
+    def __init__(self, pid: int, tasks: int, proc: Path) -> None:
+        self.pid = pid
+        self._tasks = tasks
+        self._proc = proc
+        self._where = proc / str(pid) / "task"
+        self._names: dict[Tid, ThreadName] = {}
+        self._helpers: dict[Tid, ThreadName] = {}
+
+    @classmethod
+    def open(cls, pid: int, proc: Path = PROC) -> QemuProcess:
+        """Open a process; raises Gone, NotPermitted or Unreadable."""
+        try:
+            tasks = os.open(proc / str(pid) / "task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise explained(error, proc / str(pid) / "task") from None
+        return cls(pid, tasks, proc)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        os.close(self._tasks)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _e: BaseException | None, _t: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def thread_count(self) -> int:
+        """Count the threads with one system call; the number changes when the process ends, too."""
+        return os.fstat(self._tasks).st_nlink
+
+    def threads(self, *, anew: bool = False) -> dict[Tid, ThreadName]:
+        """List the threads by id; raises Gone when the process has ended.
+
+        Names of threads that were seen before are not read again, unless `anew`: a thread has the name of its
+        parent for a moment after its start.
+        """
+        known = {} if anew else self._names
+        try:
+            with os.scandir(self._tasks) as entries:
+                tids = [Tid(int(entry.name)) for entry in entries]
+        except OSError as error:
+            raise explained(error, self._where) from None
+        if not tids:
+            raise Gone(f"{self._where} is empty: the process has ended")
+        names: dict[Tid, ThreadName] = {}
+        for tid in tids:
+            with suppress(Gone):  # ended since the folder was listed
+                names[tid] = known.get(tid) or classify(self._name(tid))
+        self._names = names
+        return names | {tid: name for tid, name in self._helpers.items() if self._is_helper(tid, name)}
+
+    def adopt_helpers(self, pids: Iterable[int]) -> None:
+        """Take over the kernel threads among the processes of its container that work for it.
+
+        Since Linux 6.4 vhost workers are threads of QEMU; before, they are processes in its cgroup.
+        """
+        self._helpers = {}
+        for pid in pids:
+            with suppress(Gone):
+                name = _process_name(pid, self._proc)
+                vhost = _VHOST.fullmatch(name)
+                if vhost and vhost[1] in (None, str(self.pid)):
+                    self._helpers[Tid(pid)] = classify(name)
+
+    def has(self, tid: Tid) -> bool:
+        """Whether the thread is one of this process now; to be asked right before it is changed."""
+        helper = self._helpers.get(tid)
+        if helper is not None:
+            return self._is_helper(tid, helper)
+        try:
+            os.stat(str(tid), dir_fd=self._tasks)
+        except OSError:
+            return False
+        return True
+
+    def _is_helper(self, tid: Tid, name: ThreadName) -> bool:
+        try:
+            return _process_name(tid, self._proc) == name.name
+        except (Gone, NotPermitted, Unreadable):
+            return False
+
+    def _name(self, tid: Tid) -> str:
+        try:
+            descriptor = os.open(f"{tid}/comm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._tasks)
+            try:
+                return os.read(descriptor, 64).decode(errors="replace").rstrip("\n")
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise explained(error, self._where / str(tid) / "comm") from None
+
+
+def find_qemu(pids: Iterable[int], proc: Path = PROC) -> QemuProcess | None:
+    """Find and open the QEMU of a VM among the processes of its container; None while there is none.
+
+    Raises NotPermitted where its threads may not be listed.
+    """
+    pids = tuple(pids)
+    for pid in pids:
+        with suppress(Gone):
+            if not _process_name(pid, proc).startswith(_NAMES):
+                continue
+            qemu = QemuProcess.open(pid, proc)
+            try:
+                if any(name.role is ThreadRole.VCPU for name in qemu.threads().values()):
+                    qemu.adopt_helpers(pids)
+                    return qemu
+            except BaseException:
+                qemu.close()
+                raise
+            qemu.close()
+    return None
+
+
+def _process_name(pid: int, proc: Path) -> str:
+    path = proc / str(pid) / "comm"
+    try:
+        return path.read_text(errors="replace").rstrip("\n")
+    except OSError as error:
+        raise explained(error, path) from None

@@ -1,0 +1,75 @@
+"""Memory by NUMA node, in the layouts of both cgroup versions and of numa_maps."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from kvplace.core.scalars import NumaId
+from kvplace.linux.kernel_files import Gone
+from kvplace.linux.numa_memory import memory_of_cgroup, memory_of_process
+
+MIB = 1 << 20
+N0, N1 = NumaId(0), NumaId(1)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_version_2_counts_anonymous_shared_and_huge_pages_in_bytes(tmp_path: Path) -> None:
+    write(
+        tmp_path / "memory.numa_stat",
+        f"anon N0={3 * MIB} N1={MIB}\nfile N0={99 * MIB} N1={99 * MIB}\nshmem N0={5 * MIB} N1=0\n"
+        f"anon_thp N0={2 * MIB} N1=0\nactive_anon N0={3 * MIB} N1=0\nslab_reclaimable N0=7 N1=7\n",
+    )
+    write(tmp_path / "hugetlb.2MB.numa_stat", f"total={64 * MIB} N0=0 N1={64 * MIB}\n")
+    write(tmp_path / "hugetlb.1GB.numa_stat", "total=0 N0=0 N1=0\n")
+    assert memory_of_cgroup({"unified": tmp_path}) == {N0: 8 * MIB, N1: 65 * MIB}
+
+
+def test_version_1_counts_the_whole_tree_in_pages(tmp_path: Path) -> None:
+    write(
+        tmp_path / "memory/memory.numa_stat",
+        "total=9 N0=9 N1=0\nfile=1 N0=1 N1=0\nanon=8 N0=8 N1=0\nunevictable=0 N0=0 N1=0\n"
+        "hierarchical_total=900 N0=300 N1=600\nhierarchical_file=100 N0=0 N1=100\n"
+        "hierarchical_anon=700 N0=250 N1=450\nhierarchical_unevictable=100 N0=50 N1=50\n",
+    )
+    write(
+        tmp_path / "hugetlb/hugetlb.2MB.numa_stat",
+        f"total=0 N0=0 N1=0\nhierarchical_total={2 * MIB} N0={2 * MIB} N1=0\n",
+    )
+    folders = {"memory": tmp_path / "memory", "hugetlb": tmp_path / "hugetlb", "unified": tmp_path}
+    assert memory_of_cgroup(folders) == {N0: 300 * 4096 + 2 * MIB, N1: 500 * 4096}
+
+
+def test_a_cgroup_that_is_gone_is_no_empty_one(tmp_path: Path) -> None:
+    with pytest.raises(Gone, match=r"memory\.numa_stat does not exist"):
+        memory_of_cgroup({"unified": tmp_path / "gone"})
+
+
+def test_a_process_counts_guest_memory_of_every_kind_and_no_programs(tmp_path: Path) -> None:
+    write(
+        tmp_path / "numa_maps",
+        "55d0 default file=/usr/bin/qemu-kvm mapped=900 N0=450 N1=450 kernelpagesize_kB=4\n"
+        "55d1 default heap anon=10 dirty=10 N0=10 kernelpagesize_kB=4\n"
+        "7f00 bind:1 anon=512 dirty=512 N1=512 kernelpagesize_kB=4\n"
+        "7f01 bind:0 file=/dev/hugepages/ram\\040(deleted) huge dirty=16 N0=16 kernelpagesize_kB=2048\n"
+        "7f02 bind:0 file=/memfd:memory-backend-memfd\\040(deleted) dirty=4 N0=4 kernelpagesize_kB=4\n"
+        "7f03 default stack:7 anon=1 dirty=1 N0=1 kernelpagesize_kB=4\n"
+        "7f04 default\n",
+    )
+    assert memory_of_process(tmp_path) == {N0: 15 * 4096 + 32 * MIB, N1: 512 * 4096}
+
+
+@pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE])
+def test_memory_that_a_real_process_writes_is_counted(flags: int) -> None:
+    process = Path(f"/proc/{os.getpid()}")
+    before = sum(memory_of_process(process).values())
+    with mmap.mmap(-1, 64 * MIB, flags=flags | mmap.MAP_ANONYMOUS) as memory:
+        memory.write(b"x" * 64 * MIB)
+        assert sum(memory_of_process(process).values()) - before >= 64 * MIB

@@ -1,0 +1,160 @@
+"""QEMU's process and its threads, found in a folder written like /proc."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvplace.linux.affinity import Tid
+from kvplace.linux.kernel_files import Gone
+from kvplace.linux.qemu import QemuProcess, ThreadRole, classify, find_qemu
+
+THREADS = {100: "qemu-kvm", 101: "call_rcu", 102: "IO mon_iothread", 103: "CPU 0/KVM", 104: "IO iothread1"}
+
+
+def write_process(proc: Path, pid: int, threads: dict[int, str]) -> None:
+    for tid, name in threads.items():
+        folder = proc / str(pid) / "task" / str(tid)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "comm").write_text(f"{name}\n")
+    (proc / str(pid) / "comm").write_text(f"{threads[pid]}\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "number"),
+    [
+        ("CPU 0/KVM", ThreadRole.VCPU, 0),
+        ("CPU 127/TCG", ThreadRole.VCPU, 127),
+        ("IO iothread12", ThreadRole.IO_THREAD, 12),
+        ("IO mon_iothread", ThreadRole.EMULATOR, 0),
+        ("call_rcu", ThreadRole.EMULATOR, 0),
+        ("qemu-system-x86", ThreadRole.EMULATOR, 0),
+        ("vnc_worker", ThreadRole.EMULATOR, 0),
+        ("vhost-100", ThreadRole.VHOST, 0),
+        ("kvm-nx-lpage-re", ThreadRole.VHOST, 0),
+        ("live_migration", ThreadRole.MIGRATION, 0),
+        ("multifdsend_7", ThreadRole.MIGRATION, 0),
+        ("multifdrecv_0", ThreadRole.MIGRATION, 0),
+        ("mig/src/main", ThreadRole.MIGRATION, 0),
+        ("mig/dst/recv_3", ThreadRole.MIGRATION, 0),
+        ("CPU hotplug", ThreadRole.EMULATOR, 0),
+        ("IO iothread", ThreadRole.EMULATOR, 0),
+    ],
+)
+def test_threads_are_told_by_their_names(name: str, role: ThreadRole, number: int) -> None:
+    found = classify(name)
+    assert (found.role, found.number) == (role, number)
+
+
+def test_qemu_is_the_process_of_that_name_that_has_a_vcpu(tmp_path: Path) -> None:
+    write_process(tmp_path, 1, {1: "virt-launcher"})
+    write_process(tmp_path, 50, {50: "qemu-kvm", 51: "call_rcu"})  # libvirt asks it what it can do
+    write_process(tmp_path, 100, THREADS)
+    qemu = find_qemu((1, 7, 50, 100), tmp_path)
+    assert qemu is not None
+    with qemu:
+        assert qemu.pid == 100
+        assert {tid: name.name for tid, name in qemu.threads().items()} == THREADS
+    assert find_qemu((1, 50), tmp_path) is None
+    assert find_qemu((), tmp_path) is None
+
+
+def test_the_kernels_workers_of_this_qemu_count_and_those_of_another_do_not(tmp_path: Path) -> None:
+    write_process(tmp_path, 100, THREADS)
+    write_process(tmp_path, 200, {200: "vhost-100"})
+    write_process(tmp_path, 201, {201: "vhost-999"})
+    write_process(tmp_path, 202, {202: "kvm-nx-lpage-re"})
+    qemu = find_qemu((100, 200, 201, 202), tmp_path)
+    assert qemu is not None
+    with qemu:
+        assert {Tid(200), Tid(202)} == {
+            tid for tid, name in qemu.threads().items() if name.role is ThreadRole.VHOST
+        }
+        assert qemu.has(Tid(200))
+        shutil.rmtree(tmp_path / "200")
+        write_process(tmp_path, 200, {200: "sh"})  # the id is reused
+        assert Tid(200) not in qemu.threads()
+        assert not qemu.has(Tid(200))
+
+
+def test_a_reused_process_id_is_not_taken_for_the_vm(tmp_path: Path) -> None:
+    write_process(tmp_path, 100, THREADS)
+    with QemuProcess.open(100, tmp_path) as qemu:
+        count = qemu.thread_count()
+        shutil.rmtree(tmp_path / "100")
+        write_process(tmp_path, 100, {100: "qemu-kvm", 103: "CPU 0/KVM"})
+        assert qemu.thread_count() != count
+        assert not qemu.has(Tid(103))
+        with pytest.raises(Gone):
+            qemu.threads()
+
+
+def test_threads_that_come_and_go_are_noticed_by_their_number(tmp_path: Path) -> None:
+    write_process(tmp_path, 100, THREADS)
+    with QemuProcess.open(100, tmp_path) as qemu:
+        before = qemu.thread_count()
+        write_process(tmp_path, 100, THREADS | {105: "worker"})
+        assert qemu.thread_count() == before + 1
+        assert qemu.threads()[Tid(105)].name == "worker"
+        shutil.rmtree(tmp_path / "100/task/105")
+        assert qemu.thread_count() == before
+        assert Tid(105) not in qemu.threads()
+
+
+def test_a_thread_that_gets_its_name_late_is_read_anew_on_request(tmp_path: Path) -> None:
+    write_process(tmp_path, 100, THREADS | {106: "qemu-kvm"})
+    with QemuProcess.open(100, tmp_path) as qemu:
+        assert qemu.threads()[Tid(106)].role is ThreadRole.EMULATOR
+        write_process(tmp_path, 100, THREADS | {106: "CPU 1/KVM"})
+        assert qemu.threads()[Tid(106)].role is ThreadRole.EMULATOR
+        assert qemu.threads(anew=True)[Tid(106)].number == 1
+        assert qemu.threads()[Tid(106)].role is ThreadRole.VCPU
+
+
+def test_a_thread_that_ends_while_the_folder_is_read_is_left_out(tmp_path: Path) -> None:
+    write_process(tmp_path, 100, THREADS)
+    (tmp_path / "100/task/104/comm").unlink()
+    with QemuProcess.open(100, tmp_path) as qemu:
+        assert set(qemu.threads()) == {100, 101, 102, 103}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_process_that_may_not_be_read_is_not_taken_for_one_that_is_gone(tmp_path: Path) -> None:
+    write_process(tmp_path, 100, THREADS)
+    (tmp_path / "100/task").chmod(0)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.owner() == "root" and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o111)
+    program = f"""
+import os
+from pathlib import Path
+from kvplace.linux.kernel_files import NotPermitted
+from kvplace.linux.qemu import find_qemu
+os.setuid(65534)
+try:
+    find_qemu((100,), Path({str(tmp_path)!r}))
+except NotPermitted as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "100/task may not be read" in result.stdout
+    with pytest.raises(Gone):
+        QemuProcess.open(101, tmp_path)
+
+
+def test_a_real_process_is_counted_and_ends() -> None:
+    pid = os.posix_spawn("/bin/sleep", ["sleep", "60"], os.environ)
+    with QemuProcess.open(pid) as qemu:
+        count = qemu.thread_count()
+        assert list(qemu.threads()) == [pid]
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        assert qemu.thread_count() != count
+        assert not qemu.has(Tid(pid))
+        with pytest.raises(Gone):
+            qemu.threads()
