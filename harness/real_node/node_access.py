@@ -12,8 +12,8 @@ from harness.real_node.sandbox import Sandbox
 APISERVER_FLAGS = (
     # The nodes' links come and go; nobody is anonymous there either.
     "--bind-address=0.0.0.0",
-    # A kubelet has the rights of its own node only.
-    "--authorization-mode=Node,RBAC",
+    # Beside RBAC: a kubelet has the rights of its own node only.
+    "--authorization-mode=Node",
     "--kubelet-preferred-address-types=InternalIP",
 )
 """What the API server needs besides when nodes are real."""

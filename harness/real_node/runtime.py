@@ -90,9 +90,9 @@ class ContainerRuntime:
         self.start()
 
     @property
-    def pod_subnet(self) -> str:
-        """The addresses that its pods get."""
-        return f"198.19.{self.sandbox.number}.0/24"
+    def runc(self) -> Path:
+        """The low-level runtime that makes its containers."""
+        return self._programs.runc
 
     @property
     def nri_socket(self) -> Path:
@@ -172,7 +172,7 @@ class ContainerRuntime:
     def _network(self) -> dict[str, Any]:
         addresses = {
             "type": "host-local",
-            "ranges": [[{"subnet": self.pod_subnet}]],
+            "ranges": [[{"subnet": self.sandbox.pod_subnet}]],
             "routes": [{"dst": "0.0.0.0/0"}],
         }
         plugin = {"type": "ptp", "ipMasq": False, "ipam": addresses}

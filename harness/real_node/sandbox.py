@@ -81,6 +81,11 @@ class Sandbox:
         """The address that this machine has for it."""
         return f"198.18.{self.number}.1"
 
+    @property
+    def pod_subnet(self) -> str:
+        """The addresses that its pods may have."""
+        return f"198.19.{self.number}.0/24"
+
     def stop(self) -> None:
         """End everything in it and remove it; harmless when that has been done."""
         self._supervisor.stop()
@@ -145,6 +150,18 @@ class Sandbox:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(mode)
+
+
+def connect(first: Sandbox, second: Sandbox) -> None:
+    """Let two sandboxes and their pods reach each other, past this machine, which forwards nothing."""
+    link = ("ip", "link", "add", f"to-{second.name}", "netns", str(first.pid), "type", "veth")
+    peer = ("peer", "name", f"to-{first.name}", "netns", str(second.pid))
+    subprocess.run([*link, *peer], check=True)
+    for here, there in ((first, second), (second, first)):
+        device = f"to-{there.name}"
+        here.run("ip", "link", "set", device, "up")
+        here.run("ip", "route", "add", there.address, "dev", device, "src", here.address)
+        here.run("ip", "route", "add", there.pod_subnet, "via", there.address, "dev", device, "onlink")
 
 
 class SandboxedServer(ServerProcess):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness.real_node.control_groups import PREFIX, Hierarchy, NoControlGroups, hierarchies
-from harness.real_node.sandbox import CommandFailed, Sandbox
+from harness.real_node.sandbox import CommandFailed, Sandbox, connect
 
 HYBRID = """\
 24 18 0:22 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
@@ -83,6 +83,12 @@ def test_the_two_machines_reach_each_other(sandbox: Sandbox) -> None:
     client.stop()
 
 
+_TELL_WHO_CONNECTS = """
+import socket, sys
+listening = socket.create_server((sys.argv[1], 0))
+print("port", listening.getsockname()[1])
+print("from", listening.accept()[1][0])
+"""
 _CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2]))).recv(1)"
 
 
@@ -104,10 +110,18 @@ def test_a_server_can_be_killed_and_orphans_are_reaped(sandbox: Sandbox) -> None
     assert _waited(lambda: "sleep" not in sandbox.run("ps", "-e"))
 
 
-def test_two_sandboxes_at_once_have_different_networks(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_two_sandboxes_have_different_networks_and_reach_each_other_when_connected(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
     with Sandbox("second", tmp_path) as second:
         assert second.address != sandbox.address
         assert second.run("hostname") == "second\n"
+        connect(sandbox, second)
+        server = second.start("server", sys.executable, "-u", "-c", _TELL_WHO_CONNECTS, second.address)
+        server.wait_until(lambda: "port" in server.log_tail(), "port")
+        sandbox.run(sys.executable, "-c", _CONNECT, second.address, server.log_tail().split()[1])
+        server.stop()
+        assert server.log_tail().endswith(f"from {sandbox.address}")
 
 
 @pytest.mark.usefixtures("sandbox_machine")
@@ -119,9 +133,9 @@ def test_nothing_is_left_of_a_sandbox_whose_starter_was_killed(tmp_path: Path) -
         assert told["pid"] == int(pid)
         starter.kill()
 
-    left = [Path(f"/proc/{pid}"), Path(f"/sys/class/net/kvnode{number}"), *map(Path, groups)]
+    link = f"/sys/class/net/kvnode{number}"
+    left = [Path(path) for path in (f"/proc/{pid}", told["folder"], link, *groups)]
     assert _waited(lambda: not any(path.exists() for path in left)), left
-    assert not list(Path("/tmp").glob("kvplace-node-*/root"))
 
 
 @pytest.mark.usefixtures("sandbox_machine")

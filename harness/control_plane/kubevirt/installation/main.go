@@ -67,5 +67,6 @@ func accessRules(namespace string) []runtime.Object {
 	const networkAttachments = false
 	objects := rbac.GetAllCluster()
 	objects = append(objects, rbac.GetAllApiServer(namespace)...)
+	objects = append(objects, rbac.GetAllHandler(namespace)...)
 	return append(objects, rbac.GetAllController(namespace, networkAttachments)...)
 }
