@@ -21,9 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks._bindings import Bindings
 from benchmarks._tables import table
-from harness.control_plane.build import KUBEVIRT, built
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.control_plane.programs import KUBEVIRT
+from harness.go_build import built
 from harness.kvplace_cluster.installation import Installation
 from harness.kvplace_cluster.machines import node_shape
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest

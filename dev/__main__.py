@@ -122,15 +122,16 @@ def main(words: list[str]) -> int:
 
 
 def _prepare_tests() -> None:
-    headers = system_packages.python_headers()
-    system_packages.ensure({**system_packages.COMPILER, **headers, **system_packages.REAL_MACHINES})
+    packages = system_packages
+    headers = packages.python_headers()
+    packages.ensure({**packages.COMPILER, **headers, **packages.REAL_MACHINES, **packages.REAL_NODES})
     VENV.ensure((*CHECKS, Section.AGENT) if system_packages.can_compile() else CHECKS)
 
 
 def _build_servers() -> None:
     # Its own words are worth seeing: a cold build takes minutes.
-    say("building the API server, the scheduler and KubeVirt's callers (minutes when cold, then kept)")
-    code = show([VENV.python, "-m", "harness.control_plane.build"], cwd=PROJECT, environment=_environment())
+    say("building the API server, a node's programs and KubeVirt's parts (minutes when cold, then kept)")
+    code = show([VENV.python, "-m", "harness.build"], cwd=PROJECT, environment=_environment())
     if code != 0:
         raise StepFailed("the servers that the tests run against could not be built; see above")
 

@@ -25,6 +25,15 @@ REAL_MACHINES = {
     "qemu-system-x86": "the QEMU whose threads are read back",
     "seabios": "what a guest starts with",
 }
+# Whole nodes run on this machine: containerd, kubelet and virt-handler with their pods.
+REAL_NODES = {
+    "runc": "what containerd starts containers with",
+    "iproute2": "the links between nodes",
+    "nftables": "KubeVirt's pod networks",
+    "busybox-static": "what runs in the pods of tests",
+    "libvirt-clients": "virsh in virt-launcher's image",
+    "qemu-utils": "qemu-img in virt-launcher's image",
+}
 FOUND_BY_COMMAND = {"gcc": "gcc", "pkg-config": "pkg-config"}
 
 

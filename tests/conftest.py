@@ -10,10 +10,12 @@ import pytest
 from dev.step import in_ci
 
 pytest_plugins = [
+    "harness.build_fixtures",
     "harness.control_plane.fixtures",
     "harness.control_plane.kubevirt_fixtures",
     "harness.libvirt_session.fixtures",
     "harness.real_node.fixtures",
+    "harness.node_programs.fixtures",
 ]
 
 # A parent that runs its jobs in the background has them ignore SIGINT. Every program that a test starts and

@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from harness.control_plane.build import BuildFailed
+from harness.build_cache import BuildFailed
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.hollow_node import HollowNodes, NodeShape
 

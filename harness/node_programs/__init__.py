@@ -1,0 +1,1 @@
+"""The programs and container images of a real node in the tests."""

@@ -1,0 +1,16 @@
+"""pytest fixtures of a real node's programs."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.build_fixtures import skipped_without_toolchain
+from harness.node_programs.programs import NodePrograms
+from harness.node_programs.programs import node_programs as build_node_programs
+
+
+@pytest.fixture(scope="session")
+def node_programs() -> NodePrograms:
+    """Name the programs of a real node, built from source."""
+    with skipped_without_toolchain():
+        return build_node_programs()
