@@ -182,3 +182,20 @@ def container(
         8: ["PATH=/bin", "A=\u00e4"],
     }
     return wire.message({**written, 9: mounts, 11: linux, 12: pid, 14: 1_700_000_000})
+
+
+SUBJECT = wire.message({1: pod("u"), 2: container("c", cpus="0-3", mems="1", pid=42)})
+"""What a call about a container carries."""
+
+
+def updates_in(answer: bytes, field: int = 1) -> list[tuple[str, str, str, int]]:
+    """Container, CPUs, memory nodes and ignore_failure of each update in an answer."""
+    found = []
+    for update in wire.fields(answer).get(field, []):
+        assert isinstance(update, bytes)
+        ignored = wire.fields(update).get(3, [0])[0]
+        assert isinstance(ignored, int)
+        cpu = wire.at(update, 2, 1, 2)
+        cpus, mems = wire.at(cpu, 6).decode(), wire.at(cpu, 7).decode()
+        found.append((wire.at(update, 1).decode(), cpus, mems, ignored))
+    return found

@@ -13,8 +13,7 @@ from kvplace.nri.courier import deliver
 from kvplace.nri.plugin import PluginName
 from kvplace.nri.values import ContainerId, ContainerUpdate, Cpuset
 from tests.nri import wire
-from tests.nri.fake_runtime import FakeRuntime, PluginEnd, container
-from tests.nri.test_plugin import SUBJECT, updates_in
+from tests.nri.fake_runtime import SUBJECT, FakeRuntime, PluginEnd, container, updates_in
 
 NAME = PluginName("kvplace-courier", "99")
 UNIMPLEMENTED = {1: wire.message({1: 12, 2: "no such method"})}

@@ -29,11 +29,10 @@ from kvplace.nri.values import (
 )
 from tests.nri import wire
 from tests.nri.conftest import NAME
-from tests.nri.fake_runtime import FakeRuntime, PluginEnd, container, fake_runtime, pod
+from tests.nri.fake_runtime import SUBJECT, FakeRuntime, PluginEnd, container, fake_runtime, pod, updates_in
 from tests.nri.recorded_handler import RecordedHandler
 
 SHARED = Cpuset(mask_of([0, 1, 2, 7]))
-SUBJECT = wire.message({1: pod("u"), 2: container("c", cpus="0-3", mems="1", pid=42)})
 POD = PodSandbox(SandboxId("sandbox-u"), "p", "default", PodUid("u"), {"app": "x"})
 CONTAINER = Container(
     id=ContainerId("id-c"),
@@ -45,19 +44,6 @@ CONTAINER = Container(
     cpuset=Cpuset(mask_of([0, 1, 2, 3]), 0b10),
 )
 NO_CONTAINER = Container(ContainerId(""), SandboxId(""), "")
-
-
-def updates_in(answer: bytes, field: int = 1) -> list[tuple[str, str, str, int]]:
-    """Container, CPUs, memory nodes and ignore_failure of each update in an answer."""
-    found = []
-    for update in wire.fields(answer).get(field, []):
-        assert isinstance(update, bytes)
-        ignored = wire.fields(update).get(3, [0])[0]
-        assert isinstance(ignored, int)
-        cpu = wire.at(update, 2, 1, 2)
-        cpus, mems = wire.at(cpu, 6).decode(), wire.at(cpu, 7).decode()
-        found.append((wire.at(update, 1).decode(), cpus, mems, ignored))
-    return found
 
 
 @pytest.mark.usefixtures("plugin")
