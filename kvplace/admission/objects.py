@@ -60,6 +60,8 @@ class Container(_ApiObject, frozen=True):
     name: str
     command: list[str] | None = None
     resources: Resources | None = None
+    restart_policy: str | None = None
+    """`Always` makes an init container a sidecar: it goes on to run beside the others."""
 
     @property
     def requested(self) -> Quantities:
@@ -100,6 +102,8 @@ class PodSpec(_ApiObject, frozen=True):
     """A pod's `spec`."""
 
     containers: list[Container]
+    init_containers: list[Container] | None = None
+    overhead: Quantities | None = None
     volumes: list[Volume] | None = None
     scheduler_name: str | None = None
     node_name: str | None = None

@@ -7,9 +7,9 @@ removed: KubeVirt copies them to migration targets, and anybody can write them. 
     kvplace.io/placed       label that `serve` watches pods by
     kvplace.io/vm: 1        marker resource for which kube-scheduler calls the extender
     schedulerName           kvplace's scheduler, unless the pod names one
-    CPU request             at least the CPUs that it will own, so that kube-scheduler counts them; within
-                            the container's limit. What `kvplace.io/smt` require and isolate cost on top
-                            depends on the node and is not counted
+    CPU request             of all containers together the CPUs that the pod will own, so that kube-scheduler
+                            counts these and no more (`pod_resources`). What `kvplace.io/smt` require and
+                            isolate cost on top depends on the node and is not counted
     hook sidecar            a volume with the pod's results, probes, small resources
 
 Some pods cannot be placed with any options: their node is already chosen, KubeVirt pins them itself, or
@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvplace.admission.objects import Pod, Vmi, title, typed
-from kvplace.admission.pod_resources import raise_cpu_requests, request_marker
+from kvplace.admission.pod_resources import request_cpus, request_marker
 from kvplace.admission.pod_size import PodSize, size_of_pod
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.sidecar import add_sidecar_fields, fields_of, sidecars_of
@@ -108,9 +108,11 @@ def admit_pod(
     )
     after = copy.deepcopy(dict(raw))
     _write(after, _request(annotations, options, size, vmi_name))
+    if sidecars_of(pod):
+        add_sidecar_fields(pod, after["spec"], what)
     warnings = [
         *_set_scheduler(after["spec"], pod, settings),
-        *raise_cpu_requests(after["spec"], pod, options, size, what),
+        *request_cpus(after, options, size, what),
     ]
     if isinstance(size, PodSize):
         warnings += [
@@ -119,8 +121,6 @@ def admit_pod(
             if key in annotations
         ]
     request_marker(after["spec"])
-    if sidecars_of(pod):
-        add_sidecar_fields(pod, after["spec"], what)
     return Admitted(after, tuple(warnings))
 
 

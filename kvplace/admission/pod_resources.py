@@ -1,10 +1,19 @@
-"""The resources of a pod with options: CPU requests as kube-scheduler must count them, and the marker."""
+"""The resources of a pod with options: CPU requests as kube-scheduler must count them, and the marker.
+
+The pod of a VM requests in all what the VM will own: a node whose CPUs are all owned must be exactly full for
+kube-scheduler, too. So its compute container requests that, less what the other containers request. Its CPU
+weight becomes a little smaller than its share; that decides nothing, since nobody competes for owned CPUs,
+and the weight of the pod as a whole comes from the sum.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
-from kvplace.admission.objects import Container, Pod, read_quantity
+from kvplace.admission.objects import Container, Pod, PodSpec, Quantity, read_quantity, typed
 from kvplace.admission.pod_size import PodSize
 from kvplace.admission.sidecar import fields_of
 from kvplace.admission.vm_size import VmSize
@@ -13,6 +22,8 @@ from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.request import PinningOptions, Policy
 
 _COMPUTE = "compute"
+_LEAST_OF_OWNED = Fraction(1, 10)
+"""What compute requests at least of each owned CPU: KubeVirt's own default for a vCPU."""
 
 
 def request_marker(spec: dict[str, Any]) -> None:
@@ -22,39 +33,101 @@ def request_marker(spec: dict[str, Any]) -> None:
         fields_of(resources, kind)[MARKER_RESOURCE] = "1"
 
 
-def raise_cpu_requests(
-    spec: dict[str, Any], pod: Pod, options: PinningOptions, size: VmSize | PodSize, what: str
+def request_cpus(
+    after: Mapping[str, Any], options: PinningOptions, size: VmSize | PodSize, what: str
 ) -> tuple[str, ...]:
-    """Raise the CPU requests in a copied pod spec to the CPUs that will be owned; returns warnings.
+    """Write the CPU requests of a copied pod, complete but for them; returns warnings.
 
-    No request is lowered or raised above its limit, so a Guaranteed pod stays Guaranteed. Policies that own
-    no CPUs change nothing.
+    No request is raised above its limit, and none of a Guaranteed pod or of a plain pod is lowered. A VM
+    whose compute container requests more than it will own keeps that. Policies that own no CPUs change
+    nothing.
     """
     if options.policy is not Policy.EXCLUSIVE:
         return ()
-    containers = pod.spec.containers
+    pod = typed(after, Pod)
+    containers = list(zip(after["spec"]["containers"], pod.spec.containers, strict=True))
     if isinstance(size, VmSize):
-        compute = next((entry for entry in containers if entry.name == _COMPUTE), containers[0])
-        owned = {compute.name: owned_cpus(options, size.vcpus)}
-    else:
-        owned = dict(size.cpus_of)
-    warnings: list[str] = []
-    for raw, container in zip(spec["containers"], containers, strict=True):
-        if container.name in owned:
-            warnings += _raise_request(raw, container, owned[container.name], what)
-    return tuple(warnings)
+        named = ((raw, container) for raw, container in containers if container.name == _COMPUTE)
+        raw, compute = next(named, containers[0])
+        return tuple(_request_rest(raw, compute, pod.spec, owned_cpus(options, size.vcpus), what))
+    return tuple(
+        warning
+        for raw, container in containers
+        if container.name in size.cpus_of
+        for warning in _raise_request(raw, container, size.cpus_of[container.name], what)
+    )
+
+
+def _request_rest(raw: dict[str, Any], compute: Container, spec: PodSpec, owned: int, what: str) -> list[str]:
+    """Let compute request the owned CPUs less what all other containers request."""
+    if _is_guaranteed(spec, what):
+        return _raise_request(raw, compute, owned, what)
+    rest = max(owned - _requested_beside(compute, spec, what), owned * _LEAST_OF_OWNED)
+    limit = compute.limited.get("cpu")
+    most = _cpus(limit, compute, what) if limit is not None else Fraction(owned)
+    requested, wanted = _requested(compute, what), min(rest, most)
+    if requested <= owned and requested != wanted:
+        fields_of(fields_of(raw, "resources"), "requests")["cpu"] = _written(wanted)
+    return [_throttled(compute, owned)] if most < owned else []
 
 
 def _raise_request(raw: dict[str, Any], container: Container, owned: int, what: str) -> list[str]:
-    where = f"{what}: container {container.name}: CPU"
     limit = container.limited.get("cpu")
-    most = read_quantity(limit, where) if limit is not None else None
-    # Where there is only a limit, the API server sets the request to it.
-    requested = read_quantity(container.requested.get("cpu", limit or 0), where)
+    most = _cpus(limit, container, what) if limit is not None else None
+    requested = _requested(container, what)
     if most is not None and most < owned:
         if requested < most:
             fields_of(raw["resources"], "requests")["cpu"] = limit
-        return [f"the CPU limit {limit} of container {container.name} throttles the {owned} CPUs it will own"]
+        return [_throttled(container, owned)]
     if requested < owned:
         fields_of(fields_of(raw, "resources"), "requests")["cpu"] = str(owned)
     return []
+
+
+def _throttled(container: Container, owned: int) -> str:
+    limit = container.limited["cpu"]
+    return f"the CPU limit {limit} of container {container.name} throttles the {owned} CPUs it will own"
+
+
+def _requested_beside(container: Container, spec: PodSpec, what: str) -> Fraction:
+    """Sum up what kube-scheduler counts of a pod while it runs, apart from one container.
+
+    Ordinary init containers end before the others start: they count only where they request more than all
+    of these together.
+    """
+    others = [entry for entry in spec.containers if entry is not container]
+    others += [entry for entry in spec.init_containers or [] if entry.restart_policy == "Always"]
+    overhead = read_quantity((spec.overhead or {}).get("cpu", 0), f"{what}: spec.overhead.cpu")
+    # kube-scheduler rounds each up to whole millicores.
+    return sum((_rounded(_requested(entry, what)) for entry in others), start=_rounded(overhead))
+
+
+def _is_guaranteed(spec: PodSpec, what: str) -> bool:
+    """Whether Kubernetes would put the pod into QoS class Guaranteed."""
+    for container in [*spec.containers, *(spec.init_containers or [])]:
+        for key, resource in (("cpu", "CPU"), ("memory", "memory")):
+            limit = container.limited.get(key)
+            if limit is None:
+                return False
+            where = f"{what}: container {container.name}: {resource}"
+            if read_quantity(container.requested.get(key, limit), where) != read_quantity(limit, where):
+                return False
+    return True
+
+
+def _requested(container: Container, what: str) -> Fraction:
+    """Read a CPU request; where there is only a limit, the API server sets the request to it."""
+    return _cpus(container.requested.get("cpu", container.limited.get("cpu", 0)), container, what)
+
+
+def _cpus(value: Quantity, container: Container, what: str) -> Fraction:
+    return read_quantity(value, f"{what}: container {container.name}: CPU")
+
+
+def _rounded(cpus: Fraction) -> Fraction:
+    return Fraction(ceil(cpus * 1000), 1000)
+
+
+def _written(cpus: Fraction) -> str:
+    millicores = ceil(cpus * 1000)
+    return f"{millicores}m" if millicores % 1000 else str(millicores // 1000)

@@ -47,7 +47,10 @@ def check_protected(bound: PodPlacement, env: PodEnvironment) -> None:
 
 
 def unprotected(bound: PodPlacement, env: PodEnvironment) -> str | None:
-    """Say which owned CPUs the agent does not protect yet; None when it protects all, or was never to."""
+    """Say which owned CPUs the agent does not protect yet; None when it protects all, or was never to.
+
+    A CPU that is offline is in nobody's cpuset, which proves nothing.
+    """
     owned = bound.placement.owned
     if not bound.enforced or not owned:
         return None
@@ -56,6 +59,12 @@ def unprotected(bound: PodPlacement, env: PodEnvironment) -> str | None:
     if allowed is None:
         return (
             f"the hook sidecar's cpuset cannot be read, so nothing shows that the CPUs are protected; {look}"
+        )
+    online = _online(env)
+    if online is not None and owned & ~online:
+        offline = format_cpu_list(owned & ~online)
+        return (
+            f"CPU {offline}, which this VM owns, is not online on {node}; bring it online, or delete the pod"
         )
     if not owned & allowed:
         return None
@@ -68,7 +77,7 @@ def unprotected(bound: PodPlacement, env: PodEnvironment) -> str | None:
 
 def _check_online(placement: Placement, env: PodEnvironment) -> None:
     named = _named(placement)
-    online = _known(read_cpu_list, Path(env.sys, "devices/system/cpu/online"))
+    online = _online(env)
     if online is not None and named & ~online:
         raise Misconfigured(
             f"CPU {format_cpu_list(named & ~online)} of the placement is not online on {_node(env)} (online: "
@@ -85,6 +94,10 @@ def _check_in_cpuset(placement: Placement, env: PodEnvironment) -> None:
             f"{format_cpu_list(allowed)} on {_node(env)}; something else manages its CPUs (the kubelet's "
             "static CPU manager?): turn that off, or delete the pod so that it is placed again"
         )
+
+
+def _online(env: PodEnvironment) -> CpuMask | None:
+    return _known(read_cpu_list, Path(env.sys, "devices/system/cpu/online"))
 
 
 def _named(placement: Placement) -> CpuMask:

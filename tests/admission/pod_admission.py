@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
 import pytest
@@ -41,3 +43,24 @@ def is_guaranteed(pod: Json) -> bool:
         for amounts in [{"limits": {}, "requests": {}} | entry.get("resources", {})]
         for kind in ("cpu", "memory")
     )
+
+
+def effective_cpu(pod: Json) -> Fraction:
+    """Add up the CPUs that kube-scheduler and the kubelet count for a pod (k8s.io/component-helpers)."""
+
+    def millicores(quantities: Any) -> int:
+        return ceil(parse_quantity((quantities or {}).get("cpu", 0)) * 1000)
+
+    def requested(entry: Json) -> int:
+        resources = {"limits": {}, "requests": {}} | entry.get("resources", {})
+        return millicores({**resources["limits"], **resources["requests"]})
+
+    sidecars = highest = 0
+    for entry in pod["spec"].get("initContainers", []):
+        if entry.get("restartPolicy") == "Always":
+            sidecars += requested(entry)
+            highest = max(highest, sidecars)
+        else:
+            highest = max(highest, sidecars + requested(entry))
+    running = sidecars + sum(map(requested, pod["spec"]["containers"]))
+    return Fraction(max(running, highest) + millicores(pod["spec"].get("overhead")), 1000)

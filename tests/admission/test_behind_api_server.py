@@ -206,7 +206,7 @@ def test_a_vm_with_options_becomes_a_pod_with_a_request(
     written = written_request(pod)
     assert (written.vmi, written.request.vcpus) == (f"{namespace}/asks", 2)
     assert pod["spec"]["schedulerName"] == "kvplace-scheduler"
-    assert container(pod, "compute")["resources"]["requests"]["cpu"] == "2"
+    assert container(pod, "compute")["resources"]["requests"]["cpu"] == "1985m"
     sidecar = container(pod, "hook-sidecar-0")
     assert sidecar["command"] == ["kvplace-hook"]
     assert sidecar["startupProbe"]["exec"] == {"command": ["kvplace-hook", "ready"]}

@@ -109,6 +109,23 @@ def test_a_vm_that_waits_for_cores_gets_them_when_another_one_ends(
         _bound(cluster, virt, vm_namespace, "second")
 
 
+def test_vms_own_the_last_core_of_a_node_although_their_pods_have_other_containers(
+    cluster: ControlPlane, virt: KubeVirt, kvplace: Installation, vm_namespace: str
+) -> None:
+    machine = two_socket_machine(cores_per_socket=3)
+    shape = node_shape("brim", machine)
+    count = machine.allocatable.bit_count()
+    assert shape.cpus - shape.reserved_cpus == count
+    with nodes_in_background(cluster, [shape]), described_nodes(kvplace, {"brim": machine}):
+        for number in range(count):
+            virt.create(VMIS, vm_namespace, vmi_manifest(f"vm-{number}", cores=1))
+            pod = _bound(cluster, virt, vm_namespace, f"vm-{number}")
+            assert len(pod["spec"]["containers"]) > 1
+        assert len(kvplace.ledger("brim")["owners"]) == count
+        cluster.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{vm_namespace}/{VMIS}")
+        wait_for(cluster, LEDGERS, "brim", lambda ledger: not ledger["spec"]["claims"])
+
+
 def _create_all(virt: KubeVirt, namespace: str, names: list[str]) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: virt.create(VMIS, namespace, vmi_manifest(name, cores=2)), names))

@@ -116,6 +116,15 @@ def test_an_offline_cpu_is_refused_whoever_sets_cpusets(tmp_path: Path) -> None:
         check_cpus(ENFORCED, pod_environment(tmp_path))
 
 
+def test_an_idle_sibling_that_is_offline_is_not_protected(tmp_path: Path) -> None:
+    two_socket_machine(tmp_path, online="0-59,61-63", cpuset="0-1")
+    owns_more = replace(
+        ENFORCED, placement=replace(ENFORCED.placement, owned=ENFORCED.placement.owned | 1 << 60)
+    )
+    with pytest.raises(Misconfigured, match="CPU 60, which this VM owns, is not online on worker-1"):
+        check_protected(owns_more, pod_environment(tmp_path))
+
+
 def test_a_cpuset_that_cannot_be_read_proves_no_protection(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="the hook sidecar's cpuset cannot be read"):
         check_protected(ENFORCED, pod_environment(tmp_path))
