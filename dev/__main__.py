@@ -10,7 +10,7 @@ from dev import mutants as mutation_testing
 from dev import requirements, system_packages
 from dev.environment import Environment
 from dev.requirements import Section
-from dev.step import StepFailed, become, run, say, show
+from dev.step import StepFailed, become, in_ci, run, say, show
 
 PROJECT = Path(__file__).resolve().parent.parent
 VENV = Environment(PROJECT)
@@ -28,6 +28,7 @@ def test(arguments: list[str]) -> int:
     """Runs every check and test after setting up all they need; arguments go to pytest."""
     _prepare_tests()
     _build_servers()
+    _fetch_kernels()
     failed = _failed_checks()
     if failed:
         say(f"FAILED: {', '.join(failed)} (see above); the tests run all the same")
@@ -134,6 +135,14 @@ def _build_servers() -> None:
     code = show([VENV.python, "-m", "harness.build"], cwd=PROJECT, environment=_environment())
     if code != 0:
         raise StepFailed("the servers that the tests run against could not be built; see above")
+
+
+def _fetch_kernels() -> None:
+    code = show(
+        [VENV.python, "-m", "harness.emulated_machine.kernels"], cwd=PROJECT, environment=_environment()
+    )
+    if code != 0 and in_ci():
+        raise StepFailed("the kernels of the emulated machines could not be fetched; see above")
 
 
 def _failed_checks() -> list[str]:

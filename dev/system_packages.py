@@ -24,6 +24,8 @@ REAL_MACHINES = {
     "libvirt-daemon-driver-qemu": "its driver",
     "qemu-system-x86": "the QEMU whose threads are read back",
     "seabios": "what a guest starts with",
+    "busybox-static": "what an emulated machine starts with, before it has this one's files",
+    "hwloc-nox": "lstopo, whose view of a machine is compared with ours",
 }
 # Whole nodes run on this machine: containerd, kubelet and virt-handler with their pods.
 REAL_NODES = {

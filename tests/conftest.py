@@ -13,6 +13,7 @@ pytest_plugins = [
     "harness.build_fixtures",
     "harness.control_plane.fixtures",
     "harness.control_plane.kubevirt_fixtures",
+    "harness.emulated_machine.fixtures",
     "harness.libvirt_session.fixtures",
     "harness.real_node.fixtures",
     "harness.node_programs.fixtures",

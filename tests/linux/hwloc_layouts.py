@@ -14,18 +14,23 @@ def read_layout(path: Path) -> dict[str, set[int]]:
 
     A memory-only node has the CPUs that hwloc counts as near to it.
     """
-    found = _of_xml(path) if path.suffix == ".xml" else _of_console(path)
+    if path.suffix == ".xml":
+        return layout_of_xml(path.read_text(encoding="utf-8"))
+    return _by_level(_of_console(path))
+
+
+def layout_of_xml(text: str) -> dict[str, set[int]]:
+    """Read what `lstopo --of xml` prints."""
+    things = ET.fromstring(text).iter("object")
+    return _by_level([(thing.get("type", ""), _mask(thing.get("cpuset") or "0")) for thing in things])
+
+
+def _by_level(found: list[tuple[str, int]]) -> dict[str, set[int]]:
     layout: dict[str, set[int]] = {}
     for level, cpus in found:
         if cpus:
             layout.setdefault(level, set()).add(cpus)
     return layout
-
-
-def _of_xml(path: Path) -> list[tuple[str, int]]:
-    return [
-        (thing.get("type", ""), _mask(thing.get("cpuset") or "0")) for thing in ET.parse(path).iter("object")
-    ]
 
 
 def _mask(words: str) -> int:

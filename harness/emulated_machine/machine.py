@@ -1,0 +1,187 @@
+"""One emulated machine that runs, and calls into it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import SocketIO
+from typing import ParamSpec, TypeVar
+
+from harness.emulated_machine.channel import Answer, Call, Message, Ready, receive, send
+from harness.emulated_machine.initramfs import MOUNT_TAG
+from harness.emulated_machine.kernels import Boot, Kernel, fetched
+from harness.emulated_machine.shape import Shape
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PROJECT = Path(__file__).resolve().parent.parent.parent
+_BOOT_S = 120.0
+_GRACE_S = 30.0
+_KERNEL_ARGUMENTS = (
+    "console=ttyS0 quiet panic=-1 cgroup_no_v1=all "
+    # What a machine for a minute has no use for, and emulation makes slow.
+    "mitigations=off audit=0 lsm= init_on_alloc=0 no5lvl nowatchdog no_timer_check tsc=reliable "
+    "cryptomgr.notests rcupdate.rcu_expedited=1 "
+    # Would move memory by itself while a test looks where it is.
+    "numa_balancing=disable"
+)
+
+
+class MachineDied(Exception):
+    """The machine did not come up, or went away; the message ends with its console."""
+
+
+class CallFailed(Exception):
+    """A call raised inside the machine; the message has the traceback and what it wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A command that ran inside."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+class EmulatedMachine:
+    """A machine of the given shape, with this machine's files and a copy-on-write view of them."""
+
+    def __init__(self, shape: Shape, kernel: Kernel, connection: socket.socket, console: Path) -> None:
+        self.shape = shape
+        self.kernel = kernel
+        self.release = ""
+        """The kernel's release, such as `6.1.0-56-amd64`."""
+        self._connection = connection
+        self._channel = SocketIO(connection, "rw")
+        self._console = console
+
+    def call(self, function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+        """Call a module's function inside, as root, in a process of its own; at most a minute.
+
+        Arguments and answer are pickled. Raises CallFailed with the traceback and all output.
+        """
+        return self.call_within(60.0, function, *arguments, **named)
+
+    def call_within(
+        self, timeout_s: float, function: Callable[P, R], *arguments: P.args, **named: P.kwargs
+    ) -> R:
+        """Call with another limit."""
+        answer = self._ask(Call(pickle.dumps((function, arguments, named)), timeout_s), timeout_s + _GRACE_S)
+        if answer.value is None:
+            raise CallFailed(
+                f"{function.__module__}.{function.__qualname__} inside {self.shape.name}: {answer.failure}\n"
+                f"{answer.output}"
+            )
+        value: R = pickle.loads(answer.value)
+        return value
+
+    def run(self, *command: str | Path) -> Finished:
+        """Run a command inside, whatever its exit code; at most a minute."""
+        return self.call(run_command, [str(word) for word in command])
+
+    def output_of(self, *command: str | Path) -> str:
+        """Run a command inside that must end with 0, and give its standard output."""
+        finished = self.run(*command)
+        if finished.exit_code != 0:
+            raise CallFailed(f"{command} inside {self.shape.name} ended with {finished}")
+        return finished.stdout
+
+    def await_ready(self) -> None:
+        """Wait until the machine takes calls."""
+        message = self._receive(_BOOT_S)
+        assert isinstance(message, Ready)
+        self.release = message.release
+
+    def _ask(self, call: Call, timeout_s: float) -> Answer:
+        send(self._channel, call)
+        answer = self._receive(timeout_s)
+        assert isinstance(answer, Answer)
+        return answer
+
+    def _receive(self, timeout_s: float) -> Message:
+        self._connection.settimeout(timeout_s)
+        try:
+            message = receive(self._channel)
+        except TimeoutError:
+            message = None
+        if message is None:
+            tail = "\n".join(self._console.read_text(errors="replace").splitlines()[-40:])
+            raise MachineDied(
+                f"the machine {self.shape.name} does not answer; its console ends with:\n{tail}"
+            )
+        return message
+
+
+def run_command(command: list[str]) -> Finished:
+    """Run a command; called inside."""
+    finished = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    return Finished(finished.returncode, finished.stdout, finished.stderr)
+
+
+@contextmanager
+def emulated_machine(shape: Shape, kernel: Kernel = Kernel.V6_1) -> Iterator[EmulatedMachine]:
+    """Boot a machine, which takes 4 to 12 s, and switch it off at the end.
+
+    Raises NoMachineHere where that cannot be, MachineDied with the console where it does not come up.
+    """
+    boot = fetched(kernel)
+    with ExitStack() as leave:
+        folder = Path(leave.enter_context(tempfile.TemporaryDirectory(prefix="kvplace-machine-")))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(folder / "channel"))
+            listener.listen(1)
+            listener.settimeout(_GRACE_S)
+            with (folder / "qemu.log").open("wb") as log:
+                qemu = subprocess.Popen(
+                    list(_command(shape, boot, folder)), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+            leave.callback(_end, qemu)
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                said = (folder / "qemu.log").read_text(errors="replace")
+                raise MachineDied(f"QEMU did not start for {shape.name}: {said}") from None
+        leave.callback(connection.close)
+        machine = EmulatedMachine(shape, kernel, connection, folder / "console.log")
+        machine.await_ready()
+        yield machine
+
+
+def _end(qemu: subprocess.Popen[bytes]) -> None:
+    qemu.kill()
+    qemu.wait()
+
+
+def _command(shape: Shape, boot: Boot, folder: Path) -> Iterator[str]:
+    # QEMU has no wish of its own to end with its starter.
+    yield from ("setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64")
+    yield from ("-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi")
+    yield from shape.qemu_arguments()
+    yield from ("-nodefaults", "-no-user-config", "-no-reboot", "-nographic", "-monitor", "none")
+    yield from ("-serial", f"file:{folder}/console.log")
+    yield from ("-chardev", f"socket,id=channel,path={folder}/channel")
+    yield from ("-device", "virtio-serial-pci", "-device", "virtserialport,chardev=channel,name=kvplace")
+    yield from ("-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap")
+    yield from ("-device", f"virtio-9p-pci,fsdev=root,mount_tag={MOUNT_TAG}")
+    yield from ("-kernel", str(boot.kernel), "-initrd", str(boot.initramfs))
+    yield from ("-append", " ".join(_kernel_arguments(shape)))
+
+
+def _kernel_arguments(shape: Shape) -> Iterator[str]:
+    yield _KERNEL_ARGUMENTS
+    yield shape.kernel_arguments
+    # The kernel gives what it does not know to the first process as environment.
+    yield f"KVPLACE_PYTHON={sys.executable}"
+    yield f"PYTHONPATH={PROJECT}"
+    if data := os.environ.get("KVPLACE_CAPTURED_DATA"):
+        yield f"KVPLACE_CAPTURED_DATA={data}"
