@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from harness.control_plane.cluster import ControlPlane, RequestRefused
@@ -45,7 +44,6 @@ class Kubelet:
         plane: ControlPlane,
         access: NodeAccess,
         runtime: ContainerRuntime,
-        program: Path,
         *,
         configuration: Mapping[str, Any] | None = None,
     ) -> None:
@@ -55,7 +53,7 @@ class Kubelet:
         """
         self._plane = plane
         self._sandbox = runtime.sandbox
-        self._program = program
+        self._programs = runtime.programs
         self._sandbox.write("/etc/kubernetes/resolv.conf", "nameserver 10.96.0.10\nsearch cluster.local\n")
         self._sandbox.write(
             "/etc/kubernetes/kubelet.json", json.dumps({**_CONFIGURATION, **(configuration or {})})
@@ -75,13 +73,13 @@ class Kubelet:
         """Start it (again, after `server.kill()`)."""
         self.server = self._sandbox.start(
             "kubelet",
-            self._program,
+            self._programs.kubelet,
             "--config=/etc/kubernetes/kubelet.json",
             "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
             f"--hostname-override={self._sandbox.name}",
             f"--node-ip={self._sandbox.address}",
             "--v=2",
-            environment={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            environment={"PATH": self._programs.search_path},
         )
 
     def wait_until_ready(self) -> None:

@@ -12,14 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.node_programs.image import archive
+from harness.node_programs.programs import NodePrograms
+from harness.node_programs.small_images import pause
 from harness.real_node.sandbox import CommandFailed, Sandbox
 
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 NRI_SOCKET = "/run/nri/nri.sock"
-PAUSE_IMAGE = "kvplace.test/pause:1"
 
 # What the kubelet's pods have; images of pods without a kubelet are found there, too.
 _NAMESPACE = "k8s.io"
+
+# The kubelet's choice; without it a container's first process is the pod's.
+_OWN_PROCESSES = {"namespace_options": {"pid": 1}}
 
 _CONFIGURATION = """\
 version = 3
@@ -53,46 +58,27 @@ disabled_plugins = [
 {more}"""
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimePrograms:
-    """What a container runtime needs on this machine's disk."""
-
-    folder: Path
-    """Holds containerd, containerd-shim-runc-v2, ctr and crictl."""
-    runc: Path
-    cni: Path
-    """Folder of the CNI plugins ptp, host-local and loopback."""
-
-    def folders(self) -> list[Path]:
-        """Name the folders that a sandbox has to show."""
-        return [self.folder, self.runc.parent, self.cni]
-
-
 class ContainerRuntime:
     """containerd running in a sandbox."""
 
-    def __init__(self, sandbox: Sandbox, programs: RuntimePrograms, *, more_configuration: str = "") -> None:
+    def __init__(self, sandbox: Sandbox, programs: NodePrograms, *, more_configuration: str = "") -> None:
         """Configure and start it; `more_configuration` is TOML put behind ours."""
         self.sandbox = sandbox
-        self._programs = programs
+        self.programs = programs
         sandbox.write(
             "/etc/containerd/config.toml",
             _CONFIGURATION.format(
                 socket=CONTAINERD_SOCKET,
-                pause=PAUSE_IMAGE,
+                pause=pause().reference,
                 runc=programs.runc,
-                cni=programs.cni,
+                cni=programs.cni_folder,
                 more=more_configuration,
             ),
         )
         sandbox.write("/etc/cni/net.d/10-kvplace.conflist", json.dumps(self._network()))
         sandbox.write("/etc/crictl.yaml", f"runtime-endpoint: unix://{CONTAINERD_SOCKET}\n")
         self.start()
-
-    @property
-    def runc(self) -> Path:
-        """The low-level runtime that makes its containers."""
-        return self._programs.runc
+        self.import_image(archive(pause()))
 
     @property
     def nri_socket(self) -> Path:
@@ -108,7 +94,7 @@ class ContainerRuntime:
         """Start it (again, after `server.kill()`) and wait until it answers."""
         self.server = self.sandbox.start(
             "containerd",
-            "containerd",
+            self.programs.containerd,
             "--config=/etc/containerd/config.toml",
             environment=self._environment(),
         )
@@ -120,11 +106,11 @@ class ContainerRuntime:
 
     def ctr(self, *arguments: str | Path) -> str:
         """Run containerd's own client in the namespace of the kubelet's containers."""
-        return self._client("ctr", f"--namespace={_NAMESPACE}", *arguments)
+        return self._client(self.programs.ctr, f"--namespace={_NAMESPACE}", *arguments)
 
     def crictl(self, *arguments: str | Path) -> str:
         """Run a command of the container runtime interface."""
-        return self._client("crictl", *arguments)
+        return self._client(self.programs.crictl, *arguments)
 
     # Pods without a kubelet
 
@@ -150,18 +136,20 @@ class ContainerRuntime:
             },
             "annotations": dict(annotations or {}),
             "log_directory": f"/var/log/pods/{namespace}_{name}_{uid}",
-            "linux": {"cgroup_parent": cgroup_parent or f"/kubepods/pod{uid}"},
+            "linux": {
+                "cgroup_parent": cgroup_parent or f"/kubepods/pod{uid}",
+                "security_context": _OWN_PROCESSES,
+            },
         }
         file = f"/run/kvplace-tests/{uid}.json"
         self.sandbox.write(file, json.dumps(configuration))
         return Pod(self, self.crictl("runp", file).strip(), uid, file)
 
-    def _client(self, program: str, *arguments: str | Path) -> str:
-        return self.sandbox.run(self._programs.folder / program, *arguments, environment=self._environment())
+    def _client(self, program: Path, *arguments: str | Path) -> str:
+        return self.sandbox.run(program, *arguments, environment=self._environment())
 
     def _environment(self) -> dict[str, str]:
-        folders = [self._programs.folder, self._programs.runc.parent]
-        return {"PATH": ":".join([*map(str, folders), "/usr/sbin:/usr/bin:/sbin:/bin"])}
+        return {"PATH": self.programs.search_path}
 
     def _answers(self) -> bool:
         with contextlib.suppress(CommandFailed):
@@ -205,7 +193,10 @@ class Pod:
             "labels": {"io.kubernetes.container.name": name, "io.kubernetes.pod.uid": self.uid},
             "annotations": dict(annotations or {}),
             "log_path": f"{name}.log",
-            "linux": {"resources": {"cpu_shares": 2, "cpuset_cpus": cpuset_cpus}},
+            "linux": {
+                "resources": {"cpu_shares": 2, "cpuset_cpus": cpuset_cpus},
+                "security_context": _OWN_PROCESSES,
+            },
         }
         file = f"/run/kvplace-tests/{self.uid}-{name}.json"
         self.runtime.sandbox.write(file, json.dumps(described))

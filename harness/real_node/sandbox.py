@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from harness.build_cache import cache_folder
 from harness.control_plane.server_process import ServerProcess
 from harness.real_node.control_groups import NodeGroups
 
@@ -37,14 +38,18 @@ class Sandbox:
         Args:
             name: its host name.
             folder: where its log and those of its servers lie; it must exist.
-            visible: folders to show in it, read-only, that may lie on other file systems than /.
+            visible: folders to show in it, read-only, besides the project and what it has built; / is there
+                anyway, without other file systems.
         """
         self.name = name
         self.folder = folder
         self._servers: list[SandboxedServer] = []
         answer = folder / f"{name}.json"
         answer.unlink(missing_ok=True)
-        wanted = {"name": name, "visible": [str(path.resolve()) for path in (PROJECT, *visible)]}
+        wanted = {
+            "name": name,
+            "visible": [str(path.resolve()) for path in (PROJECT, cache_folder(), *visible)],
+        }
         self._supervisor = ServerProcess(
             f"sandbox of {name}",
             [

@@ -7,7 +7,6 @@ node, as its DaemonSet has it. What else it finds in its pod is put where it loo
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 from harness.control_plane.cluster import ControlPlane, RequestRefused
 from harness.control_plane.kubevirt_parts import NAMESPACE
@@ -35,7 +34,7 @@ def label_node(runtime: ContainerRuntime) -> None:
     """
     runtime.sandbox.run("mkdir", "-p", _LABELLER_FOLDER)
     runtime.ctr(
-        *("run", "--rm", "--privileged", "--net-host", f"--runc-binary={runtime.runc}"),
+        *("run", "--rm", "--privileged", "--net-host", f"--runc-binary={runtime.programs.runc}"),
         *("--env", "HYPERVISOR_DEVICE=nokvm", "--env", "PREFERRED_VIRTTYPE=qemu"),
         "--mount",
         f"type=bind,src={_LABELLER_FOLDER},dst={_LABELLER_FOLDER},options=rbind:rw",
@@ -56,18 +55,11 @@ def prepare_cluster(plane: ControlPlane) -> None:
 class VirtHandler:
     """A running virt-handler."""
 
-    def __init__(
-        self,
-        plane: ControlPlane,
-        access: NodeAccess,
-        runtime: ContainerRuntime,
-        program: Path,
-        virt_chroot: Path,
-    ) -> None:
+    def __init__(self, plane: ControlPlane, access: NodeAccess, runtime: ContainerRuntime) -> None:
         """Start it; the node's object must exist. `wait_until_schedulable` returns when VMs can come."""
         self._plane = plane
         self._sandbox = runtime.sandbox
-        self._program = program
+        self._programs = runtime.programs
         for folder, name in _CERTIFICATES.items():
             certificate, key = plane.issue_certificate(f"kubevirt.io:system:{name}")
             self._sandbox.write(f"/etc/virt-handler/{folder}/tls.crt", certificate.read_text())
@@ -76,7 +68,7 @@ class VirtHandler:
         self._sandbox.write("/etc/virt-handler/kubeconfig", access.kubeconfig(kubeconfig), mode=0o600)
         for shared in ("kubevirt", "kubevirt-private", "kubevirt-libvirt-runtimes"):
             self._sandbox.path(f"/run/{shared}").mkdir(exist_ok=True)
-        self._sandbox.run("cp", virt_chroot, "/usr/bin/virt-chroot")
+        self._sandbox.run("cp", self._programs.virt_chroot, "/usr/bin/virt-chroot")
         self._sandbox.run("sh", "-c", _ADD_QEMU_USER)
         self.start()
 
@@ -84,7 +76,7 @@ class VirtHandler:
         """Start it (again, after `server.kill()`)."""
         self.server = self._sandbox.start(
             "virt-handler",
-            self._program,
+            self._programs.virt_handler,
             "--kubeconfig=/etc/virt-handler/kubeconfig",
             "--port=8443",
             f"--hostname-override={self._sandbox.name}",
