@@ -3,31 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
+from kvplace.core.scalars import PodUid
 from kvplace.kube.conditions import Condition
-
-
-@dataclass(frozen=True, slots=True)
-class PodReport:
-    """What was measured for one pod with a claim on this node: an entry of `status.pods`."""
-
-    uid: PodUid
-    namespace: str
-    pod: str
-    revision: int
-    """The revision of the placement that the other fields are about."""
-    running: bool
-    """Whether a container of the pod that may use its CPUs still exists."""
-    pinned: bool
-    """Whether the affinity of every thread has been read and is as claimed."""
-    cpus: CpuMask = NO_CPUS
-    """The CPUs that its threads may actually run on."""
-    drift: str = ""
-    """What differs from the claim, in one sentence; empty when nothing does."""
+from kvplace.kube.records import PodReport
 
 
 class NodeReport:

@@ -26,11 +26,15 @@ import msgspec
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import LedgerChange, merge_patch
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.topology import Topology
+from kvplace.core.topology_document import topology_document
 from kvplace.kube.api_errors import Missing, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, Resource
+from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecord
 from kvplace.kube.list_watch import ListWatch, follow
 from kvplace.kube.objects import (
+    AGENT,
     CustomObject,
     NodeObject,
     PodObject,
@@ -42,8 +46,9 @@ from kvplace.kube.objects import (
     pod_record,
     vmi_record,
 )
-from kvplace.kube.records import LedgerRecord, PodRecord
-from kvplace.kube.session import METADATA_ONLY, Call, Session, path_of
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.session import METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call, Session, path_of
+from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import (
     EVERYTHING,
     LEDGERS,
@@ -63,6 +68,8 @@ GROUP = "kvplace.io"
 VERSION = "v1alpha1"
 FIELD_MANAGER = "kvplace"
 
+_IMMUTABLE_UID = "metadata.uid: Invalid value"
+"""In the refusal of a patch of pods/status that names another UID."""
 _NOTE_LIMIT = 1024
 _ECHOES = 256
 """Writes to ledgers that are remembered until the watch brings them back."""
@@ -86,6 +93,7 @@ class ApiCluster:
         self._session = session
         self._page_size = page_size
         self._controller = f"{GROUP}/{component}"
+        self._field_manager = {"fieldManager": AGENT if component == "agent" else FIELD_MANAGER}
         self._instance = (os.environ.get("POD_NAME") or socket.gethostname())[:128]
         self._now = now
         self._resources: Mapping[Kind[Any, Any], Resource[Any]] = {
@@ -171,6 +179,68 @@ class ApiCluster:
             raise Refused(f"pod {namespace}/{pod} with UID {uid} is gone: {error}") from error
         except Rejected as error:
             raise Conflict(f"pod {namespace}/{pod}: {error}") from error
+
+    async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
+        """Set a condition in a pod's status; its transition time moves when `pod` has another status.
+
+        Raises Refused when the pod is gone or another one.
+        """
+        known = pod.condition(condition.type)
+        changed = known is None or known.status != condition.status
+        document = condition.document(self._now() if changed else None)
+        try:
+            await self._session.request(
+                Call(
+                    "patch",
+                    "pods/status",
+                    path_of("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "status"),
+                    name=f"{pod.namespace}/{pod.name}",
+                    query=self._field_manager,
+                    body=_encode({"metadata": {"uid": pod.uid}, "status": {"conditions": [document]}}),
+                    accept=METADATA_ONLY,
+                    patch_type=STRATEGIC_MERGE_PATCH,
+                )
+            )
+        except Rejected as error:
+            if _IMMUTABLE_UID in str(error):
+                raise Refused(f"pod {pod.namespace}/{pod.name} with UID {pod.uid} is gone") from error
+            raise
+
+    async def write_topology(
+        self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
+    ) -> None:
+        """Create a node's NodeTopology, or replace the spec of the one that is still as `before` says.
+
+        Raises Conflict when there is another one by now. The object is deleted together with the node.
+        """
+        metadata: dict[str, Any] = {"ownerReferences": [_owner_reference(node)]}
+        spec = topology_document(topology)
+        if before is not None:
+            metadata["resourceVersion"] = before.resource_version
+            await self._patch_topology(node.name, {"metadata": metadata, "spec": spec})
+            return
+        await self._session.request(
+            Call(
+                "create",
+                "nodetopologies",
+                _topology_path(),
+                name=node.name,
+                query=self._field_manager,
+                body=_encode(
+                    {
+                        "apiVersion": f"{GROUP}/{VERSION}",
+                        "kind": "NodeTopology",
+                        "metadata": {**metadata, "name": node.name},
+                        "spec": spec,
+                    }
+                ),
+                accept=METADATA_ONLY,
+            )
+        )
+
+    async def write_topology_status(self, node: NodeName, status: TopologyStatus) -> None:
+        """Replace the status of a NodeTopology; raises Refused when it is gone."""
+        await self._patch_topology(node, {"status": status.document()}, "status")
 
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Read a VirtualMachineInstance as JSON; None when there is none."""
@@ -295,7 +365,7 @@ class ApiCluster:
                 "nodes",
                 path_of("api", "v1", "nodes", node),
                 name=node,
-                query={"fieldManager": FIELD_MANAGER},
+                query=self._field_manager,
                 body=_encode({"metadata": {"annotations": dict(annotations)}}),
                 accept=METADATA_ONLY,
             )
@@ -313,6 +383,19 @@ class ApiCluster:
         metadata = document.metadata
         written = self._written.pop((metadata.uid, metadata.resource_version), None)
         return written or ledger_record(document)
+
+    async def _patch_topology(self, node: NodeName, body: Mapping[str, Any], *subresource: str) -> None:
+        await self._session.request(
+            Call(
+                "patch",
+                "/".join(("nodetopologies", *subresource)),
+                _topology_path(node, *subresource),
+                name=node,
+                query=self._field_manager,
+                body=_encode(body),
+                accept=METADATA_ONLY,
+            )
+        )
 
     async def _get(self, resource: str, path: str, name: str) -> bytes | None:
         try:
@@ -354,6 +437,14 @@ _encode = msgspec.json.encode
 
 def _custom(resource: str, record: Callable[[CustomObject], R]) -> Resource[R]:
     return Resource.of(resource, path_of("apis", GROUP, VERSION, resource), _CUSTOM, record)
+
+
+def _owner_reference(node: NodeRecord) -> dict[str, str]:
+    return {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+
+
+def _topology_path(*segments: str) -> str:
+    return path_of("apis", GROUP, VERSION, "nodetopologies", *segments)
 
 
 def _ledger_path(*node: str) -> str:

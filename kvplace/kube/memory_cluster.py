@@ -23,9 +23,11 @@ from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecord
 from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, PodReport, TopologyRecord, VmiRecord
+from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import (
     EDITED_VMIS,
     EVERYTHING,
@@ -49,6 +51,8 @@ class MemoryCluster:
 
     def __init__(self) -> None:
         self.events: list[EventRecord] = []
+        self.topology_statuses: dict[NodeName, TopologyStatus] = {}
+        """The status of each NodeTopology as its agent has written it last."""
         self._versions = itertools.count(1)
         self._serials = itertools.count(1)
         self._pods = ObjectLog(PODS)
@@ -64,6 +68,7 @@ class MemoryCluster:
             VMIS: self._edited_vmis,
         }
         self._pod_annotations: dict[str, dict[str, str]] = {}
+        self._node_annotations: dict[str, dict[str, str]] = {}
         self._vmis: dict[tuple[str, str], Mapping[str, Any]] = {}
 
     # The calls of a client.
@@ -118,6 +123,59 @@ class MemoryCluster:
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
         await asyncio.sleep(0)
         return self._pods.get((namespace, name))
+
+    async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
+        await asyncio.sleep(0)
+        stored = self._pod(pod.namespace, pod.name)
+        if stored.uid != pod.uid:
+            raise Refused(f"pod {pod.namespace}/{pod.name} with UID {pod.uid} is gone")
+        others = (known for known in stored.conditions if known.type != condition.type)
+        self._put_pod(replace(stored, conditions=(*others, condition)))
+
+    async def write_topology(
+        self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
+    ) -> None:
+        await asyncio.sleep(0)
+        stored = self._topologies.get(node.name)
+        if (stored and stored.resource_version) != (before and before.resource_version):
+            raise Conflict(f"the NodeTopology of node {node.name} has changed since it was read")
+        stored = stored or TopologyRecord(node.name, None)
+        generation = stored.generation + (topology != stored.topology)
+        self._put_topology(
+            replace(stored, topology=topology, problem="", generation=generation, by_agent=True)
+        )
+
+    async def write_topology_status(self, node: NodeName, status: TopologyStatus) -> None:
+        await asyncio.sleep(0)
+        stored = self._topologies.get(node)
+        if stored is None:
+            raise Refused(f"the NodeTopology of node {node} is gone")
+        self.topology_statuses[node] = status
+        self._put_topology(
+            replace(
+                stored,
+                kubelet_cpus=status.kubelet_cpus,
+                enforcement=status.enforcement,
+                pods={pod.uid: pod for pod in status.pods},
+            )
+        )
+
+    async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
+        await asyncio.sleep(0)
+        record = self._nodes.get(node)
+        if record is None:
+            raise Refused(f"node {node} is gone")
+        held = {**self.node_annotations(node), **annotations}
+        self._node_annotations[node] = {key: value for key, value in held.items() if value is not None}
+        self._nodes.put(
+            node,
+            replace(
+                record,
+                cpu_map=self._node_annotations[node].get(CPU_MAP, ""),
+                cpu_map_by_agent=record.cpu_map_by_agent or CPU_MAP in annotations,
+                resource_version=self._next_version(),
+            ),
+        )
 
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         await asyncio.sleep(0)
@@ -197,6 +255,12 @@ class MemoryCluster:
         """Return all annotations of a pod."""
         return dict(self._pod_annotations[self._pod(namespace, name).uid])
 
+    def node_annotations(self, name: str) -> Mapping[str, str]:
+        """Return all annotations of a node."""
+        record = self._nodes.get(name)
+        described = {CPU_MAP: record.cpu_map} if record is not None and record.cpu_map else {}
+        return self._node_annotations.get(name, described)
+
     def create_node(self, name: str, *, cpu_map: str = "", topology: Topology | None = None) -> NodeRecord:
         """Create or replace a node, with the topology that its agent reports if given."""
         known = self._nodes.get(name)
@@ -221,16 +285,15 @@ class MemoryCluster:
         pods: Iterable[PodReport] = (),
     ) -> None:
         """Publish a node's machine, and what the kubelet's static policy holds of it, as its agent does."""
-        version = self._next_version()
-        record = TopologyRecord(
-            NodeName(node),
-            topology,
-            kubelet_cpus=CpuMask(kubelet_cpus),
-            resource_version=version,
-            enforcement=enforcement,
-            pods={report.uid: report for report in pods},
+        self._put_topology(
+            TopologyRecord(
+                NodeName(node),
+                topology,
+                kubelet_cpus=CpuMask(kubelet_cpus),
+                enforcement=enforcement,
+                pods={report.uid: report for report in pods},
+            )
         )
-        self._topologies.put(node, record)
 
     def put_vmi(self, namespace: str, name: str, document: Mapping[str, Any]) -> None:
         """Create or replace a VirtualMachineInstance."""
@@ -257,6 +320,9 @@ class MemoryCluster:
         record = replace(record, resource_version=self._next_version())
         self._pods.put((record.namespace, record.name), record, labels)
         return record
+
+    def _put_topology(self, record: TopologyRecord) -> None:
+        self._topologies.put(record.node, replace(record, resource_version=self._next_version()))
 
     def _store_ledger(self, stored: LedgerRecord, after: Ledger) -> LedgerRecord:
         for cpu, owner in after.owners.items():

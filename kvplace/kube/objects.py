@@ -38,6 +38,7 @@ from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.api_errors import NOT_JSON
+from kvplace.kube.conditions import OUR_PREFIX, Condition
 from kvplace.kube.records import (
     LedgerRecord,
     NodeRecord,
@@ -50,6 +51,11 @@ from kvplace.kube.records import (
 COMPUTE = "compute"
 """The container of a virt-launcher pod in which QEMU runs."""
 VMI = "VirtualMachineInstance"
+
+
+AGENT = "kvplace-agent"
+"""The field manager of the agent."""
+_ABSENT = msgspec.Raw(b"")
 
 
 class _ApiObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -140,10 +146,20 @@ class ContainerStatus(_ApiObject, frozen=True):
     state: ContainerState | None = None
 
 
+class PodConditionObject(_ApiObject, frozen=True):
+    """A condition of a pod."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
 class PodStatus(_ApiObject, frozen=True):
-    """The phase and containers of a pod."""
+    """The phase, conditions and containers of a pod."""
 
     phase: str = ""
+    conditions: tuple[PodConditionObject, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
 
 
@@ -161,16 +177,55 @@ class VmiObject(_ApiObject, frozen=True):
     metadata: ObjectMeta
 
 
+class OwnedAnnotations(_ApiObject, frozen=True):
+    """The annotations of which it matters who has written them."""
+
+    cpu_map: msgspec.Raw = msgspec.field(name=f"f:{CPU_MAP}", default=_ABSENT)
+
+
+class OwnedMetadata(_ApiObject, frozen=True):
+    """Which fields of `metadata` a writer owns."""
+
+    annotations: OwnedAnnotations = msgspec.field(name="f:annotations", default=OwnedAnnotations())
+
+
+class OwnedFields(_ApiObject, frozen=True):
+    """Which fields a writer owns; others are skipped."""
+
+    metadata: OwnedMetadata = msgspec.field(name="f:metadata", default=OwnedMetadata())
+    spec: msgspec.Raw = msgspec.field(name="f:spec", default=_ABSENT)
+    zones: msgspec.Raw = msgspec.field(name="f:zones", default=_ABSENT)
+
+
+class ManagedFields(_ApiObject, frozen=True):
+    """An entry of `metadata.managedFields`: who has written which fields last."""
+
+    manager: str = ""
+    fields_v1: OwnedFields = msgspec.field(name="fieldsV1", default=OwnedFields())
+
+
+class MetaWithWriters(ObjectMeta, frozen=True):
+    """Metadata of an object that people and agents write."""
+
+    managed_fields: tuple[ManagedFields, ...] | None = None
+
+    @property
+    def agents(self) -> OwnedFields:
+        """The fields that the agent has written last."""
+        writers = (entry for entry in self.managed_fields or () if entry.manager == AGENT)
+        return next((entry.fields_v1 for entry in writers if entry.fields_v1 != _NOTHING), _NOTHING)
+
+
 class NodeObject(_ApiObject, frozen=True):
     """A node."""
 
-    metadata: ObjectMeta
+    metadata: MetaWithWriters
 
 
 class CustomObject(_ApiObject, frozen=True):
     """A NodeTopology or NodeLedger; its spec stays unread until its version turns out to be new."""
 
-    metadata: ObjectMeta
+    metadata: MetaWithWriters
     spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: msgspec.Raw = msgspec.Raw(b"{}")
 
@@ -179,14 +234,17 @@ class PodReportObject(_ApiObject, frozen=True):
     """An entry of `status.pods` of a NodeTopology."""
 
     uid: str
+    namespace: str = ""
+    pod: str = ""
     revision: int = 0
     pinned: bool = False
     running: bool = False
     failed_revision: int = 0
+    cpus: str = ""
     drift: str = ""
 
 
-class TopologyStatus(_ApiObject, frozen=True):
+class StatusObject(_ApiObject, frozen=True):
     """The fields of a NodeTopology's status that `serve` reads."""
 
     kubelet_cpus: str = ""
@@ -244,6 +302,11 @@ def pod_record(pod: PodObject) -> PodRecord:
             and container.state.terminated is not None
             for container in status.container_statuses or ()
         ),
+        conditions=tuple(
+            Condition.read(found.type, found.status, found.reason, found.message)
+            for found in status.conditions or ()
+            if found.type.startswith(OUR_PREFIX)
+        ),
         asking={} if vmi is not _NO_OWNER else annotations.asking,
         resource_version=metadata.resource_version,
     )
@@ -269,6 +332,7 @@ def node_record(node: NodeObject) -> NodeRecord:
         uid=metadata.uid,
         cpu_map=(metadata.annotations or _NO_ANNOTATIONS).cpu_map,
         resource_version=metadata.resource_version,
+        cpu_map_by_agent=metadata.agents.metadata.annotations.cpu_map != _ABSENT,
     )
 
 
@@ -310,11 +374,23 @@ class TopologyReader:
             metadata.resource_version,
             enforcement,
             pods,
+            metadata.generation,
+            metadata.agents.spec != _ABSENT,
         )
 
 
 def _pod_report(pod: PodReportObject) -> PodReport:
-    return PodReport(PodUid(pod.uid), pod.revision, pod.pinned, pod.running, pod.failed_revision, pod.drift)
+    return PodReport(
+        uid=PodUid(pod.uid),
+        namespace=pod.namespace,
+        pod=pod.pod,
+        revision=pod.revision,
+        pinned=pod.pinned,
+        running=pod.running,
+        failed_revision=pod.failed_revision,
+        cpus=parse_cpu_list(pod.cpus, what="status.pods.cpus"),
+        drift=pod.drift,
+    )
 
 
 def ledger_record(document: CustomObject) -> LedgerRecord:
@@ -328,7 +404,8 @@ def ledger_record(document: CustomObject) -> LedgerRecord:
     return LedgerRecord(NodeName(metadata.name), ledger, metadata.resource_version, metadata.uid, problem)
 
 
+_NOTHING = OwnedFields()
 _NO_ANNOTATIONS = Annotations()
 _NO_OWNER = OwnerReference()
 _JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-_STATUS: msgspec.json.Decoder[TopologyStatus | None] = msgspec.json.Decoder(TopologyStatus | None)
+_STATUS: msgspec.json.Decoder[StatusObject | None] = msgspec.json.Decoder(StatusObject | None)

@@ -13,6 +13,7 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.kube.conditions import Condition
 
 NO_NODE = NodeName("")
 
@@ -39,9 +40,15 @@ class PodRecord:
     vmi_uid: str = ""
     compute_terminated: bool = False
     """Whether the container `compute`, the one with QEMU, has ended."""
+    conditions: tuple[Condition, ...] = ()
+    """What kvplace says in its status: the conditions whose type begins with `kvplace.io/`."""
     asking: Mapping[str, str] = field(default_factory=dict)
     """The annotations of a plain pod that ask for cores; a VM asks on its VMI."""
     resource_version: str = ""
+
+    def condition(self, kind: str) -> Condition | None:
+        """Return one of `conditions` by its type."""
+        return next((condition for condition in self.conditions if condition.type == kind), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,9 @@ class PodReport:
     """What the agent of a node reports about one pod with a claim: an entry of NodeTopology's status.pods."""
 
     uid: PodUid
+    namespace: str = ""
+    pod: str = ""
+    """Its name."""
     revision: int = 0
     """The revision of the placement whose affinities were read back last; 0: none yet."""
     pinned: bool = False
@@ -69,6 +79,8 @@ class PodReport:
     """Whether a container of the pod that uses its CPUs exists on the node."""
     failed_revision: int = 0
     """The newest revision that the agent could not carry out and has undone; 0: none."""
+    cpus: CpuMask = NO_CPUS
+    """The CPUs that the threads of its QEMU, or of a plain pod, may actually run on."""
     drift: str = ""
     """What differs from the placement, or why a revision failed, in one sentence."""
 
@@ -82,6 +94,8 @@ class NodeRecord:
     cpu_map: str = ""
     """Text of the annotation cpu-map, written by the agent or by hand."""
     resource_version: str = ""
+    cpu_map_by_agent: bool = False
+    """Whether the node's agent has written its cpu-map last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,10 @@ class TopologyRecord:
     """How its agent keeps other containers off owned CPUs."""
     pods: Mapping[PodUid, PodReport] = field(default_factory=dict)
     """What the agent reports about each pod with a claim."""
+    generation: int = 0
+    """Changes with the spec."""
+    by_agent: bool = False
+    """Whether the node's agent has written the spec last; otherwise it was written by hand."""
 
     def allows_same_placements(self, other: TopologyRecord) -> bool:
         """Say whether placing is the same with both: an agent writes more often than a machine changes."""

@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+"""Merges lists by their keys, for kinds that Kubernetes itself brings along."""
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 """Accept header that asks for an object's metadata alone; spares both sides the rest."""
 
@@ -79,6 +81,7 @@ class Call:
     query: Mapping[str, str] | None = None
     body: bytes | None = None
     accept: str = JSON
+    patch_type: str = MERGE_PATCH
 
 
 def path_of(*segments: str) -> str:
@@ -199,7 +202,7 @@ class Session:
             raise ApiUnavailable(f"{call.verb} {call.resource}: the session is closed")
         headers = {"Accept": call.accept}
         if call.body is not None:
-            headers["Content-Type"] = MERGE_PATCH if call.verb == "patch" else JSON
+            headers["Content-Type"] = call.patch_type if call.verb == "patch" else JSON
         authorization = await credentials.authorization()
         if authorization is not None:
             headers["Authorization"] = authorization

@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvplace.core.cpu_map import CPU_MAP
-from kvplace.core.errors import BadTopology, Conflict, Refused
+from kvplace.core.errors import BadTopology, Conflict
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
+from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecord
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.kube.records import LedgerRecord, PodRecord, TopologyRecord
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import Kind
 from tests.kube.faults import FaultScript, Operation
 
@@ -29,7 +31,6 @@ class FaultyCluster(MemoryCluster):
         super().__init__()
         self.faults = FaultScript()
         self._gated: set[str] = set()
-        self._node_annotations: dict[str, dict[str, str]] = {}
 
     async def bind(
         self, namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]
@@ -78,14 +79,21 @@ class FaultyCluster(MemoryCluster):
 
     async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
         async with self.faults.around(Operation.ANNOTATE_NODE):
-            await asyncio.sleep(0)
-            record = self._nodes.get(node)
-            if record is None:
-                raise Refused(f"node {node} is gone")
-            held = {**self.node_annotations(node), **annotations}
-            self._node_annotations[node] = {key: value for key, value in held.items() if value is not None}
-            cpu_map = self._node_annotations[node].get(CPU_MAP, "")
-            self._nodes.put(node, replace(record, cpu_map=cpu_map, resource_version=self._next_version()))
+            await super().annotate_node(node, annotations)
+
+    async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
+        async with self.faults.around(Operation.SET_POD_CONDITION):
+            await super().set_pod_condition(pod, condition)
+
+    async def write_topology(
+        self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
+    ) -> None:
+        async with self.faults.around(Operation.WRITE_TOPOLOGY):
+            await super().write_topology(node, topology, before)
+
+    async def write_topology_status(self, node: NodeName, status: TopologyStatus) -> None:
+        async with self.faults.around(Operation.WRITE_TOPOLOGY_STATUS):
+            await super().write_topology_status(node, status)
 
     # Watches.
 
@@ -134,12 +142,6 @@ class FaultyCluster(MemoryCluster):
                 else compute_terminated,
             )
         )
-
-    def node_annotations(self, node: str) -> Mapping[str, str]:
-        """Return all annotations of a node."""
-        record = self._nodes.get(node)
-        described = {CPU_MAP: record.cpu_map} if record is not None and record.cpu_map else {}
-        return self._node_annotations.get(node, described)
 
     def delete_pod(self, namespace: str, name: str, *, force: bool = False) -> None:
         """Delete a pod: one that is bound stays, marked, until the kubelet is done (`force` plays that)."""

@@ -69,6 +69,10 @@ class World(ABC):
         """Make another client, as another replica does."""
 
     @abstractmethod
+    async def agent(self) -> Cluster:
+        """Make a client as an agent does."""
+
+    @abstractmethod
     def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> PodUid:
         """Create a pod as it is after admission; returns its UID."""
 
@@ -84,6 +88,10 @@ class World(ABC):
 
     @abstractmethod
     def create_node(self, name: str) -> None: ...
+
+    @abstractmethod
+    def annotate_node(self, name: str, annotations: Mapping[str, str]) -> None:
+        """Annotate a node, as a person does."""
 
     @abstractmethod
     def node_annotations(self, name: str) -> Mapping[str, str]: ...
@@ -114,6 +122,9 @@ class MemoryWorld(World):
     async def another_client(self) -> Cluster:
         return self._memory
 
+    async def agent(self) -> Cluster:
+        return self._memory
+
     def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> PodUid:
         request = REQUEST if asks else ""
         uid = self._memory.create_pod(name, request=request, vmi=vmi).uid
@@ -137,6 +148,9 @@ class MemoryWorld(World):
 
     def create_node(self, name: str) -> None:
         self._memory.create_node(name)
+
+    def annotate_node(self, name: str, annotations: Mapping[str, str]) -> None:
+        self._memory.create_node(name, cpu_map=annotations["cpu-map"])
 
     def node_annotations(self, name: str) -> Mapping[str, str]:
         return self._memory.node_annotations(name)
@@ -168,6 +182,10 @@ class ApiWorld(World):
 
     async def another_client(self) -> Cluster:
         self._clients.append(await api_cluster(self.plane))
+        return self._clients[-1]
+
+    async def agent(self) -> Cluster:
+        self._clients.append(await api_cluster(self.plane, component="agent"))
         return self._clients[-1]
 
     async def close(self) -> None:
@@ -209,7 +227,13 @@ class ApiWorld(World):
         self.plane.request("PATCH", path, {"status": status}, content_type=STRATEGIC_MERGE_PATCH)
 
     def create_node(self, name: str) -> None:
-        self.plane.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+        labels = {"kubernetes.io/hostname": name}
+        self.plane.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
+
+    def annotate_node(self, name: str, annotations: Mapping[str, str]) -> None:
+        self.plane.kubectl(
+            "annotate", "--overwrite", "node", name, *(f"{key}={text}" for key, text in annotations.items())
+        )
 
     def node_annotations(self, name: str) -> Mapping[str, str]:
         node = self.plane.request("GET", f"/api/v1/nodes/{name}")
@@ -226,7 +250,7 @@ class ApiWorld(World):
             "metadata": {"name": name},
             "spec": spec,
         }
-        path = f"{TOPOLOGIES_PATH}/{name}?fieldManager=agent&force=true"
+        path = f"{TOPOLOGIES_PATH}/{name}?fieldManager=a-person&force=true"
         self.plane.request("PATCH", path, document, content_type="application/apply-patch+yaml")
 
     def delete_topology(self, name: str) -> None:
