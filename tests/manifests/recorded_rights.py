@@ -1,4 +1,4 @@
-"""The rights that kvplace uses: recorded by an HTTP server that is asked everything that the port can ask."""
+"""The rights that a process uses: recorded by an HTTP server that is asked all that its components ask."""
 
 from __future__ import annotations
 
@@ -15,16 +15,27 @@ from aiohttp import web
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.conditions import Condition
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
-from kvplace.kube.records import LedgerRecord
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.kube.session import open_session
+from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, Kind
 from kvplace.service.listening import listening
 from kvplace.service.settings import Address
+from tests.nodes.machines import EIGHT
 
 KVPLACE = Path(__file__).resolve().parents[2] / "kvplace"
-SERVED = ("admission", "controller", "kube", "nodes", "scheduler")
+SOURCES = {
+    "serve": ("admission/*", "controller/*", "kube/*", "nodes/*", "scheduler/*"),
+    "agent": ("agent/*", "kube/events.py"),
+}
+"""The files whose calls of the port a process makes."""
+WATCHED: dict[str, tuple[Kind[Any, Any], ...]] = {
+    "serve": (PODS, NODES, TOPOLOGIES, LEDGERS),
+    "agent": (PODS, NODES, TOPOLOGIES, LEDGERS),
+}
 NOT_A_CALL = {"close", "list_watch"}
 """Methods of `ApiCluster` that ask the API server nothing."""
 
@@ -53,15 +64,15 @@ def port_methods() -> set[str]:
     return {name for name in vars(ApiCluster) if not name.startswith("_")} - NOT_A_CALL
 
 
-def methods_in_use() -> set[str]:
-    """List those that the components of `kvplace serve` call."""
-    sources = [path for folder in SERVED for path in (KVPLACE / folder).glob("*.py")]
+def methods_in_use(process: str) -> set[str]:
+    """List those that the components of `kvplace serve` or `kvplace agent` call."""
+    sources = [path for pattern in SOURCES[process] for path in KVPLACE.glob(pattern) if path.suffix == ".py"]
     text = "\n".join(path.read_text() for path in sources if not path.name.endswith("_cluster.py"))
     return {name for name in port_methods() if re.search(rf"\w\.{name}\(", text)}
 
 
-async def rights_in_use(folder: Path) -> set[Right]:
-    """Call every method of the port and return the rights that its requests need."""
+async def rights_in_use(folder: Path, process: str) -> set[Right]:
+    """Call every method of the port that a process calls and return the rights that the requests need."""
     used: set[Right] = set()
     watched: set[str] = set()
 
@@ -80,7 +91,7 @@ async def rights_in_use(folder: Path) -> set[Right]:
     async with listening("stub", application, Address("127.0.0.1", 0)) as address:
         cluster = ApiCluster(await open_session(_kubeconfig(folder, address)))
         try:
-            await _call_everything(cluster, watched)
+            await _call_everything(cluster, process, watched)
         finally:
             await cluster.close()
     return used
@@ -98,9 +109,16 @@ def _kubeconfig(folder: Path, address: Address) -> CredentialOptions:
     return CredentialOptions(kubeconfig=str(path))
 
 
-async def _call_everything(cluster: ApiCluster, watched: set[str]) -> None:
+async def _call_everything(cluster: ApiCluster, process: str, watched: set[str]) -> None:
     ledger = LedgerRecord(NodeName("worker"), Ledger(), "1", uid="u")
     pod = ObjectReference(kind="Pod", namespace="b", name="a", uid="u")
+    node = NodeRecord(NodeName("worker"), "u")
+    record = PodRecord("b", "a", PodUid("u"))
+    there = TopologyRecord(NodeName("worker"), EIGHT, resource_version="1")
+
+    async def write_topologies() -> None:
+        await cluster.write_topology(node, EIGHT, None)
+        await cluster.write_topology(node, EIGHT, there)
 
     async def watch(kind: Kind[Any, Any]) -> None:
         async with aclosing(cast(Any, cluster.watch(kind))) as events:
@@ -109,7 +127,7 @@ async def _call_everything(cluster: ApiCluster, watched: set[str]) -> None:
                     break
 
     calls: dict[str, Callable[[], Awaitable[object]]] = {
-        "watch": lambda: asyncio.gather(watch(PODS), watch(NODES), watch(TOPOLOGIES), watch(LEDGERS)),
+        "watch": lambda: asyncio.gather(*map(watch, WATCHED[process])),
         "bind": lambda: cluster.bind("b", "a", PodUid("u"), NodeName("worker"), {}),
         "read_pod": lambda: cluster.read_pod("b", "a"),
         "read_vmi": lambda: cluster.read_vmi("b", "a"),
@@ -118,8 +136,12 @@ async def _call_everything(cluster: ApiCluster, watched: set[str]) -> None:
         "write_ledger": lambda: cluster.write_ledger(ledger, LedgerChange()),
         "delete_ledger": lambda: cluster.delete_ledger(ledger),
         "record_event": lambda: cluster.record_event(EventRecord(pod, EventReason.PLACED, "a note")),
+        "replace_placement": lambda: cluster.replace_placement("b", "a", PodUid("u"), {}),
+        "set_pod_condition": lambda: cluster.set_pod_condition(record, Condition("a", True, "B", "c")),
+        "write_topology": write_topologies,
+        "write_topology_status": lambda: cluster.write_topology_status(node.name, TopologyStatus()),
         "annotate_node": lambda: cluster.annotate_node(NodeName("worker"), {"a": "b"}),
     }
     assert calls.keys() == port_methods(), "call every method of the port here"
-    for call in calls.values():
-        await call()
+    for name in methods_in_use(process):
+        await calls[name]()

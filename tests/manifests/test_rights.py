@@ -64,11 +64,11 @@ def everybodys(cluster: ControlPlane) -> set[Right]:
 async def test_serve_is_granted_what_it_asks_the_api_server_and_nothing_else(tmp_path: Path) -> None:
     documents = yaml.safe_load_all((MANIFESTS / "rbac/serve.yaml").read_text())
     (role,) = [found for found in documents if found["kind"] == "ClusterRole"]
-    assert _all_rights(role) == await rights_in_use(tmp_path)
+    assert _all_rights(role) == await rights_in_use(tmp_path, "serve")
 
 
 def test_every_call_of_the_port_to_the_api_server_is_made_somewhere() -> None:
-    assert methods_in_use() == port_methods()
+    assert methods_in_use("serve") | methods_in_use("agent") == port_methods()
 
 
 @pytest.mark.parametrize("namespace", ["kvplace-system", "kube-system", "default"])
@@ -76,7 +76,7 @@ async def test_the_api_server_grants_serve_exactly_these_rights(
     cluster: ControlPlane, everybodys: set[Right], namespace: str, tmp_path: Path
 ) -> None:
     token = cluster.service_account_token("kvplace-system", "kvplace-serve")
-    assert granted(cluster, namespace, token) - everybodys == await rights_in_use(tmp_path)
+    assert granted(cluster, namespace, token) - everybodys == await rights_in_use(tmp_path, "serve")
 
 
 @pytest.mark.parametrize(
