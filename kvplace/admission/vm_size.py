@@ -44,7 +44,7 @@ def size_of_vm(domain: Domain, what: str) -> VmSize:
         raise Misconfigured(f"{at} has {vcpus} vCPUs; kvplace places VMs with 1 to {MAX_VCPUS}")
     io_threads = _io_threads(domain, at)
     if io_threads > MAX_IO_THREADS:
-        raise Misconfigured(f"{at} has {io_threads} I/O threads; at most {MAX_IO_THREADS} are possible")
+        raise Misconfigured(f"{at} has {io_threads} I/O threads; kvplace places at most {MAX_IO_THREADS}")
     return VmSize(vcpus, memory, _huge_pages(domain, memory, at), io_threads)
 
 

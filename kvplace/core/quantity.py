@@ -78,10 +78,17 @@ def parse_memory(text: str | int) -> Bytes:
     unit = str(text).strip().lstrip("+0123456789.")
     if 0 < count < _LEAST_WITHOUT_UNIT and unit[:1] in ("", "n", "u", "m", "e"):
         number = str(text).strip().removesuffix(unit)
-        meant = f"{number}Mi" if unit == "m" else f"{number}Gi"
+        meant = (
+            f"{number}Mi" if unit == "m" else (str(count) if unit[:1] == "e" else number) + _usual_unit(count)
+        )
         what = "less than a byte" if parse_quantity(text) < 1 else counted(count, "byte")
         raise ValueError(f'{shown(text)} is {what}; write "{meant}" if that is meant')
     return count
+
+
+def _usual_unit(number: int) -> str:
+    """Guess the unit of a number that has none: a VM has 32 GiB, or 2048 MiB, or 4194304 KiB."""
+    return "Gi" if number < 512 else "Mi" if number < 512 << 10 else "Ki"
 
 
 def format_bytes(count: int) -> str:

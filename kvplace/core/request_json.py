@@ -19,7 +19,8 @@ from kvplace.core.request import MAX_VCPUS, GuestNuma, NumaMemory, Policy, Reque
 from kvplace.core.strict_json import Json, shown
 
 REQUEST_KEYS = ("vcpus", *OPTION_KEYS, "memory", "hugepages", "ioThreads")
-MAX_IO_THREADS = 65535
+MAX_IO_THREADS = 256
+"""Far more than help any VM: KubeVirt makes two per vCPU by itself, and no more than the VM has disks."""
 _MOST_ID = 256
 _KEYS = {Policy: "policy", Smt: "smt", NumaMemory: "numaMemory", GuestNuma: "guestNuma"}
 

@@ -110,7 +110,7 @@ SHARED, OWN = {"name": "d"}, {"name": "d", "dedicatedIOThread": True}
         ("auto", [SHARED] * 3, {"cpu": {"dedicatedCpuPlacement": True}}, 2),
         ("auto", [SHARED] * 3, {"cpu": {"isolateEmulatorThread": True}}, 2),
         ("supplementalPool", [SHARED], {"ioThreads": {"supplementalPoolThreadCount": 6}}, 6),
-        ("supplementalPool", [SHARED], {"ioThreads": {"supplementalPoolThreadCount": 65535}}, 65535),
+        ("supplementalPool", [SHARED], {"ioThreads": {"supplementalPoolThreadCount": 256}}, 256),
         ("supplementalPool", [SHARED], {}, 0),
     ],
 )
@@ -166,8 +166,8 @@ AT = "VirtualMachineInstance default/db: spec.domain"
             f"{AT}.memory.guest: '2Ei' is more than 1Ei",
         ),
         (
-            {"ioThreadsPolicy": "supplementalPool", "ioThreads": {"supplementalPoolThreadCount": 70000}},
-            f"{AT} has 70000 I/O threads; at most 65535 are possible",
+            {"ioThreadsPolicy": "supplementalPool", "ioThreads": {"supplementalPoolThreadCount": 257}},
+            f"{AT} has 257 I/O threads; kvplace places at most 256",
         ),
     ],
 )

@@ -46,7 +46,7 @@ pod_requests = st.builds(
             options=options(),
             memory=st.just(request.memory),
             huge_pages=st.dictionaries(st.sampled_from([1 << 21, GIB]), st.integers(1, 1 << 40)),
-            io_threads=st.integers(0, 65535),
+            io_threads=st.integers(0, 256),
         )
     ),
     vmi=st.sampled_from(["", "default/db", "ns/a-b-c"]),
