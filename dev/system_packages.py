@@ -34,6 +34,7 @@ REAL_NODES = {
     "nftables": "KubeVirt's pod networks",
     "busybox-static": "what runs in the pods of tests",
     "libvirt-clients": "virsh in virt-launcher's image",
+    "ncat": "what hooks of libvirt in that image call",
     "qemu-utils": "qemu-img in virt-launcher's image",
 }
 FOUND_BY_COMMAND = {"gcc": "gcc", "pkg-config": "pkg-config"}

@@ -1,0 +1,46 @@
+"""Reading OCI archives as a container runtime does: by digest, from index to layers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadImage:
+    """What an archive says about its one image, every digest and size checked."""
+
+    reference: str
+    config: Json
+    layers: tuple[bytes, ...]
+
+
+def read_archive(path: Path) -> ReadImage:
+    """Read an archive; fails on a blob that is missing, has another size or another digest."""
+    with tarfile.open(path) as archive:
+
+        def content(name: str) -> bytes:
+            file = archive.extractfile(name)
+            assert file is not None
+            return file.read()
+
+        def blob(descriptor: Json) -> bytes:
+            algorithm, _, digest = descriptor["digest"].partition(":")
+            found = content(f"blobs/{algorithm}/{digest}")
+            assert hashlib.new(algorithm, found).hexdigest() == digest
+            assert len(found) == descriptor["size"]
+            return found
+
+        assert json.loads(content("oci-layout")) == {"imageLayoutVersion": "1.0.0"}
+        (described,) = json.loads(content("index.json"))["manifests"]
+        manifest = json.loads(blob(described))
+        config = json.loads(blob(manifest["config"]))
+        layers = tuple(blob(layer) for layer in manifest["layers"])
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
+    return ReadImage(described["annotations"]["io.containerd.image.name"], config, layers)
