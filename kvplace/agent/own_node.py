@@ -36,6 +36,7 @@ class OwnNode:
         self._kubelet_cpus = NO_CPUS
         self._observes_only = False
         self._placements: dict[PodUid, PodPlacement] = {}
+        self._confirmed: dict[PodUid, int] = {}
         self._listeners: list[Callable[[], None]] = []
         self.pods.subscribe(self._pod_seen)
         self.ledgers.subscribe(self._ledger_seen)
@@ -59,6 +60,7 @@ class OwnNode:
             topology=self._topology,
             ledger=self.ledger,
             placements=dict(self._placements),
+            confirmed=dict(self._confirmed),
             kubelet_cpus=self._kubelet_cpus,
             observes_only=self._observes_only,
         )
@@ -75,6 +77,12 @@ class OwnNode:
         if before != (topology, kubelet_cpus, observes_only):
             self._notify()
 
+    def confirm(self, uid: PodUid, revision: int) -> None:
+        """Say that all threads of a pod have been seen to follow a revision of its placement."""
+        if self._confirmed.get(uid) != revision:
+            self._confirmed[uid] = revision
+            self._notify()
+
     def topology_record(self) -> TopologyRecord | None:
         """Return the stored NodeTopology of this node; None where there is none."""
         return self.topologies.get(self.node)
@@ -84,6 +92,8 @@ class OwnNode:
         if pod is None:
             return
         found = None if after is None or after.phase in _ENDED else _placement(after)
+        if found is None:
+            self._confirmed.pop(pod.uid, None)
         if found == self._placements.get(pod.uid):
             return
         if found is None:

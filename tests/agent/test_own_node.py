@@ -62,3 +62,16 @@ def test_listeners_are_called_for_what_changes_the_state_and_for_nothing_else() 
     own.ledgers.apply(Apply(LedgerRecord(NODE, ledger, "1")))
     assert len(calls) == 3
     assert calls[-1].ledger.owned == CPUS
+
+
+def test_what_was_seen_of_a_pod_counts_until_it_has_ended() -> None:
+    own = OwnNode(NODE, EIGHT)
+    calls = []
+    own.pods.apply(Apply(POD))
+    own.subscribe(lambda: calls.append(own.state.confirmed))
+    own.confirm(UID, 1)
+    own.confirm(UID, 1)
+    own.confirm(UID, 2)
+    assert calls == [{UID: 1}, {UID: 2}]
+    own.pods.apply(Apply(replace(POD, phase="Succeeded")))
+    assert own.state.confirmed == {}

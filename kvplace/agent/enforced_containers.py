@@ -1,0 +1,29 @@
+"""What the agent's other components ask of the one that sets cpusets on this node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from kvplace.agent.containers import Container, ContainerId
+from kvplace.agent.cpusets import Cpusets
+
+
+class EnforcedContainers(Protocol):
+    """The containers of this node and the cpusets that were decided for them."""
+
+    def containers(self) -> Iterable[Container]:
+        """Return the containers that are created or running, as last known."""
+        ...
+
+    def cpusets(self) -> Cpusets:
+        """Return the last decision; the same object until there is another one."""
+        ...
+
+    def cgroup_of(self, container: ContainerId) -> Path:
+        """Find a container's folder in the hierarchy that has cpusets.
+
+        Raises Gone when it has ended, and when it has not been started yet.
+        """
+        ...
