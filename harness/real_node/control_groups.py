@@ -123,10 +123,15 @@ def _removed(top: Path) -> bool:
     return not top.exists()
 
 
+def is_left_over(folder: Path) -> bool:
+    """Whether a folder that is named like a supervisor's is of one that is no more."""
+    owner = folder.name.rpartition("-")[2]
+    return owner.isdigit() and not Path(f"/proc/{owner}").exists()
+
+
 def _sweep(mount: Path) -> None:
     for left in mount.glob(f"{PREFIX}-*"):
-        owner = left.name.rpartition("-")[2]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+        if is_left_over(left):
             for procs in left.rglob("cgroup.procs"):
                 with contextlib.suppress(OSError):
                     for pid in procs.read_text().split():

@@ -10,6 +10,8 @@ from harness.control_plane.cluster import ControlPlane, RequestRefused
 from harness.real_node.node_access import NodeAccess
 from harness.real_node.runtime import CONTAINERD_SOCKET, ContainerRuntime
 
+# Where kubeadm puts it, and others look for it.
+_CONFIGURATION_FILE = "/var/lib/kubelet/config.yaml"
 _CONFIGURATION: dict[str, Any] = {
     "apiVersion": "kubelet.config.k8s.io/v1beta1",
     "kind": "KubeletConfiguration",
@@ -55,9 +57,7 @@ class Kubelet:
         self._sandbox = runtime.sandbox
         self._programs = runtime.programs
         self._sandbox.write("/etc/kubernetes/resolv.conf", "nameserver 10.96.0.10\nsearch cluster.local\n")
-        self._sandbox.write(
-            "/etc/kubernetes/kubelet.json", json.dumps({**_CONFIGURATION, **(configuration or {})})
-        )
+        self._sandbox.write(_CONFIGURATION_FILE, json.dumps({**_CONFIGURATION, **(configuration or {})}))
         kubeconfig = access.kubeconfig(
             plane.kubeconfig_for(
                 plane.admin.token,
@@ -74,7 +74,7 @@ class Kubelet:
         self.server = self._sandbox.start(
             "kubelet",
             self._programs.kubelet,
-            "--config=/etc/kubernetes/kubelet.json",
+            f"--config={_CONFIGURATION_FILE}",
             "--kubeconfig=/etc/kubernetes/kubelet.kubeconfig",
             f"--hostname-override={self._sandbox.name}",
             f"--node-ip={self._sandbox.address}",

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.real_node.control_groups import NodeGroups, hierarchies
+from harness.real_node.control_groups import PREFIX, NodeGroups, hierarchies, is_left_over
 from harness.real_node.sandbox_init import READY
 
 # 198.18.0.0/15 is set apart for tests of network devices (RFC 2544), so it leads nowhere else.
@@ -33,8 +33,8 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _leave)
     found = hierarchies(Path("/proc/self/mountinfo").read_text())
-    folder = Path(tempfile.mkdtemp(prefix="kvplace-node-"))
     groups = NodeGroups.make(found, os.getpid())
+    folder = _make_mount_point()
     described = {
         "name": wanted["name"],
         "folder": str(folder),
@@ -71,6 +71,17 @@ def main() -> None:
         namespaces.wait()
         groups.remove()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_mount_point() -> Path:
+    """Make the folder on which the sandbox mounts its root, and remove those of killed supervisors."""
+    temporary = Path(tempfile.gettempdir())
+    for left in temporary.glob(f"{PREFIX}-*"):
+        if is_left_over(left):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = temporary / f"{PREFIX}-{os.getpid()}"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 def _leave(number: int, _frame: object) -> None:
