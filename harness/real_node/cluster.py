@@ -20,6 +20,8 @@ from harness.real_node.virt_handler import prepare_cluster
 _KUBEVIRT = {
     # No /dev/kvm on most machines that run tests.
     "developerConfiguration": {"useEmulation": True, "logVerbosity": {"virtLauncher": 3}},
+    # The default one needs links of type dummy, which kernels of test machines may lack.
+    "network": {"defaultNetworkInterface": "masquerade"},
     # The images are on the nodes, and nowhere else.
     "imagePullPolicy": "IfNotPresent",
 }

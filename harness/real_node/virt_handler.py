@@ -35,6 +35,7 @@ def label_node(runtime: ContainerRuntime) -> None:
     runtime.sandbox.run("mkdir", "-p", _LABELLER_FOLDER)
     runtime.ctr(
         *("run", "--rm", "--privileged", "--net-host", f"--runc-binary={runtime.programs.runc}"),
+        "--user=0:0",
         *("--env", "HYPERVISOR_DEVICE=nokvm", "--env", "PREFERRED_VIRTTYPE=qemu"),
         "--mount",
         f"type=bind,src={_LABELLER_FOLDER},dst={_LABELLER_FOLDER},options=rbind:rw",

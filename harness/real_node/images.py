@@ -1,0 +1,25 @@
+"""The images that a real node has from its start; there is no registry to pull others from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from harness.build_cache import Say, say_to_stderr
+from harness.node_programs.image import Image, archive
+from harness.node_programs.launcher_image import launcher
+from harness.node_programs.small_images import busybox, container_disk
+
+# What vm-templates/ boots. On a node of the tests it is a disk whose guest idles.
+_TEMPLATE_DISK = "quay.io/containerdisks/debian:12"
+
+
+def node_images() -> list[Image]:
+    """Name them all."""
+    disk = container_disk()
+    return [busybox(), disk, replace(disk, reference=_TEMPLATE_DISK), launcher()]
+
+
+def node_image_archives(say: Say = say_to_stderr) -> list[Path]:
+    """Return their archives, building what is not cached."""
+    return [archive(image, say) for image in node_images()]
