@@ -15,6 +15,7 @@ pytest_plugins = [
     "harness.control_plane.kubevirt_fixtures",
     "harness.emulated_machine.fixtures",
     "harness.libvirt_session.fixtures",
+    "harness.pod_cgroup_fixtures",
     "harness.real_node.fixtures",
     "harness.node_programs.fixtures",
 ]

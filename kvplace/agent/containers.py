@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NewType
 
-from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
-
-ContainerId = NewType("ContainerId", str)
-"""The id that the container runtime gives a container."""
+from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 
 COMPUTE = "compute"
 """The container of a virt-launcher pod in which QEMU runs."""
@@ -32,6 +28,8 @@ class Container:
     """Its first process on the host; 0 until it is started, or where it is not known."""
     cpus: CpuMask = NO_CPUS
     """The cpuset that it has now; empty where it has none of its own, or where that is not known."""
+    incoming: bool = False
+    """Whether a live migration starts its QEMU with the CPU numbers of another node, which must not fail."""
 
     @property
     def runs_claim(self) -> bool:

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from kvplace.agent.containers import Container, ContainerId
+from kvplace.agent.containers import Container
 from kvplace.agent.node_state import NodeState
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, Policy
-from kvplace.core.scalars import NO_CPUS, CpuMask, NumaId, PodUid
+from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NumaId, PodUid
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,8 @@ def decide_cpusets(state: NodeState, containers: Iterable[Container]) -> Cpusets
         setting = CpuSetting(pool)
         if claim is not None and container.runs_claim and claim.uid in accepted:
             own = claim.placement.owned | held.get(claim.uid, NO_CPUS)
-            cpus = claim.reach & (pool | own) & state.topology.cpus
+            arriving = container.incoming and not _is_confirmed(state, claim.uid, claim.revision)
+            cpus = (claim.reach | (pool if arriving else NO_CPUS)) & (pool | own) & state.topology.cpus
             setting = CpuSetting(cpus or pool, _memory_nodes(state, claim))
         elif claim is not None and not container.runs_claim and claim.uid in refused:
             setting = CpuSetting(pool | claim.placement.owned & state.topology.cpus & ~owned)
@@ -179,9 +180,13 @@ def _reach(state: NodeState, bound: PodPlacement) -> CpuMask:
         reach |= _union(placement.io_thread_cpus)
     # Until the threads are seen to follow a revision they run where the one before it put them.
     before = state.ledger.claims.get(bound.pod_uid)
-    if before is not None and state.confirmed.get(bound.pod_uid, 0) < bound.revision:
+    if before is not None and not _is_confirmed(state, bound.pod_uid, bound.revision):
         reach |= before.cpus | before.owned
     return reach
+
+
+def _is_confirmed(state: NodeState, uid: PodUid, revision: int) -> bool:
+    return state.confirmed.get(uid, 0) >= revision
 
 
 def _judge(
@@ -256,7 +261,7 @@ def _memory_nodes(state: NodeState, claim: _Claim) -> tuple[NumaId, ...] | None:
         return tuple(present) or None if claim.revision > 1 else None
     wanted = set(claim.placement.memory_nodes)
     before = state.ledger.claims.get(claim.uid)
-    if before is not None and state.confirmed.get(claim.uid, 0) < claim.revision:
+    if before is not None and not _is_confirmed(state, claim.uid, claim.revision):
         wanted |= {node for node, count in before.memory.items() if count}
     return tuple(node for node in present if node in wanted) or None
 

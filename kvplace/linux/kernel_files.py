@@ -7,6 +7,7 @@ it. A reader must not take the one for the other, so each is an error of its own
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 from kvplace.core.cpuset import parse_cpu_list
@@ -14,7 +15,7 @@ from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.scalars import CpuMask
 
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESRCH, errno.ENODEV)
-_NOT_PERMITTED = (errno.EACCES, errno.EPERM)
+_NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Gone(Unavailable):
@@ -22,11 +23,11 @@ class Gone(Unavailable):
 
 
 class NotPermitted(Misconfigured):
-    """This process may not read the file."""
+    """This process may not do that with the file."""
 
 
 class Unreadable(Unavailable):
-    """The file cannot be read now, or does not contain what such a file contains."""
+    """The file cannot be read or written now, or does not contain what such a file contains."""
 
 
 def read_text(path: Path) -> str:
@@ -37,13 +38,27 @@ def read_text(path: Path) -> str:
         raise explained(error, path) from None
 
 
-def explained(error: OSError, path: Path) -> Gone | NotPermitted | Unreadable:
-    """Turn the reason why a file could not be read into one of our errors."""
+def write_text(path: Path, text: str) -> None:
+    """Write a file that exists; raises Gone, NotPermitted or Unreadable (also for a value that the kernel
+    does not accept) that names it.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise explained(error, path, f"set to {text!r}") from None
+
+
+def explained(error: OSError, path: Path, done: str = "read") -> Gone | NotPermitted | Unreadable:
+    """Turn the reason why a file could not be read, set or watched into one of our errors."""
     if error.errno in _GONE:
         return Gone(f"{path} does not exist")
     if error.errno in _NOT_PERMITTED:
-        return NotPermitted(f"{path} may not be read: {error.strerror}")
-    return Unreadable(f"{path} cannot be read: {error.strerror}")
+        return NotPermitted(f"{path} may not be {done}: {error.strerror}")
+    return Unreadable(f"{path} cannot be {done}: {error.strerror}")
 
 
 def read_cpu_list(path: Path) -> CpuMask:

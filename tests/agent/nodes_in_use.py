@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from kvplace.agent.containers import COMPUTE, Container, ContainerId
+from kvplace.agent.containers import COMPUTE, Container
 from kvplace.agent.node_state import NodeState
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
-from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NodeName, NumaId, PodUid
+from kvplace.core.scalars import NO_CPUS, Bytes, ContainerId, CpuId, CpuMask, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.nodes.machines import EIGHT
@@ -151,6 +151,7 @@ def nodes_in_use(draw: st.DrawFn) -> tuple[NodeState, list[Container]]:
             in_vm_pod=uid != PLAIN,
             placement=bound[uid].to_json() if draw(st.booleans()) else "",
             cpus=draw(_cpu_sets),
+            incoming=draw(st.booleans()),
         )
         for uid, name in names
     ]

@@ -162,6 +162,14 @@ def test_a_relocating_vm_has_old_and_new_cpus_until_its_threads_have_followed() 
     }
 
 
+def test_a_migration_target_may_use_the_pool_too_until_its_threads_are_on_its_own_cpus() -> None:
+    state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "4-5"))
+    arriving = replace(container(VM), incoming=True)
+    assert lists(decide_cpusets(state, [arriving])) == {"uid-vm/compute": "0-3,6-7"}
+    seen = replace(state, confirmed={VM: 1})
+    assert lists(decide_cpusets(seen, [arriving])) == {"uid-vm/compute": "2-3"}
+
+
 def test_nothing_is_set_on_a_node_that_is_only_observed() -> None:
     answer = decide_cpusets(replace(node_with(placed(VM, "2")), observes_only=True), [container(VM)])
     assert answer.settings == {}

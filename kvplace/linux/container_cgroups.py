@@ -1,0 +1,93 @@
+"""The cgroups of containers as kubelets and container runtimes lay them out.
+
+Below `kubepods` (cgroupfs driver) or `kubepods.slice` (systemd driver), which a kubelet with `--cgroup-root`
+puts into another cgroup, there is one for each pod (in one of its QoS class unless it is Guaranteed) and in
+that one for each container, the pause container included:
+
+    kubepods/burstable/pod<UID>/<id>
+    kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<UID with _>.slice/cri-containerd-<id>.scope
+
+The UID of a static pod is the hash of its manifest (32 hexadecimal digits), not that of its mirror pod.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvplace.core.scalars import ContainerId, PodUid
+
+_KUBEPODS = re.compile(r"(?:.+-)?kubepods(?:\.slice)?", re.ASCII)
+_QOS = re.compile(r"(?:.+-)?(?:burstable|besteffort)(?:\.slice)?", re.ASCII)
+_UID = "[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
+_POD = re.compile(rf"(?:.+-)?pod({_UID})(?:\.slice)?", re.ASCII)
+# CRI-O puts its monitor process into a cgroup of its own, crio-conmon-<id>.scope.
+_CONTAINER = re.compile(r"(?:(?:cri-containerd|crio|docker|libpod)-)?([0-9a-f]{64})(?:\.scope)?", re.ASCII)
+_DEEPEST_ROOT = 3
+"""Levels below the root of the hierarchy in which `kubepods` is searched for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerCgroup:
+    """The cgroup of one container."""
+
+    id: ContainerId
+    pod_uid: PodUid
+    folder: Path
+
+
+def container_cgroups(root: Path) -> Iterator[ContainerCgroup]:
+    """Find the containers of all pods below the root of a hierarchy; what ends meanwhile is left out."""
+    for folder in pod_parents(root):
+        for name in folder_names(folder):
+            if uid := pod_uid_of(name):
+                for inner in folder_names(folder / name):
+                    if container := container_id_of(inner):
+                        yield ContainerCgroup(container, uid, folder / name / inner)
+
+
+def pod_parents(root: Path) -> Iterator[Path]:
+    """Find the cgroups that contain those of pods: `kubepods` and its QoS classes."""
+    for kubepods in kubepods_folders(root):
+        yield kubepods
+        for name in folder_names(kubepods):
+            if is_qos_class(name):
+                yield kubepods / name
+
+
+def kubepods_folders(root: Path, *, depth: int = _DEEPEST_ROOT) -> Iterator[Path]:
+    """Find `kubepods`; there is one unless kubelets run beside each other."""
+    for name in folder_names(root):
+        if _KUBEPODS.fullmatch(name):
+            yield root / name
+        elif depth > 1:
+            yield from kubepods_folders(root / name, depth=depth - 1)
+
+
+def is_qos_class(name: str) -> bool:
+    """Whether a cgroup in `kubepods` is that of a QoS class."""
+    return _QOS.fullmatch(name) is not None and _POD.fullmatch(name) is None
+
+
+def pod_uid_of(name: str) -> PodUid | None:
+    """Read the pod's UID from the name of its cgroup; None when it is not that of a pod."""
+    found = _POD.fullmatch(name)
+    return PodUid(found[1].replace("_", "-")) if found else None
+
+
+def container_id_of(name: str) -> ContainerId | None:
+    """Read the container's id from the name of its cgroup; None when it is not that of a container."""
+    found = _CONTAINER.fullmatch(name)
+    return ContainerId(found[1]) if found else None
+
+
+def folder_names(folder: Path) -> list[str]:
+    """List the folders in a folder, in order; none when it is gone or may not be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []

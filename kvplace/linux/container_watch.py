@@ -1,0 +1,127 @@
+"""The containers of a host, kept up to date without polling: the kernel reports each change of their cgroups.
+
+What is reported: cgroups that appear and end, and writes to their cpuset files, whoever makes them. A folder
+is listed after the watch on it was set, so that nothing between the two is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from kvplace.core.scalars import ContainerId
+from kvplace.linux.container_cgroups import (
+    ContainerCgroup,
+    container_id_of,
+    folder_names,
+    is_qos_class,
+    kubepods_folders,
+    pod_uid_of,
+)
+from kvplace.linux.cpuset_hierarchy import CpusetFile
+from kvplace.linux.inotify import Change, Inotify
+from kvplace.linux.kernel_files import Gone
+
+_ENTRIES = Change.CREATED | Change.REMOVED
+_CPUSET_FILES = frozenset(file.value for file in CpusetFile)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What has changed since the last look."""
+
+    appeared: frozenset[ContainerId] = frozenset()
+    ended: frozenset[ContainerId] = frozenset()
+    written: frozenset[ContainerId] = frozenset()
+    """Containers whose cpuset files somebody has written, which may have been ourselves."""
+    everything: bool = False
+    """Whether any other cpuset may have changed: that of a parent, or reports were lost."""
+
+
+class ContainerWatch:
+    """The containers below the root of a cgroup hierarchy."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._inotify = Inotify()
+        self._containers: dict[ContainerId, ContainerCgroup] = {}
+        self._by_folder: dict[Path, ContainerId] = {}
+        self.look_everywhere()
+
+    @property
+    def containers(self) -> Mapping[ContainerId, ContainerCgroup]:
+        """The containers by their id, as of the last `read`."""
+        return MappingProxyType(self._containers)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there are changes."""
+        return self._inotify.fileno()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._inotify.close()
+
+    def read(self) -> Changes:
+        """Take in what the kernel has reported; does not wait."""
+        before = dict(self._containers)
+        written: set[ContainerId] = set()
+        everything = False
+        for report in self._inotify.read():
+            path = report.folder / report.name
+            if report.change & Change.OVERFLOW:
+                self.look_everywhere()
+                everything = True
+            elif report.change & Change.WRITTEN:
+                if report.name in _CPUSET_FILES:
+                    container = self._by_folder.get(report.folder)
+                    everything |= container is None
+                    written |= set() if container is None else {container}
+            elif report.change & Change.REMOVED:
+                self._ended(path)
+            elif report.change & Change.CREATED and report.change & Change.FOLDER:
+                self._look(path)
+        now = self._containers
+        return Changes(
+            appeared=frozenset(now.keys() - before.keys()),
+            ended=frozenset(before.keys() - now.keys()),
+            written=frozenset(written & now.keys()),
+            everything=everything,
+        )
+
+    def look_everywhere(self) -> None:
+        """List all containers again."""
+        for container in [each for each in self._containers.values() if not each.folder.exists()]:
+            self._ended(container.folder)
+        for folder in kubepods_folders(self._root):
+            self._look_into(folder)
+
+    def _look_into(self, folder: Path) -> None:
+        """Watch a cgroup that contains those of pods, and take in what is in it."""
+        if self._watch(folder, _ENTRIES | Change.WRITTEN):
+            for name in folder_names(folder):
+                self._look(folder / name)
+
+    def _look(self, folder: Path) -> None:
+        """Take in a cgroup, whatever it is."""
+        uid = pod_uid_of(folder.parent.name)
+        if uid is not None:
+            container = container_id_of(folder.name)
+            if container is not None and self._watch(folder, Change.WRITTEN):
+                self._containers[container] = ContainerCgroup(container, uid, folder)
+                self._by_folder[folder] = container
+        elif pod_uid_of(folder.name) is not None or is_qos_class(folder.name):
+            self._look_into(folder)
+
+    def _watch(self, folder: Path, changes: Change) -> bool:
+        try:
+            self._inotify.watch(folder, changes)
+        except Gone:
+            return False
+        return True
+
+    def _ended(self, folder: Path) -> None:
+        container = self._by_folder.pop(folder, None)
+        if container is not None and self._containers[container].folder == folder:
+            del self._containers[container]

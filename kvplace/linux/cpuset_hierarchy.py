@@ -1,0 +1,159 @@
+"""The cpusets of a host's cgroups: read and set, with version 1 and version 2 of the interface.
+
+With version 1 a cgroup's set must lie in its parent's, and its children's in its own, so a change may need
+several writes: first everything above grows, then everything below shrinks. With version 2 the kernel takes
+the intersection by itself. Documentation/admin-guide/cgroup-v1/cpusets.rst and cgroup-v2.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.errors import Misconfigured
+from kvplace.core.scalars import CpuMask
+from kvplace.linux.kernel_files import Gone, Unreadable, read_cpu_list, read_text, write_text
+
+
+class CgroupVersion(Enum):
+    """Versions of the kernel's cgroup interface."""
+
+    V1 = 1
+    V2 = 2
+
+
+class CpusetFile(Enum):
+    """The two sets of a cgroup that can be set; the values are the names of their files."""
+
+    CPUS = "cpuset.cpus"
+    MEMORY_NODES = "cpuset.mems"
+
+
+_EFFECTIVE = {
+    (CgroupVersion.V1, CpusetFile.CPUS): "cpuset.effective_cpus",
+    (CgroupVersion.V1, CpusetFile.MEMORY_NODES): "cpuset.effective_mems",
+    (CgroupVersion.V2, CpusetFile.CPUS): "cpuset.cpus.effective",
+    (CgroupVersion.V2, CpusetFile.MEMORY_NODES): "cpuset.mems.effective",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CpusetHierarchy:
+    """The mounted tree of cgroups that has the cpuset controller."""
+
+    root: Path
+    version: CgroupVersion
+
+    def configured(self, folder: Path, file: CpusetFile = CpusetFile.CPUS) -> CpuMask:
+        """Read what a cgroup was set to; with version 2 it is empty where its parent's set applies.
+
+        Raises Gone, NotPermitted or Unreadable; Misconfigured where the controller is not enabled.
+        """
+        try:
+            return read_cpu_list(folder / file.value)
+        except Gone:
+            self._check_enabled(folder)
+            raise
+
+    def effective(self, folder: Path, file: CpusetFile = CpusetFile.CPUS) -> CpuMask:
+        """Read what the processes of a cgroup may use; raises as `configured` does."""
+        try:
+            return read_cpu_list(folder / _EFFECTIVE[self.version, file])
+        except Gone:
+            self._check_enabled(folder)
+            raise
+
+    def is_set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS) -> bool:
+        """Say whether nothing has to be written for a cgroup to have exactly this set."""
+        found = self.configured(folder, file)
+        return found == wanted or (not found and self.effective(folder, file) == wanted)
+
+    def set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS) -> None:
+        """Give a cgroup this set, which must not be empty; its processes move at once.
+
+        Raises Gone when the cgroup has ended, NotPermitted, or Unreadable when the kernel refuses the set.
+        """
+        if not wanted:
+            raise ValueError(f"{folder} must not get an empty {file.value}")
+        if self.version is CgroupVersion.V2:
+            self._write(folder, wanted, file)
+            return
+        before = self.configured(folder, file)
+        if wanted & ~before:
+            for parent in reversed(list(self._parents(folder))):
+                self._grow(parent, wanted, file)
+            # A child that may not keep its set moves to the new one before the old one goes.
+            self._write(folder, before | wanted, file)
+        if wanted != before:
+            for child in _children(folder):
+                self._follow(child, before, wanted, file)
+        if before & ~wanted:
+            self._write(folder, wanted, file)
+
+    def _parents(self, folder: Path) -> Iterator[Path]:
+        """The cgroups above, nearest first; without the root, which has everything."""
+        for parent in folder.parents:
+            if parent == self.root or self.root not in parent.parents:
+                return
+            yield parent
+
+    def _grow(self, folder: Path, wanted: CpuMask, file: CpusetFile) -> None:
+        """Let a cgroup have at least this set; an empty one gets its parent's, as container runtimes do."""
+        before = self.configured(folder, file)
+        if not before:
+            self._write(folder, self.configured(folder.parent, file), file)
+        elif wanted & ~before:
+            self._write(folder, before | wanted, file)
+
+    def _follow(self, folder: Path, before: CpuMask, wanted: CpuMask, file: CpusetFile) -> None:
+        """Change a cgroup inside one that changes: one that had all of it has all of it again."""
+        try:
+            own = self.configured(folder, file)
+            target = own & wanted
+            if own == before or not target:
+                target = wanted
+            if own and target != own:
+                self.set(folder, target, file)
+        except Gone:
+            return
+
+    def _write(self, folder: Path, wanted: CpuMask, file: CpusetFile) -> None:
+        try:
+            write_text(folder / file.value, format_cpu_list(wanted))
+        except Gone:
+            self._check_enabled(folder)
+            raise
+
+    def _check_enabled(self, folder: Path) -> None:
+        if (folder / "cgroup.procs").exists() and not (folder / CpusetFile.CPUS.value).exists():
+            raise Misconfigured(
+                f"{folder} has no {CpusetFile.CPUS.value}: enable cpuset in cgroup.subtree_control above it"
+            )
+
+
+def find_cpuset_hierarchy(mounted: Path) -> CpusetHierarchy:
+    """Find where cgroups have cpusets, below the folder in which cgroups are mounted.
+
+    Raises Misconfigured when there is none.
+    """
+    for root in (mounted, mounted / "unified"):
+        try:
+            if "cpuset" in read_text(root / "cgroup.controllers").split():
+                return CpusetHierarchy(root, CgroupVersion.V2)
+        except (Gone, Unreadable):
+            continue
+    for root in _children(mounted):
+        if "cpuset" in root.name.split(",") and (root / CpusetFile.CPUS.value).exists():
+            return CpusetHierarchy(root, CgroupVersion.V1)
+    raise Misconfigured(f"no cgroup hierarchy with the cpuset controller is mounted below {mounted}")
+
+
+def _children(folder: Path) -> list[Path]:
+    """List the folders in a folder; none when it is gone."""
+    try:
+        return sorted(entry for entry in folder.iterdir() if entry.is_dir())
+    except OSError:
+        return []

@@ -1,0 +1,101 @@
+"""Changes in folders as the kernel reports them (inotify(7)), so that nobody has to poll.
+
+Only writes, creations and removals by processes are reported. A file of the kernel whose content changes by
+itself, as cpusets do when a CPU goes offline, is not.
+
+These are three calls of libc. The packages for it start a process to find libc and follow trees in ways that
+miss folders; neither is needed here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from dataclasses import dataclass
+from enum import IntFlag
+from pathlib import Path
+
+from kvplace.core.errors import Misconfigured
+from kvplace.linux.kernel_files import explained
+
+_HEADER = struct.Struct("iIII")
+_BUFFER = 64 * 1024
+
+
+class Change(IntFlag):
+    """What happened in a folder; the values are the kernel's."""
+
+    WRITTEN = 0x2
+    MOVED_HERE = 0x80
+    CREATED = 0x100
+    REMOVED = 0x200
+    OVERFLOW = 0x4000
+    """Reports were lost: look at everything again."""
+    IGNORED = 0x8000
+    """The folder itself is gone."""
+    FOLDER = 0x40000000
+    """Set with another one when it happened to a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One change; `folder` and `name` are empty with OVERFLOW."""
+
+    folder: Path
+    name: str
+    change: Change
+
+
+class Inotify:
+    """A queue of changes of the folders that are watched; readable (select, asyncio) when it has some."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor: int = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._descriptor < 0:
+            why = os.strerror(ctypes.get_errno())
+            raise Misconfigured(f"inotify cannot be used: {why}; see fs.inotify.max_user_instances")
+        self._folders: dict[int, Path] = {}
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+        return self._descriptor
+
+    def watch(self, folder: Path, changes: Change) -> None:
+        """Report changes from now on; once more for the same folder is no error.
+
+        Raises Gone or NotPermitted, or Misconfigured when the user's limit of watches is reached.
+        """
+        number = self._libc.inotify_add_watch(self._descriptor, os.fsencode(folder), int(changes))
+        if number < 0:
+            code = ctypes.get_errno()
+            if code == errno.ENOSPC:
+                raise Misconfigured(f"{folder} cannot be watched: raise fs.inotify.max_user_watches")
+            raise explained(OSError(code, os.strerror(code)), folder, "watched")
+        self._folders[number] = folder
+
+    def read(self) -> list[Report]:
+        """Take the changes out of the queue, oldest first; none when there are none now."""
+        try:
+            content = os.read(self._descriptor, _BUFFER)
+        except BlockingIOError:
+            return []
+        reports = []
+        position = 0
+        while position < len(content):
+            number, mask, _cookie, length = _HEADER.unpack_from(content, position)
+            position += _HEADER.size
+            name = content[position : position + length].rstrip(b"\0")
+            position += length
+            change = Change(mask)
+            folder = self._folders.get(number, Path())
+            if change & Change.IGNORED:
+                self._folders.pop(number, None)
+            reports.append(Report(folder, os.fsdecode(name), change))
+        return reports
+
+    def close(self) -> None:
+        """Stop watching."""
+        os.close(self._descriptor)

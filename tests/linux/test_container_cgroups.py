@@ -1,0 +1,67 @@
+"""Containers are found by their cgroups, in every layout that kubelets and runtimes use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.pod_cgroups import GUARANTEED, PodCgroups, container_id, pod_uid
+from kvplace.linux.container_cgroups import ContainerCgroup, container_cgroups
+
+UID = pod_uid(1)
+UNDERSCORES = UID.replace("-", "_")
+ID = container_id(0xABC)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"kubepods/burstable/pod{UID}/{ID}",
+        f"kubepods/besteffort/pod{UID}/{ID}",
+        f"kubepods/pod{UID}/{ID}",
+        f"kubepods/burstable/pod{UID}/crio-{ID}",
+        f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORES}.slice/cri-containerd-{ID}.scope",
+        f"kubepods.slice/kubepods-pod{UNDERSCORES}.slice/cri-containerd-{ID}.scope",
+        f"kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UNDERSCORES}.slice/crio-{ID}.scope",
+        f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORES}.slice/docker-{ID}.scope",
+        f"kubelet/kubepods/burstable/pod{UID}/{ID}",
+        f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UNDERSCORES}.slice/cri-containerd-{ID}.scope",
+    ],
+)
+def test_every_layout_names_pod_and_container(tmp_path: Path, path: str) -> None:
+    (tmp_path / path).mkdir(parents=True)
+    assert list(container_cgroups(tmp_path)) == [ContainerCgroup(ID, UID, tmp_path / path)]
+
+
+def test_a_static_pod_has_the_hash_of_its_manifest_as_uid(tmp_path: Path) -> None:
+    (tmp_path / "kubepods/burstable" / f"pod{'ab' * 16}" / ID).mkdir(parents=True)
+    assert [found.pod_uid for found in container_cgroups(tmp_path)] == ["ab" * 16]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"kubepods/burstable/pod{UID}/crio-conmon-{ID}.scope",
+        f"kubepods/burstable/pod{UID}/{ID}/nested",
+        f"kubepods/burstable/pod{UID}/init.scope",
+        f"kubepods/burstable/podcast/{ID}",
+        f"system.slice/docker-{ID}.scope",
+        f"machine.slice/pod{UID}/{ID}",
+    ],
+)
+def test_what_is_no_container_of_a_pod_is_left_out(tmp_path: Path, path: str) -> None:
+    (tmp_path / path).mkdir(parents=True)
+    assert [found.folder for found in container_cgroups(tmp_path) if found.folder == tmp_path / path] == []
+
+
+def test_containers_of_all_qos_classes_are_found_in_real_cgroups(pods: PodCgroups) -> None:
+    made = {
+        pods.container(pod_uid(number), container_id(number), qos)
+        for number, qos in enumerate(["burstable", "besteffort", GUARANTEED])
+    }
+    assert {found.folder for found in container_cgroups(pods.base)} == made
+
+
+def test_a_tree_that_ends_while_it_is_listed_is_no_error(tmp_path: Path) -> None:
+    assert list(container_cgroups(tmp_path / "gone")) == []

@@ -1,0 +1,125 @@
+"""Containers appear, change and end in real cgroups; every change is reported once the kernel says so."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.pod_cgroups import GUARANTEED, PodCgroups, container_id, pod_uid
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.errors import Misconfigured
+from kvplace.linux.container_cgroups import ContainerCgroup
+from kvplace.linux.container_watch import Changes, ContainerWatch
+from kvplace.linux.inotify import Change, Inotify, Report
+from kvplace.linux.kernel_files import Gone
+
+UID, ID = pod_uid(1), container_id(1)
+
+
+@pytest.fixture
+def watch(pods: PodCgroups) -> Iterator[ContainerWatch]:
+    pods.container(pod_uid(9), container_id(9))
+    made = ContainerWatch(pods.base)
+    yield made
+    made.close()
+
+
+def changes(watch: ContainerWatch) -> Changes:
+    """Wait for the next changes."""
+    assert select.select([watch], [], [], 5)[0], "the kernel reported nothing"
+    return watch.read()
+
+
+def test_containers_that_were_there_before_are_known(pods: PodCgroups, watch: ContainerWatch) -> None:
+    folder = pods.container(pod_uid(9), container_id(9))
+    assert watch.containers == {container_id(9): ContainerCgroup(container_id(9), pod_uid(9), folder)}
+    assert watch.read() == Changes()
+
+
+@pytest.mark.parametrize("qos", ["burstable", "besteffort", GUARANTEED])
+def test_a_new_container_is_reported_with_its_pod(pods: PodCgroups, watch: ContainerWatch, qos: str) -> None:
+    folder = pods.container(UID, ID, qos)
+    assert changes(watch).appeared == {ID}
+    assert watch.containers[ID] == ContainerCgroup(ID, UID, folder)
+
+
+def test_a_container_that_ends_is_reported(pods: PodCgroups, watch: ContainerWatch) -> None:
+    folder = pods.container(UID, ID)
+    watch.read()
+    pods.remove(folder.parent)
+    assert changes(watch).ended == {ID}
+    assert set(watch.containers) == {container_id(9)}
+
+
+def test_a_container_that_came_and_went_between_two_looks_leaves_nothing(
+    pods: PodCgroups, watch: ContainerWatch
+) -> None:
+    pods.remove(pods.container(UID, ID).parent)
+    assert changes(watch).appeared == frozenset()
+    assert set(watch.containers) == {container_id(9)}
+    pods.container(UID, ID)
+    assert changes(watch).appeared == {ID}
+
+
+def test_somebody_elses_write_to_a_cpuset_is_reported(pods: PodCgroups, watch: ContainerWatch) -> None:
+    folder = pods.container(UID, ID)
+    watch.read()
+    writer = pods.process(folder, "sh", "-c", f"echo 1 > {folder}/cpuset.cpus; echo written; exec sleep 600")
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    assert changes(watch).written == {ID}
+
+
+def test_other_files_are_not_reported(pods: PodCgroups, watch: ContainerWatch) -> None:
+    folder = pods.container(UID, ID)
+    watch.read()
+    pods.process(folder)
+    assert watch.read() == Changes()
+
+
+def test_a_write_to_a_parent_concerns_everything_below(pods: PodCgroups, watch: ContainerWatch) -> None:
+    pods.container(UID, ID)
+    watch.read()
+    pods.hierarchy.set(pods.pod(UID), parse_cpu_list("0"))
+    assert changes(watch).everything
+
+
+def test_lost_reports_are_made_up_for(
+    pods: PodCgroups, watch: ContainerWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods.container(UID, ID)
+    pods.remove(pods.pod(pod_uid(9)))
+    monkeypatch.setattr(Inotify, "read", lambda _: [Report(Path(), "", Change.OVERFLOW)])
+    found = watch.read()
+    assert found == Changes(frozenset({ID}), frozenset({container_id(9)}), everything=True)
+
+
+def test_a_folder_that_does_not_exist_cannot_be_watched(tmp_path: Path) -> None:
+    inotify = Inotify()
+    with pytest.raises(Gone):
+        inotify.watch(tmp_path / "gone", Change.CREATED)
+    inotify.close()
+
+
+def test_the_limit_of_watches_is_an_error_that_names_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Limited:
+        def inotify_init1(self, _flags: int) -> int:
+            return os.open(os.devnull, os.O_RDONLY)
+
+        def inotify_add_watch(self, *_arguments: object) -> int:
+            ctypes.set_errno(errno.ENOSPC)
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Limited())
+    inotify = Inotify()
+    with pytest.raises(Misconfigured, match=r"fs\.inotify\.max_user_watches"):
+        inotify.watch(tmp_path, Change.CREATED)
+    inotify.close()
