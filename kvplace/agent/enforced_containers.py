@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from kvplace.agent.containers import Container, ContainerId
+from kvplace.agent.containers import Container
 from kvplace.agent.cpusets import Cpusets
+from kvplace.core.scalars import ContainerId
 
 
 class EnforcedContainers(Protocol):
