@@ -19,6 +19,7 @@ from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.verdict import Admitted
 from kvplace.admission.vm import review_vm
 from kvplace.admission.vmi import admit_vmi
+from kvplace.admission.vmi_edit import admit_vmi_edit
 from kvplace.core.errors import BadBody, KvplaceError
 
 _log = logging.getLogger(__name__)
@@ -45,8 +46,16 @@ def admission_application(
     """
 
     async def decide_vmi(request: AdmissionRequest) -> Admitted:
+        vmi = read_object(request.object, "object")
+        if request.operation == "UPDATE":
+            return admit_vmi_edit(
+                vmi,
+                read_object(request.old_object, "oldObject"),
+                namespace=request.namespace,
+                largest_node=largest_node(),
+            )
         return admit_vmi(
-            read_object(request.object, "object"),
+            vmi,
             namespace=request.namespace,
             settings=settings,
             largest_node=largest_node(),
@@ -70,7 +79,7 @@ def admission_application(
     application = web.Application(client_max_size=MAX_BODY_BYTES)
     application.add_routes(
         [
-            _route("/admit/vmi", "VirtualMachineInstance", {"CREATE"}, decide_vmi),
+            _route("/admit/vmi", "VirtualMachineInstance", {"CREATE", "UPDATE"}, decide_vmi),
             _route("/admit/vm", "VirtualMachine", {"CREATE", "UPDATE"}, decide_vm),
             _route("/admit/pod", "Pod", {"CREATE"}, decide_pod),
         ]

@@ -12,6 +12,8 @@ removed: KubeVirt copies them to migration targets, and anybody can write them. 
                             isolate cost on top depends on the node and is not counted
     hook sidecar            a volume with the pod's results, probes, small resources
 
+A pod with policy `none` gets the first two only: no scheduler asks for it, and it can get cores later.
+
 Some pods cannot be placed with any options: their node is already chosen, KubeVirt pins them itself, or
 they have no hook sidecar because their VMI is older than kvplace. For those `kvplace.io/on-failure`
 decides: `wait` refuses the pod with the reason (KubeVirt shows it and tries again), `float` lets it run
@@ -23,7 +25,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from kvplace.admission.objects import Pod, Vmi, title, typed
@@ -46,10 +47,10 @@ from kvplace.core.annotations import (
     wants_explanation,
 )
 from kvplace.core.contradictions import check_agreement
-from kvplace.core.errors import Conflict, Misconfigured
+from kvplace.core.errors import Conflict, KvplaceError, Misconfigured
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT
-from kvplace.core.request import EmulatorThreads, GuestNuma, OnFailure, PinningOptions, Policy, Request
+from kvplace.core.request import OnFailure, PinningOptions, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.kube.objects import OwnerReference
 
@@ -89,6 +90,8 @@ def admit_pod(
     if options is None:
         return Admitted(_without(raw, annotations, FORGEABLE))
     what = title(Pod, pod.metadata, namespace)
+    if options.policy is Policy.NONE:
+        return _admit_unpinned(raw, pod, options, vmi, namespace)
     check_agreement(options, annotations)
     if not pod.spec.containers:
         raise Misconfigured(f"{what} asks for CPUs but has no container; add one")
@@ -124,6 +127,31 @@ def admit_pod(
     return Admitted(after, tuple(warnings))
 
 
+def _admit_unpinned(
+    raw: Mapping[str, Any], pod: Pod, options: PinningOptions, vmi: Mapping[str, Any] | None, namespace: str
+) -> Admitted:
+    """Store the request of a pod with policy `none`, so that it can get cores while it runs; nothing else.
+
+    A pod whose size kvplace cannot tell stays as it is: it only cannot change its policy while it runs.
+    """
+    annotations = pod.metadata.annotations or {}
+    what = title(Pod, pod.metadata, namespace)
+    try:
+        owner = _owner(pod, what) if _is_launcher(pod) else None
+        vmi_name = f"{namespace}/{owner.name}" if owner is not None else ""
+        size: VmSize | PodSize
+        if owner is None:
+            size = size_of_pod(pod.spec.containers, what)
+        else:
+            found = _controlling_vmi(owner, vmi, vmi_name, what)
+            size = size_of_vm(found.spec.domain, _spec_of(found))
+    except KvplaceError:
+        return Admitted(_without(raw, annotations, FORGEABLE))
+    after = copy.deepcopy(dict(raw))
+    _write(after, _request(annotations, options, size, vmi_name), FORGEABLE)
+    return Admitted(after)
+
+
 def _options(pod: Pod) -> PinningOptions | None:
     """Read the options of a pod; None when it has none or they do not apply."""
     annotations = pod.metadata.annotations or {}
@@ -133,8 +161,7 @@ def _options(pod: Pod) -> PinningOptions | None:
         # Admission of the VMI has refused unknown keys. A newer release may have allowed one since, which
         # must not stop a live migration.
         annotations = {key: annotations[key] for key in ASKING if key in annotations}
-    options = read_options(annotations)
-    return None if options is None or options.policy is Policy.NONE else options
+    return read_options(annotations)
 
 
 def _is_launcher(pod: Pod) -> bool:
@@ -192,9 +219,7 @@ def _request(
     if isinstance(size, VmSize):
         vcpus, io_threads = size.vcpus, size.io_threads
     else:
-        # A plain pod has neither emulator threads nor a guest.
-        vcpus, io_threads = size.cpus, 0
-        options = replace(options, emulator_threads=EmulatorThreads.SHARED, guest_numa=GuestNuma.OFF)
+        vcpus, io_threads, options = size.cpus, 0, options.of_plain_pod()
     return PodRequest(
         Request(vcpus, options, memory=size.memory, huge_pages=size.huge_pages, io_threads=io_threads),
         vmi=vmi,
@@ -213,10 +238,10 @@ def _without(
     return {**raw, "metadata": {**raw["metadata"], "annotations": kept}}
 
 
-def _write(after: dict[str, Any], request: PodRequest) -> None:
+def _write(after: dict[str, Any], request: PodRequest, removed: tuple[str, ...] = RESULTS) -> None:
     metadata = fields_of(after, "metadata")
     annotations = fields_of(metadata, "annotations")
-    for key in RESULTS:
+    for key in removed:
         annotations.pop(key, None)
     annotations[REQUEST] = write_request(request)
     fields_of(metadata, "labels")[PLACED_LABEL] = "true"

@@ -77,9 +77,17 @@ class OwnNode:
         if before != (topology, kubelet_cpus, observes_only):
             self._notify()
 
+    def placement(self, uid: PodUid) -> PodPlacement | None:
+        """Return the newest placement of a pod; None where it has none, or has ended."""
+        return self._placements.get(uid)
+
+    def confirmed(self, uid: PodUid) -> int:
+        """Return the revision that the threads of a pod were last seen to follow; 0 for none."""
+        return self._confirmed.get(uid, 0)
+
     def confirm(self, uid: PodUid, revision: int) -> None:
-        """Say that all threads of a pod have been seen to follow a revision of its placement."""
-        if self._confirmed.get(uid) != revision:
+        """Note that every thread of a pod was seen to follow a revision of its placement."""
+        if uid in self._placements and self._confirmed.get(uid) != revision:
             self._confirmed[uid] = revision
             self._notify()
 

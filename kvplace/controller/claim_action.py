@@ -54,10 +54,16 @@ def action_from_cache(
 
 
 def action_from_live_pod(
-    claim: Claim, node: NodeName, pod: PodRecord | None, *, now: datetime, patience_s: float
+    claim: Claim, node: NodeName, pod: PodRecord | None, *, runs: bool, now: datetime, patience_s: float
 ) -> ClaimAction:
-    """Decide about a claim, given its pod as the API server has it now."""
-    if pod is None or pod.uid != claim.uid or has_ended(pod):
+    """Decide about a claim, given its pod as the API server has it now.
+
+    `runs`: the node's agent reports a container that uses the claim's CPUs. A pod can be deleted from the
+    API server by force while its QEMU goes on.
+    """
+    if pod is None or pod.uid != claim.uid:
+        return ClaimAction.KEEP if runs else ClaimAction.RELEASE
+    if has_ended(pod):
         return ClaimAction.RELEASE
     if pod.node:
         return ClaimAction.KEEP if pod.node == node else ClaimAction.RELEASE

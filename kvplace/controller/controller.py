@@ -1,4 +1,4 @@
-"""The loop that keeps ledgers true: it confirms, releases and restores claims.
+"""The loop that keeps ledgers true: it confirms, releases, restores and relocates claims.
 
 Watch events only say which node to look at; the work compares the whole node. So a missed or doubled event
 costs time, never correctness, and all nodes are looked at from time to time.
@@ -17,12 +17,13 @@ from typing import Protocol
 from kvplace.controller.claim_action import has_ended
 from kvplace.controller.pod_index import PodIndex
 from kvplace.controller.reconciler import Reconciler, ReconcilerClient
+from kvplace.controller.relocator import Relocator, RelocatorClient
 from kvplace.controller.waker import NodeAnnotator, Waker
 from kvplace.controller.work_queue import WorkQueue
 from kvplace.core.errors import KvplaceError
 from kvplace.core.scalars import NodeName
 from kvplace.kube.events import EventRecorder
-from kvplace.kube.records import NO_NODE, NodeRecord, PodRecord
+from kvplace.kube.records import NO_NODE, NodeRecord, PodRecord, TopologyRecord, VmiRecord
 from kvplace.nodes.node_cache import NodeCache
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ _RETRY_S = 1.0
 """Pause before a node whose reconciliation failed is tried again."""
 
 
-class ControllerClient(ReconcilerClient, NodeAnnotator, Protocol):
+class ControllerClient(ReconcilerClient, RelocatorClient, NodeAnnotator, Protocol):
     """What the controller asks of a cluster, apart from watches and ledger writes."""
 
 
@@ -86,8 +87,14 @@ class Controller:
             now=now,
             released=self._waker.node_freed,
         )
+        self.relocator = Relocator(
+            cluster, cache, self._index, cache.edited_vmis, events, freed=self._waker.node_freed
+        )
+        self._pods = cache.pods
         cache.pods.subscribe(self._pod_seen)
         cache.nodes.subscribe(self._node_seen)
+        cache.topologies.subscribe(self._report_seen)
+        cache.edited_vmis.subscribe(self._vmi_seen)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -105,6 +112,7 @@ class Controller:
     async def _reconcile_or_retry(self, node: NodeName) -> None:
         try:
             await self.reconciler.reconcile(node)
+            await self.relocator.relocate(node)
         except KvplaceError as error:
             log.warning("node %s is reconciled later: %s", node, error, extra={"node": node})
             self._queue.add(node, after_s=_RETRY_S)
@@ -127,6 +135,18 @@ class Controller:
         nodes = {*claimed_on, pod.node, before.node if before is not None else NO_NODE}
         for node in nodes - {NO_NODE}:
             self._queue.add(node, after_s=self._settings.confirm_s if is_in_order else 0.0)
+
+    def _report_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
+        """Make a node due whose agent reports something new about its pods."""
+        if after is not None and before is not None and after.pods != before.pods:
+            self._queue.add(after.node)
+
+    def _vmi_seen(self, _before: VmiRecord | None, after: VmiRecord | None) -> None:
+        """Make the nodes of an edited VMI's pods due."""
+        if after is not None:
+            for pod in self._pods.records.values():
+                if pod.vmi_uid == after.uid and pod.node:
+                    self._queue.add(pod.node)
 
     def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
         if after is None and before is not None:

@@ -59,6 +59,7 @@ class Reconciler:
         self._cluster = cluster
         self._pods = cache.pods
         self._nodes = cache.nodes
+        self._topologies = cache.topologies
         self._ledgers = cache.ledgers
         self._index = index
         self._events = events
@@ -100,12 +101,25 @@ class Reconciler:
         only_if_unchanged = False
         if action is ClaimAction.READ_POD:
             pod = await self._cluster.read_pod(claim.namespace, claim.pod)
-            action = action_from_live_pod(claim, node, pod, now=self._now(), patience_s=self._patience_s)
+            action = action_from_live_pod(
+                claim,
+                node,
+                pod,
+                runs=self._runs(node, claim.uid),
+                now=self._now(),
+                patience_s=self._patience_s,
+            )
             only_if_unchanged = waits_for_binding(claim, pod)
         if action is ClaimAction.RELEASE:
             await self._release(node, claim, only_if_unchanged=only_if_unchanged)
-        elif action is ClaimAction.CONFIRM and pod is not None:
+        elif action is ClaimAction.CONFIRM and pod is not None and claim.relocation is None:
             await self._confirm(node, claim, pod)
+
+    def _runs(self, node: NodeName, uid: PodUid) -> bool:
+        """Whether the agent of a node that is there reports that a pod still uses its CPUs."""
+        described = self._topologies.get(node)
+        report = described.pods.get(uid) if described is not None else None
+        return report is not None and report.running and node in self._nodes.records
 
     async def _confirm(self, node: NodeName, claim: Claim, pod: PodRecord) -> None:
         """Store that a pod was seen bound with its claim; if the two differ, the pod counts."""

@@ -23,6 +23,14 @@ def mask_of(cpus: Iterable[int]) -> CpuMask:
     return CpuMask(mask)
 
 
+def union(sets: Iterable[CpuMask]) -> CpuMask:
+    """Join sets."""
+    joined = NO_CPUS
+    for mask in sets:
+        joined |= mask
+    return joined
+
+
 def bits_of(mask: int) -> Iterator[int]:
     """Yield the numbers of the bits that are set, ascending."""
     while mask:

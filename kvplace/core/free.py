@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.cpuset import cpus_of, union
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.ledger import Claim, Ledger
-from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId
+from kvplace.core.request import Policy
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
 from kvplace.core.topology import Topology
 
 
@@ -21,7 +22,7 @@ class Free:
     """CPUs, memory and huge pages that a new VM may take."""
 
     cpus: CpuMask
-    """CPUs that no VM owns or names: an exclusive VM may take them."""
+    """CPUs that an exclusive VM may take: no VM owns them, names them, or needs them in its pool."""
     pool: CpuMask
     """CPUs without an owner: a sharing VM may name them. A superset of `cpus`."""
     uses: tuple[tuple[CpuId, int], ...] = ()
@@ -38,14 +39,23 @@ class Free:
 
 
 def free_of(
-    topology: Topology, ledger: Ledger, holds: Iterable[Claim] = (), *, only: CpuMask | None = None
+    topology: Topology,
+    ledger: Ledger,
+    holds: Iterable[Claim] = (),
+    *,
+    only: CpuMask | None = None,
+    pools_shrink: bool = False,
 ) -> Free:
     """Compute what is free on a machine after the ledger's claims and the tentative `holds`.
 
     A hold whose pod already has a claim counts once. `only` restricts the CPUs further, for instance
-    to the node's own `cpu-map`.
+    to the node's own `cpu-map`. `pools_shrink`: an agent takes CPUs out of the pools of `numa` VMs when
+    exclusive VMs get them; each pool keeps one core of each of its NUMA nodes. Without an agent exclusive VMs
+    get no CPU of such a pool.
     """
     owned = ledger.owned
+    named = ledger.named
+    pools = list(ledger.numa_pools)
     uses = dict(ledger.shared_use)
     memory = dict(ledger.plain_memory)
     pages = dict(ledger.huge_pages)
@@ -53,6 +63,10 @@ def free_of(
         if hold.uid in ledger.claims:
             continue
         owned |= hold.owned
+        if hold.policy is Policy.NUMA:
+            pools.append(hold.cpus)
+        else:
+            named |= hold.cpus & ~hold.owned
         for cpu in cpus_of(hold.cpus & ~hold.owned):
             uses[cpu] = uses.get(cpu, 0) + 1
         for node, count in hold.plain_memory.items():
@@ -62,8 +76,9 @@ def free_of(
                 pages[node, size] = pages.get((node, size), 0) + number
     allocatable = topology.allocatable if only is None else topology.allocatable & only
     pool = allocatable & ~owned
+    kept = union(_last_cores(topology, cpus & ~owned) if pools_shrink else cpus for cpus in pools)
     return Free(
-        cpus=pool & ~mask_of(uses),
+        cpus=pool & ~named & ~kept,
         pool=pool,
         uses=tuple(sorted((cpu, count) for cpu, count in uses.items() if pool >> cpu & 1)),
         memory=tuple(
@@ -78,6 +93,16 @@ def free_of(
             for size, count in sorted(node.huge_pages.items())
         ),
     )
+
+
+def _last_cores(topology: Topology, pool: CpuMask) -> CpuMask:
+    """The core with the highest ids in each NUMA node of a pool."""
+    cores = NO_CPUS
+    for node in topology.numa_nodes:
+        here = pool & node.cpus
+        if here:
+            cores |= topology.core_of[CpuId(here.bit_length() - 1)] & here
+    return cores
 
 
 def crowd(uses: Sequence[int], vcpus: int) -> int:

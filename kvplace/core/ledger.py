@@ -14,7 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of
+from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, union
 from kvplace.core.errors import BadAnnotation, Conflict, Corrupt
 from kvplace.core.fields import Fields
 from kvplace.core.huge_pages import plain_bytes, write_page_counts
@@ -134,6 +134,20 @@ class Ledger:
             for cpu in cpus_of(claim.cpus & ~claim.owned):
                 uses[cpu] = uses.get(cpu, 0) + 1
         return uses
+
+    @cached_property
+    def numa_pools(self) -> tuple[CpuMask, ...]:
+        """The CPUs of each claim of policy `numa`: the shared pools of whole NUMA nodes."""
+        return tuple(
+            claim.cpus & ~claim.owned for claim in self.claims.values() if claim.policy is Policy.NUMA
+        )
+
+    @cached_property
+    def named(self) -> CpuMask:
+        """The CPUs that sharing claims name one by one; those of whole pools are not among them."""
+        return union(
+            claim.cpus & ~claim.owned for claim in self.claims.values() if claim.policy is not Policy.NUMA
+        )
 
     @cached_property
     def plain_memory(self) -> Mapping[NumaId, Bytes]:

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from kvplace.core.ledger import Claim, ClaimState, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
-from kvplace.core.request import PinningOptions
 
 _Key = TypeVar("_Key")
 _Amount = TypeVar("_Amount", bound=int)
@@ -37,16 +36,13 @@ def claim_while_relocating(claim: Claim, relocation: Relocation) -> Claim:
     )
 
 
-def claim_after_relocation(claim: Claim) -> Claim | None:
-    """Return what a claim holds once its next placement is in force; None when it then holds nothing."""
-    if claim.relocation is None:
-        return claim
-    settled = claim.relocation.next
-    if settled.placement.floats:
+def claim_after_relocation(claim: Claim, in_force: PodPlacement) -> Claim | None:
+    """Return what a claim holds once a placement is in force alone; None when it then holds nothing."""
+    if in_force.placement.floats:
         return None
     return claim_of(
         claim.uid,
-        settled.placement,
+        in_force.placement,
         namespace=claim.namespace,
         pod=claim.pod,
         vmi=claim.vmi,
@@ -55,18 +51,15 @@ def claim_after_relocation(claim: Claim) -> Claim | None:
     )
 
 
-def way_back(claim: Claim, answered: PinningOptions | None) -> Claim:
-    """Make the previous placement the next one, after the agent could not carry the present one out.
+def way_back(claim: Claim, failed: PodPlacement) -> Claim:
+    """Make the previous placement the next one, after the agent could not carry `failed` out.
 
     The claim goes on to hold everything: only the agent knows what its node uses meanwhile. The new revision
     counts as the answer to the same options, so that they are not tried again until somebody edits them.
     """
-    relocation = claim.relocation
-    if relocation is None:
-        return claim
-    failed = relocation.next
-    back = relocation.previous or PodPlacement.floating(pod_uid=failed.pod_uid, node=failed.node)
-    again = replace(back, revision=failed.revision + 1, options=answered)
+    before = claim.relocation.previous if claim.relocation is not None else None
+    back = before or PodPlacement.floating(pod_uid=failed.pod_uid, node=failed.node)
+    again = replace(back, revision=failed.revision + 1, options=failed.options)
     return replace(claim, relocation=Relocation(again, again))
 
 

@@ -7,7 +7,7 @@ that nothing after admission needs the VM itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
@@ -90,6 +90,10 @@ class PinningOptions:
     numa_memory: NumaMemory = NumaMemory.PREFERRED
     guest_numa: GuestNuma = GuestNuma.OFF
     on_failure: OnFailure = OnFailure.WAIT
+
+    def of_plain_pod(self) -> PinningOptions:
+        """Return these options without those that only a VM can have: it has QEMU's threads and a guest."""
+        return replace(self, emulator_threads=EmulatorThreads.SHARED, guest_numa=GuestNuma.OFF)
 
 
 @dataclass(frozen=True)

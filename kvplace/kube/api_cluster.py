@@ -156,7 +156,7 @@ class ApiCluster:
         return None if body is None else pod_record(decoded(_POD, body, "pods"))
 
     async def replace_placement(
-        self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str]
+        self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
         """Write the next revision of a bound pod's placement, with its cpu-map, in one write.
 

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import KvplaceError
-from kvplace.core.placement import Placement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.scalars import NodeName, PodUid
 
 log = logging.getLogger(__name__)
@@ -41,11 +41,13 @@ class EventReason(Enum):
     DOES_NOT_FIT = "DoesNotFit"
     FLOATING = "Floating"
     CORES_OVERLAP = "CoresOverlap"
+    RELOCATED = "Relocated"
+    NOT_RELOCATED = "NotRelocated"
 
     @property
     def type(self) -> str:
         """How the event is shown by `kubectl describe`."""
-        return "Normal" if self is EventReason.PLACED else "Warning"
+        return "Normal" if self in (EventReason.PLACED, EventReason.RELOCATED) else "Warning"
 
     @property
     def action(self) -> str:
@@ -57,6 +59,8 @@ class EventReason(Enum):
                 return "Placing"
             case EventReason.CORES_OVERLAP:
                 return "Reclaiming"
+            case EventReason.RELOCATED | EventReason.NOT_RELOCATED:
+                return "Relocating"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,23 @@ def floating(regarding: ObjectReference) -> EventRecord:
 def does_not_fit(regarding: ObjectReference, refusals: str) -> EventRecord:
     """Report why no node can hold a VM."""
     return EventRecord(regarding, EventReason.DOES_NOT_FIT, refusals)
+
+
+def relocated(regarding: ObjectReference, node: NodeName, bound: PodPlacement) -> EventRecord:
+    """Report which cores a running VM has now."""
+    placement = bound.placement
+    where = (
+        "the shared pool"
+        if placement.floats
+        else f"CPUs {format_cpu_list(placement.cpus)}, policy {placement.policy.value}"
+    )
+    note = f"revision {bound.revision}: {where} of {node}"
+    return EventRecord(regarding, EventReason.RELOCATED, note)
+
+
+def relocation_refused(regarding: ObjectReference, why: str) -> EventRecord:
+    """Report why a running VM does not get the cores that its edited annotations ask for."""
+    return EventRecord(regarding, EventReason.NOT_RELOCATED, why)
 
 
 def cores_overlap(regarding: ObjectReference, conflict: str) -> EventRecord:

@@ -101,7 +101,7 @@ class MemoryCluster:
         )
 
     async def replace_placement(
-        self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str]
+        self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
         await asyncio.sleep(0)
         record = self._pod(namespace, pod)
@@ -109,16 +109,18 @@ class MemoryCluster:
         if record.uid != uid:
             raise Refused(f"{where} has UID {record.uid}, not {uid}: it was created again")
         stored = PodPlacement.from_json(record.placement).revision if record.placement else 0
-        written = PodPlacement.from_json(annotations[PLACEMENT])
-        if annotations[PLACEMENT] != record.placement and (
+        text = annotations[PLACEMENT] or ""
+        written = PodPlacement.from_json(text)
+        if text != record.placement and (
             written.revision != stored + 1 or written.pod_uid != uid or written.node != record.node
         ):
             raise Conflict(f"{where} has revision {stored} of its placement, {written.revision} is not next")
         held = self._pod_annotations.setdefault(uid, {})
-        held.update(annotations)
-        self._put_pod(
-            replace(record, placement=annotations[PLACEMENT], cpu_map=held.get(CPU_MAP, record.cpu_map))
-        )
+        for key, value in annotations.items():
+            held.pop(key, None)
+            if value is not None:
+                held[key] = value
+        self._put_pod(replace(record, placement=text, cpu_map=held.get(CPU_MAP, "")))
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
         await asyncio.sleep(0)

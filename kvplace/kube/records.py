@@ -123,6 +123,7 @@ class TopologyRecord:
             self.topology is other.topology
             and self.problem == other.problem
             and self.kubelet_cpus == other.kubelet_cpus
+            and self.enforcement is other.enforcement
         )
 
 

@@ -16,7 +16,16 @@ from kvplace.core.scalars import NodeName
 from kvplace.kube.ledgers import LedgerClient, Ledgers
 from kvplace.kube.records import NodeRecord, TopologyRecord
 from kvplace.kube.store import Store
-from kvplace.kube.watches import LEDGERS, NODES, PLACED_PODS, PODS, TOPOLOGIES, WatchClient
+from kvplace.kube.watches import (
+    EDITED_VMIS,
+    LEDGERS,
+    NODES,
+    PLACED_PODS,
+    PODS,
+    TOPOLOGIES,
+    VMIS,
+    WatchClient,
+)
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node
 
 
@@ -31,6 +40,8 @@ class NodeCache:
         self.pods = Store(PODS, PLACED_PODS)
         self.nodes = Store(NODES)
         self.topologies = Store(TOPOLOGIES)
+        self.edited_vmis = Store(VMIS, EDITED_VMIS)
+        """Complete some time after the others, and never where KubeVirt is not installed."""
         self._ledger_store = Store(LEDGERS)
         self.ledgers = Ledgers(cluster, self._ledger_store)
         self._machines: dict[NodeName, NodeMachine | Unusable] = {}
@@ -42,7 +53,7 @@ class NodeCache:
 
     @property
     def stores(self) -> tuple[Store[Any, Any], ...]:
-        """The stores that must run for the cache to be up to date."""
+        """The stores that must be complete before anything is decided."""
         return (self.pods, self.nodes, self.topologies, self._ledger_store)
 
     @property
@@ -119,7 +130,7 @@ async def running_node_cache(cluster: NodeClient) -> AsyncIterator[NodeCache]:
     """Keep a cache up to date while the block runs; enters when it is complete."""
     cache = NodeCache(cluster)
     async with asyncio.TaskGroup() as group:
-        watching = [group.create_task(store.run(cluster)) for store in cache.stores]
+        watching = [group.create_task(store.run(cluster)) for store in (*cache.stores, cache.edited_vmis)]
         try:
             for store in cache.stores:
                 await store.wait_until_synced()

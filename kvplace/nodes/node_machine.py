@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvplace.core.cpu_map import read_node_cpu_map
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadAnnotation, BadTopology
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, Ledger
@@ -20,6 +21,8 @@ class NodeMachine:
 
     topology: Topology
     allocatable: CpuMask
+    pools_shrink: bool = False
+    """Whether an agent can take CPUs out of the pools of `numa` VMs."""
 
     @property
     def is_narrowed(self) -> bool:
@@ -28,7 +31,7 @@ class NodeMachine:
 
     def free(self, ledger: Ledger, holds: Iterable[Claim] = ()) -> Free:
         """Return what is free after a ledger's claims and the tentative `holds`."""
-        return free_of(self.topology, ledger, holds, only=self.allocatable)
+        return free_of(self.topology, ledger, holds, only=self.allocatable, pools_shrink=self.pools_shrink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ def describe_node(node: NodeRecord | None, described: TopologyRecord | None) -> 
     allocatable = topology.allocatable & ~described.kubelet_cpus
     if sockets is not None:
         allocatable &= _union(sockets)
-    return NodeMachine(topology, allocatable)
+    return NodeMachine(topology, allocatable, described.enforcement is not Enforcement.NONE)
 
 
 def _of_cpu_map(sockets: dict[PackageId, CpuMask]) -> NodeMachine | Unusable:

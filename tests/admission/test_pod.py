@@ -20,6 +20,7 @@ from kvplace.core.request import (
     NumaMemory,
     OnFailure,
     PinningOptions,
+    Policy,
     Request,
     Scope,
     Smt,
@@ -77,16 +78,40 @@ def test_a_plain_pod_without_options_is_not_changed(annotations: dict[str, str] 
     assert difference(raw, admit(raw)[0]) == []
 
 
-@pytest.mark.parametrize("more", [{}, {"kvplace.io/cpu-policy": "none"}])
-def test_only_forged_results_are_removed_from_a_pod_without_options(
-    more: dict[str, str],
-) -> None:
-    forged = {"kvplace.io/placement": "{}", "kvplace.io/request": "{}", "cpu-map": "{}", "other.io/key": "x"}
-    raw = plain_pod({**forged, **more})
+FORGED = {"kvplace.io/placement": "{}", "kvplace.io/request": "{}", "cpu-map": "{}", "other.io/key": "x"}
+
+
+def test_only_forged_results_are_removed_from_a_pod_without_options() -> None:
+    raw = plain_pod(FORGED)
     assert sorted(entry["path"] for entry in difference(raw, admit(raw)[0])) == [
         "/metadata/annotations/kvplace.io~1placement",
         "/metadata/annotations/kvplace.io~1request",
     ]
+
+
+# Pods with policy none
+
+
+UNPINNED = {"kvplace.io/cpu-policy": "none"}
+
+
+def test_a_pod_with_policy_none_keeps_its_scheduler_and_resources_and_gets_a_request_for_later() -> None:
+    raw = plain_pod({**FORGED, **UNPINNED}, {"limits": {"cpu": "2"}})
+    after, warnings = admit(raw)
+    assert warnings == ()
+    assert after["spec"] == raw["spec"]
+    assert after["metadata"]["labels"] == {"kvplace.io/placed": "true"}
+    annotations = after["metadata"]["annotations"]
+    request = written_request(after).request
+    assert (request.vcpus, request.options.policy) == (2, Policy.NONE)
+    assert "kvplace.io/placement" not in annotations
+    assert annotations["cpu-map"] == "{}"  # another scheduler may use it
+
+
+@pytest.mark.parametrize("limits", [{"cpu": "100m"}, {}])
+def test_a_pod_with_policy_none_whose_size_is_not_clear_is_not_changed(limits: dict[str, str]) -> None:
+    raw = plain_pod(UNPINNED, {"limits": limits})
+    assert difference(raw, admit(raw)[0]) == []
 
 
 # Launcher pods that ask

@@ -117,7 +117,20 @@ def test_a_confirmed_claim_of_a_running_pod_is_left_alone_however_old() -> None:
 def test_the_live_pod_decides_and_a_bind_has_its_time(
     pod: PodRecord | None, age: float, expected: ClaimAction
 ) -> None:
-    assert action_from_live_pod(claim(age), NodeName("n"), pod, now=NOW, patience_s=PATIENCE) is expected
+    assert live_action(pod, age) is expected
+
+
+@pytest.mark.parametrize("pod", [None, replace(POD, uid=PodUid("another"))])
+def test_a_pod_that_is_gone_keeps_its_claim_while_the_agent_sees_its_container(pod: PodRecord | None) -> None:
+    assert live_action(pod, 0, runs=True) is ClaimAction.KEEP
+
+
+def test_what_the_kubelet_reports_as_ended_is_released_whatever_the_agent_reported_last() -> None:
+    assert live_action(replace(BOUND, phase="Failed"), 0, runs=True) is ClaimAction.RELEASE
+
+
+def live_action(pod: PodRecord | None, age: float, *, runs: bool = False) -> ClaimAction:
+    return action_from_live_pod(claim(age), NodeName("n"), pod, runs=runs, now=NOW, patience_s=PATIENCE)
 
 
 @pytest.mark.parametrize("since", ["", "yesterday", "2026-01-02T03:04:05"])

@@ -10,6 +10,7 @@ import pytest
 from kvplace.controller.controller import ControllerSettings
 from kvplace.controller.metrics import OVERLAPS
 from kvplace.core.cpuset import mask_of
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.ledger import ClaimState, Ledger, LedgerChange
 from kvplace.core.marks import RELEASED_AT
@@ -17,7 +18,7 @@ from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, NodeName, NumaId, PodUid
 from kvplace.kube.events import EventReason, pod_reference
-from kvplace.kube.records import PodRecord
+from kvplace.kube.records import PodRecord, PodReport
 from kvplace.kube.watches import PODS
 from tests.controller.replicas import EPOCH, asking_pod, replica
 from tests.kube.faults import FaultScript, Operation
@@ -101,6 +102,36 @@ async def test_the_cores_of_a_pod_that_is_gone_come_free_at_once(cluster: Faulty
         pod = asking_pod(cluster, "vm")
         await one.bind(pod, "n1")
         cluster.delete_pod("default", "vm", force=True)
+        await one.until(lambda: not one.claims())
+
+
+async def test_the_cores_of_a_pod_deleted_by_force_come_free_when_the_agent_no_longer_sees_its_container(
+    cluster: FaultyCluster,
+) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        await one.bind(pod, "n1")
+        running = PodReport(pod.uid, revision=1, pinned=True, running=True)
+        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI, pods=[running])
+        cluster.delete_pod("default", "vm", force=True)
+        await asyncio.sleep(120)
+        assert pod.uid in one.claims()
+        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI, pods=[])
+        async with asyncio.timeout(1.0):
+            await one.until(lambda: not one.claims())
+
+
+async def test_the_cores_of_a_node_that_is_gone_come_free_whatever_its_agent_reported_last(
+    cluster: FaultyCluster,
+) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        await one.bind(pod, "n1")
+        running = PodReport(pod.uid, revision=1, pinned=True, running=True)
+        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI, pods=[running])
+        cluster.delete_pod("default", "vm", force=True)
+        await asyncio.sleep(40)
+        cluster.delete_node("n1")
         await one.until(lambda: not one.claims())
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvplace.core.cpuset import mask_of
 from kvplace.core.free import free_of
-from kvplace.core.ledger import Ledger
+from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
-from kvplace.core.scalars import Bytes, CpuMask, NumaId, PackageId
+from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.machines.shipped import read_machine
-from tests.core.claims import with_vm
+from tests.core.claims import claim, with_vm
 from tests.core.machines import subsets, topologies
 
 GIB = Bytes(1 << 30)
@@ -66,3 +66,37 @@ def test_equal_states_are_equal_and_can_be_remembered(machine: Topology, data: s
     assert hash(free_of(machine, Ledger(), only=CpuMask(only))) == hash(
         free_of(machine, Ledger({}, {}), only=CpuMask(only))
     )
+
+
+@given(topologies(), st.data())
+def test_with_an_agent_exclusive_vms_may_take_all_of_a_numa_pool_but_one_core_of_each_node(
+    topology: Topology, data: st.DataObject
+) -> None:
+    assume(topology.allocatable)
+    asked = Request(1, PinningOptions(scope=Scope.ANY, policy=Policy.NUMA))
+    ledger = with_vm(topology, Ledger(), "pool", asked)
+    (pool,) = ledger.numa_pools
+    for _ in range(4):
+        free = free_of(topology, ledger, pools_shrink=True)
+        left = pool & ~ledger.owned
+        for node in topology.numa_nodes:
+            if here := left & node.cpus:
+                kept = here & ~free.cpus
+                assert kept
+                assert kept & ~topology.core_of[CpuId(here.bit_length() - 1)] == 0
+        taken = data.draw(subsets(free.cpus))
+        if not taken:
+            break
+        own = claim(f"own{taken}", taken)
+        ledger = ledger.after(LedgerChange(claims=(own,)))
+    for node in topology.numa_nodes:
+        assert bool(pool & node.cpus) == bool(pool & node.cpus & ~ledger.owned)
+
+
+def test_without_an_agent_they_get_none_of_it() -> None:
+    machine = read_machine("2x-xeon-6338")
+    ledger = with_vm(
+        machine, Ledger(), "pool", Request(4, PinningOptions(scope=Scope.ONE_NUMA, policy=Policy.NUMA))
+    )
+    (pool,) = ledger.numa_pools
+    assert free_of(machine, ledger).cpus == machine.allocatable & ~pool

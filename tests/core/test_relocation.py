@@ -53,7 +53,7 @@ def test_it_owns_the_cores_of_both_placements_and_the_memory_that_both_need() ->
 
 def test_afterwards_it_holds_what_a_bind_with_the_new_placement_would_have_claimed() -> None:
     moving = claim_while_relocating(claimed(OLD), Relocation(NEW, OLD))
-    after = claim_after_relocation(moving)
+    after = claim_after_relocation(moving, NEW)
     assert after is not None
     assert replace(after, state=moving.state) == claimed(NEW)
 
@@ -62,22 +62,22 @@ def test_a_pod_that_is_no_longer_pinned_holds_nothing_afterwards() -> None:
     floating = replace(PodPlacement.floating(pod_uid=UID, node=NodeName("n1")), revision=2)
     moving = claim_while_relocating(claimed(OLD), Relocation(floating, OLD))
     assert moving.owned == 0b0011
-    assert claim_after_relocation(moving) is None
+    assert claim_after_relocation(moving, floating) is None
 
 
 def test_the_way_back_is_one_more_revision_that_answers_the_same_options_and_gives_nothing_up() -> None:
     asked = PinningOptions(policy=Policy.SHARE)
     moving = claim_while_relocating(claimed(OLD), Relocation(NEW, OLD))
-    back = way_back(moving, asked)
+    back = way_back(moving, replace(NEW, options=asked))
     assert (back.owned, back.memory) == (moving.owned, moving.memory)
     assert back.relocation is not None
     assert back.relocation.next == replace(OLD, revision=3, options=asked)
-    assert replace(claim_after_relocation(back) or moving, state=moving.state) == claimed(OLD)
+    assert replace(claim_after_relocation(back, OLD) or moving, state=moving.state) == claimed(OLD)
 
 
 def test_a_pod_that_had_no_placement_goes_back_to_running_unpinned() -> None:
-    moving = claim_while_relocating(claimed(placed(0)), Relocation(placed(0b11), None))
-    back = way_back(moving, None)
+    first = placed(0b11)
+    back = way_back(claim_while_relocating(claimed(placed(0)), Relocation(first, None)), first)
     assert back.relocation is not None
     assert back.relocation.next.placement.floats
     assert back.relocation.next.revision == 2
@@ -105,7 +105,7 @@ def test_no_other_pod_gets_a_core_of_either_placement_before_it_has_ended(old: i
     relocating = claim_while_relocating(ledger.claims[UID], Relocation(second, first))
     moving = ledger.after(LedgerChange(claims=(relocating,)))
     assert moving.owned == old | new
-    assert moving.after(LedgerChange(claims=(way_back(relocating, None),))).owned == old | new
-    settled = claim_after_relocation(relocating)
+    assert moving.after(LedgerChange(claims=(way_back(relocating, second),))).owned == old | new
+    settled = claim_after_relocation(relocating, second)
     assert settled is not None
     assert moving.after(LedgerChange(claims=(settled,))).owned == new

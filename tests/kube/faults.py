@@ -26,6 +26,7 @@ class Operation(Enum):
     DELETE_LEDGER = "delete_ledger"
     RECORD_EVENT = "record_event"
     ANNOTATE_NODE = "annotate_node"
+    REPLACE_PLACEMENT = "replace_placement"
     SET_POD_CONDITION = "set_pod_condition"
     WRITE_TOPOLOGY = "write_topology"
     WRITE_TOPOLOGY_STATUS = "write_topology_status"

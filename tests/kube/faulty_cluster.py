@@ -81,6 +81,12 @@ class FaultyCluster(MemoryCluster):
         async with self.faults.around(Operation.ANNOTATE_NODE):
             await super().annotate_node(node, annotations)
 
+    async def replace_placement(
+        self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str | None]
+    ) -> None:
+        async with self.faults.around(Operation.REPLACE_PLACEMENT):
+            await super().replace_placement(namespace, pod, uid, annotations)
+
     async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
         async with self.faults.around(Operation.SET_POD_CONDITION):
             await super().set_pod_condition(pod, condition)

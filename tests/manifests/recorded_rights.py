@@ -21,7 +21,7 @@ from kvplace.kube.events import EventReason, EventRecord, ObjectReference
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.kube.session import open_session
 from kvplace.kube.topology_status import TopologyStatus
-from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, Kind
+from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, VMIS, Kind
 from kvplace.service.listening import listening
 from kvplace.service.settings import Address
 from tests.nodes.machines import EIGHT
@@ -33,7 +33,7 @@ SOURCES = {
 }
 """The files whose calls of the port a process makes."""
 WATCHED: dict[str, tuple[Kind[Any, Any], ...]] = {
-    "serve": (PODS, NODES, TOPOLOGIES, LEDGERS),
+    "serve": (PODS, NODES, TOPOLOGIES, LEDGERS, VMIS),
     "agent": (PODS, NODES, TOPOLOGIES, LEDGERS),
 }
 NOT_A_CALL = {"close", "list_watch"}

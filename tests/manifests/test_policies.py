@@ -209,3 +209,108 @@ def test_a_ledger_with_owners_cannot_be_deleted_by_anybody(cluster: ControlPlane
     released = {"spec": {"owners": {"1": None}, "claims": {"uid": None}}}
     cluster.request("PATCH", path, released, content_type=MERGE_PATCH, token=serve)
     cluster.request("DELETE", path, token=serve)
+
+
+@pytest.fixture
+def placed_pod(cluster: ControlPlane, serve: str) -> tuple[str, str]:
+    """Give the path and UID of a pod that serve has bound with a placement."""
+    namespace = cluster.create_namespace(f"test-{secrets.token_hex(4)}")
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    made = cluster.request(
+        "POST",
+        path,
+        {
+            "metadata": {"name": "vm", "labels": {"kvplace.io/placed": "true"}},
+            "spec": {"containers": [{"name": "a", "image": "example.test/a"}]},
+        },
+    )
+    uid = made["metadata"]["uid"]
+    results = {"kvplace.io/placement": _placement(uid), "cpu-map": '{"socket0":["1"]}'}
+    _bind(cluster, f"{path}/vm", results, uid=uid, token=serve)
+    dry_run = f"{path}/vm?dryRun=All"
+    change = {"metadata": {"annotations": {"new": "yes"}}}
+    refused(lambda: cluster.request("PATCH", dry_run, change, content_type=MERGE_PATCH, token=serve))
+    return f"{path}/vm", uid
+
+
+def _placement(uid: str, revision: int = 1, node: str = "worker") -> str:
+    number = f',"revision":{revision}' if revision > 1 else ""
+    return f'{{"version":1,"podUid":"{uid}","node":"{node}"{number}}}'
+
+
+def _relocate(cluster: ControlPlane, path: str, placement: str, token: str | None) -> Json:
+    annotations = {"kvplace.io/placement": placement, "cpu-map": '{"socket0":["2"]}'}
+    return cluster.request(
+        "PATCH", path, {"metadata": {"annotations": annotations}}, content_type=MERGE_PATCH, token=token
+    )
+
+
+def test_serve_writes_one_revision_after_the_other(
+    cluster: ControlPlane, serve: str, placed_pod: tuple[str, str]
+) -> None:
+    path, uid = placed_pod
+    for revision in (2, 3):
+        after = _relocate(cluster, path, _placement(uid, revision), serve)
+        assert after["metadata"]["annotations"]["cpu-map"] == '{"socket0":["2"]}'
+        again = _relocate(cluster, path, _placement(uid, revision), serve)
+        assert again["metadata"]["annotations"] == after["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize(
+    ("revision", "node", "same_pod"),
+    [(1, "other", True), (3, "worker", True), (2, "other", True), (2, "worker", False)],
+)
+def test_serve_writes_no_other_revision_and_none_for_another_pod_or_node(
+    cluster: ControlPlane, serve: str, placed_pod: tuple[str, str], revision: int, node: str, same_pod: bool
+) -> None:
+    path, uid = placed_pod
+    with pytest.raises(RequestRefused, match="results of kvplace") as refusal:
+        _relocate(cluster, path, _placement(uid if same_pod else "another", revision, node), serve)
+    assert refusal.value.status == 422
+
+
+def test_nobody_else_writes_a_revision(cluster: ControlPlane, placed_pod: tuple[str, str]) -> None:
+    path, uid = placed_pod
+    with pytest.raises(RequestRefused, match="results of kvplace"):
+        _relocate(cluster, path, _placement(uid, 2), None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metadata": {"annotations": {"new": "yes"}}},
+        {"metadata": {"labels": {"new": "yes"}}},
+        {"metadata": {"finalizers": ["example.test/stay"]}},
+        {"spec": {"activeDeadlineSeconds": 1}},
+    ],
+    ids=str,
+)
+def test_serve_may_change_nothing_else_of_a_pod(
+    cluster: ControlPlane, serve: str, placed_pod: tuple[str, str], change: Json
+) -> None:
+    with pytest.raises(RequestRefused, match="may change only the placement"):
+        cluster.request("PATCH", placed_pod[0], change, content_type=MERGE_PATCH, token=serve)
+
+
+def _condition(kind: str) -> Json:
+    return {"type": kind, "status": "False", "reason": "NotRelocated", "message": "no room"}
+
+
+def test_of_a_pods_status_serve_may_set_its_own_condition_alone(
+    cluster: ControlPlane, serve: str, placed_pod: tuple[str, str]
+) -> None:
+    path = f"{placed_pod[0]}/status"
+    strategic = "application/strategic-merge-patch+json"
+    own = {"status": {"conditions": [_condition("kvplace.io/Relocated")]}}
+    after = cluster.request("PATCH", path, own, content_type=strategic, token=serve)
+    assert "kvplace.io/Relocated" in [one["type"] for one in after["status"]["conditions"]]
+    changes: list[Json] = [
+        {"status": {"conditions": [_condition("kvplace.io/Pinned")]}},
+        {"status": {"conditions": [_condition("Ready")]}},
+        {"status": {"phase": "Failed"}},
+        {"status": {"podIP": "10.0.0.1"}},
+        {"status": {"message": "m"}},
+    ]
+    for change in changes:
+        with pytest.raises(RequestRefused, match=r"only the condition kvplace.io/Relocated"):
+            cluster.request("PATCH", path, change, content_type=strategic, token=serve)

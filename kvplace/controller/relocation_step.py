@@ -1,0 +1,158 @@
+"""The next step towards other cores for a running pod, as a pure decision about what is stored.
+
+    Begin ──▶ ledger: the claim holds the next placement, too
+    Write ──▶ pod: kvplace.io/placement and cpu-map say the next revision
+    Wait  ──▶ the node's agent carries it out and reports the revision
+    Finish ─▶ ledger: the claim holds the new placement alone
+    GoBack ─▶ the agent reports that it failed: the old placement becomes one more revision
+
+Each step follows from the ledger, the pod and the agent's report alone, so it does not matter who made the
+last one, or whether its answer arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from kvplace.controller.claim_action import has_ended
+from kvplace.core.contradictions import contradiction_in
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.ledger import Claim
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import GuestNuma, PinningOptions, Policy
+from kvplace.core.request_document import PodRequest, read_pod_request
+from kvplace.kube.records import PodRecord, PodReport
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """The pod has what it asks for, or nothing is known to be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cannot:
+    """Its owner asks for what a running pod cannot get."""
+
+    why: str
+    """One sentence that says what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Choose other cores and claim them beside the present ones."""
+
+    pod_request: PodRequest
+    """What is asked for now."""
+    previous: PodPlacement | None
+    """The placement in force; None for a pod that was never placed."""
+
+    @property
+    def revision(self) -> int:
+        """The revision that the new placement gets."""
+        return 1 + (self.previous.revision if self.previous is not None else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write the claimed placement on the pod."""
+
+    next: PodPlacement
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The agent has not reported yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Give up what the placement in force does not need."""
+
+    in_force: PodPlacement
+
+
+@dataclass(frozen=True, slots=True)
+class GoBack:
+    """The agent could not carry the revision out and has undone it."""
+
+    failed: PodPlacement
+    why: str
+
+
+Step: TypeAlias = Nothing | Cannot | Begin | Write | Wait | Finish | GoBack
+
+
+def next_step(
+    pod: PodRecord,
+    claim: Claim | None,
+    asked: PinningOptions | None,
+    report: PodReport | None,
+    *,
+    enforces: bool,
+    migrates: bool,
+) -> Step:
+    """Return the next step for a pod that is bound to a node.
+
+    `asked`: the options that its owner asks for now, None where nobody has edited them. `enforces`: whether
+    the node has an agent that sets cpusets. `migrates`: whether the VM has another pod.
+    """
+    if has_ended(pod) or not pod.node:
+        return Nothing()
+    try:
+        placed = PodPlacement.from_json(pod.placement) if pod.placement else None
+    except BadAnnotation:
+        return Nothing()  # the reconciler and the agent report it
+    if claim is not None and claim.relocation is not None:
+        return _go_on(claim, placed, report)
+    if asked is None:
+        return Nothing()
+    try:
+        pod_request = read_pod_request(pod.request) if pod.request else None
+    except BadAnnotation as error:
+        return Cannot(str(error))
+    if pod_request is None:
+        return Cannot("the VM was started without options, so its size is not known; restart it")
+    if not pod.vmi:
+        asked = asked.of_plain_pod()
+    answered = pod_request.request.options if placed is None or placed.options is None else placed.options
+    if asked == answered:
+        return Nothing()
+    obstacle = _obstacle(pod, placed, asked, enforces=enforces, migrates=migrates)
+    if obstacle:
+        return Cannot(obstacle)
+    asking = replace(pod_request, request=replace(pod_request.request, options=asked))
+    return Begin(asking, placed)
+
+
+def _go_on(claim: Claim, placed: PodPlacement | None, report: PodReport | None) -> Step:
+    """Return the step after Begin."""
+    relocation = claim.relocation
+    assert relocation is not None
+    if placed is None or placed.revision < relocation.next.revision:
+        return Write(relocation.next)
+    if report is None:
+        return Wait()
+    if report.pinned and report.revision >= placed.revision:
+        return Finish(placed)
+    is_way_back = relocation.previous == relocation.next
+    if report.failed_revision >= placed.revision and not is_way_back:
+        return GoBack(placed, report.drift)
+    return Wait()
+
+
+def _obstacle(
+    pod: PodRecord, placed: PodPlacement | None, asked: PinningOptions, *, enforces: bool, migrates: bool
+) -> str:
+    """Say why a running pod cannot get what is asked; empty if it can be tried."""
+    if found := contradiction_in(asked):
+        return f"{found.word.value} contradicts {found.other.value}: {found.reason}"
+    if not enforces:
+        return f"no kvplace agent sets cpusets on node {pod.node}; the change takes effect at the next start"
+    if migrates:
+        return "the VM is being live-migrated; the change is tried again when that has ended"
+    if placed is not None and placed.placement.policy is Policy.IMMOVABLE:
+        return "its policy is immovable, so its CPUs never change while it runs; restart it"
+    if asked.guest_numa is GuestNuma.MIRROR or (placed is not None and placed.placement.guest_cells):
+        return "the guest's NUMA cells cannot change while it runs; restart it"
+    return ""

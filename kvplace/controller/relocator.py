@@ -1,0 +1,303 @@
+"""Other cores for running pods: carries out the steps of `relocation_step` on one node after the other.
+
+Any number of replicas may work on one pod. A step that another replica has made already is a write that
+changes nothing, or one that the API server refuses; the next look decides again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from kvplace.controller.claim_action import has_ended
+from kvplace.controller.metrics import RELOCATIONS
+from kvplace.controller.pod_index import PodIndex
+from kvplace.controller.relocation_step import Begin, Cannot, Finish, GoBack, Nothing, Wait, Write, next_step
+from kvplace.core.allocator.allocate import place, try_place
+from kvplace.core.annotations import CRANE_RESULT, read_options
+from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.errors import BadAnnotation, Conflict, Refused
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of, confirmed
+from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.refusal import Refusal
+from kvplace.core.relocation import claim_after_relocation, claim_while_relocating, way_back
+from kvplace.core.request import PinningOptions, Policy, Request
+from kvplace.core.request_document import read_pod_request
+from kvplace.core.result_annotations import result_annotations
+from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.kube.conditions import Condition
+from kvplace.kube.events import (
+    EventRecorder,
+    ObjectReference,
+    pod_reference,
+    relocated,
+    relocation_refused,
+    vmi_reference,
+)
+from kvplace.kube.records import PodRecord, VmiRecord
+from kvplace.kube.store import Store
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_machine import NodeMachine, Unusable
+
+log = logging.getLogger(__name__)
+
+RELOCATED = "kvplace.io/Relocated"
+"""Pod condition: whether the running pod got the cores that its edited annotations ask for."""
+_STEPS = 4
+"""Steps for one pod in one look; from Begin to Wait it takes two."""
+
+
+class RelocatorClient(Protocol):
+    """What relocating asks of a cluster, apart from watches and ledger writes."""
+
+    async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
+        """Read a pod as the API server has it now; None if there is none."""
+        ...
+
+    async def replace_placement(
+        self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str | None]
+    ) -> None:
+        """Write the next revision of a pod's placement.
+
+        Raises Refused if the pod is gone, and Conflict if the revision does not follow the stored one.
+        """
+        ...
+
+    async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
+        """Set one condition of a pod; raises Refused if the pod is gone."""
+        ...
+
+
+class Relocator:
+    """Gives running pods the cores that their edited annotations ask for."""
+
+    def __init__(
+        self,
+        cluster: RelocatorClient,
+        cache: NodeCache,
+        index: PodIndex,
+        vmis: Store[str, VmiRecord],
+        events: EventRecorder,
+        *,
+        freed: Callable[[NodeName], None],
+    ) -> None:
+        """`vmis` are those that were edited; `freed` is called with a node where cores came free."""
+        self._cluster = cluster
+        self._cache = cache
+        self._index = index
+        self._vmis = vmis
+        self._events = events
+        self._freed = freed
+
+    async def relocate(self, node: NodeName) -> None:
+        """Make all steps on a node that can be made now; raises what a write raises."""
+        for pod in self._index.on_node(node):
+            claim = self._cache.ledger(node).claims.get(pod.uid)
+            if (claim is not None and claim.relocation is not None) or self._is_edited(pod):
+                await self._relocate_pod(node, pod)
+
+    def _is_edited(self, pod: PodRecord) -> bool:
+        return pod.vmi_uid in self._vmis.records if pod.vmi else bool(pod.asking)
+
+    async def _relocate_pod(self, node: NodeName, pod: PodRecord) -> None:
+        for _ in range(_STEPS):
+            if not await self._step(node, pod):
+                return
+            live = await self._cluster.read_pod(pod.namespace, pod.name)
+            if live is None or live.uid != pod.uid:
+                return
+            pod = live
+
+    async def _step(self, node: NodeName, pod: PodRecord) -> bool:
+        """Make the next step for a pod; returns whether another one may follow at once."""
+        try:
+            asked = self._asked(pod)
+        except BadAnnotation as error:
+            await self._cannot(pod, str(error))
+            return False
+        described = self._cache.topologies.get(node)
+        claim = self._cache.ledger(node).claims.get(pod.uid)
+        step = next_step(
+            pod,
+            claim,
+            asked,
+            described.pods.get(pod.uid) if described is not None else None,
+            enforces=self._cache.enforces(node),
+            migrates=self._migrates(pod),
+        )
+        match step:
+            case Nothing() | Wait():
+                return False
+            case Cannot(why):
+                await self._cannot(pod, why)
+                return False
+            case Begin():
+                return await self._begin(node, pod, claim, step)
+            case Write(following):
+                await self._write(node, pod, following)
+                return False  # the agent is next
+            case Finish(in_force):
+                await self._finish(node, pod, in_force)
+                return True
+            case GoBack(failed, why):
+                await self._go_back(node, pod, failed, why)
+                return True
+
+    def _asked(self, pod: PodRecord) -> PinningOptions | None:
+        """Read what a pod's owner asks for now; None where nobody has edited it."""
+        if not pod.vmi:
+            return read_options(pod.asking)
+        vmi = self._vmis.get(pod.vmi_uid)
+        return None if vmi is None else read_options(vmi.asking)
+
+    def _migrates(self, pod: PodRecord) -> bool:
+        return bool(pod.vmi_uid) and any(
+            other.vmi_uid == pod.vmi_uid and other.uid != pod.uid and not has_ended(other)
+            for other in self._cache.pods.records.values()
+        )
+
+    # Begin.
+
+    async def _begin(self, node: NodeName, pod: PodRecord, seen: Claim | None, step: Begin) -> bool:
+        """Claim a new placement beside the present one; returns whether that was done.
+
+        The pod is read first: the cache may be older than a relocation that has just ended.
+        """
+        live = await self._cluster.read_pod(pod.namespace, pod.name)
+        if live is None or live.uid != pod.uid or live.placement != pod.placement:
+            return False
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, str]:
+            stored = ledger.claims.get(pod.uid)
+            if stored != seen:
+                return LedgerChange(), ""  # somebody was faster
+            machine = self._cache.machine(node)
+            if isinstance(machine, Unusable):
+                return LedgerChange(), f"node {node}: {machine.problem}"
+            answer = _place_again(machine, ledger, pod, step.pod_request.request)
+            if isinstance(answer, Refusal):
+                return LedgerChange(), f"node {node}: {answer.message}"
+            options = step.pod_request.request.options
+            following = PodPlacement(
+                pod.uid,
+                node,
+                machine.topology.fingerprint,
+                options.on_failure,
+                answer,
+                enforced=step.previous is not None and step.previous.enforced,
+                revision=step.revision,
+                options=options,
+            )
+            claim = stored or claim_of(
+                pod.uid,
+                Placement(Policy.NONE, (), NO_CPUS),
+                namespace=pod.namespace,
+                pod=pod.name,
+                vmi=pod.vmi,
+            )
+            moving = claim_while_relocating(confirmed(claim), Relocation(following, step.previous))
+            return LedgerChange(claims=(moving,)), ""
+
+        why = await self._cache.ledgers.change(node, decide)
+        if why:
+            await self._cannot(pod, why)
+        return not why
+
+    # Write.
+
+    async def _write(self, node: NodeName, pod: PodRecord, following: PodPlacement) -> None:
+        annotations: Mapping[str, str | None]
+        if following.placement.floats:
+            annotations = {PLACEMENT: following.to_json(), CPU_MAP: None, CRANE_RESULT: None}
+        else:
+            machine = self._cache.machine(node)
+            if isinstance(machine, Unusable):
+                return
+            annotations = result_annotations(machine.topology, following, read_pod_request(pod.request))
+        try:
+            await self._cluster.replace_placement(pod.namespace, pod.name, pod.uid, annotations)
+        except (Refused, Conflict) as error:
+            log.info("a placement was not written: %s", error, extra={"node": node, "uid": pod.uid})
+
+    # Finish and GoBack.
+
+    async def _finish(self, node: NodeName, pod: PodRecord, in_force: PodPlacement) -> None:
+        relocation: Relocation | None = None
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
+            nonlocal relocation
+            claim = ledger.claims.get(pod.uid)
+            if claim is None or claim.relocation is None:
+                return LedgerChange(), None
+            if claim.relocation.next.revision > in_force.revision:
+                return LedgerChange(), None  # another replica has gone on
+            relocation = claim.relocation
+            after = claim_after_relocation(claim, in_force)
+            return LedgerChange(claims=(after,)) if after else LedgerChange(releases=(pod.uid,)), None
+
+        await self._cache.ledgers.change(node, decide)
+        if relocation is None:
+            return
+        self._freed(node)
+        was_undone = relocation.previous == relocation.next
+        if was_undone:
+            return
+        RELOCATIONS.inc()
+        log.info(
+            "relocated to CPUs %s",
+            format_cpu_list(in_force.placement.cpus) or "of the shared pool",
+            extra={"node": node, "uid": pod.uid, "vm": pod.vmi},
+        )
+        event = relocated(_regarding(pod), node, in_force)
+        self._events.record(event)
+        await self._answer(pod, Condition(RELOCATED, True, "Relocated", event.note))
+
+    async def _go_back(self, node: NodeName, pod: PodRecord, failed: PodPlacement, why: str) -> None:
+        def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
+            claim = ledger.claims.get(pod.uid)
+            if claim is None or claim.relocation is None or claim.relocation.next.revision > failed.revision:
+                return LedgerChange(), None
+            return LedgerChange(claims=(way_back(claim, failed),)), None
+
+        await self._cache.ledgers.change(node, decide)
+        await self._cannot(pod, f"revision {failed.revision} failed on {node} and was undone: {why}")
+
+    # Answers.
+
+    async def _cannot(self, pod: PodRecord, why: str) -> None:
+        """Say that nothing changes, and why."""
+        event = relocation_refused(_regarding(pod), why)
+        self._events.record(event)
+        await self._answer(pod, Condition(RELOCATED, False, "NotRelocated", why))
+
+    async def _answer(self, pod: PodRecord, condition: Condition) -> None:
+        if pod.condition(RELOCATED) == condition:
+            return
+        with contextlib.suppress(Refused):  # the pod is gone
+            await self._cluster.set_pod_condition(pod, condition)
+
+
+def _place_again(
+    machine: NodeMachine, ledger: Ledger, pod: PodRecord, request: Request
+) -> Placement | Refusal:
+    """Choose cores for a running pod as if it had none: its present ones if they serve, else the best."""
+    if request.options.policy is Policy.NONE:
+        return Placement(Policy.NONE, (), NO_CPUS)
+    present = ledger.claims.get(pod.uid)
+    others = ledger.after(LedgerChange(releases=(pod.uid,)))
+    if present is not None and request.options.policy is not Policy.NUMA:
+        present_cpus = replace(machine, allocatable=machine.allocatable & present.cpus)
+        staying = try_place(machine.topology, present_cpus.free(others), request)
+        if staying is not None:
+            return staying
+    return place(machine.topology, machine.free(others), request)
+
+
+def _regarding(pod: PodRecord) -> ObjectReference:
+    if pod.vmi:
+        return vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid)
+    return pod_reference(pod.namespace, pod.name, pod.uid)

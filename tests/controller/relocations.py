@@ -1,0 +1,114 @@
+"""An agent and an owner of VMs, as far as relocation needs them, on the cluster in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from kvplace.core.enforcement import Enforcement
+from kvplace.core.ledger import Ledger
+from kvplace.core.placement import PodPlacement
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.topology import Topology
+from kvplace.kube.records import PodRecord, PodReport
+from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
+from tests.kube.faulty_cluster import FaultyCluster
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+NODE = NodeName("n1")
+
+
+@dataclass
+class NodeAgent:
+    """Carries out placements at once or when it is told to, and checks that it never uses a foreign core."""
+
+    cluster: FaultyCluster
+    topology: Topology
+    node: NodeName = NODE
+    in_force: dict[PodUid, PodPlacement] = field(default_factory=dict)
+    failed: dict[PodUid, int] = field(default_factory=dict)
+
+    def report(self) -> None:
+        """Publish what is in force."""
+        self.cluster.put_topology(
+            self.node,
+            self.topology,
+            enforcement=Enforcement.NRI,
+            pods=[
+                PodReport(
+                    uid,
+                    revision=bound.revision,
+                    pinned=True,
+                    running=True,
+                    failed_revision=self.failed.get(uid, 0),
+                    drift="no free huge pages" if uid in self.failed else "",
+                )
+                for uid, bound in self.in_force.items()
+            ],
+        )
+
+    def carry_out(self, pod: PodRecord) -> None:
+        """Put the pod's stored placement into force, using both sets of cores in between."""
+        bound = self.stored(pod)
+        before = self.in_force.get(pod.uid)
+        self.check(pod.uid, bound.placement.owned | (before.placement.owned if before else CpuMask(0)))
+        self.in_force[pod.uid] = bound
+        self.check(pod.uid, bound.placement.owned)
+        self.report()
+
+    def fail(self, pod: PodRecord) -> None:
+        """Undo the pod's stored placement."""
+        self.failed[pod.uid] = self.stored(pod).revision
+        self.report()
+
+    def stored(self, pod: PodRecord) -> PodPlacement:
+        """Return the placement that is stored on a pod."""
+        return PodPlacement.from_json(self.live(pod).placement)
+
+    def live(self, pod: PodRecord) -> PodRecord:
+        """Return the pod as the API server has it."""
+        found = self.cluster._pods.get((pod.namespace, pod.name))
+        assert found is not None
+        return found
+
+    @property
+    def ledger(self) -> Ledger:
+        """The stored ledger of the node."""
+        record = self.cluster._ledgers.get(self.node)
+        return record.ledger if record is not None else Ledger()
+
+    def check(self, uid: PodUid, cpus: CpuMask) -> None:
+        """Every core that a pod runs on alone is its own in the ledger."""
+        owners = self.ledger.owners
+        assert all(owners.get(cpu) == uid for cpu in owners if cpus >> cpu & 1)
+        assert not cpus & ~self.ledger.owned
+
+
+class LaggingView(FaultyCluster):
+    """The same cluster for another replica, whose watch of pods can be made to lag behind."""
+
+    def __init__(self, cluster: FaultyCluster) -> None:
+        self.__dict__ |= cluster.__dict__
+        self._flows = asyncio.Event()
+        self._flows.set()
+
+    def lag(self) -> None:
+        """Hold pod events back from now on."""
+        self._flows.clear()
+
+    def catch_up(self) -> None:
+        """Let them through again."""
+        self._flows.set()
+
+    def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
+        events = super().watch(kind, selector)
+        return self._held_back(events) if kind.name == "pods" else events
+
+    async def _held_back(self, events: AsyncIterator[WatchEvent[R]]) -> AsyncIterator[WatchEvent[R]]:
+        async for event in events:
+            await self._flows.wait()
+            yield event

@@ -1,0 +1,378 @@
+"""Running pods get the cores that their edited annotations ask for, and nobody loses one meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvplace.controller.relocator import RELOCATED
+from kvplace.core.enforcement import Enforcement
+from kvplace.core.errors import Unavailable
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import Policy, Scope
+from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.kube.conditions import Condition
+from kvplace.kube.events import EventReason
+from kvplace.kube.records import PodRecord
+from tests.controller.relocations import LaggingView, NodeAgent
+from tests.controller.replicas import Replica, asking_pod, replica
+from tests.core.requests import request_with
+from tests.kube.faults import Moment, Operation
+from tests.kube.faulty_cluster import FaultyCluster
+from tests.nodes.machines import TWO
+
+SHARE = {"cpu-set": "one-socket", "kvplace.io/cpu-policy": "share"}
+EXCLUSIVE = {"cpu-set": "one-socket"}
+NONE = {"kvplace.io/cpu-policy": "none"}
+
+
+@pytest.fixture
+def cluster() -> FaultyCluster:
+    """A cluster of one node with two sockets of eight CPUs and an agent."""
+    made = FaultyCluster()
+    made.create_node("n1")
+    made.put_topology("n1", TWO, enforcement=Enforcement.NRI)
+    return made
+
+
+@pytest.fixture
+def agent(cluster: FaultyCluster) -> NodeAgent:
+    return NodeAgent(cluster, TWO)
+
+
+async def bound(one: Replica, agent: NodeAgent, name: str, vcpus: int = 2, **options: Any) -> PodRecord:
+    """Create a VM's pod, bind it, and let the agent put its cores into force."""
+    pod = asking_pod(one.cluster, name, vcpus, **options)
+    assert await one.bind(pod, "n1") == ""
+    agent.carry_out(pod)
+    return pod
+
+
+async def wide(one: Replica, agent: NodeAgent) -> PodRecord:
+    """Bind a VM over both sockets, after whose bind there is room for it on one."""
+    await bound(one, agent, "first", 6)
+    second = await bound(one, agent, "second", 6)
+    pod = await bound(one, agent, "wide", 4, scope=Scope.ANY)
+    assert len(agent.stored(pod).placement.packages) == 2
+    one.cluster.delete_pod("default", "second", force=True)
+    del agent.in_force[second.uid]
+    agent.report()
+    await one.until(lambda: second.uid not in agent.ledger.claims)
+    return pod
+
+
+def edit(cluster: FaultyCluster, pod: PodRecord, asking: dict[str, str]) -> None:
+    cluster.edit_vmi(pod.namespace, pod.vmi, pod.vmi_uid, asking)
+
+
+def condition(cluster: FaultyCluster, pod: PodRecord) -> Condition | None:
+    stored = cluster._pods.get((pod.namespace, pod.name))
+    return stored.condition(RELOCATED) if stored is not None else None
+
+
+async def until_written(one: Replica, agent: NodeAgent, pod: PodRecord, revision: int) -> PodPlacement:
+    await one.until(lambda: agent.stored(pod).revision >= revision)
+    assert agent.stored(pod).revision == revision
+    return agent.stored(pod)
+
+
+async def test_exclusive_becomes_share_in_place_and_its_cores_stay_its_own_until_the_agent_has_confirmed_it(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await bound(one, agent, "vm")
+        owned = agent.ledger.owned
+        edit(cluster, pod, SHARE)
+        after = await until_written(one, agent, pod, 2)
+        assert (after.placement.policy, after.placement.cpus) == (Policy.SHARE, owned)
+        await asyncio.sleep(60)
+        assert agent.ledger.owned == owned
+        agent.carry_out(pod)
+        await one.until(lambda: not agent.ledger.owned)
+        claim = agent.ledger.claims[pod.uid]
+        assert (claim.policy, claim.cpus, claim.relocation) == (Policy.SHARE, owned, None)
+        await one.until(lambda: condition(cluster, pod))
+        found = condition(cluster, pod)
+        assert found is not None
+        assert found.status is True
+        assert "revision 2" in found.message
+        assert [event.reason for event in cluster.events][-1] is EventReason.RELOCATED
+
+
+async def test_share_becomes_exclusive_when_there_is_room_and_waits_for_it_otherwise(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        sharing = await bound(one, agent, "sharing", 4, policy=Policy.SHARE)
+        await bound(one, agent, "a", 8)
+        more = await bound(one, agent, "b", 4)
+        await bound(one, agent, "also-sharing", 4, policy=Policy.SHARE)
+        edit(cluster, sharing, EXCLUSIVE)
+        await one.until(lambda: condition(cluster, sharing))
+        found = condition(cluster, sharing)
+        assert found is not None
+        assert found.status is False
+        assert "4" in found.message
+        assert agent.stored(sharing).revision == 1
+        assert agent.ledger.claims[sharing.uid].relocation is None
+
+        cluster.delete_pod("default", "b", force=True)
+        del agent.in_force[more.uid]
+        agent.report()
+        after = await until_written(one, agent, sharing, 2)
+        agent.carry_out(sharing)
+        await one.until(lambda: agent.ledger.claims[sharing.uid].relocation is None)
+        assert agent.ledger.claims[sharing.uid].owned == after.placement.owned
+
+
+async def test_a_narrower_scope_moves_a_vm_and_gives_its_old_cores_to_others_afterwards(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await wide(one, agent)
+        before = agent.ledger.owned
+        edit(cluster, pod, {"cpu-set": "one-numa"})
+        after = await until_written(one, agent, pod, 2)
+        assert len(after.placement.numa_nodes) == 1
+        assert agent.ledger.owned == before | after.placement.owned
+        agent.carry_out(pod)
+        await one.until(lambda: agent.ledger.claims[pod.uid].owned == after.placement.owned)
+
+
+async def test_exclusive_becomes_none_and_none_becomes_exclusive(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await bound(one, agent, "vm")
+        edit(cluster, pod, NONE)
+        after = await until_written(one, agent, pod, 2)
+        assert after.placement.floats
+        assert "cpu-map" not in cluster.pod_annotations(pod.namespace, pod.name)
+        assert pod.uid in agent.ledger.claims
+        agent.carry_out(pod)
+        await one.until(lambda: pod.uid not in agent.ledger.claims)
+        assert not agent.ledger.owned
+
+        edit(cluster, pod, EXCLUSIVE)
+        again = await until_written(one, agent, pod, 3)
+        assert again.placement.owned == agent.ledger.owned
+        assert "cpu-map" in cluster.pod_annotations(pod.namespace, pod.name)
+        agent.carry_out(pod)
+        await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
+
+
+async def test_a_pod_that_was_never_placed_can_get_cores(cluster: FaultyCluster, agent: NodeAgent) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm", policy=Policy.NONE)
+        await cluster.bind("default", "vm", pod.uid, NodeName("n1"), {})
+        await asyncio.sleep(40)
+        assert not agent.ledger.claims
+        edit(cluster, pod, EXCLUSIVE)
+        await one.until(lambda: agent.live(pod).placement)
+        first = agent.stored(pod)
+        assert (first.revision, first.placement.owned) == (1, agent.ledger.owned)
+        agent.carry_out(pod)
+        await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
+
+
+async def test_a_plain_pod_is_edited_itself(cluster: FaultyCluster, agent: NodeAgent) -> None:
+    async with replica(cluster) as one:
+        made = cluster.create_pod("web", request=write_request(PodRequest(request_with(2))))
+        assert await one.bind(made, "n1") == ""
+        agent.carry_out(made)
+        cluster.edit_pod("default", "web", SHARE)
+        after = await until_written(one, agent, made, 2)
+        assert after.placement.policy is Policy.SHARE
+
+
+async def test_what_the_agent_cannot_carry_out_is_taken_back_and_not_tried_again_until_the_next_edit(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await wide(one, agent)
+        first = agent.stored(pod).placement
+        edit(cluster, pod, {"cpu-set": "one-numa"})
+        await until_written(one, agent, pod, 2)
+        agent.fail(pod)
+        back = await until_written(one, agent, pod, 3)
+        assert back.placement == first
+        assert agent.ledger.claims[pod.uid].owned & ~first.owned
+        agent.carry_out(pod)
+        await one.until(lambda: agent.ledger.claims[pod.uid].owned == first.owned)
+        await asyncio.sleep(120)
+        assert agent.stored(pod).revision == 3
+        found = condition(cluster, pod)
+        assert found is not None
+        assert found.status is False
+        assert "no free huge pages" in found.message
+
+
+async def test_a_way_back_that_fails_too_waits_for_the_agent_instead_of_going_in_circles(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await bound(one, agent, "vm")
+        edit(cluster, pod, SHARE)
+        for revision in (2, 3):
+            await until_written(one, agent, pod, revision)
+            agent.fail(pod)
+        await asyncio.sleep(120)
+        assert agent.stored(pod).revision == 3
+        agent.carry_out(pod)
+        await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
+
+
+async def test_a_replica_that_lags_behind_does_not_relocate_again_what_another_one_has_relocated(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    lagging = LaggingView(cluster)
+    async with replica(cluster) as one:
+        pod = await bound(one, agent, "vm")
+        await one.until(lambda: one.cache.pods.records[pod.uid].placement)
+        async with replica(lagging) as late:
+            lagging.lag()
+            edit(cluster, pod, SHARE)
+            after = await until_written(one, agent, pod, 2)
+            agent.carry_out(pod)
+            await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
+            await asyncio.sleep(120)
+            assert PodPlacement.from_json(late.cache.pods.records[pod.uid].placement).revision == 1
+            lagging.catch_up()
+            await asyncio.sleep(120)
+    assert agent.stored(pod) == after
+    claim = agent.ledger.claims[pod.uid]
+    assert (claim.cpus, claim.policy, claim.relocation) == (after.placement.cpus, Policy.SHARE, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "asking", "why"),
+    [
+        ({"policy": Policy.IMMOVABLE}, SHARE, "immovable"),
+        ({}, {"cpu-set": "one-socket", "kvplace.io/guest-numa": "mirror"}, "NUMA cells"),
+        ({}, {"cpu-set": "one-sockt"}, "one-socket"),
+        ({}, {"kvplace.io/smt": "isolate", "kvplace.io/cpu-policy": "share"}, "isolate"),
+    ],
+)
+async def test_what_a_running_vm_must_not_do_is_answered_and_changes_nothing(
+    cluster: FaultyCluster, agent: NodeAgent, options: dict[str, Any], asking: dict[str, str], why: str
+) -> None:
+    async with replica(cluster) as one:
+        pod = await bound(one, agent, "vm", **options)
+        before = agent.ledger
+        edit(cluster, pod, asking)
+        await one.until(lambda: condition(cluster, pod))
+        found = condition(cluster, pod)
+        assert found is not None
+        assert found.status is False
+        assert why in found.message
+        assert (agent.ledger.owners, agent.stored(pod).revision) == (before.owners, 1)
+
+
+async def test_without_an_agent_and_while_it_live_migrates_a_vm_keeps_its_cores(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await bound(one, agent, "vm")
+        cluster.put_topology("n1", TWO)
+        edit(cluster, pod, SHARE)
+        await one.until(lambda: condition(cluster, pod))
+        assert "agent" in str(condition(cluster, pod))
+
+        target = cluster.create_pod("vm-target", request=pod.request, vmi=pod.vmi, vmi_uid=pod.vmi_uid)
+        agent.report()
+        await one.until(lambda: "live-migrated" in str(condition(cluster, pod)))
+        assert agent.stored(pod).revision == 1
+
+        cluster.delete_pod("default", target.name, force=True)
+        await until_written(one, agent, pod, 2)
+
+
+Strike = tuple[Operation, Moment, int]
+strikes = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                Operation.WRITE_LEDGER,
+                Operation.READ_POD,
+                Operation.REPLACE_PLACEMENT,
+                Operation.SET_POD_CONDITION,
+            ]
+        ),
+        st.sampled_from(Moment),
+        st.integers(1, 3),
+    ),
+    max_size=5,
+)
+edits = st.lists(
+    st.sampled_from([SHARE, EXCLUSIVE, NONE, {"cpu-set": "one-numa"}, {"cpu-set": "spread-sockets"}]),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(strikes, edits, st.booleans(), st.booleans())
+def test_whatever_fails_and_whoever_dies_everything_agrees_in_the_end(
+    strikes: list[Strike], edits: list[dict[str, str]], dies: bool, refuses: bool
+) -> None:
+    from tests.virtual_time import JumpingLoop
+
+    async def story() -> None:
+        cluster = FaultyCluster()
+        cluster.create_node("n1")
+        cluster.put_topology("n1", TWO, enforcement=Enforcement.NRI)
+        agent = NodeAgent(cluster, TWO)
+        async with replica(cluster) as first:
+            pod = await bound(first, agent, "vm", 4)
+            other = await bound(first, agent, "other", 2)
+        for operation, moment, nth in strikes:
+            cluster.faults.fail(operation, Unavailable("away"), nth=nth, moment=moment)
+        async with replica(cluster) as stays:
+            for number, asking in enumerate(edits):
+                if dies:
+                    async with replica(cluster):
+                        edit(cluster, pod, asking)
+                        await asyncio.sleep(0.05 * number)
+                else:
+                    edit(cluster, pod, asking)
+                for _ in range(4):
+                    await asyncio.sleep(35)
+                    agent.check(other.uid, agent.stored(other).placement.owned)
+                    if refuses and agent.stored(pod).revision == 2 and pod.uid not in agent.failed:
+                        agent.fail(pod)
+                    elif agent.stored(pod) != agent.in_force[pod.uid]:
+                        agent.carry_out(pod)
+            await stays.until(lambda: _settled(agent, pod))
+        _agrees(agent, pod)
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(story())
+
+
+def _settled(agent: NodeAgent, pod: PodRecord) -> bool:
+    claim = agent.ledger.claims.get(pod.uid)
+    if agent.stored(pod) != agent.in_force[pod.uid]:
+        agent.carry_out(pod)
+    return claim is None or claim.relocation is None
+
+
+def _agrees(agent: NodeAgent, pod: PodRecord) -> None:
+    """Ledger, annotation and node say the same."""
+    placement = agent.stored(pod).placement
+    assert agent.in_force[pod.uid].placement == placement
+    claim = agent.ledger.claims.get(pod.uid)
+    if placement.floats:
+        assert claim is None
+    else:
+        assert claim is not None
+        assert (claim.cpus, claim.owned, claim.policy) == (placement.cpus, placement.owned, placement.policy)
+    held = CpuMask(0)
+    for cpu, owner in agent.ledger.owners.items():
+        if owner == pod.uid:
+            held |= CpuMask(1 << cpu)
+    assert held == placement.owned
