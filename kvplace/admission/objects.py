@@ -96,6 +96,7 @@ class Volume(_ApiObject, frozen=True):
 
     name: str
     downward: DownwardVolume | None = msgspec.field(default=None, name="downwardAPI")
+    empty_dir: dict[str, Any] | None = None
 
 
 class PodSpec(_ApiObject, frozen=True):

@@ -15,13 +15,12 @@ from typing import Any
 
 from kvplace.admission.objects import Container, Pod, PodSpec, Quantity, read_quantity, typed
 from kvplace.admission.pod_size import PodSize
-from kvplace.admission.sidecar import fields_of
+from kvplace.admission.sidecar import compute_of, fields_of
 from kvplace.admission.vm_size import VmSize
 from kvplace.admission.vmi import owned_cpus
 from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.request import PinningOptions, Policy
 
-_COMPUTE = "compute"
 _LEAST_OF_OWNED = Fraction(1, 10)
 """What compute requests at least of each owned CPU: KubeVirt's own default for a vCPU."""
 
@@ -47,8 +46,7 @@ def request_cpus(
     pod = typed(after, Pod)
     containers = list(zip(after["spec"]["containers"], pod.spec.containers, strict=True))
     if isinstance(size, VmSize):
-        named = ((raw, container) for raw, container in containers if container.name == _COMPUTE)
-        raw, compute = next(named, containers[0])
+        raw, compute = containers[compute_of(pod)]
         return tuple(_request_rest(raw, compute, pod.spec, owned_cpus(options, size.vcpus), what))
     return tuple(
         warning

@@ -1,7 +1,8 @@
 """The hook sidecar: its entry on the VMI, and the fields of its container that KubeVirt does not set.
 
 KubeVirt creates the container from the entry in the annotation `hooks.kubevirt.io/hookSidecars`, which
-cannot ask for volumes, a probe or resources. Pod admission adds those: the results on the pod as files, the
+cannot ask for volumes, probes or resources. Pod admission adds those: the results on the pod as files, a
+folder that is libvirt's folder for hooks in the container of QEMU (see `hook/arrivals.py`), the
 node's name, and a probe that holds the VM until its placement is there and in force.
 """
 
@@ -13,17 +14,23 @@ from typing import Any
 
 import msgspec
 
-from kvplace.admission.objects import Pod
+from kvplace.admission.objects import Pod, Volume
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import BadAnnotation, Misconfigured
 from kvplace.core.placement import PLACEMENT
+from kvplace.kube.objects import COMPUTE
 
 HOOK_SIDECARS = "hooks.kubevirt.io/hookSidecars"
 COMMAND = ["kvplace-hook"]
 READY = ["kvplace-hook", "ready"]
 VOLUME = "kvplace-pod"
 FOLDER = "/etc/kvplace-pod"
+LIBVIRT_HOOKS = "kvplace-libvirt-hooks"
+LIBVIRT_HOOKS_FOLDER = "/var/run/kvplace-libvirt-hooks"
+"""Where our container sees the volume `LIBVIRT_HOOKS`."""
+LIBVIRTS_FOLDER = "/etc/libvirt/hooks/qemu.d"
+"""Where libvirt looks for programs, beside KubeVirt's own in the folder above."""
 NODE_NAME = "NODE_NAME"
 
 FILES = {
@@ -78,29 +85,50 @@ def sidecars_of(pod: Pod) -> list[int]:
 
 
 def add_sidecar_fields(pod: Pod, spec: dict[str, Any], what: str) -> None:
-    """Add volume, probe and resources of every hook sidecar to `spec`, a copy of the pod's; idempotent.
+    """Add volumes, probe and resources of every hook sidecar to `spec`, a copy of the pod's; idempotent.
 
-    Raises Misconfigured when the name of our volume is taken.
+    Raises Misconfigured when the name of a volume of ours is taken.
     """
-    _add_volume(pod, spec, what)
-    for index in sidecars_of(pod):
-        _complete_container(spec["containers"][index])
-
-
-def _add_volume(pod: Pod, spec: dict[str, Any], what: str) -> None:
-    present = next((volume for volume in pod.spec.volumes or [] if volume.name == VOLUME), None)
-    if present is None:
+    volumes = {volume.name: volume for volume in pod.spec.volumes or []}
+    if VOLUME not in volumes:
         items = [{"path": path, "fieldRef": {"fieldPath": field}} for path, field in FILES.items()]
         entries_of(spec, "volumes").append({"name": VOLUME, "downwardAPI": {"items": items}})
-        return
-    given = present.downward.items if present.downward is not None else None
-    files = {item.path: item.field_ref.field_path for item in given or [] if item.field_ref is not None}
-    if files != FILES:
-        raise Misconfigured(f"{what}: the volume name {VOLUME} is kvplace's; rename the volume")
+    elif _files_of(volumes[VOLUME]) != FILES:
+        raise _taken(VOLUME, what)
+    if LIBVIRT_HOOKS not in volumes:
+        entries_of(spec, "volumes").append({"name": LIBVIRT_HOOKS, "emptyDir": {}})
+    elif volumes[LIBVIRT_HOOKS].empty_dir is None:
+        raise _taken(LIBVIRT_HOOKS, what)
+    for index in sidecars_of(pod):
+        _complete_container(spec["containers"][index])
+    _show_to_libvirt(spec["containers"][compute_of(pod)])
+
+
+def compute_of(pod: Pod) -> int:
+    """Return the position of the container with libvirt and QEMU among the containers of a pod."""
+    names = [container.name for container in pod.spec.containers]
+    return names.index(COMPUTE) if COMPUTE in names else 0
+
+
+def _files_of(volume: Volume) -> dict[str, str]:
+    items = volume.downward.items if volume.downward is not None else None
+    return {item.path: item.field_ref.field_path for item in items or [] if item.field_ref is not None}
+
+
+def _taken(name: str, what: str) -> Misconfigured:
+    return Misconfigured(f"{what}: the volume name {name} is kvplace's; rename the volume")
+
+
+def _show_to_libvirt(compute: dict[str, Any]) -> None:
+    """Mount our folder where libvirt looks for programs; a mount of others there stays."""
+    mounts = entries_of(compute, "volumeMounts")
+    if all(isinstance(mount, dict) and mount.get("mountPath") != LIBVIRTS_FOLDER for mount in mounts):
+        mounts.append({"name": LIBVIRT_HOOKS, "mountPath": LIBVIRTS_FOLDER, "readOnly": True})
 
 
 def _complete_container(container: dict[str, Any]) -> None:
     _put(container, "volumeMounts", {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}, "mountPath")
+    _put(container, "volumeMounts", {"name": LIBVIRT_HOOKS, "mountPath": LIBVIRT_HOOKS_FOLDER}, "mountPath")
     env = {"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     _put(container, "env", env, "name")
     # A probe of ours that the API server has defaulted has more fields, and stays.

@@ -5,6 +5,6 @@ belongs to this pod, must be checked by the caller.
 """
 
 from kvplace.domainxml.document import MAX_DOMAIN_BYTES
-from kvplace.domainxml.rewriting import rewrite
+from kvplace.domainxml.rewriting import rewrite, unpin
 
-__all__ = ["MAX_DOMAIN_BYTES", "rewrite"]
+__all__ = ["MAX_DOMAIN_BYTES", "rewrite", "unpin"]

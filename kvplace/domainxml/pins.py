@@ -24,9 +24,20 @@ def pin_threads(
 ) -> None:
     """Replace every pin; raises BadDomainXml when the placement has fewer CPUs than vCPUs are enabled."""
     pins = [*_vcpu_pins(placement, vcpus), *_emulator_pin(placement), *_io_thread_pins(placement, io_threads)]
+    _replace_pins(root, pins)
+
+
+def remove_pins(root: etree._Element) -> None:
+    """Remove every pin."""
+    _replace_pins(root, [])
+
+
+def _replace_pins(root: etree._Element, pins: list[etree._Element]) -> None:
     sections = root.findall("cputune")
     if sections:
         cputune = sections[0]
+    elif not pins:
+        return
     else:
         cputune = etree.Element("cputune")
         vcpus_element = root.find("vcpus")

@@ -15,14 +15,16 @@ from lxml import etree
 
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
-from kvplace.core.scalars import CpuId, NumaId
+from kvplace.core.request import Policy
+from kvplace.core.scalars import NO_CPUS, CpuId, NumaId
 from kvplace.domainxml.cells import mirror_host
 from kvplace.domainxml.document import parse
 from kvplace.domainxml.memory import bind_memory
-from kvplace.domainxml.pins import pin_threads
+from kvplace.domainxml.pins import pin_threads, remove_pins
 from kvplace.domainxml.threads import io_threads_of, only_child, vcpus_of
 
 _UNKNOWN: Mapping[CpuId, NumaId] = MappingProxyType({})
+_UNBOUND = Placement(Policy.NONE, (), NO_CPUS)
 
 
 def _ignore(_sentence: str) -> None:
@@ -51,6 +53,14 @@ def rewrite(
     if placement.guest_cells:
         mirror_host(root, placement, vcpus, warn)
     bind_memory(root, placement, node_of_cpu)
+    return document.to_bytes()
+
+
+def unpin(xml: bytes) -> bytes:
+    """Remove every pin and memory binding: the numbers of another machine mean nothing on this one."""
+    document = parse(xml)
+    remove_pins(document.root)
+    bind_memory(document.root, _UNBOUND, _UNKNOWN)
     return document.to_bytes()
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadDomainXml, Corrupt, KvplaceError
-from kvplace.core.placement import Placement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure
 from kvplace.hook.bounds import allowed_memory_nodes, check_cpus, node_of_cpus, unprotected
 from kvplace.hook.logs import log
@@ -24,7 +25,7 @@ from kvplace.hook.protobuf import MAX_MESSAGE_BYTES
 _FIELD_BYTES = 16
 """What a message adds to the document."""
 
-MIGRATION_TARGET = "migration target: KubeVirt discards this answer and keeps the pins of the source"
+MIGRATION_TARGET = "migration target: KubeVirt discards this answer; libvirt asks again when the VM arrives"
 
 
 def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = try_to_bind) -> bytes:
@@ -40,12 +41,7 @@ def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = tr
         if placement.floats and xml:
             log("warning", "the VM starts unpinned: no node could hold it, and on-failure is float", about)
             return xml
-        check_cpus(bound, env)
-        if (risk := unprotected(bound, env)) is not None:
-            log("warning", f"the VM starts because its on-failure is float: {risk}", about)
-        placement, obstacle = settle_memory(placement, allowed_memory_nodes(env), on_failure, trial)
-        if obstacle is not None:
-            log("warning", f"memory is not bound: {obstacle}", about)
+        placement = _possible(bound, env, about, trial)
         answer = _rewritten(xml, placement, env, lambda sentence: log("warning", sentence, about))
     except KvplaceError as error:
         if on_failure is OnFailure.FLOAT and xml:
@@ -60,6 +56,48 @@ def define_domain(xml: bytes, vmi: bytes, env: PodEnvironment, trial: Trial = tr
         raise Corrupt(f"kvplace's hook failed: {error!r}; please report it with the domain XML") from error
     log("info", _pinned(placement), about)
     return answer
+
+
+def define_arrival(xml: bytes, env: PodEnvironment, trial: Trial = try_to_bind) -> bytes:
+    """Pin a domain that migrates here, which has the pins of the machine that it comes from.
+
+    Where a VM starts unpinned it is unpinned here. The guest's cells stay: a migration cannot change what the
+    guest sees. Raises KvplaceError when it cannot be pinned and must not come; it then goes on where it is.
+    """
+    about = {"node": env.node, "note": "migration"}
+    on_failure = on_failure_of_pod(env)
+    try:
+        bound = placement_of_pod(env)
+        if bound.placement.floats:
+            return _unpinned(xml)
+        placement = replace(_possible(bound, env, about, trial), guest_cells=())
+        answer = _rewritten(xml, placement, env, lambda sentence: log("warning", sentence, about))
+    except KvplaceError as error:
+        if on_failure is OnFailure.FLOAT:
+            log("warning", f"the VM arrives unpinned, because on-failure is float: {error}", about)
+            return _unpinned(xml)
+        log("error", f"the VM stays where it is: {error}", about)
+        raise
+    log("info", _pinned(placement), about)
+    return answer
+
+
+def _unpinned(xml: bytes) -> bytes:
+    from kvplace.domainxml import unpin
+
+    return unpin(xml)
+
+
+def _possible(bound: PodPlacement, env: PodEnvironment, about: Mapping[str, str], trial: Trial) -> Placement:
+    """Check a placement against this machine; memory that cannot be bound is left out with a warning."""
+    check_cpus(bound, env)
+    if (risk := unprotected(bound, env)) is not None:
+        log("warning", f"the VM starts because its on-failure is float: {risk}", about)
+    nodes = allowed_memory_nodes(env)
+    placement, obstacle = settle_memory(bound.placement, nodes, on_failure_of_pod(env), trial)
+    if obstacle is not None:
+        log("warning", f"memory is not bound: {obstacle}", about)
+    return placement
 
 
 def about_vmi(vmi: bytes, env: PodEnvironment) -> dict[str, str]:

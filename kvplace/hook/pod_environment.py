@@ -24,6 +24,8 @@ class PodEnvironment:
     container: str
     node: NodeName
     """Name of the node, empty when it is not known."""
+    libvirt_hook_folder: str = "/var/run/kvplace-libvirt-hooks"
+    """What the container of libvirt sees as /etc/libvirt/hooks/qemu.d."""
     proc: str = "/proc"
     sys: str = "/sys"
 
@@ -35,6 +37,8 @@ class PodEnvironment:
             hook_folder=environ.get("KVPLACE_HOOK_FOLDER") or "/var/run/kubevirt-hooks",
             container=environ.get("CONTAINER_NAME") or "hook-sidecar",
             node=NodeName(environ.get("NODE_NAME", "")),
+            libvirt_hook_folder=environ.get("KVPLACE_LIBVIRT_HOOK_FOLDER")
+            or "/var/run/kvplace-libvirt-hooks",
             proc=environ.get("KVPLACE_PROC_FOLDER") or "/proc",
             sys=environ.get("KVPLACE_SYS_FOLDER") or "/sys",
         )

@@ -13,12 +13,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 
 from kvplace.core.errors import GrpcStatus, Misconfigured
+from kvplace.hook import arrivals
 from kvplace.hook.child_process import ChildProcess, Outcome
 from kvplace.hook.grpc import Call, GrpcConnection
 from kvplace.hook.logs import log
@@ -43,9 +44,14 @@ def serve(env: PodEnvironment) -> None:
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup)
     signal.signal(signal.SIGTERM, _handled_by_selector)
-    with _listen(env) as listener:
+    with ExitStack() as sockets:
+        arriving = arrivals.listen(env)
+        if arriving is not None:
+            sockets.enter_context(arriving)
+        # The last thing: virt-launcher starts libvirt as soon as it sees this socket.
+        listener = sockets.enter_context(_listen(env))
         try:
-            Server(listener, env, stop_pipe).run()
+            Server(listener, env, stop_pipe, arriving).run()
         finally:
             with suppress(OSError):
                 os.unlink(env.socket)  # noqa: PTH108 - see pod_environment
@@ -64,8 +70,18 @@ class _Client:
 class Server:
     """Answers on a listening socket until Shutdown is called or `stop_pipe` becomes readable."""
 
-    def __init__(self, listener: socket.socket, env: PodEnvironment, stop_pipe: int) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        env: PodEnvironment,
+        stop_pipe: int,
+        arriving: socket.socket | None = None,
+    ) -> None:
+        """`arriving` listens for domains that migrate here."""
         self._listener = listener
+        self._arriving = arriving
+        self._arrivals: dict[int, ChildProcess] = {}
+        """Child processes that answer for domains that migrate here, by their pipe."""
         self._stop_pipe = stop_pipe
         self._env = env
         self._selector = selectors.DefaultSelector()
@@ -79,6 +95,8 @@ class Server:
         gc.enable()
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        if self._arriving is not None:
+            self._selector.register(self._arriving, selectors.EVENT_READ, self._accept_arrival)
         self._selector.register(self._stop_pipe, selectors.EVENT_READ, self._stop_at_once)
         log("info", f"serving on {self._env.socket}", {"node": self._env.node})
         try:
@@ -90,6 +108,8 @@ class Server:
         finally:
             for client in list(self._clients):
                 self._drop(client)
+            for pipe in list(self._arrivals):
+                self._end_arrival(pipe)
             self._selector.close()
 
     def _may_stop(self) -> bool:
@@ -101,6 +121,7 @@ class Server:
 
     def _select_timeout(self) -> float | None:
         deadlines = [child.deadline for client in self._clients for child, _ in client.children.values()]
+        deadlines += [child.deadline for child in self._arrivals.values()]
         soonest = min([*deadlines, self._stop_at])
         return None if soonest == float("inf") else max(0.0, soonest - time.monotonic())
 
@@ -164,7 +185,7 @@ class Server:
                 self._start_child(client, call.stream, request)
 
     def _start_child(self, client: _Client, stream: int, asked: DefineDomain) -> None:
-        if sum(len(other.children) for other in self._clients) >= MAX_CHILDREN:
+        if self._is_full():
             sentence = f"{MAX_CHILDREN} domains are being pinned already; try again"
             client.grpc.fail(stream, GrpcStatus.UNAVAILABLE, sentence)
             return
@@ -177,6 +198,37 @@ class Server:
             return
         client.children[stream] = (child, asked)
         self._selector.register(child.pipe, selectors.EVENT_READ, partial(self._read_child, client, stream))
+
+    def _is_full(self) -> bool:
+        return sum(len(other.children) for other in self._clients) + len(self._arrivals) >= MAX_CHILDREN
+
+    def _accept_arrival(self, _: int) -> None:
+        assert self._arriving is not None
+        try:
+            connection, _address = self._arriving.accept()
+        except OSError:
+            return  # the other end has closed already
+        with connection:
+            if self._is_full():
+                return  # no answer: the VM keeps the pins that it comes with
+            try:
+                child = ChildProcess.start(partial(arrivals.answer, connection, self._env))
+            except OSError as error:
+                log("error", f"a VM that migrates here keeps the pins of its source: cannot fork: {error}")
+                return
+        self._arrivals[child.pipe] = child
+        self._selector.register(child.pipe, selectors.EVENT_READ, partial(self._read_arrival, child.pipe))
+
+    def _read_arrival(self, pipe: int, _: int) -> None:
+        if pipe in self._arrivals and self._arrivals[pipe].read():
+            self._end_arrival(pipe)
+
+    def _end_arrival(self, pipe: int) -> None:
+        self._selector.unregister(pipe)
+        outcome = self._arrivals.pop(pipe).end()
+        if outcome.status is not GrpcStatus.OK:
+            sentence = outcome.output.decode()
+            log("error", f"a VM that migrates here keeps the pins of its source: {sentence}")
 
     def _read_child(self, client: _Client, stream: int, _: int) -> None:
         if stream not in client.children:
@@ -199,6 +251,8 @@ class Server:
                 if now >= child.deadline:
                     self._reply(client, stream, asked, self._end_child(client, stream))
                     self._serve(client, 0)
+        for pipe in [pipe for pipe, child in self._arrivals.items() if now >= child.deadline]:
+            self._end_arrival(pipe)
 
     def _reply(self, client: _Client, stream: int, asked: DefineDomain, outcome: Outcome) -> None:
         if outcome.status is GrpcStatus.OK:

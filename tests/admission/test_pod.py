@@ -171,6 +171,11 @@ def test_the_hook_sidecar_gets_the_results_as_files_and_its_probes(path: Path) -
     assert sidecar["volumeMounts"] == [
         *before["volumeMounts"],
         {"name": "kvplace-pod", "mountPath": "/etc/kvplace-pod", "readOnly": True},
+        {"name": "kvplace-libvirt-hooks", "mountPath": "/var/run/kvplace-libvirt-hooks"},
+    ]
+    assert container(after, "compute")["volumeMounts"] == [
+        *container(raw, "compute")["volumeMounts"],
+        {"name": "kvplace-libvirt-hooks", "mountPath": "/etc/libvirt/hooks/qemu.d", "readOnly": True},
     ]
     assert sidecar["env"] == [
         *before["env"],

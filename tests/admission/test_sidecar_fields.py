@@ -9,18 +9,35 @@ import pytest
 
 from kvplace.admission.objects import Pod, typed
 from kvplace.admission.sidecar import COMMAND, FOLDER, VOLUME, add_sidecar_fields
+from kvplace.core.errors import Misconfigured
 
 Json = dict[str, Any]
+SIDECAR = {"name": "hook-sidecar-0", "command": COMMAND}
+HOOKS_OF_LIBVIRT = {"name": "kvplace-libvirt-hooks", "mountPath": "/var/run/kvplace-libvirt-hooks"}
+SHOWN_TO_LIBVIRT = {
+    "name": "kvplace-libvirt-hooks",
+    "mountPath": "/etc/libvirt/hooks/qemu.d",
+    "readOnly": True,
+}
 
 
 def completed(**container: Any) -> Json:
     """The sidecar's container after admission, made of these fields."""
     own = {"name": "hook-sidecar-0", "image": "hook", "command": COMMAND, **container}
-    pod: Json = {"metadata": {"name": "launcher"}, "spec": {"containers": [own]}}
+    found: Json = completed_pod(own)["containers"][1]
+    return found
+
+
+def completed_pod(sidecar: Json, volumes: list[Json] | None = None, **compute: Any) -> Json:
+    """The spec of a pod after admission, with a container `compute` of these fields."""
+    containers = [{"name": "compute", **compute}, sidecar]
+    pod: Json = {
+        "metadata": {"name": "launcher"},
+        "spec": {"containers": containers, "volumes": volumes or []},
+    }
     spec: Json = copy.deepcopy(pod["spec"])
     add_sidecar_fields(typed(pod, Pod), spec, "pod launcher")
-    found: Json = spec["containers"][0]
-    return found
+    return spec
 
 
 def test_a_sidecar_without_resources_gets_requests_and_limits() -> None:
@@ -44,13 +61,14 @@ def test_security_fields_that_are_set_stay_and_others_are_added() -> None:
 def test_a_mount_at_our_folder_with_other_content_is_replaced() -> None:
     other = {"name": "elsewhere", "mountPath": FOLDER}
     assert completed(volumeMounts=[other])["volumeMounts"] == [
-        {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}
+        {"name": VOLUME, "mountPath": FOLDER, "readOnly": True},
+        HOOKS_OF_LIBVIRT,
     ]
 
 
 def test_a_mount_of_ours_with_defaults_of_the_api_server_stays() -> None:
     ours = {"name": VOLUME, "mountPath": FOLDER, "readOnly": True, "recursiveReadOnly": "Disabled"}
-    assert completed(volumeMounts=[ours])["volumeMounts"] == [ours]
+    assert completed(volumeMounts=[ours])["volumeMounts"] == [ours, HOOKS_OF_LIBVIRT]
 
 
 def test_a_variable_of_ours_that_reads_another_field_is_replaced() -> None:
@@ -62,3 +80,21 @@ def test_a_variable_of_ours_that_reads_another_field_is_replaced() -> None:
 
 def test_lists_that_are_null_count_as_missing() -> None:
     assert completed(env=None, volumeMounts=None)["env"][0]["name"] == "NODE_NAME"
+
+
+def test_a_folder_of_the_sidecar_is_where_libvirt_looks_for_programs() -> None:
+    spec = completed_pod(SIDECAR)
+    assert spec["volumes"][1] == {"name": "kvplace-libvirt-hooks", "emptyDir": {}}
+    assert spec["containers"][0]["volumeMounts"] == [SHOWN_TO_LIBVIRT]
+    assert HOOKS_OF_LIBVIRT in spec["containers"][1]["volumeMounts"]
+
+
+def test_programs_of_others_for_libvirt_stay() -> None:
+    theirs = {"name": "their-hooks", "mountPath": "/etc/libvirt/hooks/qemu.d"}
+    assert completed_pod(SIDECAR, volumeMounts=[theirs])["containers"][0]["volumeMounts"] == [theirs]
+
+
+def test_a_volume_of_others_that_has_the_name_of_ours_is_refused() -> None:
+    theirs = {"name": "kvplace-libvirt-hooks", "configMap": {"name": "x"}}
+    with pytest.raises(Misconfigured, match="the volume name kvplace-libvirt-hooks is kvplace's; rename"):
+        completed_pod(SIDECAR, [theirs])

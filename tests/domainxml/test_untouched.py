@@ -12,7 +12,7 @@ from lxml import etree
 
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
-from kvplace.domainxml import rewrite
+from kvplace.domainxml import rewrite, unpin
 from tests.captured import captured_files, captured_folder
 from tests.domainxml.placements import FOUR_VCPUS, MANY_VCPUS, WHOLE_NODE, placements
 
@@ -165,3 +165,18 @@ def test_namespaces_comments_cdata_and_the_declaration_stay_as_written() -> None
         '  <numatune>\n    <memory mode="preferred" nodeset="0"/>\n  </numatune>\n'
         '  <qemu:commandline>\n    <qemu:arg value="-s"/>\n  </qemu:commandline>\n</domain>\n'
     )
+
+
+@each_document
+def test_what_is_unpinned_has_no_number_of_a_cpu_or_node_left_and_is_otherwise_as_it_was(path: Path) -> None:
+    xml = path.read_bytes()
+    try:
+        removed = unpin(rewrite(xml, FOUR_VCPUS))
+    except BadDomainXml:
+        removed = unpin(xml)
+    root = etree.fromstring(removed)
+    assert not [pin for pin in PINS if root.findall(f"cputune/{pin}")]
+    assert not root.findall("numatune/memory")
+    assert not root.findall("numatune/memnode")
+    assert not_ours(removed) == not_ours(xml)
+    assert unpin(removed) == removed
