@@ -8,11 +8,12 @@ own certificate can often not be checked.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadBody
+from kvplace.core.resource_topology import TopologyPolicy
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.documents.reading import read_document
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
@@ -27,10 +28,8 @@ class KubeletSettings:
 
     reserved_cpus: CpuMask = NO_CPUS
     """reservedSystemCPUs."""
-    topology_policy: str = "none"
-    """topologyManagerPolicy."""
-    topology_scope: str = "container"
-    """topologyManagerScope."""
+    topology: TopologyPolicy = field(default_factory=TopologyPolicy)
+    """topologyManagerPolicy and topologyManagerScope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +53,10 @@ def read_kubelet_settings(text: str, what: str) -> KubeletSettings:
         raise BadBody(f"{what}: {error}") from None
     return KubeletSettings(
         reserved_cpus=reserved,
-        topology_policy=_word(document, "topologyManagerPolicy", "none"),
-        topology_scope=_word(document, "topologyManagerScope", "container"),
+        topology=TopologyPolicy(
+            _word(document, "topologyManagerPolicy", "none"),
+            _word(document, "topologyManagerScope", "container"),
+        ),
     )
 
 

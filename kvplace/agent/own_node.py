@@ -1,4 +1,4 @@
-"""The objects of this node: its pods, its ledger and its NodeTopology, each watched with a field selector.
+"""The objects of this node: its pods, its ledger, its NodeTopology and its Node, each by a selector.
 
 The watches are narrowed down by the API server, so an agent's cost does not grow with the cluster.
 """
@@ -17,7 +17,7 @@ from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.records import LedgerRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
-from kvplace.kube.watches import LEDGERS, NAME_FIELD, NODE_FIELD, PODS, TOPOLOGIES, Selector
+from kvplace.kube.watches import LEDGERS, NAME_FIELD, NODE_FIELD, NODES, PODS, TOPOLOGIES, Selector
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class OwnNode:
         self.pods = Store(PODS, Selector(fields={NODE_FIELD: node}))
         self.ledgers = Store(LEDGERS, Selector(fields={NAME_FIELD: node}))
         self.topologies = Store(TOPOLOGIES, Selector(fields={NAME_FIELD: node}))
+        self.nodes = Store(NODES, Selector(fields={NAME_FIELD: node}))
         self._topology = topology
         self._kubelet_cpus = NO_CPUS
         self._observes_only = False
@@ -44,7 +45,7 @@ class OwnNode:
     @property
     def stores(self) -> tuple[Store[Any, Any], ...]:
         """The stores that must run."""
-        return (self.pods, self.ledgers, self.topologies)
+        return (self.pods, self.ledgers, self.topologies, self.nodes)
 
     @property
     def ledger(self) -> Ledger:

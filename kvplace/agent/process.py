@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
+from kvplace.agent.publisher import Publisher, PublisherClient
 from kvplace.agent.settings import AgentSettings
-from kvplace.agent.this_machine import read_this_machine
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder, EventWriter
@@ -35,7 +36,7 @@ _WORKER_THREADS = 2
 """For sweeps of /proc and calls to libvirt, so that one that hangs does not stop the others."""
 
 
-class AgentClient(WatchClient, EventWriter, Protocol):
+class AgentClient(WatchClient, EventWriter, PublisherClient, Protocol):
     """What the components of the agent ask of a cluster together."""
 
 
@@ -72,9 +73,17 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
     """Run the agent of one node while the block runs; enters when its components have been started."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_WORKER_THREADS, "kernel"))
     readiness = Readiness("the objects of this node have not been read yet")
-    machine = read_this_machine(settings)
-    own = OwnNode(settings.node, machine.topology)
+    machine = MachineWatch(settings)
+    own = OwnNode(settings.node, machine.machine.topology)
     report = NodeReport()
+
+    def machine_changed() -> None:
+        found = machine.machine
+        held = found.kubelet_cpus
+        own.machine_changed(found.topology, held.held, observes_only=held.observes_only)
+
+    machine.subscribe(machine_changed)
+    machine_changed()
     events = EventRecorder(cluster)
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
@@ -82,6 +91,8 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
         # One line for each component, in the order in which they should begin.
         components: list[Coroutine[object, object, None]] = [
             *(store.run(cluster) for store in own.stores),
+            machine.run(),
+            Publisher(cluster, own, machine, report).run(),
             _become_ready(own, readiness),
         ]
         await enter(in_background(*components))

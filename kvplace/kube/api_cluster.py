@@ -25,6 +25,7 @@ import msgspec
 
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import LedgerChange, merge_patch
+from kvplace.core.resource_topology import API_VERSION as RESOURCE_TOPOLOGIES
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import topology_document
@@ -44,10 +45,11 @@ from kvplace.kube.objects import (
     ledger_record,
     node_record,
     pod_record,
+    resource_topology_record,
     vmi_record,
 )
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
-from kvplace.kube.session import METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call, Session, path_of
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, ResourceTopologyRecord, TopologyRecord
+from kvplace.kube.session import JSON, METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call, Session, path_of
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import (
     EVERYTHING,
@@ -242,6 +244,38 @@ class ApiCluster:
         """Replace the status of a NodeTopology; raises Refused when it is gone."""
         await self._patch_topology(node, {"status": status.document()}, "status")
 
+    async def read_resource_topology(self, node: NodeName) -> ResourceTopologyRecord | None:
+        """Read who wrote a NodeResourceTopology; None where there is none, or no such kind."""
+        path = _resource_topology_path(node)
+        body = await self._get("noderesourcetopologies", path, node, METADATA_ONLY)
+        if body is None:
+            return None
+        return resource_topology_record(decoded(_VERSION, body, "noderesourcetopologies"))
+
+    async def write_resource_topology(
+        self, node: NodeRecord, document: Mapping[str, Any], before: ResourceTopologyRecord | None
+    ) -> ResourceTopologyRecord:
+        """Create a NodeResourceTopology, or replace the one that is still as `before` says.
+
+        Raises Conflict when there is another one by now, and Refused when the cluster has no such kind.
+        """
+        metadata = {**document["metadata"], "name": node.name, "ownerReferences": [_owner_reference(node)]}
+        name = [] if before is None else [node.name]
+        if before is not None:
+            metadata["resourceVersion"] = before.resource_version
+        body = await self._session.request(
+            Call(
+                "create" if before is None else "patch",
+                "noderesourcetopologies",
+                _resource_topology_path(*name),
+                name=node.name,
+                query=self._field_manager,
+                body=_encode({**document, "metadata": metadata}),
+                accept=METADATA_ONLY,
+            )
+        )
+        return resource_topology_record(decoded(_VERSION, body, "noderesourcetopologies"))
+
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Read a VirtualMachineInstance as JSON; None when there is none."""
         path = path_of("apis", "kubevirt.io", "v1", "namespaces", namespace, "virtualmachineinstances", name)
@@ -397,9 +431,9 @@ class ApiCluster:
             )
         )
 
-    async def _get(self, resource: str, path: str, name: str) -> bytes | None:
+    async def _get(self, resource: str, path: str, name: str, accept: str = JSON) -> bytes | None:
         try:
-            return await self._session.request(Call("get", resource, path, name=name))
+            return await self._session.request(Call("get", resource, path, name=name, accept=accept))
         except Missing:
             return None
 
@@ -445,6 +479,11 @@ def _owner_reference(node: NodeRecord) -> dict[str, str]:
 
 def _topology_path(*segments: str) -> str:
     return path_of("apis", GROUP, VERSION, "nodetopologies", *segments)
+
+
+def _resource_topology_path(*segments: str) -> str:
+    group, _, version = RESOURCE_TOPOLOGIES.partition("/")
+    return path_of("apis", group, version, "noderesourcetopologies", *segments)
 
 
 def _ledger_path(*node: str) -> str:

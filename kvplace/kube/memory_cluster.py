@@ -26,7 +26,15 @@ from kvplace.core.topology import Topology
 from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecord
 from kvplace.kube.object_log import ObjectLog
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, PodReport, TopologyRecord, VmiRecord
+from kvplace.kube.records import (
+    LedgerRecord,
+    NodeRecord,
+    PodRecord,
+    PodReport,
+    ResourceTopologyRecord,
+    TopologyRecord,
+    VmiRecord,
+)
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import (
     EDITED_VMIS,
@@ -69,6 +77,9 @@ class MemoryCluster:
         }
         self._pod_annotations: dict[str, dict[str, str]] = {}
         self._node_annotations: dict[str, dict[str, str]] = {}
+        self.serves_resource_topologies = True
+        """Whether the kind NodeResourceTopology has been installed."""
+        self._resource_topologies: dict[NodeName, tuple[ResourceTopologyRecord, Mapping[str, Any]]] = {}
         self._vmis: dict[tuple[str, str], Mapping[str, Any]] = {}
 
     # The calls of a client.
@@ -161,6 +172,23 @@ class MemoryCluster:
                 pods={pod.uid: pod for pod in status.pods},
             )
         )
+
+    async def read_resource_topology(self, node: NodeName) -> ResourceTopologyRecord | None:
+        await asyncio.sleep(0)
+        found = self._resource_topologies.get(node)
+        return None if found is None else found[0]
+
+    async def write_resource_topology(
+        self, node: NodeRecord, document: Mapping[str, Any], before: ResourceTopologyRecord | None
+    ) -> ResourceTopologyRecord:
+        stored = await self.read_resource_topology(node.name)
+        if not self.serves_resource_topologies:
+            raise Refused("the cluster has no NodeResourceTopologies")
+        if (stored and stored.resource_version) != (before and before.resource_version):
+            raise Conflict(f"the NodeResourceTopology of node {node.name} has changed since it was read")
+        record = ResourceTopologyRecord(node.name, self._next_version(), by_agent=True)
+        self._resource_topologies[node.name] = (record, document)
+        return record
 
     async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
         await asyncio.sleep(0)
@@ -256,6 +284,16 @@ class MemoryCluster:
     def pod_annotations(self, namespace: str, name: str) -> Mapping[str, str]:
         """Return all annotations of a pod."""
         return dict(self._pod_annotations[self._pod(namespace, name).uid])
+
+    def put_resource_topology(self, name: str, document: Mapping[str, Any]) -> None:
+        """Create or replace a NodeResourceTopology, as another writer than the agent does."""
+        record = ResourceTopologyRecord(NodeName(name), self._next_version(), by_agent=False)
+        self._resource_topologies[record.node] = (record, document)
+
+    def resource_topology(self, name: str) -> Mapping[str, Any] | None:
+        """Return a NodeResourceTopology as it was written."""
+        found = self._resource_topologies.get(NodeName(name))
+        return None if found is None else found[1]
 
     def node_annotations(self, name: str) -> Mapping[str, str]:
         """Return all annotations of a node."""

@@ -44,6 +44,7 @@ from kvplace.kube.records import (
     NodeRecord,
     PodRecord,
     PodReport,
+    ResourceTopologyRecord,
     TopologyRecord,
     VmiRecord,
 )
@@ -276,7 +277,7 @@ class WatchLine(_ApiObject, frozen=True):
 class VersionOnly(_ApiObject, frozen=True):
     """The object of a bookmark, or the answer to a write whose content is known."""
 
-    metadata: ObjectMeta
+    metadata: MetaWithWriters
 
 
 def pod_record(pod: PodObject) -> PodRecord:
@@ -390,6 +391,14 @@ def _pod_report(pod: PodReportObject) -> PodReport:
         failed_revision=pod.failed_revision,
         cpus=parse_cpu_list(pod.cpus, what="status.pods.cpus"),
         drift=pod.drift,
+    )
+
+
+def resource_topology_record(document: VersionOnly) -> ResourceTopologyRecord:
+    """Cut a NodeResourceTopology down to its record."""
+    metadata = document.metadata
+    return ResourceTopologyRecord(
+        NodeName(metadata.name), metadata.resource_version, metadata.agents.zones != _ABSENT
     )
 
 

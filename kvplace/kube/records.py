@@ -128,6 +128,15 @@ class TopologyRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ResourceTopologyRecord:
+    """The NodeResourceTopology of a node; only who has written it matters here."""
+
+    node: NodeName
+    resource_version: str
+    by_agent: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerRecord:
     """A NodeLedger as it was at one resource version.
 

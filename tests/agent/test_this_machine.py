@@ -8,6 +8,7 @@ import pytest
 
 from kvplace.agent.this_machine import ReservedBy, read_this_machine
 from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.resource_topology import TopologyPolicy
 from tests.agent.hosts import Host
 
 CONFIG = "var/lib/kubelet/config.yaml"
@@ -59,7 +60,7 @@ def test_a_number_alone_is_a_cpu_too(host: Host) -> None:
 
 def test_without_the_kubelets_files_its_defaults_count(host: Host) -> None:
     found = read_this_machine(host.settings())
-    assert (found.kubelet.topology_policy, found.kubelet.topology_scope) == ("none", "container")
+    assert found.kubelet.topology == TopologyPolicy("none", "container")
     assert not found.kubelet_cpus.observes_only
     assert found.notes == ()
 

@@ -18,10 +18,19 @@ UID = "00000000-0000-0000-0000-000000000001"
 @pytest.fixture(scope="session")
 def ledger_server(control_plane: ControlPlane) -> ControlPlane:
     """Serve NodeLedger and NodeTopology, and guard ledgers from deletion."""
-    for file in ("crd/nodeledgers.yaml", "crd/nodetopologies.yaml", "policy/ledger-deletion.yaml"):
+    for file in (
+        "crd/nodeledgers.yaml",
+        "crd/nodetopologies.yaml",
+        "node-resource-topology/noderesourcetopologies.yaml",
+        "policy/ledger-deletion.yaml",
+    ):
         control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(MANIFESTS / file))
-    control_plane.kubectl("wait", "--for=condition=Established", "crd/nodeledgers.kvplace.io")
-    control_plane.kubectl("wait", "--for=condition=Established", "crd/nodetopologies.kvplace.io")
+    for kind in (
+        "nodeledgers.kvplace.io",
+        "nodetopologies.kvplace.io",
+        "noderesourcetopologies.topology.node.k8s.io",
+    ):
+        control_plane.kubectl("wait", "--for=condition=Established", f"crd/{kind}")
     wait_until_guarded(control_plane)
     return control_plane
 

@@ -8,6 +8,7 @@ Nothing here sleeps.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ class Operation(Enum):
     SET_POD_CONDITION = "set_pod_condition"
     WRITE_TOPOLOGY = "write_topology"
     WRITE_TOPOLOGY_STATUS = "write_topology_status"
+    READ_RESOURCE_TOPOLOGY = "read_resource_topology"
+    WRITE_RESOURCE_TOPOLOGY = "write_resource_topology"
 
 
 class Moment(Enum):
@@ -64,6 +67,8 @@ class FaultScript:
 
     def __init__(self) -> None:
         self._faults: list[_Fault] = []
+        self.calls: Counter[Operation] = Counter()
+        """How often each operation has been called."""
 
     @property
     def pending(self) -> int:
@@ -92,6 +97,7 @@ class FaultScript:
     @asynccontextmanager
     async def around(self, operation: Operation) -> AsyncIterator[None]:
         """Let the faults of a call strike before and after the block, which is its effect."""
+        self.calls[operation] += 1
         await asyncio.sleep(0)
         due = []
         for fault in [fault for fault in self._faults if fault.operation is operation]:

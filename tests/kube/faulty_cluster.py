@@ -18,7 +18,7 @@ from kvplace.core.topology_document import read_topology
 from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecord
 from kvplace.kube.memory_cluster import MemoryCluster
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, ResourceTopologyRecord, TopologyRecord
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import Kind
 from tests.kube.faults import FaultScript, Operation
@@ -100,6 +100,16 @@ class FaultyCluster(MemoryCluster):
     async def write_topology_status(self, node: NodeName, status: TopologyStatus) -> None:
         async with self.faults.around(Operation.WRITE_TOPOLOGY_STATUS):
             await super().write_topology_status(node, status)
+
+    async def read_resource_topology(self, node: NodeName) -> ResourceTopologyRecord | None:
+        async with self.faults.around(Operation.READ_RESOURCE_TOPOLOGY):
+            return await super().read_resource_topology(node)
+
+    async def write_resource_topology(
+        self, node: NodeRecord, document: Mapping[str, Any], before: ResourceTopologyRecord | None
+    ) -> ResourceTopologyRecord:
+        async with self.faults.around(Operation.WRITE_RESOURCE_TOPOLOGY):
+            return await super().write_resource_topology(node, document, before)
 
     # Watches.
 

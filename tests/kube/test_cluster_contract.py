@@ -12,9 +12,11 @@ import pytest
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Refused
+from kvplace.core.free import free_of
 from kvplace.core.ledger import ClaimState, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.request import Policy
+from kvplace.core.resource_topology import TopologyPolicy, resource_topology
 from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.conditions import Condition
@@ -65,6 +67,12 @@ STATUS = TopologyStatus(
     pods=(REPORT, PodReport(PodUid("uid-2"))),
     conditions=(Condition("Ready", True, "Enforcing", "all is well"),),
     changed={"Ready": datetime(2026, 11, 22, tzinfo=UTC)},
+)
+
+
+MACHINE_READ = read_topology(MACHINE)
+RESOURCES = resource_topology(
+    MACHINE_READ, free_of(MACHINE_READ, Ledger()), [("vms", "a")], TopologyPolicy("restricted", "pod")
 )
 
 
@@ -363,6 +371,33 @@ class Contract:
             world.annotate_node(node.name, {"cpu-map": '{"socket0":["2"]}'})
             theirs = (await seen.until(lambda event: "2" in event.record.cpu_map)).record
         assert (ours.cpu_map_by_agent, theirs.cpu_map_by_agent) == (True, False)
+
+    async def test_a_resource_topology_is_created_and_replaced_by_who_has_seen_it(self, world: World) -> None:
+        node = await a_node(world)
+        agent = await world.agent()
+        assert await agent.read_resource_topology(node.name) is None
+        first = await agent.write_resource_topology(node, RESOURCES, None)
+        second = await agent.write_resource_topology(node, RESOURCES | {"zones": []}, first)
+        assert (first.node, first.by_agent, second.by_agent) == (node.name, True, True)
+        with pytest.raises(Conflict):
+            await agent.write_resource_topology(node, RESOURCES, first)
+        with pytest.raises(Conflict):
+            await agent.write_resource_topology(node, RESOURCES, None)
+        assert world.resource_topology(node.name)["zones"] == []
+        await agent.write_resource_topology(node, RESOURCES, second)
+        stored = world.resource_topology(node.name)
+        assert {key: stored[key] for key in ("zones", "attributes", "topologyPolicies")} == {
+            key: RESOURCES[key] for key in ("zones", "attributes", "topologyPolicies")
+        }
+
+    async def test_a_resource_topology_of_another_component_is_told_apart(self, world: World) -> None:
+        node = await a_node(world)
+        agent = await world.agent()
+        await agent.write_resource_topology(node, RESOURCES, None)
+        world.put_resource_topology(node.name, {**RESOURCES, "zones": []})
+        found = await agent.read_resource_topology(node.name)
+        assert found is not None
+        assert found.by_agent is False
 
     # The ledger
 

@@ -34,6 +34,7 @@ from tests.kube.faulty_cluster import FaultyCluster
 
 Json = dict[str, Any]
 TOPOLOGIES_PATH = "/apis/kvplace.io/v1alpha1/nodetopologies"
+RESOURCES_PATH = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 LEDGERS_PATH = "/apis/kvplace.io/v1alpha1/nodeledgers"
 REQUEST = '{"version":1,"vcpus":2}'
 MACHINE = {
@@ -106,6 +107,13 @@ class World(ABC):
     def delete_topology(self, name: str) -> None: ...
 
     @abstractmethod
+    def put_resource_topology(self, name: str, document: Json) -> None:
+        """Create or replace a NodeResourceTopology, as another component than the agent does."""
+
+    @abstractmethod
+    def resource_topology(self, name: str) -> Mapping[str, Any]: ...
+
+    @abstractmethod
     def events(self, reason: EventReason) -> list[EventRecord]: ...
 
     async def close(self) -> None:
@@ -163,6 +171,14 @@ class MemoryWorld(World):
 
     def delete_topology(self, name: str) -> None:
         self._memory.delete_topology(name)
+
+    def put_resource_topology(self, name: str, document: Json) -> None:
+        self._memory.put_resource_topology(name, document)
+
+    def resource_topology(self, name: str) -> Mapping[str, Any]:
+        found = self._memory.resource_topology(name)
+        assert found is not None
+        return found
 
     def events(self, reason: EventReason) -> list[EventRecord]:
         return [event for event in self._memory.events if event.reason is reason]
@@ -255,6 +271,14 @@ class ApiWorld(World):
 
     def delete_topology(self, name: str) -> None:
         self.plane.request("DELETE", f"{TOPOLOGIES_PATH}/{name}")
+
+    def put_resource_topology(self, name: str, document: Json) -> None:
+        path = f"{RESOURCES_PATH}/{name}?fieldManager=nfd-topology-updater&force=true"
+        named = {**document, "metadata": {**document["metadata"], "name": name}}
+        self.plane.request("PATCH", path, named, content_type="application/apply-patch+yaml")
+
+    def resource_topology(self, name: str) -> Mapping[str, Any]:
+        return self.plane.request("GET", f"{RESOURCES_PATH}/{name}")
 
     def events(self, reason: EventReason) -> list[EventRecord]:
         path = f"/apis/events.k8s.io/v1/namespaces/{self.namespace}/events"

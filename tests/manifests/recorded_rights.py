@@ -120,6 +120,10 @@ async def _call_everything(cluster: ApiCluster, process: str, watched: set[str])
         await cluster.write_topology(node, EIGHT, None)
         await cluster.write_topology(node, EIGHT, there)
 
+    async def write_resource_topologies() -> None:
+        made = await cluster.write_resource_topology(node, {"metadata": {}}, None)
+        await cluster.write_resource_topology(node, {"metadata": {}}, made)
+
     async def watch(kind: Kind[Any, Any]) -> None:
         async with aclosing(cast(Any, cluster.watch(kind))) as events:
             async for _ in events:
@@ -140,6 +144,8 @@ async def _call_everything(cluster: ApiCluster, process: str, watched: set[str])
         "set_pod_condition": lambda: cluster.set_pod_condition(record, Condition("a", True, "B", "c")),
         "write_topology": write_topologies,
         "write_topology_status": lambda: cluster.write_topology_status(node.name, TopologyStatus()),
+        "read_resource_topology": lambda: cluster.read_resource_topology(node.name),
+        "write_resource_topology": write_resource_topologies,
         "annotate_node": lambda: cluster.annotate_node(NodeName("worker"), {"a": "b"}),
     }
     assert calls.keys() == port_methods(), "call every method of the port here"

@@ -1,0 +1,141 @@
+"""What the agent publishes about its node, as a function of what it knows; pure.
+
+A description that a person has written stays in force, and the conditions say so: the agent then only reports
+where it contradicts the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from kvplace.agent.this_machine import ThisMachine
+from kvplace.core.cpu_map import write_cpu_map
+from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.enforcement import Enforcement
+from kvplace.core.free import free_of
+from kvplace.core.ledger import Ledger
+from kvplace.core.resource_topology import resource_topology
+from kvplace.core.scalars import NO_CPUS
+from kvplace.core.topology import Topology
+from kvplace.kube.conditions import Condition
+from kvplace.kube.records import TopologyRecord
+
+READY = "Ready"
+DESCRIBED = "Described"
+KUBELET_STATE = "KubeletState"
+
+
+class WrittenBy(Enum):
+    """Who has written an object, or a field, of this node last."""
+
+    NOBODY = "nobody"
+    AGENT = "the agent"
+    PERSON = "a person"
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The machine that counts for placing: the one found, or the one that a person has written."""
+
+    topology: Topology
+    by_hand: bool = False
+    problem: str = ""
+    """Where what a person has written contradicts the machine."""
+
+
+def describe(machine: ThisMachine, by_hand: TopologyRecord | None) -> Description:
+    """Choose the description: what a person has written, where somebody has, else the machine itself."""
+    if by_hand is None:
+        return Description(machine.topology)
+    if by_hand.topology is None:
+        return Description(machine.topology, by_hand=True, problem=f"it cannot be read: {by_hand.problem}")
+    absent = by_hand.topology.allocatable & ~machine.topology.cpus
+    problem = f"it gives out CPU {format_cpu_list(absent)}, which is not online" if absent else ""
+    return Description(by_hand.topology, by_hand=True, problem=problem)
+
+
+def cpu_map_text(machine: ThisMachine, description: Description) -> str | None:
+    """Write the CPUs that may be given out, by socket; None when there are none."""
+    cpus = description.topology.allocatable & machine.topology.cpus & ~machine.kubelet_cpus.held
+    return write_cpu_map(description.topology, tuple(cpus_of(cpus))) if cpus else None
+
+
+def resource_topology_document(
+    machine: ThisMachine, description: Description, ledger: Ledger, running: Iterable[tuple[str, str]]
+) -> Mapping[str, Any]:
+    """Write the NodeResourceTopology; `running` are the node's running pods as (namespace, name)."""
+    topology = description.topology
+    only = topology.allocatable & machine.topology.cpus & ~machine.kubelet_cpus.held
+    free = free_of(topology, ledger, only=only)
+    return resource_topology(topology, free, running, machine.kubelet.topology)
+
+
+def own_conditions(
+    machine: ThisMachine, description: Description, cpu_map_by: WrittenBy, resources_by: WrittenBy
+) -> tuple[Condition, ...]:
+    """Say where the description comes from and what the kubelet holds."""
+    return (_described(machine, description, cpu_map_by, resources_by), _kubelet_state(machine))
+
+
+def ready(conditions: Iterable[Condition], enforcement: Enforcement, machine: ThisMachine) -> Condition:
+    """Sum up: not ready while any other condition is not True, or while nothing is enforced."""
+    bad = [condition for condition in conditions if condition.status is not True]
+    if bad:
+        sentences = "; ".join(f"{condition.type}: {condition.message}" for condition in bad)
+        return Condition(READY, False, bad[0].reason, sentences)
+    if machine.kubelet_cpus.observes_only:
+        return Condition(READY, True, "Observing", "the kubelet sets cpusets here by its static policy")
+    if enforcement is Enforcement.NONE:
+        return Condition(READY, False, "NotEnforced", "containers are not kept off the CPUs that VMs own")
+    return Condition(READY, True, "Enforcing", "containers are kept off the CPUs that VMs own")
+
+
+def _described(
+    machine: ThisMachine, description: Description, cpu_map_by: WrittenBy, resources_by: WrittenBy
+) -> Condition:
+    by_hand = [
+        name
+        for name, is_it in (
+            ("the NodeTopology", description.by_hand),
+            ("the node's cpu-map", cpu_map_by is WrittenBy.PERSON),
+            ("the NodeResourceTopology", resources_by is WrittenBy.PERSON),
+        )
+        if is_it
+    ]
+    if description.problem:
+        return Condition(
+            DESCRIBED,
+            False,
+            "ContradictsMachine",
+            f"the NodeTopology was written by hand and stays in force, but {description.problem};"
+            " delete it to have the agent write it",
+        )
+    reserved = machine.topology.reserved
+    found = f"CPU {format_cpu_list(reserved)} is reserved: {machine.reserved_by.value}"
+    notes = "; ".join((found, *machine.notes))
+    if by_hand:
+        return Condition(
+            DESCRIBED,
+            True,
+            "WrittenByHand",
+            f"{' and '.join(by_hand)} was written by another than the agent and stays in force;"
+            f" delete it to have the agent write it. Found: {notes}",
+        )
+    return Condition(DESCRIBED, True, "Discovered", notes)
+
+
+def _kubelet_state(machine: ThisMachine) -> Condition:
+    held = machine.kubelet_cpus
+    if held.problem:
+        return Condition(
+            KUBELET_STATE, False, "StateUnreadable", f"{held.problem}; no CPU of this node is given out"
+        )
+    if held.observes_only:
+        cpus = format_cpu_list(held.held) if held.held != NO_CPUS else "none"
+        return Condition(
+            KUBELET_STATE, True, "StaticPolicy", f"the kubelet's static policy is in force; its CPUs: {cpus}"
+        )
+    return Condition(KUBELET_STATE, True, "NoStaticPolicy", "the kubelet gives no CPUs to containers")

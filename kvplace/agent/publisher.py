@@ -1,0 +1,233 @@
+"""Publishes what the agent knows: NodeTopology, its status, the node's cpu-map and the NodeResourceTopology.
+
+Every look compares what should be there with what is there and writes only what differs. The first change is
+written at once, those that follow are gathered for a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from kvplace.agent.machine_watch import MachineWatch
+from kvplace.agent.node_report import NodeReport
+from kvplace.agent.own_node import OwnNode
+from kvplace.agent.published import (
+    Description,
+    WrittenBy,
+    cpu_map_text,
+    describe,
+    own_conditions,
+    ready,
+    resource_topology_document,
+)
+from kvplace.agent.this_machine import ThisMachine
+from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.errors import Conflict, KvplaceError, Refused
+from kvplace.core.scalars import NodeName
+from kvplace.core.topology import Topology
+from kvplace.kube.records import NodeRecord, ResourceTopologyRecord, TopologyRecord
+from kvplace.kube.retry import Backoff
+from kvplace.kube.topology_status import TopologyStatus, transition_times
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 1.0
+"""Time between two looks."""
+ANOTHER_KIND_S = 600.0
+"""A cluster without NodeResourceTopologies is asked again after so long."""
+
+
+class PublisherClient(Protocol):
+    """What the publisher asks of a cluster."""
+
+    async def write_topology(
+        self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
+    ) -> None:
+        """Create or replace the spec of a NodeTopology; raises Conflict when it is not as `before` says."""
+        ...
+
+    async def write_topology_status(self, node: NodeName, status: TopologyStatus) -> None:
+        """Replace the status of a NodeTopology; raises Refused when it is gone."""
+        ...
+
+    async def read_resource_topology(self, node: NodeName) -> ResourceTopologyRecord | None:
+        """Read who wrote a NodeResourceTopology; None where there is none."""
+        ...
+
+    async def write_resource_topology(
+        self, node: NodeRecord, document: Mapping[str, Any], before: ResourceTopologyRecord | None
+    ) -> ResourceTopologyRecord:
+        """Create or replace a NodeResourceTopology.
+
+        Raises Conflict when it is not as `before` says, Refused when the cluster has no such kind.
+        """
+        ...
+
+    async def annotate_node(self, node: NodeName, annotations: Mapping[str, str | None]) -> None:
+        """Set annotations of a node, None removes one."""
+        ...
+
+
+@dataclass(slots=True)
+class _Written:
+    """What this process has written last, also where the API server does not tell who wrote it."""
+
+    topology: Topology | None = None
+    status: TopologyStatus | None = None
+    cpu_map: str | None = None
+
+
+@dataclass(slots=True)
+class _Resources:
+    """What is known about the NodeResourceTopology."""
+
+    by: WrittenBy = WrittenBy.NOBODY
+    """NOBODY until it has been looked for and found, or written."""
+    record: ResourceTopologyRecord | None = None
+    document: Mapping[str, Any] | None = None
+    """As this process has written it."""
+    no_kind_until: float = 0.0
+    """Not asked for before this moment of the loop's clock."""
+
+
+class Publisher:
+    """Keeps the objects of this node equal to what is known about it."""
+
+    def __init__(
+        self,
+        cluster: PublisherClient,
+        own: OwnNode,
+        machine: MachineWatch,
+        report: NodeReport,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._cluster = cluster
+        self._own = own
+        self._machine = machine
+        self._report = report
+        self._now = now
+        self._period_s = period_s
+        self._written = _Written()
+        self._resources = _Resources()
+        self._changed = asyncio.Event()
+        for source in (own, machine, report):
+            source.subscribe(self._changed.set)
+        for store in own.stores:
+            store.subscribe(lambda _before, _after: self._changed.set())
+
+    async def run(self) -> None:
+        """Publish whenever something has changed, until cancelled."""
+        for store in self._own.stores:
+            await store.wait_until_synced()
+        backoff, failures = Backoff(), 0
+        self._changed.set()
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            pause = self._period_s
+            try:
+                await self._publish()
+                failures = 0
+            except Conflict as error:
+                log.debug("publishing again with what is stored by now: %s", error)
+                self._changed.set()
+            except KvplaceError as error:
+                pause = max(pause, backoff.pause(failures, error))
+                failures += 1
+                log.warning("publishing failed, trying again in %.1f s: %s", pause, error)
+                self._changed.set()
+            await asyncio.sleep(pause)
+
+    async def _publish(self) -> None:
+        node = self._own.nodes.get(self._own.node)
+        if node is None:
+            log.warning("node %s is not known to the API server: nothing is published", self._own.node)
+            return
+        machine = self._machine.machine
+        stored = self._own.topology_record()
+        by_hand = stored is not None and not (
+            stored.by_agent or stored.topology == self._written.topology is not None
+        )
+        description = describe(machine, stored if by_hand else None)
+        generation = await self._write_topology(node, description, stored)
+        cpu_map_by = await self._write_cpu_map(node, cpu_map_text(machine, description))
+        await self._write_resources(node, machine, description)
+        conditions = (
+            *own_conditions(machine, description, cpu_map_by, self._resources.by),
+            *self._report.conditions.values(),
+        )
+        conditions = (ready(conditions, self._report.enforcement, machine), *conditions)
+        before = None if stored is None else self._written.status
+        status = TopologyStatus(
+            observed_generation=generation,
+            enforcement=self._report.enforcement,
+            kubelet_cpus=machine.kubelet_cpus.held,
+            pods=tuple(sorted(self._report.pods.values(), key=lambda pod: pod.uid)),
+            conditions=conditions,
+            changed=transition_times(before, conditions, self._now()),
+        )
+        if status != before:
+            await self._cluster.write_topology_status(node.name, status)
+            self._written.status = status
+
+    async def _write_topology(
+        self, node: NodeRecord, description: Description, stored: TopologyRecord | None
+    ) -> int:
+        """Write the spec unless it is there already, or a person has written it; returns its generation."""
+        topology = description.topology
+        if stored is not None and (description.by_hand or stored.topology == topology):
+            return stored.generation
+        await self._cluster.write_topology(node, topology, stored)
+        self._written.topology = topology
+        log.info("published the machine: %d CPUs, %s", topology.cpus.bit_count(), topology.fingerprint)
+        return 1 if stored is None else stored.generation + 1
+
+    async def _write_cpu_map(self, node: NodeRecord, text: str | None) -> WrittenBy:
+        """Write the node's cpu-map unless a person has written it; returns who has."""
+        there = node.cpu_map or None
+        if there is not None and not node.cpu_map_by_agent and there != self._written.cpu_map:
+            return WrittenBy.PERSON
+        if there != text:
+            await self._cluster.annotate_node(node.name, {CPU_MAP: text})
+            self._written.cpu_map = text
+        return WrittenBy.AGENT
+
+    async def _write_resources(
+        self, node: NodeRecord, machine: ThisMachine, description: Description
+    ) -> None:
+        """Write the NodeResourceTopology unless another component does, or the cluster has no such kind."""
+        known, loop = self._resources, asyncio.get_running_loop()
+        if loop.time() < known.no_kind_until:
+            return
+        if known.by is WrittenBy.NOBODY:
+            known.record = await self._cluster.read_resource_topology(node.name)
+            if known.record is not None:
+                known.by = WrittenBy.AGENT if known.record.by_agent else WrittenBy.PERSON
+        if known.by is WrittenBy.PERSON:
+            return
+        running = (
+            (pod.namespace, pod.name) for pod in self._own.pods.records.values() if pod.phase == "Running"
+        )
+        document = resource_topology_document(machine, description, self._own.ledger, running)
+        if known.record is not None and document == known.document:
+            return
+        try:
+            record = await self._cluster.write_resource_topology(node, document, known.record)
+        except Conflict:
+            self._resources = _Resources()  # another has written or deleted it: look again who
+            raise
+        except Refused:
+            if known.record is None:
+                log.info("the cluster has no NodeResourceTopologies: none is written")
+            self._resources = _Resources(
+                no_kind_until=loop.time() + ANOTHER_KIND_S if known.record is None else 0.0
+            )
+            return
+        self._resources = _Resources(WrittenBy.AGENT, record, document)

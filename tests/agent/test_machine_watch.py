@@ -1,0 +1,101 @@
+"""The agent notices what changes about its machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvplace.agent import machine_watch
+from kvplace.agent.machine_watch import MachineWatch
+from kvplace.agent.this_machine import ThisMachine
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.service.process import in_background
+from tests.agent.hosts import Host
+from tests.agent.test_this_machine import CONFIG, STATE, STATIC_STATE
+
+NEVER_S = 3600.0
+
+
+class Changes:
+    """What a watch reports."""
+
+    def __init__(self, watch: MachineWatch) -> None:
+        self._watch = watch
+        self._seen: asyncio.Queue[ThisMachine] = asyncio.Queue()
+        watch.subscribe(lambda: self._seen.put_nowait(watch.machine))
+
+    async def next(self) -> ThisMachine:
+        async with asyncio.timeout(10):
+            return await self._seen.get()
+
+    @property
+    def count(self) -> int:
+        return self._seen.qsize()
+
+
+@contextlib.asynccontextmanager
+async def watching(host: Host, every_s: float = 0.02) -> AsyncIterator[Changes]:
+    settings = replace(host.settings(), check_machine_every_s=every_s)
+    watch = MachineWatch(settings)
+    changes = Changes(watch)
+    async with in_background(watch.run()):
+        await asyncio.sleep(0)  # the watch has begun
+        yield changes
+
+
+async def test_a_cpu_that_goes_offline_or_comes_back_is_noticed(host: Host) -> None:
+    async with watching(host) as changes:
+        host.online({0, 1, 2, 3, 4, 5})
+        assert (await changes.next()).topology.cpus == parse_cpu_list("0-5")
+        host.online(set(range(8)))
+        assert (await changes.next()).topology.cpus == parse_cpu_list("0-7")
+
+
+async def test_huge_pages_and_the_kubelets_files_are_noticed(host: Host) -> None:
+    async with watching(host) as changes:
+        host.huge_pages(0, 3)
+        assert (await changes.next()).topology.numa_nodes[0].huge_pages == {1 << 30: 3}
+        host.write(CONFIG, "reservedSystemCPUs: '3,7'")
+        assert (await changes.next()).topology.reserved == parse_cpu_list("3,7")
+        host.write(STATE, json.dumps(STATIC_STATE))
+        assert (await changes.next()).kubelet_cpus.observes_only
+
+
+async def test_an_unreadable_machine_is_read_again_and_the_old_one_counts_meanwhile(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned = asyncio.Event()
+    monkeypatch.setattr(machine_watch.log, "warning", lambda *_: warned.set())
+    async with watching(host) as changes:
+        host.online(set())
+        host.write("sys/devices/system/cpu/online", "7-3")
+        async with asyncio.timeout(10):
+            await warned.wait()
+        assert changes.count == 0
+        host.online({0, 1, 2, 3})
+        assert (await changes.next()).topology.cpus == parse_cpu_list("0-3")
+
+
+async def test_files_written_again_with_the_same_content_change_nothing(host: Host) -> None:
+    async with watching(host) as changes:
+        host.write(CONFIG, "kind: KubeletConfiguration")
+        host.online({0, 1, 2, 3, 4, 5})
+        assert (await changes.next()).topology.cpus == parse_cpu_list("0-5")
+        assert changes.count == 0
+
+
+async def test_an_event_of_the_kernel_is_enough(host: Host) -> None:
+    repeat = Path("/sys/devices/system/cpu/cpu0/uevent")
+    if os.geteuid() != 0 or not os.access(repeat, os.W_OK):
+        pytest.skip("only root can make the kernel repeat an event")
+    async with watching(host, every_s=NEVER_S) as changes:
+        host.online({0, 1, 2, 3, 4, 5})
+        await asyncio.to_thread(repeat.write_text, "change\n")
+        assert (await changes.next()).topology.cpus == parse_cpu_list("0-5")

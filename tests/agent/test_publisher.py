@@ -1,0 +1,371 @@
+"""What the agent publishes, when, and what it leaves to people."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from kvplace.agent.machine_watch import MachineWatch
+from kvplace.agent.node_report import NodeReport
+from kvplace.agent.own_node import OwnNode
+from kvplace.agent.publisher import Publisher
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.enforcement import Enforcement
+from kvplace.core.errors import Unavailable
+from kvplace.core.ledger import LedgerChange, claim_of
+from kvplace.core.placement import Placement
+from kvplace.core.request import Policy
+from kvplace.core.scalars import Bytes, CpuId, NumaId, PodUid
+from kvplace.core.topology import Topology
+from kvplace.kube.conditions import Condition
+from kvplace.kube.records import PodReport, TopologyRecord
+from kvplace.kube.topology_status import TopologyStatus
+from kvplace.service.process import in_background
+from tests.agent.hosts import NODE, Host
+from tests.kube.faults import Operation
+from tests.kube.faulty_cluster import FaultyCluster
+
+PERIOD_S = 0.01
+CPU_MAP = '{"socket0":["1","5"],"socket1":["2","3","6","7"]}'
+GIB = 1 << 30
+
+
+@dataclass
+class Agent:
+    """The parts around a publisher."""
+
+    cluster: FaultyCluster
+    own: OwnNode
+    machine: MachineWatch
+    report: NodeReport
+
+    @property
+    def topology(self) -> TopologyRecord:
+        found = self.own.topology_record()
+        assert found is not None
+        return found
+
+    @property
+    def status(self) -> TopologyStatus:
+        return self.cluster.topology_statuses[NODE]
+
+    def condition(self, kind: str) -> Condition:
+        return next(found for found in self.status.conditions if found.type == kind)
+
+    def zones(self) -> Mapping[str, Mapping[str, tuple[str, str, str]]]:
+        document = self.cluster.resource_topology(NODE)
+        assert document is not None
+        return {
+            zone["name"]: {
+                found["name"]: (found["capacity"], found["allocatable"], found["available"])
+                for found in zone["resources"]
+            }
+            for zone in document["zones"]
+        }
+
+    async def until(self, what: Callable[[], Any]) -> None:
+        """Wait until something is so; what is not there yet counts as no."""
+        async with asyncio.timeout(10):
+            while True:
+                with contextlib.suppress(KeyError, StopIteration, AssertionError):
+                    if what():
+                        return
+                await asyncio.sleep(PERIOD_S)  # as often as the publisher looks
+
+
+@contextlib.asynccontextmanager
+async def publishing(host: Host, cluster: FaultyCluster) -> AsyncIterator[Agent]:
+    machine = MachineWatch(host.settings())
+    own = OwnNode(NODE, machine.machine.topology)
+    report = NodeReport()
+    publisher = Publisher(cluster, own, machine, report, period_s=PERIOD_S)
+    work = (*(store.run(cluster) for store in own.stores), machine.run(), publisher.run())
+    async with in_background(*work):
+        yield Agent(cluster, own, machine, report)
+
+
+@pytest.fixture
+def cluster() -> FaultyCluster:
+    made = FaultyCluster()
+    made.create_node(NODE)
+    return made
+
+
+def writes(cluster: FaultyCluster) -> int:
+    """Count the calls that have changed something."""
+    return sum(
+        cluster.faults.calls[operation]
+        for operation in (
+            Operation.WRITE_TOPOLOGY,
+            Operation.WRITE_TOPOLOGY_STATUS,
+            Operation.ANNOTATE_NODE,
+            Operation.WRITE_RESOURCE_TOPOLOGY,
+        )
+    )
+
+
+async def test_a_new_node_gets_everything(host: Host, cluster: FaultyCluster) -> None:
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status)
+        assert agent.topology.topology == agent.machine.machine.topology
+        assert agent.topology.by_agent
+        assert cluster.node_annotations(NODE)["cpu-map"] == CPU_MAP
+        assert agent.status.observed_generation == agent.topology.generation
+        assert agent.condition("Described").reason == "Discovered"
+        assert (
+            "CPU 0,4 is reserved: the core of the lowest online CPU" in agent.condition("Described").message
+        )
+        assert agent.zones() == {
+            "node-0": {"cpu": ("4", "2", "2"), "memory": ("16Gi", "16Gi", "16Gi")},
+            "node-1": {"cpu": ("4", "4", "4"), "memory": ("16Gi", "16Gi", "16Gi")},
+        }
+
+
+async def test_an_agent_that_starts_again_writes_no_spec_and_no_cpu_map(
+    host: Host, cluster: FaultyCluster
+) -> None:
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status)
+        first = agent.topology
+    before = cluster.faults.calls[Operation.WRITE_TOPOLOGY], cluster.faults.calls[Operation.ANNOTATE_NODE]
+    del cluster.topology_statuses[NODE]
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status)
+        assert agent.topology.generation == first.generation
+    assert before == (
+        cluster.faults.calls[Operation.WRITE_TOPOLOGY],
+        cluster.faults.calls[Operation.ANNOTATE_NODE],
+    )
+
+
+async def test_a_cpu_that_goes_offline_leaves_spec_map_and_zones(host: Host, cluster: FaultyCluster) -> None:
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status)
+        host.online({0, 1, 2, 3, 4, 5, 6})
+        await agent.until(lambda: "7" not in cluster.node_annotations(NODE)["cpu-map"])
+        await agent.until(lambda: agent.zones()["node-1"]["cpu"] == ("3", "3", "3"))
+        assert agent.topology.topology == agent.machine.machine.topology
+
+
+async def test_claims_make_cpus_memory_and_pages_unavailable(host: Host, cluster: FaultyCluster) -> None:
+    host.huge_pages(1, 4)
+    cpus = parse_cpu_list("2,6")
+    placement = Placement(
+        Policy.EXCLUSIVE,
+        (CpuId(2), CpuId(6)),
+        cpus,
+        owned=cpus,
+        memory={NumaId(1): Bytes(3 * GIB)},
+        huge_pages={NumaId(1): {Bytes(GIB): 2}},
+    )
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status)
+        ledger = await cluster.create_ledger(NODE)
+        await cluster.write_ledger(ledger, LedgerChange(claims=(claim_of(PodUid("uid"), placement),)))
+        await agent.until(
+            lambda: (
+                agent.zones()["node-1"]
+                == {
+                    "cpu": ("4", "4", "2"),
+                    "memory": ("16Gi", "12Gi", "11Gi"),
+                    "hugepages-1Gi": ("4Gi", "4Gi", "2Gi"),
+                }
+            )
+        )
+
+
+async def test_the_fingerprint_follows_the_running_pods(host: Host, cluster: FaultyCluster) -> None:
+    def fingerprint() -> str:
+        document = cluster.resource_topology(NODE)
+        assert document is not None
+        attributes = {entry["name"]: entry["value"] for entry in document["attributes"]}
+        written: str = document["metadata"]["annotations"]["topology.node.k8s.io/fingerprint"]
+        assert attributes["nodeTopologyPodsFingerprint"] == written
+        assert attributes["nodeTopologyPodsFingerprintMethod"] == "all"
+        return written
+
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: fingerprint() == "pfp0v001ef46db3751d8e999")  # no pods
+        pod = cluster.create_pod("virt-launcher-vm1-abcde", node=NODE)
+        cluster.change_pod(pod.namespace, pod.name, phase="Running")
+        await agent.until(lambda: fingerprint() == "pfp0v001eb2dc6239a6499da")
+
+
+async def test_what_components_report_is_the_status(host: Host, cluster: FaultyCluster) -> None:
+    report = PodReport(PodUid("uid"), "vms", "a", revision=1, pinned=True, running=True)
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.condition("Ready").reason == "NotEnforced")
+        agent.report.enforce(Enforcement.NRI)
+        agent.report.put_pod(report)
+        await agent.until(lambda: agent.condition("Ready").status)
+        assert (agent.status.enforcement, agent.status.pods) == (Enforcement.NRI, (report,))
+        agent.report.put_condition(Condition("Libvirt", False, "NotAnswering", "libvirt does not answer"))
+        await agent.until(lambda: agent.condition("Ready").reason == "NotAnswering")
+        assert "Libvirt: libvirt does not answer" in agent.condition("Ready").message
+        agent.report.drop_condition("Libvirt")
+        agent.report.drop_pod(report.uid)
+        await agent.until(lambda: agent.condition("Ready").status and not agent.status.pods)
+
+
+async def test_a_transition_time_moves_with_the_status_and_not_with_the_message(
+    host: Host, cluster: FaultyCluster
+) -> None:
+    def put(status: bool, message: str) -> None:
+        agent.report.put_condition(Condition("Libvirt", status, "Reason", message))
+
+    async with publishing(host, cluster) as agent:
+        put(True, "one")
+        await agent.until(lambda: agent.condition("Libvirt").message == "one")
+        first = agent.status.changed["Libvirt"]
+        put(True, "two")
+        await agent.until(lambda: agent.condition("Libvirt").message == "two")
+        assert agent.status.changed["Libvirt"] == first
+        put(False, "three")
+        await agent.until(lambda: agent.condition("Libvirt").message == "three")
+        assert agent.status.changed["Libvirt"] > first
+
+
+async def test_many_changes_are_one_write(host: Host, cluster: FaultyCluster) -> None:
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status)
+        before = cluster.faults.calls[Operation.WRITE_TOPOLOGY_STATUS]
+        for number in range(100):
+            agent.report.put_pod(PodReport(PodUid(f"uid-{number}")))
+        await agent.until(lambda: len(agent.status.pods) == 100)
+        assert cluster.faults.calls[Operation.WRITE_TOPOLOGY_STATUS] <= before + 2
+
+
+async def test_without_a_change_nothing_is_written(host: Host, cluster: FaultyCluster) -> None:
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status)
+        pod = cluster.create_pod("idle", node=NODE)
+        await agent.until(lambda: pod.uid in agent.own.pods.records)
+        before = writes(cluster)
+        for number in range(20):
+            cluster.label_pod(pod.namespace, pod.name, {"somebody/else": str(number)})
+        marker = PodReport(PodUid("marker"))
+        agent.report.put_pod(marker)
+        await agent.until(lambda: agent.status.pods == (marker,))
+        assert writes(cluster) == before + 1
+
+
+# Written by hand
+
+
+async def test_a_topology_written_by_hand_stays_and_the_agent_says_so(
+    host: Host, cluster: FaultyCluster, by_hand: Topology
+) -> None:
+    cluster.put_topology(NODE, by_hand)
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.condition("Described").reason == "WrittenByHand")
+        assert (
+            "the NodeTopology was written by another than the agent" in agent.condition("Described").message
+        )
+        assert agent.topology.topology == by_hand
+        assert cluster.faults.calls[Operation.WRITE_TOPOLOGY] == 0
+        assert cluster.node_annotations(NODE)["cpu-map"] == '{"socket0":["1"],"socket1":["2","3","6","7"]}'
+
+
+async def test_a_topology_by_hand_that_gives_out_an_offline_cpu_is_not_described(
+    host: Host, cluster: FaultyCluster, by_hand: Topology
+) -> None:
+    host.online({0, 1, 2, 3, 4, 5, 6})
+    cluster.put_topology(NODE, by_hand)
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.condition("Described").status is False)
+        assert "it gives out CPU 7, which is not online" in agent.condition("Described").message
+        assert "7" not in cluster.node_annotations(NODE)["cpu-map"]
+
+
+async def test_a_topology_that_is_deleted_is_the_agents_again(
+    host: Host, cluster: FaultyCluster, by_hand: Topology
+) -> None:
+    cluster.put_topology(NODE, by_hand)
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status)
+        cluster.delete_topology(NODE)
+        await agent.until(lambda: agent.condition("Described").reason == "Discovered")
+        assert agent.topology.topology == agent.machine.machine.topology
+
+
+async def test_a_cpu_map_written_by_hand_stays(host: Host, cluster: FaultyCluster) -> None:
+    cluster.create_node(NODE, cpu_map='{"socket1":["3"]}')
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.condition("Described").reason == "WrittenByHand")
+        assert "the node's cpu-map was written" in agent.condition("Described").message
+        assert cluster.node_annotations(NODE)["cpu-map"] == '{"socket1":["3"]}'
+
+
+async def test_a_resource_topology_of_another_component_stays(host: Host, cluster: FaultyCluster) -> None:
+    document: dict[str, Any] = {"zones": []}
+    cluster.put_resource_topology(NODE, document)
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.condition("Described").reason == "WrittenByHand")
+        assert cluster.resource_topology(NODE) == document
+
+
+async def test_another_component_that_takes_the_resource_topology_over_gets_it(
+    host: Host, cluster: FaultyCluster
+) -> None:
+    async with publishing(host, cluster) as agent:
+        await agent.until(agent.zones)
+        cluster.put_resource_topology(NODE, {"zones": []})
+        cluster.create_pod("starts", node=NODE)
+        cluster.change_pod("default", "starts", phase="Running")
+        await agent.until(lambda: agent.condition("Described").reason == "WrittenByHand")
+        assert cluster.resource_topology(NODE) == {"zones": []}
+
+
+async def test_a_cluster_without_resource_topologies_is_asked_once(
+    host: Host, cluster: FaultyCluster
+) -> None:
+    cluster.serves_resource_topologies = False
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status)
+        for number in range(5):
+            agent.report.put_pod(PodReport(PodUid(f"uid-{number}")))
+            await agent.until(partial(_has_pods, agent, number + 1))
+    assert cluster.faults.calls[Operation.WRITE_RESOURCE_TOPOLOGY] == 1
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Operation.WRITE_TOPOLOGY,
+        Operation.WRITE_TOPOLOGY_STATUS,
+        Operation.ANNOTATE_NODE,
+        Operation.READ_RESOURCE_TOPOLOGY,
+        Operation.WRITE_RESOURCE_TOPOLOGY,
+    ],
+)
+async def test_what_fails_is_tried_again(host: Host, cluster: FaultyCluster, operation: Operation) -> None:
+    cluster.faults.fail(operation, Unavailable("the API server is away"), times=2)
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status.conditions and agent.zones())
+        assert cluster.node_annotations(NODE)["cpu-map"] == CPU_MAP
+
+
+async def test_a_node_that_is_not_there_yet_gets_nothing_until_it_is(host: Host) -> None:
+    cluster = FaultyCluster()
+    async with publishing(host, cluster) as agent:
+        await agent.own.nodes.wait_until_synced()
+        cluster.create_node(NODE)
+        await agent.until(lambda: agent.status)
+
+
+def _has_pods(agent: Agent, count: int) -> bool:
+    return len(agent.status.pods) == count
+
+
+@pytest.fixture
+def by_hand(host: Host) -> Topology:
+    return replace(MachineWatch(host.settings()).machine.topology, reserved=parse_cpu_list("0,4,5"))
