@@ -177,9 +177,9 @@ class ApiCluster:
                     accept=METADATA_ONLY,
                 )
             )
-        except Conflict as error:
-            raise Refused(f"pod {namespace}/{pod} with UID {uid} is gone: {error}") from error
         except Rejected as error:
+            if _IMMUTABLE_UID in str(error):
+                raise Refused(f"pod {namespace}/{pod} with UID {uid} is gone") from error
             raise Conflict(f"pod {namespace}/{pod}: {error}") from error
 
     async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:

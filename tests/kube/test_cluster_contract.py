@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.free import free_of
 from kvplace.core.ledger import ClaimState, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.marks import PLACED_LABEL
+from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.resource_topology import TopologyPolicy, resource_topology
 from kvplace.core.scalars import CpuId, NodeName, PodUid
@@ -44,7 +46,8 @@ from tests.kube.worlds import MACHINE, REQUEST, ApiWorld, Cluster, MemoryWorld, 
 
 WORKER, OTHER = NodeName("worker"), NodeName("other")
 PLACEMENT = '{"version":1}'
-RESULTS = {"kvplace.io/placement": PLACEMENT, "cpu-map": '{"socket0":["2"]}'}
+PLACEMENT_KEY = "kvplace.io/placement"
+RESULTS = {PLACEMENT_KEY: PLACEMENT, "cpu-map": '{"socket0":["2"]}'}
 
 
 PINNED = Condition("kvplace.io/Pinned", True, "AffinitiesRead", "revision 1: every thread is in its place")
@@ -309,6 +312,34 @@ class Contract:
         with pytest.raises(Refused):
             await world.cluster.set_pod_condition(pod, PINNED)
 
+    async def test_revisions_of_a_placement_are_written_one_after_the_other(self, world: World) -> None:
+        uid = world.create_pod("vm")
+        node = world.named("n1")
+        await world.cluster.bind(world.namespace, "vm", uid, node, {PLACEMENT_KEY: revision(uid, node, 1)})
+        for number in (2, 2, 3):  # a repeated write of the same revision is no error
+            results = {PLACEMENT_KEY: revision(uid, node, number), CPU_MAP: f'{{"socket0":["{number}"]}}'}
+            await world.cluster.replace_placement(world.namespace, "vm", uid, results)
+            pod = await world.cluster.read_pod(world.namespace, "vm")
+            assert pod is not None
+            assert (pod.placement, pod.cpu_map) == (results[PLACEMENT_KEY], results[CPU_MAP])
+        gone = {PLACEMENT_KEY: revision(uid, node, 4), CPU_MAP: None}
+        await world.cluster.replace_placement(world.namespace, "vm", uid, gone)
+        assert CPU_MAP not in world.pod_annotations("vm")
+
+    async def test_the_placement_of_another_pod_of_the_same_name_is_not_replaced(self, world: World) -> None:
+        uid = world.create_pod("vm")
+        node = world.named("n1")
+        await world.cluster.bind(world.namespace, "vm", uid, node, {PLACEMENT_KEY: revision(uid, node, 1)})
+        with pytest.raises(Refused):
+            await world.cluster.replace_placement(
+                world.namespace, "vm", PodUid("another"), {PLACEMENT_KEY: revision(uid, node, 2)}
+            )
+        world.delete_pod("vm", force=True)
+        with pytest.raises(Refused):
+            await world.cluster.replace_placement(
+                world.namespace, "vm", uid, {PLACEMENT_KEY: revision(uid, node, 2)}
+            )
+
     async def test_an_agent_creates_its_topology_and_replaces_the_one_that_it_has_seen(
         self, world: World
     ) -> None:
@@ -533,6 +564,11 @@ class TestApiCluster(Contract):
     @pytest.fixture
     def world(self, api_world: ApiWorld) -> World:
         return api_world
+
+
+def revision(uid: PodUid, node: NodeName, number: int) -> str:
+    """Write some placement of a pod, with a revision."""
+    return replace(PodPlacement.floating(pod_uid=uid, node=node), revision=number).to_json()
 
 
 async def a_node(world: World) -> NodeRecord:
