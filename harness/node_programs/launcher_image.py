@@ -69,6 +69,7 @@ def launcher() -> Image:
 
 
 def _lay_out(files: RootFilesystem, programs: Path) -> Attributes:
+    files.skeleton()
     for name in _KUBEVIRTS:
         files.program(programs / name, f"/usr/bin/{name}")
     for name, package in _SYSTEMS.items():
@@ -89,6 +90,7 @@ def _lay_out(files: RootFilesystem, programs: Path) -> Attributes:
     for made in _FOLDERS:
         files.folder(made)
     files.add_libraries()
+    files.index_libraries()
     return Attributes(
         owners={"etc/libvirt/hooks": _QEMU, "home/qemu": _QEMU},
         capabilities={"usr/bin/virt-launcher-monitor": _NET_BIND_SERVICE},

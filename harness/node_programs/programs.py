@@ -25,7 +25,7 @@ CONTAINERD = GoModule(
 )
 KUBELET = GoModule(
     _HERE / "kubelet",
-    contents="kubelet",
+    contents="kubelet, kube-proxy",
     ldflags="-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3",
     packages="tool",
 )
@@ -58,6 +58,7 @@ class NodePrograms:
     cni_folder: Path
     """Holds ptp, host-local and loopback, among others."""
     kubelet: Path
+    kube_proxy: Path
     virt_handler: Path
     virt_chroot: Path
     """virt-handler looks for it at /usr/bin/virt-chroot."""
@@ -80,6 +81,7 @@ def node_programs(say: Say = say_to_stderr) -> NodePrograms:
         runc=system_program("runc", package="runc"),
         cni_folder=containerd,
         kubelet=kubelet / "kubelet",
+        kube_proxy=kubelet / "kube-proxy",
         virt_handler=kubevirt / "virt-handler",
         virt_chroot=kubevirt / "virt-chroot",
     )

@@ -18,23 +18,29 @@ _MERGED = ("bin", "sbin", "lib", "lib64")
 class RootFilesystem:
     """Files laid out below a folder; paths given to it are absolute, as the container sees them.
 
-    It is merged-usr: /bin, /sbin, /lib and /lib64 are links into /usr.
+    It is merged-usr: /bin, /sbin, /lib and /lib64 are links into /usr, which the lowest layer has.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._programs: list[Path] = []
+
+    def skeleton(self) -> None:
+        """Make what the lowest layer of an image has: the folders and links that every program expects."""
         for name in _MERGED:
-            (root / "usr" / name).mkdir(parents=True)
-            (root / name).symlink_to(f"usr/{name}")
+            self.folder(f"/usr/{name}")
+            self.link(f"/{name}", f"usr/{name}")
         for name in ("dev", "etc", "proc", "sys", "run", "var"):
-            (root / name).mkdir()
+            self.folder(f"/{name}")
         self.link("/var/run", "../run")
         self.folder("/tmp", mode=0o1777)
 
     def at(self, path: str | Path) -> Path:
         """Return where a path of the container is on this machine."""
-        return self.root / str(path).lstrip("/")
+        words = Path(path).parts[1:]
+        if len(words) > 1 and words[0] in _MERGED:
+            words = ("usr", *words)
+        return self.root.joinpath(*words)
 
     def folder(self, path: str, mode: int = 0o755) -> None:
         """Make a folder and those above it."""
@@ -72,12 +78,19 @@ class RootFilesystem:
         self.text("/etc/group", "".join(f"{name}:x:{number}:\n" for name, number, _ in everybody))
         self.text("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n")
 
-    def add_libraries(self) -> None:
-        """Add the shared libraries of all programs so far, and the index that the dynamic linker reads."""
-        for library in sorted(libraries_of(self._programs)):
-            if not self.at(library).exists():
+    def add_libraries(self, *, present: Iterable[Path] = (), besides: Path | None = None) -> None:
+        """Add the shared libraries of all programs so far.
+
+        Without those that a lower layer has, and those below the folder `besides`, which came with it.
+        """
+        for library in sorted(libraries_of(self._programs).difference(present)):
+            came_along = besides is not None and library.is_relative_to(besides)
+            if not came_along and not self.at(library).exists():
                 self.file(library)
-        self.text("/etc/ld.so.conf", "/usr/lib/x86_64-linux-gnu\n")
+
+    def index_libraries(self) -> None:
+        """Write what the dynamic linker reads to find libraries."""
+        self.text("/etc/ld.so.conf", "/usr/local/lib\n/usr/lib/x86_64-linux-gnu\n")
         subprocess.run(["/sbin/ldconfig", "-r", self.root], check=True, stdin=subprocess.DEVNULL)
 
 

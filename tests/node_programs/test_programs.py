@@ -19,6 +19,7 @@ from harness.node_programs.programs import NodePrograms, system_program
         ("crictl", "--version", "crictl version"),
         ("runc", "--version", "runc version"),
         ("kubelet", "--version", "Kubernetes v1.36.3"),
+        ("kube_proxy", "--version", "Kubernetes v1.36.3"),
         ("virt_handler", "--help", "--hostname-override"),
         ("virt_chroot", "--help", "virt-chroot"),
     ],

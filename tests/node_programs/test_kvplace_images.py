@@ -1,0 +1,212 @@
+"""kvplace's own images as the tests build them: the files of the Containerfiles, and they run."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import re
+import struct
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from packaging.utils import canonicalize_name
+
+from harness.node_programs.image import Image, archive
+from harness.node_programs.kvplace_images import PROJECT, agent_image, hook_image, serve_image
+from tests.node_programs.archives import read_archive
+
+IMAGES = {
+    "serve": (serve_image, PROJECT / "images" / "serve" / "Containerfile"),
+    "hook": (hook_image, PROJECT / "hooks" / "Containerfile"),
+    "agent": (agent_image, PROJECT / "images" / "agent" / "Containerfile"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltImage:
+    """An image, what its archive says, its Containerfile, and its files."""
+
+    name: str
+    image: Image
+    containerfile: str
+    members: dict[str, tarfile.TarInfo]
+    root: Path
+    packages: str
+    """The folder of packages, relative to the root."""
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the image as its user and with its environment, and nothing of this machine."""
+        if os.geteuid() != 0:
+            pytest.skip("chroot needs root")
+        configuration = self.image.configuration
+        user = [f"--userspec={configuration.user}"] if configuration.user else []
+        return subprocess.run(
+            ["/usr/sbin/chroot", *user, self.root, *command],
+            env=dict(configuration.environment),
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+
+@pytest.fixture(scope="module", params=list(IMAGES))
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BuiltImage:
+    """Build each image, and unpack it as a container runtime does: layer over layer."""
+    make, containerfile = IMAGES[request.param]
+    image = make()
+    root = tmp_path_factory.mktemp(request.param)
+    root.chmod(0o755)
+    members: dict[str, tarfile.TarInfo] = {}
+    for layer in read_archive(archive(image)).layers:
+        with tarfile.open(fileobj=BytesIO(layer)) as files:
+            members |= {member.name: member for member in files}
+            files.extractall(root, filter="tar")
+    (core,) = (path for path in members if path.endswith("/kvplace/core/__init__.py"))
+    packages = core.removesuffix("/kvplace/core/__init__.py")
+    return BuiltImage(request.param, image, containerfile.read_text(), members, root, packages)
+
+
+def test_the_image_holds_the_files_of_kvplace_that_the_containerfile_copies_and_no_others(
+    built: BuiltImage,
+) -> None:
+    wanted = {
+        str(path.relative_to(PROJECT))
+        for sources in re.findall(r"^COPY (kvplace.*) \S+$", built.containerfile, re.MULTILINE)
+        for source in sources.split()
+        for path in ([PROJECT / source] if source.endswith(".py") else (PROJECT / source).rglob("*"))
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    below = f"{built.packages}/"
+    found = {
+        name.removeprefix(below)
+        for name, member in built.members.items()
+        if name.startswith(f"{below}kvplace/") and member.isfile() and not name.endswith(".pyc")
+    }
+    templates = {name for name in found if name.startswith("kvplace/simulate/vm-templates/")}
+    assert bool(templates) == (built.name == "serve")
+    assert found - templates == wanted
+
+
+def test_packages_have_the_pinned_versions(built: BuiltImage) -> None:
+    pins = re.findall(r"^([\w.-]+)==([\w.]+)", (PROJECT / "constraints.txt").read_text(), re.MULTILINE)
+    pinned = {(canonicalize_name(name), version) for name, version in pins}
+    found = {
+        (canonicalize_name(match[1]), match[2])
+        for name in built.members
+        if (match := re.fullmatch(rf"{built.packages}/([\w.]+)-([\w.]+)\.dist-info/METADATA", name))
+    }
+    assert len(found) >= 4
+    assert {name for name, _ in found} >= {"lxml"} or built.name == "agent"
+    assert found - {("kvplace", importlib.metadata.version("kvplace"))} <= pinned
+
+
+@pytest.mark.parametrize("command", [("--help",), ()], ids=["help", "nothing"])
+def test_the_command_of_the_image_starts(built: BuiltImage, command: tuple[str, ...]) -> None:
+    done = built.run(*built.image.configuration.entrypoint, *command)
+    said = done.stdout + done.stderr
+    assert "Traceback" not in said
+    assert "kvplace" in said
+    assert done.returncode == 0 or not command
+
+
+IMPORT_EVERYTHING = """
+import importlib, pkgutil, sys
+sys.path.insert(0, sys.argv[1])
+for package in sys.argv[2:]:
+    found = importlib.import_module(package)
+    whole = package in sys.argv[2:] and package.count(".") == 1 and hasattr(found, "__path__")
+    for module in pkgutil.walk_packages(found.__path__, f"{package}.") if whole else ():
+        importlib.import_module(module.name)
+"""
+STARTED = {
+    "serve": ("kvplace.cli", "kvplace.serve"),
+    "hook": ("kvplace.hook",),
+    "agent": (
+        *("kvplace.cli.agent_command", "kvplace.cli.main", "kvplace.agent", "kvplace.nri"),
+        "kvplace.libvirt.pinning_process",
+    ),
+}
+
+
+def test_everything_that_the_component_imports_is_in_the_image(built: BuiltImage) -> None:
+    done = built.run(
+        *("/usr/local/bin/python3", "-ISB", "-c", IMPORT_EVERYTHING),
+        *(f"/{built.packages}", *STARTED[built.name]),
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def imports_of(module: str) -> set[str]:
+    """Name the modules that a module of kvplace imports, at its start or inside its functions."""
+    path = PROJECT / f"{module.replace('.', '/')}.py"
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())) if path.exists() else ():
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = {name for name in inside if (PROJECT / f"{name.replace('.', '/')}.py").exists()}
+            found |= {node.module, *modules}
+    return found
+
+
+def test_what_the_agent_imports_only_when_it_needs_it_is_in_the_image(built: BuiltImage) -> None:
+    if built.name != "agent":
+        return
+    own = {f"kvplace.agent.{path.stem}" for path in (PROJECT / "kvplace" / "agent").glob("[a-z]*.py")}
+    reached: set[str] = set()
+    following = {"kvplace.cli.agent_command", *own}
+    while following:
+        reached |= following
+        named = {name for module in following for name in imports_of(module)} - reached
+        reached |= named
+        following = {name for name in named if name.startswith(("kvplace.libvirt.", "kvplace.nri."))}
+    assert {"kvplace.agent.process", "kvplace.libvirt.domain_pins"} <= reached
+    command = ("/usr/local/bin/python3", "-ISB", "-c", IMPORT_EVERYTHING, f"/{built.packages}")
+    done = built.run(*command, *sorted(reached))
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_the_process_that_the_agent_starts_to_talk_to_libvirt_finds_its_code(built: BuiltImage) -> None:
+    if built.name != "agent":
+        return
+    interpreter = built.run("python3", "-c", "import sys; print(sys.executable)").stdout.strip()
+    ended = built.run(interpreter, "-m", "kvplace.libvirt.pinning_process")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_nothing_of_kvplace_is_compiled_at_a_start(built: BuiltImage) -> None:
+    tag = sys.implementation.cache_tag
+    modules = [
+        path
+        for name in built.members
+        if name.startswith(f"{built.packages}/kvplace/") and name.endswith(".py")
+        for path in [built.root / name]
+    ]
+    assert len(modules) > 20
+    for path in modules:
+        bytecode = (path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc").read_bytes()
+        assert struct.unpack("<I", bytecode[4:8]) == (1,), f"{path}: not of the kind that is never checked"
+
+
+def test_bytecode_of_the_standard_library_and_of_packages_fits_its_source(built: BuiltImage) -> None:
+    tag = sys.implementation.cache_tag
+    checked = 0
+    for name, member in built.members.items():
+        if not name.endswith(".py") or f"{built.packages}/kvplace/" in name:
+            continue
+        bytecode = built.members.get(f"{Path(name).parent}/__pycache__/{Path(name).stem}.{tag}.pyc")
+        if bytecode is not None:
+            header = (built.root / bytecode.name).read_bytes()[:16]
+            assert struct.unpack("<III", header[4:]) == (0, member.mtime, member.size & 0xFFFFFFFF), name
+            checked += 1
+    assert checked > 200
