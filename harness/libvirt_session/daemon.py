@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -82,9 +83,15 @@ class LibvirtSession:
                 pid_file = self.folder / "run" / "libvirt" / "qemu" / "run" / f"{domain.name()}.pid"
                 yield RunningDomain(domain, int(pid_file.read_text()))
             finally:
-                domain.destroy()
+                if domain.isActive():  # it may have migrated
+                    domain.destroy()
         finally:
             domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_NVRAM)
+
+    @property
+    def hooks(self) -> Path:
+        """The daemon's /etc/libvirt/hooks/qemu.d."""
+        return self.folder / "libvirt" / "hooks" / "qemu.d"
 
     @contextmanager
     def confined_to(self, cpus: int) -> Iterator[None]:
@@ -120,7 +127,7 @@ def session_daemon(*, deny_memory_policy: bool = False) -> Iterator[LibvirtSessi
         pod = Pod(
             group=str(group.path),
             uid=UID,
-            known_by={f"/etc/{name}": str(folder / name) for name in ("passwd", "group")},
+            known_by={f"/etc/{name}": str(folder / name) for name in ("passwd", "group", "libvirt")},
             deny_memory_policy=deny_memory_policy,
         )
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications:
@@ -166,6 +173,14 @@ def _furnish(folder: Path) -> dict[str, str]:
         (folder / name).mkdir(mode=0o700)
     (folder / "c" / "libvirt").mkdir()
     (folder / "c" / "libvirt" / "qemu.conf").write_text(QEMU_CONF)
+    (folder / "libvirt" / "hooks" / "qemu.d").mkdir(parents=True)
+    # KubeVirt's image has a program here, too. Without any at its start libvirt never looks for one again.
+    (folder / "libvirt" / "hooks" / "qemu").write_text("#!/bin/sh\nexit 0\n")
+    (folder / "libvirt" / "hooks" / "qemu").chmod(0o755)
+    # Domains do not migrate between daemons that believe to be on one host.
+    host = f'host_uuid = "{uuid.uuid4()}"\n'
+    for name in DAEMONS:
+        (folder / "c" / "libvirt" / f"{name}.conf").write_text(host)
     user = f"kvplace-tests:x:{UID}:{UID}::{folder}/home:/usr/sbin/nologin\n"
     (folder / "passwd").write_text(Path("/etc/passwd").read_text() + user)
     (folder / "group").write_text(Path("/etc/group").read_text() + f"kvplace-tests:x:{UID}:\n")

@@ -50,7 +50,7 @@ class Pod:
     """The folder of its cpuset control group."""
     uid: int
     known_by: dict[str, str]
-    """Files shown over those of the machine, by path: an /etc/passwd and /etc/group that know the user."""
+    """Files and folders shown over the machine's own, by path, such as an /etc/passwd that knows the user."""
     deny_memory_policy: bool
     """Whether a seccomp filter answers EPERM to mbind and its kin."""
 

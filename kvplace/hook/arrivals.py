@@ -90,7 +90,7 @@ def _received(connection: socket.socket) -> bytes:
 def _write_program(folder: str) -> None:
     """Write the program and move it into place, so that libvirt never runs half of it."""
     staged = f"{folder}/.{_PROGRAM}"
-    with open(staged, "w", encoding="ascii") as file:  # noqa: PTH123
-        file.write(_SCRIPT)
+    with open(staged, "wb") as file:  # noqa: PTH123
+        file.write(_SCRIPT.encode())
         os.fchmod(file.fileno(), 0o755)
     os.rename(staged, f"{folder}/{_PROGRAM}")  # noqa: PTH104
