@@ -14,12 +14,12 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from kubernetes.aio.config import incluster_config
 from yarl import URL
 
 from harness.control_plane.cluster import ControlPlane
 from kvplace.core.errors import Conflict, Forbidden, Misconfigured, Refused
 from kvplace.core.ledger import OwnershipConflict
+from kvplace.kube import credentials
 from kvplace.kube.api_errors import (
     OWNERSHIP_RULE,
     ApiUnavailable,
@@ -341,15 +341,14 @@ async def test_a_wrong_token_and_missing_rights_are_different_errors(control_pla
 async def test_in_a_pod_the_service_account_is_used(
     control_plane: ControlPlane, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    token = tmp_path / "token"
-    token.write_text(control_plane.service_account_token(namespace, "default"))
+    (tmp_path / "token").write_text(control_plane.service_account_token(namespace, "default") + "\n")
+    (tmp_path / "ca.crt").write_bytes(control_plane.ca_file.read_bytes())
     address = URL(control_plane.url)
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(address.host))
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(address.port))
-    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
-    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(control_plane.ca_file))
+    monkeypatch.setattr(credentials, "SERVICE_ACCOUNT", tmp_path)
     async with await open_session() as session:
         with pytest.raises(Forbidden, match=f"system:serviceaccount:{namespace}:default"):
             await session.request(GET)
