@@ -7,6 +7,7 @@ files, control groups, and daemons that it starts. Ends the machine when the tes
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
@@ -67,6 +69,7 @@ def _run(call: Call, output: int, result: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
+        faulthandler.enable()
         function, arguments, named = pickle.loads(call.task)
         os.write(result, pickle.dumps(function(*arguments, **named)))
         code = 0
@@ -87,8 +90,11 @@ def _wait_for(child: int, seconds: float) -> int | None:
                 return os.waitstatus_to_exitcode(ended[1])
         left = deadline - time.monotonic()
         if left <= 0 or signal.sigtimedwait({signal.SIGCHLD}, left) is None:
-            os.killpg(child, signal.SIGKILL)
+            # A last word: where it hangs.
+            os.kill(child, signal.SIGABRT)
             os.waitpid(child, 0)
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
             return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import selectors
 import socket
 import subprocess
 import sys
@@ -56,14 +57,29 @@ class Finished:
 class EmulatedMachine:
     """A machine of the given shape, with this machine's files and a copy-on-write view of them."""
 
-    def __init__(self, shape: Shape, kernel: Kernel, connection: socket.socket, console: Path) -> None:
+    def __init__(self, shape: Shape, kernel: Kernel, folder: Path, qemu: subprocess.Popen[bytes]) -> None:
         self.shape = shape
         self.kernel = kernel
-        self.release = ""
-        """The kernel's release, such as `6.1.0-56-amd64`."""
-        self._connection = connection
-        self._channel = SocketIO(connection, "rw")
-        self._console = console
+        self._folder = folder
+        self._qemu = qemu
+
+    def connect(self, listener: socket.socket) -> None:
+        """Wait until the machine takes calls."""
+        with selectors.DefaultSelector() as selector, _end_of(self._qemu) as ended:
+            selector.register(listener, selectors.EVENT_READ)
+            selector.register(ended, selectors.EVENT_READ)
+            if listener not in [key.fileobj for key, _ in selector.select(_GRACE_S)]:
+                raise self._died("did not start")
+        self._connection, _ = listener.accept()
+        self._channel = SocketIO(self._connection, "rw")
+        message = self._receive(_BOOT_S)
+        assert isinstance(message, Ready)
+        self.release = message.release
+        """The kernel's, such as `6.1.0-56-amd64`."""
+
+    def disconnect(self) -> None:
+        """Close the channel."""
+        self._connection.close()
 
     def call(self, function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
         """Call a module's function inside, as root, in a process of its own; at most a minute.
@@ -96,12 +112,6 @@ class EmulatedMachine:
             raise CallFailed(f"{command} inside {self.shape.name} ended with {finished}")
         return finished.stdout
 
-    def await_ready(self) -> None:
-        """Wait until the machine takes calls."""
-        message = self._receive(_BOOT_S)
-        assert isinstance(message, Ready)
-        self.release = message.release
-
     def _ask(self, call: Call, timeout_s: float) -> Answer:
         send(self._channel, call)
         answer = self._receive(timeout_s)
@@ -115,11 +125,30 @@ class EmulatedMachine:
         except TimeoutError:
             message = None
         if message is None:
-            tail = "\n".join(self._console.read_text(errors="replace").splitlines()[-40:])
-            raise MachineDied(
-                f"the machine {self.shape.name} does not answer; its console ends with:\n{tail}"
-            )
+            raise self._died("does not answer")
         return message
+
+    def _died(self, how: str) -> MachineDied:
+        try:
+            how += f", and QEMU ended with {self._qemu.wait(timeout=1)}"
+        except subprocess.TimeoutExpired:
+            how += ", and QEMU still runs"
+        said = (self._folder / "qemu.log").read_text(errors="replace")
+        console = self._folder / "console.log"
+        lines = console.read_text(errors="replace").splitlines()[-40:] if console.exists() else []
+        return MachineDied(
+            f"the machine {self.shape.name} {how}. {said}\nIts console ends with:\n" + "\n".join(lines)
+        )
+
+
+@contextmanager
+def _end_of(process: subprocess.Popen[bytes]) -> Iterator[int]:
+    """Give a descriptor that can be read once a process has ended."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def run_command(command: list[str]) -> Finished:
@@ -140,20 +169,14 @@ def emulated_machine(shape: Shape, kernel: Kernel = Kernel.V6_1) -> Iterator[Emu
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(folder / "channel"))
             listener.listen(1)
-            listener.settimeout(_GRACE_S)
             with (folder / "qemu.log").open("wb") as log:
                 qemu = subprocess.Popen(
                     list(_command(shape, boot, folder)), stdin=subprocess.DEVNULL, stdout=log, stderr=log
                 )
             leave.callback(_end, qemu)
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                said = (folder / "qemu.log").read_text(errors="replace")
-                raise MachineDied(f"QEMU did not start for {shape.name}: {said}") from None
-        leave.callback(connection.close)
-        machine = EmulatedMachine(shape, kernel, connection, folder / "console.log")
-        machine.await_ready()
+            machine = EmulatedMachine(shape, kernel, folder, qemu)
+            machine.connect(listener)
+        leave.callback(machine.disconnect)
         yield machine
 
 
@@ -165,7 +188,8 @@ def _end(qemu: subprocess.Popen[bytes]) -> None:
 def _command(shape: Shape, boot: Boot, folder: Path) -> Iterator[str]:
     # QEMU has no wish of its own to end with its starter.
     yield from ("setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64")
-    yield from ("-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi")
+    # One thread for all CPUs: on few cores quicker than one for each, and free of QEMU's races between them.
+    yield from ("-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=single")
     yield from shape.qemu_arguments()
     yield from ("-nodefaults", "-no-user-config", "-no-reboot", "-nographic", "-monitor", "none")
     yield from ("-serial", f"file:{folder}/console.log")
