@@ -43,6 +43,13 @@ class Measurement:
     """Memory of the VM by NUMA node; empty where it was not read."""
 
     @property
+    def io_threads(self) -> tuple[int, ...]:
+        """The numbers of the I/O threads, ascending."""
+        return tuple(
+            sorted(thread.name.number for thread in self.threads if thread.name.role is ThreadRole.IO_THREAD)
+        )
+
+    @property
     def cpus(self) -> CpuMask:
         """The CPUs that the pod's threads may actually run on."""
         found = NO_CPUS
@@ -127,10 +134,18 @@ class Wanted:
 
     placement: Placement
     cpuset: CpuMask
-    """The cpuset of the containers that run its claim; for policy `numa` its threads may use all of it."""
+    """The cpuset of the containers that run its claim; none where nothing sets it.
+
+    For policy `numa`, and without a placement of its own, the threads may use all of it.
+    """
     online: CpuMask
     vm: bool
     """Whether it is the pod of a VM; the threads of other pods have no CPUs of their own."""
+
+    @property
+    def measures_memory(self) -> bool:
+        """Whether it matters on which NUMA nodes its memory is."""
+        return self.placement.numa_memory is NumaMemory.STRICT and bool(self.placement.memory_nodes)
 
     def cpus_of(self, name: ThreadName, io_threads: tuple[int, ...]) -> CpuMask:
         """Look up the CPUs of a thread; none where it may run anywhere in the cpuset.
@@ -138,8 +153,8 @@ class Wanted:
         `io_threads` are the numbers of all I/O threads, ascending: the placement counts them from 0.
         """
         placement = self.placement
-        if placement.policy is Policy.NUMA:
-            return self.cpuset
+        if placement.policy in (Policy.NUMA, Policy.NONE):
+            return self.cpuset or placement.cpus
         match name.role:
             case ThreadRole.VCPU:
                 return placement.cpus_of_vcpu(name.number)
@@ -169,10 +184,13 @@ def _threads(wanted: Wanted, measured: Measurement) -> Iterator[Difference]:
         should = wanted.cpus_of(thread.name, io_threads)
         if not should:
             continue
-        if not should & wanted.online:
+        # What is known of CPUs that went offline or came back may be a moment old.
+        if thread.cpus in (should, should & wanted.online):
+            continue
+        if should & wanted.online:
+            yield ThreadDifference(thread, should & wanted.online)
+        else:
             yield OfflineDifference(thread, should)
-        elif thread.cpus != should & wanted.online:
-            yield ThreadDifference(thread, CpuMask(should & wanted.online))
 
 
 def _missing(wanted: Wanted, measured: Measurement) -> Iterator[Difference]:
@@ -184,17 +202,16 @@ def _missing(wanted: Wanted, measured: Measurement) -> Iterator[Difference]:
 
 
 def _cpusets(wanted: Wanted, measured: Measurement) -> Iterator[Difference]:
-    should = CpuMask(wanted.cpuset & wanted.online)
+    should = wanted.cpuset & wanted.online
     for container, has in measured.cpusets.items():
-        if has != should:
+        if should and has != should:
             yield CpusetDifference(container, has, should)
 
 
 def _memory(wanted: Wanted, measured: Measurement) -> Iterator[Difference]:
-    placement = wanted.placement
-    if placement.numa_memory is not NumaMemory.STRICT or not placement.memory_nodes:
-        return
-    elsewhere = {node: n for node, n in measured.memory.items() if node not in placement.memory_nodes}
-    if sum(elsewhere.values(), NO_BYTES) > MISPLACED_ALLOWED:
-        for node, amount in sorted(elsewhere.items()):
-            yield MemoryDifference(node, amount, placement.memory_nodes)
+    nodes = wanted.placement.memory_nodes
+    if wanted.measures_memory:
+        elsewhere = {node: amount for node, amount in measured.memory.items() if node not in nodes}
+        if sum(elsewhere.values(), NO_BYTES) > MISPLACED_ALLOWED:
+            for node, amount in sorted(elsewhere.items()):
+                yield MemoryDifference(node, amount, nodes)

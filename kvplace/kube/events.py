@@ -43,6 +43,7 @@ class EventReason(Enum):
     CORES_OVERLAP = "CoresOverlap"
     RELOCATED = "Relocated"
     NOT_RELOCATED = "NotRelocated"
+    PINNING_DRIFT = "PinningDrift"
 
     @property
     def type(self) -> str:
@@ -61,6 +62,8 @@ class EventReason(Enum):
                 return "Reclaiming"
             case EventReason.RELOCATED | EventReason.NOT_RELOCATED:
                 return "Relocating"
+            case EventReason.PINNING_DRIFT:
+                return "Pinning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,12 @@ def relocation_refused(regarding: ObjectReference, why: str) -> EventRecord:
 def cores_overlap(regarding: ObjectReference, conflict: str) -> EventRecord:
     """Report that a running pod uses CPUs that the ledger gives to another pod."""
     return EventRecord(regarding, EventReason.CORES_OVERLAP, conflict)
+
+
+def pinning_drift(regarding: ObjectReference, differences: str, *, repaired: bool) -> EventRecord:
+    """Report that threads of a VM were found elsewhere than the agent had left them."""
+    note = f"{differences}; {'set back' if repaired else 'not repaired yet'}"
+    return EventRecord(regarding, EventReason.PINNING_DRIFT, note)
 
 
 class EventWriter(Protocol):

@@ -1,0 +1,74 @@
+"""Hands the newest value for each pod to somebody who may be slow or away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from kvplace.core.errors import KvplaceError, Refused
+from kvplace.core.scalars import PodUid
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 30.0
+"""What was not taken is tried again after so long."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Due(Generic[T]):
+    value: T
+    at: float
+
+
+class Deliveries(Generic[T]):
+    """One delivery at a time; a value that is replaced before its turn is never delivered."""
+
+    def __init__(self, deliver: Callable[[PodUid, T], Awaitable[None]], *, again_s: float = AGAIN_S) -> None:
+        """`deliver` raises Refused for what is not to be tried again, another KvplaceError for what is."""
+        self._deliver = deliver
+        self._again_s = again_s
+        self._due: dict[PodUid, _Due[T]] = {}
+        self._changed = asyncio.Event()
+
+    def put(self, uid: PodUid, value: T) -> None:
+        """Deliver a value soon, instead of any other for the same pod."""
+        self._due[uid] = _Due(value, 0.0)
+        self._changed.set()
+
+    def drop(self, uid: PodUid) -> None:
+        """Forget what is due for a pod."""
+        self._due.pop(uid, None)
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._changed.clear()
+            for uid, due in list(self._due.items()):
+                if due.at <= loop.time() and self._due.get(uid) is due:
+                    await self._try(uid, due)
+            earliest = min((due.at for due in self._due.values()), default=None)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(earliest):
+                    await self._changed.wait()
+
+    async def _try(self, uid: PodUid, due: _Due[T]) -> None:
+        again = None
+        try:
+            await self._deliver(uid, due.value)
+        except Refused as error:
+            log.info("not delivered: %s", error, extra={"uid": uid})
+        except KvplaceError as error:
+            log.warning("tried again in %g s: %s", self._again_s, error, extra={"uid": uid})
+            again = _Due(due.value, asyncio.get_running_loop().time() + self._again_s)
+        if self._due.get(uid) is due:
+            if again is None:
+                del self._due[uid]
+            else:
+                self._due[uid] = again

@@ -1,0 +1,20 @@
+"""What the agent counts."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Summary
+
+DRIFTS = Counter(
+    "kvplace_agent_drifts_total",
+    "Threads of a pod found where they had not been left; outcome is repaired, left (its CPUs cannot be had) "
+    "or given-up (repairs were undone too often).",
+    ["outcome"],
+)
+PODS = Gauge(
+    "kvplace_agent_pods", "Pods with a placement that run here, by whether they are pinned.", ["pinned"]
+)
+LOOKS = Summary("kvplace_agent_look_seconds", "Time of one look at all threads of all pods.")
+LIBVIRT_FAILURES = Counter(
+    "kvplace_agent_libvirt_failures_total",
+    "Pins that the libvirt of a pod did not take.",
+)

@@ -1,0 +1,102 @@
+"""What the agent says about one pod: its condition kvplace.io/Pinned, and the words for what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvplace.agent.cpusets import ClaimRefusal
+from kvplace.agent.repair_history import MOST_REPAIRS, PERIOD_S
+from kvplace.agent.verification import (
+    CpusetDifference,
+    Difference,
+    Measurement,
+    MemoryDifference,
+    MissingThread,
+    OfflineDifference,
+    ThreadDifference,
+)
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.kube.conditions import Condition
+
+PINNED = "kvplace.io/Pinned"
+_SHOWN = 3
+"""Differences that a message names; of more only the number is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of one pod after a look at it."""
+
+    revision: int
+    measured: Measurement
+    differences: tuple[Difference, ...] = ()
+    floats: bool = False
+    """Whether its placement gives it no CPUs of its own."""
+    given_up: bool = False
+    """Whether repairs were undone so often that the agent tries only now and then."""
+    refusal: ClaimRefusal | None = None
+    """Why the claim does not get its CPUs."""
+    problem: str = ""
+    """Why it could not be read or repaired."""
+
+    @property
+    def as_placed(self) -> bool:
+        """Whether everything was read and is as the placement says."""
+        return not (self.differences or self.refusal or self.problem)
+
+    @property
+    def drift(self) -> str:
+        """What differs, in one sentence; empty when nothing does."""
+        if self.refusal is not None:
+            return self.refusal.message
+        if self.problem:
+            return self.problem
+        sentence = differences_in_words(self.differences)
+        if self.given_up and sentence:
+            sentence += (
+                f"; something else undid {MOST_REPAIRS} repairs within {PERIOD_S:g} s, so the next ones are "
+                f"{PERIOD_S:g} s apart"
+            )
+        return sentence
+
+    @property
+    def condition(self) -> Condition:
+        """The condition of the pod; its message begins with the revision that it is about."""
+        cpus = format_cpu_list(self.measured.cpus)
+        good = f"the VM floats on CPU {cpus}" if self.floats else f"all threads run on CPU {cpus} as placed"
+        return Condition(
+            PINNED,
+            self.as_placed and not self.floats,
+            self._reason,
+            f"revision {self.revision}: {self.drift or good}",
+        )
+
+    @property
+    def _reason(self) -> str:
+        if self.refusal is not None:
+            return self.refusal.reason.value
+        if self.problem:
+            return "NotMeasured"
+        if not self.differences:
+            return "Floats" if self.floats else "AsPlaced"
+        if self.given_up:
+            return "RepairsUndone"
+        match self.differences[0]:
+            case ThreadDifference():
+                return "ThreadsElsewhere"
+            case OfflineDifference():
+                return "CpusOffline"
+            case MissingThread():
+                return "VcpuMissing"
+            case CpusetDifference():
+                return "CpusetDiffers"
+            case MemoryDifference():
+                return "MemoryElsewhere"
+
+
+def differences_in_words(differences: Sequence[Difference]) -> str:
+    """Name the first differences, and the number of the others."""
+    words = ", ".join(str(difference) for difference in differences[:_SHOWN])
+    more = len(differences) - _SHOWN
+    return f"{words} and {more} more" if more > 0 else words

@@ -1,0 +1,217 @@
+"""Looks at the threads of every claim again and again, and sets those that are not where they should be.
+
+Synchronous and for one worker thread: everything that may wait for the kernel is here, everything that may
+wait for somebody else (libvirt, the API server) is in `pinning_guard`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from kvplace.agent.cpusets import ClaimRefusal
+from kvplace.agent.repair import domain_pins, set_threads
+from kvplace.agent.repair_history import RepairHistory
+from kvplace.agent.verification import (
+    CpusetDifference,
+    Difference,
+    Measurement,
+    MemoryDifference,
+    OfflineDifference,
+    ThreadDifference,
+    Wanted,
+    differences,
+)
+from kvplace.agent.watched_pod import ClaimContainer, WatchedPod
+from kvplace.core.errors import KvplaceError
+from kvplace.core.scalars import CpuMask, PodUid
+from kvplace.libvirt.domain_pins import DomainPins
+from kvplace.linux.affinity import Tid
+from kvplace.linux.kernel_files import Gone
+from kvplace.linux.qemu import PROC
+
+READ_ANEW_S = 30.0
+"""How often the names of threads, the workers of the kernel and the memory of a pod are read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One pod as it should be."""
+
+    uid: PodUid
+    containers: tuple[ClaimContainer, ...]
+    wanted: Wanted
+    refusal: ClaimRefusal | None = None
+    """Why it does not get its CPUs; nothing is set then."""
+    sets_threads: bool = True
+    """False on a node that is only observed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one look at a pod has found."""
+
+    measured: Measurement
+    differences: tuple[Difference, ...] = ()
+    """What differs after the repair."""
+    problem: str = ""
+    """Why it could not be read or set."""
+    given_up: bool = False
+    drift: tuple[Difference, ...] = ()
+    """What had been in order and was not any more when this look began."""
+    pid: int = 0
+    """The process of its QEMU; 0 where there is none."""
+    pins: DomainPins | None = None
+    """What libvirt should be told; None when it knows."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether every thread is where it should be, whatever its cpuset and memory."""
+        return not self.problem and all(
+            isinstance(found, CpusetDifference | MemoryDifference) for found in self.differences
+        )
+
+
+@dataclass(slots=True)
+class _Pod:
+    watched: WatchedPod
+    containers: tuple[ClaimContainer, ...]
+    wanted: Wanted
+    finding: Finding
+    read_anew_at: float = 0.0
+    right: dict[Tid, CpuMask] = field(default_factory=dict)
+    """Threads that were seen where they should be, and where that was."""
+    history: RepairHistory = field(default_factory=RepairHistory)
+    told: int = 0
+    """The QEMU whose libvirt was asked to keep the pins."""
+
+
+class PinningSweep:
+    """What is kept from one look to the next."""
+
+    def __init__(
+        self, mounted: Path, *, proc: Path = PROC, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._mounted = mounted
+        self._proc = proc
+        self._clock = clock
+        self._pods: dict[PodUid, _Pod] = {}
+
+    def look(self, targets: Iterable[Target]) -> dict[PodUid, Finding]:
+        """Look at every pod; what is found of a pod is the same object as last time while nothing happens.
+
+        A pod whose containers have not started or have ended is left out.
+        """
+        found: dict[PodUid, Finding] = {}
+        for target in filter(lambda target: target.containers, targets):
+            with suppress(Gone):
+                found[target.uid] = self._look_at(target)
+        for uid in self._pods.keys() - found.keys():
+            self._forget(uid)
+        return found
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for uid in list(self._pods):
+            self._forget(uid)
+
+    def _look_at(self, target: Target) -> Finding:
+        pod = self._pod(target)
+        now = self._clock()
+        anew = now >= pod.read_anew_at or pod.wanted != target.wanted
+        if not anew and _is_quiet(pod.finding) and pod.watched.unchanged():
+            return pod.finding
+        if anew:
+            pod.read_anew_at = now + READ_ANEW_S
+        pod.wanted = target.wanted
+        try:
+            finding = self._measure(pod, target, now, anew=anew)
+        except Gone:
+            raise
+        except KvplaceError as error:
+            finding = Finding(pod.finding.measured, problem=str(error))
+        if finding != pod.finding or finding.drift or finding.pins is not None:
+            pod.finding = finding
+        return pod.finding
+
+    def _pod(self, target: Target) -> _Pod:
+        pod = self._pods.get(target.uid)
+        if pod is not None and pod.containers == target.containers:
+            return pod
+        self._forget(target.uid)
+        vm = target.wanted.vm
+        watched = WatchedPod(target.containers, vm=vm, mounted=self._mounted, proc=self._proc)
+        pod = _Pod(watched, target.containers, target.wanted, Finding(Measurement()))
+        self._pods[target.uid] = pod
+        return pod
+
+    def _forget(self, uid: PodUid) -> None:
+        pod = self._pods.pop(uid, None)
+        if pod is not None:
+            pod.watched.close()
+
+    def _measure(self, pod: _Pod, target: Target, now: float, *, anew: bool) -> Finding:
+        wanted, watched = target.wanted, pod.watched
+        measured = _with_memory(pod, watched.measure(anew=anew, memory=anew and wanted.measures_memory))
+        at_first = differences(wanted, measured)
+        drift = _drift(pod.right, at_first)
+        found, pins, pid = at_first, None, 0
+        if watched.qemu is not None and target.sets_threads and target.refusal is None:
+            pid = watched.qemu.pid
+            if any(map(_is_about_a_thread, at_first)) and pod.history.may_repair(now):
+                set_threads(watched.qemu, at_first)
+                measured = _with_memory(pod, watched.measure())
+                found = differences(wanted, measured)
+                if drift and not set(drift) & set(found):
+                    pod.history = pod.history.repaired(now)
+            if not found:
+                pod.history = pod.history.intact(now)
+            if found != at_first or pod.told != pid:
+                pod.told, pins = pid, domain_pins(wanted, measured)
+        pod.right = _right(pod.right, wanted, measured, found)
+        return Finding(
+            measured,
+            found,
+            given_up=pod.history.given_up,
+            drift=tuple(one for one in drift if one not in pod.finding.differences),
+            pid=pid,
+            pins=pins,
+        )
+
+
+def _is_about_a_thread(difference: Difference) -> bool:
+    return isinstance(difference, ThreadDifference | OfflineDifference)
+
+
+def _is_quiet(finding: Finding) -> bool:
+    """Whether there is nothing to try again."""
+    return not finding.differences and not finding.problem and finding.pins is None and not finding.drift
+
+
+def _with_memory(pod: _Pod, measured: Measurement) -> Measurement:
+    """Keep the memory that was read last where it was not read this time."""
+    return measured if measured.memory else replace(measured, memory=pod.finding.measured.memory)
+
+
+def _drift(right: dict[Tid, CpuMask], found: Iterable[Difference]) -> tuple[ThreadDifference, ...]:
+    return tuple(
+        one for one in found if isinstance(one, ThreadDifference) and right.get(one.thread.tid) == one.should
+    )
+
+
+def _right(
+    before: dict[Tid, CpuMask], wanted: Wanted, measured: Measurement, found: tuple[Difference, ...]
+) -> dict[Tid, CpuMask]:
+    """Note which threads are right; one that was and is not any more stays noted."""
+    wrong = {one.thread.tid for one in found if isinstance(one, ThreadDifference | OfflineDifference)}
+    right: dict[Tid, CpuMask] = {}
+    for thread in measured.threads:
+        if thread.tid in wrong:
+            if thread.tid in before:
+                right[thread.tid] = before[thread.tid]
+        elif should := wanted.cpus_of(thread.name, measured.io_threads) & wanted.online:
+            right[thread.tid] = should
+    return right

@@ -1,0 +1,100 @@
+"""The newest value for each pod reaches somebody who may be slow or away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from kvplace.agent.deliveries import Deliveries
+from kvplace.core.errors import Refused, Unavailable
+from kvplace.core.scalars import PodUid
+
+A, B = PodUid("a"), PodUid("b")
+
+
+class Receiver:
+    """Takes values, after the errors it was told to raise."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[PodUid, int]] = []
+        self.errors: list[Exception] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.asked = asyncio.Semaphore(0)
+
+    async def take(self, uid: PodUid, value: int) -> None:
+        self.asked.release()
+        await self.open.wait()
+        if self.errors:
+            raise self.errors.pop(0)
+        self.taken.append((uid, value))
+
+    async def asked_times(self, count: int) -> None:
+        async with asyncio.timeout(20):
+            for _ in range(count):
+                await self.asked.acquire()
+
+
+@asynccontextmanager
+async def running(deliveries: Deliveries[int]) -> AsyncIterator[None]:
+    task = asyncio.create_task(deliveries.run())
+    yield
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_a_value_that_is_replaced_before_its_turn_is_not_delivered() -> None:
+    receiver = Receiver()
+    deliveries = Deliveries(receiver.take)
+    receiver.open.clear()
+    async with running(deliveries):
+        deliveries.put(A, 1)
+        await receiver.asked_times(1)
+        deliveries.put(A, 2)
+        deliveries.put(A, 3)
+        deliveries.put(B, 9)
+        receiver.open.set()
+        await receiver.asked_times(2)
+    assert sorted(receiver.taken) == [(A, 1), (A, 3), (B, 9)]
+
+
+async def test_what_was_not_taken_is_tried_again_and_does_not_hold_others_up() -> None:
+    receiver = Receiver()
+    receiver.errors = [Unavailable("away")]
+    deliveries = Deliveries(receiver.take, again_s=0.05)
+    async with running(deliveries):
+        deliveries.put(A, 1)
+        deliveries.put(B, 2)
+        await receiver.asked_times(3)
+    assert receiver.taken == [(B, 2), (A, 1)]
+
+
+async def test_what_was_refused_or_dropped_is_not_tried_again() -> None:
+    receiver = Receiver()
+    receiver.errors = [Refused("gone"), Unavailable("away")]
+    deliveries = Deliveries(receiver.take, again_s=0)
+    async with running(deliveries):
+        deliveries.put(A, 1)
+        await receiver.asked_times(1)
+        receiver.open.clear()
+        deliveries.put(B, 2)
+        await receiver.asked_times(1)
+        deliveries.drop(B)
+        receiver.open.set()
+        deliveries.put(A, 3)
+        await receiver.asked_times(1)
+    assert receiver.taken == [(A, 3)]
+
+
+async def test_a_newer_value_is_delivered_at_once_after_a_failure() -> None:
+    receiver = Receiver()
+    receiver.errors = [Unavailable("away")]
+    deliveries = Deliveries(receiver.take, again_s=3600)
+    async with running(deliveries):
+        deliveries.put(A, 1)
+        await receiver.asked_times(1)
+        deliveries.put(A, 2)
+        await receiver.asked_times(1)
+    assert receiver.taken == [(A, 2)]

@@ -1,0 +1,83 @@
+"""What the condition of a pod says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvplace.agent.cpusets import ClaimRefusal, RefusalReason
+from kvplace.agent.pinned_report import PINNED, Verdict
+from kvplace.agent.verification import (
+    CpusetDifference,
+    Difference,
+    Measurement,
+    MemoryDifference,
+    MissingThread,
+    OfflineDifference,
+    Thread,
+    ThreadDifference,
+)
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.scalars import Bytes, NumaId
+from kvplace.kube.conditions import Condition
+from kvplace.linux.affinity import Tid
+from kvplace.linux.qemu import classify
+
+VCPU = Thread(Tid(7), classify("CPU 1/KVM"), parse_cpu_list("0-3"))
+MOVED = ThreadDifference(VCPU, parse_cpu_list("2"))
+GOOD = Verdict(3, Measurement((replace(VCPU, cpus=parse_cpu_list("2")),)))
+
+
+def test_a_pod_in_order_is_pinned_and_the_message_begins_with_the_revision() -> None:
+    assert GOOD.condition == Condition(
+        PINNED, True, "AsPlaced", "revision 3: all threads run on CPU 2 as placed"
+    )
+
+
+def test_a_vm_that_floats_is_as_placed_and_not_pinned() -> None:
+    floating = replace(GOOD, floats=True)
+    assert floating.as_placed
+    assert floating.condition == Condition(PINNED, False, "Floats", "revision 3: the VM floats on CPU 2")
+
+
+@pytest.mark.parametrize(
+    ("difference", "reason"),
+    [
+        (MOVED, "ThreadsElsewhere"),
+        (OfflineDifference(VCPU, parse_cpu_list("9")), "CpusOffline"),
+        (MissingThread(4), "VcpuMissing"),
+        (CpusetDifference("compute", parse_cpu_list("0-7"), parse_cpu_list("2")), "CpusetDiffers"),
+        (MemoryDifference(NumaId(1), Bytes(1 << 30), (NumaId(0),)), "MemoryElsewhere"),
+    ],
+)
+def test_each_difference_has_a_reason_and_its_sentence(difference: Difference, reason: str) -> None:
+    condition = replace(GOOD, differences=(difference,)).condition
+    assert (condition.status, condition.reason) == (False, reason)
+    assert condition.message == f"revision 3: {difference}"
+
+
+def test_of_many_differences_three_are_named() -> None:
+    many = tuple(MissingThread(vcpu) for vcpu in range(9))
+    message = replace(GOOD, differences=many).condition.message
+    assert message == (
+        "revision 3: vCPU 0 has no thread, vCPU 1 has no thread, vCPU 2 has no thread and 6 more"
+    )
+
+
+def test_repairs_that_were_given_up_are_said_only_while_something_differs() -> None:
+    condition = replace(GOOD, differences=(MOVED,), given_up=True).condition
+    assert condition.reason == "RepairsUndone"
+    assert "something else undid 5 repairs within 60 s" in condition.message
+    assert replace(GOOD, given_up=True).condition.status is True
+
+
+def test_a_refusal_and_a_problem_come_before_what_differs() -> None:
+    refused = replace(
+        GOOD, differences=(MOVED,), refusal=ClaimRefusal(RefusalReason.CPUS_IN_USE, "CPU 2 is in use.")
+    )
+    assert (refused.condition.reason, refused.as_placed) == ("CpusInUse", False)
+    assert refused.drift == "CPU 2 is in use."
+    unread = replace(GOOD, problem="/proc/7/task may not be read")
+    assert (unread.condition.reason, unread.condition.status) == ("NotMeasured", False)
+    assert unread.drift == "/proc/7/task may not be read"

@@ -1,0 +1,29 @@
+"""What libvirt is told of the pins."""
+
+from __future__ import annotations
+
+from kvplace.agent.repair import domain_pins
+from kvplace.agent.verification import Measurement, Thread, Wanted
+from kvplace.core.cpuset import mask_of, parse_cpu_list
+from kvplace.core.placement import Placement
+from kvplace.core.request import Policy
+from kvplace.core.scalars import CpuId, CpuMask
+from kvplace.linux.affinity import Tid
+from kvplace.linux.qemu import classify
+
+
+def test_libvirt_is_told_the_pins_of_the_threads_that_exist_on_cpus_that_are_online() -> None:
+    placement = Placement(
+        Policy.EXCLUSIVE,
+        (CpuId(2), CpuId(3)),
+        parse_cpu_list("2,3"),
+        emulator_cpus=parse_cpu_list("0,8"),
+        io_thread_cpus=(parse_cpu_list("0"), parse_cpu_list("1")),
+    )
+    wanted = Wanted(placement, parse_cpu_list("0-3"), online=parse_cpu_list("0-2"), vm=True)
+    names = ["qemu-kvm", "call_rcu", "vhost-7", "CPU 0/KVM", "CPU 1/KVM", "IO iothread7", "IO iothread3"]
+    threads = tuple(Thread(Tid(at), classify(name), CpuMask(1)) for at, name in enumerate(names))
+    pins = domain_pins(wanted, Measurement(threads))
+    assert dict(pins.vcpus) == {0: mask_of([2])}
+    assert pins.emulator == mask_of([0])
+    assert dict(pins.io_threads) == {3: mask_of([0]), 7: mask_of([1])}

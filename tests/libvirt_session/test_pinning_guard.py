@@ -1,0 +1,302 @@
+"""The agent keeps the threads of a real VM where its placement says, whatever moves them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from harness.libvirt_session.daemon import LibvirtSession
+from harness.libvirt_session.documents import minimal_domain
+from kvplace.agent.repair_history import MOST_REPAIRS, PERIOD_S
+from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.request import OnFailure, Policy
+from kvplace.core.scalars import CpuMask
+from kvplace.kube.events import EventReason
+from kvplace.kube.records import PodReport
+from tests.libvirt_session.guarded_vm import NODE, ONLINE, UID, GuardedVm, guarded, placed, until
+
+pytestmark = pytest.mark.libvirt_session
+
+FIRST, SECOND = list(cpus_of(ONLINE))[:2]
+ON_FIRST, ON_SECOND = mask_of([FIRST]), mask_of([SECOND])
+THREADS = ["CPU 0/TCG", "IO iothread1", "IO mon_iothread", "call_rcu", "main"]
+AS_PLACED = [
+    ("vcpupin", str(SECOND)), ("emulatorpin", str(FIRST)), ("iothreadpin", str(FIRST)),
+]  # fmt: skip
+
+
+@asynccontextmanager
+async def guarded_vm(
+    session: LibvirtSession, placement: PodPlacement | None = None, *, pins: str = ""
+) -> AsyncIterator[GuardedVm]:
+    """A VM with one vCPU and one I/O thread, by default unpinned."""
+    xml = minimal_domain("guarded", vcpus=1, inside=f"<iothreads>1</iothreads>{pins}")
+    with session.running(xml) as domain:
+        async with guarded(session, domain, placement or placed(SECOND, FIRST)) as vm:
+            yield vm
+
+
+@asynccontextmanager
+async def at_work(vm: GuardedVm) -> AsyncIterator[None]:
+    """Lets the guard look by itself."""
+    task = asyncio.create_task(vm.guard.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def in_place() -> dict[str, int]:
+    return {name: ON_SECOND if name.startswith("CPU") else ON_FIRST for name in THREADS}
+
+
+async def until_in_place(vm: GuardedVm) -> float:
+    """Waits until every thread is in its place, and says how long it took."""
+    return await until(lambda: vm.cpus() == in_place())
+
+
+@contextmanager
+def stopped(session: LibvirtSession) -> Iterator[None]:
+    """Holds the daemon, as one that hangs."""
+    (daemon,) = [
+        pid
+        for pid in session.group.processes()
+        if (Path(f"/proc/{pid}/comm").read_text().strip()) in ("libvirtd", "virtqemud")
+    ]
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+
+
+async def test_threads_that_are_elsewhere_are_set_libvirt_is_told_and_it_is_said(
+    libvirt_session: LibvirtSession,
+) -> None:
+    async with guarded_vm(libvirt_session) as vm, at_work(vm):
+        assert await until_in_place(vm) < 2
+        await vm.libvirt_keeps(AS_PLACED)
+        cpus = f"{FIRST}-{SECOND}" if SECOND == FIRST + 1 else f"{FIRST},{SECOND}"
+        message = f"revision 1: all threads run on CPU {cpus} as placed"
+        await vm.says(vm.condition(status=True, reason="AsPlaced", message=message))
+        assert vm.report.pods[UID] == PodReport(
+            UID, "vms", "virt-launcher-a", revision=1, pinned=True, running=True, cpus=ON_FIRST | ON_SECOND
+        )
+        assert vm.own.state.confirmed == {UID: 1}
+        assert vm.written.events == []
+
+
+async def test_pins_that_are_right_already_are_confirmed_and_nothing_is_moved(
+    libvirt_session: LibvirtSession,
+) -> None:
+    pins = (
+        f"<cputune><vcpupin vcpu='0' cpuset='{SECOND}'/><emulatorpin cpuset='{FIRST}'/>"
+        f"<iothreadpin iothread='1' cpuset='{FIRST}'/></cputune>"
+    )
+    async with guarded_vm(libvirt_session, pins=pins) as vm:
+        before = vm.cpus()
+        await vm.looks()
+        assert vm.cpus() == before == in_place()
+        assert vm.report.pods[UID].pinned
+
+
+@pytest.mark.parametrize("name", THREADS)
+async def test_a_thread_moved_by_taskset_is_back_within_two_seconds(
+    libvirt_session: LibvirtSession, name: str
+) -> None:
+    async with guarded_vm(libvirt_session) as vm, at_work(vm):
+        await until_in_place(vm)
+        await vm.libvirt_keeps(AS_PLACED)
+        vm.move(name, ONLINE & ~in_place()[name])
+        assert await until_in_place(vm) < 2
+        await until(lambda: len(vm.written.events) == 2)
+        assert {event.reason for event in vm.written.events} == {EventReason.PINNING_DRIFT}
+        assert {event.regarding.kind for event in vm.written.events} == {"Pod", "VirtualMachineInstance"}
+        assert vm.written.events[0].note.endswith("; set back")
+
+
+async def test_a_pin_set_with_virsh_is_undone_in_the_kernel_and_in_libvirt(
+    libvirt_session: LibvirtSession,
+) -> None:
+    async with guarded_vm(libvirt_session) as vm, at_work(vm):
+        await until_in_place(vm)
+        await vm.libvirt_keeps(AS_PLACED)
+        width = vm.domain.handle.connect().getCPUMap()[0]
+        vm.domain.handle.pinVcpu(0, tuple(cpu == FIRST for cpu in range(width)))
+        vm.domain.handle.pinEmulator(tuple(cpu == SECOND for cpu in range(width)))
+        assert await until_in_place(vm) < 2
+        await vm.libvirt_keeps(AS_PLACED)
+
+
+async def test_a_cpuset_that_was_narrow_for_a_while_leaves_the_threads_in_place(
+    libvirt_session: LibvirtSession,
+) -> None:
+    async with guarded_vm(libvirt_session) as vm:
+        await vm.looks()
+        vm.containers.sets_cpusets = False
+        libvirt_session.group.confine(ON_FIRST)
+        await vm.looks()
+        report = vm.report.pods[UID]
+        assert not report.pinned
+        assert f"vCPU 0 may run on CPU {FIRST} instead of {SECOND}" in report.drift
+        libvirt_session.group.confine(ONLINE)
+        await vm.looks()
+        assert vm.cpus() == in_place()
+        assert vm.report.pods[UID].pinned
+
+
+async def test_a_cpuset_that_stays_wrong_is_said_at_the_second_look(libvirt_session: LibvirtSession) -> None:
+    async with guarded_vm(libvirt_session, placed(SECOND, SECOND)) as vm:
+        await vm.looks()
+        assert libvirt_session.group.effective() == ON_SECOND
+        assert vm.report.pods[UID].pinned
+        vm.containers.sets_cpusets = False
+        libvirt_session.group.confine(ONLINE)
+        await vm.looks(1)
+        assert vm.report.pods[UID].pinned
+        await vm.looks(1)
+        assert not vm.report.pods[UID].pinned
+        assert "the cpuset of container compute is" in vm.report.pods[UID].drift
+
+
+async def test_repairs_that_are_undone_again_and_again_are_given_up(libvirt_session: LibvirtSession) -> None:
+    async with guarded_vm(libvirt_session) as vm:
+        await vm.looks()
+        for _ in range(MOST_REPAIRS):
+            vm.move("CPU 0/TCG", ON_FIRST)
+            await vm.looks(1)
+            assert vm.cpus() == in_place()
+            vm.clock.now += 1
+        vm.move("CPU 0/TCG", ON_FIRST)
+        await vm.looks(3)
+        assert vm.cpus()["CPU 0/TCG"] == ON_FIRST
+        assert "something else undid 5 repairs within 60 s" in vm.report.pods[UID].drift
+        vm.clock.now += PERIOD_S
+        await vm.looks(1)
+        assert vm.cpus() == in_place()
+        vm.clock.now += PERIOD_S
+        await vm.looks(1)
+        vm.move("CPU 0/TCG", ON_FIRST)
+        await vm.looks(1)
+        assert vm.cpus() == in_place()
+
+
+async def test_a_libvirt_that_hangs_delays_no_repair_and_is_told_later(
+    libvirt_session: LibvirtSession,
+) -> None:
+    async with guarded_vm(libvirt_session) as vm:
+        with stopped(libvirt_session):
+            began = time.monotonic()
+            await vm.looks()
+            assert time.monotonic() - began < 1
+            assert vm.cpus() == in_place()
+            assert vm.report.pods[UID].pinned
+        async with at_work(vm):
+            await vm.libvirt_keeps(AS_PLACED)
+
+
+async def test_a_newer_revision_is_followed_and_is_pinned_when_the_cpuset_has_followed_too(
+    libvirt_session: LibvirtSession,
+) -> None:
+    async with guarded_vm(libvirt_session, placed(SECOND, SECOND)) as vm:
+        await vm.looks()
+        assert set(vm.cpus().values()) == {ON_SECOND}
+        following = placed(FIRST, FIRST, revision=2)
+        vm.place(following)
+        await vm.looks(1)
+        assert set(vm.cpus().values()) == {ON_FIRST}
+        assert vm.report.pods[UID].revision == 1
+        await vm.follows(2)
+        vm.release(following)
+        await vm.looks(1)
+        assert vm.report.pods[UID] == PodReport(
+            UID, "vms", "virt-launcher-a", revision=2, pinned=True, running=True, cpus=ON_FIRST
+        )
+        assert libvirt_session.group.effective() == ON_FIRST
+        assert vm.written.events == []
+
+
+async def test_a_revision_that_the_threads_cannot_follow_is_undone(libvirt_session: LibvirtSession) -> None:
+    async with guarded_vm(libvirt_session, placed(SECOND, SECOND)) as vm:
+        await vm.looks()
+        vm.containers.sets_cpusets = False  # its cpuset does not grow to the next CPUs
+        vm.place(placed(FIRST, FIRST, revision=2))
+        await vm.looks()
+        assert vm.relocations.failure(UID) is None
+        vm.clock.now += 11
+        await vm.looks()
+        failed = vm.relocations.failure(UID)
+        assert failed is not None
+        assert failed.revision == 2
+        vm.containers.sets_cpusets = True
+        await vm.looks()
+        assert set(vm.cpus().values()) == {ON_SECOND}
+        report = vm.report.pods[UID]
+        assert (report.failed_revision, report.revision, report.pinned) == (2, 1, True)
+        assert f"instead of {FIRST}" in report.drift
+
+
+async def test_a_vm_that_floats_from_now_on_may_use_the_whole_pool(libvirt_session: LibvirtSession) -> None:
+    async with guarded_vm(libvirt_session) as vm:
+        await vm.looks()
+        floating = PodPlacement(
+            UID, NODE, "", OnFailure.FLOAT, Placement(Policy.NONE, (), CpuMask(0)), revision=2
+        )
+        vm.annotate(floating)
+        await vm.looks(1)
+        assert set(vm.cpus().values()) == {ON_FIRST}  # what it owned is not the pool's yet
+        await vm.follows(2)
+        vm.release()
+        await vm.looks(1)
+        assert set(vm.cpus().values()) == {ONLINE}
+        assert (vm.report.pods[UID].revision, vm.report.pods[UID].pinned) == (2, True)
+
+
+async def test_a_node_that_is_only_observed_is_reported_and_nothing_is_set(
+    libvirt_session: LibvirtSession,
+) -> None:
+    async with guarded_vm(libvirt_session) as vm:
+        vm.own.machine_changed(vm.own.state.topology, CpuMask(0), observes_only=True)
+        before = vm.cpus()
+        await vm.looks()
+        assert vm.cpus() == before
+        assert not vm.report.pods[UID].pinned
+        assert "may run on CPU" in vm.report.pods[UID].drift
+        assert vm.libvirt_pins() == []
+
+
+async def test_a_claim_that_is_refused_is_said_and_its_threads_are_not_set(
+    libvirt_session: LibvirtSession,
+) -> None:
+    async with guarded_vm(libvirt_session, placed(SECOND, SECOND)) as vm:
+        before = vm.cpus()
+        vm.own.machine_changed(vm.own.state.topology, ON_SECOND, observes_only=False)
+        await vm.looks()
+        assert not vm.report.pods[UID].pinned
+        assert "kubelet" in vm.report.pods[UID].drift
+        assert vm.cpus() == {name: cpus & ON_FIRST for name, cpus in before.items()}  # the shared pool
+        assert vm.own.confirmed(UID) == 0
+
+
+async def test_a_vm_that_has_ended_is_not_reported_as_pinned_and_its_pod_leaves_with_its_containers(
+    libvirt_session: LibvirtSession,
+) -> None:
+    async with guarded_vm(libvirt_session) as vm:
+        await vm.looks()
+        vm.domain.handle.destroy()
+        await vm.looks()
+        assert vm.report.pods[UID] == PodReport(UID, "vms", "virt-launcher-a", running=True)
+        vm.containers.known = ()
+        await vm.looks(1)
+        assert dict(vm.report.pods) == {}
+        vm.domain.handle.create()
