@@ -34,7 +34,7 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadTopology, Corrupt
 from kvplace.core.ledger import Ledger, read_ledger
 from kvplace.core.placement import PLACEMENT
-from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.core.scalars import NO_CPUS, ContainerId, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.api_errors import NOT_JSON
@@ -144,6 +144,8 @@ class ContainerStatus(_ApiObject, frozen=True):
     """One container of a pod."""
 
     name: str = ""
+    container_id: str = msgspec.field(name="containerID", default="")
+    """`runtime://id`; empty until it is created."""
     state: ContainerState | None = None
 
 
@@ -285,6 +287,7 @@ def pod_record(pod: PodObject) -> PodRecord:
     metadata, status = pod.metadata, pod.status
     annotations = metadata.annotations or _NO_ANNOTATIONS
     vmi = next((owner for owner in metadata.owner_references or () if owner.kind == VMI), _NO_OWNER)
+    compute = next((each for each in status.container_statuses or () if each.name == COMPUTE), None)
     return PodRecord(
         namespace=metadata.namespace,
         name=metadata.name,
@@ -297,12 +300,10 @@ def pod_record(pod: PodObject) -> PodRecord:
         cpu_map=annotations.cpu_map,
         vmi=vmi.name,
         vmi_uid=vmi.uid,
-        compute_terminated=any(
-            container.name == COMPUTE
-            and container.state is not None
-            and container.state.terminated is not None
-            for container in status.container_statuses or ()
+        compute_terminated=(
+            compute is not None and compute.state is not None and compute.state.terminated is not None
         ),
+        compute_container=ContainerId("" if compute is None else compute.container_id.partition("://")[2]),
         conditions=tuple(
             Condition.read(found.type, found.status, found.reason, found.message)
             for found in status.conditions or ()

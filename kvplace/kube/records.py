@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Ledger
-from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
+from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.conditions import Condition
 
 NO_NODE = NodeName("")
+NO_CONTAINER = ContainerId("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class PodRecord:
     vmi_uid: str = ""
     compute_terminated: bool = False
     """Whether the container `compute`, the one with QEMU, has ended."""
+    compute_container: ContainerId = NO_CONTAINER
+    """The id of that container; empty until the kubelet has said that it was created."""
     conditions: tuple[Condition, ...] = ()
     """What kvplace says in its status: the conditions whose type begins with `kvplace.io/`."""
     asking: Mapping[str, str] = field(default_factory=dict)

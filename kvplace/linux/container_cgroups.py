@@ -61,10 +61,15 @@ def pod_parents(root: Path) -> Iterator[Path]:
 def kubepods_folders(root: Path, *, depth: int = _DEEPEST_ROOT) -> Iterator[Path]:
     """Find `kubepods`; there is one unless kubelets run beside each other."""
     for name in folder_names(root):
-        if _KUBEPODS.fullmatch(name):
+        if is_kubepods(name):
             yield root / name
         elif depth > 1:
             yield from kubepods_folders(root / name, depth=depth - 1)
+
+
+def is_kubepods(name: str) -> bool:
+    """Whether a cgroup is the one that contains those of all pods of a kubelet."""
+    return _KUBEPODS.fullmatch(name) is not None
 
 
 def is_qos_class(name: str) -> bool:

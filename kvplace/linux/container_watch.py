@@ -1,7 +1,8 @@
 """The containers of a host, kept up to date without polling: the kernel reports each change of their cgroups.
 
 What is reported: cgroups that appear and end, and writes to their cpuset files, whoever makes them. A folder
-is listed after the watch on it was set, so that nothing between the two is missed.
+is listed after the watch on it was set, so that nothing between the two is missed. A `kubepods` that is made
+later in a cgroup below the root is found by `look_everywhere` only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from kvplace.linux.container_cgroups import (
     ContainerCgroup,
     container_id_of,
     folder_names,
+    is_kubepods,
     is_qos_class,
     kubepods_folders,
     pod_uid_of,
@@ -94,6 +96,7 @@ class ContainerWatch:
         """List all containers again."""
         for container in [each for each in self._containers.values() if not each.folder.exists()]:
             self._ended(container.folder)
+        self._watch(self._root, Change.CREATED)
         for folder in kubepods_folders(self._root):
             self._look_into(folder)
 
@@ -111,7 +114,7 @@ class ContainerWatch:
             if container is not None and self._watch(folder, Change.WRITTEN):
                 self._containers[container] = ContainerCgroup(container, uid, folder)
                 self._by_folder[folder] = container
-        elif pod_uid_of(folder.name) is not None or is_qos_class(folder.name):
+        elif pod_uid_of(folder.name) is not None or is_qos_class(folder.name) or is_kubepods(folder.name):
             self._look_into(folder)
 
     def _watch(self, folder: Path, changes: Change) -> bool:

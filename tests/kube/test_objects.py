@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.scalars import CpuMask, NodeName, PackageId
+from kvplace.core.scalars import ContainerId, CpuMask, NodeName, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.objects import (
@@ -55,6 +55,7 @@ def read_slowly(pod: dict[str, Any]) -> PodRecord:
         vmi=owners[0]["name"] if owners else "",
         vmi_uid=owners[0]["uid"] if owners else "",
         compute_terminated=any("terminated" in (c.get("state") or {}) for c in compute),
+        compute_container=ContainerId("".join(c.get("containerID", "")[13:] for c in compute)),
         resource_version=metadata.get("resourceVersion", ""),
     )
 
@@ -88,13 +89,17 @@ def test_a_pod_is_followed_through_its_life(path: Path) -> None:
         "phase": "Failed",
         "conditions": [{"type": "PodScheduled", "status": "False"}],
         "containerStatuses": [
-            {"name": "hook-sidecar-0", "state": {"terminated": {"exitCode": 0}}},
-            {"name": "compute", "state": {"terminated": {"exitCode": 137}}},
+            {
+                "name": "hook-sidecar-0",
+                "containerID": "containerd://1",
+                "state": {"terminated": {"exitCode": 0}},
+            },
+            {"name": "compute", "containerID": "containerd://2", "state": {"terminated": {"exitCode": 137}}},
         ],
     }
     ended = read(pod)
     assert ended == read_slowly(pod)
-    assert (ended.deleting, ended.compute_terminated) == (True, True)
+    assert (ended.deleting, ended.compute_terminated, ended.compute_container) == (True, True, "2")
     running = copy.deepcopy(pod)
     running["status"]["containerStatuses"][1]["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
     assert not read(running).compute_terminated

@@ -49,6 +49,13 @@ def test_a_new_container_is_reported_with_its_pod(pods: PodCgroups, watch: Conta
     assert watch.containers[ID] == ContainerCgroup(ID, UID, folder)
 
 
+def test_a_kubelet_that_starts_later_is_seen(pods: PodCgroups) -> None:
+    watch = ContainerWatch(pods.base)
+    pods.container(UID, ID)
+    assert changes(watch).appeared == {ID}
+    watch.close()
+
+
 def test_a_container_that_ends_is_reported(pods: PodCgroups, watch: ContainerWatch) -> None:
     folder = pods.container(UID, ID)
     watch.read()

@@ -1,0 +1,296 @@
+"""Cpusets are set by writing cgroups: real cgroups of this machine, with real processes in them.
+
+The machine needs two CPUs: CPU 1 is the VM's, CPU 0 the shared pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.pod_cgroups import PodCgroups, allowed, container_id, pod_uid
+from kvplace.agent.cgroup_enforcement import CgroupEnforcement
+from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
+from kvplace.agent.node_report import NodeReport
+from kvplace.agent.own_node import OwnNode
+from kvplace.agent.repair_history import MOST_REPAIRS
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.enforcement import Enforcement
+from kvplace.core.errors import Misconfigured
+from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.core.request import Policy
+from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NumaId
+from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.kube.watches import Apply, Delete, Init, InitApply, InitDone
+from kvplace.linux.container_watch import Changes, ContainerWatch
+from kvplace.linux.cpuset_hierarchy import CpusetFile, CpusetHierarchy
+from kvplace.linux.kernel_files import Gone
+from tests.agent.nodes_in_use import NODE, machine_of, placed
+
+VM, PLAIN, LATER = pod_uid(1), pod_uid(2), pod_uid(3)
+COMPUTE, SIDECAR, APP, NEW = map(container_id, range(1, 5))
+VM_POD = PodRecord(
+    "vms",
+    "virt-launcher-a",
+    VM,
+    node=NODE,
+    phase="Running",
+    placement=placed(VM, "1").to_json(),
+    vmi="a",
+    compute_container=COMPUTE,
+)
+PLAIN_POD = PodRecord("default", "app", PLAIN, node=NODE, phase="Running")
+
+
+class Node:
+    """The enforcement of a node with two CPUs."""
+
+    def __init__(self, pods: PodCgroups, sweep_s: float = 600.0) -> None:
+        self.pods = pods
+        self.own = OwnNode(NODE, machine_of([0, 1]))
+        self.report = NodeReport()
+        self.enforcement = CgroupEnforcement(self.own, self.report, pods.own, sweep_s=sweep_s)
+        self._version = 0
+
+    def read_objects(self, *known: PodRecord, claim: bool = True) -> None:
+        """The API server has answered."""
+        for store in (self.own.pods, self.own.ledgers, self.own.topologies):
+            store.apply(Init())
+        for pod in known:
+            self.own.pods.apply(InitApply(pod))
+        if claim:
+            self.claim()
+        for store in (self.own.pods, self.own.ledgers, self.own.topologies):
+            store.apply(InitDone())
+
+    def claim(self) -> None:
+        """The ledger gives CPU 1 to the VM."""
+        self._put(Ledger().after(LedgerChange((claim_of(VM, placed(VM, "1").placement),))))
+
+    def release(self) -> None:
+        """The ledger is empty again."""
+        self._put(Ledger())
+
+    def _put(self, ledger: Ledger) -> None:
+        self._version += 1
+        record = LedgerRecord(NODE, ledger, str(self._version))
+        self.own.ledgers.apply(Apply(record) if self.own.ledgers.has_synced else InitApply(record))
+
+    @contextlib.asynccontextmanager
+    async def enforced(self) -> AsyncIterator[None]:
+        """Run the component while the block runs."""
+        task = asyncio.create_task(self.enforcement.run())
+        try:
+            yield
+            assert not task.done() or task.result() is None
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def problem(self) -> str:
+        condition = self.report.conditions.get(CPUSETS_ENFORCED)
+        return "" if condition is None or condition.status else condition.message
+
+
+@pytest.fixture
+def node(pods: PodCgroups) -> Node:
+    return Node(pods)
+
+
+async def becomes(read: Callable[[], object], wanted: object) -> None:
+    """Look until something has this value; the kernel does not tell when a process may use other CPUs."""
+    for _ in range(10_000):
+        if read() == wanted:
+            return
+        await asyncio.sleep(0.001)
+    assert read() == wanted
+
+
+async def test_an_exclusive_vm_gets_its_cpu_and_what_ran_there_is_moved_off(
+    pods: PodCgroups, node: Node
+) -> None:
+    qemu = pods.process(pods.container(VM, COMPUTE))
+    sidecar = pods.process(pods.container(VM, SIDECAR))
+    app = pods.process(pods.container(PLAIN, APP, "besteffort"))
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        await becomes(lambda: [allowed(each.pid) for each in (qemu, sidecar, app)], ["1", "0", "0"])
+        assert node.report.enforcement is Enforcement.CGROUP
+        assert node.report.conditions[CPUSETS_ENFORCED].status
+        assert node.enforcement.repairs == 0
+
+
+async def test_a_new_container_gets_the_shared_pool_when_its_cgroup_appears(
+    pods: PodCgroups, node: Node
+) -> None:
+    pods.container(VM, COMPUTE)
+    node.read_objects(VM_POD)
+    async with node.enforced():
+        await becomes(lambda: node.report.enforcement, Enforcement.CGROUP)
+        folder = pods.container(LATER, NEW)
+        await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
+        assert allowed(pods.process(folder).pid) == "0"
+
+
+async def test_nothing_is_written_before_the_objects_of_the_node_are_known(
+    pods: PodCgroups, node: Node
+) -> None:
+    qemu = pods.container(VM, COMPUTE)
+    pods.hierarchy.set(qemu, parse_cpu_list("1"))
+    async with node.enforced():
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert pods.hierarchy.configured(qemu) == parse_cpu_list("1")
+        with pytest.raises(Gone):
+            node.enforcement.cgroup_of(COMPUTE)
+        node.read_objects(VM_POD)
+        await becomes(lambda: node.report.enforcement, Enforcement.CGROUP)
+        assert pods.hierarchy.configured(qemu) == parse_cpu_list("1")
+        assert node.enforcement.cgroup_of(COMPUTE) == qemu
+
+
+async def test_the_compute_container_leaves_the_pool_when_the_kubelet_has_named_it(
+    pods: PodCgroups, node: Node
+) -> None:
+    qemu = pods.process(pods.container(VM, COMPUTE))
+    node.read_objects(replace(VM_POD, compute_container=ContainerId("")))
+    async with node.enforced():
+        await becomes(lambda: allowed(qemu.pid), "0")
+        node.own.pods.apply(Apply(VM_POD))
+        await becomes(lambda: allowed(qemu.pid), "1")
+
+
+async def test_released_cpus_go_back_to_everybody(pods: PodCgroups, node: Node) -> None:
+    app = pods.process(pods.container(PLAIN, APP))
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        await becomes(lambda: allowed(app.pid), "0")
+        node.own.pods.apply(Delete(VM_POD))
+        node.release()
+        await becomes(lambda: allowed(app.pid), "0-1")
+
+
+async def test_cpus_are_taken_from_others_as_soon_as_they_are_claimed(pods: PodCgroups, node: Node) -> None:
+    app = pods.process(pods.container(PLAIN, APP))
+    node.read_objects(PLAIN_POD, claim=False)
+    async with node.enforced():
+        await becomes(lambda: node.report.enforcement, Enforcement.CGROUP)
+        assert allowed(app.pid) == "0-1"
+        node.claim()
+        await becomes(lambda: allowed(app.pid), "0")
+
+
+async def test_what_somebody_else_writes_is_put_back_and_counted(pods: PodCgroups, node: Node) -> None:
+    folder = pods.container(PLAIN, APP)
+    app = pods.process(folder)
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        await becomes(lambda: allowed(app.pid), "0")
+        pods.hierarchy.set(folder, parse_cpu_list("0-1"))
+        await becomes(lambda: allowed(app.pid), "0")
+        assert node.enforcement.repairs == 1
+        assert node.problem() == ""
+
+
+async def test_a_set_that_is_undone_again_and_again_is_given_up_with_a_reason(
+    pods: PodCgroups, node: Node
+) -> None:
+    folder = pods.container(PLAIN, APP)
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        for _ in range(MOST_REPAIRS):
+            await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
+            pods.hierarchy.set(folder, parse_cpu_list("0-1"))
+        await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
+        pods.hierarchy.set(folder, parse_cpu_list("0-1"))
+        await becomes(lambda: bool(node.problem()), True)
+        assert node.problem() == (
+            f"1 containers: {folder} is set to CPU 0-1 again and again by another program; stop that program."
+        )
+        assert node.enforcement.repairs == MOST_REPAIRS
+
+
+async def test_a_sweep_finds_what_no_event_was_about(
+    pods: PodCgroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(pods, sweep_s=0.01)
+    folder = pods.container(PLAIN, APP)
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
+        monkeypatch.setattr(ContainerWatch, "read", lambda _: Changes())
+        pods.hierarchy.set(folder, parse_cpu_list("0-1"))
+        await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
+
+
+async def test_containers_that_end_at_any_moment_are_no_error(pods: PodCgroups, node: Node) -> None:
+    node.read_objects(VM_POD)
+    async with node.enforced():
+        await becomes(lambda: node.report.enforcement, Enforcement.CGROUP)
+        for number in range(50):
+            pods.container(pod_uid(number + 10), container_id(number + 10))
+            if number % 2:
+                await asyncio.sleep(0)
+            pods.remove(pods.pod(pod_uid(number + 10)))
+        last = pods.container(LATER, NEW)
+        await becomes(lambda: pods.hierarchy.configured(last), parse_cpu_list("0"))
+        assert [each.id for each in node.enforcement.containers()] == [NEW]
+        assert node.problem() == ""
+
+
+async def test_a_node_with_the_kubelets_static_policy_is_only_observed(pods: PodCgroups, node: Node) -> None:
+    app = pods.process(pods.container(PLAIN, APP))
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        await becomes(lambda: allowed(app.pid), "0")
+        node.own.machine_changed(machine_of([0, 1]), NO_CPUS, observes_only=True)
+        await becomes(lambda: node.report.enforcement, Enforcement.NONE)
+        pods.hierarchy.set(node.enforcement.cgroup_of(APP), parse_cpu_list("0-1"))
+        node.release()
+        await asyncio.sleep(0.05)
+        assert allowed(app.pid) == "0-1"
+
+
+async def test_memory_nodes_are_set_where_memory_is_strict(pods: PodCgroups, node: Node) -> None:
+    folder = pods.container(VM, COMPUTE)
+    strict = placed(VM, "1", policy=Policy.EXCLUSIVE, strict=(NumaId(0),))
+    node.read_objects(replace(VM_POD, placement=strict.to_json()))
+    written: list[tuple[Path, CpuMask, CpusetFile]] = []
+    real = CpusetHierarchy.set
+
+    def recorded(
+        self: CpusetHierarchy, path: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS
+    ) -> None:
+        written.append((path, wanted, file))
+        real(self, path, wanted, file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CpusetHierarchy, "set", recorded)
+        patch.setattr(CpusetHierarchy, "is_set", lambda *_: False)
+        async with node.enforced():
+            await becomes(lambda: (folder, 1, CpusetFile.MEMORY_NODES) in written, True)
+
+
+@pytest.mark.parametrize("error", [Misconfigured("no right"), Gone("it has ended")], ids=["denied", "gone"])
+async def test_what_cannot_be_set_is_reported_and_the_rest_goes_on(
+    pods: PodCgroups, node: Node, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = pods.container(PLAIN, APP), pods.container(LATER, NEW)
+    real = CpusetHierarchy.set
+
+    def fails(self: CpusetHierarchy, path: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS) -> None:
+        if path == bad:
+            raise error
+        real(self, path, wanted, file)
+
+    monkeypatch.setattr(CpusetHierarchy, "set", fails)
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        await becomes(lambda: pods.hierarchy.configured(good), parse_cpu_list("0"))
+        await becomes(node.problem, "" if isinstance(error, Gone) else "1 containers: no right")
