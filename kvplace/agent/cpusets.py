@@ -16,7 +16,7 @@ containers that run this claim.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -83,10 +83,13 @@ class _Claim:
     revision: int
     reach: CpuMask
     """CPUs that its threads may use as far as nobody else owns them."""
-    needs: CpuMask
-    """CPUs that it cannot do without."""
     in_force: bool
-    """Whether one of its containers has them already, and no CPU that is not for it."""
+    """Whether one of its containers has its CPUs already, or during a relocation those of before."""
+
+    @property
+    def needs(self) -> CpuMask:
+        """CPUs that it cannot do without."""
+        return self.placement.owned | mask_of(self.placement.vcpus)
 
 
 def decide_cpusets(state: NodeState, containers: Iterable[Container]) -> Cpusets:
@@ -107,7 +110,9 @@ def decide_cpusets(state: NodeState, containers: Iterable[Container]) -> Cpusets
             arriving = container.incoming and not _is_confirmed(state, claim.uid, claim.revision)
             cpus = (claim.reach | (pool if arriving else NO_CPUS)) & (pool | own) & state.topology.cpus
             setting = CpuSetting(cpus or pool, _memory_nodes(state, claim))
-        elif claim is not None and not container.runs_claim and claim.uid in refused:
+        elif claim is not None and container.runs_claim:
+            setting = CpuSetting(pool & ~claim.placement.owned or pool)
+        elif claim is not None and claim.uid in refused:
             setting = CpuSetting(pool | claim.placement.owned & state.topology.cpus & ~owned)
         settings[container.id] = setting
     return Cpusets(pool, settings, refused)
@@ -148,7 +153,6 @@ def _claims(state: NodeState, containers: Iterable[Container]) -> list[_Claim]:
         if bound is None or bound.placement.floats:
             continue
         reach = _reach(state, bound)
-        needs = bound.placement.owned | mask_of(bound.placement.vcpus)
         claims.append(
             _Claim(
                 uid=uid,
@@ -156,14 +160,32 @@ def _claims(state: NodeState, containers: Iterable[Container]) -> list[_Claim]:
                 placement=bound.placement,
                 revision=bound.revision,
                 reach=reach,
-                needs=needs,
                 in_force=any(
-                    container.runs_claim and container.cpus & (needs or reach) and not container.cpus & ~reach
+                    container.runs_claim
+                    and not container.cpus & ~reach
+                    and any(_has(container.cpus, each, state.topology.cpus) for each in _kept(state, bound))
                     for container in members
                 ),
             )
         )
     return sorted(claims, key=lambda claim: (not claim.in_force, not _is_owner(state, claim), claim.uid))
+
+
+def _kept(state: NodeState, bound: PodPlacement) -> Iterator[Placement]:
+    """The placements that a pod may be running with."""
+    yield bound.placement
+    claim = state.ledger.claims.get(bound.pod_uid)
+    relocation = None if claim is None else claim.relocation
+    if relocation is not None and relocation.previous is not None:
+        yield relocation.previous.placement
+
+
+def _has(cpus: CpuMask, placement: Placement, online: CpuMask) -> bool:
+    """Whether a cpuset has what a placement owns; where that is nothing, any of its CPUs."""
+    owned = placement.owned & online
+    if placement.owned:
+        return bool(owned) and not owned & ~cpus
+    return bool(cpus & (mask_of(placement.vcpus) or placement.cpus))
 
 
 def _is_owner(state: NodeState, claim: _Claim) -> bool:
@@ -243,12 +265,14 @@ def _held(state: NodeState, claims: Iterable[_Claim], owned: CpuMask) -> dict[Po
 
     They are those of a pod that is not here yet or whose claim was refused, those that a relocation leaves or
     goes to, and those of a pod that has ended and was not released yet. Where they would leave no shared pool
-    they do not count.
+    they do not count, those that only the ledger knows first.
     """
-    held = {claim.uid: claim.placement.owned & state.topology.cpus & ~owned for claim in claims}
+    free = state.topology.cpus & ~owned
+    here = {claim.uid: claim.placement.owned & free for claim in claims}
+    everywhere = dict(here)
     for cpu, owner in state.ledger.owners.items():
-        held[owner] = held.get(owner, NO_CPUS) | mask_of([cpu]) & state.topology.cpus & ~owned
-    return held if state.topology.cpus & ~owned & ~_union(held.values()) else {}
+        everywhere[owner] = everywhere.get(owner, NO_CPUS) | mask_of([cpu]) & free
+    return next((held for held in (everywhere, here) if free & ~_union(held.values())), {})
 
 
 def _memory_nodes(state: NodeState, claim: _Claim) -> tuple[NumaId, ...] | None:

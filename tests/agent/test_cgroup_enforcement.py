@@ -59,13 +59,13 @@ class Node:
 
     def read_objects(self, *known: PodRecord, claim: bool = True) -> None:
         """The API server has answered."""
-        for store in (self.own.pods, self.own.ledgers, self.own.topologies):
+        for store in self.own.stores:
             store.apply(Init())
         for pod in known:
             self.own.pods.apply(InitApply(pod))
         if claim:
             self.claim()
-        for store in (self.own.pods, self.own.ledgers, self.own.topologies):
+        for store in self.own.stores:
             store.apply(InitDone())
 
     def claim(self) -> None:

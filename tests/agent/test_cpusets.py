@@ -11,8 +11,9 @@ from kvplace.agent.containers import Container
 from kvplace.agent.cpusets import Cpusets, RefusalReason, decide_cpusets, placement_of
 from kvplace.agent.node_state import NodeState
 from kvplace.core.cpuset import format_cpu_list, mask_of, parse_cpu_list
-from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
+from kvplace.core.relocation import claim_while_relocating
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NodeName, NumaId, PodUid
 from tests.agent.nodes_in_use import (
@@ -204,6 +205,31 @@ class TestTheLastJudge:
         assert answer.settings[container(VM, SIDECAR).id].cpus & parse_cpu_list("2-3") == parse_cpu_list("2")
         assert not answer.settings[container(VM).id].cpus & parse_cpu_list("2-3")
 
+    def test_a_refused_claim_on_the_shared_pool_does_not_count_as_running_on_its_cpus(self) -> None:
+        runs, new = placed(OTHER_VM, "3", policy=Policy.SHARE), placed(VM, "1-2", policy=Policy.SHARE)
+        both = [
+            replace(bound, placement=replace(bound.placement, owned=parse_cpu_list("3")))
+            for bound in (runs, new)
+        ]
+        state = node_with(*both, topology=machine_of([1, 2, 3]), ledger=Ledger())
+        containers = [container(OTHER_VM, cpus="3"), container(VM, cpus="1-2")]
+        for _ in range(3):
+            answer = decide_cpusets(state, containers)
+            assert lists(answer) == {"uid-vm-2/compute": "3", "uid-vm/compute": "1-2"}
+            containers = [replace(each, cpus=answer.settings[each.id].cpus) for each in containers]
+
+    def test_a_vm_that_relocates_keeps_its_cpus_when_the_new_ones_cannot_be_had(self) -> None:
+        old, new = placed(VM, "1-2"), placed(VM, "3-4", revision=2)
+        before = node_with(old, topology=machine_of([0, 1, 2]))
+        claim = claim_while_relocating(before.ledger.claims[VM], Relocation(new, old))
+        state = replace(
+            before,
+            placements={VM: new},
+            ledger=before.ledger.after(LedgerChange((claim,))),
+            confirmed={VM: 1},
+        )
+        assert lists(decide_cpusets(state, [container(VM, cpus="1-2")])) == {"uid-vm/compute": "1-2"}
+
     def test_offline_cpus_are_not_given_out(self) -> None:
         state = node_with(placed(VM, "2-3"), topology=machine_of([0, 1, 2, 9]))
         assert self.judged(state, container(VM)) == {
@@ -300,12 +326,10 @@ def test_equal_states_give_equal_answers_in_whatever_order_containers_are_listed
 
 
 @given(nodes_in_use())
-def test_an_answer_that_was_carried_out_is_the_next_answer_too(
-    case: tuple[NodeState, list[Container]],
-) -> None:
+def test_answers_that_are_carried_out_soon_stay_the_same(case: tuple[NodeState, list[Container]]) -> None:
     state, containers = case
-    first = decide_cpusets(state, containers)
-    after = [replace(each, cpus=first.settings[each.id].cpus) for each in containers]
-    second = decide_cpusets(state, after)
-    third = [replace(each, cpus=second.settings[each.id].cpus) for each in containers]
-    assert decide_cpusets(state, third) == second
+    answers = [decide_cpusets(state, containers)]
+    for _ in range(4):
+        containers = [replace(each, cpus=answers[-1].settings[each.id].cpus) for each in containers]
+        answers.append(decide_cpusets(state, containers))
+    assert answers[-1] == answers[-2]
