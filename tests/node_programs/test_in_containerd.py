@@ -1,0 +1,47 @@
+"""containerd takes the images, and their containers run what the images say, as their users."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from harness.node_programs.image import Image, archive
+from harness.node_programs.kvplace_images import agent_image, hook_image, serve_image
+from harness.real_node.runtime import ContainerRuntime
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "answer"),
+    [
+        pytest.param(serve_image, ["--version"], "kvplace 0.1.0", id="serve"),
+        pytest.param(hook_image, ["--help"], "kvplace-hook ready", id="hook"),
+        pytest.param(agent_image, ["--help"], "--enforcement", id="agent"),
+    ],
+)
+def test_a_container_of_the_image_runs_its_command(
+    container_runtime: ContainerRuntime, make: Callable[[], Image], arguments: list[str], answer: str
+) -> None:
+    image = make()
+    container_runtime.import_image(archive(image))
+    runc = container_runtime.programs.runc
+    run = ("run", "--rm", "--read-only", f"--runc-binary={runc}", image.reference, f"try-{image.name}")
+    assert answer in container_runtime.ctr(*run, *image.configuration.entrypoint, *arguments)
+
+
+def layers_of(runtime: ContainerRuntime, image: Image) -> list[str]:
+    """List the digests of an image's layers, as containerd knows them."""
+    described = json.loads(runtime.crictl("inspecti", image.reference))
+    return list(described["info"]["imageSpec"]["rootfs"]["diff_ids"])
+
+
+def test_what_two_images_share_is_stored_once(container_runtime: ContainerRuntime) -> None:
+    images = [hook_image(), agent_image()]
+    for image in images:
+        container_runtime.import_image(archive(image))
+    hook, agent = (layers_of(container_runtime, image) for image in images)
+    assert (len(hook), len(agent)) == (3, 3)
+    assert hook[0] == agent[0], "the interpreter"
+    assert not set(hook[1:]) & set(agent[1:])
+    assert container_runtime.ctr("content", "ls", "--quiet").split().count(hook[0]) == 1
