@@ -19,6 +19,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from kvplace.agent.containers import COMPUTE, Container
@@ -48,11 +49,19 @@ class CgroupEnforcement:
     """Keeps the cpuset of every container as decided."""
 
     def __init__(
-        self, own: OwnNode, report: NodeReport, hierarchy: CpusetHierarchy, *, sweep_s: float = SWEEP_S
+        self,
+        own: OwnNode,
+        report: NodeReport,
+        hierarchy: CpusetHierarchy,
+        *,
+        observes_only: bool = False,
+        sweep_s: float = SWEEP_S,
     ) -> None:
+        """With `observes_only` it knows the containers and writes nothing."""
         self._own = own
         self._report = report
         self._hierarchy = hierarchy
+        self._observes_only = observes_only
         self._sweep_s = sweep_s
         self._next_sweep = 0.0
         self._wake = asyncio.Event()
@@ -119,6 +128,8 @@ class CgroupEnforcement:
     def _apply(self, watch: ContainerWatch, changes: Changes) -> None:
         """Decide, and write what is not as decided."""
         state = self._own.state
+        if self._observes_only:
+            state = replace(state, observes_only=True)
         everything = changes.everything or state.topology is not self._topology
         self._topology = state.topology
         for known in self._cpus.keys() - watch.containers.keys():

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvplace.agent.enforcing import enforcer_of
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
@@ -85,6 +86,7 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
     machine.subscribe(machine_changed)
     machine_changed()
     events = EventRecorder(cluster)
+    enforcer = enforcer_of(settings, own, report)
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
         address = await enter(listening("health", health_application(readiness), settings.health_address))
@@ -92,6 +94,7 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
         components: list[Coroutine[object, object, None]] = [
             *(store.run(cluster) for store in own.stores),
             machine.run(),
+            enforcer.run(),
             Publisher(cluster, own, machine, report).run(),
             _become_ready(own, readiness),
         ]

@@ -294,3 +294,14 @@ async def test_what_cannot_be_set_is_reported_and_the_rest_goes_on(
     async with node.enforced():
         await becomes(lambda: pods.hierarchy.configured(good), parse_cpu_list("0"))
         await becomes(node.problem, "" if isinstance(error, Gone) else "1 containers: no right")
+
+
+async def test_an_operator_can_have_it_observe_only(pods: PodCgroups) -> None:
+    node = Node(pods)
+    node.enforcement = CgroupEnforcement(node.own, node.report, pods.own, observes_only=True)
+    app = pods.process(pods.container(PLAIN, APP))
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        await becomes(lambda: [each.id for each in node.enforcement.containers()], [APP])
+        assert allowed(app.pid) == "0-1"
+        assert node.report.enforcement is Enforcement.NONE
