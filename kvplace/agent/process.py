@@ -12,13 +12,16 @@ import gc
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from kvplace.agent.enforcing import enforcer_of
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
+from kvplace.agent.pinning_guard import PinningClient, PinningGuard
 from kvplace.agent.publisher import Publisher, PublisherClient
+from kvplace.agent.relocation import Relocations
 from kvplace.agent.settings import AgentSettings
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
@@ -37,7 +40,7 @@ _WORKER_THREADS = 2
 """For sweeps of /proc and calls to libvirt, so that one that hangs does not stop the others."""
 
 
-class AgentClient(WatchClient, EventWriter, PublisherClient, Protocol):
+class AgentClient(WatchClient, EventWriter, PublisherClient, PinningClient, Protocol):
     """What the components of the agent ask of a cluster together."""
 
 
@@ -87,6 +90,12 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
     machine_changed()
     events = EventRecorder(cluster)
     enforcer = enforcer_of(settings, own, report)
+    proc = settings.on_host(Path("/proc"))
+    guard = PinningGuard(
+        *(own, enforcer, Relocations(own, proc), report, events, cluster),
+        mounted=settings.on_host(Path("/sys/fs/cgroup")),
+        proc=proc,
+    )
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
         address = await enter(listening("health", health_application(readiness), settings.health_address))
@@ -95,6 +104,7 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
             *(store.run(cluster) for store in own.stores),
             machine.run(),
             enforcer.run(),
+            guard.run(),
             Publisher(cluster, own, machine, report).run(),
             _become_ready(own, readiness),
         ]
