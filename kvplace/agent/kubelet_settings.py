@@ -41,7 +41,7 @@ class KubeletCpus:
     held: CpuMask = NO_CPUS
     """CPUs that it has given to containers."""
     problem: str = ""
-    """Why its state cannot be read; then all CPUs but the reserved ones count as held."""
+    """Why its state cannot be read, and what counts instead."""
 
 
 def read_kubelet_settings(text: str, what: str) -> KubeletSettings:
@@ -66,7 +66,9 @@ def read_kubelet_cpus(text: str, what: str, allocatable: CpuMask) -> KubeletCpus
         state = read_cpu_manager_state(text, what=what)
     except BadBody as error:
         # The kubelet would refuse it as well. Which CPUs are its own cannot be known, so none is given out.
-        return KubeletCpus(observes_only=STATIC in text, held=allocatable, problem=str(error))
+        return KubeletCpus(
+            observes_only=STATIC in text, held=allocatable, problem=f"{error}; no CPU is given out"
+        )
     return KubeletCpus(observes_only=state.policy == STATIC, held=state.held)
 
 

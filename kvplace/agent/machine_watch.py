@@ -1,7 +1,8 @@
-"""Notices that the machine has changed: CPUs and memory by the kernel's events, the rest by comparing files.
+"""Notices that the machine has changed: CPUs, memory and the kubelet's files by the kernel's events.
 
-A CPU that goes offline is noticed within milliseconds. Huge pages, the kubelet's files, and everything else
-where the kernel's events cannot be received, are compared every few seconds: some twenty small files, 1 ms.
+A CPU that goes offline, and CPUs that the kubelet gives to a container, are noticed within milliseconds. Huge
+pages, and everything where the kernel's events cannot be received, are compared every few seconds: some
+twenty small files, 1 ms. While the kubelet's state cannot be read, the last one that could be read counts.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from kvplace.agent.kubelet_settings import KubeletCpus
 from kvplace.agent.settings import AgentSettings
-from kvplace.agent.this_machine import read_this_machine
-from kvplace.core.errors import BadTopology
+from kvplace.agent.this_machine import ThisMachine, read_this_machine
+from kvplace.core.errors import BadTopology, Misconfigured
+from kvplace.linux.inotify import Change, Inotify
+from kvplace.linux.kernel_files import Gone
 from kvplace.linux.uevents import Uevents
 
 log = logging.getLogger(__name__)
@@ -35,7 +40,9 @@ class MachineWatch:
         """Read the machine; raises BadTopology when its CPUs cannot be determined."""
         self._settings = settings
         self._stamp = _stamp(settings)  # before the machine: what changes meanwhile is read again
-        self.machine = read_this_machine(settings)
+        self._readable = KubeletCpus()
+        self._has_been_readable = False
+        self.machine = self._completed(read_this_machine(settings))
         self._listeners: list[Callable[[], None]] = []
         self._event = asyncio.Event()
 
@@ -45,7 +52,7 @@ class MachineWatch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        with self._kernel_events():
+        with self._kernel_events(), self._file_events():
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._settings.check_machine_every_s):
@@ -59,7 +66,7 @@ class MachineWatch:
         if stamp == self._stamp:
             return
         try:
-            machine = await asyncio.to_thread(read_this_machine, self._settings)
+            machine = self._completed(await asyncio.to_thread(read_this_machine, self._settings))
         except BadTopology as error:
             log.warning("the machine cannot be read: %s", error)
             return  # the stamp is still the old one, so it is read again
@@ -68,6 +75,44 @@ class MachineWatch:
             self.machine = machine
             for listener in self._listeners:
                 listener()
+
+    def _completed(self, machine: ThisMachine) -> ThisMachine:
+        """Put the kubelet's last readable state in the place of one that cannot be read."""
+        found = machine.kubelet_cpus
+        if not found.problem:
+            self._readable, self._has_been_readable = found, True
+            return machine
+        if not self._has_been_readable:
+            return machine
+        held = self._readable.held & machine.topology.cpus
+        problem = f"{found.problem}; the last one that could be read counts"
+        return replace(machine, kubelet_cpus=replace(self._readable, held=held, problem=problem))
+
+    @contextlib.contextmanager
+    def _file_events(self) -> Iterator[None]:
+        """Hear of writes to the kubelet's files, which it replaces as a whole."""
+        files = {self._settings.on_host(path) for path in _kubelet_files(self._settings)}
+        try:
+            inotify = Inotify()
+        except Misconfigured as error:
+            log.warning("%s; the kubelet's files are compared instead", error)
+            yield
+            return
+        for folder in {file.parent for file in files}:
+            with contextlib.suppress(Gone, Misconfigured):
+                inotify.watch(folder, Change.WRITTEN | Change.MOVED_HERE | Change.CREATED | Change.REMOVED)
+
+        def arrived() -> None:
+            if any(report.folder / report.name in files for report in inotify.read()):
+                self._event.set()
+
+        loop = asyncio.get_running_loop()
+        loop.add_reader(inotify.fileno(), arrived)
+        try:
+            yield
+        finally:
+            loop.remove_reader(inotify.fileno())
+            inotify.close()
 
     @contextlib.contextmanager
     def _kernel_events(self) -> Iterator[None]:
@@ -101,11 +146,12 @@ def _stamp(settings: AgentSettings) -> Stamp:
         *sorted(devices.glob("node/node*/cpulist")),
         *sorted(pages.glob("*/nr_hugepages")),
     )
-    kubelets = (
-        settings.on_host(settings.kubelet_config),
-        settings.on_host(settings.kubelet_folder / "cpu_manager_state"),
-    )
-    return (*((str(path), _text(path)) for path in kernels), *(_written(path) for path in kubelets))
+    kubelets = (_written(settings.on_host(path)) for path in _kubelet_files(settings))
+    return (*((str(path), _text(path)) for path in kernels), *kubelets)
+
+
+def _kubelet_files(settings: AgentSettings) -> tuple[Path, Path]:
+    return (settings.kubelet_config, settings.kubelet_folder / "cpu_manager_state")
 
 
 def _text(path: Path) -> str | None:

@@ -130,9 +130,7 @@ def _described(
 def _kubelet_state(machine: ThisMachine) -> Condition:
     held = machine.kubelet_cpus
     if held.problem:
-        return Condition(
-            KUBELET_STATE, False, "StateUnreadable", f"{held.problem}; no CPU of this node is given out"
-        )
+        return Condition(KUBELET_STATE, False, "StateUnreadable", held.problem)
     if held.observes_only:
         cpus = format_cpu_list(held.held) if held.held != NO_CPUS else "none"
         return Condition(

@@ -99,3 +99,24 @@ async def test_an_event_of_the_kernel_is_enough(host: Host) -> None:
         host.online({0, 1, 2, 3, 4, 5})
         await asyncio.to_thread(repeat.write_text, "change\n")
         assert (await changes.next()).topology.cpus == parse_cpu_list("0-5")
+
+
+async def test_the_kubelets_state_is_noticed_without_comparing_files(host: Host) -> None:
+    host.write(STATE, json.dumps({"policyName": "none", "defaultCpuSet": "", "checksum": 1353318690}))
+    async with watching(host, every_s=NEVER_S) as changes:
+        written = host.root / f"{STATE}.tmp"
+        written.write_text(json.dumps(STATIC_STATE))
+        written.rename(host.root / STATE)
+        found = (await changes.next()).kubelet_cpus
+        assert (found.observes_only, found.held) == (True, parse_cpu_list("2-3,6-7"))
+
+
+async def test_while_the_kubelets_state_is_damaged_the_last_good_one_counts(host: Host) -> None:
+    host.write(STATE, json.dumps(STATIC_STATE))
+    async with watching(host) as changes:
+        host.write(STATE, json.dumps(STATIC_STATE)[:-20])
+        found = (await changes.next()).kubelet_cpus
+        assert (found.observes_only, found.held) == (True, parse_cpu_list("2-3,6-7"))
+        assert found.problem.endswith("; the last one that could be read counts")
+        host.write(STATE, json.dumps(STATIC_STATE))
+        assert (await changes.next()).kubelet_cpus.problem == ""
