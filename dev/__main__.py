@@ -66,6 +66,14 @@ def cluster(arguments: list[str]) -> int:
     return show(command, cwd=PROJECT, environment=_environment())
 
 
+def node(arguments: list[str]) -> int:
+    """Starts real nodes with KubeVirt, QEMU and kvplace on this machine, to try by hand; needs root."""
+    _prepare_tests()
+    _build_servers()
+    command = [str(VENV.python), "-m", "harness.real_node", *arguments]
+    return show(command, cwd=PROJECT, environment=_environment())
+
+
 def constraints(arguments: list[str]) -> int:
     """Resolves pyproject.toml into constraints.txt; `--upgrade` takes the newest versions that fit."""
     VENV.ensure((*RUNTIME, Section.DEV))
@@ -98,6 +106,7 @@ TARGETS: dict[str, Callable[[list[str]], int]] = {
     "bench": bench,
     "mutants": mutants,
     "cluster": cluster,
+    "node": node,
     "constraints": constraints,
     "clean": clean,
 }

@@ -1,0 +1,108 @@
+"""`./make node`: a cluster with real nodes and kvplace to try by hand, until Ctrl-C.
+
+The same pieces as in the tests: `kubectl apply -f` of a VM that fits this machine makes a QEMU process whose
+threads are pinned. Needs root. Leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from harness.build_cache import BuildFailed
+from harness.control_plane.__main__ import kubectl_folder
+from harness.control_plane.programs import KUBERNETES, KUBEVIRT
+from harness.go_build import built
+from harness.kvplace_cluster.installation import Installation
+from harness.node_programs.programs import node_programs
+from harness.real_node.cluster import RealCluster
+from harness.real_node.control_groups import NoControlGroups, hierarchies
+from harness.real_node.images import node_image_archives
+
+_EXAMPLE = """\
+{nodes} real nodes, KubeVirt and kvplace at {url}; logs in {logs}
+try: kubectl apply -f - <<'END'
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {{name: small, annotations: {{cpu-set: any}}}}
+spec:
+  terminationGracePeriodSeconds: 0
+  domain:
+    cpu: {{cores: 1}}
+    memory: {{guest: 64Mi}}
+    devices: {{}}
+END
+     kubectl get pods,vmi,nodeledgers -o wide
+Ctrl-C ends everything"""
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the cluster until a signal ends it; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    if os.geteuid() != 0:
+        print("./make node needs root: it makes namespaces, mounts and control groups", file=sys.stderr)
+        return 1
+    for number in _ENDING:
+        signal.signal(number, _end)
+    try:
+        hierarchies(Path("/proc/self/mountinfo").read_text())
+        built(KUBERNETES)
+        with contextlib.ExitStack() as stack:
+            _start(options, stack)
+            while True:
+                signal.pause()
+    except KeyboardInterrupt:
+        return 0
+    except (BuildFailed, NoControlGroups) as failed:
+        print(failed, file=sys.stderr)
+        return 1
+
+
+def _end(_number: int, _frame: object) -> None:
+    """Unwind, also a start that is under way; a second signal does not disturb that."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _start(options: argparse.Namespace, stack: contextlib.ExitStack) -> None:
+    logs = options.logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvplace-logs-")))
+    logs.mkdir(parents=True, exist_ok=True)
+    names = [f"node-{number}" for number in range(1, options.nodes + 1)]
+    cluster = stack.enter_context(
+        RealCluster(
+            node_programs(),
+            built(KUBEVIRT),
+            node_image_archives(),
+            logs,
+            kubelets={name: {"cpuManagerPolicy": "none"} for name in names},
+        )
+    )
+    installation = stack.enter_context(Installation(cluster.plane))
+    installation.add_scheduler(installation.replicas[0])
+    print(f"export KUBECONFIG={shlex.quote(str(cluster.plane.kubeconfig))}")
+    print(f"export PATH={shlex.quote(str(kubectl_folder(cluster.plane)))}:$PATH", flush=True)
+    print(_EXAMPLE.format(nodes=len(names), url=cluster.plane.url, logs=logs), file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="./make node",
+        description="Run real nodes with KubeVirt and kvplace in sandboxes on this machine until Ctrl-C.",
+    )
+    parser.add_argument("--nodes", type=int, default=1, choices=range(1, 9), help="default: 1")
+    parser.add_argument("--logs", type=Path, help="folder that keeps the logs of all servers")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
