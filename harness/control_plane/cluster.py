@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPSConnection
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,8 +32,12 @@ from harness.go_build import built
 
 Json = dict[str, Any]
 
+SERVICE_SUBNET = IPv4Network("10.96.0.0/16")
+
 MERGE_PATCH = "application/merge-patch+json"
-STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+STRATEGIC_SERVICE_SUBNET = IPv4Network("10.96.0.0/16")
+
+MERGE_PATCH = "application/strategic-merge-patch+json"
 SERVER_SIDE_APPLY = "application/apply-patch+yaml"
 
 
@@ -89,6 +94,7 @@ class ControlPlane:
         controller_manager: bool = False,
         service_account_admission: bool = False,
         apiserver_flags: Sequence[str] = (),
+        service_subnet: IPv4Network = SERVICE_SUBNET,
         logs: Path | None = None,
     ) -> None:
         """Start etcd and kube-apiserver and wait until the API server is ready.
@@ -100,6 +106,7 @@ class ControlPlane:
             service_account_admission: demand and mount service accounts as a real cluster does; without a
                 controller-manager each namespace then needs `create_service_account("default")`.
             apiserver_flags: put behind our own, so they win.
+            service_subnet: the addresses of Services; the first is the API server's own.
             logs: folder that keeps the servers' logs; otherwise they go with the cluster.
         """
         self.programs = built(KUBERNETES)
@@ -113,11 +120,14 @@ class ControlPlane:
         self._scheduler_identity = Identity("system:kube-scheduler")
         self._controller_identity = Identity("system:kube-controller-manager")
         try:
-            self.issue_certificate("kube-apiserver", "kubernetes.default.svc", "10.96.0.1")
+            self.issue_certificate("kube-apiserver", "kubernetes.default.svc", str(service_subnet[1]))
             self.ca_file = self.folder / "pki" / "ca.crt"
             self.tls = ssl.create_default_context(cafile=str(self.ca_file))
             self._start_etcd()
-            self._start_apiserver(service_account_admission=service_account_admission, flags=apiserver_flags)
+            self._start_apiserver(
+                service_account_admission=service_account_admission,
+                flags=[f"--service-cluster-ip-range={service_subnet}", *apiserver_flags],
+            )
             self.kubeconfig = self.kubeconfig_for(self.admin.token, name="admin")
             if controller_manager:
                 self._start_controller_manager()
@@ -386,7 +396,6 @@ class ControlPlane:
             f"--service-account-key-file={signing_key}",
             f"--service-account-signing-key-file={signing_key}",
             "--service-account-issuer=https://kubernetes.default.svc",
-            "--service-cluster-ip-range=10.96.0.0/16",
             "--allow-privileged=true",
             f"--disable-admission-plugins={','.join(disabled)}",
             *flags,

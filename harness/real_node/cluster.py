@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Self
@@ -13,8 +13,8 @@ from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.node_programs.programs import NodePrograms
 from harness.real_node.node import RealNode
-from harness.real_node.node_access import APISERVER_FLAGS
-from harness.real_node.sandbox import connect
+from harness.real_node.node_access import apiserver_flags
+from harness.real_node.sandbox import Sandbox, connect
 from harness.real_node.virt_handler import prepare_cluster
 
 _KUBEVIRT = {
@@ -50,13 +50,20 @@ class RealCluster:
         """
         self._stack = contextlib.ExitStack()
         try:
-            threads = self._stack.enter_context(ThreadPoolExecutor(len(kubelets)))
-            starting = [threads.submit(RealNode, name, logs, programs, images) for name in kubelets]
-            # Also those whose start ends after something else has failed.
-            for node in starting:
-                self._stack.callback(_stop_when_started, node)
+            sandboxes = [self._stack.enter_context(Sandbox(name, logs)) for name in kubelets]
+            for first, second in combinations(sandboxes, 2):
+                connect(first, second)
+            threads = self._stack.enter_context(ThreadPoolExecutor(len(sandboxes)))
+            starting = [threads.submit(RealNode, sandbox, programs, images) for sandbox in sandboxes]
             self.plane = self._stack.enter_context(
-                ControlPlane(controller_manager=True, apiserver_flags=APISERVER_FLAGS, logs=logs)
+                ControlPlane(
+                    controller_manager=True,
+                    service_account_admission=True,
+                    apiserver_flags=apiserver_flags(sandboxes[0]),
+                    # This machine, where the API server runs, reaches Services through the first node.
+                    service_subnet=sandboxes[0].service_subnet,
+                    logs=logs,
+                )
             )
             self.plane.add_scheduler()
             self.kubevirt = self._stack.enter_context(
@@ -64,8 +71,6 @@ class RealCluster:
             )
             prepare_cluster(self.plane)
             self.nodes = {name: node.result() for name, node in zip(kubelets, starting, strict=True)}
-            for first, second in combinations(self.nodes.values(), 2):
-                connect(first.sandbox, second.sandbox)
             joining = [
                 threads.submit(self.nodes[name].join, self.plane, kubelet_configuration=configuration)
                 for name, configuration in kubelets.items()
@@ -85,8 +90,3 @@ class RealCluster:
     def stop(self) -> None:
         """End everything and remove all data but the logs; may be called twice."""
         self._stack.close()
-
-
-def _stop_when_started(node: Future[RealNode]) -> None:
-    with contextlib.suppress(Exception):  # What went wrong has been reported by whoever wanted the node.
-        node.result().stop()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from harness.control_plane.cluster import ControlPlane
 from harness.node_programs.programs import NodePrograms
+from harness.real_node.kube_proxy import KubeProxy
 from harness.real_node.kubelet import Kubelet
 from harness.real_node.node_access import NodeAccess
 from harness.real_node.runtime import ContainerRuntime
@@ -20,35 +21,22 @@ from harness.real_node.virt_handler import VirtHandler, label_node
 
 
 class RealNode:
-    """One node; use it as a context manager, or call `stop`."""
+    """One node."""
 
-    def __init__(self, name: str, folder: Path, programs: NodePrograms, images: Iterable[Path]) -> None:
-        """Start sandbox and containerd, import the images, and run the node-labeller."""
-        self.name = name
-        self.sandbox = Sandbox(name, folder)
-        try:
-            self.runtime = ContainerRuntime(self.sandbox, programs)
-            for image in images:
-                self.runtime.import_image(image)
-            label_node(self.runtime)
-        except BaseException:
-            self.stop()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End everything on the node and remove it; its objects in the cluster stay."""
-        self.sandbox.stop()
+    def __init__(self, sandbox: Sandbox, programs: NodePrograms, images: Iterable[Path]) -> None:
+        """Start containerd, import the images, and run the node-labeller; it all ends with the sandbox."""
+        self.name = sandbox.name
+        self.sandbox = sandbox
+        self.runtime = ContainerRuntime(sandbox, programs)
+        for image in images:
+            self.runtime.import_image(image)
+        label_node(self.runtime)
 
     def join(self, plane: ControlPlane, *, kubelet_configuration: Mapping[str, Any] | None = None) -> None:
-        """Start the kubelet and virt-handler, and wait until VMs can be scheduled to the node."""
+        """Start kubelet, kube-proxy and virt-handler, and wait until VMs can be scheduled to the node."""
         access = NodeAccess(plane, self.sandbox)
         self.kubelet = Kubelet(plane, access, self.runtime, configuration=kubelet_configuration)
+        self.kube_proxy = KubeProxy(plane, access, self.runtime)
         self.kubelet.wait_until_ready()
         self.virt_handler = VirtHandler(plane, access, self.runtime)
         self.virt_handler.wait_until_schedulable()

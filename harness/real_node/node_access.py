@@ -9,16 +9,20 @@ from typing import Any
 from harness.control_plane.cluster import ControlPlane
 from harness.real_node.sandbox import Sandbox
 
-APISERVER_FLAGS = (
-    # The nodes' links come and go; nobody is anonymous there either.
-    "--bind-address=0.0.0.0",
-    # Beside RBAC: a kubelet has the rights of its own node only.
-    "--authorization-mode=Node",
-    "--kubelet-preferred-address-types=InternalIP",
-)
-"""What the API server needs besides when nodes are real."""
-
 CA_FILE = "/etc/kubernetes/ca.crt"
+
+
+def apiserver_flags(first: Sandbox) -> tuple[str, ...]:
+    """Return what the API server needs besides when nodes are real."""
+    return (
+        # The nodes' links come and go; nobody is anonymous there either.
+        "--bind-address=0.0.0.0",
+        # What pods of every node can reach: the address of this machine on one of its links.
+        f"--advertise-address={first.gateway}",
+        # Beside RBAC: a kubelet has the rights of its own node only.
+        "--authorization-mode=Node",
+        "--kubelet-preferred-address-types=InternalIP",
+    )
 
 
 class NodeAccess:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Self
 
@@ -88,8 +89,13 @@ class Sandbox:
 
     @property
     def pod_subnet(self) -> str:
-        """The addresses that its pods may have."""
+        """The addresses that its pods may have; this machine sends them into the sandbox."""
         return f"198.19.{self.number}.0/24"
+
+    @property
+    def service_subnet(self) -> IPv4Network:
+        """Addresses for Services that this machine sends into the sandbox, whose kube-proxy knows them."""
+        return IPv4Network(f"100.64.{self.number}.0/24")
 
     def stop(self) -> None:
         """End everything in it and remove it; harmless when that has been done."""

@@ -24,6 +24,8 @@ from harness.real_node.sandbox_init import READY
 
 # 198.18.0.0/15 is set apart for tests of network devices (RFC 2544), so it leads nowhere else.
 _NODE_SUBNET = "198.18.{}"
+# What a sandbox may give to its pods, and to Services whose traffic goes through it: see sandbox.py.
+_ROUTED_SUBNETS = ("198.19.{}.0/24", "100.64.{}.0/24")
 _MOST_NODES = 250
 
 
@@ -127,6 +129,8 @@ def _configure(init: int, number: int) -> None:
     network = _NODE_SUBNET.format(number)
     _ip("address", "add", f"{network}.1/24", "dev", f"kvnode{number}")
     _ip("link", "set", f"kvnode{number}", "up")
+    for subnet in _ROUTED_SUBNETS:
+        _ip("route", "add", subnet.format(number), "via", f"{network}.2", "dev", f"kvnode{number}")
     inside = ("nsenter", "--target", str(init), "--net", "--")
     _ip("link", "set", "lo", "up", inside=inside)
     _ip("address", "add", f"{network}.2/24", "dev", "eth0", inside=inside)
