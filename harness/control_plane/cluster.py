@@ -35,9 +35,7 @@ Json = dict[str, Any]
 SERVICE_SUBNET = IPv4Network("10.96.0.0/16")
 
 MERGE_PATCH = "application/merge-patch+json"
-STRATEGIC_SERVICE_SUBNET = IPv4Network("10.96.0.0/16")
-
-MERGE_PATCH = "application/strategic-merge-patch+json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 SERVER_SIDE_APPLY = "application/apply-patch+yaml"
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from harness.build_cache import Say, say_to_stderr
 from harness.node_programs.image import Image, archive
+from harness.node_programs.kvplace_images import hook_image, serve_image
 from harness.node_programs.launcher_image import launcher
-from harness.node_programs.small_images import busybox, container_disk
+from harness.node_programs.small_images import busybox, container_disk, kube_scheduler
 
 # What vm-templates/ boots. On a node of the tests it is a disk whose guest idles.
 _TEMPLATE_DISK = "quay.io/containerdisks/debian:12"
@@ -17,7 +18,10 @@ _TEMPLATE_DISK = "quay.io/containerdisks/debian:12"
 def node_images() -> list[Image]:
     """Name them all."""
     disk = container_disk()
-    return [busybox(), disk, replace(disk, reference=_TEMPLATE_DISK), launcher()]
+    return [
+        *(busybox(), disk, replace(disk, reference=_TEMPLATE_DISK), launcher()),
+        *(hook_image(), serve_image(), kube_scheduler()),
+    ]
 
 
 def node_image_archives(say: Say = say_to_stderr) -> list[Path]:
