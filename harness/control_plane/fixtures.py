@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.build_fixtures import skipped_without_toolchain
+from harness.build_fixtures import skipped_if_not_installed
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.programs import KUBERNETES
 from harness.go_build import built
@@ -18,7 +18,7 @@ from harness.go_build import built
 @pytest.fixture(scope="session")
 def kubernetes_programs() -> Path:
     """Name the folder with Kubernetes' programs."""
-    with skipped_without_toolchain():
+    with skipped_if_not_installed():
         return built(KUBERNETES)
 
 

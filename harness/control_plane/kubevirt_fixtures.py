@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.build_fixtures import skipped_without_toolchain
+from harness.build_fixtures import skipped_if_not_installed
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.control_plane.launcher_side import LauncherSide
@@ -18,7 +18,7 @@ from harness.go_build import built
 @pytest.fixture(scope="session")
 def kubevirt_programs() -> Path:
     """Name the folder with KubeVirt's programs."""
-    with skipped_without_toolchain():
+    with skipped_if_not_installed():
         return built(KUBEVIRT)
 
 

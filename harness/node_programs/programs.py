@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.build_cache import BuildFailed, Say, say_to_stderr
+from harness.build_cache import NotInstalled, Say, say_to_stderr
 from harness.go_build import GoModule, built
 
 _HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ CONTAINERD = GoModule(
 )
 KUBELET = GoModule(
     _HERE / "kubelet",
-    contents="kubelet, kube-proxy",
+    contents="kubelet, kube-proxy and a kube-scheduler for a container",
     ldflags="-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3",
     packages="tool",
 )
@@ -37,6 +37,7 @@ KUBEVIRT_NODE = GoModule(
     tags="netgo osusergo selinux",
     packages="tool",
     cgo=True,
+    libraries=("libvirt", "libvirt-qemu", "libvirt-lxc"),
     substitutes=tuple(
         _HERE.parent / "control_plane" / "kubevirt" / "substitutes" / name
         for name in ("virt-template-api", "virt-template-client-go")
@@ -59,6 +60,8 @@ class NodePrograms:
     """Holds ptp, host-local and loopback, among others."""
     kubelet: Path
     kube_proxy: Path
+    kube_scheduler: Path
+    """For the image: the control plane's own ends with its standard input, which a container has not."""
     virt_handler: Path
     virt_chroot: Path
     """virt-handler looks for it at /usr/bin/virt-chroot."""
@@ -82,16 +85,17 @@ def node_programs(say: Say = say_to_stderr) -> NodePrograms:
         cni_folder=containerd,
         kubelet=kubelet / "kubelet",
         kube_proxy=kubelet / "kube-proxy",
+        kube_scheduler=kubelet / "kube-scheduler",
         virt_handler=kubevirt / "virt-handler",
         virt_chroot=kubevirt / "virt-chroot",
     )
 
 
 def system_program(name: str, package: str) -> Path:
-    """Return the path of a program that Debian's `package` installs; raises `BuildFailed` without it."""
+    """Return the path of a program that Debian's `package` installs; raises `NotInstalled` without it."""
     found = shutil.which(name, path=_SYSTEM_FOLDERS)
     if found is None:
-        raise BuildFailed(
+        raise NotInstalled(
             f"no {name} on this machine: install the package {package} (./make test does, as root)"
         )
     return Path(found).resolve()

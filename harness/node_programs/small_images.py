@@ -1,4 +1,4 @@
-"""The small images that pods of tests use: pause, busybox, and a disk for VMs."""
+"""The small images that pods of tests use: pause, busybox, kube-scheduler, and a disk for VMs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from harness.node_programs.image import Image, Layer
 from harness.node_programs.oci_archive import Attributes, ImageConfiguration
-from harness.node_programs.programs import system_program
+from harness.node_programs.programs import node_programs, system_program
+from harness.node_programs.root_filesystem import RootFilesystem
 
 _QEMU = 107
 _DISK_BYTES = 16 * 1024 * 1024
@@ -32,6 +33,23 @@ def container_disk() -> Image:
         "docker.io/kvplace/idle-disk:1",
         (Layer("idle-disk", (), _lay_out_disk),),
         ImageConfiguration(),
+    )
+
+
+def kube_scheduler() -> Image:
+    """Return the image of kvplace's scheduler, as manifests/scheduler names it."""
+    program = node_programs().kube_scheduler
+
+    def lay_out(root: Path) -> Attributes:
+        RootFilesystem(root).file(program, "/usr/local/bin/kube-scheduler")
+        return Attributes()
+
+    return Image(
+        "registry.k8s.io/kube-scheduler:v1.36.3",
+        (Layer("kube-scheduler", (program.parent.name,), lay_out),),
+        ImageConfiguration(
+            entrypoint=("kube-scheduler",), environment={"PATH": "/usr/local/bin"}, user="65532:65532"
+        ),
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.build_cache import BuildFailed
-from harness.go_build import GoModule, built, find_go
+from harness.build_cache import BuildFailed, NotInstalled
+from harness.go_build import GoModule, built, find_go, is_new_enough
 
 pytestmark = pytest.mark.usefixtures("go", "cache")
 
@@ -86,6 +87,7 @@ def test_a_module_without_programs_is_named(module: GoModule) -> None:
 
 BUILDER = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from harness.go_build import GoModule, built
 print(built(GoModule(Path(sys.argv[1]), contents="a greeter")))
@@ -106,3 +108,47 @@ def test_two_processes_at_once_share_one_build(module: GoModule) -> None:
     assert [builder.returncode for builder in builders] == [0, 0], answers
     assert len({place for place, _ in answers}) == 1
     assert sum("building a greeter" in said for _, said in answers) == 1
+
+
+def test_programs_that_go_mod_names_as_tools_are_built_by_the_names_of_their_folders(
+    module: GoModule,
+) -> None:
+    file = module.folder / "go.mod"
+    file.write_text(f"{file.read_text()}\ntool tests.invalid/greeter/hello\n")
+    (module.folder / "unused").mkdir()
+    (module.folder / "unused" / "main.go").write_text("package main\n\nfunc main() {}\n")
+    programs = built(replace(module, packages="tool"), lambda _: None)
+    assert [path.name for path in programs.iterdir()] == ["hello"]
+
+
+def test_a_module_put_in_the_place_of_another_counts_as_source(module: GoModule, tmp_path: Path) -> None:
+    substitute = tmp_path / "substitute"
+    substitute.mkdir()
+    (substitute / "code.go").write_text("package substitute\n")
+    with_it = replace(module, substitutes=(substitute,))
+    before = with_it.fingerprint("go1.26.8")
+    assert before != module.fingerprint("go1.26.8")
+    (substitute / "code.go").write_text("package substitute // changed\n")
+    assert with_it.fingerprint("go1.26.8") != before
+
+
+def test_c_code_is_another_build_and_needs_a_compiler(
+    module: GoModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_c = replace(module, cgo=True, libraries=("kvplace-nonsense",))
+    assert with_c.fingerprint("go1.26.8") != module.fingerprint("go1.26.8")
+    with pytest.raises(NotInstalled, match="pkg-config --exists kvplace-nonsense` fails"):
+        built(with_c, lambda _: None)
+    go = find_go()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_go() == go
+    with pytest.raises(NotInstalled, match="gcc --version` fails"):
+        built(with_c, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("version", "enough"),
+    [("go1.26.8", True), ("go1.26.2", True), ("go1.26.1", False), ("go1.26", False), ("go1.27", True)],
+)
+def test_a_compiler_must_be_as_new_as_the_newest_module_asks(version: str, enough: bool) -> None:
+    assert is_new_enough(version) == enough

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from harness.build_cache import BuildFailed
+from harness.build_cache import NotInstalled
 from harness.node_programs.programs import NodePrograms, system_program
 
 
@@ -20,6 +20,7 @@ from harness.node_programs.programs import NodePrograms, system_program
         ("runc", "--version", "runc version"),
         ("kubelet", "--version", "Kubernetes v1.36.3"),
         ("kube_proxy", "--version", "Kubernetes v1.36.3"),
+        ("kube_scheduler", "--version", "Kubernetes v1.36.3"),
         ("virt_handler", "--help", "--hostname-override"),
         ("virt_chroot", "--help", "virt-chroot"),
     ],
@@ -61,5 +62,5 @@ def test_programs_that_call_each_other_find_each_other(node_programs: NodeProgra
 
 
 def test_a_missing_program_of_the_system_is_named_with_its_package() -> None:
-    with pytest.raises(BuildFailed, match="no kvplace-nonsense on this machine"):
+    with pytest.raises(NotInstalled, match="no kvplace-nonsense on this machine"):
         system_program("kvplace-nonsense", package="nonsense")
