@@ -19,11 +19,11 @@ from harness.build_cache import BuildFailed
 from harness.control_plane.__main__ import kubectl_folder
 from harness.control_plane.programs import KUBERNETES, KUBEVIRT
 from harness.go_build import built
-from harness.kvplace_cluster.installation import Installation
 from harness.node_programs.programs import node_programs
 from harness.real_node.cluster import RealCluster
 from harness.real_node.control_groups import NoControlGroups, hierarchies
 from harness.real_node.images import node_image_archives
+from harness.real_node.kvplace_pods import install_kvplace
 
 _EXAMPLE = """\
 {nodes} real nodes, KubeVirt and kvplace at {url}; logs in {logs}
@@ -87,8 +87,8 @@ def _start(options: argparse.Namespace, stack: contextlib.ExitStack) -> None:
             kubelets={name: {"cpuManagerPolicy": "none"} for name in names},
         )
     )
-    installation = stack.enter_context(Installation(cluster.plane))
-    installation.add_scheduler(installation.replicas[0])
+    first = next(iter(cluster.nodes.values()))
+    install_kvplace(cluster.plane, first.sandbox.service_subnet, replicas=min(2, len(names)))
     print(f"export KUBECONFIG={shlex.quote(str(cluster.plane.kubeconfig))}")
     print(f"export PATH={shlex.quote(str(kubectl_folder(cluster.plane)))}:$PATH", flush=True)
     print(_EXAMPLE.format(nodes=len(names), url=cluster.plane.url, logs=logs), file=sys.stderr)

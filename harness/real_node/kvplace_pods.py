@@ -10,7 +10,6 @@ import json
 import shutil
 import subprocess
 from ipaddress import IPv4Network
-from pathlib import Path
 from typing import Any
 
 from harness.control_plane.cluster import ControlPlane
@@ -27,9 +26,7 @@ _DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 _FIXED_ADDRESSES = {"kvplace": 101, "kvplace-extender": 102}
 
 
-def install_kvplace(
-    plane: ControlPlane, services: IPv4Network, *, replicas: int = 2
-) -> None:
+def install_kvplace(plane: ControlPlane, services: IPv4Network, *, replicas: int = 2) -> None:
     """Apply everything and wait until its Deployments are available.
 
     The nodes must have the images.
