@@ -9,7 +9,7 @@ not say whether they took effect: read the cgroups.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,26 +23,25 @@ MAX_UPDATES = 50
 _TIMEOUT_S = 30.0
 
 
-async def deliver(socket: Path, name: PluginName, updates: Sequence[ContainerUpdate]) -> None:
-    """Have the runtime update containers, in this order; those that are gone are left out.
+async def deliver(
+    socket: Path,
+    name: PluginName,
+    choose: Callable[[Sequence[Container]], Sequence[ContainerUpdate]],
+) -> None:
+    """Have the runtime update containers.
 
+    `choose` gets all containers with what their specs say now, and returns at most MAX_UPDATES updates.
     `name` must be another one than that of the plugin that creates containers. Returns when the runtime has
-    the last answer; it needs about 10 ms more for each container in it. Raises Unavailable or Misconfigured.
+    the answer; it needs about 10 ms more for each container in it. Raises Unavailable or Misconfigured.
     """
-    for start in range(0, len(updates), MAX_UPDATES):
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                await _deliver(socket, name, updates[start : start + MAX_UPDATES])
-        except TimeoutError:
-            raise Unavailable(f"the NRI runtime did not take updates within {_TIMEOUT_S:g} s") from None
-
-
-async def _deliver(socket: Path, name: PluginName, updates: Sequence[ContainerUpdate]) -> None:
-    async with session(socket, name, _Courier(updates)) as connection:
-        # It reads our frames in their order: an answer to this shows that it has the one before. A runtime
-        # that finds the connection closed may drop what it has not passed on yet.
-        with suppress(CallFailed):
-            await connection.call("Ping", b"", timeout_s=_TIMEOUT_S)
+    try:
+        async with asyncio.timeout(_TIMEOUT_S), session(socket, name, _Courier(choose)) as connection:
+            # It reads our frames in their order: an answer to this shows that it has the one before. A
+            # runtime that finds the connection closed may drop what it has not passed on yet.
+            with suppress(CallFailed):
+                await connection.call("Ping", b"", timeout_s=_TIMEOUT_S)
+    except TimeoutError:
+        raise Unavailable(f"the NRI runtime did not take updates within {_TIMEOUT_S:g} s") from None
 
 
 class _Courier:
@@ -50,14 +49,13 @@ class _Courier:
 
     events = frozenset({Event.REMOVE_POD})  # the rarest; none would mean all
 
-    def __init__(self, updates: Sequence[ContainerUpdate]) -> None:
-        self._updates = updates
+    def __init__(self, choose: Callable[[Sequence[Container]], Sequence[ContainerUpdate]]) -> None:
+        self._choose = choose
 
     async def synchronize(
         self, runtime: Runtime, pods: Sequence[PodSandbox], containers: Sequence[Container]
     ) -> Sequence[ContainerUpdate]:
-        known = {container.id for container in containers}
-        return [update for update in self._updates if update.container in known]
+        return self._choose(containers)[:MAX_UPDATES]
 
     async def create(self, pod: PodSandbox, container: Container) -> Creation:
         return Creation()

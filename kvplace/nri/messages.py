@@ -16,13 +16,12 @@ from google.protobuf.message import DecodeError
 
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import Unavailable
-from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
+from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 from kvplace.nri.frames import BadPeer
 from kvplace.nri.values import (
     DEFAULT_REQUEST_TIMEOUT_S,
     NO_CPUSET,
     Container,
-    ContainerId,
     ContainerState,
     ContainerUpdate,
     Cpuset,
@@ -78,11 +77,13 @@ _SCHEMA: Mapping[str, tuple[tuple[int, str, str], ...]] = {
         (2, "pod_sandbox_id", "string"),
         (3, "name", "string"),
         (4, "state", "int32"),
+        (9, "mounts", "Mount*"),
         (11, "linux", "LinuxContainer"),
         (12, "pid", "uint32"),
     ),
     # A map is a list of these on the wire.
     "Entry": ((1, "key", "string"), (2, "value", "string")),
+    "Mount": ((1, "destination", "string"),),
     "LinuxContainer": ((3, "resources", "LinuxResources"), (5, "cgroups_path", "string")),
     "LinuxResources": ((2, "cpu", "LinuxCPU"),),
     "LinuxCPU": ((6, "cpus", "string"), (7, "mems", "string")),
@@ -272,6 +273,7 @@ def _container(container: Any) -> Container:
         name=container.name,
         state=ContainerState(state) if state in _STATES else ContainerState.UNKNOWN,
         pid=container.pid,
+        mounts=frozenset(mount.destination for mount in container.mounts),
         cgroup_path=container.linux.cgroups_path,
         cpuset=_cpuset(container.linux.resources),
     )

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NewType
 
-from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
+from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 
-ContainerId = NewType("ContainerId", str)
-"""The id of a container in its runtime."""
 SandboxId = NewType("SandboxId", str)
 """The id of a pod sandbox in its runtime."""
 DEFAULT_REQUEST_TIMEOUT_S = 2.0
@@ -51,8 +49,8 @@ class Cpuset:
     """The CPUs and memory nodes of a container's cgroup; empty means not set, or in an update no change."""
 
     cpus: CpuMask = NO_CPUS
-    memory_nodes: int = 0
-    """NUMA nodes as a mask of their ids."""
+    memory_nodes: CpuMask = NO_CPUS
+    """NUMA nodes; as a set it is like one of CPUs."""
 
 
 NO_CPUSET = Cpuset()
@@ -81,6 +79,8 @@ class Container:
     state: ContainerState = ContainerState.UNKNOWN
     pid: int = 0
     """Its first process in the host's PID namespace; 0 before it has one."""
+    mounts: frozenset[str] = frozenset()
+    """Where something is mounted in it."""
     cgroup_path: str = ""
     """As in the OCI spec: a path, or `slice:prefix:name` with the systemd driver."""
     cpuset: Cpuset = NO_CPUSET

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Unavailable
 from kvplace.nri import courier as courier_module
-from kvplace.nri.courier import deliver
+from kvplace.nri.courier import MAX_UPDATES, deliver
 from kvplace.nri.plugin import PluginName
-from kvplace.nri.values import ContainerId, ContainerUpdate, Cpuset
+from kvplace.nri.values import Container, ContainerUpdate, Cpuset
 from tests.nri import wire
 from tests.nri.fake_runtime import SUBJECT, FakeRuntime, PluginEnd, container, updates_in
 
@@ -19,28 +20,37 @@ NAME = PluginName("kvplace-courier", "99")
 UNIMPLEMENTED = {1: wire.message({1: 12, 2: "no such method"})}
 
 
-def _updates(*names: str) -> list[ContainerUpdate]:
-    return [ContainerUpdate(ContainerId(f"id-{name}"), Cpuset(mask_of([3]))) for name in names]
+def _update_all(containers: Sequence[Container]) -> list[ContainerUpdate]:
+    return [ContainerUpdate(found.id, Cpuset(mask_of([3]))) for found in containers]
 
 
 async def _hung_up(end: PluginEnd) -> None:
     assert await end.reader.read() == b""
 
 
-async def test_it_carries_the_updates_of_containers_that_exist_and_hangs_up(runtime: FakeRuntime) -> None:
-    delivery = asyncio.create_task(deliver(runtime.socket, NAME, _updates("b", "gone", "a")))
+async def test_it_carries_what_is_chosen_from_the_containers_that_exist_and_hangs_up(
+    runtime: FakeRuntime,
+) -> None:
+    def choose(containers: Sequence[Container]) -> list[ContainerUpdate]:
+        return [
+            ContainerUpdate(found.id, Cpuset(mask_of([3])))
+            for found in containers
+            if found.cpuset.cpus != mask_of([3])
+        ]
+
+    delivery = asyncio.create_task(deliver(runtime.socket, NAME, choose))
     end = await runtime.plugin()
     assert await end.register() == ("kvplace-courier", "99")
     assert await end.configure() == 1 << 2
-    answer = await end.synchronize([], [container("a"), container("b")])
-    assert updates_in(answer) == [("id-b", "3", "", 1), ("id-a", "3", "", 1)]
+    answer = await end.synchronize([], [container("a"), container("b", cpus="3"), container("c", cpus="2")])
+    assert updates_in(answer) == [("id-a", "3", "", 1), ("id-c", "3", "", 1)]
     await end.take_call(UNIMPLEMENTED)
     await delivery
     await _hung_up(end)
 
 
 async def test_it_stays_until_the_runtime_shows_that_it_has_read_the_answer(runtime: FakeRuntime) -> None:
-    delivery = asyncio.create_task(deliver(runtime.socket, NAME, _updates("a")))
+    delivery = asyncio.create_task(deliver(runtime.socket, NAME, _update_all))
     end, _ = await runtime.ready_plugin([], [container("a")])
     done, _ = await asyncio.wait([delivery], timeout=0.1)
     assert not done
@@ -49,7 +59,7 @@ async def test_it_stays_until_the_runtime_shows_that_it_has_read_the_answer(runt
 
 
 async def test_it_never_adjusts_a_container_that_is_created_meanwhile(runtime: FakeRuntime) -> None:
-    delivery = asyncio.create_task(deliver(runtime.socket, NAME, _updates("a")))
+    delivery = asyncio.create_task(deliver(runtime.socket, NAME, _update_all))
     end, _ = await runtime.ready_plugin([], [container("a")])
     assert await end.call("CreateContainer", SUBJECT) == b""
     assert await end.call("UpdateContainer", SUBJECT) == b""
@@ -58,33 +68,23 @@ async def test_it_never_adjusts_a_container_that_is_created_meanwhile(runtime: F
     await delivery
 
 
-async def test_many_updates_go_in_several_connections_one_after_the_other(runtime: FakeRuntime) -> None:
-    names = [f"c{number}" for number in range(120)]
-    delivery = asyncio.create_task(deliver(runtime.socket, NAME, _updates(*names)))
-    sizes = []
-    for _ in range(3):
-        end, answer = await runtime.ready_plugin([], [container(name) for name in names])
-        sizes.append(len(updates_in(answer)))
-        await end.take_call(UNIMPLEMENTED)
+async def test_one_connection_carries_50_updates_at_most(runtime: FakeRuntime) -> None:
+    delivery = asyncio.create_task(deliver(runtime.socket, NAME, _update_all))
+    end, answer = await runtime.ready_plugin([], [container(f"c{number}") for number in range(120)])
+    assert len(updates_in(answer)) == MAX_UPDATES == 50
+    await end.take_call(UNIMPLEMENTED)
     await delivery
-    assert sizes == [50, 50, 20]
-
-
-async def test_without_updates_nothing_connects(runtime: FakeRuntime) -> None:
-    await runtime.stop()
-    await deliver(runtime.socket, NAME, [])
-    await runtime.start()
 
 
 async def test_a_runtime_that_is_not_there_is_an_error_that_names_the_socket(runtime: FakeRuntime) -> None:
     await runtime.stop()
     with pytest.raises(Unavailable, match=f"no NRI runtime answers at {runtime.socket}"):
-        await deliver(runtime.socket, NAME, _updates("a"))
+        await deliver(runtime.socket, NAME, _update_all)
     await runtime.start()
 
 
 async def test_a_runtime_that_goes_away_is_an_error(runtime: FakeRuntime) -> None:
-    delivery = asyncio.create_task(deliver(runtime.socket, NAME, _updates("a")))
+    delivery = asyncio.create_task(deliver(runtime.socket, NAME, _update_all))
     end, _ = await runtime.ready_plugin([], [container("a")])
     end.hang_up()
     with pytest.raises(Unavailable, match="closed the connection"):
@@ -96,4 +96,4 @@ async def test_a_runtime_that_never_answers_is_an_error_in_the_end(
 ) -> None:
     monkeypatch.setattr(courier_module, "_TIMEOUT_S", 0.1)
     with pytest.raises(Unavailable, match=r"within 0\.1 s"):
-        await deliver(runtime.socket, NAME, _updates("a"))
+        await deliver(runtime.socket, NAME, _update_all)

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Misconfigured
-from kvplace.core.scalars import PodUid
+from kvplace.core.scalars import ContainerId, CpuMask, PodUid
 from kvplace.nri import plugin as plugin_module
 from kvplace.nri.plugin import PluginName, run_plugin
 from kvplace.nri.values import (
     Container,
-    ContainerId,
     ContainerState,
     ContainerUpdate,
     Cpuset,
@@ -40,8 +39,9 @@ CONTAINER = Container(
     name="c",
     state=ContainerState.RUNNING,
     pid=42,
+    mounts=frozenset({"/mnt/0", "/mnt/1", "/mnt/2"}),
     cgroup_path="/kubepods/c",
-    cpuset=Cpuset(mask_of([0, 1, 2, 3]), 0b10),
+    cpuset=Cpuset(mask_of([0, 1, 2, 3]), CpuMask(0b10)),
 )
 NO_CONTAINER = Container(ContainerId(""), SandboxId(""), "")
 
@@ -84,7 +84,7 @@ class TestCalls:
     ) -> None:
         end, _ = await runtime.ready_plugin()
         handler.creation = Creation(
-            Cpuset(mask_of([4, 5]), 0b1), (ContainerUpdate(ContainerId("id-b"), SHARED),)
+            Cpuset(mask_of([4, 5]), CpuMask(0b1)), (ContainerUpdate(ContainerId("id-b"), SHARED),)
         )
         answer = await end.call("CreateContainer", SUBJECT)
         assert handler.calls[-1] == ("create", POD, CONTAINER)

@@ -1,0 +1,432 @@
+"""Cpusets set by the container runtime itself, through its Node Resource Interface (NRI).
+
+The runtime asks before it creates a container, so a container has its CPUs from its first instruction, and by
+the time the answer goes out no other container may use CPUs that became exclusive. Every decision is
+`decide_cpusets` of this moment; here it is carried out:
+
+* in the cgroups at once, written by ourselves, those that lose CPUs first;
+* in the specs that the runtime keeps and applies again with each update, through the answers to its calls,
+  and through a courier for what remains and for changes that come from elsewhere.
+
+An answer carries at most 50 updates: the runtime needs about 10 ms for each and creates nothing meanwhile.
+An update that meets a starting container changes its spec and not its cgroup, so the cgroup is read before
+its program begins and again when it has started.
+
+No call waits for a disk, the API server or libvirt. An error here never makes a creation fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+from kvplace.agent.containers import COMPUTE, Container
+from kvplace.agent.cpusets import Cpusets, decide_cpusets
+from kvplace.agent.node_report import NodeReport
+from kvplace.agent.node_state import NodeState
+from kvplace.agent.nri_runtime import PluginHost
+from kvplace.agent.repair_history import PERIOD_S, RepairHistory
+from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.enforcement import Enforcement
+from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
+from kvplace.core.placement import PLACEMENT
+from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask
+from kvplace.kube.conditions import Condition
+from kvplace.linux.cpuset_hierarchy import CpusetFile
+from kvplace.linux.inotify import Change, Inotify
+from kvplace.linux.kernel_files import Gone
+from kvplace.linux.oci_cgroup import cgroup_folder
+from kvplace.nri import values as nri
+from kvplace.nri.courier import MAX_UPDATES
+
+log = logging.getLogger(__name__)
+
+CONDITION = "CpusetsEnforced"
+_RETRY_S = 1.0
+"""Pause before updates are carried again that did not arrive."""
+_VIRT_LAUNCHER = ("kubevirt.io", "virt-launcher")
+_MIGRATION = "kubevirt.io/migrationJobUID"
+"""Label of the pod that a VM migrates to."""
+_QEMU_HOOKS = "/etc/libvirt/hooks/qemu.d"
+"""Where the hook that gives an incoming QEMU the CPU numbers of this node is mounted."""
+
+
+class CgroupCpusets(Protocol):
+    """What is asked of the host's cgroups: `kvplace.linux.cpuset_hierarchy.CpusetHierarchy`."""
+
+    @property
+    def root(self) -> Path: ...
+
+    def configured(self, folder: Path, /) -> CpuMask: ...
+
+    def is_set(self, folder: Path, wanted: CpuMask, /) -> bool: ...
+
+    def set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> None: ...
+
+
+@dataclass(slots=True)
+class _Known:
+    """A container that is created or running, with what its cgroup and its spec say."""
+
+    container: Container
+    """`cpus` is what its cgroup was last seen or set to."""
+    sandbox: nri.SandboxId
+    folder: Path | None
+    spec: nri.Cpuset
+    history: RepairHistory = field(default_factory=RepairHistory)
+    retry: asyncio.TimerHandle | None = None
+
+
+class NriEnforcement:
+    """The plugin's handler; keeps what the runtime has told, and the last decision."""
+
+    events = frozenset(
+        {
+            nri.Event.CREATE,
+            nri.Event.START,
+            nri.Event.POST_START,
+            nri.Event.UPDATE,
+            nri.Event.POST_UPDATE,
+            nri.Event.STOP,
+            nri.Event.REMOVE,
+            nri.Event.REMOVE_POD,
+        }
+    )
+
+    def __init__(
+        self,
+        state: Callable[[], NodeState],
+        report: NodeReport,
+        hierarchy: CgroupCpusets,
+        runtime: PluginHost,
+    ) -> None:
+        """`state` returns the state of the node at the moment; say `state_changed` when it is another one."""
+        self._state = state
+        self._report = report
+        self._hierarchy = hierarchy
+        self._runtime = runtime
+        self._known: dict[ContainerId, _Known] = {}
+        self._connected = False
+        self._runtime_name = ""
+        self._online = NO_CPUS
+        self._changed = asyncio.Event()
+        self._specs_unsure = False
+        """Whether updates were sent of which we do not know that they arrived."""
+        self._decided = Cpusets(NO_CPUS, {}, {})
+        self._writes: Inotify | None = None
+        self.repairs = 0
+        """Cgroups that said something else than the last decision, and were set again."""
+
+    async def run(self) -> None:
+        """Stay connected, carry out changes and repair what others write, until cancelled."""
+        loop = asyncio.get_running_loop()
+        with closing(Inotify()) as self._writes:
+            loop.add_reader(self._writes.fileno(), self._writes_seen, self._writes)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._runtime.run(self))
+                    tasks.create_task(self._follow_state())
+            finally:
+                loop.remove_reader(self._writes.fileno())
+                self._writes = None
+
+    # What other components ask
+
+    def containers(self) -> Iterable[Container]:
+        return [known.container for known in self._known.values()]
+
+    def cpusets(self) -> Cpusets:
+        return self._decided
+
+    def cgroup_of(self, container: ContainerId) -> Path:
+        known = self._known.get(container)
+        if known is None or known.folder is None or not known.folder.is_dir():
+            raise Gone(f"container {container} has no cgroup")
+        return known.folder
+
+    def state_changed(self) -> None:
+        """Decide anew soon."""
+        self._changed.set()
+
+    def check(self, container: ContainerId) -> None:
+        """Read the cgroup of a container and set it again if it is not as decided."""
+        if known := self._known.get(container):
+            self._check(known)
+
+    # What the runtime calls
+
+    async def synchronize(
+        self,
+        runtime: nri.Runtime,
+        pods: Sequence[nri.PodSandbox],
+        containers: Sequence[nri.Container],
+    ) -> Sequence[nri.ContainerUpdate]:
+        by_id = {pod.id: pod for pod in pods}
+        self._known.clear()
+        for container in containers:
+            if container.sandbox in by_id and container.state is not nri.ContainerState.STOPPED:
+                self._take(by_id[container.sandbox], container)
+        self._connected = True
+        self._specs_unsure = False
+        self._apply()
+        self._runtime_name = f"{runtime.name} {runtime.version}"
+        self._report_connected()
+        return self._untold_updates()
+
+    async def create(self, pod: nri.PodSandbox, container: nri.Container) -> nri.Creation:
+        known = self._take(pod, container)
+        try:
+            self._apply()
+        except Exception:
+            # The pool of before is as good as its CPUs are still nobody's; all CPUs would be worse.
+            log.exception("no decision about container %s; it gets the last shared pool", container.name)
+            return nri.Creation(nri.Cpuset(self._decided.pool))
+        cpuset = self._wanted(known)
+        known.spec = _merged(known.spec, cpuset)
+        return nri.Creation(cpuset, tuple(self._untold_updates()))
+
+    async def update(
+        self, pod: nri.PodSandbox, container: nri.Container, asked: nri.Cpuset
+    ) -> Sequence[nri.ContainerUpdate]:
+        known = self._known.get(container.id) or self._take(pod, container)
+        known.spec = _merged(known.spec, asked)
+        self._apply()
+        wanted = self._wanted(known)
+        others = self._untold_updates(without=container.id)
+        if not wanted.cpus:
+            return others
+        # Even where nothing else was asked for: the runtime applies the whole spec again.
+        known.spec = _merged(known.spec, wanted)
+        return [nri.ContainerUpdate(container.id, wanted), *others]
+
+    async def stop(self, pod: nri.PodSandbox, container: nri.Container) -> Sequence[nri.ContainerUpdate]:
+        self._forget(container.id)
+        self._apply()
+        return self._untold_updates()
+
+    async def observe(self, event: nri.Event, pod: nri.PodSandbox, container: nri.Container) -> None:
+        match event:
+            case nri.Event.START | nri.Event.POST_START | nri.Event.POST_UPDATE:
+                if container.id not in self._known:
+                    self._take(pod, container)
+                    self._apply()
+                known = self._known[container.id]
+                known.container = replace(known.container, pid=container.pid)
+                self._check(known)
+            case nri.Event.REMOVE:
+                self._forget(container.id)
+            case nri.Event.REMOVE_POD:
+                for known in tuple(self._known.values()):
+                    if known.sandbox == pod.id:
+                        self._forget(known.container.id)
+
+    def disconnected(self, reason: KvplaceError) -> None:
+        # What runs keeps its cpuset, and a runtime that is away creates nothing.
+        self._connected = False
+        self._report.put_condition(Condition(CONDITION, False, "RuntimeUnavailable", f"{reason}."))
+
+    def _report_connected(self) -> None:
+        undone = [known.container for known in self._known.values() if known.history.given_up]
+        if undone:
+            names = ", ".join(sorted(f"{found.namespace}/{found.pod}/{found.name}" for found in undone))
+            why = f"Another program keeps setting the cpuset of {names}; repaired once in {PERIOD_S:g} s."
+            self._report.put_condition(Condition(CONDITION, False, "RepairsUndone", why))
+        else:
+            how = f"{self._runtime_name} asks for the CPUs of every container through NRI."
+            self._report.put_condition(Condition(CONDITION, True, "Connected", how))
+
+    # How decisions are carried out
+
+    def _take(self, pod: nri.PodSandbox, container: nri.Container) -> _Known:
+        key, value = _VIRT_LAUNCHER
+        known = self._known[container.id] = _Known(
+            Container(
+                id=container.id,
+                name=container.name,
+                pod_uid=pod.uid,
+                namespace=pod.namespace,
+                pod=pod.name,
+                in_vm_pod=pod.labels.get(key) == value,
+                placement=pod.annotations.get(PLACEMENT, ""),
+                pid=container.pid,
+                cpus=container.cpuset.cpus,
+                incoming=(
+                    container.name == COMPUTE
+                    and _MIGRATION in pod.labels
+                    and _QEMU_HOOKS not in container.mounts
+                ),
+            ),
+            sandbox=container.sandbox,
+            folder=cgroup_folder(self._hierarchy.root, container.cgroup_path),
+            spec=container.cpuset,
+        )
+        if known.folder is not None:
+            try:
+                cpus = self._hierarchy.configured(known.folder)
+                known.container = replace(known.container, cpus=cpus)
+                self._watch(known.folder)
+            except Gone:
+                pass  # it has not been started
+            except (Unavailable, Misconfigured) as error:
+                log.warning("container %s: %s", container.id, error)
+        return known
+
+    def _forget(self, container: ContainerId) -> None:
+        if self._known.pop(container, None) is not None:
+            self._changed.set()
+
+    def _apply(self) -> None:
+        """Decide, and set the cgroups of all containers whose CPUs are others now."""
+        state = self._state()
+        self._online = state.topology.cpus
+        decided = decide_cpusets(state, self.containers())
+        if decided != self._decided:
+            self._decided = decided
+        self._report.enforce(Enforcement.NONE if state.observes_only else Enforcement.NRI)
+        changed = [
+            (known, wanted)
+            for known in self._known.values()
+            if (wanted := self._wanted(known)).cpus and wanted.cpus != known.container.cpus
+        ]
+        changed.sort(key=lambda change: bool(change[1].cpus & ~change[0].container.cpus))
+        for known, wanted in changed:
+            self._set(known, wanted)
+
+    def _wanted(self, known: _Known) -> nri.Cpuset:
+        """Return what a container shall have; empty for one that has all CPUs without being told."""
+        setting = self._decided.settings.get(known.container.id)
+        if setting is None:
+            return nri.NO_CPUSET
+        untouched = not known.spec.cpus and known.container.cpus in (NO_CPUS, self._online)
+        if untouched and setting.cpus == self._online and setting.mems is None:
+            return nri.NO_CPUSET
+        return nri.Cpuset(setting.cpus, mask_of(setting.mems or ()))
+
+    def _set(self, known: _Known, wanted: nri.Cpuset) -> None:
+        if known.folder is not None:
+            try:
+                self._hierarchy.set(known.folder, wanted.cpus)
+                if wanted.memory_nodes:
+                    self._hierarchy.set(known.folder, wanted.memory_nodes, CpusetFile.MEMORY_NODES)
+            except Gone:
+                pass  # it has not been started, or it has ended
+            except (Unavailable, Misconfigured) as error:
+                log.error("container %s does not get its CPUs: %s", known.container.id, error)
+                return
+        known.container = replace(known.container, cpus=wanted.cpus)
+
+    def _check(self, known: _Known) -> None:
+        if known.folder is None:
+            return
+        self._watch(known.folder)
+        wanted = self._wanted(known)
+        now = time.monotonic()
+        before = known.history
+        try:
+            if not wanted.cpus or self._hierarchy.is_set(known.folder, wanted.cpus):
+                known.history = known.history.intact(now)
+            else:
+                self._repair(known, wanted, now)
+        except Gone:
+            return
+        except (Unavailable, Misconfigured) as error:
+            log.warning("container %s: %s", known.container.id, error)
+        if known.history.given_up != before.given_up:
+            self._report_connected()
+
+    def _repair(self, known: _Known, wanted: nri.Cpuset, now: float) -> None:
+        who, cpus = f"{known.container.pod}/{known.container.name}", format_cpu_list(wanted.cpus)
+        if known.history.may_repair(now):
+            known.history = known.history.repaired(now)
+            self.repairs += 1
+            log.info("the cgroup of container %s is set to CPU %s again", who, cpus)
+            self._set(known, wanted)
+        if known.history.given_up and known.retry is None:
+            # Perhaps nobody writes it any more, and so nobody would look at it.
+            known.retry = asyncio.get_running_loop().call_later(PERIOD_S, self._try_again, known)
+
+    def _try_again(self, known: _Known) -> None:
+        known.retry = None
+        if self._known.get(known.container.id) is known:
+            self._check(known)
+
+    def _watch(self, folder: Path) -> None:
+        """Learn of every write to a cgroup, also of our own."""
+        if self._writes is not None:
+            try:
+                self._writes.watch(folder, Change.WRITTEN)
+            except Gone:
+                pass
+            except Misconfigured as error:
+                log.warning("what others write there is not noticed: %s", error)
+
+    def _writes_seen(self, writes: Inotify) -> None:
+        reports = writes.read()
+        everything = any(report.change & Change.OVERFLOW for report in reports)
+        folders = {report.folder for report in reports if report.name == CpusetFile.CPUS.value}
+        for known in tuple(self._known.values()):
+            if everything or known.folder in folders:
+                self._check(known)
+
+    # How the runtime's specs follow
+
+    def _untold(self) -> Iterator[_Known]:
+        """Yield the containers whose spec says something else than what was decided."""
+        for known in self._known.values():
+            if _merged(known.spec, self._wanted(known)) != known.spec:
+                yield known
+
+    def _is_untold(self) -> bool:
+        return next(self._untold(), None) is not None
+
+    def _untold_updates(self, *, without: ContainerId | None = None) -> list[nri.ContainerUpdate]:
+        """Take what one answer to the runtime can say; the rest goes by courier."""
+        chosen = list(islice((it for it in self._untold() if it.container.id != without), MAX_UPDATES))
+        updates = [nri.ContainerUpdate(known.container.id, self._wanted(known)) for known in chosen]
+        for known in chosen:
+            known.spec = _merged(known.spec, self._wanted(known))
+        if len(chosen) == MAX_UPDATES:
+            self._changed.set()
+        return updates
+
+    async def _follow_state(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.carry_out()
+            except KvplaceError as error:
+                log.warning("containers keep an old cpuset in their specs: %s", error)
+                self._changed.set()
+                await asyncio.sleep(_RETRY_S)
+
+    async def carry_out(self) -> None:
+        """Decide, and bring cgroups and specs in line; raises Unavailable or Misconfigured.
+
+        Does nothing while there is no runtime: all is decided anew when there is one again.
+        """
+        if self._connected:
+            self._apply()
+        while self._connected and (self._specs_unsure or self._is_untold()):
+            self._specs_unsure = True
+            await self._runtime.deliver(self._updates_of)
+            self._specs_unsure = False
+
+    def _updates_of(self, containers: Sequence[nri.Container]) -> Sequence[nri.ContainerUpdate]:
+        """Compare all specs with what was decided; they say themselves whether earlier updates arrived."""
+        for container in containers:
+            if known := self._known.get(container.id):
+                known.spec = container.cpuset
+        return self._untold_updates()
+
+
+def _merged(spec: nri.Cpuset, change: nri.Cpuset) -> nri.Cpuset:
+    """Return what a spec says after an update; what an update leaves out stays."""
+    return nri.Cpuset(change.cpus or spec.cpus, change.memory_nodes or spec.memory_nodes)

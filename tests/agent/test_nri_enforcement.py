@@ -1,0 +1,336 @@
+"""Enforcement through NRI: which CPUs containers run on, from their first instruction to their end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from kvplace.agent import nri_enforcement
+from kvplace.agent.cpusets import RefusalReason
+from kvplace.agent.node_report import NodeReport
+from kvplace.agent.node_state import NodeState
+from kvplace.agent.nri_enforcement import CONDITION, NriEnforcement
+from kvplace.agent.repair_history import MOST_REPAIRS
+from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
+from kvplace.core.enforcement import Enforcement
+from kvplace.core.errors import Unavailable
+from kvplace.core.ledger import Ledger
+from kvplace.core.scalars import ContainerId, NumaId, PodUid
+from kvplace.linux.kernel_files import Gone, Unreadable
+from kvplace.nri.values import Cpuset
+from tests.agent.nodes_in_use import OTHER_VM, PLAIN, VM, machine_of, node_with, placed
+from tests.agent.played_runtime import PlayedContainer, PlayedRuntime, now
+
+EMPTY = node_with()
+ONE_VM = node_with(placed(VM, "2-3"))
+
+
+class Node:
+    """A node with a runtime and an agent."""
+
+    def __init__(self, state: NodeState) -> None:
+        self.state = state
+        self.runtime = PlayedRuntime(state.topology.cpus)
+        self.report = NodeReport()
+        self.restart_agent()
+
+    def restart_agent(self) -> None:
+        self.agent = NriEnforcement(lambda: self.state, self.report, self.runtime.cgroups, self.runtime)
+        self.runtime.connect(self.agent)
+
+    def change(self, state: NodeState) -> None:
+        """Let the agent see another state of its node and carry it out."""
+        self.state = state
+        now(self.agent.carry_out())
+
+    def started(self, uid: PodUid, name: str) -> PlayedContainer:
+        pods = self.runtime.pods.values()
+        pod = next((found for found in pods if found.uid == uid), None)
+        container = self.runtime.create(pod or self.runtime.run_pod(uid, vm=uid != PLAIN), name)
+        self.runtime.start(container)
+        return container
+
+    def cgroup(self, container: PlayedContainer) -> str:
+        return format_cpu_list(self.runtime.cpus_of(container))
+
+
+def _spec(container: PlayedContainer) -> str:
+    return format_cpu_list(container.spec.cpus)
+
+
+def _cpuset(cpus: str) -> Cpuset:
+    return Cpuset(parse_cpu_list(cpus))
+
+
+class TestCreation:
+    def test_the_container_of_a_vm_has_its_cpus_from_its_first_instruction(self) -> None:
+        compute = Node(ONE_VM).started(VM, "compute")
+        assert format_cpu_list(compute.first_cpus) == "2-3"
+        assert _spec(compute) == "2-3"
+
+    def test_the_others_are_off_these_cpus_before_the_answer_goes_out(self) -> None:
+        node = Node(EMPTY)
+        other = node.started(PLAIN, "app")
+        node.state = ONE_VM
+        compute = node.runtime.create(node.runtime.run_pod(VM), "compute")
+        assert node.runtime.cgroups.writes == [(other.id, parse_cpu_list("0-1,4-7"))]
+        assert (node.cgroup(other), _spec(other)) == ("0-1,4-7", "0-1,4-7")
+        assert _spec(compute) == "2-3"
+
+    def test_sidecars_of_the_vm_and_later_containers_get_the_shared_pool(self) -> None:
+        node = Node(ONE_VM)
+        sidecar, compute, later = (
+            node.started(VM, "hook-sidecar-0"),
+            node.started(VM, "compute"),
+            node.started(PLAIN, "app"),
+        )
+        assert [node.cgroup(found) for found in (sidecar, compute, later)] == ["0-1,4-7", "2-3", "0-1,4-7"]
+        assert format_cpu_list(later.first_cpus) == "0-1,4-7"
+
+    def test_a_claim_counts_before_the_watch_has_its_pod(self) -> None:
+        node = Node(EMPTY)
+        other = node.started(PLAIN, "app")
+        pod = node.runtime.run_pod(VM, placement=placed(VM, "2-3"))
+        compute = node.runtime.create(pod, "compute")
+        assert (_spec(compute), node.cgroup(other)) == ("2-3", "0-1,4-7")
+
+    def test_strict_memory_nodes_are_set_with_the_cpus(self) -> None:
+        bound = placed(VM, "2-3", strict=(NumaId(1),))
+        state = node_with(bound, topology=machine_of(range(8)))
+        compute = Node(state).started(VM, "compute")
+        assert compute.spec == Cpuset(parse_cpu_list("2-3"), parse_cpu_list("1"))
+
+    def test_a_claim_that_overlaps_what_runs_gets_the_shared_pool(self) -> None:
+        node = Node(node_with(placed(VM, "2-3"), placed(OTHER_VM, "3-4"), ledger=Ledger()))
+        first, second = node.started(VM, "compute"), node.started(OTHER_VM, "compute")
+        assert (node.cgroup(first), node.cgroup(second)) == ("2-3", "0-1,5-7")
+        assert node.agent.cpusets().refused[OTHER_VM].reason is RefusalReason.CPUS_IN_USE
+
+    def test_a_node_without_claims_is_not_touched(self) -> None:
+        node = Node(EMPTY)
+        container = node.started(PLAIN, "app")
+        node.restart_agent()
+        node.change(replace(EMPTY))
+        assert container.spec == Cpuset()
+        assert node.runtime.cgroups.writes == []
+        assert sum(node.runtime.answers) == 0
+
+    def test_of_many_others_50_are_told_in_the_answer_and_the_rest_by_courier(self) -> None:
+        node = Node(EMPTY)
+        others = [node.started(PLAIN, f"app{number}") for number in range(120)]
+        node.state = ONE_VM
+        node.runtime.answers.clear()
+        node.started(VM, "compute")
+        assert node.runtime.answers == [50]
+        assert {node.cgroup(other) for other in others} == {"0-1,4-7"}
+        now(node.agent.carry_out())
+        assert node.runtime.answers == [50, 50, 20]
+        assert {_spec(other) for other in others} == {"0-1,4-7"}
+
+    def test_when_no_decision_can_be_made_a_container_gets_the_pool_of_before(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        node = Node(ONE_VM)
+        node.started(VM, "compute")
+
+        def fail(*_arguments: object) -> None:
+            raise KeyError("a bug")
+
+        monkeypatch.setattr(nri_enforcement, "decide_cpusets", fail)
+        container = node.runtime.create(node.runtime.run_pod(PLAIN, vm=False), "app")
+        assert _spec(container) == "0-1,4-7"
+        assert "no decision about container app" in caplog.text
+
+    def test_a_cgroup_that_the_kernel_does_not_change_delays_nothing_and_is_tried_again(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        node = Node(EMPTY)
+        stuck, other = node.started(PLAIN, "stuck"), node.started(PLAIN, "app")
+        node.runtime.cgroups.refused.add(node.runtime.cgroups.root / stuck.id)
+        node.state = ONE_VM
+        compute = node.started(VM, "compute")
+        assert (node.cgroup(compute), node.cgroup(other)) == ("2-3", "0-1,4-7")
+        assert f"container {stuck.id} does not get its CPUs" in caplog.text
+        node.runtime.cgroups.refused.clear()
+        node.runtime.cgroups.writes.clear()
+        node.started(PLAIN, "later")
+        assert (stuck.id, parse_cpu_list("0-1,4-7")) in node.runtime.cgroups.writes
+
+
+class TestUpdates:
+    def test_an_update_by_the_kubelet_does_not_undo_the_cpus(self) -> None:
+        node = Node(ONE_VM)
+        compute, other = node.started(VM, "compute"), node.started(PLAIN, "app")
+        for container, own in (compute, "2-3"), (other, "0-1,4-7"):
+            node.runtime.update(container, _cpuset("0-7"))
+            assert (node.cgroup(container), _spec(container)) == (own, own)
+            node.runtime.update(container, Cpuset())
+            assert (node.cgroup(container), _spec(container)) == (own, own)
+
+    def test_an_update_on_a_node_without_claims_gives_all_cpus(self) -> None:
+        node = Node(EMPTY)
+        container = node.started(PLAIN, "app")
+        node.runtime.update(container, Cpuset())
+        assert container.spec == Cpuset()
+        node.runtime.update(container, _cpuset("1"))
+        assert node.cgroup(container) == "0-7"
+
+    def test_an_update_that_met_a_starting_container_is_repaired_before_its_program_begins(self) -> None:
+        node = Node(EMPTY)
+        other = node.runtime.create(node.runtime.run_pod(PLAIN, vm=False), "app")
+        node.runtime.read_spec(other)
+        node.state = ONE_VM
+        node.runtime.create(node.runtime.run_pod(VM), "compute")
+        node.runtime.make_task(other)
+        assert node.cgroup(other) == "0-7"
+        node.runtime.start(other)
+        assert format_cpu_list(other.first_cpus) == "0-1,4-7"
+        assert node.agent.repairs == 1
+
+    def test_a_container_that_was_created_before_and_starts_later_has_the_new_pool(self) -> None:
+        node = Node(EMPTY)
+        other = node.runtime.create(node.runtime.run_pod(PLAIN, vm=False), "app")
+        node.state = ONE_VM
+        node.started(VM, "compute")
+        node.runtime.start(other)
+        assert format_cpu_list(other.first_cpus) == "0-1,4-7"
+        assert node.agent.repairs == 0
+
+    def test_a_cgroup_that_somebody_writes_is_set_again(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level("INFO")
+        node = Node(ONE_VM)
+        compute = node.started(VM, "compute")
+        node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
+        node.agent.check(compute.id)
+        assert node.cgroup(compute) == "2-3"
+        assert node.agent.repairs == 1
+        assert "the cgroup of container pod-of-uid-vm/compute is set to CPU 2-3 again" in caplog.text
+
+    async def test_repairs_that_are_undone_again_and_again_are_given_up_and_said_so(self) -> None:
+        node = Node(ONE_VM)
+        compute = node.started(VM, "compute")
+        for _ in range(9):
+            node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
+            node.agent.check(compute.id)
+        assert node.agent.repairs == MOST_REPAIRS == 5
+        condition = node.report.conditions[CONDITION]
+        assert (condition.status, condition.reason) == (False, "RepairsUndone")
+        assert "vms/pod-of-uid-vm/compute" in condition.message
+
+
+class TestChangesOfTheNode:
+    def test_cpus_come_back_to_the_pool_when_the_ledger_has_released_them(self) -> None:
+        node = Node(ONE_VM)
+        compute, other = node.started(VM, "compute"), node.started(PLAIN, "app")
+        node.runtime.stop(compute)
+        assert node.cgroup(other) == "0-1,4-7"
+        node.change(EMPTY)
+        assert (node.cgroup(other), _spec(other)) == ("0-7", "0-7")
+
+    def test_cpus_of_a_new_claim_leave_the_pool_before_its_pod_is_there(self) -> None:
+        node = Node(EMPTY)
+        other = node.started(PLAIN, "app")
+        node.change(replace(ONE_VM, placements={}))
+        assert (node.cgroup(other), _spec(other)) == ("0-1,4-7", "0-1,4-7")
+
+    def test_cpus_are_taken_from_some_before_others_get_them(self) -> None:
+        node = Node(node_with(placed(VM, "2-3"), placed(OTHER_VM, "4")))
+        first, second = node.started(VM, "compute"), node.started(OTHER_VM, "compute")
+        node.runtime.cgroups.writes.clear()
+        node.change(node_with(placed(VM, "2", revision=2), placed(OTHER_VM, "3-4", revision=2)))
+        assert node.runtime.cgroups.writes == [
+            (first.id, parse_cpu_list("2")),
+            (second.id, parse_cpu_list("3-4")),
+        ]
+
+    def test_updates_that_did_not_arrive_are_carried_again(self) -> None:
+        node = Node(EMPTY)
+        other = node.started(PLAIN, "app")
+        node.runtime.couriers_fail = True
+        with pytest.raises(Unreadable):
+            node.change(ONE_VM)
+        assert (node.cgroup(other), _spec(other)) == ("0-1,4-7", "")
+        node.runtime.couriers_fail = False
+        now(node.agent.carry_out())
+        assert _spec(other) == "0-1,4-7"
+
+    def test_containers_of_a_removed_pod_are_forgotten(self) -> None:
+        node = Node(ONE_VM)
+        node.started(VM, "compute")
+        node.runtime.remove_pod(next(iter(node.runtime.pods.values())))
+        assert list(node.agent.containers()) == []
+
+    def test_on_a_node_that_is_only_observed_nothing_is_set(self) -> None:
+        node = Node(replace(ONE_VM, observes_only=True))
+        compute = node.runtime.create(node.runtime.run_pod(VM), "compute", _cpuset("5"))
+        node.runtime.start(compute)
+        node.runtime.update(compute, _cpuset("6"))
+        assert (node.cgroup(compute), node.runtime.cgroups.writes) == ("6", [])
+        assert node.report.enforcement is Enforcement.NONE
+
+
+class TestRestarts:
+    def test_containers_that_were_made_meanwhile_get_their_cpus_at_the_next_start(self) -> None:
+        node = Node(ONE_VM)
+        node.runtime.disconnect()
+        compute, other = node.started(VM, "compute"), node.started(PLAIN, "app")
+        unstarted = node.runtime.create(node.runtime.run_pod(OTHER_VM), "compute")
+        assert node.cgroup(compute) == "0-7"
+        node.restart_agent()
+        assert (node.cgroup(compute), node.cgroup(other)) == ("2-3", "0-1,4-7")
+        assert [_spec(found) for found in (compute, other, unstarted)] == ["2-3", "0-1,4-7", "0-1,4-7"]
+
+    def test_what_runs_is_not_touched_when_nothing_has_changed(self) -> None:
+        node = Node(ONE_VM)
+        node.started(VM, "compute")
+        node.started(PLAIN, "app")
+        node.runtime.cgroups.writes.clear()
+        node.runtime.answers.clear()
+        node.restart_agent()
+        assert node.runtime.cgroups.writes == []
+        assert node.runtime.answers == [0]
+
+    def test_a_cgroup_that_differs_from_its_spec_is_set_at_the_next_start(self) -> None:
+        node = Node(ONE_VM)
+        compute = node.started(VM, "compute")
+        node.runtime.disconnect()
+        node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
+        node.restart_agent()
+        assert node.cgroup(compute) == "2-3"
+
+    def test_a_runtime_that_is_away_is_reported_and_enforcement_stays(self) -> None:
+        node = Node(ONE_VM)
+        assert node.report.enforcement is Enforcement.NRI
+        assert node.report.conditions[CONDITION].status is True
+        node.agent.disconnected(Unavailable("the NRI runtime closed the connection"))
+        condition = node.report.conditions[CONDITION]
+        assert (condition.status, condition.reason) == (False, "RuntimeUnavailable")
+        assert condition.message == "the NRI runtime closed the connection."
+        assert node.report.enforcement is Enforcement.NRI
+        node.change(EMPTY)
+        assert node.runtime.cgroups.writes == []
+
+
+def test_a_container_without_a_cgroup_is_gone_for_those_who_ask() -> None:
+    node = Node(ONE_VM)
+    compute = node.runtime.create(node.runtime.run_pod(VM), "compute")
+    for unknown in (compute.id, ContainerId("unknown")):
+        with pytest.raises(Gone):
+            node.agent.cgroup_of(unknown)
+    assert [found.name for found in node.agent.containers()] == ["compute"]
+
+
+async def test_changes_are_carried_out_until_the_agent_ends() -> None:
+    node = Node(EMPTY)
+    other = node.started(PLAIN, "app")
+    running = asyncio.create_task(node.agent.run())
+    node.state = ONE_VM
+    node.agent.state_changed()
+    async with asyncio.timeout(5):
+        await node.runtime.delivered.wait()
+    assert (node.cgroup(other), _spec(other)) == ("0-1,4-7", "0-1,4-7")
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
