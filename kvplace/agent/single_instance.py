@@ -1,8 +1,9 @@
 """One agent on a node: a second one waits until the first has ended.
 
-Two instances of one NRI plugin that both set CPUs make the runtime refuse every container, and two agents that
-enforce undo each other's work. During an update, or after somebody has started an agent by hand, there may be
-two for a while. The lock is a file on the host that the kernel unlocks when its holder ends, however it ends.
+Two instances of one NRI plugin that both set CPUs make the runtime refuse every container, and two agents
+that enforce undo each other's work. During an update, or after somebody has started an agent by hand, there
+may be two for a while. The lock is a file on the host that the kernel unlocks when its holder ends, however
+it ends.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ async def only_instance(lock: Path, waiting: Callable[[str], None]) -> AsyncIter
         raise Misconfigured(f"{lock} cannot be opened: {error.strerror}; mount its folder writable") from None
     try:
         if not _try_lock(descriptor):
-            why = f"Another agent runs on this node (process {_holder(descriptor)}); this one waits for its end."
+            other = _holder(descriptor)
+            why = f"Another agent runs on this node (process {other}); this one waits for its end."
             log.warning(why)
             waiting(why)
             await _locked(descriptor)
