@@ -13,6 +13,10 @@ An update that meets a starting container changes its spec and not its cgroup, s
 its program begins and again when it has started.
 
 No call waits for a disk, the API server or libvirt. An error here never makes a creation fail.
+
+Until the node's objects are known, as when the API server is away, the specs count as decided: what runs
+keeps its CPUs, since a sandbox may have an old placement of its pod. A new container gets what its own
+sandbox says, without the CPUs that a claim uses.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from pathlib import Path
 from typing import Protocol
 
 from kvplace.agent.containers import COMPUTE, Container
-from kvplace.agent.cpusets import Cpusets, decide_cpusets
+from kvplace.agent.cpusets import Cpusets, decide_cpusets, placement_of
+from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.node_state import NodeState
 from kvplace.agent.nri_runtime import PluginHost
@@ -48,7 +53,6 @@ from kvplace.nri.courier import MAX_UPDATES
 
 log = logging.getLogger(__name__)
 
-CONDITION = "CpusetsEnforced"
 _RETRY_S = 1.0
 """Pause before updates are carried again that did not arrive."""
 _VIRT_LAUNCHER = ("kubevirt.io", "virt-launcher")
@@ -69,6 +73,20 @@ class CgroupCpusets(Protocol):
     def is_set(self, folder: Path, wanted: CpuMask, /) -> bool: ...
 
     def set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> None: ...
+
+
+class NodeObjects(Protocol):
+    """What the API server knows of this node: `kvplace.agent.own_node.OwnNode`."""
+
+    @property
+    def state(self) -> NodeState: ...
+
+    @property
+    def is_known(self) -> bool: ...
+
+    def subscribe(self, listener: Callable[[], None], /) -> None: ...
+
+    async def wait_until_known(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -101,14 +119,10 @@ class NriEnforcement:
     )
 
     def __init__(
-        self,
-        state: Callable[[], NodeState],
-        report: NodeReport,
-        hierarchy: CgroupCpusets,
-        runtime: PluginHost,
+        self, own: NodeObjects, report: NodeReport, hierarchy: CgroupCpusets, runtime: PluginHost
     ) -> None:
-        """`state` returns the state of the node at the moment; say `state_changed` when it is another one."""
-        self._state = state
+        self._own = own
+        self._objects_known = False
         self._report = report
         self._hierarchy = hierarchy
         self._runtime = runtime
@@ -124,6 +138,11 @@ class NriEnforcement:
         self.repairs = 0
         """Cgroups that said something else than the last decision, and were set again."""
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the runtime asks this plugin now."""
+        return self._connected
+
     async def run(self) -> None:
         """Stay connected, carry out changes and repair what others write, until cancelled."""
         loop = asyncio.get_running_loop()
@@ -131,6 +150,7 @@ class NriEnforcement:
             loop.add_reader(self._writes.fileno(), self._writes_seen, self._writes)
             try:
                 async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._learn_objects())
                     tasks.create_task(self._runtime.run(self))
                     tasks.create_task(self._follow_state())
             finally:
@@ -143,17 +163,13 @@ class NriEnforcement:
         return [known.container for known in self._known.values()]
 
     def cpusets(self) -> Cpusets:
-        return self._decided
+        return self._decided if self._objects_known else Cpusets(NO_CPUS, {}, {})
 
     def cgroup_of(self, container: ContainerId) -> Path:
         known = self._known.get(container)
         if known is None or known.folder is None or not known.folder.is_dir():
             raise Gone(f"container {container} has no cgroup")
         return known.folder
-
-    def state_changed(self) -> None:
-        """Decide anew soon."""
-        self._changed.set()
 
     def check(self, container: ContainerId) -> None:
         """Read the cgroup of a container and set it again if it is not as decided."""
@@ -188,7 +204,7 @@ class NriEnforcement:
             # The pool of before is as good as its CPUs are still nobody's; all CPUs would be worse.
             log.exception("no decision about container %s; it gets the last shared pool", container.name)
             return nri.Creation(nri.Cpuset(self._decided.pool))
-        cpuset = self._wanted(known)
+        cpuset = self._wanted(known) if self._objects_known else self._first_cpuset(known)
         known.spec = _merged(known.spec, cpuset)
         return nri.Creation(cpuset, tuple(self._untold_updates()))
 
@@ -196,9 +212,10 @@ class NriEnforcement:
         self, pod: nri.PodSandbox, container: nri.Container, asked: nri.Cpuset
     ) -> Sequence[nri.ContainerUpdate]:
         known = self._known.get(container.id) or self._take(pod, container)
-        known.spec = _merged(known.spec, asked)
         self._apply()
-        wanted = self._wanted(known)
+        kept = self._wanted(known)
+        known.spec = _merged(known.spec, asked)
+        wanted = self._wanted(known) if self._objects_known else kept
         others = self._untold_updates(without=container.id)
         if not wanted.cpus:
             return others
@@ -230,17 +247,17 @@ class NriEnforcement:
     def disconnected(self, reason: KvplaceError) -> None:
         # What runs keeps its cpuset, and a runtime that is away creates nothing.
         self._connected = False
-        self._report.put_condition(Condition(CONDITION, False, "RuntimeUnavailable", f"{reason}."))
+        self._report.put_condition(Condition(CPUSETS_ENFORCED, False, "RuntimeUnavailable", f"{reason}."))
 
     def _report_connected(self) -> None:
         undone = [known.container for known in self._known.values() if known.history.given_up]
         if undone:
             names = ", ".join(sorted(f"{found.namespace}/{found.pod}/{found.name}" for found in undone))
             why = f"Another program keeps setting the cpuset of {names}; repaired once in {PERIOD_S:g} s."
-            self._report.put_condition(Condition(CONDITION, False, "RepairsUndone", why))
+            self._report.put_condition(Condition(CPUSETS_ENFORCED, False, "RepairsUndone", why))
         else:
             how = f"{self._runtime_name} asks for the CPUs of every container through NRI."
-            self._report.put_condition(Condition(CONDITION, True, "Connected", how))
+            self._report.put_condition(Condition(CPUSETS_ENFORCED, True, "Connected", how))
 
     # How decisions are carried out
 
@@ -284,7 +301,8 @@ class NriEnforcement:
 
     def _apply(self) -> None:
         """Decide, and set the cgroups of all containers whose CPUs are others now."""
-        state = self._state()
+        state = self._own.state
+        self._objects_known = self._own.is_known
         self._online = state.topology.cpus
         decided = decide_cpusets(state, self.containers())
         if decided != self._decided:
@@ -301,6 +319,8 @@ class NriEnforcement:
 
     def _wanted(self, known: _Known) -> nri.Cpuset:
         """Return what a container shall have; empty for one that has all CPUs without being told."""
+        if not self._objects_known:
+            return known.spec
         setting = self._decided.settings.get(known.container.id)
         if setting is None:
             return nri.NO_CPUSET
@@ -308,6 +328,18 @@ class NriEnforcement:
         if untouched and setting.cpus == self._online and setting.mems is None:
             return nri.NO_CPUSET
         return nri.Cpuset(setting.cpus, mask_of(setting.mems or ()))
+
+    def _first_cpuset(self, known: _Known) -> nri.Cpuset:
+        """Return what a new container gets while nothing but its own sandbox says what it may have."""
+        setting = self._decided.settings.get(known.container.id)
+        if setting is None:
+            return nri.NO_CPUSET
+        state, used = self._own.state, NO_CPUS
+        for other in self._known.values():
+            bound = placement_of(state, other.container)
+            if other is not known and other.container.runs_claim and bound and bound.placement.owned:
+                used |= other.spec.cpus
+        return nri.Cpuset(setting.cpus & ~used or setting.cpus, mask_of(setting.mems or ()))
 
     def _set(self, known: _Known, wanted: nri.Cpuset) -> None:
         if known.folder is not None:
@@ -395,6 +427,11 @@ class NriEnforcement:
         if len(chosen) == MAX_UPDATES:
             self._changed.set()
         return updates
+
+    async def _learn_objects(self) -> None:
+        self._own.subscribe(self._changed.set)
+        await self._own.wait_until_known()
+        self._changed.set()
 
     async def _follow_state(self) -> None:
         while True:

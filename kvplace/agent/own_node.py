@@ -66,6 +66,16 @@ class OwnNode:
             observes_only=self._observes_only,
         )
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the objects have been read once."""
+        return all(store.has_synced for store in self.stores)
+
+    async def wait_until_known(self) -> None:
+        """Wait until the objects have been read once."""
+        for store in self.stores:
+            await store.wait_until_synced()
+
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call the listener after each change of `state`."""
         self._listeners.append(listener)

@@ -117,7 +117,6 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
 
 
 async def _become_ready(own: OwnNode, readiness: Readiness) -> None:
-    for store in own.stores:
-        await store.wait_until_synced()
+    await own.wait_until_known()
     gc.freeze()  # what was imported and read stays: full collections need not walk it again
     readiness.obstacle = ""

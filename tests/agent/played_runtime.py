@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvplace.agent.node_state import NodeState
 from kvplace.agent.nri_enforcement import NriEnforcement
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
@@ -35,6 +36,30 @@ def now(coroutine: Coroutine[Any, Any, T]) -> T:
         return value
     coroutine.close()
     raise AssertionError("it waited")
+
+
+class PlayedObjects:
+    """The objects of a node as a test says."""
+
+    def __init__(self, state: NodeState, *, is_known: bool = True) -> None:
+        self.state = state
+        self.is_known = is_known
+        self._known = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    async def wait_until_known(self) -> None:
+        if not self.is_known:
+            await self._known.wait()
+
+    def become(self, state: NodeState) -> None:
+        """Be another state, which is known."""
+        self.state, self.is_known = state, True
+        self._known.set()
+        for listener in self._listeners:
+            listener()
 
 
 @dataclass

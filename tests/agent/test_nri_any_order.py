@@ -16,7 +16,7 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.scalars import NO_CPUS, ContainerId, PodUid
 from kvplace.nri.values import Cpuset
 from tests.agent.nodes_in_use import OTHER_VM, PLAIN, VM, node_with, placed
-from tests.agent.played_runtime import Phase, PlayedContainer, PlayedRuntime, now
+from tests.agent.played_runtime import Phase, PlayedContainer, PlayedObjects, PlayedRuntime, now
 
 CLAIMS = {VM: placed(VM, "2-3"), OTHER_VM: placed(OTHER_VM, "4-6")}
 """What each VM owns when it is bound; CPUs 0, 1 and 7 are always in the shared pool."""
@@ -40,7 +40,8 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.agent is None)
     def the_agent_starts(self) -> None:
-        self.agent = NriEnforcement(self._state, NodeReport(), self.runtime.cgroups, self.runtime)
+        self.objects = PlayedObjects(self._state())
+        self.agent = NriEnforcement(self.objects, NodeReport(), self.runtime.cgroups, self.runtime)
         self.runtime.connect(self.agent)
         self.carried_out = True
 
@@ -133,6 +134,7 @@ class AnyOrder(RuleBasedStateMachine):
     def _changed(self) -> None:
         """Let the agent see the newest state, if it is there."""
         if self.agent is not None:
+            self.objects.become(self._state())
             now(self.agent.carry_out())
 
     def _containers(self, uid: PodUid) -> list[PlayedContainer]:

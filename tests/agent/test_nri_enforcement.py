@@ -9,9 +9,10 @@ import pytest
 
 from kvplace.agent import nri_enforcement
 from kvplace.agent.cpusets import RefusalReason
+from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.node_state import NodeState
-from kvplace.agent.nri_enforcement import CONDITION, NriEnforcement
+from kvplace.agent.nri_enforcement import NriEnforcement
 from kvplace.agent.repair_history import MOST_REPAIRS
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.enforcement import Enforcement
@@ -21,7 +22,7 @@ from kvplace.core.scalars import ContainerId, NumaId, PodUid
 from kvplace.linux.kernel_files import Gone, Unreadable
 from kvplace.nri.values import Cpuset
 from tests.agent.nodes_in_use import OTHER_VM, PLAIN, VM, machine_of, node_with, placed
-from tests.agent.played_runtime import PlayedContainer, PlayedRuntime, now
+from tests.agent.played_runtime import PlayedContainer, PlayedObjects, PlayedRuntime, now
 
 EMPTY = node_with()
 ONE_VM = node_with(placed(VM, "2-3"))
@@ -31,18 +32,18 @@ class Node:
     """A node with a runtime and an agent."""
 
     def __init__(self, state: NodeState) -> None:
-        self.state = state
+        self.objects = PlayedObjects(state)
         self.runtime = PlayedRuntime(state.topology.cpus)
         self.report = NodeReport()
         self.restart_agent()
 
     def restart_agent(self) -> None:
-        self.agent = NriEnforcement(lambda: self.state, self.report, self.runtime.cgroups, self.runtime)
+        self.agent = NriEnforcement(self.objects, self.report, self.runtime.cgroups, self.runtime)
         self.runtime.connect(self.agent)
 
     def change(self, state: NodeState) -> None:
         """Let the agent see another state of its node and carry it out."""
-        self.state = state
+        self.objects.become(state)
         now(self.agent.carry_out())
 
     def started(self, uid: PodUid, name: str) -> PlayedContainer:
@@ -73,7 +74,7 @@ class TestCreation:
     def test_the_others_are_off_these_cpus_before_the_answer_goes_out(self) -> None:
         node = Node(EMPTY)
         other = node.started(PLAIN, "app")
-        node.state = ONE_VM
+        node.objects.state = ONE_VM
         compute = node.runtime.create(node.runtime.run_pod(VM), "compute")
         assert node.runtime.cgroups.writes == [(other.id, parse_cpu_list("0-1,4-7"))]
         assert (node.cgroup(other), _spec(other)) == ("0-1,4-7", "0-1,4-7")
@@ -120,7 +121,7 @@ class TestCreation:
     def test_of_many_others_50_are_told_in_the_answer_and_the_rest_by_courier(self) -> None:
         node = Node(EMPTY)
         others = [node.started(PLAIN, f"app{number}") for number in range(120)]
-        node.state = ONE_VM
+        node.objects.state = ONE_VM
         node.runtime.answers.clear()
         node.started(VM, "compute")
         assert node.runtime.answers == [50]
@@ -149,7 +150,7 @@ class TestCreation:
         node = Node(EMPTY)
         stuck, other = node.started(PLAIN, "stuck"), node.started(PLAIN, "app")
         node.runtime.cgroups.refused.add(node.runtime.cgroups.root / stuck.id)
-        node.state = ONE_VM
+        node.objects.state = ONE_VM
         compute = node.started(VM, "compute")
         assert (node.cgroup(compute), node.cgroup(other)) == ("2-3", "0-1,4-7")
         assert f"container {stuck.id} does not get its CPUs" in caplog.text
@@ -181,7 +182,7 @@ class TestUpdates:
         node = Node(EMPTY)
         other = node.runtime.create(node.runtime.run_pod(PLAIN, vm=False), "app")
         node.runtime.read_spec(other)
-        node.state = ONE_VM
+        node.objects.state = ONE_VM
         node.runtime.create(node.runtime.run_pod(VM), "compute")
         node.runtime.make_task(other)
         assert node.cgroup(other) == "0-7"
@@ -192,7 +193,7 @@ class TestUpdates:
     def test_a_container_that_was_created_before_and_starts_later_has_the_new_pool(self) -> None:
         node = Node(EMPTY)
         other = node.runtime.create(node.runtime.run_pod(PLAIN, vm=False), "app")
-        node.state = ONE_VM
+        node.objects.state = ONE_VM
         node.started(VM, "compute")
         node.runtime.start(other)
         assert format_cpu_list(other.first_cpus) == "0-1,4-7"
@@ -215,7 +216,7 @@ class TestUpdates:
             node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
             node.agent.check(compute.id)
         assert node.agent.repairs == MOST_REPAIRS == 5
-        condition = node.report.conditions[CONDITION]
+        condition = node.report.conditions[CPUSETS_ENFORCED]
         assert (condition.status, condition.reason) == (False, "RepairsUndone")
         assert "vms/pod-of-uid-vm/compute" in condition.message
 
@@ -300,12 +301,34 @@ class TestRestarts:
         node.restart_agent()
         assert node.cgroup(compute) == "2-3"
 
+    def test_before_the_objects_are_known_what_runs_keeps_the_cpus_that_its_spec_says(self) -> None:
+        node = Node(ONE_VM)
+        pod = node.runtime.run_pod(VM, placement=placed(VM, "6-7"))  # it has moved since
+        compute, other = node.runtime.create(pod, "compute"), node.started(PLAIN, "app")
+        node.runtime.start(compute)
+        node.objects.state, node.objects.is_known = EMPTY, False
+        node.restart_agent()
+        later, second = (
+            node.started(PLAIN, "later"),
+            node.runtime.run_pod(OTHER_VM, placement=placed(OTHER_VM, "4")),
+        )
+        second_compute = node.runtime.create(second, "compute")
+        for container, own in (compute, "2-3"), (other, "0-1,4-7"), (later, "0-1,4-5"):
+            assert (node.cgroup(container), _spec(container)) == (own, own)
+            node.runtime.update(container, _cpuset("0-7"))
+            assert (node.cgroup(container), _spec(container)) == (own, own)
+        assert _spec(second_compute) == "4"
+        assert node.agent.cpusets().settings == {}
+        node.change(node_with(placed(VM, "2-3", revision=2), placed(OTHER_VM, "4")))
+        found = [_spec(container) for container in (compute, other, later, second_compute)]
+        assert found == ["2-3", "0-1,5-7", "0-1,5-7", "4"]
+
     def test_a_runtime_that_is_away_is_reported_and_enforcement_stays(self) -> None:
         node = Node(ONE_VM)
         assert node.report.enforcement is Enforcement.NRI
-        assert node.report.conditions[CONDITION].status is True
+        assert node.report.conditions[CPUSETS_ENFORCED].status is True
         node.agent.disconnected(Unavailable("the NRI runtime closed the connection"))
-        condition = node.report.conditions[CONDITION]
+        condition = node.report.conditions[CPUSETS_ENFORCED]
         assert (condition.status, condition.reason) == (False, "RuntimeUnavailable")
         assert condition.message == "the NRI runtime closed the connection."
         assert node.report.enforcement is Enforcement.NRI
@@ -326,8 +349,7 @@ async def test_changes_are_carried_out_until_the_agent_ends() -> None:
     node = Node(EMPTY)
     other = node.started(PLAIN, "app")
     running = asyncio.create_task(node.agent.run())
-    node.state = ONE_VM
-    node.agent.state_changed()
+    node.objects.become(ONE_VM)
     async with asyncio.timeout(5):
         await node.runtime.delivered.wait()
     assert (node.cgroup(other), _spec(other)) == ("0-1,4-7", "0-1,4-7")
