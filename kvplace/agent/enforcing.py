@@ -42,7 +42,16 @@ def enforcer_of(settings: AgentSettings, own: OwnNode, report: NodeReport) -> En
     except Misconfigured as error:
         report.put_condition(Condition(CPUSETS_ENFORCED, False, "NoCpusets", f"{error}."))
         return _NoCpusets()
-    return CgroupEnforcement(own, report, hierarchy, observes_only=settings.enforcement is Enforcement.NONE)
+    socket = settings.on_host(settings.nri_socket)
+    match settings.enforcement or (Enforcement.NRI if socket.exists() else Enforcement.CGROUP):
+        case Enforcement.NRI:
+            # Costs 4 MiB, which nodes without NRI need not pay.
+            from kvplace.agent.nri_enforcement import NriEnforcement
+            from kvplace.agent.nri_runtime import NriRuntime
+
+            return NriEnforcement(own, report, hierarchy, NriRuntime(socket))
+        case how:
+            return CgroupEnforcement(own, report, hierarchy, observes_only=how is Enforcement.NONE)
 
 
 class _NoCpusets:

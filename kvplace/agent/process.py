@@ -23,6 +23,7 @@ from kvplace.agent.pinning_guard import PinningClient, PinningGuard
 from kvplace.agent.publisher import Publisher, PublisherClient
 from kvplace.agent.relocation import Relocations
 from kvplace.agent.settings import AgentSettings
+from kvplace.agent.single_instance import LOCK, only_instance
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder, EventWriter
@@ -36,6 +37,7 @@ from kvplace.service.settings import Address
 
 _PAGE_SIZE = 50
 """Pods read at once: a page of 500 would be 10 MB for a moment."""
+_NOT_READ = "the objects of this node have not been read yet"
 _WORKER_THREADS = 2
 """For sweeps of /proc and calls to libvirt, so that one that hangs does not stop the others."""
 
@@ -76,7 +78,7 @@ async def _connected(settings: AgentSettings) -> AsyncIterator[None]:
 async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncIterator[RunningAgent]:
     """Run the agent of one node while the block runs; enters when its components have been started."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_WORKER_THREADS, "kernel"))
-    readiness = Readiness("the objects of this node have not been read yet")
+    readiness = Readiness(_NOT_READ)
     machine = MachineWatch(settings)
     own = OwnNode(settings.node, machine.machine.topology)
     report = NodeReport()
@@ -85,6 +87,9 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
         found = machine.machine
         held = found.kubelet_cpus
         own.machine_changed(found.topology, held.held, observes_only=held.observes_only)
+
+    def another_runs(why: str) -> None:
+        readiness.obstacle = why
 
     machine.subscribe(machine_changed)
     machine_changed()
@@ -99,6 +104,8 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
         address = await enter(listening("health", health_application(readiness), settings.health_address))
+        await enter(only_instance(settings.on_host(LOCK), another_runs))
+        readiness.obstacle = _NOT_READ
         # One line for each component, in the order in which they should begin.
         components: list[Coroutine[object, object, None]] = [
             *(store.run(cluster) for store in own.stores),

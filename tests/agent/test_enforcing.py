@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvplace.agent.cgroup_enforcement import CgroupEnforcement
 from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
 from kvplace.agent.enforcing import enforcer_of
 from kvplace.agent.node_report import NodeReport
+from kvplace.agent.nri_enforcement import NriEnforcement
 from kvplace.agent.own_node import OwnNode
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.scalars import ContainerId
 from kvplace.linux.kernel_files import Gone
 from tests.agent.hosts import NODE, Host
@@ -18,6 +22,24 @@ from tests.nodes.machines import EIGHT
 async def test_without_nri_cgroups_are_written(host: Host) -> None:
     host.write("sys/fs/cgroup/cgroup.controllers", "cpuset cpu")
     assert isinstance(enforcer_of(host.settings(), OwnNode(NODE, EIGHT), NodeReport()), CgroupEnforcement)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        (None, NriEnforcement),
+        (Enforcement.NRI, NriEnforcement),
+        (Enforcement.CGROUP, CgroupEnforcement),
+        (Enforcement.NONE, CgroupEnforcement),
+    ],
+)
+async def test_with_nri_the_runtime_sets_them_unless_the_operator_asks_for_something_else(
+    host: Host, asked: Enforcement | None, found: type
+) -> None:
+    host.write("sys/fs/cgroup/cgroup.controllers", "cpuset cpu")
+    host.write("var/run/nri/nri.sock", "")
+    settings = replace(host.settings(), enforcement=asked)
+    assert isinstance(enforcer_of(settings, OwnNode(NODE, EIGHT), NodeReport()), found)
 
 
 async def test_a_host_without_cpusets_is_reported_and_the_agent_goes_on(host: Host) -> None:

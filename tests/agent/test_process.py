@@ -36,3 +36,20 @@ async def test_a_host_without_cpus_is_an_error_that_names_the_file(host: Host) -
     with pytest.raises(BadTopology, match="sys/devices/system/cpu"):
         async with running_agent(host.settings(), MemoryCluster()):
             pass
+
+
+async def test_a_second_agent_on_the_node_begins_when_the_first_has_ended(host: Host) -> None:
+    begun = asyncio.Event()
+
+    async def second() -> None:
+        async with running_agent(host.settings(), MemoryCluster()):
+            begun.set()
+
+    async with running_agent(host.settings(), MemoryCluster()):
+        waiting = asyncio.create_task(second())
+        done, _ = await asyncio.wait([waiting], timeout=0.2)
+        assert not done
+        assert not begun.is_set()
+    async with asyncio.timeout(5):
+        await waiting
+    assert begun.is_set()

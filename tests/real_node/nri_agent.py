@@ -79,5 +79,5 @@ def container(pod: Pod, name: str) -> Container:
 async def until(holds: Callable[[], bool], *, within_s: float = 10) -> None:
     """Wait until something holds that nobody reports."""
     async with asyncio.timeout(within_s):
-        while not await asyncio.to_thread(holds):
+        while not await asyncio.to_thread(holds):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
