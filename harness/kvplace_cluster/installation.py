@@ -27,7 +27,7 @@ SIDECAR_IMAGE = "kvplace.test/hook"
 
 SERVE = (sys.executable, "-m", "kvplace", "serve")
 
-_RUN_AS_PODS = {"Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap"}
+_RUN_AS_PODS = {"Deployment", "DaemonSet", "Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap"}
 _WEBHOOKS = {"MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}
 
 Json = dict[str, Any]

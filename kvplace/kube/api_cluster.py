@@ -215,10 +215,9 @@ class ApiCluster:
 
         Raises Conflict when there is another one by now. The object is deleted together with the node.
         """
-        metadata: dict[str, Any] = {"ownerReferences": [_owner_reference(node)]}
         spec = topology_document(topology)
         if before is not None:
-            metadata["resourceVersion"] = before.resource_version
+            metadata = {"resourceVersion": before.resource_version}
             await self._patch_topology(node.name, {"metadata": metadata, "spec": spec})
             return
         await self._session.request(
@@ -232,7 +231,7 @@ class ApiCluster:
                     {
                         "apiVersion": f"{GROUP}/{VERSION}",
                         "kind": "NodeTopology",
-                        "metadata": {**metadata, "name": node.name},
+                        "metadata": _metadata_of_new(node),
                         "spec": spec,
                     }
                 ),
@@ -259,10 +258,10 @@ class ApiCluster:
 
         Raises Conflict when there is another one by now, and Refused when the cluster has no such kind.
         """
-        metadata = {**document["metadata"], "name": node.name, "ownerReferences": [_owner_reference(node)]}
-        name = [] if before is None else [node.name]
-        if before is not None:
-            metadata["resourceVersion"] = before.resource_version
+        if before is None:
+            metadata, name = _metadata_of_new(node), []
+        else:
+            metadata, name = {"resourceVersion": before.resource_version}, [node.name]
         body = await self._session.request(
             Call(
                 "create" if before is None else "patch",
@@ -270,7 +269,7 @@ class ApiCluster:
                 _resource_topology_path(*name),
                 name=node.name,
                 query=self._field_manager,
-                body=_encode({**document, "metadata": metadata}),
+                body=_encode({**document, "metadata": {**document["metadata"], **metadata}}),
                 accept=METADATA_ONLY,
             )
         )
@@ -473,8 +472,10 @@ def _custom(resource: str, record: Callable[[CustomObject], R]) -> Resource[R]:
     return Resource.of(resource, path_of("apis", GROUP, VERSION, resource), _CUSTOM, record)
 
 
-def _owner_reference(node: NodeRecord) -> dict[str, str]:
-    return {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+def _metadata_of_new(node: NodeRecord) -> dict[str, Any]:
+    """Name a new object after a node, with which the API server deletes it."""
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
+    return {"name": node.name, "ownerReferences": [owner]}
 
 
 def _topology_path(*segments: str) -> str:

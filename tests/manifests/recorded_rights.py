@@ -29,7 +29,7 @@ from tests.nodes.machines import EIGHT
 KVPLACE = Path(__file__).resolve().parents[2] / "kvplace"
 SOURCES = {
     "serve": ("admission/*", "controller/*", "kube/*", "nodes/*", "scheduler/*"),
-    "agent": ("agent/*", "kube/events.py"),
+    "agent": ("agent/*", "kube/events.py", "kube/store.py"),
 }
 """The files whose calls of the port a process makes."""
 WATCHED: dict[str, tuple[Kind[Any, Any], ...]] = {

@@ -61,22 +61,27 @@ def everybodys(cluster: ControlPlane) -> set[Right]:
     return granted(cluster, namespace, cluster.service_account_token(namespace, "default"))
 
 
-async def test_serve_is_granted_what_it_asks_the_api_server_and_nothing_else(tmp_path: Path) -> None:
-    documents = yaml.safe_load_all((MANIFESTS / "rbac/serve.yaml").read_text())
+@pytest.mark.parametrize(("process", "file"), [("serve", "rbac/serve.yaml"), ("agent", "agent/rbac.yaml")])
+async def test_a_process_is_granted_what_it_asks_the_api_server_and_nothing_else(
+    process: str, file: str, tmp_path: Path
+) -> None:
+    documents = yaml.safe_load_all((MANIFESTS / file).read_text())
     (role,) = [found for found in documents if found["kind"] == "ClusterRole"]
-    assert _all_rights(role) == await rights_in_use(tmp_path, "serve")
+    assert _all_rights(role) == await rights_in_use(tmp_path, process)
 
 
 def test_every_call_of_the_port_to_the_api_server_is_made_somewhere() -> None:
     assert methods_in_use("serve") | methods_in_use("agent") == port_methods()
 
 
-@pytest.mark.parametrize("namespace", ["kvplace-system", "kube-system", "default"])
-async def test_the_api_server_grants_serve_exactly_these_rights(
-    cluster: ControlPlane, everybodys: set[Right], namespace: str, tmp_path: Path
+@pytest.mark.parametrize("namespace", ["kvplace-system", "kvplace-agent", "kube-system", "default"])
+@pytest.mark.parametrize("process", ["serve", "agent"])
+async def test_the_api_server_grants_exactly_these_rights(
+    cluster: ControlPlane, everybodys: set[Right], namespace: str, process: str, tmp_path: Path
 ) -> None:
-    token = cluster.service_account_token("kvplace-system", "kvplace-serve")
-    assert granted(cluster, namespace, token) - everybodys == await rights_in_use(tmp_path, "serve")
+    home = {"serve": "kvplace-system", "agent": "kvplace-agent"}[process]
+    token = cluster.service_account_token(home, f"kvplace-{process}")
+    assert granted(cluster, namespace, token) - everybodys == await rights_in_use(tmp_path, process)
 
 
 @pytest.mark.parametrize(
