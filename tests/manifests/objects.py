@@ -15,7 +15,8 @@ def of_kind(objects: list[Json], kind: str) -> dict[str, Json]:
 
 
 def templates(objects: list[Json]) -> dict[str, Json]:
-    return {name: found["spec"]["template"] for name, found in of_kind(objects, "Deployment").items()}
+    workloads = of_kind(objects, "Deployment") | of_kind(objects, "DaemonSet")
+    return {name: found["spec"]["template"] for name, found in workloads.items()}
 
 
 def settings_of(objects: list[Json]) -> dict[str, str]:

@@ -12,7 +12,9 @@ import pytest
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.watching import watch_one_object
 from kvplace import __version__
+from kvplace.cli.agent_command import command as agent_command
 from kvplace.cli.serve_command import command as serve_command
+from tests.docs.reading import first_cells, page, section
 from tests.manifests.conftest import STRICTLY, Render
 from tests.manifests.objects import CERT_MANAGER, NAMESPACE, Json, of_kind, settings_of, templates
 
@@ -105,7 +107,7 @@ def test_everything_that_pods_mount_is_made(objects: list[Json]) -> None:
         for volume in template["spec"]["volumes"]:
             if "secret" in volume:
                 wanted.add(("secret", volume["secret"]["secretName"]))
-            else:
+            elif "configMap" in volume:
                 wanted.add(("configMap", volume["configMap"]["name"]))
         for source in template["spec"]["containers"][0].get("envFrom", []):
             wanted.add(("configMap", source["configMapRef"]["name"]))
@@ -152,7 +154,7 @@ def test_webhooks_go_to_our_service_and_do_not_apply_to_our_own_pods(objects: li
         assert service["port"] in {port["port"] for port in services[service["name"]]["spec"]["ports"]}
         (excluded,) = webhook["namespaceSelector"]["matchExpressions"]
         assert excluded["operator"] == "NotIn"
-        assert {NAMESPACE, "kube-system"} <= set(excluded["values"])
+        assert {NAMESPACE, "kvplace-agent", "kube-system"} <= set(excluded["values"])
 
 
 def test_serve_understands_the_arguments_and_listens_where_the_ports_say(objects: list[Json]) -> None:
@@ -171,6 +173,40 @@ def test_serve_understands_the_arguments_and_listens_where_the_ports_say(objects
         for name in ("extender", "admission", "health")
     }
     assert ports == listens
+
+
+def test_the_agent_understands_its_arguments_and_settings(objects: list[Json]) -> None:
+    (settings,) = (
+        found["data"] for name, found in of_kind(objects, "ConfigMap").items() if "agent-settings" in name
+    )
+    container = templates(objects)["kvplace-agent"]["spec"]["containers"][0]
+    written = " ".join(container["args"])
+    assert set(re.findall(r"\$\((\w+)\)", written)) == set(settings)
+    arguments = [re.sub(r"\$\((\w+)\)", lambda m: settings[m[1]], word) for word in container["args"]]
+    assert {entry["name"] for entry in container["env"]} == {"NODE_NAME", "POD_NAME"}
+    with agent_command.make_context("agent", [*arguments, "--node-name=worker"]) as context:
+        options = context.params
+    assert options["reserved_cpus"] == ""
+    assert options["enforcement"] == "auto"
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {str(options["nri_socket"].parent), "/sys/fs/cgroup"} == mounted
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"health": int(options["health_address"].rpartition(":")[2])}
+
+
+def test_two_agents_never_run_on_one_node(objects: list[Json]) -> None:
+    update = of_kind(objects, "DaemonSet")["kvplace-agent"]["spec"]["updateStrategy"]["rollingUpdate"]
+    assert update["maxSurge"] == 0
+
+
+def test_each_privilege_of_the_agent_is_explained(objects: list[Json]) -> None:
+    pod = templates(objects)["kvplace-agent"]["spec"]
+    explained = first_cells(section(page("agent.md"), "Privileges"))
+    host_paths = {volume["hostPath"]["path"] for volume in pod["volumes"]}
+    capabilities = set(pod["containers"][0]["securityContext"]["capabilities"]["add"])
+    fields = {field for field in ("hostPID", "hostNetwork", "hostIPC") if pod.get(field)}
+    unconfined = {field for field in ("seccompProfile", "appArmorProfile") if field in pod["securityContext"]}
+    assert explained == host_paths | capabilities | fields | unconfined | {"seLinuxOptions", "runAsUser"}
 
 
 def test_every_setting_is_used(objects: list[Json]) -> None:
@@ -192,5 +228,6 @@ def test_files_in_the_arguments_of_serve_are_mounted(objects: list[Json]) -> Non
 
 def test_images_are_those_of_this_release(objects: list[Json]) -> None:
     assert settings_of(objects)["SIDECAR_IMAGE"] == f"kvplace/hook:{__version__}"
-    container = templates(objects)["kvplace-serve"]["spec"]["containers"][0]
-    assert container["image"] == f"kvplace/serve:{__version__}"
+    for name in ("serve", "agent"):
+        container = templates(objects)[f"kvplace-{name}"]["spec"]["containers"][0]
+        assert container["image"] == f"kvplace/{name}:{__version__}"

@@ -36,13 +36,17 @@ def test_an_overlay_replaces_images_and_settings(fresh_cluster: ControlPlane, fo
         name: template["spec"]["containers"][0]["image"] for name, template in templates(objects).items()
     }
     assert images["kvplace-serve"].startswith("registry.example/kvplace/serve:")
+    assert images["kvplace-agent"].startswith("registry.example/kvplace/agent:")
     assert images["kvplace-scheduler"].startswith("registry.k8s.io/kube-scheduler:v1.")
     settings = settings_of(objects)
     assert settings["SIDECAR_IMAGE"].startswith("registry.example/kvplace/hook:")
     assert settings["SCHEDULER_NAME"] == "kvplace-scheduler"
-    (generated,) = (name for name in of_kind(objects, "ConfigMap") if "settings" in name)
-    source = templates(objects)["kvplace-serve"]["spec"]["containers"][0]["envFrom"][0]
-    assert source["configMapRef"]["name"] == generated
+    generated = {name for name in of_kind(objects, "ConfigMap") if "settings" in name}
+    used = {
+        templates(objects)[name]["spec"]["containers"][0]["envFrom"][0]["configMapRef"]["name"]
+        for name in ("kvplace-serve", "kvplace-agent")
+    }
+    assert used == generated
 
 
 def test_with_the_clusters_main_scheduler_ours_is_left_out_and_pods_keep_its_name(
