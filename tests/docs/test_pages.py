@@ -217,7 +217,7 @@ def _anchors(path: Path) -> set[str]:
 
 def test_images_are_named_with_the_version_of_this_release() -> None:
     for path in PAGES:
-        tagged = re.findall(r"kvplace/(?:serve|hook):([0-9.]+)", path.read_text())
+        tagged = re.findall(r"kvplace/(?:serve|hook|agent):([0-9.]+)", path.read_text())
         assert set(tagged) <= {__version__}, path.name
 
 

@@ -61,13 +61,18 @@ def everybodys(cluster: ControlPlane) -> set[Right]:
     return granted(cluster, namespace, cluster.service_account_token(namespace, "default"))
 
 
-@pytest.mark.parametrize(("process", "file"), [("serve", "rbac/serve.yaml"), ("agent", "agent/rbac.yaml")])
-async def test_a_process_is_granted_what_it_asks_the_api_server_and_nothing_else(
-    process: str, file: str, tmp_path: Path
-) -> None:
+async def test_serve_is_granted_what_it_asks_the_api_server_and_nothing_else(tmp_path: Path) -> None:
+    assert _granted_by("rbac/serve.yaml") == await rights_in_use(tmp_path, "serve")
+
+
+async def test_the_agent_is_granted_what_it_asks_the_api_server_and_nothing_else(tmp_path: Path) -> None:
+    assert _granted_by("agent/rbac.yaml") == await rights_in_use(tmp_path, "agent")
+
+
+def _granted_by(file: str) -> set[Right]:
     documents = yaml.safe_load_all((MANIFESTS / file).read_text())
     (role,) = [found for found in documents if found["kind"] == "ClusterRole"]
-    assert _all_rights(role) == await rights_in_use(tmp_path, process)
+    return _all_rights(role)
 
 
 def test_every_call_of_the_port_to_the_api_server_is_made_somewhere() -> None:
