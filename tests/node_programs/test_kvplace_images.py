@@ -119,17 +119,17 @@ def test_the_command_of_the_image_starts(built: BuiltImage, command: tuple[str, 
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, sys
 sys.path.insert(0, sys.argv[1])
-for package in sys.argv[2:]:
-    found = importlib.import_module(package)
-    whole = package in sys.argv[2:] and package.count(".") == 1 and hasattr(found, "__path__")
-    for module in pkgutil.walk_packages(found.__path__, f"{package}.") if whole else ():
+for name in sys.argv[2:]:
+    package = importlib.import_module(name.removesuffix(".*"))
+    below = package.__path__ if name.endswith(".*") else []
+    for module in pkgutil.walk_packages(below, f"{package.__name__}."):
         importlib.import_module(module.name)
 """
 STARTED = {
-    "serve": ("kvplace.cli", "kvplace.serve"),
-    "hook": ("kvplace.hook",),
+    "serve": ("kvplace.cli.*", "kvplace.serve.*"),
+    "hook": ("kvplace.hook.*",),
     "agent": (
-        *("kvplace.cli.agent_command", "kvplace.cli.main", "kvplace.agent", "kvplace.nri"),
+        *("kvplace.cli.agent_command", "kvplace.cli.main", "kvplace.agent.*", "kvplace.nri.*"),
         "kvplace.libvirt.pinning_process",
     ),
 }
