@@ -36,7 +36,9 @@ class ClaimHere:
     pod: str
     placement: PodPlacement
     confirmed: int
-    """The revision that had been confirmed when the cpusets were decided; 0: none."""
+    """The revision that its threads have been seen to follow; 0: none."""
+    settled: bool
+    """Whether its cpuset was decided after that, and so without the CPUs of older revisions."""
     target: Target
 
 
@@ -58,6 +60,7 @@ def claims_here(
                 pod=members[0].pod,
                 placement=bound,
                 confirmed=state.confirmed.get(uid, 0),
+                settled=cpusets.confirmed.get(uid, 0) >= bound.revision,
                 target=_target(state, enforced, cpusets, bound, members),
             )
 

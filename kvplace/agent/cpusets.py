@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from types import MappingProxyType
 
 from kvplace.agent.containers import Container
 from kvplace.agent.node_state import NodeState
@@ -71,6 +72,8 @@ class Cpusets:
     """Empty on a node that is only observed."""
     refused: Mapping[PodUid, ClaimRefusal]
     """Pods whose claim is not given its CPUs, and why."""
+    confirmed: Mapping[PodUid, int] = field(default_factory=lambda: MappingProxyType({}))
+    """The confirmed revisions that were known: until then a cpuset has the CPUs of older ones, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ def decide_cpusets(state: NodeState, containers: Iterable[Container]) -> Cpusets
         elif claim is not None and claim.uid in refused:
             setting = CpuSetting(pool | claim.placement.owned & state.topology.cpus & ~owned)
         settings[container.id] = setting
-    return Cpusets(pool, settings, refused)
+    return Cpusets(pool, settings, refused, state.confirmed)
 
 
 def placement_of(state: NodeState, container: Container) -> PodPlacement | None:

@@ -290,7 +290,7 @@ def _may_pass(finding: Finding, before: Finding | None) -> bool:
 
 def _is_early(claim: ClaimHere, verdict: Verdict, failure: FailedRevision | None) -> bool:
     """Whether the cpuset that was found in order may still have the CPUs of the revision before."""
-    return verdict.as_placed and failure is None and claim.confirmed < verdict.revision
+    return verdict.as_placed and failure is None and not claim.settled
 
 
 def _report(claim: ClaimHere, verdict: Verdict | None, failure: FailedRevision | None) -> PodReport:

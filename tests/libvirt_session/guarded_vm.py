@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -98,8 +98,8 @@ class SessionContainers:
         Container(ContainerId("c1"), "compute", UID, POD.namespace, POD.name, in_vm_pod=True),
     )
     sets_cpusets: bool = True
-    changes: dict[str, object] = field(default_factory=dict)
-    """Fields of the node's state that are other ones than the objects say."""
+    decided: Cpusets | None = None
+    """A decision that is kept although the state has changed."""
 
     def containers(self) -> Iterable[Container]:
         return tuple(
@@ -107,6 +107,8 @@ class SessionContainers:
         )
 
     def cpusets(self) -> Cpusets:
+        if self.decided is not None:
+            return self.decided
         found = decide_cpusets(self.own.state, self.containers())
         setting = found.settings.get(ContainerId("c1"))
         if self.sets_cpusets and setting is not None and self.session.group.effective() != setting.cpus:
