@@ -30,6 +30,7 @@ TITLES: Mapping[str, str] = {
     "bound_per_second": "Pods bound per second",
     "first_bind": "From a VM to its bound pod",
     "hook_footprint": "The hook sidecar",
+    "agent_look": "The agent, looking at every thread",
 }
 INTRODUCTION = """# Benchmarks
 

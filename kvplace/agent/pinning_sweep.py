@@ -33,7 +33,7 @@ from kvplace.linux.affinity import Tid
 from kvplace.linux.kernel_files import Gone
 from kvplace.linux.qemu import PROC
 
-READ_ANEW_S = 30.0
+READ_ANEW_S = 60.0
 """How often the names of threads, the workers of the kernel and the memory of a pod are read again."""
 
 

@@ -67,7 +67,9 @@ class WatchedPod:
             return False
         affinity = os.sched_getaffinity
         try:
-            if self.qemu is not None and self.qemu.thread_count() != self._count:
+            if self.qemu is not None and (
+                self.qemu.has_new_threads or self.qemu.thread_count() != self._count
+            ):
                 return False
             return all(file.unchanged() for file in self._cpusets.values()) and all(
                 affinity(tid) == cpus for tid, cpus in self._affinities

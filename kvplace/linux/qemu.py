@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -77,6 +78,7 @@ class QemuProcess:
         self._proc = proc
         self._where = proc / str(pid) / "task"
         self._names: dict[Tid, ThreadName] = {}
+        self._new: AbstractSet[Tid] = frozenset()
         self._helpers: dict[Tid, ThreadName] = {}
 
     @classmethod
@@ -104,13 +106,18 @@ class QemuProcess:
         """Count the threads with one system call; the number changes when the process ends, too."""
         return os.fstat(self._tasks).st_nlink
 
+    @property
+    def has_new_threads(self) -> bool:
+        """Whether threads were seen for the first time, so that they may get other names yet."""
+        return bool(self._new)
+
     def threads(self, *, anew: bool = False) -> dict[Tid, ThreadName]:
         """List the threads by id; raises Gone when the process has ended.
 
-        Names of threads that were seen before are not read again, unless `anew`: a thread has the name of its
-        parent for a moment after its start.
+        Names are read when a thread is seen for the first and the second time, because it has the name of
+        its parent for a moment after its start, and not again, unless `anew`.
         """
-        known = {} if anew else self._names
+        known = {} if anew else {tid: name for tid, name in self._names.items() if tid not in self._new}
         try:
             with os.scandir(self._tasks) as entries:
                 tids = [Tid(int(entry.name)) for entry in entries]
@@ -122,6 +129,7 @@ class QemuProcess:
         for tid in tids:
             with suppress(Gone):  # ended since the folder was listed
                 names[tid] = known.get(tid) or classify(self._name(tid))
+        self._new = names.keys() - self._names.keys()
         self._names = names
         return names | {tid: name for tid, name in self._helpers.items() if self._is_helper(tid, name)}
 

@@ -1,0 +1,237 @@
+"""Looks at processes that play QEMU, in real cgroups: threads come, go and move, and so do whole VMs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.played_qemu import PlayedQemus, played_qemus
+from harness.pod_cgroups import PodCgroups, container_id, pod_cgroups, pod_uid
+from kvplace.agent.pinning_sweep import READ_ANEW_S, Finding, PinningSweep, Target
+from kvplace.agent.verification import CpusetDifference, OfflineDifference, ThreadDifference, Wanted
+from kvplace.agent.watched_pod import ClaimContainer
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, parse_cpu_list
+from kvplace.core.errors import Misconfigured
+from kvplace.core.placement import Placement
+from kvplace.core.request import Policy
+from kvplace.core.scalars import CpuMask
+from kvplace.linux.affinity import Tid, affinity_of, set_affinity
+
+ONLINE = parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text())
+FIRST, SECOND = (list(cpus_of(ONLINE)) * 2)[:2]
+ON_FIRST, ON_SECOND = mask_of([FIRST]), mask_of([SECOND])
+PLACEMENT = Placement(Policy.SHARE, (SECOND,), ON_SECOND, emulator_cpus=ON_FIRST)
+UID = pod_uid(1)
+
+pytestmark = pytest.mark.skipif(FIRST == SECOND, reason="one CPU cannot be told from another here")
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def pods() -> Iterator[PodCgroups]:
+    """A tree of real cgroups."""
+    try:
+        with pod_cgroups() as made:
+            yield made
+    except (Misconfigured, PermissionError) as error:
+        pytest.skip(f"no cpuset cgroup can be made here, which needs root: {error}")
+
+
+@pytest.fixture
+def cgroup(pods: PodCgroups) -> Path:
+    """The cgroup of the compute container."""
+    return pods.container(UID, container_id(1))
+
+
+@pytest.fixture
+def qemus(cgroup: Path) -> Iterator[PlayedQemus]:
+    """Two processes that play QEMU; the first is in the container."""
+    with played_qemus(2, vcpus=1, threads=("call_rcu", "IO iothread1")) as made:
+        enter(cgroup, made.pids[0])
+        yield made
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def sweep(clock: Clock) -> Iterator[PinningSweep]:
+    found = PinningSweep(Path("/sys/fs/cgroup"), clock=clock)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def target(cgroup: Path) -> Target:
+    """The VM with its vCPU on one CPU and the rest on another."""
+    wanted = Wanted(PLACEMENT, cpuset=ONLINE, online=ONLINE, vm=True)
+    return Target(UID, (ClaimContainer("compute", cgroup),), wanted)
+
+
+def enter(cgroup: Path, pid: int) -> None:
+    (cgroup / "cgroup.procs").write_text(str(pid))
+
+
+def look(sweep: PinningSweep, target: Target) -> Finding:
+    return sweep.look([target])[UID]
+
+
+def thread(finding: Finding, name: str) -> Tid:
+    (tid,) = [one.tid for one in finding.measured.threads if one.name.name == name]
+    return tid
+
+
+def test_the_same_is_found_as_long_as_nothing_happens(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+) -> None:
+    first = look(sweep, target)
+    assert first.differences == ()
+    assert first.pid == qemus.pids[0]
+    assert first.pins is not None
+    look(sweep, target)
+    settled = look(sweep, target)
+    assert settled.pins is None
+    assert look(sweep, target) is settled
+
+
+def test_a_thread_that_starts_in_the_wrong_place_is_set_and_is_no_drift(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+) -> None:
+    look(sweep, target)
+    tid = Tid(qemus.start_thread(qemus.pids[0], "CPU 1/KVM"))
+    found = look(sweep, target)
+    assert affinity_of(tid) == ON_SECOND
+    assert (found.differences, found.drift) == ((), ())
+    assert found.pins is not None
+    assert set(found.pins.vcpus) == {0, 1}
+
+
+def test_a_thread_that_is_moved_is_set_back_and_told_as_drift_each_time(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+) -> None:
+    tid = thread(look(sweep, target), "IO iothread1")
+    for _ in range(2):
+        set_affinity(tid, ON_SECOND)
+        found = look(sweep, target)
+        assert affinity_of(tid) == ON_FIRST
+        (drift,) = found.drift
+        assert str(drift) == f"I/O thread 1 may run on CPU {SECOND} instead of {FIRST}"
+        assert found.differences == ()
+        assert look(sweep, target).drift == ()
+
+
+def test_a_worker_of_the_kernel_is_found_at_the_next_reading_and_set(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus, clock: Clock, pods: PodCgroups, cgroup: Path
+) -> None:
+    look(sweep, target)
+    rename = f"printf vhost-{qemus.pids[0]} > /proc/$$/comm; sleep 600; true"
+    vhost = pods.process(cgroup, "sh", "-c", rename)
+    while Path(f"/proc/{vhost.pid}/comm").read_text().strip() != f"vhost-{qemus.pids[0]}":
+        pass
+    assert affinity_of(Tid(vhost.pid)) == ONLINE
+    clock.now += READ_ANEW_S
+    found = look(sweep, target)
+    assert affinity_of(Tid(vhost.pid)) == ON_FIRST
+    assert f"vhost-{qemus.pids[0]}" in {one.name.name for one in found.measured.threads}
+
+
+def test_a_vm_that_ends_has_no_threads_and_the_next_one_is_found(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus, cgroup: Path
+) -> None:
+    assert look(sweep, target).measured.threads
+    qemus.end(qemus.pids[0])
+    ended = look(sweep, target)
+    assert (ended.measured.threads, ended.pid) == ((), 0)
+    enter(cgroup, qemus.pids[1])
+    again = look(sweep, target)
+    assert (again.pid, again.differences) == (qemus.pids[1], ())
+    assert again.pins is not None
+
+
+def test_a_cpuset_without_its_cpu_is_reported_and_the_thread_returns_with_it(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus, cgroup: Path
+) -> None:
+    look(sweep, target)
+    (cgroup / "cpuset.cpus").write_text(str(FIRST))
+    found = look(sweep, target)
+    assert {type(one) for one in found.differences} == {ThreadDifference, CpusetDifference}
+    assert len(found.drift) == 1
+    assert look(sweep, target).drift == ()  # told once
+    assert not found.given_up
+    (cgroup / "cpuset.cpus").write_text(format_cpu_list(ONLINE))
+    assert look(sweep, target).differences == ()
+
+
+def test_a_cpu_that_is_known_to_be_offline_is_named(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus, cgroup: Path
+) -> None:
+    look(sweep, target)
+    (cgroup / "cpuset.cpus").write_text(str(FIRST))
+    offline = replace(target, wanted=replace(target.wanted, online=ON_FIRST))
+    (found,) = look(sweep, offline).differences
+    assert isinstance(found, OfflineDifference)
+    assert str(found) == f"vCPU 0 runs on CPU {FIRST}, because CPU {SECOND} is offline"
+
+
+def test_another_wanted_state_is_followed_and_is_no_drift(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+) -> None:
+    look(sweep, target)
+    turned = Placement(Policy.SHARE, (FIRST,), ON_FIRST, emulator_cpus=ON_SECOND)
+    found = look(sweep, replace(target, wanted=replace(target.wanted, placement=turned)))
+    assert affinity_of(thread(found, "CPU 0/KVM")) == ON_FIRST
+    assert affinity_of(thread(found, "call_rcu")) == ON_SECOND
+    assert found.drift == ()
+    assert found.pins is not None
+
+
+def test_nothing_is_set_where_it_is_only_observed(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus
+) -> None:
+    found = look(sweep, replace(target, sets_threads=False))
+    assert {one.cpus for one in found.measured.threads} == {ONLINE}
+    assert len(found.differences) == len(found.measured.threads)
+    assert found.pins is None
+
+
+def test_a_plain_pod_is_its_cpusets(sweep: PinningSweep, cgroup: Path, pods: PodCgroups) -> None:
+    pods.process(cgroup)
+    wanted = Wanted(PLACEMENT, cpuset=ON_SECOND, online=ONLINE, vm=False)
+    plain = Target(UID, (ClaimContainer("app", cgroup),), wanted)
+    (found,) = look(sweep, plain).differences
+    assert str(found) == f"the cpuset of container app is CPU {format_cpu_list(ONLINE)}, wider than {SECOND}"
+    (cgroup / "cpuset.cpus").write_text(str(SECOND))
+    assert look(sweep, plain).differences == ()
+    settled = look(sweep, plain)
+    assert settled.measured.cpus == ON_SECOND
+    assert look(sweep, plain) is settled
+    (cgroup / "cpuset.cpus").write_text(str(FIRST))
+    assert len(look(sweep, plain).differences) == 1
+
+
+def test_a_container_that_has_ended_is_left_out_and_the_others_are_not(
+    sweep: PinningSweep, target: Target, qemus: PlayedQemus, pods: PodCgroups
+) -> None:
+    other = pods.container(pod_uid(2), container_id(2))
+    wanted = Wanted(PLACEMENT, cpuset=CpuMask(0), online=ONLINE, vm=False)
+    plain = Target(pod_uid(2), (ClaimContainer("app", other),), wanted)
+    not_started = Target(pod_uid(3), (), wanted)
+    assert set(sweep.look([target, plain, not_started])) == {UID, pod_uid(2)}
+    other.rmdir()
+    assert set(sweep.look([target, plain])) == {UID}
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
+    assert sweep.look([]) == {}
+    assert len(list(Path("/proc/self/fd").iterdir())) < open_files
