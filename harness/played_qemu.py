@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -44,15 +45,12 @@ class PlayedQemus:
 
     def end(self, pid: int) -> None:
         """End one of the processes."""
-        os.kill(pid, signal.SIGKILL)
         descriptor = os.pidfd_open(pid)
-        try:
-            os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:
-            while Path(f"/proc/{pid}/task").exists():
-                pass
-        finally:
-            os.close(descriptor)
+        os.kill(pid, signal.SIGKILL)
+        select.select([descriptor], [], [])
+        os.close(descriptor)
+        while Path(f"/proc/{pid}").exists():  # for the moment until the kernel has reaped it
+            pass
 
 
 @contextmanager
@@ -80,6 +78,7 @@ def played_qemus(
 def main(count: int, names: list[str]) -> None:
     """Start the processes and obey."""
     children: dict[int, tuple[int, int]] = {}
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for _ in range(count):
         to_child, from_child = os.pipe(), os.pipe()
         pid = os.fork()
@@ -89,7 +88,6 @@ def main(count: int, names: list[str]) -> None:
         children[pid] = (to_child[1], from_child[0])
         os.read(from_child[0], 64)
         print(pid, flush=True)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         number, _, name = line.strip().partition(" ")
         write, read = children[int(number)]
