@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -137,8 +138,8 @@ def test_a_worker_of_the_kernel_is_found_at_the_next_reading_and_set(
     sweep: PinningSweep, target: Target, qemus: PlayedQemus, clock: Clock, pods: PodCgroups, cgroup: Path
 ) -> None:
     look(sweep, target)
-    rename = f"printf vhost-{qemus.pids[0]} > /proc/$$/comm; sleep 600; true"
-    vhost = pods.process(cgroup, "sh", "-c", rename)
+    rename = f"open('/proc/self/comm', 'w').write('vhost-{qemus.pids[0]}'); __import__('signal').pause()"
+    vhost = pods.process(cgroup, sys.executable, "-c", rename)
     while Path(f"/proc/{vhost.pid}/comm").read_text().strip() != f"vhost-{qemus.pids[0]}":
         pass
     assert affinity_of(Tid(vhost.pid)) == ONLINE
