@@ -172,6 +172,7 @@ class PinningGuard:
         metrics.PODS.labels("false").set(len(self._report.pods) - pinned)
 
     async def _look_again_and_again(self) -> None:
+        await self._own.wait_until_known()  # what a sandbox was made with may be an older revision
         while True:
             self._wake.clear()
             await self.look()

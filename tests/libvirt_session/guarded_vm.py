@@ -28,7 +28,7 @@ from kvplace.core.scalars import ContainerId, CpuId, CpuMask, NodeName, PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecord, EventRecorder
 from kvplace.kube.records import LedgerRecord, PodRecord
-from kvplace.kube.watches import Apply
+from kvplace.kube.watches import Apply, Init, InitDone
 from kvplace.linux.affinity import Tid, set_affinity
 from tests.core.machines import make_numa_node, make_package, make_topology
 
@@ -232,6 +232,9 @@ async def guarded(
         libvirt=LibvirtPins(socket=session.uri.partition("socket=/")[2], answer_within_s=3),
         clock=clock,
     )
+    for store in own.stores:
+        store.apply(Init())
+        store.apply(InitDone())
     vm = GuardedVm(domain, own, containers, relocations, report, written, guard, clock)
     before = session.group.effective()
     if placement is not None:

@@ -109,11 +109,12 @@ def test_threads_that_come_and_go_are_noticed_by_their_number(tmp_path: Path) ->
 def test_a_thread_that_gets_its_name_late_is_read_a_second_time(tmp_path: Path) -> None:
     write_process(tmp_path, 100, THREADS | {106: "qemu-kvm"})
     with QemuProcess.open(100, tmp_path) as qemu:
-        assert qemu.threads()[Tid(106)].role is ThreadRole.EMULATOR
-        assert qemu.has_new_threads
+        assert str(qemu.threads()[Tid(106)]) == "emulator thread 'qemu-kvm'"
+        new_after_each_look = [qemu.has_new_threads]
         write_process(tmp_path, 100, THREADS | {106: "CPU 1/KVM"})
-        assert qemu.threads()[Tid(106)].role is ThreadRole.VCPU
-        assert not qemu.has_new_threads
+        assert str(qemu.threads()[Tid(106)]) == "vCPU 1"
+        new_after_each_look.append(qemu.has_new_threads)
+        assert new_after_each_look == [True, False]
         write_process(tmp_path, 100, THREADS | {106: "CPU 2/KVM"})
         assert qemu.threads()[Tid(106)].number == 1
         assert qemu.threads(anew=True)[Tid(106)].number == 2
