@@ -69,7 +69,7 @@ def cluster(arguments: list[str]) -> int:
 def node(arguments: list[str]) -> int:
     """Starts real nodes with KubeVirt, QEMU and kvplace on this machine, to try by hand; needs root."""
     _prepare_tests()
-    _build_servers()
+    _build_servers("control-plane", "node")
     command = [str(VENV.python), "-m", "harness.real_node", *arguments]
     return show(command, cwd=PROJECT, environment=_environment())
 

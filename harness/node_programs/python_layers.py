@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from harness.build_cache import BuildFailed
+from harness.build_cache import BuildFailed, NotInstalled
 from harness.node_programs.debian import installed_packages
 from harness.node_programs.image import Layer
 from harness.node_programs.oci_archive import Attributes
@@ -115,4 +115,4 @@ def _installed(name: str) -> importlib.metadata.Distribution:
     try:
         return importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError as missing:
-        raise BuildFailed(f"{name} is not installed here: run `./make test`") from missing
+        raise NotInstalled(f"{name} is not installed here: run `./make test`") from missing

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
+from harness.build_fixtures import skipped_if_not_installed
 from harness.node_programs.image import Image, archive
 from harness.node_programs.kvplace_images import PROJECT, agent_image, hook_image, serve_image
 from tests.node_programs.archives import read_archive
@@ -60,7 +61,8 @@ class BuiltImage:
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BuiltImage:
     """Build each image, and unpack it as a container runtime does: layer over layer."""
     make, containerfile = IMAGES[request.param]
-    image = make()
+    with skipped_if_not_installed():
+        image = make()
     root = tmp_path_factory.mktemp(request.param)
     root.chmod(0o755)
     members: dict[str, tarfile.TarInfo] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.build_cache import NotInstalled
+from harness.build_fixtures import skipped_if_not_installed
 from harness.node_programs.image import Image, archive
 from harness.node_programs.programs import NodePrograms
 from harness.node_programs.small_images import busybox, container_disk, kube_scheduler, pause
@@ -29,11 +29,9 @@ def members(layer: bytes) -> dict[str, tarfile.TarInfo]:
 
 @pytest.fixture
 def busybox_image() -> Image:
-    """Skip where Debian's busybox is not installed."""
-    try:
+    """Name the image; skip where Debian's busybox is not installed."""
+    with skipped_if_not_installed():
         return busybox()
-    except NotInstalled as missing:
-        pytest.skip(str(missing))
 
 
 def test_busybox_brings_its_programs_and_needs_no_library(busybox_image: Image, tmp_path: Path) -> None:
