@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -236,3 +237,19 @@ def test_a_container_that_has_ended_is_left_out_and_the_others_are_not(
     open_files = len(list(Path("/proc/self/fd").iterdir()))
     assert sweep.look([]) == {}
     assert len(list(Path("/proc/self/fd").iterdir())) < open_files
+
+
+def test_threads_that_may_not_be_set_are_a_problem_that_names_the_right(
+    qemus: PlayedQemus, cgroup: Path
+) -> None:
+    program = f"""
+import os
+from pathlib import Path
+from tests.agent.test_pinning_sweep import *
+wanted = Wanted(PLACEMENT, cpuset=ONLINE, online=ONLINE, vm=True)
+target = Target(UID, (ClaimContainer("compute", Path({str(cgroup)!r})),), wanted)
+os.setuid(65534)
+print(look(PinningSweep(Path("/sys/fs/cgroup")), target).problem)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "Operation not permitted; the agent needs CAP_SYS_NICE" in told.stdout
