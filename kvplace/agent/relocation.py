@@ -72,9 +72,11 @@ class Relocations:
             self._own.confirm(uid, placement.revision)
 
     def failed(self, uid: PodUid, why: str) -> None:
-        """Give the newest revision of a pod up, unless there is nothing to go back to."""
-        newest = self._own.placement(uid)
-        if newest is None or newest.revision <= self._own.confirmed(uid) or self._previous(uid) is None:
+        """Give the newest revision of a pod up, unless there is nothing else to go back to."""
+        newest, previous = self._own.placement(uid), self._previous(uid)
+        if newest is None or newest.revision <= self._own.confirmed(uid):
+            return
+        if previous is None or previous.placement == newest.placement:
             return
         log.warning("revision %d is undone: %s", newest.revision, why, extra={"uid": uid})
         self._failed[uid] = FailedRevision(newest.revision, why)

@@ -86,6 +86,7 @@ class Controller:
             patience_s=settings.patience_s,
             now=now,
             released=self._waker.node_freed,
+            look_again=lambda node, after_s: self._queue.add(node, after_s=after_s),
         )
         self.relocator = Relocator(
             cluster, cache, self._index, cache.edited_vmis, events, freed=self._waker.node_freed

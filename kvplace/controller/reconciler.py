@@ -19,6 +19,7 @@ from kvplace.controller.claim_action import (
 from kvplace.controller.metrics import OVERLAPS, RELEASES
 from kvplace.controller.pod_index import PodIndex
 from kvplace.core.cpuset import format_cpu_list, mask_of
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict, confirmed
 from kvplace.core.scalars import NodeName, PodUid
@@ -27,6 +28,10 @@ from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.nodes.node_cache import NodeCache
 
 log = logging.getLogger(__name__)
+
+
+REPORT_S = 10.0
+"""How long an agent may take to report a container; a pod that is gone keeps its cores so long."""
 
 
 class ReconcilerClient(Protocol):
@@ -54,8 +59,12 @@ class Reconciler:
         patience_s: float,
         now: Callable[[], datetime],
         released: Callable[[NodeName], None],
+        look_again: Callable[[NodeName, float], None],
     ) -> None:
-        """`released` is called with the node after each release."""
+        """`released` is called with the node after each release.
+
+        `look_again` makes a node due after some seconds.
+        """
         self._cluster = cluster
         self._pods = cache.pods
         self._nodes = cache.nodes
@@ -66,6 +75,11 @@ class Reconciler:
         self._patience_s = patience_s
         self._now = now
         self._released = released
+        self._look_again = look_again
+        self._missing: dict[PodUid, datetime] = {}
+        """Since when pods with a claim were found to be gone, on nodes whose agent has not reported them."""
+        self._reported: set[PodUid] = set()
+        """Pods that were found to be gone, and that an agent has reported since."""
         self._overlaps: dict[PodUid, str] = {}
         cache.pods.subscribe(self._pod_seen)
 
@@ -101,11 +115,12 @@ class Reconciler:
         only_if_unchanged = False
         if action is ClaimAction.READ_POD:
             pod = await self._cluster.read_pod(claim.namespace, claim.pod)
+            is_gone = pod is None or pod.uid != claim.uid
             action = action_from_live_pod(
                 claim,
                 node,
                 pod,
-                runs=self._runs(node, claim.uid),
+                runs=is_gone and self._runs(node, claim.uid),
                 now=self._now(),
                 patience_s=self._patience_s,
             )
@@ -116,10 +131,23 @@ class Reconciler:
             await self._confirm(node, claim, pod)
 
     def _runs(self, node: NodeName, uid: PodUid) -> bool:
-        """Whether the agent of a node that is there reports that a pod still uses its CPUs."""
+        """Whether a pod that is gone may still use its CPUs, by what the agent of its node reports.
+
+        The agent may not have seen its container yet: its silence counts after a while only.
+        """
         described = self._topologies.get(node)
-        report = described.pods.get(uid) if described is not None else None
-        return report is not None and report.running and node in self._nodes.records
+        if described is None or described.enforcement is Enforcement.NONE or node not in self._nodes.records:
+            return False
+        report = described.pods.get(uid)
+        if report is not None:
+            self._reported.add(uid)
+            return report.running
+        if uid in self._reported:
+            return False
+        waits_s = REPORT_S - (self._now() - self._missing.setdefault(uid, self._now())).total_seconds()
+        if waits_s > 0:
+            self._look_again(node, waits_s)
+        return waits_s > 0
 
     async def _confirm(self, node: NodeName, claim: Claim, pod: PodRecord) -> None:
         """Store that a pod was seen bound with its claim; if the two differ, the pod counts."""
@@ -149,6 +177,8 @@ class Reconciler:
             return LedgerChange(releases=(claim.uid,) if released else ()), None
 
         await self._ledgers.change(node, decide)
+        self._missing.pop(claim.uid, None)
+        self._reported.discard(claim.uid)
         if released:
             RELEASES.inc()
             log.info(

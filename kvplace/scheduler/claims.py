@@ -46,7 +46,10 @@ def placement_of_claim(topology: Topology, request: Request, claim: Claim) -> Pl
 
 
 def is_bound_with(pod: PodRecord | None, claim: Claim | None, *, uid: PodUid, node: NodeName) -> bool:
-    """Whether a pod is bound to the node with just the CPUs of its claim; None stands for unpinned."""
+    """Whether a pod is bound to the node with just the CPUs of its claim; None stands for unpinned.
+
+    A later revision may have any CPUs: the pod has been relocated since.
+    """
     if pod is None or pod.uid != uid or pod.node != node:
         return False
     try:
@@ -54,4 +57,5 @@ def is_bound_with(pod: PodRecord | None, claim: Claim | None, *, uid: PodUid, no
     except BadAnnotation:
         return False
     expected = (claim.cpus, claim.owned) if claim is not None else (NO_CPUS, NO_CPUS)
-    return bound.pod_uid == uid and (bound.placement.cpus, bound.placement.owned) == expected
+    is_ours = bound.revision > 1 or (bound.placement.cpus, bound.placement.owned) == expected
+    return bound.pod_uid == uid and is_ours

@@ -15,7 +15,7 @@ from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Refused, Unav
 from kvplace.core.ledger import Claim
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import OnFailure
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.kube.events import EventReason, EventRecorder, pod_reference
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
@@ -252,6 +252,24 @@ async def test_a_binding_without_an_answer_is_repeated_until_one_comes(
         assert cluster.placement("vm").placement.cpus == stored.cpus
         # If the first took effect, the second finds the pod bound.
         assert len(cluster.bindings) == (2 if moment is Moment.AFTER else times + 1)
+
+
+async def test_a_pod_that_was_relocated_before_its_binding_is_repeated_keeps_its_claim(
+    cluster: Counting,
+) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, NO_ANSWER, moment=Moment.AFTER)
+        repeated = cluster.faults.hold(Operation.BIND, nth=2)
+        bind = bench.begin(pod)
+        await repeated.reached.wait()
+        moved = replace(cluster.placement("vm"), revision=2)
+        cpus = CpuMask(moved.placement.cpus | 0b1000_0000)
+        text = replace(moved, placement=replace(moved.placement, cpus=cpus, owned=cpus)).to_json()
+        await cluster.replace_placement("default", "vm", pod.uid, {PLACEMENT: text})
+        repeated.release()
+        await bind
+        assert bench.claim(pod) is not None
 
 
 async def test_after_its_time_limit_a_bind_sends_nothing_more_and_leaves_the_claim(cluster: Counting) -> None:

@@ -112,14 +112,14 @@ def test_an_unpinned_pod_is_bound_as_decided_only_with_its_own_uid_and_node() ->
 
 
 @given(seated())
-def test_a_pod_is_bound_with_its_claim_only_if_it_has_just_the_cpus_of_the_claim(case: Case) -> None:
+def test_a_pod_is_bound_with_its_claim_only_if_it_has_just_its_cpus_or_was_relocated(case: Case) -> None:
     _, _, placement = case
-    pod = bound_pod(PodPlacement(PodUid("u"), NodeName("n"), "", OnFailure.WAIT, placement))
+    bound = PodPlacement(PodUid("u"), NodeName("n"), "", OnFailure.WAIT, placement)
     claim = claimed(placement)
     others = CpuMask(placement.cpus << 1)
-    assert is_bound_with(pod, claim, uid=PodUid("u"), node=NodeName("n"))
-    assert not is_bound_with(pod, replace(claim, cpus=others), uid=PodUid("u"), node=NodeName("n"))
-    assert not is_bound_with(
-        pod, replace(claim, owned=CpuMask(claim.owned ^ others)), uid=PodUid("u"), node=NodeName("n")
-    )
-    assert not is_bound_with(pod, None, uid=PodUid("u"), node=NodeName("n"))
+    for unlike in (replace(claim, cpus=others), replace(claim, owned=CpuMask(claim.owned ^ others)), None):
+        assert not is_bound_with(bound_pod(bound), unlike, uid=PodUid("u"), node=NodeName("n"))
+        relocated = bound_pod(replace(bound, revision=2))
+        assert is_bound_with(relocated, unlike, uid=PodUid("u"), node=NodeName("n"))
+        assert not is_bound_with(relocated, unlike, uid=PodUid("other"), node=NodeName("n"))
+    assert is_bound_with(bound_pod(bound), claim, uid=PodUid("u"), node=NodeName("n"))
