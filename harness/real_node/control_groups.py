@@ -81,7 +81,11 @@ class NodeGroups:
     @property
     def cpuset(self) -> Path:
         """The group that says which CPUs the sandbox has."""
-        return next(path for path in self.paths if (path / "cpuset.cpus").exists())
+        return self.with_file("cpuset.cpus")
+
+    def with_file(self, name: str) -> Path:
+        """The group in the hierarchy whose groups have a file of that name."""
+        return next(path for path in self.paths if (path / name).exists())
 
     @classmethod
     def make(cls, found: Sequence[Hierarchy], owner: int) -> NodeGroups:

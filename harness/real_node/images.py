@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.build_cache import Say, say_to_stderr
 from harness.node_programs.image import Image, archive
-from harness.node_programs.kvplace_images import hook_image, serve_image
+from harness.node_programs.kvplace_images import agent_image, hook_image, serve_image
 from harness.node_programs.launcher_image import launcher
 from harness.node_programs.small_images import busybox, container_disk, kube_scheduler
 
@@ -20,7 +20,7 @@ def node_images() -> list[Image]:
     disk = container_disk()
     return [
         *(busybox(), disk, replace(disk, reference=_TEMPLATE_DISK), launcher()),
-        *(hook_image(), serve_image(), kube_scheduler()),
+        *(hook_image(), serve_image(), agent_image(), kube_scheduler()),
     ]
 
 

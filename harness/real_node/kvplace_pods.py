@@ -1,7 +1,9 @@
 """kvplace on real nodes as an operator installs it: pods of its manifests and images.
 
-`manifests/own-certificates` is applied with an overlay that says what an operator's overlay says: image tags
-and replicas. It also gives Services fixed addresses, which the scheduler's pods know without DNS.
+`manifests/own-certificates` is applied with an overlay that says what an operator's overlay
+says: image tags and replicas. Two things are due to these nodes: Services have fixed addresses, which the
+scheduler's pods know without DNS, and kvplace's own pods request no CPU, because a node that is this machine
+has none to spare beside a VM.
 """
 
 from __future__ import annotations
@@ -21,13 +23,18 @@ Json = dict[str, Any]
 
 _SCHEDULER = "kvplace-scheduler"
 _SERVE = "kvplace-serve"
+AGENT = "kvplace-agent"
+"""The DaemonSet, and its namespace."""
+
 _DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+_DAEMON_SETS = f"/apis/apps/v1/namespaces/{AGENT}/daemonsets"
+_NO_CPU = {"op": "replace", "path": "/spec/template/spec/containers/0/resources/requests/cpu", "value": "0"}
 # Far from those that the API server gives out itself.
 _FIXED_ADDRESSES = {"kvplace": 101, "kvplace-extender": 102}
 
 
 def install_kvplace(plane: ControlPlane, services: IPv4Network, *, replicas: int = 2) -> None:
-    """Apply everything and wait until its Deployments are available.
+    """Apply everything and wait until all of it is ready.
 
     The nodes must have the images.
     """
@@ -39,6 +46,7 @@ def install_kvplace(plane: ControlPlane, services: IPv4Network, *, replicas: int
     (overlay / "kustomization.yaml").write_text(json.dumps(_overlay(services, replicas)))
     rendered = plane.kubectl("kustomize", str(overlay))
     plane.kubectl("apply", "--server-side", "-f", "-", stdin=rendered)
+    wait_for(plane, _DAEMON_SETS, AGENT, _is_on_every_node)
     for deployment in (_SERVE, _SCHEDULER):
         wait_for(plane, _DEPLOYMENTS, deployment, _is_available)
 
@@ -58,11 +66,13 @@ def _overlay(services: IPv4Network, replicas: int) -> Json:
                 _patch("Service", name, [{"op": "add", "path": "/spec/clusterIP", "value": address}])
                 for name, address in addresses.items()
             ),
+            _patch("Deployment", _SERVE, [_NO_CPU]),
             _patch(
                 "Deployment",
                 _SCHEDULER,
-                [{"op": "add", "path": "/spec/template/spec/hostAliases", "value": hosts}],
+                [_NO_CPU, {"op": "add", "path": "/spec/template/spec/hostAliases", "value": hosts}],
             ),
+            _patch("DaemonSet", AGENT, [_NO_CPU]),
         ],
     }
 
@@ -76,4 +86,12 @@ def _is_available(deployment: Json) -> bool:
     return bool(
         status.get("observedGeneration", 0) >= deployment["metadata"]["generation"]
         and status.get("availableReplicas", 0) >= deployment["spec"]["replicas"]
+    )
+
+
+def _is_on_every_node(daemon_set: Json) -> bool:
+    status = daemon_set.get("status", {})
+    return bool(
+        status.get("observedGeneration", 0) >= daemon_set["metadata"]["generation"]
+        and status.get("numberReady", 0) >= status.get("desiredNumberScheduled", 0) > 0
     )

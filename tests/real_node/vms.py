@@ -1,12 +1,155 @@
-"""VMs small enough for a node that is this machine."""
+"""VMs and pods small enough for a node that is this machine, and what cluster and kernel say of them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-SMALL_DOMAIN: dict[str, Any] = {
+from harness.control_plane.cluster import MERGE_PATCH, RequestRefused
+from harness.control_plane.watching import condition, is_ready, wait_for
+from harness.kvplace_cluster.vms import VMIS, vmi_manifest
+from harness.libvirt_session.threads import Affinities
+from harness.real_node.cluster import RealCluster
+from harness.real_node.kernel_view import ContainerInKernel
+from harness.real_node.node import RealNode
+from kvplace.core.placement import PLACEMENT, PodPlacement
+
+Json = dict[str, Any]
+
+SMALL_DOMAIN: Json = {
     "memory": {"guest": "64Mi"},
     "devices": {"autoattachGraphicsDevice": False},
     # QEMU 7.2 cannot migrate through several connections at once, which KubeVirt chooses without this limit.
     "resources": {"limits": {"cpu": "1"}},
 }
+ON_ITS_OWN = {"cpu-set": "any", "kvplace.io/emulator-threads": "with-vcpus"}
+"""One CPU for a VM of one vCPU, QEMU's other threads included."""
+
+LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"
+TOPOLOGIES = "/apis/kvplace.io/v1alpha1/nodetopologies"
+PINNED = "kvplace.io/Pinned"
+_HOSTNAME = "kubernetes.io/hostname"
+
+
+class Vms:
+    """The VMs and pods of one test, in a namespace of their own."""
+
+    def __init__(self, cluster: RealCluster, namespace: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self.pods = f"/api/v1/namespaces/{namespace}/pods"
+
+    def start(self, name: str, *, annotations: Mapping[str, str] = ON_ITS_OWN, node: str | None = None) -> Vm:
+        """Make a VM of one vCPU and wait until its guest runs."""
+        selector = {"nodeSelector": {_HOSTNAME: node}} if node else {}
+        manifest = vmi_manifest(name, cores=1, annotations=annotations, domain=SMALL_DOMAIN, **selector)
+        self.cluster.kubevirt.create(VMIS, self.namespace, manifest)
+        return self.running(name)
+
+    def running(self, name: str) -> Vm:
+        """Wait until the guest of a VM runs."""
+        vmi = self.cluster.kubevirt.vmi_in_phase(self.namespace, name, "Running")
+        (uid,) = [
+            uid for uid, node in vmi["status"]["activePods"].items() if node == vmi["status"]["nodeName"]
+        ]
+        return Vm(self, name, uid)
+
+    def busy_pod(self, name: str, node: str) -> ContainerInKernel:
+        """Run a container that first says which CPUs it has and then uses all it gets."""
+        script = "grep Cpus_allowed_list /proc/self/status; while :; do :; done"
+        container = {"name": "busy", "image": "busybox:1", "command": ["sh", "-c", script]}
+        spec = {
+            "nodeSelector": {_HOSTNAME: node},
+            "terminationGracePeriodSeconds": 0,
+            "containers": [container],
+        }
+        self.cluster.plane.request("POST", self.pods, {"metadata": {"name": name}, "spec": spec})
+        pod = wait_for(self.cluster.plane, self.pods, name, is_ready)
+        return ContainerInKernel.of_pod(self.cluster.nodes[node].sandbox, pod, "busy")
+
+    def remove_all(self) -> None:
+        """Delete VMs and pods and wait until nothing of them runs or owns a CPU."""
+        plane = self.cluster.plane
+        vmis = f"/apis/kubevirt.io/v1/namespaces/{self.namespace}"
+        for collection in (f"{vmis}/virtualmachines", f"{vmis}/{VMIS}", self.pods):
+            plane.request("DELETE", collection)
+        for kind in ("virtualmachines", VMIS):
+            for left in plane.request("GET", f"{vmis}/{kind}")["items"]:
+                self.cluster.kubevirt.gone(kind, self.namespace, left["metadata"]["name"])
+        for ledger in plane.request("GET", LEDGERS)["items"]:
+            wait_for(plane, LEDGERS, ledger["metadata"]["name"], lambda seen: not seen["spec"].get("claims"))
+
+
+@dataclass(frozen=True, slots=True)
+class Vm:
+    """One VM in one pod: a migration makes another one of it."""
+
+    vms: Vms
+    name: str
+    pod_uid: str
+
+    def pod(self) -> Json:
+        """Read its pod as it is now."""
+        listed = self.vms.cluster.plane.request("GET", self.vms.pods)["items"]
+        return next(pod for pod in listed if pod["metadata"]["uid"] == self.pod_uid)
+
+    @property
+    def node(self) -> RealNode:
+        """Where it runs."""
+        return self.vms.cluster.nodes[self.pod()["spec"]["nodeName"]]
+
+    @property
+    def compute(self) -> ContainerInKernel:
+        """The container of its QEMU."""
+        return ContainerInKernel.of_pod(self.node.sandbox, self.pod(), "compute")
+
+    def threads(self) -> Affinities:
+        """Every thread of its QEMU with the CPUs that the kernel lets it use."""
+        return self.compute.qemu_threads()
+
+    def bound(self) -> PodPlacement:
+        """Read its newest placement."""
+        return PodPlacement.from_json(self.pod()["metadata"]["annotations"][PLACEMENT])
+
+    def cpu_map(self) -> dict[str, list[str]]:
+        """Read its annotation cpu-map."""
+        read: dict[str, list[str]] = json.loads(self.pod()["metadata"]["annotations"]["cpu-map"])
+        return read
+
+    def pinned(self, revision: int = 1) -> str:
+        """Wait until the agent calls this revision pinned, and return the message of its condition."""
+
+        def says_so(pod: Json) -> bool:
+            return condition(pod, PINNED) == "True" and _message(pod).startswith(f"revision {revision}:")
+
+        name = self.pod()["metadata"]["name"]
+        return _message(wait_for(self.vms.cluster.plane, self.vms.pods, name, says_so))
+
+    def ask(self, annotations: Mapping[str, str | None]) -> None:
+        """Edit the asking annotations of the running VMI."""
+        path = f"/apis/kubevirt.io/v1/namespaces/{self.vms.namespace}/{VMIS}/{self.name}"
+        patch = {"metadata": {"annotations": dict(annotations)}}
+        self.vms.cluster.plane.request("PATCH", path, patch, content_type=MERGE_PATCH)
+
+    def claim(self) -> Json | None:
+        """Read its claim in the ledger of its node."""
+        claim: Json | None = ledger(self.vms.cluster, self.node.name)["claims"].get(self.pod_uid)
+        return claim
+
+
+def ledger(cluster: RealCluster, node: str) -> Json:
+    """Read what a node's ledger says; empty when it has none yet."""
+    try:
+        stored = cluster.plane.request("GET", f"{LEDGERS}/{node}")
+    except RequestRefused as refused:
+        if refused.status != 404:
+            raise
+        return {"owners": {}, "claims": {}}
+    return {"owners": {}, "claims": {}, **stored["spec"]}
+
+
+def _message(pod: Json) -> str:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return next((str(entry["message"]) for entry in conditions if entry["type"] == PINNED), "")
