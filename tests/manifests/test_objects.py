@@ -12,6 +12,7 @@ import pytest
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.watching import watch_one_object
 from kvplace import __version__
+from kvplace.agent.single_instance import LOCK
 from kvplace.cli.agent_command import command as agent_command
 from kvplace.cli.serve_command import command as serve_command
 from tests.docs.reading import first_cells, page, section
@@ -189,7 +190,7 @@ def test_the_agent_understands_its_arguments_and_settings(objects: list[Json]) -
     assert options["reserved_cpus"] == ""
     assert options["enforcement"] == "auto"
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-    assert {str(options["nri_socket"].parent), "/sys/fs/cgroup"} == mounted
+    assert {str(options["nri_socket"].parent), "/sys/fs/cgroup", str(LOCK.parent)} == mounted
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"health": int(options["health_address"].rpartition(":")[2])}
 
