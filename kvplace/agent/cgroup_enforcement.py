@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from kvplace.agent import metrics
 from kvplace.agent.containers import COMPUTE, Container
 from kvplace.agent.cpusets import Cpusets, CpuSetting, decide_cpusets
 from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
@@ -202,6 +203,7 @@ class CgroupEnforcement:
             return False
         self._histories[cgroup.id] = history.repaired(now)
         self.repairs += 1
+        metrics.CPUSET_REPAIRS.inc()
         found, wanted = format_cpu_list(self._cpus[cgroup.id]), format_cpu_list(setting.cpus)
         log.warning("%s was set to CPU %s; it gets CPU %s again", cgroup.folder, found, wanted)
         return True

@@ -18,3 +18,12 @@ LIBVIRT_FAILURES = Counter(
     "kvplace_agent_libvirt_failures_total",
     "Pins that the libvirt of a pod did not take.",
 )
+CPUSET_REPAIRS = Counter(
+    "kvplace_agent_cpuset_repairs_total",
+    "Cgroups of containers that said something else than decided, and were set.",
+)
+NRI_ANSWERS = Summary(
+    "kvplace_agent_nri_answer_seconds",
+    "Time that a container runtime waited for the answer to a call.",
+    ["call"],
+)

@@ -31,6 +31,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
+from kvplace.agent import metrics
 from kvplace.agent.containers import COMPUTE, Container
 from kvplace.agent.cpusets import Cpusets, decide_cpusets, placement_of
 from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
@@ -55,6 +56,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 """Pause before updates are carried again that did not arrive."""
+_FILES = frozenset(file.value for file in CpusetFile)
 _VIRT_LAUNCHER = ("kubevirt.io", "virt-launcher")
 _MIGRATION = "kubevirt.io/migrationJobUID"
 """Label of the pod that a VM migrates to."""
@@ -70,7 +72,7 @@ class CgroupCpusets(Protocol):
 
     def configured(self, folder: Path, /) -> CpuMask: ...
 
-    def is_set(self, folder: Path, wanted: CpuMask, /) -> bool: ...
+    def is_set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> bool: ...
 
     def set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> None: ...
 
@@ -197,12 +199,17 @@ class NriEnforcement:
         return self._untold_updates()
 
     async def create(self, pod: nri.PodSandbox, container: nri.Container) -> nri.Creation:
-        known = self._take(pod, container)
+        with metrics.NRI_ANSWERS.labels("create").time():
+            return self._creation(self._take(pod, container))
+
+    def _creation(self, known: _Known) -> nri.Creation:
         try:
             self._apply()
         except Exception:
             # The pool of before is as good as its CPUs are still nobody's; all CPUs would be worse.
-            log.exception("no decision about container %s; it gets the last shared pool", container.name)
+            log.exception(
+                "no decision about container %s; it gets the last shared pool", known.container.name
+            )
             return nri.Creation(nri.Cpuset(self._decided.pool))
         cpuset = self._wanted(known) if self._objects_known else self._first_cpuset(known)
         known.spec = _merged(known.spec, cpuset)
@@ -362,7 +369,7 @@ class NriEnforcement:
         now = time.monotonic()
         before = known.history
         try:
-            if not wanted.cpus or self._hierarchy.is_set(known.folder, wanted.cpus):
+            if self._is_set(known.folder, wanted):
                 known.history = known.history.intact(now)
             else:
                 self._repair(known, wanted, now)
@@ -373,11 +380,17 @@ class NriEnforcement:
         if known.history.given_up != before.given_up:
             self._report_connected()
 
+    def _is_set(self, folder: Path, wanted: nri.Cpuset) -> bool:
+        cpus = not wanted.cpus or self._hierarchy.is_set(folder, wanted.cpus)
+        nodes = wanted.memory_nodes
+        return cpus and (not nodes or self._hierarchy.is_set(folder, nodes, CpusetFile.MEMORY_NODES))
+
     def _repair(self, known: _Known, wanted: nri.Cpuset, now: float) -> None:
         who, cpus = f"{known.container.pod}/{known.container.name}", format_cpu_list(wanted.cpus)
         if known.history.may_repair(now):
             known.history = known.history.repaired(now)
             self.repairs += 1
+            metrics.CPUSET_REPAIRS.inc()
             log.info("the cgroup of container %s is set to CPU %s again", who, cpus)
             self._set(known, wanted)
         if known.history.given_up and known.retry is None:
@@ -402,7 +415,7 @@ class NriEnforcement:
     def _writes_seen(self, writes: Inotify) -> None:
         reports = writes.read()
         everything = any(report.change & Change.OVERFLOW for report in reports)
-        folders = {report.folder for report in reports if report.name == CpusetFile.CPUS.value}
+        folders = {report.folder for report in reports if report.name in _FILES}
         for known in tuple(self._known.values()):
             if everything or known.folder in folders:
                 self._check(known)

@@ -78,8 +78,9 @@ class MemoryCgroups:
             raise Gone(f"{folder} does not exist")
         return self.cpus[folder]
 
-    def is_set(self, folder: Path, wanted: CpuMask, /) -> bool:
-        return self.configured(folder) == wanted
+    def is_set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> bool:
+        cpus = self.configured(folder)
+        return (cpus if file is CpusetFile.CPUS else self.memory_nodes.get(folder)) == wanted
 
     def set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> None:
         self.configured(folder)
@@ -207,6 +208,8 @@ class PlayedRuntime:
         """Make its cgroup and its first process, which waits."""
         container.phase = Phase.STARTING
         self.cgroups.cpus[self._folder(container)] = container.read_cpus or self.online
+        if container.spec.memory_nodes:
+            self.cgroups.memory_nodes[self._folder(container)] = container.spec.memory_nodes
 
     def start(self, container: PlayedContainer) -> None:
         """Let its program begin."""

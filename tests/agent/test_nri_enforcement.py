@@ -209,6 +209,17 @@ class TestUpdates:
         assert node.agent.repairs == 1
         assert "the cgroup of container pod-of-uid-vm/compute is set to CPU 2-3 again" in caplog.text
 
+    def test_memory_nodes_that_somebody_writes_are_set_again(self) -> None:
+        bound = placed(VM, "2-3", strict=(NumaId(1),))
+        node = Node(node_with(bound, topology=machine_of(range(8))))
+        compute = node.started(VM, "compute")
+        assert node.agent.repairs == 0
+        (folder,) = node.runtime.cgroups.memory_nodes
+        node.runtime.cgroups.memory_nodes[folder] = parse_cpu_list("0-1")
+        node.agent.check(compute.id)
+        assert node.runtime.cgroups.memory_nodes == {folder: parse_cpu_list("1")}
+        assert node.agent.repairs == 1
+
     async def test_repairs_that_are_undone_again_and_again_are_given_up_and_said_so(self) -> None:
         node = Node(ONE_VM)
         compute = node.started(VM, "compute")
