@@ -31,3 +31,94 @@ TITLES: Mapping[str, str] = {
     "first_bind": "From a VM to its bound pod",
     "hook_footprint": "The hook sidecar",
     "container_creation": "What the agent adds to a container's creation",
+    "agent_look": "The agent, looking at every thread",
+}
+INTRODUCTION = """# Benchmarks
+
+What kvplace costs and how fast it is. Everything here is measured by `./make bench` and nothing is a promise:
+trust the ratios, which compare with the same thing without kvplace in the same run on the same machine, and
+measure again on yours. All servers, kvplace and the measuring program share the machine's cores, so CPU that
+any of them uses costs throughput.
+"""
+
+
+def main(names: list[str]) -> int:
+    """Run the named benchmarks, or all; returns the highest exit code."""
+    known = sorted(path.stem for path in HERE.glob("[!_]*.py"))
+    unknown = set(names) - set(known)
+    if unknown:
+        print(
+            f"no such benchmark: {', '.join(sorted(unknown))}; there are: {', '.join(known)}", file=sys.stderr
+        )
+        return 2
+    worst = 0
+    for name in names or known:
+        load = os.getloadavg()[0]
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}"], stdout=subprocess.PIPE, text=True, check=False
+        )
+        print(done.stdout, flush=True)
+        worst = max(worst, done.returncode)
+        if done.returncode == 0:
+            _keep(name, done.stdout.strip("\n"), load, time.monotonic() - began)
+    return worst
+
+
+def _keep(name: str, printed: str, load: float, took: float) -> None:
+    """Put a section into the page, in the place of its older one."""
+    sections = _sections()
+    method = importlib.import_module(f"benchmarks.{name}").__doc__ or ""
+    sections[name] = (
+        f"{printed_block(printed)}\n{_method(method)}\n\n"
+        f"Measured on {_machine()}; load before it began {load:.1f}, duration {took / 60:.1f} minutes.\n"
+    )
+    text = INTRODUCTION
+    for one in sorted(sections, key=lambda name: (list(TITLES).index(name) if name in TITLES else 99, name)):
+        text += f"\n## {TITLES.get(one, one)}\n<!-- {one} -->\n\n{sections[one]}"
+    PAGE.write_text(text)
+
+
+def _sections() -> dict[str, str]:
+    """Read the sections that the page has already, by benchmark."""
+    if not PAGE.exists():
+        return {}
+    parts = re.split(r"\n## [^\n]*\n<!-- (\w+) -->\n\n", PAGE.read_text())
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def printed_block(printed: str) -> str:
+    """Quote what a benchmark printed, with its pictures after that."""
+    lines = printed.splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("![")).strip("\n")
+    pictures = "".join(f"\n{line}\n" for line in lines if line.startswith("!["))
+    return f"```\n{text}\n```\n{pictures}"
+
+
+def _method(docstring: str) -> str:
+    """The docstring without its first sentence's line break and without its command line."""
+    paragraphs = [
+        paragraph for paragraph in docstring.strip().split("\n\n") if not paragraph.startswith("    ")
+    ]
+    return "\n\n".join(paragraphs)
+
+
+def _machine() -> str:
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    day = time.strftime("%Y-%m-%d")
+    return (
+        f"{day}: {model}, {len(os.sched_getaffinity(0))} CPUs, {memory} GiB, Linux {platform.release()}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
