@@ -73,6 +73,7 @@ class CgroupEnforcement:
         """What has been in force for each container: another value in its cgroup is drift."""
         self._histories: dict[ContainerId, RepairHistory] = {}
         self._problems: dict[ContainerId, str] = {}
+        self._limited: dict[ContainerId, str] = {}
         self._containers: list[Container] = []
         self._decided = Cpusets(NO_CPUS, {}, {})
         self._topology: Topology | None = None
@@ -176,17 +177,29 @@ class CgroupEnforcement:
 
     def _read(self, cgroup: ContainerCgroup) -> None:
         try:
-            self._cpus[cgroup.id] = self._hierarchy.configured(cgroup.folder) or self._hierarchy.effective(
-                cgroup.folder
-            )
+            configured = self._hierarchy.configured(cgroup.folder)
+            self._cpus[cgroup.id] = configured or self._hierarchy.effective(cgroup.folder)
+            self._compare(cgroup)
         except Gone:
             self._forget(cgroup.id)
         except (Unavailable, Misconfigured) as error:
             self._cpus[cgroup.id] = NO_CPUS
             self._problems[cgroup.id] = str(error)
 
+    def _compare(self, cgroup: ContainerCgroup) -> None:
+        """Note a cgroup that may not use what it is set to: with version 2 those above it can forbid it."""
+        cpus = self._cpus[cgroup.id] & self._own.state.topology.cpus
+        found = self._hierarchy.effective(cgroup.folder)
+        if found == cpus:
+            self._limited.pop(cgroup.id, None)
+        else:
+            self._limited[cgroup.id] = (
+                f"{cgroup.folder} is set to CPU {format_cpu_list(cpus)} and may use CPU"
+                f" {format_cpu_list(found)}: a cgroup above it has other CPUs."
+            )
+
     def _forget(self, container: ContainerId) -> None:
-        for known in (self._cpus, self._set, self._histories, self._problems):
+        for known in (self._cpus, self._set, self._histories, self._problems, self._limited):
             known.pop(container, None)
 
     def _may_set(self, cgroup: ContainerCgroup, setting: CpuSetting) -> bool:
@@ -220,6 +233,7 @@ class CgroupEnforcement:
         try:
             self._hierarchy.set(cgroup.folder, cpus)
             self._cpus[cgroup.id] = cpus
+            self._compare(cgroup)
         except Gone:
             self._forget(cgroup.id)
         except (Unavailable, Misconfigured) as error:
@@ -240,9 +254,10 @@ class CgroupEnforcement:
             self._report.drop_condition(CPUSETS_ENFORCED)
             return
         self._report.enforce(Enforcement.CGROUP)
-        first = next(iter(self._problems.values()), "")
+        problems = self._limited | self._problems
+        first = next(iter(problems.values()), "")
         self._report.put_condition(
-            Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", f"{len(self._problems)} containers: {first}")
+            Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", f"{len(problems)} containers: {first}")
             if first
             else Condition(
                 CPUSETS_ENFORCED, True, "CgroupsSet", "The cgroup of every container is set as decided."

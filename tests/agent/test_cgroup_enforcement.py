@@ -305,3 +305,19 @@ async def test_an_operator_can_have_it_observe_only(pods: PodCgroups) -> None:
         await becomes(lambda: [each.id for each in node.enforcement.containers()], [APP])
         assert allowed(app.pid) == "0-1"
         assert node.report.enforcement is Enforcement.NONE
+
+
+async def test_a_container_that_may_not_use_its_cpus_is_reported(
+    pods: PodCgroups, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With version 2 a cgroup keeps a set that those above it do not have; with version 1 it cannot."""
+    folder = pods.container(VM, COMPUTE)
+    monkeypatch.setattr(CpusetHierarchy, "effective", lambda *_: parse_cpu_list("0"))
+    node.read_objects(VM_POD)
+    async with node.enforced():
+        reason = f"{folder} is set to CPU 1 and may use CPU 0: a cgroup above it has other CPUs."
+        await becomes(node.problem, f"1 containers: {reason}")
+        monkeypatch.undo()
+        node.own.machine_changed(machine_of([0, 1]), NO_CPUS, observes_only=False)
+        node.release()
+        await becomes(node.problem, "")
