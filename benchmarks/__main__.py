@@ -32,6 +32,7 @@ TITLES: Mapping[str, str] = {
     "hook_footprint": "The hook sidecar",
     "container_creation": "What the agent adds to a container's creation",
     "agent_look": "The agent, looking at every thread",
+    "foreign_threads": "Other containers on a VM's cores",
 }
 INTRODUCTION = """# Benchmarks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from harness.real_node.control_groups import NodeGroups, is_left_over
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.scalars import ContainerId, PodUid
 from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetHierarchy, find_cpuset_hierarchy
@@ -45,7 +47,8 @@ class PodCgroups:
     base: Path
     driver: Driver = Driver.CGROUPFS
     runtime: str = "cri-containerd"
-    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """Those that `process` has started."""
 
     @property
     def own(self) -> CpusetHierarchy:
@@ -76,7 +79,8 @@ class PodCgroups:
             folder.mkdir()
             if self.hierarchy.version is CgroupVersion.V1:
                 for name in ("cpuset.mems", "cpuset.cpus"):
-                    (folder / name).write_text((folder.parent / name).read_text())
+                    if not (folder / name).read_text().strip():  # an agent may have been faster
+                        (folder / name).write_text((folder.parent / name).read_text())
             else:
                 (folder.parent / "cgroup.subtree_control").write_text("+cpuset")
         return folder
@@ -87,7 +91,7 @@ class PodCgroups:
         child = subprocess.Popen(
             ["sh", "-c", enter, folder, *(command or ("sleep", "600"))], stdout=subprocess.PIPE
         )
-        self._processes.append(child)
+        self.processes.append(child)
         assert child.stdout is not None
         assert child.stdout.readline(), f"no process can be put into {folder}"
         return child
@@ -97,13 +101,13 @@ class PodCgroups:
         for inner in [entry for entry in folder.iterdir() if entry.is_dir()]:
             self.remove(inner)
         members = (folder / "cgroup.procs").read_text().split()
-        for child in [child for child in self._processes if str(child.pid) in members]:
+        for child in [child for child in self.processes if str(child.pid) in members]:
             _end(child)
         folder.rmdir()
 
     def close(self) -> None:
         """End everything."""
-        for child in self._processes:
+        for child in self.processes:
             _end(child)
         _remove_empty(self.base)
 
@@ -113,8 +117,11 @@ def pod_cgroups(driver: Driver = Driver.CGROUPFS, mounted: Path = MOUNTED) -> It
     """A tree of its own for one test; raises Misconfigured or OSError where none can be made."""
     hierarchy = find_cpuset_hierarchy(mounted)
     for left in hierarchy.root.glob(f"{_NAME}-*"):
-        if not Path("/proc", left.name.rpartition("-")[2]).exists():
-            _remove_empty(left)  # of a test run that was killed
+        if is_left_over(left):
+            for procs in left.rglob("cgroup.procs"):
+                for pid in procs.read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+            NodeGroups((left,)).remove()
     tree = PodCgroups(hierarchy, hierarchy.root / f"{_NAME}-{os.getpid()}", driver)
     tree.make(tree.base)
     try:

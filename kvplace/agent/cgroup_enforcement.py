@@ -42,7 +42,7 @@ from kvplace.linux.kernel_files import Gone
 
 log = logging.getLogger(__name__)
 
-SWEEP_S = 10.0
+SWEEP_S = 30.0
 """How often all cpusets are read, for what no event was about."""
 
 
@@ -134,7 +134,7 @@ class CgroupEnforcement:
             state = replace(state, observes_only=True)
         everything = changes.everything or state.topology is not self._topology
         self._topology = state.topology
-        for known in self._cpus.keys() - watch.containers.keys():
+        for known in (self._cpus.keys() - watch.containers.keys()) | changes.appeared:
             self._forget(known)
         for cgroup in list(watch.containers.values()):
             if everything or cgroup.id not in self._cpus or cgroup.id in changes.written:

@@ -26,8 +26,6 @@ _UID = "[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 _POD = re.compile(rf"(?:.+-)?pod({_UID})(?:\.slice)?", re.ASCII)
 # CRI-O puts its monitor process into a cgroup of its own, crio-conmon-<id>.scope.
 _CONTAINER = re.compile(r"(?:(?:cri-containerd|crio|docker|libpod)-)?([0-9a-f]{64})(?:\.scope)?", re.ASCII)
-_DEEPEST_ROOT = 3
-"""Levels below the root of the hierarchy in which `kubepods` is searched for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +56,17 @@ def pod_parents(root: Path) -> Iterator[Path]:
                 yield kubepods / name
 
 
-def kubepods_folders(root: Path, *, depth: int = _DEEPEST_ROOT) -> Iterator[Path]:
-    """Find `kubepods`; there is one unless kubelets run beside each other."""
+def kubepods_folders(root: Path) -> Iterator[Path]:
+    """Find `kubepods`; there is one unless kubelets run beside each other.
+
+    It is searched for in the root and in cgroups there whose name begins with `kubelet`. What other cgroups
+    contain belongs to nodes that run inside of containers of this one.
+    """
     for name in folder_names(root):
         if is_kubepods(name):
             yield root / name
-        elif depth > 1:
-            yield from kubepods_folders(root / name, depth=depth - 1)
+        elif name.startswith("kubelet"):
+            yield from (root / name / inner for inner in folder_names(root / name) if is_kubepods(inner))
 
 
 def is_kubepods(name: str) -> bool:

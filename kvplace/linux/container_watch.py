@@ -35,6 +35,7 @@ class Changes:
     """What has changed since the last look."""
 
     appeared: frozenset[ContainerId] = frozenset()
+    """Containers with a new cgroup, also those that had another one before."""
     ended: frozenset[ContainerId] = frozenset()
     written: frozenset[ContainerId] = frozenset()
     """Containers whose cpuset files somebody has written, which may have been ourselves."""
@@ -50,6 +51,7 @@ class ContainerWatch:
         self._inotify = Inotify()
         self._containers: dict[ContainerId, ContainerCgroup] = {}
         self._by_folder: dict[Path, ContainerId] = {}
+        self._appeared: set[ContainerId] = set()
         self.look_everywhere()
 
     @property
@@ -67,7 +69,8 @@ class ContainerWatch:
 
     def read(self) -> Changes:
         """Take in what the kernel has reported; does not wait."""
-        before = dict(self._containers)
+        before = set(self._containers)
+        self._appeared.clear()
         written: set[ContainerId] = set()
         everything = False
         for report in self._inotify.read():
@@ -86,8 +89,8 @@ class ContainerWatch:
                 self._look(path)
         now = self._containers
         return Changes(
-            appeared=frozenset(now.keys() - before.keys()),
-            ended=frozenset(before.keys() - now.keys()),
+            appeared=frozenset(self._appeared & now.keys()),
+            ended=frozenset(before - now.keys()),
             written=frozenset(written & now.keys()),
             everything=everything,
         )
@@ -112,6 +115,8 @@ class ContainerWatch:
         if uid is not None:
             container = container_id_of(folder.name)
             if container is not None and self._watch(folder, Change.WRITTEN):
+                if self._by_folder.get(folder) != container:
+                    self._appeared.add(container)
                 self._containers[container] = ContainerCgroup(container, uid, folder)
                 self._by_folder[folder] = container
         elif pod_uid_of(folder.name) is not None or is_qos_class(folder.name) or is_kubepods(folder.name):

@@ -7,7 +7,7 @@ the intersection by itself. Documentation/admin-guide/cgroup-v1/cpusets.rst and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -83,8 +83,7 @@ class CpusetHierarchy:
             return
         before = self.configured(folder, file)
         if wanted & ~before:
-            for parent in reversed(list(self._parents(folder))):
-                self._grow(parent, wanted, file)
+            self._grow_parents(folder, wanted, file)
             # A child that may not keep its set moves to the new one before the old one goes.
             self._write(folder, before | wanted, file)
         if wanted != before:
@@ -93,20 +92,16 @@ class CpusetHierarchy:
         if before & ~wanted:
             self._write(folder, wanted, file)
 
-    def _parents(self, folder: Path) -> Iterator[Path]:
-        """The cgroups above, nearest first; without the root, which has everything."""
-        for parent in folder.parents:
-            if parent == self.root or self.root not in parent.parents:
-                return
-            yield parent
-
-    def _grow(self, folder: Path, wanted: CpuMask, file: CpusetFile) -> None:
-        """Let a cgroup have at least this set; an empty one gets its parent's, as container runtimes do."""
-        before = self.configured(folder, file)
-        if not before:
-            self._write(folder, self.configured(folder.parent, file), file)
-        elif wanted & ~before:
-            self._write(folder, before | wanted, file)
+    def _grow_parents(self, folder: Path, wanted: CpuMask, file: CpusetFile) -> None:
+        """Let every cgroup above have at least this set; an empty one gets its parent's, as runtimes do."""
+        parent = folder.parent
+        if parent == self.root or self.root not in parent.parents:
+            return
+        before = self.configured(parent, file)
+        if before and not wanted & ~before:
+            return
+        self._grow_parents(parent, wanted, file)
+        self._write(parent, before | wanted if before else self.configured(parent.parent, file), file)
 
     def _follow(self, folder: Path, before: CpuMask, wanted: CpuMask, file: CpusetFile) -> None:
         """Change a cgroup inside one that changes: one that had all of it has all of it again."""
@@ -152,8 +147,9 @@ def find_cpuset_hierarchy(mounted: Path) -> CpusetHierarchy:
 
 
 def _children(folder: Path) -> list[Path]:
-    """List the folders in a folder; none when it is gone."""
+    """List the cgroups in a cgroup; none when it is gone."""
     try:
-        return sorted(entry for entry in folder.iterdir() if entry.is_dir())
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
     except OSError:
         return []

@@ -48,6 +48,8 @@ def test_a_static_pod_has_the_hash_of_its_manifest_as_uid(tmp_path: Path) -> Non
         f"kubepods/burstable/podcast/{ID}",
         f"system.slice/docker-{ID}.scope",
         f"machine.slice/pod{UID}/{ID}",
+        f"docker/{ID}/kubepods/pod{UID}/{ID}",
+        f"other/kubepods/pod{UID}/{ID}",
     ],
 )
 def test_what_is_no_container_of_a_pod_is_left_out(tmp_path: Path, path: str) -> None:

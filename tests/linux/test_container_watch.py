@@ -74,6 +74,17 @@ def test_a_container_that_came_and_went_between_two_looks_leaves_nothing(
     assert changes(watch).appeared == {ID}
 
 
+def test_a_cgroup_that_is_made_again_at_once_is_a_new_one(pods: PodCgroups, watch: ContainerWatch) -> None:
+    folder = pods.container(pod_uid(9), container_id(9))
+    pods.remove(folder)
+    pods.make(folder)
+    assert changes(watch) == Changes(appeared=frozenset({container_id(9)}))
+    writer = pods.process(folder, "sh", "-c", f"echo 1 > {folder}/cpuset.cpus; echo written; exec sleep 600")
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    assert changes(watch).written == {container_id(9)}
+
+
 def test_somebody_elses_write_to_a_cpuset_is_reported(pods: PodCgroups, watch: ContainerWatch) -> None:
     folder = pods.container(UID, ID)
     watch.read()

@@ -10,9 +10,9 @@ import pytest
 from harness.pod_cgroups import PodCgroups, allowed, container_id, pod_uid
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Misconfigured
-from kvplace.core.scalars import NO_CPUS
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetFile, CpusetHierarchy, find_cpuset_hierarchy
-from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable
+from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable, read_cpu_list
 
 ONE, BOTH = parse_cpu_list("1"), parse_cpu_list("0-1")
 ZERO = parse_cpu_list("0")
@@ -102,17 +102,16 @@ def test_a_group_inside_that_ends_meanwhile_is_no_error(
     pods: PodCgroups, container: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner = pods.make(container / "inner")
-    listed = Path.iterdir
 
-    def ends_after_it_was_listed(folder: Path) -> list[Path]:
-        entries = list(listed(folder))
-        if inner in entries:
+    def ends_before_it_is_read(path: Path) -> CpuMask:
+        if path.parent == inner:
             inner.rmdir()
-        return entries
+        return read_cpu_list(path)
 
-    monkeypatch.setattr(Path, "iterdir", ends_after_it_was_listed)
+    monkeypatch.setattr("kvplace.linux.cpuset_hierarchy.read_cpu_list", ends_before_it_is_read)
     pods.hierarchy.set(container, ONE)
     assert pods.hierarchy.effective(container) == ONE
+    assert inner.exists() is (pods.hierarchy.version is CgroupVersion.V2)
 
 
 def test_not_permitted_is_told_apart_from_gone(pods: PodCgroups, container: Path) -> None:
