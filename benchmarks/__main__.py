@@ -33,6 +33,7 @@ TITLES: Mapping[str, str] = {
     "container_creation": "What the agent adds to a container's creation",
     "agent_look": "The agent, looking at every thread",
     "foreign_threads": "Other containers on a VM's cores",
+    "node_agent": "The node agent",
 }
 INTRODUCTION = """# Benchmarks
 
