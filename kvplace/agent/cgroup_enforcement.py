@@ -18,11 +18,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kvplace.agent import metrics
 from kvplace.agent.containers import COMPUTE, Container
 from kvplace.agent.cpusets import Cpusets, CpuSetting, decide_cpusets
 from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
@@ -32,9 +31,10 @@ from kvplace.agent.repair_history import RepairHistory
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured, Unavailable
-from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask
+from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.conditions import Condition
+from kvplace.kube.records import PodRecord
 from kvplace.linux.container_cgroups import ContainerCgroup
 from kvplace.linux.container_watch import Changes, ContainerWatch
 from kvplace.linux.cpuset_hierarchy import CpusetFile, CpusetHierarchy
@@ -44,6 +44,26 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 30.0
 """How often all cpusets are read, for what no event was about."""
+STARTING_S = 10.0
+"""How long a container may be starting: its runtime writes its cpuset several times, which is no drift."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """A container, and what has been done about it."""
+
+    cgroup: ContainerCgroup
+    container: Container
+    """Its `cpus` are what its cgroup says, as far as has been reported."""
+    since: float
+    """When its cgroup was seen first, in seconds of a monotonic clock."""
+    in_force: CpuSetting | None = None
+    """What it has had: another value in its cgroup is drift."""
+    history: RepairHistory = field(default_factory=RepairHistory)
+    problem: str = ""
+    """Why it has not what was decided."""
+    limit: str = ""
+    """Why it may not use what it is set to."""
 
 
 class CgroupEnforcement:
@@ -57,6 +77,7 @@ class CgroupEnforcement:
         *,
         observes_only: bool = False,
         sweep_s: float = SWEEP_S,
+        starting_s: float = STARTING_S,
     ) -> None:
         """With `observes_only` it knows the containers and writes nothing."""
         self._own = own
@@ -64,33 +85,30 @@ class CgroupEnforcement:
         self._hierarchy = hierarchy
         self._observes_only = observes_only
         self._sweep_s = sweep_s
+        self._starting_s = starting_s
         self._next_sweep = 0.0
         self._wake = asyncio.Event()
-        self._watch: ContainerWatch | None = None
-        self._cpus: dict[ContainerId, CpuMask] = {}
-        """What the cgroup of each container says, as far as has been reported."""
-        self._set: dict[ContainerId, CpuSetting] = {}
-        """What has been in force for each container: another value in its cgroup is drift."""
-        self._histories: dict[ContainerId, RepairHistory] = {}
-        self._problems: dict[ContainerId, str] = {}
-        self._limited: dict[ContainerId, str] = {}
-        self._containers: list[Container] = []
-        self._decided = Cpusets(NO_CPUS, {}, {})
+        self._known: dict[ContainerId, _Known] = {}
+        self._other_state = True
+        """Whether the state of the node has changed since the last decision."""
+        self._other_pods: set[PodUid] = set()
+        """Pods whose record has changed since the last decision."""
         self._topology: Topology | None = None
+        self._decided = Cpusets(NO_CPUS, {}, {})
         self.repairs = 0
         """Cpusets that others had changed, and that were set again."""
 
     def containers(self) -> Iterable[Container]:
-        return self._containers
+        return [known.container for known in self._known.values()]
 
     def cpusets(self) -> Cpusets:
         return self._decided
 
     def cgroup_of(self, container: ContainerId) -> Path:
-        found = None if self._watch is None else self._watch.containers.get(container)
+        found = self._known.get(container)
         if found is None:
             raise Gone(f"container {container} has no cgroup")
-        return found.folder
+        return found.cgroup.folder
 
     async def run(self) -> None:
         """Enforce until cancelled; begins when the objects of the node are known.
@@ -99,17 +117,26 @@ class CgroupEnforcement:
         """
         for store in self._own.stores:
             await store.wait_until_synced()
-        watch = self._watch = ContainerWatch(self._hierarchy.root)
+        watch = ContainerWatch(self._hierarchy.root)
         loop = asyncio.get_running_loop()
         loop.add_reader(watch.fileno(), self._wake.set)
-        self._own.subscribe(self._wake.set)
-        self._own.pods.subscribe(lambda _before, _after: self._wake.set())
+        self._own.subscribe(self._state_changed)
+        self._own.pods.subscribe(self._pod_changed)
         try:
             while True:
                 self._apply(watch, await self._next(watch))
         finally:
             loop.remove_reader(watch.fileno())
             watch.close()
+
+    def _state_changed(self) -> None:
+        self._other_state = True
+        self._wake.set()
+
+    def _pod_changed(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        if (pod := after or before) is not None:
+            self._other_pods.add(pod.uid)
+            self._wake.set()
 
     async def _next(self, watch: ContainerWatch) -> Changes:
         """Wait until something may have to be written."""
@@ -124,46 +151,39 @@ class CgroupEnforcement:
         self._next_sweep = loop.time() + self._sweep_s
         watch.look_everywhere()
         now = time.monotonic()
-        self._histories = {known: history.intact(now) for known, history in self._histories.items()}
-        return Changes(appeared=frozenset(watch.containers.keys() - self._cpus.keys()), everything=True)
+        for known in self._known.values():
+            known.history = known.history.intact(now)
+        return replace(changes, everything=True)
 
     def _apply(self, watch: ContainerWatch, changes: Changes) -> None:
-        """Decide, and write what is not as decided."""
-        state = self._own.state
-        if self._observes_only:
-            state = replace(state, observes_only=True)
-        everything = changes.everything or state.topology is not self._topology
-        self._topology = state.topology
-        for known in (self._cpus.keys() - watch.containers.keys()) | changes.appeared:
-            self._forget(known)
-        for cgroup in list(watch.containers.values()):
-            if everything or cgroup.id not in self._cpus or cgroup.id in changes.written:
-                self._read(cgroup)
-        self._containers = [self._container(watch.containers[known]) for known in self._cpus]
-        decided = decide_cpusets(state, self._containers)
-        if decided != self._decided:
-            self._decided = decided
-        wrong = [
-            watch.containers[container]
-            for container, setting in decided.settings.items()
-            if self._cpus[container] != setting.cpus
-        ]
-        allowed = [cgroup for cgroup in wrong if self._may_set(cgroup, decided.settings[cgroup.id])]
-        # What has only appeared is about to run; it comes first.
-        allowed.sort(key=lambda cgroup: cgroup.id not in changes.appeared)
-        for cgroup in allowed:
-            self._shrink(cgroup, decided.settings[cgroup.id])
-        for cgroup in allowed:
-            self._write(cgroup, decided.settings[cgroup.id].cpus)
-        for container, setting in decided.settings.items():
-            if self._cpus.get(container) == setting.cpus:
-                self._set[container] = setting
-                self._problems.pop(container, None)
-                if setting.mems is not None:
-                    self._set_memory_nodes(watch.containers[container], mask_of(setting.mems))
-        self._say(observes_only=state.observes_only)
+        """Take in what has changed, decide, and write what is not as decided."""
+        everything = changes.everything or self._own.state.topology is not self._topology
+        members = self._update_members(watch, changes)
+        for known in list(self._known.values()):
+            if everything or known.cgroup.id in changes.written:
+                self._read(known)
+            if known.cgroup.pod_uid in self._other_pods:
+                known.container = self._described(known.cgroup, known.container.cpus)
+        candidates: Iterable[ContainerId] = changes.written
+        if everything or members or self._other_state or self._other_pods:
+            self._decide()
+            candidates = list(self._known)
+        self._carry_out([self._known[one] for one in candidates if one in self._known], changes.appeared)
+        self._say()
 
-    def _container(self, cgroup: ContainerCgroup) -> Container:
+    def _update_members(self, watch: ContainerWatch, changes: Changes) -> bool:
+        """Forget what has ended and take in what is new; says whether there was any."""
+        ended = (self._known.keys() - watch.containers.keys()) | (changes.appeared & self._known.keys())
+        for container in ended:
+            del self._known[container]
+        new = [watch.containers[one] for one in watch.containers.keys() - self._known.keys()]
+        now = time.monotonic()
+        for cgroup in new:
+            self._known[cgroup.id] = _Known(cgroup, self._described(cgroup, NO_CPUS), now)
+            self._read(self._known[cgroup.id])
+        return bool(ended or new)
+
+    def _described(self, cgroup: ContainerCgroup, cpus: CpuMask) -> Container:
         pod = self._own.pods.get(cgroup.pod_uid)
         return Container(
             id=cgroup.id,
@@ -172,93 +192,114 @@ class CgroupEnforcement:
             namespace="" if pod is None else pod.namespace,
             pod="" if pod is None else pod.name,
             in_vm_pod=pod is not None and bool(pod.vmi),
-            cpus=self._cpus[cgroup.id],
+            cpus=cpus,
         )
 
-    def _read(self, cgroup: ContainerCgroup) -> None:
-        try:
-            configured = self._hierarchy.configured(cgroup.folder)
-            self._cpus[cgroup.id] = configured or self._hierarchy.effective(cgroup.folder)
-            self._compare(cgroup)
-        except Gone:
-            self._forget(cgroup.id)
-        except (Unavailable, Misconfigured) as error:
-            self._cpus[cgroup.id] = NO_CPUS
-            self._problems[cgroup.id] = str(error)
+    def _decide(self) -> None:
+        state = self._own.state
+        if self._observes_only:
+            state = replace(state, observes_only=True)
+        self._topology = state.topology
+        self._other_state = False
+        self._other_pods.clear()
+        decided = decide_cpusets(state, self.containers())
+        if decided != self._decided:
+            self._decided = decided
+        self._report.enforce(Enforcement.NONE if state.observes_only else Enforcement.CGROUP)
 
-    def _compare(self, cgroup: ContainerCgroup) -> None:
-        """Note a cgroup that may not use what it is set to: with version 2 those above it can forbid it."""
-        cpus = self._cpus[cgroup.id] & self._own.state.topology.cpus
-        found = self._hierarchy.effective(cgroup.folder)
-        if found == cpus:
-            self._limited.pop(cgroup.id, None)
-        else:
-            self._limited[cgroup.id] = (
-                f"{cgroup.folder} is set to CPU {format_cpu_list(cpus)} and may use CPU"
-                f" {format_cpu_list(found)}: a cgroup above it has other CPUs."
-            )
+    def _carry_out(self, candidates: Collection[_Known], appeared: Collection[ContainerId]) -> None:
+        wanted = self._decided.settings
+        wrong = [
+            known
+            for known in candidates
+            if (setting := wanted.get(known.cgroup.id)) is not None
+            and known.container.cpus != setting.cpus
+            and self._may_set(known, setting)
+        ]
+        # What has only appeared is about to run; it comes first.
+        wrong.sort(key=lambda known: known.cgroup.id not in appeared)
+        for known in wrong:
+            self._shrink(known, wanted[known.cgroup.id].cpus)
+        for known in wrong:
+            self._write(known, wanted[known.cgroup.id].cpus)
+        for known in candidates:
+            setting = wanted.get(known.cgroup.id)
+            if setting is not None and known.container.cpus == setting.cpus:
+                known.in_force, known.problem = setting, ""
+                if setting.mems is not None:
+                    self._set_memory_nodes(known, mask_of(setting.mems))
 
-    def _forget(self, container: ContainerId) -> None:
-        for known in (self._cpus, self._set, self._histories, self._problems, self._limited):
-            known.pop(container, None)
-
-    def _may_set(self, cgroup: ContainerCgroup, setting: CpuSetting) -> bool:
-        """Say whether a cpuset may be set; counts drift and gives up where repairs do not last."""
-        if self._set.get(cgroup.id) != setting:
-            return True
+    def _may_set(self, known: _Known, setting: CpuSetting) -> bool:
+        """Say whether a cpuset may be set; counts drift and pauses where repairs do not last."""
         now = time.monotonic()
-        history = self._histories.get(cgroup.id, RepairHistory())
-        if not history.may_repair(now):
-            self._problems[cgroup.id] = (
-                f"{cgroup.folder} is set to CPU {format_cpu_list(self._cpus[cgroup.id])} again and again by"
-                " another program; stop that program."
+        if known.in_force != setting or now - known.since < self._starting_s:
+            return True
+        found = format_cpu_list(known.container.cpus)
+        if not known.history.may_repair(now):
+            known.problem = (
+                f"{known.cgroup.folder} is set to CPU {found} again and again by another program;"
+                " stop that program."
             )
             return False
-        self._histories[cgroup.id] = history.repaired(now)
+        known.history = known.history.repaired(now)
         self.repairs += 1
-        metrics.CPUSET_REPAIRS.inc()
-        found, wanted = format_cpu_list(self._cpus[cgroup.id]), format_cpu_list(setting.cpus)
-        log.warning("%s was set to CPU %s; it gets CPU %s again", cgroup.folder, found, wanted)
+        wanted = format_cpu_list(setting.cpus)
+        log.warning("%s was set to CPU %s; it gets CPU %s again", known.cgroup.folder, found, wanted)
         return True
 
-    def _shrink(self, cgroup: ContainerCgroup, setting: CpuSetting) -> None:
+    def _shrink(self, known: _Known, cpus: CpuMask) -> None:
         """Take from a container what it must not have any more."""
-        now = self._cpus.get(cgroup.id, NO_CPUS)
-        if now & ~setting.cpus:
-            self._write(cgroup, now & setting.cpus or setting.cpus)
+        if known.container.cpus & ~cpus:
+            self._write(known, known.container.cpus & cpus or cpus)
 
-    def _write(self, cgroup: ContainerCgroup, cpus: CpuMask) -> None:
-        if self._cpus.get(cgroup.id) == cpus:
+    def _write(self, known: _Known, cpus: CpuMask) -> None:
+        if known.container.cpus == cpus:
             return
-        try:
-            self._hierarchy.set(cgroup.folder, cpus)
-            self._cpus[cgroup.id] = cpus
-            self._compare(cgroup)
-        except Gone:
-            self._forget(cgroup.id)
-        except (Unavailable, Misconfigured) as error:
-            self._problems[cgroup.id] = str(error)
+        with self._noting_problems(known):
+            self._hierarchy.set(known.cgroup.folder, cpus)
+            known.container = replace(known.container, cpus=cpus)
+            self._compare(known)
 
-    def _set_memory_nodes(self, cgroup: ContainerCgroup, wanted: CpuMask) -> None:
-        try:
-            if not self._hierarchy.is_set(cgroup.folder, wanted, CpusetFile.MEMORY_NODES):
-                self._hierarchy.set(cgroup.folder, wanted, CpusetFile.MEMORY_NODES)
-        except Gone:
-            self._forget(cgroup.id)
-        except (Unavailable, Misconfigured) as error:
-            self._problems[cgroup.id] = str(error)
+    def _set_memory_nodes(self, known: _Known, wanted: CpuMask) -> None:
+        with self._noting_problems(known):
+            if not self._hierarchy.is_set(known.cgroup.folder, wanted, CpusetFile.MEMORY_NODES):
+                self._hierarchy.set(known.cgroup.folder, wanted, CpusetFile.MEMORY_NODES)
 
-    def _say(self, *, observes_only: bool) -> None:
-        if observes_only:
-            self._report.enforce(Enforcement.NONE)
+    def _read(self, known: _Known) -> None:
+        with self._noting_problems(known):
+            folder = known.cgroup.folder
+            cpus = self._hierarchy.configured(folder) or self._hierarchy.effective(folder)
+            known.container = replace(known.container, cpus=cpus)
+            self._compare(known)
+
+    @contextlib.contextmanager
+    def _noting_problems(self, known: _Known) -> Iterator[None]:
+        try:
+            yield
+        except Gone:
+            self._known.pop(known.cgroup.id, None)
+        except (Unavailable, Misconfigured) as error:
+            known.problem = f"{error}."
+
+    def _compare(self, known: _Known) -> None:
+        """Note a cgroup that may not use what it is set to: with version 2 those above it can forbid it."""
+        cpus = known.container.cpus & self._own.state.topology.cpus
+        found = self._hierarchy.effective(known.cgroup.folder)
+        known.limit = (
+            ""
+            if found == cpus
+            else f"{known.cgroup.folder} is set to CPU {format_cpu_list(cpus)} and may use CPU"
+            f" {format_cpu_list(found)}: a cgroup above it has other CPUs."
+        )
+
+    def _say(self) -> None:
+        if self._report.enforcement is Enforcement.NONE:
             self._report.drop_condition(CPUSETS_ENFORCED)
             return
-        self._report.enforce(Enforcement.CGROUP)
-        problems = self._limited | self._problems
-        first = next(iter(problems.values()), "")
+        problems = [text for known in self._known.values() if (text := known.problem or known.limit)]
         self._report.put_condition(
-            Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", f"{len(problems)} containers: {first}")
-            if first
+            Condition(CPUSETS_ENFORCED, False, "CgroupsNotSet", f"{len(problems)} containers: {problems[0]}")
+            if problems
             else Condition(
                 CPUSETS_ENFORCED, True, "CgroupsSet", "The cgroup of every container is set as decided."
             )

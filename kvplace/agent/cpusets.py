@@ -145,7 +145,8 @@ def _claims(state: NodeState, containers: Iterable[Container]) -> list[_Claim]:
     """List the pods with a claim; those in force first, then those that the ledger knows, each by UID."""
     pods: dict[PodUid, list[Container]] = {}
     for container in containers:
-        pods.setdefault(container.pod_uid, []).append(container)
+        if container.placement or container.pod_uid in state.placements:
+            pods.setdefault(container.pod_uid, []).append(container)
     claims = []
     for uid, members in pods.items():
         bound = max(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.pod_cgroups import PodCgroups, allowed, container_id, pod_uid
+from kvplace.agent import repair_history
 from kvplace.agent.cgroup_enforcement import CgroupEnforcement
 from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
 from kvplace.agent.node_report import NodeReport
@@ -50,11 +51,13 @@ PLAIN_POD = PodRecord("default", "app", PLAIN, node=NODE, phase="Running")
 class Node:
     """The enforcement of a node with two CPUs."""
 
-    def __init__(self, pods: PodCgroups, sweep_s: float = 600.0) -> None:
+    def __init__(self, pods: PodCgroups, *, sweep_s: float = 600.0, starting_s: float = 0.0) -> None:
         self.pods = pods
         self.own = OwnNode(NODE, machine_of([0, 1]))
         self.report = NodeReport()
-        self.enforcement = CgroupEnforcement(self.own, self.report, pods.own, sweep_s=sweep_s)
+        self.enforcement = CgroupEnforcement(
+            self.own, self.report, pods.own, sweep_s=sweep_s, starting_s=starting_s
+        )
         self._version = 0
 
     def read_objects(self, *known: PodRecord, claim: bool = True) -> None:
@@ -216,6 +219,35 @@ async def test_a_set_that_is_undone_again_and_again_is_given_up_with_a_reason(
         assert node.enforcement.repairs == MOST_REPAIRS
 
 
+async def test_writes_while_a_container_starts_are_undone_and_are_no_drift(pods: PodCgroups) -> None:
+    """Runtimes write the cpuset of a new container several times."""
+    node = Node(pods, starting_s=600.0)
+    folder = pods.container(PLAIN, APP)
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        for _ in range(2 * MOST_REPAIRS):
+            await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
+            pods.hierarchy.set(folder, parse_cpu_list("0-1"))
+        await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
+        assert (node.enforcement.repairs, node.problem()) == (0, "")
+
+
+async def test_a_repair_that_was_given_up_is_tried_again_later(
+    pods: PodCgroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(pods, sweep_s=0.02)
+    folder = pods.container(PLAIN, APP)
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        for _ in range(MOST_REPAIRS + 1):
+            await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
+            pods.hierarchy.set(folder, parse_cpu_list("0-1"))
+        await becomes(lambda: bool(node.problem()), True)
+        monkeypatch.setattr(repair_history, "PERIOD_S", 0.0)
+        await becomes(lambda: pods.hierarchy.configured(folder), parse_cpu_list("0"))
+        await becomes(node.problem, "")
+
+
 async def test_a_sweep_finds_what_no_event_was_about(
     pods: PodCgroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,7 +325,7 @@ async def test_what_cannot_be_set_is_reported_and_the_rest_goes_on(
     node.read_objects(VM_POD, PLAIN_POD)
     async with node.enforced():
         await becomes(lambda: pods.hierarchy.configured(good), parse_cpu_list("0"))
-        await becomes(node.problem, "" if isinstance(error, Gone) else "1 containers: no right")
+        await becomes(node.problem, "" if isinstance(error, Gone) else "1 containers: no right.")
 
 
 async def test_an_operator_can_have_it_observe_only(pods: PodCgroups) -> None:

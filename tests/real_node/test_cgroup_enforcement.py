@@ -1,0 +1,91 @@
+"""Without NRI: containers that a real containerd and runc make, while cgroups are written beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from harness.node_programs.small_images import busybox
+from harness.pod_cgroups import pod_uid
+from harness.real_node.runtime import Container, ContainerRuntime, Pod
+from kvplace.agent.cgroup_enforcement import CgroupEnforcement
+from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
+from kvplace.agent.node_report import NodeReport
+from kvplace.agent.own_node import OwnNode
+from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.core.scalars import PodUid
+from kvplace.kube.records import LedgerRecord
+from kvplace.kube.watches import Init, InitApply, InitDone
+from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetHierarchy
+from tests.agent.nodes_in_use import NODE, machine_of, placed
+
+VM = pod_uid(1)
+CPUS_OF_FIRST_INSTRUCTION = ["sh", "-c", "grep Cpus_allowed_list /proc/self/status; exec sleep inf"]
+CONTAINERS = 10
+
+
+@contextlib.asynccontextmanager
+async def enforced(runtime: ContainerRuntime) -> AsyncIterator[tuple[CgroupEnforcement, NodeReport]]:
+    """Run the enforcement in the sandbox's cgroups; a VM owns CPU 1, the pool is CPU 0."""
+    own, report = OwnNode(NODE, machine_of([0, 1])), NodeReport()
+    ledger = Ledger().after(LedgerChange((claim_of(VM, placed(VM, "1").placement),)))
+    for store in own.stores:
+        store.apply(Init())
+    own.ledgers.apply(InitApply(LedgerRecord(NODE, ledger, "1")))
+    for store in own.stores:
+        store.apply(InitDone())
+    hierarchy = CpusetHierarchy(runtime.sandbox.groups.cpuset, CgroupVersion.V1)
+    enforcement = CgroupEnforcement(own, report, hierarchy)
+    task = asyncio.create_task(enforcement.run())
+    try:
+        yield enforcement, report
+        assert not task.done()
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def run_pod(runtime: ContainerRuntime, uid: PodUid) -> Pod:
+    parent = f"/kubepods/besteffort/pod{uid}"
+    return await asyncio.to_thread(lambda: runtime.run_pod(f"app-{uid[-1]}", cgroup_parent=parent))
+
+
+async def run_container(pod: Pod, number: int) -> Container:
+    return await asyncio.to_thread(
+        lambda: pod.run_container(f"c{number}", CPUS_OF_FIRST_INSTRUCTION, image=busybox().reference)
+    )
+
+
+async def becomes(container: Container, cpus: str) -> None:
+    for _ in range(200):
+        if await asyncio.to_thread(container.cpuset) == cpus:
+            return
+        await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(container.cpuset) == cpus
+
+
+async def test_programs_of_new_containers_begin_on_the_shared_pool(
+    container_runtime: ContainerRuntime,
+) -> None:
+    async with enforced(container_runtime) as (enforcement, report):
+        pod = await run_pod(container_runtime, pod_uid(2))
+        made = [await run_container(pod, number) for number in range(CONTAINERS)]
+        for container in made:
+            await becomes(container, "0")
+        logs = [await asyncio.to_thread(container_runtime.crictl, "logs", each.id) for each in made]
+        assert [log.split() for log in logs] == [["Cpus_allowed_list:", "0"]] * CONTAINERS
+        condition = report.conditions[CPUSETS_ENFORCED]
+        assert (condition.status, enforcement.repairs) == (True, 0), condition.message
+        await asyncio.to_thread(pod.remove)
+
+
+async def test_what_the_runtime_is_told_to_write_is_undone(container_runtime: ContainerRuntime) -> None:
+    async with enforced(container_runtime):
+        pod = await run_pod(container_runtime, pod_uid(3))
+        container = await run_container(pod, 0)
+        await becomes(container, "0")
+        await asyncio.to_thread(container.update, "--cpuset-cpus=0-1")
+        await becomes(container, "0")
+        await asyncio.to_thread(pod.remove)
