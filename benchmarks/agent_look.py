@@ -133,7 +133,8 @@ def guard_over(
         text = PodPlacement(uid, NODE, "", OnFailure.WAIT, placement).to_json()
         own.pods.apply(Apply(PodRecord("vms", name, uid, node=NODE, phase="Running", placement=text)))
     settings = {identifier: CpuSetting(online) for identifier in members}
-    enforced = Enforced(members, Cpusets(online, settings, {}))
+    confirmed = dict.fromkeys(own.state.placements, 1)
+    enforced = Enforced(members, Cpusets(online, settings, {}, confirmed))
     cluster = MemoryCluster()
     guard = PinningGuard(
         own,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from kvplace.agent.containers import Container
 from kvplace.agent.cpusets import Cpusets, placement_of
 from kvplace.agent.enforced_containers import EnforcedContainers
 from kvplace.agent.node_state import NodeState
+from kvplace.agent.own_node import OwnNode
 from kvplace.agent.pinning_sweep import Target
 from kvplace.agent.verification import Wanted
 from kvplace.agent.watched_pod import ClaimContainer
@@ -42,51 +43,85 @@ class ClaimHere:
     target: Target
 
 
-def claims_here(
-    state: NodeState, enforced: EnforcedContainers, placements: PlacementsInForce
-) -> Iterator[ClaimHere]:
-    """List the pods with a placement that have containers here which run their claims."""
-    pods: dict[PodUid, list[Container]] = {}
-    for container in enforced.containers():
-        if container.runs_claim:
-            pods.setdefault(container.pod_uid, []).append(container)
-    cpusets = enforced.cpusets()
-    for uid, members in pods.items():
-        bound = placements.target(uid) if uid in state.placements else placement_of(state, members[0])
+class ClaimsHere:
+    """Follows them; nothing is made anew while nothing has changed."""
+
+    def __init__(self, own: OwnNode, enforced: EnforcedContainers, placements: PlacementsInForce) -> None:
+        self._own = own
+        self._enforced = enforced
+        self._placements = placements
+        self._made_of: tuple[object, ...] = ()
+        self._claims: Mapping[PodUid, ClaimHere] = {}
+
+    def now(self) -> Mapping[PodUid, ClaimHere]:
+        """Return the pods with a placement that have containers here which run their claims."""
+        state = self._own.state
+        cpusets = self._enforced.cpusets()
+        members = [
+            _Member(container, self._cgroup(container), self._placement(state, container))
+            for container in self._enforced.containers()
+            if container.runs_claim
+        ]
+        made_of = (members, cpusets, state.confirmed, state.topology)
+        if made_of != self._made_of:
+            self._claims = {claim.uid: claim for claim in _claims(state, cpusets, members)}
+            self._made_of = made_of
+        return self._claims
+
+    def _cgroup(self, container: Container) -> Path | None:
+        try:
+            return self._enforced.cgroup_of(container.id)
+        except Gone:
+            return None  # created and not started, or ended
+
+    def _placement(self, state: NodeState, container: Container) -> PodPlacement | None:
+        if container.pod_uid in state.placements:
+            return self._placements.target(container.pod_uid)
+        return placement_of(state, container)
+
+
+class _Member(NamedTuple):
+    """A container that runs a claim."""
+
+    container: Container
+    cgroup: Path | None
+    placement: PodPlacement | None
+    """Of its pod."""
+
+
+def _claims(state: NodeState, cpusets: Cpusets, members: Iterable[_Member]) -> Iterator[ClaimHere]:
+    pods: dict[PodUid, list[_Member]] = {}
+    for member in members:
+        pods.setdefault(member.container.pod_uid, []).append(member)
+    for uid, of_pod in pods.items():
+        container, _, bound = of_pod[0]
         if bound is not None:
             yield ClaimHere(
                 uid=uid,
-                namespace=members[0].namespace,
-                pod=members[0].pod,
+                namespace=container.namespace,
+                pod=container.pod,
                 placement=bound,
                 confirmed=state.confirmed.get(uid, 0),
                 settled=cpusets.confirmed.get(uid, 0) >= bound.revision,
-                target=_target(state, enforced, cpusets, bound, members),
+                target=_target(state, cpusets, bound, of_pod),
             )
 
 
-def _target(
-    state: NodeState,
-    enforced: EnforcedContainers,
-    cpusets: Cpusets,
-    bound: PodPlacement,
-    members: list[Container],
-) -> Target:
-    uid = members[0].pod_uid
-    cgroups = []
-    for container in members:
-        with suppress(Gone):  # created and not started, or ended
-            cgroups.append(ClaimContainer(container.name, enforced.cgroup_of(container.id)))
-    setting = cpusets.settings.get(members[0].id)
+def _target(state: NodeState, cpusets: Cpusets, bound: PodPlacement, members: Iterable[_Member]) -> Target:
+    containers = [member.container for member in members]
+    setting = cpusets.settings.get(containers[0].id)
+    cgroups = [
+        ClaimContainer(container.name, cgroup) for container, cgroup, _ in members if cgroup is not None
+    ]
     return Target(
-        uid=uid,
+        uid=containers[0].pod_uid,
         containers=tuple(sorted(cgroups, key=lambda cgroup: cgroup.name)),
         wanted=Wanted(
             placement=bound.placement,
             cpuset=NO_CPUS if setting is None else setting.cpus,
             online=CpuMask(state.topology.cpus),
-            vm=members[0].in_vm_pod,
+            vm=containers[0].in_vm_pod,
         ),
-        refusal=cpusets.refused.get(uid),
+        refusal=cpusets.refused.get(containers[0].pod_uid),
         sets_threads=setting is not None,
     )

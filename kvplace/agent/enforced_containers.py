@@ -28,6 +28,6 @@ class EnforcedContainers(Protocol):
     def cgroup_of(self, container: ContainerId) -> Path:
         """Find a container's folder in the hierarchy that has cpusets.
 
-        Raises Gone when it has ended, and when it has not been started yet.
+        The folder may not exist yet or any more. Raises Gone when it is not known.
         """
         ...

@@ -169,7 +169,7 @@ class NriEnforcement:
 
     def cgroup_of(self, container: ContainerId) -> Path:
         known = self._known.get(container)
-        if known is None or known.folder is None or not known.folder.is_dir():
+        if known is None or known.folder is None:
             raise Gone(f"container {container} has no cgroup")
         return known.folder
 

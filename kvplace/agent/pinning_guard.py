@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvplace.agent import metrics
-from kvplace.agent.claims_here import ClaimHere, PlacementsInForce, claims_here
+from kvplace.agent.claims_here import ClaimHere, ClaimsHere, PlacementsInForce
 from kvplace.agent.deliveries import Deliveries
 from kvplace.agent.enforced_containers import EnforcedContainers
 from kvplace.agent.libvirt_pins import LibvirtFailed, LibvirtPins
@@ -90,7 +91,10 @@ class Revisions(PlacementsInForce, Protocol):
 class _Progress:
     """What is remembered of one pod."""
 
+    claim: ClaimHere | None = None
     finding: Finding | None = None
+    seen: tuple[object, ...] = ()
+    """All else that decided what was said last."""
     waits_for: int = 0
     """The revision that its threads do not follow yet."""
     since: float = 0.0
@@ -118,7 +122,7 @@ class PinningGuard:
     ) -> None:
         """`mounted` is where the host's cgroups are mounted, `proc` where its processes are."""
         self._own = own
-        self._enforced = enforced
+        self._claims = ClaimsHere(own, enforced, revisions)
         self._revisions = revisions
         self._report = report
         self._events = events
@@ -157,7 +161,7 @@ class PinningGuard:
 
     async def look(self) -> None:
         """Look once at every pod, and say what has changed."""
-        claims = {claim.uid: claim for claim in claims_here(self._own.state, self._enforced, self._revisions)}
+        claims = self._claims.now()
         targets = [claim.target for claim in claims.values()]
         began = time.perf_counter()
         found = await asyncio.get_running_loop().run_in_executor(self._worker, self._sweep.look, targets)
@@ -184,8 +188,13 @@ class PinningGuard:
     def _take(self, claim: ClaimHere, finding: Finding | None) -> None:
         """Draw the consequences of one look at one pod."""
         progress = self._pods.setdefault(claim.uid, _Progress())
-        before, progress.finding = progress.finding, finding
         failure = self._revisions.failure(claim.uid)
+        seen = (finding, self._own.pods.get(claim.uid), failure)
+        same = claim == progress.claim and all(map(operator.is_, seen, progress.seen))
+        if same and claim.settled and finding is not None and finding.in_order:
+            return
+        progress.claim, progress.seen = claim, seen
+        before, progress.finding = progress.finding, finding
         verdict = None if finding is None else _verdict(claim, finding)
         if finding is not None and finding is not before:
             self._act(claim, finding)

@@ -68,6 +68,11 @@ class Finding:
     """What libvirt should be told; None when it knows."""
 
     @property
+    def in_order(self) -> bool:
+        """Whether nothing differs, and there is nothing to try again or to tell."""
+        return not (self.differences or self.problem or self.drift) and self.pins is None
+
+    @property
     def follows(self) -> bool:
         """Whether every thread is where it should be, whatever its cpuset and memory."""
         return not self.problem and all(
@@ -122,7 +127,7 @@ class PinningSweep:
         pod = self._pod(target)
         now = self._clock()
         anew = now >= pod.read_anew_at or pod.wanted != target.wanted
-        if not anew and _is_quiet(pod.finding) and pod.watched.unchanged():
+        if not anew and pod.finding.in_order and pod.watched.unchanged():
             return pod.finding
         if anew:
             pod.read_anew_at = now + READ_ANEW_S
@@ -184,11 +189,6 @@ class PinningSweep:
 
 def _is_about_a_thread(difference: Difference) -> bool:
     return isinstance(difference, ThreadDifference | OfflineDifference)
-
-
-def _is_quiet(finding: Finding) -> bool:
-    """Whether there is nothing to try again."""
-    return not finding.differences and not finding.problem and finding.pins is None and not finding.drift
 
 
 def _with_memory(pod: _Pod, measured: Measurement) -> Measurement:

@@ -22,6 +22,8 @@ from kvplace.linux.qemu import PROC, QemuProcess, find_qemu
 
 _EFFECTIVE = ("cpuset.cpus.effective", "cpuset.effective_cpus")
 _LONGEST_LIST = 65536
+_COMPARED = 4096
+"""Bytes of a cpuset that are compared: enough for every machine whose CPUs are not listed one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class ClaimContainer:
 
 
 class WatchedPod:
-    """What is kept open of one pod; raises Gone when its containers have ended."""
+    """What is kept open of one pod."""
 
     def __init__(
         self, containers: tuple[ClaimContainer, ...], *, vm: bool, mounted: Path, proc: Path = PROC
@@ -47,12 +49,6 @@ class WatchedPod:
         self._cpusets: dict[str, _CpusetFile] = {}
         self._count = 0
         self._affinities: list[tuple[Tid, set[int]]] = []
-        try:
-            for container in containers:
-                self._cpusets[container.name] = _CpusetFile(container.cgroup)
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Let go of everything."""
@@ -71,20 +67,49 @@ class WatchedPod:
                 self.qemu.has_new_threads or self.qemu.thread_count() != self._count
             ):
                 return False
-            return all(file.unchanged() for file in self._cpusets.values()) and all(
-                affinity(tid) == cpus for tid, cpus in self._affinities
-            )
+            if len(self._cpusets) < len(self.containers):
+                return False
+            for file in self._cpusets.values():
+                if not file.unchanged():
+                    return False
+            for tid, cpus in self._affinities:
+                if affinity(tid) != cpus:
+                    return False
         except OSError:
             return False
+        return True
 
     def measure(self, *, anew: bool = False, memory: bool = False) -> Measurement:
         """Read everything; `anew` also the names of known threads and the workers of the kernel.
 
         Raises Gone when the pod's containers have ended, NotPermitted or Unreadable.
         """
-        cpusets = {name: file.read() for name, file in self._cpusets.items()}
+        self._open_cpusets()
+        cpusets = self._read_cpusets()
         threads = self._threads(anew=anew)
         return Measurement(threads, cpusets, self._memory() if memory and threads else {})
+
+    def _open_cpusets(self) -> None:
+        """Open those that are not open: a container may not have started yet, or may have ended."""
+        for container in self.containers:
+            if container.name not in self._cpusets:
+                with suppress(Gone):
+                    self._cpusets[container.name] = _CpusetFile(container.cgroup)
+        if not self._cpusets:
+            raise Gone(
+                f"{self.containers[0].cgroup} does not exist, nor has another container of its pod started"
+            )
+
+    def _read_cpusets(self) -> dict[str, CpuMask]:
+        found = {}
+        for name, file in list(self._cpusets.items()):
+            try:
+                found[name] = file.read()
+            except Gone:
+                self._cpusets.pop(name).close()
+        if not found:
+            raise Gone("all containers of the pod have ended")
+        return found
 
     def _threads(self, *, anew: bool) -> tuple[Thread, ...]:
         if not self.vm:
@@ -137,7 +162,7 @@ class _CpusetFile:
         os.close(self._descriptor)
 
     def unchanged(self) -> bool:
-        return os.pread(self._descriptor, _LONGEST_LIST, 0) == self._text
+        return os.pread(self._descriptor, _COMPARED, 0) == self._text[:_COMPARED]
 
     def read(self) -> CpuMask:
         try:

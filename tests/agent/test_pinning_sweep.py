@@ -239,6 +239,20 @@ def test_a_container_that_has_ended_is_left_out_and_the_others_are_not(
     assert len(list(Path("/proc/self/fd").iterdir())) < open_files
 
 
+def test_a_container_that_has_not_started_or_has_ended_does_not_hide_the_other_one(
+    sweep: PinningSweep, pods: PodCgroups, cgroup: Path
+) -> None:
+    late = cgroup.parent / container_id(2)
+    wanted = Wanted(PLACEMENT, cpuset=ONLINE, online=ONLINE, vm=False)
+    plain = Target(UID, (ClaimContainer("app", cgroup), ClaimContainer("late", late)), wanted)
+    assert set(look(sweep, plain).measured.cpusets) == {"app"}
+    pods.make(late)
+    assert set(look(sweep, plain).measured.cpusets) == {"app", "late"}
+    cgroup.rmdir()
+    assert set(look(sweep, plain).measured.cpusets) == {"late"}
+    pods.make(cgroup)
+
+
 def test_threads_that_may_not_be_set_are_a_problem_that_names_the_right(
     qemus: PlayedQemus, cgroup: Path
 ) -> None:
