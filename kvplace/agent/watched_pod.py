@@ -96,9 +96,7 @@ class WatchedPod:
                 with suppress(Gone):
                     self._cpusets[container.name] = _CpusetFile(container.cgroup)
         if not self._cpusets:
-            raise Gone(
-                f"{self.containers[0].cgroup} does not exist, nor has another container of its pod started"
-            )
+            raise Gone("no container of the pod has started, or all have ended")
 
     def _read_cpusets(self) -> dict[str, CpuMask]:
         found = {}

@@ -347,12 +347,12 @@ class TestRestarts:
         assert node.runtime.cgroups.writes == []
 
 
-def test_a_container_without_a_cgroup_is_gone_for_those_who_ask() -> None:
+def test_a_container_is_known_before_its_cgroup_exists_and_others_are_gone() -> None:
     node = Node(ONE_VM)
     compute = node.runtime.create(node.runtime.run_pod(VM), "compute")
-    for unknown in (compute.id, ContainerId("unknown")):
-        with pytest.raises(Gone):
-            node.agent.cgroup_of(unknown)
+    assert not node.agent.cgroup_of(compute.id).exists()
+    with pytest.raises(Gone):
+        node.agent.cgroup_of(ContainerId("unknown"))
     assert [found.name for found in node.agent.containers()] == ["compute"]
 
 
