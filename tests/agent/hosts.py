@@ -10,6 +10,14 @@ from kvplace.service.settings import Address
 
 NODE = NodeName("worker-1")
 CPUS = 8
+CONFIG = "var/lib/kubelet/config.yaml"
+STATE = "var/lib/kubelet/cpu_manager_state"
+STATIC_STATE = {
+    "policyName": "static",
+    "defaultCpuSet": "0-1,4-5",
+    "entries": {"pod": {"main": "2-3,6-7"}},
+    "checksum": 0,
+}
 
 
 class Host:

@@ -17,8 +17,7 @@ from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.this_machine import ThisMachine
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.service.process import in_background
-from tests.agent.hosts import Host
-from tests.agent.test_this_machine import CONFIG, STATE, STATIC_STATE
+from tests.agent.hosts import CONFIG, STATE, STATIC_STATE, Host
 
 NEVER_S = 3600.0
 

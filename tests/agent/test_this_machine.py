@@ -9,16 +9,7 @@ import pytest
 from kvplace.agent.this_machine import ReservedBy, read_this_machine
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.resource_topology import TopologyPolicy
-from tests.agent.hosts import Host
-
-CONFIG = "var/lib/kubelet/config.yaml"
-STATE = "var/lib/kubelet/cpu_manager_state"
-STATIC_STATE = {
-    "policyName": "static",
-    "defaultCpuSet": "0-1,4-5",
-    "entries": {"pod": {"main": "2-3,6-7"}},
-    "checksum": 0,
-}
+from tests.agent.hosts import CONFIG, STATE, STATIC_STATE, Host
 
 
 def test_the_machine_is_what_sysfs_says(host: Host) -> None:

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from kvplace.core.cpu_map import CPU_MAP
-from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Refused
-from kvplace.core.free import free_of
 from kvplace.core.ledger import ClaimState, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
-from kvplace.core.resource_topology import TopologyPolicy, resource_topology
 from kvplace.core.scalars import CpuId, NodeName, PodUid
-from kvplace.core.topology_document import read_topology
-from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventReason, does_not_fit, pod_reference
-from kvplace.kube.records import NodeRecord, PodReport
-from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import (
     LEDGERS,
     NAME_FIELD,
@@ -48,35 +39,6 @@ WORKER, OTHER = NodeName("worker"), NodeName("other")
 PLACEMENT = '{"version":1}'
 PLACEMENT_KEY = "kvplace.io/placement"
 RESULTS = {PLACEMENT_KEY: PLACEMENT, "cpu-map": '{"socket0":["2"]}'}
-
-
-PINNED = Condition("kvplace.io/Pinned", True, "AffinitiesRead", "revision 1: every thread is in its place")
-DRIFTED = Condition("kvplace.io/Pinned", False, "Drift", "revision 1: a thread has left its CPU")
-REPORT = PodReport(
-    PodUid("uid-1"),
-    namespace="vms",
-    pod="virt-launcher-a",
-    revision=2,
-    pinned=True,
-    running=True,
-    failed_revision=3,
-    cpus=parse_cpu_list("1,3"),
-    drift="revision 3: no memory",
-)
-STATUS = TopologyStatus(
-    observed_generation=1,
-    enforcement=Enforcement.NRI,
-    kubelet_cpus=parse_cpu_list("3"),
-    pods=(REPORT, PodReport(PodUid("uid-2"))),
-    conditions=(Condition("Ready", True, "Enforcing", "all is well"),),
-    changed={"Ready": datetime(2026, 11, 22, tzinfo=UTC)},
-)
-
-
-MACHINE_READ = read_topology(MACHINE)
-RESOURCES = resource_topology(
-    MACHINE_READ, free_of(MACHINE_READ, Ledger()), [("vms", "a")], TopologyPolicy("restricted", "pod")
-)
 
 
 class Contract:
@@ -154,6 +116,36 @@ class Contract:
         assert (pod.deleting, pod.node) == (True, "worker")
         with pytest.raises(Conflict):
             await world.cluster.bind(world.namespace, "vm", uid, OTHER, {})
+
+    # Placements of a running pod
+
+    async def test_revisions_of_a_placement_are_written_one_after_the_other(self, world: World) -> None:
+        uid = world.create_pod("vm")
+        node = world.named("n1")
+        await world.cluster.bind(world.namespace, "vm", uid, node, {PLACEMENT_KEY: revision(uid, node, 1)})
+        for number in (2, 2, 3):  # a repeated write of the same revision is no error
+            results = {PLACEMENT_KEY: revision(uid, node, number), CPU_MAP: f'{{"socket0":["{number}"]}}'}
+            await world.cluster.replace_placement(world.namespace, "vm", uid, results)
+            pod = await world.cluster.read_pod(world.namespace, "vm")
+            assert pod is not None
+            assert (pod.placement, pod.cpu_map) == (results[PLACEMENT_KEY], results[CPU_MAP])
+        gone = {PLACEMENT_KEY: revision(uid, node, 4), CPU_MAP: None}
+        await world.cluster.replace_placement(world.namespace, "vm", uid, gone)
+        assert CPU_MAP not in world.pod_annotations("vm")
+
+    async def test_the_placement_of_another_pod_of_the_same_name_is_not_replaced(self, world: World) -> None:
+        uid = world.create_pod("vm")
+        node = world.named("n1")
+        await world.cluster.bind(world.namespace, "vm", uid, node, {PLACEMENT_KEY: revision(uid, node, 1)})
+        with pytest.raises(Refused):
+            await world.cluster.replace_placement(
+                world.namespace, "vm", PodUid("another"), {PLACEMENT_KEY: revision(uid, node, 2)}
+            )
+        world.delete_pod("vm", force=True)
+        with pytest.raises(Refused):
+            await world.cluster.replace_placement(
+                world.namespace, "vm", uid, {PLACEMENT_KEY: revision(uid, node, 2)}
+            )
 
     # What a pod looks like
 
@@ -284,151 +276,6 @@ class Contract:
         assert (good.problem, good.topology.cpus, good.topology.reserved) == ("", 0b1111, 0b1)
         assert bad.topology is None
         assert "cores" in bad.problem
-
-    # What an agent writes
-
-    async def test_a_condition_is_set_beside_those_of_others(self, world: World) -> None:
-        uid = world.create_pod("vm")
-        world.set_pod_status("vm", phase="Running")
-        for condition in (PINNED, Condition("kvplace.io/Other", None, "Unread", "not read yet"), DRIFTED):
-            pod = await world.cluster.read_pod(world.namespace, "vm")
-            assert pod is not None
-            await world.cluster.set_pod_condition(pod, condition)
-        pod = await world.cluster.read_pod(world.namespace, "vm")
-        assert pod is not None
-        assert (pod.uid, pod.phase) == (uid, "Running")
-        assert pod.condition("kvplace.io/Pinned") == DRIFTED
-        assert pod.condition("kvplace.io/Other") == Condition(
-            "kvplace.io/Other", None, "Unread", "not read yet"
-        )
-
-    async def test_a_condition_is_not_set_on_another_pod_of_the_same_name(self, world: World) -> None:
-        world.create_pod("vm")
-        pod = await world.cluster.read_pod(world.namespace, "vm")
-        assert pod is not None
-        with pytest.raises(Refused):
-            await world.cluster.set_pod_condition(replace(pod, uid=PodUid("another")), PINNED)
-        world.delete_pod("vm", force=True)
-        with pytest.raises(Refused):
-            await world.cluster.set_pod_condition(pod, PINNED)
-
-    async def test_revisions_of_a_placement_are_written_one_after_the_other(self, world: World) -> None:
-        uid = world.create_pod("vm")
-        node = world.named("n1")
-        await world.cluster.bind(world.namespace, "vm", uid, node, {PLACEMENT_KEY: revision(uid, node, 1)})
-        for number in (2, 2, 3):  # a repeated write of the same revision is no error
-            results = {PLACEMENT_KEY: revision(uid, node, number), CPU_MAP: f'{{"socket0":["{number}"]}}'}
-            await world.cluster.replace_placement(world.namespace, "vm", uid, results)
-            pod = await world.cluster.read_pod(world.namespace, "vm")
-            assert pod is not None
-            assert (pod.placement, pod.cpu_map) == (results[PLACEMENT_KEY], results[CPU_MAP])
-        gone = {PLACEMENT_KEY: revision(uid, node, 4), CPU_MAP: None}
-        await world.cluster.replace_placement(world.namespace, "vm", uid, gone)
-        assert CPU_MAP not in world.pod_annotations("vm")
-
-    async def test_the_placement_of_another_pod_of_the_same_name_is_not_replaced(self, world: World) -> None:
-        uid = world.create_pod("vm")
-        node = world.named("n1")
-        await world.cluster.bind(world.namespace, "vm", uid, node, {PLACEMENT_KEY: revision(uid, node, 1)})
-        with pytest.raises(Refused):
-            await world.cluster.replace_placement(
-                world.namespace, "vm", PodUid("another"), {PLACEMENT_KEY: revision(uid, node, 2)}
-            )
-        world.delete_pod("vm", force=True)
-        with pytest.raises(Refused):
-            await world.cluster.replace_placement(
-                world.namespace, "vm", uid, {PLACEMENT_KEY: revision(uid, node, 2)}
-            )
-
-    async def test_an_agent_creates_its_topology_and_replaces_the_one_that_it_has_seen(
-        self, world: World
-    ) -> None:
-        node = await a_node(world)
-        agent = await world.agent()
-        machine = read_topology(MACHINE)
-        smaller = replace(machine, reserved=parse_cpu_list("0,2"))
-        async with watching(world.cluster, TOPOLOGIES, Selector(fields={NAME_FIELD: node.name})) as seen:
-            await agent.write_topology(node, machine, None)
-            first = (await seen.until(lambda event: event.record.topology == machine)).record
-            with pytest.raises(Conflict):
-                await agent.write_topology(node, smaller, None)
-            await agent.write_topology(node, smaller, first)
-            second = (await seen.until(lambda event: event.record.topology == smaller)).record
-            with pytest.raises(Conflict):
-                await agent.write_topology(node, machine, first)
-        assert (first.by_agent, second.by_agent) == (True, True)
-        assert second.generation == first.generation + 1
-
-    async def test_a_topology_that_a_person_has_written_is_told_apart(self, world: World) -> None:
-        node = await a_node(world)
-        agent = await world.agent()
-        async with watching(world.cluster, TOPOLOGIES, Selector(fields={NAME_FIELD: node.name})) as seen:
-            await agent.write_topology(node, read_topology(MACHINE), None)
-            await seen.until(lambda event: event.record.by_agent)
-            world.put_topology(node.name, {**MACHINE, "reserved": "0,2"})
-            by_hand = (await seen.until(lambda event: not event.record.by_agent)).record
-            await agent.write_topology_status(node.name, STATUS)
-            observed = (await seen.until(lambda event: event.record.pods)).record
-        assert by_hand.topology.reserved == parse_cpu_list("0,2")
-        assert (observed.by_agent, observed.topology) == (False, by_hand.topology)
-
-    async def test_a_status_replaces_all_of_the_one_before(self, world: World) -> None:
-        node = await a_node(world)
-        agent = await world.agent()
-        await agent.write_topology(node, read_topology(MACHINE), None)
-        async with watching(world.cluster, TOPOLOGIES, Selector(fields={NAME_FIELD: node.name})) as seen:
-            await agent.write_topology_status(node.name, STATUS)
-            full = (await seen.until(lambda event: event.record.pods)).record
-            await agent.write_topology_status(node.name, TopologyStatus())
-            empty = (await seen.until(lambda event: not event.record.kubelet_cpus)).record
-        assert (full.enforcement, full.kubelet_cpus, full.pods) == (
-            Enforcement.NRI,
-            parse_cpu_list("3"),
-            {report.uid: report for report in STATUS.pods},
-        )
-        assert (empty.enforcement, empty.pods) == (Enforcement.NONE, {})
-        assert empty.generation == full.generation
-
-    async def test_a_status_needs_its_topology(self, world: World) -> None:
-        with pytest.raises(Refused):
-            await world.cluster.write_topology_status(world.named("nobody"), TopologyStatus())
-
-    async def test_a_cpu_map_tells_whether_the_agent_has_written_it(self, world: World) -> None:
-        node = await a_node(world)
-        agent = await world.agent()
-        async with watching(world.cluster, NODES, Selector(fields={NAME_FIELD: node.name})) as seen:
-            await agent.annotate_node(node.name, {"cpu-map": '{"socket0":["1"]}'})
-            ours = (await seen.until(lambda event: event.record.cpu_map)).record
-            world.annotate_node(node.name, {"cpu-map": '{"socket0":["2"]}'})
-            theirs = (await seen.until(lambda event: "2" in event.record.cpu_map)).record
-        assert (ours.cpu_map_by_agent, theirs.cpu_map_by_agent) == (True, False)
-
-    async def test_a_resource_topology_is_created_and_replaced_by_who_has_seen_it(self, world: World) -> None:
-        node = await a_node(world)
-        agent = await world.agent()
-        assert await agent.read_resource_topology(node.name) is None
-        first = await agent.write_resource_topology(node, RESOURCES, None)
-        second = await agent.write_resource_topology(node, RESOURCES | {"zones": []}, first)
-        assert (first.node, first.by_agent, second.by_agent) == (node.name, True, True)
-        with pytest.raises(Conflict):
-            await agent.write_resource_topology(node, RESOURCES, first)
-        with pytest.raises(Conflict):
-            await agent.write_resource_topology(node, RESOURCES, None)
-        assert world.resource_topology(node.name)["zones"] == []
-        await agent.write_resource_topology(node, RESOURCES, second)
-        stored = world.resource_topology(node.name)
-        assert {key: stored[key] for key in ("zones", "attributes", "topologyPolicies")} == {
-            key: RESOURCES[key] for key in ("zones", "attributes", "topologyPolicies")
-        }
-
-    async def test_a_resource_topology_of_another_component_is_told_apart(self, world: World) -> None:
-        node = await a_node(world)
-        agent = await world.agent()
-        await agent.write_resource_topology(node, RESOURCES, None)
-        world.put_resource_topology(node.name, {**RESOURCES, "zones": []})
-        found = await agent.read_resource_topology(node.name)
-        assert found is not None
-        assert found.by_agent is False
 
     # The ledger
 
@@ -569,16 +416,6 @@ class TestApiCluster(Contract):
 def revision(uid: PodUid, node: NodeName, number: int) -> str:
     """Write some placement of a pod, with a revision."""
     return replace(PodPlacement.floating(pod_uid=uid, node=node), revision=number).to_json()
-
-
-async def a_node(world: World) -> NodeRecord:
-    """Create a node and return its record."""
-    name = world.named("worker")
-    world.create_node(name)
-    async with watching(world.cluster, NODES, Selector(fields={NAME_FIELD: name})) as seen:
-        found = (await seen.until(lambda event: event.record.name == name)).record
-    assert isinstance(found, NodeRecord)
-    return found
 
 
 def of_namespace(seen: Watcher, world: World) -> list[tuple[type, str]]:
