@@ -13,6 +13,7 @@ from enum import Enum
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, ClaimState, claim_of
 from kvplace.core.placement import PodPlacement
+from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName
 from kvplace.kube.records import PodRecord
 
@@ -46,6 +47,8 @@ def action_from_cache(
         return ClaimAction.READ_POD if is_settled else ClaimAction.KEEP
     if has_ended(pod):
         return ClaimAction.RELEASE
+    if runs_unpinned(claim, pod):
+        return ClaimAction.READ_POD
     if pod.node == node:
         return ClaimAction.CONFIRM if claim.state is ClaimState.CLAIMED else ClaimAction.KEEP
     if pod.node:
@@ -65,6 +68,8 @@ def action_from_live_pod(
         return ClaimAction.KEEP if runs else ClaimAction.RELEASE
     if has_ended(pod):
         return ClaimAction.RELEASE
+    if runs_unpinned(claim, pod):
+        return ClaimAction.RELEASE
     if pod.node:
         return ClaimAction.KEEP if pod.node == node else ClaimAction.RELEASE
     return ClaimAction.RELEASE if _age_s(claim, now) > patience_s else ClaimAction.KEEP
@@ -73,6 +78,16 @@ def action_from_live_pod(
 def waits_for_binding(claim: Claim, pod: PodRecord | None) -> bool:
     """Whether a bind may still come for the claim: its pod, as the API server has it, has no node."""
     return pod is not None and pod.uid == claim.uid and not pod.node and not has_ended(pod)
+
+
+def runs_unpinned(claim: Claim, pod: PodRecord | None) -> bool:
+    """Whether a bound pod needs no claim: its placement says so, and no relocation has begun."""
+    if pod is None or not pod.node or claim.relocation is not None or _UNPINNED not in pod.placement:
+        return False
+    try:
+        return PodPlacement.from_json(pod.placement).placement.floats
+    except BadAnnotation:
+        return False
 
 
 def has_ended(pod: PodRecord) -> bool:
@@ -103,6 +118,8 @@ def claim_of_bound_pod(pod: PodRecord) -> Claim | None:
     )
 
 
+_UNPINNED = f'"policy":"{Policy.NONE.value}"'
+"""How the placement of such a pod contains it; few others have to be read."""
 _SETTLE_S = 10.0
 """The cache may have a claim before its pod; a pod that is missing is looked for only after this."""
 

@@ -14,6 +14,7 @@ from kvplace.controller.claim_action import (
     action_from_cache,
     action_from_live_pod,
     claim_of_bound_pod,
+    runs_unpinned,
     waits_for_binding,
 )
 from kvplace.controller.metrics import OVERLAPS, RELEASES
@@ -21,7 +22,7 @@ from kvplace.controller.pod_index import PodIndex
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict
-from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict, confirmed
+from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, OwnershipConflict, confirmed
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
 from kvplace.kube.records import LedgerRecord, PodRecord
@@ -124,7 +125,7 @@ class Reconciler:
                 now=self._now(),
                 patience_s=self._patience_s,
             )
-            only_if_unchanged = waits_for_binding(claim, pod)
+            only_if_unchanged = not is_gone and (waits_for_binding(claim, pod) or runs_unpinned(claim, pod))
         if action is ClaimAction.RELEASE:
             await self._release(node, claim, only_if_unchanged=only_if_unchanged)
         elif action is ClaimAction.CONFIRM and pod is not None and claim.relocation is None:
@@ -201,8 +202,8 @@ class Reconciler:
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
             stored = ledger.claims.get(claim.uid)
-            if stored is not None and _same_cpus(stored, claim):
-                return LedgerChange(), None
+            if stored is not None and (stored.state is ClaimState.BOUND or _same_cpus(stored, claim)):
+                return LedgerChange(), None  # what changes a bound claim is a relocation
             others = {
                 cpu: owner
                 for cpu, owner in ledger.owners.items()

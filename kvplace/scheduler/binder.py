@@ -254,7 +254,8 @@ class Binder:
 
         A write without an answer may have taken effect. It is repeated: then it succeeds, or fails because
         the pod is bound, and the pod itself shows with which cores. Nothing is sent after the deadline, since
-        the controller may then have released the claim.
+        the controller may then have released the claim. The claim of a pod that is gone is left to the
+        controller, too: it may have been bound, by this attempt or another, and its container may still run.
         """
         if asyncio.get_running_loop().time() > deadline:
             raise Unavailable(f"claiming cores of node {args.node} took too long; decide again")
@@ -276,12 +277,15 @@ class Binder:
             pod = await self._cluster.read_pod(args.namespace, args.name)
             if is_bound_with(pod, claim, uid=args.uid, node=args.node):
                 return
-            await self._release(args)
+            if pod is not None and pod.uid == args.uid:
+                await self._release(args)
             raise Conflict(
                 f"pod {args.namespace}/{args.name} cannot be bound to {args.node}: {error}"
             ) from error
-        except KvplaceError as error:
-            if isinstance(error, Refused) or not may_be_bound:
+        except Refused:
+            raise  # the pod is gone
+        except KvplaceError:
+            if not may_be_bound:
                 await self._release(args)
             raise
 

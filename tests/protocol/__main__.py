@@ -31,6 +31,7 @@ def main() -> int:
             story.run()
         except Exception:
             broken.append(seed)
+            print(f"story {seed}:", file=sys.stderr)
             traceback.print_exc()
         happened += story.happened
     if broken:

@@ -12,6 +12,7 @@ from collections import Counter
 from random import Random
 from random import seed as seed_everything
 
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError
 from kvplace.core.ledger import Ledger
 from kvplace.core.request import Policy, Scope
@@ -56,7 +57,8 @@ class Story:
         self._replicas: dict[str, Replica] = {}
         self._nodes = []
         for name, topology in (("n1", EIGHT), ("n2", TWO)):
-            self._cluster.create_node(name, topology=topology)
+            self._cluster.create_node(name)
+            self._cluster.put_topology(name, topology, enforcement=Enforcement.NRI)
             node = SimulatedNode(
                 NodeName(name), topology, self._view(), Random(self._random.random()), self._chaos
             )

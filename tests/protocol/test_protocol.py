@@ -13,8 +13,9 @@ import pytest
 
 STORIES = 80
 """More are told by `python -m tests.protocol --count N`."""
-FOUND = ("20", "543", "855")
-"""Stories that broke a promise once: a container that its agent had not reported, a bind repeated late."""
+FOUND = ("20", "543", "855", "1075", "1130", "1167")
+"""Stories that broke a promise once: a container that its agent had not reported, a bind that was repeated
+late, a claim that was restored while its pod was relocated."""
 PROJECT = Path(__file__).resolve().parents[2]
 
 

@@ -139,7 +139,6 @@ async def test_a_bind_that_fails_after_its_caller_gave_up_is_in_the_log(
             cluster.delete_pod("default", "vm")
             hold.release()
             await one.until(lambda: not one.extender.binder.under_way)
-            assert cluster.claimed_on(pod.uid) == []
     assert "bind refused: pod default/vm is gone" in caplog.text
     assert "never retrieved" not in caplog.text
 
@@ -147,31 +146,34 @@ async def test_a_bind_that_fails_after_its_caller_gave_up_is_in_the_log(
 # What cannot be bound.
 
 
-async def test_a_pod_that_is_gone_leaves_no_claim(cluster: Counting) -> None:
-    async with replica(cluster, controller=False) as one:
+async def test_the_controller_releases_the_claim_of_a_pod_that_is_gone(cluster: Counting) -> None:
+    async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         await one.filter(pod)
         cluster.pause_watches(PODS)
         cluster.delete_pod("default", "vm")
         assert await one.bind(pod, "a") == "pod default/vm is gone"
-        assert cluster.claimed_on(pod.uid) == []
+        assert cluster.claimed_on(pod.uid) == ["a"]
         cluster.resume_watches(PODS)
         await one.until(lambda: pod.uid not in one.cache.pods.records)
+        await one.until(lambda: not cluster.claimed_on(pod.uid))
         assert await one.bind(pod, "a") == f"pod default/vm with UID {pod.uid} is gone"
 
 
 async def test_a_pod_that_was_made_anew_under_the_same_name_is_another_one(cluster: Counting) -> None:
-    async with replica(cluster, controller=False) as one:
+    async with replica(cluster) as one:
         old = asking_pod(cluster, "vm")
         await one.filter(old)
         cluster.pause_watches(PODS)
         cluster.delete_pod("default", "vm")
         new = asking_pod(cluster, "vm")
         assert "it was created again" in await one.bind(old, "a")
-        assert cluster.claimed_on(old.uid) == []
+        assert cluster.claimed_on(old.uid) == ["a"]
         unheard = replace(old, uid=PodUid("uid-nobody-has"))
         assert await one.bind(unheard, "a") == "pod default/vm with UID uid-nobody-has is gone"
         assert await one.bind(new, "a") == ""
+        cluster.resume_watches(PODS)
+        await one.until(lambda: not cluster.claimed_on(old.uid))
 
 
 async def test_a_pod_that_is_being_deleted_leaves_no_claim(cluster: Counting) -> None:
