@@ -31,6 +31,7 @@ TITLES: Mapping[str, str] = {
     "first_bind": "From a VM to its bound pod",
     "hook_footprint": "The hook sidecar",
     "container_creation": "What the agent adds to a container's creation",
+    "agent_footprint": "An idle agent",
     "agent_look": "The agent, looking at every thread",
     "foreign_threads": "Other containers on a VM's cores",
     "node_agent": "The node agent",

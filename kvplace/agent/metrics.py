@@ -14,6 +14,7 @@ PODS = Gauge(
     "kvplace_agent_pods", "Pods with a placement that run here, by whether they are pinned.", ["pinned"]
 )
 LOOKS = Summary("kvplace_agent_look_seconds", "Time of one look at all threads of all pods.")
+WRITES = Counter("kvplace_agent_writes_total", "Writes about the node to the API server.", ["what"])
 LIBVIRT_FAILURES = Counter(
     "kvplace_agent_libvirt_failures_total",
     "Pins that the libvirt of a pod did not take.",

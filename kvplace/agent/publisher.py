@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from kvplace.agent import metrics
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
@@ -175,6 +176,7 @@ class Publisher:
         )
         if status != before:
             await self._cluster.write_topology_status(node.name, status)
+            metrics.WRITES.labels("status").inc()
             self._written.status = status
 
     async def _write_topology(
@@ -185,6 +187,7 @@ class Publisher:
         if stored is not None and (description.by_hand or stored.topology == topology):
             return stored.generation
         await self._cluster.write_topology(node, topology, stored)
+        metrics.WRITES.labels("topology").inc()
         self._written.topology = topology
         log.info("published the machine: %d CPUs, %s", topology.cpus.bit_count(), topology.fingerprint)
         return 1 if stored is None else stored.generation + 1
@@ -196,6 +199,7 @@ class Publisher:
             return WrittenBy.PERSON
         if there != text:
             await self._cluster.annotate_node(node.name, {CPU_MAP: text})
+            metrics.WRITES.labels("cpu-map").inc()
             self._written.cpu_map = text
         return WrittenBy.AGENT
 
@@ -230,4 +234,5 @@ class Publisher:
                 no_kind_until=loop.time() + ANOTHER_KIND_S if known.record is None else 0.0
             )
             return
+        metrics.WRITES.labels("resources").inc()
         self._resources = _Resources(WrittenBy.AGENT, record, document)

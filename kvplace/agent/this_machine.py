@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 
 from kvplace.agent.kubelet_settings import (
     KubeletCpus,
@@ -16,8 +17,9 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.topology import Topology
+from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable, read_text
 from kvplace.linux.sysfs import discover
-from kvplace.linux.tree import FolderTree, Tree
+from kvplace.linux.tree import FolderTree
 
 
 class ReservedBy(Enum):
@@ -46,18 +48,16 @@ def read_this_machine(settings: AgentSettings) -> ThisMachine:
 
     Takes about 1 ms for each CPU.
     """
-    tree = FolderTree(settings.host)
-    found = discover(tree)
+    found = discover(FolderTree(settings.host))
     notes = list(found.notes)
-    kubelet = _kubelet_settings(tree, settings, notes)
+    kubelet = _kubelet_settings(settings, notes)
     reserved, reserved_by = _reserved(found.topology, settings.reserved, kubelet.reserved_cpus, notes)
     topology = replace(found.topology, reserved=reserved)
-    state_path = _path(settings, "cpu_manager_state")
-    state = tree.read(state_path)
-    held = KubeletCpus() if state is None else read_kubelet_cpus(state, state_path, topology.allocatable)
+    state = settings.on_host(settings.kubelet_folder / "cpu_manager_state")
+    held = _kubelet_cpus(state, topology.allocatable)
     absent = held.held & ~topology.cpus
     if absent:
-        notes.append(f"{state_path} names CPU {format_cpu_list(absent)}, which is not online")
+        notes.append(f"{state} names CPU {format_cpu_list(absent)}, which is not online")
         held = replace(held, held=held.held & topology.cpus)
     return ThisMachine(topology, reserved_by, kubelet, held, tuple(notes))
 
@@ -74,17 +74,24 @@ def _reserved(
     return topology.cores[0], ReservedBy.DEFAULT
 
 
-def _kubelet_settings(tree: Tree, settings: AgentSettings, notes: list[str]) -> KubeletSettings:
-    path = str(settings.kubelet_config.relative_to("/"))
-    text = tree.read(path)
-    if text is None:
-        return KubeletSettings()
+def _kubelet_settings(settings: AgentSettings, notes: list[str]) -> KubeletSettings:
+    path = settings.on_host(settings.kubelet_config)
     try:
-        return read_kubelet_settings(text, path)
-    except BadBody as error:
+        return read_kubelet_settings(read_text(path), str(path))
+    except Gone:
+        return KubeletSettings()
+    except (BadBody, NotPermitted, Unreadable) as error:
         notes.append(str(error))
         return KubeletSettings()
 
 
-def _path(settings: AgentSettings, name: str) -> str:
-    return str((settings.kubelet_folder / name).relative_to("/"))
+def _kubelet_cpus(state: Path, allocatable: CpuMask) -> KubeletCpus:
+    """Read what the kubelet holds; where that may not be read it may hold everything."""
+    try:
+        return read_kubelet_cpus(read_text(state), str(state), allocatable)
+    except Gone:
+        return KubeletCpus()
+    except (NotPermitted, Unreadable) as error:
+        return KubeletCpus(
+            observes_only=True, held=allocatable, problem=f"{error}; no CPU is given out, and none is set"
+        )

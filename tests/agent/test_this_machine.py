@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
+from kvplace.agent import this_machine
+from kvplace.agent.settings import AgentSettings
 from kvplace.agent.this_machine import ReservedBy, read_this_machine
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.resource_topology import TopologyPolicy
-from tests.agent.hosts import CONFIG, STATE, STATIC_STATE, Host
+from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.linux.cpu_manager_state import MAX_BYTES
+from kvplace.linux.kernel_files import Gone, NotPermitted
+from kvplace.service.settings import Address
+from tests.agent.hosts import CONFIG, NODE, STATE, STATIC_STATE, Host
 
 
 def test_the_machine_is_what_sysfs_says(host: Host) -> None:
@@ -103,3 +112,43 @@ def test_with_a_state_that_cannot_be_read_no_cpu_is_given_out(
     assert found.kubelet_cpus.observes_only is observes_only
     assert found.kubelet_cpus.held == found.topology.allocatable
     assert STATE in found.kubelet_cpus.problem
+
+
+def test_a_state_that_may_not_be_read_is_not_taken_for_a_missing_one(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> str:
+        if path.name == "cpu_manager_state":
+            raise NotPermitted(f"{path} may not be read: Permission denied")
+        raise Gone(f"{path} does not exist")
+
+    monkeypatch.setattr(this_machine, "read_text", denied)
+    found = read_this_machine(host.settings())
+    assert found.kubelet_cpus.observes_only
+    assert found.kubelet_cpus.held == found.topology.allocatable
+    assert "may not be read" in found.kubelet_cpus.problem
+
+
+def test_a_state_that_is_longer_than_any_blocks_nothing(host: Host) -> None:
+    host.write(STATE, " " * (MAX_BYTES + 1))
+    assert "longer than" in read_this_machine(host.settings()).kubelet_cpus.problem
+
+
+def test_discovery_agrees_with_lscpu_about_the_machine_that_runs_this() -> None:
+    lscpu = shutil.which("lscpu")
+    if lscpu is None:
+        pytest.skip("lscpu is not installed")
+    columns = subprocess.run(
+        [lscpu, "--parse=CPU,CORE,SOCKET,NODE"], capture_output=True, text=True, check=True
+    ).stdout
+    rows = [line.split(",") for line in columns.splitlines() if not line.startswith("#")]
+    topology = read_this_machine(AgentSettings(NODE, Address("127.0.0.1", 0))).topology
+    for column, sets in (
+        (1, set(topology.cores)),
+        (2, {package.cpus for package in topology.packages}),
+        (3, {node.cpus for node in topology.numa_nodes if node.cpus}),
+    ):
+        groups: dict[str, CpuMask] = {}
+        for row in rows:
+            groups[row[column]] = groups.get(row[column], NO_CPUS) | 1 << int(row[0])
+        assert set(groups.values()) == sets
