@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from asyncio import to_thread
 from collections.abc import Iterator
 from functools import partial
@@ -19,11 +20,17 @@ from tests.real_node.nri_agent import ALL, OWNED, POOL, SAY_CPUS_AND_STAY, RealN
 @pytest.fixture
 def node(container_runtime: ContainerRuntime) -> Iterator[RealNode]:
     yield RealNode(container_runtime)
-    container_runtime.crictl("rmp", "--all", "--force")
+    container_runtime.crictl("--timeout=60s", "rmp", "--all", "--force")
 
 
 def _has(target: Container, cpus: str) -> bool:
     return target.cpuset() == cpus
+
+
+def _spec_has(target: Container, cpus: str) -> bool:
+    """Whether the spec that the runtime applies with each update has these CPUs."""
+    described = json.loads(target.runtime.crictl("inspect", target.id))
+    return bool(described["info"]["runtimeSpec"]["linux"]["resources"]["cpu"].get("cpus") == cpus)
 
 
 async def test_a_vm_has_its_cpus_from_its_first_instruction_and_others_are_moved_off_before(
@@ -169,3 +176,18 @@ async def test_two_agents_would_break_every_creation(node: RealNode) -> None:
                 await to_thread(container, pod, "compute")
         compute = await to_thread(container, pod, "compute")
         assert await to_thread(compute.cpuset) == OWNED
+
+
+async def test_an_answer_that_is_longer_than_the_runtime_reads_at_once_arrives(node: RealNode) -> None:
+    """Containerd stops answering after a frame of more than 4096 bytes; an update has about 130."""
+    plain = await to_thread(node.runtime.run_pod, "plain")
+    starting = [to_thread(container, plain, f"app-{number}") for number in range(40)]
+    others = await asyncio.gather(*starting)
+    async with node.agent() as agent:
+        pod, _ = await to_thread(node.vm_pod, "vm")
+        await to_thread(pod.create_container, "compute", SAY_CPUS_AND_STAY, image=busybox().reference)
+        folders = [agent.cgroup_of(found.id) for found in agent.containers() if found.name != "compute"]
+        assert {(folder / "cpuset.cpus").read_text().strip() for folder in folders} == {POOL}
+        assert len(folders) == len(others)
+        for other in others:
+            await until(partial(_spec_has, other, POOL))
