@@ -32,12 +32,11 @@ from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
-from kvplace.core.topology import Topology
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import PodRecord
 from kvplace.linux.container_cgroups import ContainerCgroup
 from kvplace.linux.container_watch import Changes, ContainerWatch
-from kvplace.linux.cpuset_hierarchy import CpusetFile, CpusetHierarchy
+from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetFile, CpusetHierarchy
 from kvplace.linux.kernel_files import Gone
 
 log = logging.getLogger(__name__)
@@ -93,7 +92,7 @@ class CgroupEnforcement:
         """Whether the state of the node has changed since the last decision."""
         self._other_pods: set[PodUid] = set()
         """Pods whose record has changed since the last decision."""
-        self._topology: Topology | None = None
+        self._online = NO_CPUS
         self._decided = Cpusets(NO_CPUS, {}, {})
         self.repairs = 0
         """Cpusets that others had changed, and that were set again."""
@@ -115,8 +114,7 @@ class CgroupEnforcement:
 
         Without the ledger the CPUs of VMs would look free.
         """
-        for store in self._own.stores:
-            await store.wait_until_synced()
+        await self._own.wait_until_known()
         watch = ContainerWatch(self._hierarchy.root)
         loop = asyncio.get_running_loop()
         loop.add_reader(watch.fileno(), self._wake.set)
@@ -157,7 +155,9 @@ class CgroupEnforcement:
 
     def _apply(self, watch: ContainerWatch, changes: Changes) -> None:
         """Take in what has changed, decide, and write what is not as decided."""
-        everything = changes.everything or self._own.state.topology is not self._topology
+        online = self._own.state.topology.cpus
+        everything = changes.everything or online != self._online
+        self._online = online
         members = self._update_members(watch, changes)
         for known in list(self._known.values()):
             if everything or known.cgroup.id in changes.written:
@@ -199,7 +199,6 @@ class CgroupEnforcement:
         state = self._own.state
         if self._observes_only:
             state = replace(state, observes_only=True)
-        self._topology = state.topology
         self._other_state = False
         self._other_pods.clear()
         decided = decide_cpusets(state, self.containers())
@@ -283,7 +282,9 @@ class CgroupEnforcement:
 
     def _compare(self, known: _Known) -> None:
         """Note a cgroup that may not use what it is set to: with version 2 those above it can forbid it."""
-        cpus = known.container.cpus & self._own.state.topology.cpus
+        if self._hierarchy.version is CgroupVersion.V1:
+            return
+        cpus = known.container.cpus & self._online
         found = self._hierarchy.effective(known.cgroup.folder)
         known.limit = (
             ""

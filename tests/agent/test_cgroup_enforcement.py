@@ -29,7 +29,7 @@ from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, NumaId
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitApply, InitDone
 from kvplace.linux.container_watch import Changes, ContainerWatch
-from kvplace.linux.cpuset_hierarchy import CpusetFile, CpusetHierarchy
+from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetFile, CpusetHierarchy
 from kvplace.linux.kernel_files import Gone
 from tests.agent.nodes_in_use import NODE, machine_of, placed
 
@@ -344,12 +344,13 @@ async def test_a_container_that_may_not_use_its_cpus_is_reported(
 ) -> None:
     """With version 2 a cgroup keeps a set that those above it do not have; with version 1 it cannot."""
     folder = pods.container(VM, COMPUTE)
+    version_2 = CpusetHierarchy(pods.base, CgroupVersion.V2)
+    node.enforcement = CgroupEnforcement(node.own, node.report, version_2)
     monkeypatch.setattr(CpusetHierarchy, "effective", lambda *_: parse_cpu_list("0"))
     node.read_objects(VM_POD)
     async with node.enforced():
         reason = f"{folder} is set to CPU 1 and may use CPU 0: a cgroup above it has other CPUs."
         await becomes(node.problem, f"1 containers: {reason}")
-        monkeypatch.undo()
-        node.own.machine_changed(machine_of([0, 1]), NO_CPUS, observes_only=False)
-        node.release()
+        monkeypatch.setattr(CpusetHierarchy, "effective", CpusetHierarchy.configured)
+        node.own.machine_changed(machine_of([0]), NO_CPUS, observes_only=False)
         await becomes(node.problem, "")
