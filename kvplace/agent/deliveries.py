@@ -37,7 +37,13 @@ class Deliveries(Generic[T]):
         self._changed = asyncio.Event()
 
     def put(self, uid: PodUid, value: T) -> None:
-        """Deliver a value soon, instead of any other for the same pod."""
+        """Deliver a value soon, instead of any other for the same pod.
+
+        The same value again does not shorten the time until a failed delivery is tried again.
+        """
+        due = self._due.get(uid)
+        if due is not None and due.value == value and due.at:
+            return
         self._due[uid] = _Due(value, 0.0)
         self._changed.set()
 

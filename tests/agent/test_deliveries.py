@@ -45,6 +45,24 @@ async def running(deliveries: Deliveries[int]) -> AsyncIterator[None]:
         await task
 
 
+async def test_the_same_value_again_does_not_hasten_what_has_failed() -> None:
+    receiver = Receiver()
+    receiver.errors = [Unavailable("away")]
+    deliveries = Deliveries(receiver.take, again_s=60)
+    async with running(deliveries):
+        deliveries.put(A, 1)
+        await receiver.asked_times(1)
+        for _ in range(3):
+            await asyncio.sleep(0)
+            deliveries.put(A, 1)
+        deliveries.put(B, 9)
+        await receiver.asked_times(1)
+        assert receiver.taken == [(B, 9)]
+        deliveries.put(A, 2)
+        await receiver.asked_times(1)
+    assert receiver.taken == [(B, 9), (A, 2)]
+
+
 async def test_a_value_that_is_replaced_before_its_turn_is_not_delivered() -> None:
     receiver = Receiver()
     deliveries = Deliveries(receiver.take)
