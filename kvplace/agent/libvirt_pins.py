@@ -83,7 +83,12 @@ class LibvirtPins:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdin.write(json.dumps(request).encode() + b"\n")
-        line = await child.stdout.readline()
+        try:
+            line = await child.stdout.readline()
+        except ValueError:  # longer than asyncio reads
+            raise LibvirtFailed(
+                "the process that talks to libvirt sent an answer of endless length"
+            ) from None
         if not line:
             await self._end_child()
             raise LibvirtFailed("the process that talks to libvirt has ended; its reason is in this log")

@@ -18,6 +18,9 @@ from kvplace.core.errors import KvplaceError
 from kvplace.libvirt.domain_pins import DomainPins
 from kvplace.libvirt.live import pin_domain
 
+_LONGEST_ERROR = 1000
+"""Characters of an error: its words come from a libvirt in the pod of a VM."""
+
 
 def serve(requests: TextIO, answers: TextIO) -> None:
     """Answer every request."""
@@ -31,7 +34,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         pins = DomainPins.of_document(request["pins"])
         return {"changed": pin_domain(request["pid"], pins, socket=request["socket"])}
     except KvplaceError as error:
-        return {"error": str(error)}
+        return {"error": str(error)[:_LONGEST_ERROR]}
 
 
 if __name__ == "__main__":
