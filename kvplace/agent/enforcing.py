@@ -40,6 +40,7 @@ def enforcer_of(settings: AgentSettings, own: OwnNode, report: NodeReport) -> En
     try:
         hierarchy = find_cpuset_hierarchy(settings.on_host(_CGROUPS))
     except Misconfigured as error:
+        report.enforce(Enforcement.NONE)
         report.put_condition(Condition(CPUSETS_ENFORCED, False, "NoCpusets", f"{error}."))
         return _NoCpusets()
     socket = settings.on_host(settings.nri_socket)

@@ -14,13 +14,16 @@ from kvplace.kube.records import PodReport
 class NodeReport:
     """The status of the node's NodeTopology as its components fill it in.
 
-    A value that is equal to the one it replaces is no change and costs no write.
+    A value that is equal to the one it replaces is no change and costs no write. Until all is known, what an
+    earlier agent has published stays: a pod that is missing from the status has ended, and `serve` gives its
+    CPUs to others.
     """
 
     def __init__(self) -> None:
         self._pods: dict[PodUid, PodReport] = {}
         self._conditions: dict[str, Condition] = {}
-        self._enforcement = Enforcement.NONE
+        self._enforcement: Enforcement | None = None
+        self._is_complete = False
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -34,9 +37,14 @@ class NodeReport:
         return MappingProxyType(self._conditions)
 
     @property
-    def enforcement(self) -> Enforcement:
-        """How other containers are kept off owned CPUs at this moment."""
+    def enforcement(self) -> Enforcement | None:
+        """How other containers are kept off owned CPUs; None until the containers of the node are known."""
         return self._enforcement
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every pod with a claim that runs here has an entry."""
+        return self._is_complete
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call the listener after each change."""
@@ -51,6 +59,12 @@ class NodeReport:
     def drop_pod(self, uid: PodUid) -> None:
         """Remove the entry of a pod that is gone."""
         if self._pods.pop(uid, None) is not None:
+            self._notify()
+
+    def complete(self) -> None:
+        """Note that every pod has been looked at since the containers of the node are known."""
+        if not self._is_complete:
+            self._is_complete = True
             self._notify()
 
     def put_condition(self, condition: Condition) -> None:

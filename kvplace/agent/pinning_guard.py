@@ -161,6 +161,7 @@ class PinningGuard:
 
     async def look(self) -> None:
         """Look once at every pod, and say what has changed."""
+        sees_all = self._report.enforcement is not None
         claims = self._claims.now()
         targets = [claim.target for claim in claims.values()]
         began = time.perf_counter()
@@ -171,6 +172,8 @@ class PinningGuard:
             self._report.drop_pod(uid)
         for uid, claim in claims.items():
             self._take(claim, found.get(uid))
+        if sees_all:
+            self._report.complete()
         pinned = sum(report.pinned for report in self._report.pods.values())
         metrics.PODS.labels("true").set(pinned)
         metrics.PODS.labels("false").set(len(self._report.pods) - pinned)
@@ -202,7 +205,10 @@ class PinningGuard:
             self._follow(claim, progress, finding, verdict)
         if verdict is None or finding is None:
             self._report.put_pod(_report(claim, None, failure))
-        elif not _may_pass(finding, before) and not _is_early(claim, verdict, failure):
+        elif _may_pass(finding, before) or _is_early(claim, verdict, failure):
+            if claim.uid not in self._report.pods:
+                self._report.put_pod(_report(claim, None, failure))
+        else:
             self._report.put_pod(_report(claim, verdict, failure))
             self._say(claim, verdict.condition)
 

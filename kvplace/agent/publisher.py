@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -28,10 +28,11 @@ from kvplace.agent.published import (
 )
 from kvplace.agent.this_machine import ThisMachine
 from kvplace.core.cpu_map import CPU_MAP
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, KvplaceError, Refused
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
-from kvplace.kube.records import NodeRecord, ResourceTopologyRecord, TopologyRecord
+from kvplace.kube.records import NodeRecord, PodReport, ResourceTopologyRecord, TopologyRecord
 from kvplace.kube.retry import Backoff
 from kvplace.kube.topology_status import TopologyStatus, transition_times
 
@@ -159,18 +160,37 @@ class Publisher:
         description = describe(machine, stored if by_hand else None)
         generation = await self._write_topology(node, description, stored)
         cpu_map_by = await self._write_cpu_map(node, cpu_map_text(machine, description))
-        await self._write_resources(node, machine, description)
+        trouble: KvplaceError | None = None
+        try:
+            await self._write_resources(node, machine, description)
+        except KvplaceError as error:
+            trouble = error  # the status, which kvplace itself needs, does not wait for it
+        await self._write_status(node, machine, description, stored, cpu_map_by, generation)
+        if trouble is not None:
+            raise trouble
+
+    async def _write_status(
+        self,
+        node: NodeRecord,
+        machine: ThisMachine,
+        description: Description,
+        stored: TopologyRecord | None,
+        cpu_map_by: WrittenBy,
+        generation: int,
+    ) -> None:
+        """Write the status unless it is as this process has written it."""
+        enforcement, pods = self._enforcement_and_pods(stored)
         conditions = (
             *own_conditions(machine, description, cpu_map_by, self._resources.by),
             *self._report.conditions.values(),
         )
-        conditions = (ready(conditions, self._report.enforcement, machine), *conditions)
+        conditions = (ready(conditions, enforcement, machine), *conditions)
         before = None if stored is None else self._written.status
         status = TopologyStatus(
             observed_generation=generation,
-            enforcement=self._report.enforcement,
+            enforcement=enforcement,
             kubelet_cpus=machine.kubelet_cpus.held,
-            pods=tuple(sorted(self._report.pods.values(), key=lambda pod: pod.uid)),
+            pods=tuple(sorted(pods, key=lambda pod: pod.uid)),
             conditions=conditions,
             changed=transition_times(before, conditions, self._now()),
         )
@@ -178,6 +198,17 @@ class Publisher:
             await self._cluster.write_topology_status(node.name, status)
             metrics.WRITES.labels("status").inc()
             self._written.status = status
+
+    def _enforcement_and_pods(
+        self, stored: TopologyRecord | None
+    ) -> tuple[Enforcement, Collection[PodReport]]:
+        """Return what the components report; what the agent before has published until that is complete."""
+        enforcement = self._report.enforcement
+        if self._report.is_complete and enforcement is not None:
+            return enforcement, self._report.pods.values()
+        if stored is None:
+            return Enforcement.NONE, ()
+        return stored.enforcement, stored.pods.values()
 
     async def _write_topology(
         self, node: NodeRecord, description: Description, stored: TopologyRecord | None

@@ -26,6 +26,14 @@ async def test_it_is_ready_when_the_objects_of_its_node_have_been_read(host: Hos
                 pass
 
 
+async def test_the_report_is_complete_when_every_pod_has_been_looked_at(host: Host) -> None:
+    complete = asyncio.Event()
+    async with running_agent(host.settings(), MemoryCluster()) as agent, asyncio.timeout(5):
+        assert not agent.report.is_complete
+        agent.report.subscribe(lambda: complete.set() if agent.report.is_complete else None)
+        await complete.wait()
+
+
 async def readiness_of(agent: RunningAgent, session: aiohttp.ClientSession) -> str:
     async with session.get(f"http://{agent.health_address}/readyz") as answer:
         return await answer.text()

@@ -17,7 +17,7 @@ from kvplace.agent.own_node import OwnNode
 from kvplace.agent.publisher import Publisher
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.errors import Unavailable
+from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.ledger import LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
@@ -80,10 +80,14 @@ class Agent:
 
 
 @contextlib.asynccontextmanager
-async def publishing(host: Host, cluster: FaultyCluster) -> AsyncIterator[Agent]:
+async def publishing(host: Host, cluster: FaultyCluster, *, complete: bool = True) -> AsyncIterator[Agent]:
+    """Publish what is reported; unless `complete`, nothing is known of containers and pods yet."""
     machine = MachineWatch(host.settings())
     own = OwnNode(NODE, machine.machine.topology)
     report = NodeReport()
+    if complete:
+        report.enforce(Enforcement.NONE)
+        report.complete()
     publisher = Publisher(cluster, own, machine, report, period_s=PERIOD_S)
     work = (*(store.run(cluster) for store in own.stores), machine.run(), publisher.run())
     async with in_background(*work):
@@ -211,6 +215,27 @@ async def test_what_components_report_is_the_status(host: Host, cluster: FaultyC
         agent.report.drop_condition("Libvirt")
         agent.report.drop_pod(report.uid)
         await agent.until(lambda: agent.condition("Ready").status and not agent.status.pods)
+
+
+async def test_after_a_start_pods_and_enforcement_stay_published_until_the_new_ones_are_known(
+    host: Host, cluster: FaultyCluster
+) -> None:
+    """Else `serve` would take running pods for ended ones and give their CPUs to others."""
+    stays, ended = PodReport(PodUid("stays"), running=True), PodReport(PodUid("ended"), running=True)
+    async with publishing(host, cluster) as agent:
+        agent.report.enforce(Enforcement.NRI)
+        agent.report.put_pod(stays)
+        agent.report.put_pod(ended)
+        await agent.until(lambda: len(agent.status.pods) == 2 and agent.status.enforcement is Enforcement.NRI)
+    async with publishing(host, cluster, complete=False) as agent:
+        del cluster.topology_statuses[NODE]
+        await agent.until(lambda: agent.condition("Ready").status)
+        assert (agent.status.enforcement, agent.status.pods) == (Enforcement.NRI, (ended, stays))
+        agent.report.enforce(Enforcement.CGROUP)
+        agent.report.put_pod(stays)
+        agent.report.complete()
+        await agent.until(lambda: agent.status.pods == (stays,))
+        assert agent.status.enforcement is Enforcement.CGROUP
 
 
 async def test_a_transition_time_moves_with_the_status_and_not_with_the_message(
@@ -352,6 +377,16 @@ async def test_what_fails_is_tried_again(host: Host, cluster: FaultyCluster, ope
     async with publishing(host, cluster) as agent:
         await agent.until(lambda: agent.status.conditions and agent.zones())
         assert cluster.node_annotations(NODE)["cpu-map"] == CPU_MAP
+
+
+async def test_the_status_does_not_wait_for_a_resource_topology_that_is_refused(
+    host: Host, cluster: FaultyCluster
+) -> None:
+    refusal = Misconfigured("spec.zones: invalid")
+    cluster.faults.fail(Operation.WRITE_RESOURCE_TOPOLOGY, refusal, times=1000)
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status.conditions)
+        assert cluster.resource_topology(NODE) is None
 
 
 async def test_a_node_that_is_not_there_yet_gets_nothing_until_it_is(host: Host) -> None:

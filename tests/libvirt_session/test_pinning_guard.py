@@ -16,6 +16,7 @@ from harness.libvirt_session.daemon import LibvirtSession
 from harness.libvirt_session.documents import minimal_domain
 from kvplace.agent.repair_history import MOST_REPAIRS, PERIOD_S
 from kvplace.core.cpuset import cpus_of, mask_of
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuMask
@@ -94,6 +95,21 @@ async def test_threads_that_are_elsewhere_are_set_libvirt_is_told_and_it_is_said
         )
         assert vm.own.state.confirmed == {UID: 1}
         assert vm.written.events == []
+
+
+async def test_the_first_look_after_a_start_lists_every_pod_that_runs(
+    libvirt_session: LibvirtSession,
+) -> None:
+    """A pod that is missing from a complete report is released."""
+    pins = f"<cputune><vcpupin vcpu='0' cpuset='{SECOND}'/><emulatorpin cpuset='{FIRST}'/></cputune>"
+    async with guarded_vm(libvirt_session, pins=pins) as vm:
+        await vm.guard.look()
+        complete_before_containers_are_known = vm.report.is_complete
+        vm.report.drop_pod(UID)
+        vm.report.enforce(Enforcement.CGROUP)
+        await vm.guard.look()
+        assert (complete_before_containers_are_known, vm.report.is_complete) == (False, True)
+        assert vm.report.pods[UID].running
 
 
 async def test_pins_that_are_right_already_are_confirmed_and_nothing_is_moved(
