@@ -65,11 +65,11 @@ class Sandbox:
         except BaseException:
             self.stop()
             raise
-        told = json.loads(answer.read_text())
-        self.pid = int(told["pid"])
+        answered = json.loads(answer.read_text())
+        self.pid = int(answered["pid"])
         """Its first process, as this machine counts."""
-        self.number = int(told["number"])
-        self.groups = NodeGroups(tuple(Path(path) for path in told["groups"]))
+        self.number = int(answered["number"])
+        self.groups = NodeGroups(tuple(Path(path) for path in answered["groups"]))
 
     def __enter__(self) -> Self:
         return self

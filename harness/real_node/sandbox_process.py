@@ -58,14 +58,14 @@ def main() -> None:
         if namespaces.stdout.readline().strip() != READY:
             sys.exit("the sandbox's first process could not set it up; see above")
         init = int(Path(f"/proc/{namespaces.pid}/task/{namespaces.pid}/children").read_text().split()[0])
-        told = {
+        answered = {
             "pid": init,
             "number": _connect(init),
             "folder": str(folder),
             "groups": [str(path) for path in groups.paths],
         }
         partial = answer.with_suffix(".partial")
-        partial.write_text(json.dumps(told))
+        partial.write_text(json.dumps(answered))
         partial.rename(answer)
         _wait(namespaces)
     finally:

@@ -9,7 +9,7 @@ Sets shrink before others grow, so that a CPU never belongs to two claims. Only 
 that writes its own value again on `daemon-reload` makes one more write that is reported and put back; setting
 its property `AllowedCPUs` instead would take the right to command the host's systemd.
 
-Until the kubelet has told which container of a VM's pod is `compute`, that container is on the shared pool.
+Until the kubelet has reported which container of a VM's pod is `compute`, that one is on the shared pool.
 """
 
 from __future__ import annotations

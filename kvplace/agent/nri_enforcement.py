@@ -105,7 +105,7 @@ class _Known:
 
 
 class NriEnforcement:
-    """The plugin's handler; keeps what the runtime has told, and the last decision."""
+    """The plugin's handler; keeps what the runtime has reported, and the last decision."""
 
     events = frozenset(
         {
@@ -196,7 +196,7 @@ class NriEnforcement:
         self._apply()
         self._runtime_name = f"{runtime.name} {runtime.version}"
         self._report_connected()
-        return self._untold_updates()
+        return self._spec_updates()
 
     async def create(self, pod: nri.PodSandbox, container: nri.Container) -> nri.Creation:
         with metrics.NRI_ANSWERS.labels("create").time():
@@ -213,7 +213,7 @@ class NriEnforcement:
             return nri.Creation(nri.Cpuset(self._decided.pool))
         cpuset = self._wanted(known) if self._objects_known else self._first_cpuset(known)
         known.spec = _merged(known.spec, cpuset)
-        return nri.Creation(cpuset, tuple(self._untold_updates()))
+        return nri.Creation(cpuset, tuple(self._spec_updates()))
 
     async def update(
         self, pod: nri.PodSandbox, container: nri.Container, asked: nri.Cpuset
@@ -223,7 +223,7 @@ class NriEnforcement:
         kept = self._wanted(known)
         known.spec = _merged(known.spec, asked)
         wanted = self._wanted(known) if self._objects_known else kept
-        others = self._untold_updates(without=container.id)
+        others = self._spec_updates(without=container.id)
         if not wanted.cpus:
             return others
         # Even where nothing else was asked for: the runtime applies the whole spec again.
@@ -233,7 +233,7 @@ class NriEnforcement:
     async def stop(self, pod: nri.PodSandbox, container: nri.Container) -> Sequence[nri.ContainerUpdate]:
         self._forget(container.id)
         self._apply()
-        return self._untold_updates()
+        return self._spec_updates()
 
     async def observe(self, event: nri.Event, pod: nri.PodSandbox, container: nri.Container) -> None:
         match event:
@@ -325,7 +325,7 @@ class NriEnforcement:
             self._set(known, wanted)
 
     def _wanted(self, known: _Known) -> nri.Cpuset:
-        """Return what a container shall have; empty for one that has all CPUs without being told."""
+        """Return what a container shall have; empty for one that has all CPUs anyway."""
         if not self._objects_known:
             return known.spec
         setting = self._decided.settings.get(known.container.id)
@@ -422,18 +422,20 @@ class NriEnforcement:
 
     # How the runtime's specs follow
 
-    def _untold(self) -> Iterator[_Known]:
+    def _with_old_specs(self) -> Iterator[_Known]:
         """Yield the containers whose spec says something else than what was decided."""
         for known in self._known.values():
             if _merged(known.spec, self._wanted(known)) != known.spec:
                 yield known
 
-    def _is_untold(self) -> bool:
-        return next(self._untold(), None) is not None
+    def _has_old_specs(self) -> bool:
+        return next(self._with_old_specs(), None) is not None
 
-    def _untold_updates(self, *, without: ContainerId | None = None) -> list[nri.ContainerUpdate]:
+    def _spec_updates(self, *, without: ContainerId | None = None) -> list[nri.ContainerUpdate]:
         """Take what one answer to the runtime can say; the rest goes by courier."""
-        chosen = list(islice((it for it in self._untold() if it.container.id != without), MAX_UPDATES))
+        chosen = list(
+            islice((it for it in self._with_old_specs() if it.container.id != without), MAX_UPDATES)
+        )
         updates = [nri.ContainerUpdate(known.container.id, self._wanted(known)) for known in chosen]
         for known in chosen:
             known.spec = _merged(known.spec, self._wanted(known))
@@ -464,7 +466,7 @@ class NriEnforcement:
         """
         if self._connected:
             self._apply()
-        while self._connected and (self._specs_unsure or self._is_untold()):
+        while self._connected and (self._specs_unsure or self._has_old_specs()):
             self._specs_unsure = True
             await self._runtime.deliver(self._updates_of)
             self._specs_unsure = False
@@ -474,7 +476,7 @@ class NriEnforcement:
         for container in containers:
             if known := self._known.get(container.id):
                 known.spec = container.cpuset
-        return self._untold_updates()
+        return self._spec_updates()
 
 
 def _merged(spec: nri.Cpuset, change: nri.Cpuset) -> nri.Cpuset:

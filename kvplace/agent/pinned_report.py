@@ -21,7 +21,7 @@ from kvplace.kube.conditions import Condition
 
 PINNED = "kvplace.io/Pinned"
 _SHOWN = 3
-"""Differences that a message names; of more only the number is told."""
+"""Differences that a message names; the others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Keeps every thread of every claim where its placement says, and says whether it is.
 
 One look a second reads what the kernel has, sets what differs and reads again (`pinning_sweep`, in a thread
-of its own). What may take its time is done here: libvirt is told, memory is moved, conditions, events and
-the node's report are written.
+of its own). What may take its time is done here: libvirt is asked to keep the pins, memory is moved,
+conditions, events and the node's report are written.
 
 A newer revision of a placement is no special case: the wanted state has changed, the threads differ, they
 are set. Only its confirmation is one. It lets the cpuset shrink to the new CPUs, and the revision is not

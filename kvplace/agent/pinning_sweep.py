@@ -65,7 +65,7 @@ class Finding:
     pid: int = 0
     """The process of its QEMU; 0 where there is none."""
     pins: DomainPins | None = None
-    """What libvirt should be told; None when it knows."""
+    """The pins that libvirt does not have yet; None when it has all."""
 
     @property
     def in_order(self) -> bool:
@@ -90,7 +90,7 @@ class _Pod:
     right: dict[Tid, CpuMask] = field(default_factory=dict)
     """Threads that were seen where they should be, and where that was."""
     history: RepairHistory = field(default_factory=RepairHistory)
-    told: int = 0
+    pins_asked_of: int = 0
     """The QEMU whose libvirt was asked to keep the pins."""
 
 
@@ -174,8 +174,8 @@ class PinningSweep:
                     pod.history = pod.history.repaired(now)
             if not found:
                 pod.history = pod.history.intact(now)
-            if found != at_first or pod.told != pid:
-                pod.told, pins = pid, domain_pins(wanted, measured)
+            if found != at_first or pod.pins_asked_of != pid:
+                pod.pins_asked_of, pins = pid, domain_pins(wanted, measured)
         pod.right = _right(pod.right, wanted, measured, found)
         return Finding(
             measured,

@@ -26,9 +26,10 @@ LOCK = Path("/run/kvplace/agent.lock")
 
 @asynccontextmanager
 async def only_instance(lock: Path, waiting: Callable[[str], None]) -> AsyncIterator[None]:
-    """Be the only one that holds the lock while the block runs; `waiting` is told why when that takes time.
+    """Be the only one that holds the lock while the block runs.
 
-    Raises Misconfigured when the file cannot be opened.
+    `waiting` is called, with the reason, when another one holds it. Raises Misconfigured when the file cannot
+    be opened.
     """
     try:
         lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ def pin_domain(qemu_pid: int, pins: DomainPins, *, socket: str = SOCKET, proc: P
                 _asked(domain.pinEmulator, wanted, flags)
                 changes += 1
         for number, cpus in pins.io_threads.items():
-            # What libvirt tells of I/O threads is their affinity and not the pin that it keeps.
+            # What libvirt reports of I/O threads is their affinity and not the pin that it keeps.
             _asked(domain.pinIOThread, number, _cpumap(cpus, width), flags)
             changes += 1
         return changes

@@ -17,7 +17,7 @@ from kvplace.nri.frames import BadPeer, Channel, FrameReader, Message, MessageTy
 from kvplace.nri.messages import Call, read_call, read_result, write_call, write_failure, write_result
 
 SOCKET = Path("/var/run/nri/nri.sock")
-"""Where containerd and CRI-O listen unless they are told otherwise."""
+"""Where containerd and CRI-O listen unless configured otherwise."""
 _PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 _RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
 _UNIMPLEMENTED = 12

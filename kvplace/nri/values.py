@@ -1,4 +1,4 @@
-"""What an NRI runtime tells a plugin about pods and containers, and what the plugin may ask of it.
+"""What an NRI runtime reports to a plugin about pods and containers, and what the plugin may ask of it.
 
 These are the few fields that kvplace uses. Nothing outside this package sees protocol buffers.
 """
@@ -15,7 +15,7 @@ from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 SandboxId = NewType("SandboxId", str)
 """The id of a pod sandbox in its runtime."""
 DEFAULT_REQUEST_TIMEOUT_S = 2.0
-"""How long runtimes wait for a plugin unless they are told otherwise."""
+"""How long runtimes wait for a plugin unless configured otherwise."""
 
 
 class Event(IntEnum):
