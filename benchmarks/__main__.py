@@ -32,7 +32,6 @@ TITLES: Mapping[str, str] = {
     "hook_footprint": "The hook sidecar",
     "container_creation": "What the agent adds to a container's creation",
     "agent_footprint": "An idle agent",
-    "agent_look": "The agent, looking at every thread",
     "foreign_threads": "Other containers on a VM's cores",
     "node_agent": "The node agent",
 }

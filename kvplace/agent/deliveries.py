@@ -15,7 +15,9 @@ from kvplace.core.scalars import PodUid
 log = logging.getLogger(__name__)
 
 AGAIN_S = 30.0
-"""What was not taken is tried again after so long."""
+"""What was not taken is tried again after so long, then after twice as long, and so on."""
+LONGEST_S = 600.0
+"""Longest time between two tries."""
 
 T = TypeVar("T")
 
@@ -24,6 +26,8 @@ T = TypeVar("T")
 class _Due(Generic[T]):
     value: T
     at: float
+    pause: float
+    """Seconds until it is tried again if it is not taken."""
 
 
 class Deliveries(Generic[T]):
@@ -44,7 +48,7 @@ class Deliveries(Generic[T]):
         due = self._due.get(uid)
         if due is not None and due.value == value and due.at:
             return
-        self._due[uid] = _Due(value, 0.0)
+        self._due[uid] = _Due(value, 0.0, self._again_s)
         self._changed.set()
 
     def drop(self, uid: PodUid) -> None:
@@ -71,8 +75,9 @@ class Deliveries(Generic[T]):
         except Refused as error:
             log.info("not delivered: %s", error, extra={"uid": uid})
         except KvplaceError as error:
-            log.warning("tried again in %g s: %s", self._again_s, error, extra={"uid": uid})
-            again = _Due(due.value, asyncio.get_running_loop().time() + self._again_s)
+            log.warning("tried again in %g s: %s", due.pause, error, extra={"uid": uid})
+            moment = asyncio.get_running_loop().time() + due.pause
+            again = _Due(due.value, moment, min(due.pause * 2, LONGEST_S))
         if self._due.get(uid) is due:
             if again is None:
                 del self._due[uid]

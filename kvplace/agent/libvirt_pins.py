@@ -79,7 +79,12 @@ class LibvirtPins:
     async def _ask(self, request: dict[str, object]) -> dict[str, int | str]:
         child = self._child
         if child is None or child.returncode is not None:
-            child = self._child = await asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE)
+            try:
+                child = self._child = await asyncio.create_subprocess_exec(*_COMMAND, stdin=PIPE, stdout=PIPE)
+            except OSError as error:
+                raise LibvirtFailed(
+                    f"no process can be started to talk to libvirt: {error.strerror}"
+                ) from None
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdin.write(json.dumps(request).encode() + b"\n")

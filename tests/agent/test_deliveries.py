@@ -89,6 +89,18 @@ async def test_what_was_not_taken_is_tried_again_and_does_not_hold_others_up() -
     assert receiver.taken == [(B, 2), (A, 1)]
 
 
+async def test_each_pause_is_twice_the_one_before() -> None:
+    receiver = Receiver()
+    receiver.errors = [Unavailable("away") for _ in range(3)]
+    deliveries = Deliveries(receiver.take, again_s=0.05)
+    began = asyncio.get_running_loop().time()
+    async with running(deliveries):
+        deliveries.put(A, 1)
+        await receiver.asked_times(4)
+    assert receiver.taken == [(A, 1)]
+    assert asyncio.get_running_loop().time() - began >= 0.05 + 0.1 + 0.2
+
+
 async def test_what_was_refused_or_dropped_is_not_tried_again() -> None:
     receiver = Receiver()
     receiver.errors = [Refused("gone"), Unavailable("away")]

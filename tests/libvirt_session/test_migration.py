@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -24,6 +23,7 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuId, CpuMask, NodeName, PodUid
+from tests.libvirt_session.migrating import migrate
 
 libvirt = pytest.importorskip("libvirt", reason="libvirt-python is not installed")
 pytestmark = pytest.mark.libvirt_session
@@ -80,18 +80,6 @@ def pinned_domain(name: str, vcpus: list[CpuId], emulator: CpuId) -> str:
     pins = "".join(f"<vcpupin vcpu='{vcpu}' cpuset='{cpu}'/>" for vcpu, cpu in enumerate(vcpus))
     inside = f"<iothreads>1</iothreads><cputune>{pins}<emulatorpin cpuset='{emulator}'/></cputune>"
     return minimal_domain(name, vcpus=len(vcpus), inside=inside)
-
-
-def migrate(handle: Any, target: LibvirtSession) -> None:
-    """Migrate a paused domain as KubeVirt does: peer to peer, with its own document for the target."""
-    handle.migrateToURI3(
-        target.uri,
-        {
-            libvirt.VIR_MIGRATE_PARAM_URI: f"unix://{target.folder}/migration",
-            libvirt.VIR_MIGRATE_PARAM_DEST_XML: handle.XMLDesc(libvirt.VIR_DOMAIN_XML_MIGRATABLE),
-        },
-        libvirt.VIR_MIGRATE_LIVE | libvirt.VIR_MIGRATE_PEER2PEER | libvirt.VIR_MIGRATE_PAUSED,
-    )
 
 
 @contextmanager

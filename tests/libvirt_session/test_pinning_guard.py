@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.libvirt_session.daemon import LibvirtSession
+from harness.libvirt_session.daemon import LibvirtSession, NoLibvirtHere, RunningDomain, session_daemon
 from harness.libvirt_session.documents import minimal_domain
 from kvplace.agent.repair_history import MOST_REPAIRS, PERIOD_S
 from kvplace.core.cpuset import cpus_of, mask_of
@@ -23,6 +23,7 @@ from kvplace.core.scalars import CpuMask
 from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodReport
 from tests.libvirt_session.guarded_vm import NODE, ONLINE, UID, GuardedVm, guarded, placed, until
+from tests.libvirt_session.migrating import migrate
 
 pytestmark = pytest.mark.libvirt_session
 
@@ -305,6 +306,34 @@ async def test_a_claim_that_is_refused_is_said_and_its_threads_are_not_set(
         assert "kubelet" in vm.report.pods[UID].drift
         assert vm.cpus() == {name: cpus & ON_FIRST for name, cpus in before.items()}  # the shared pool
         assert vm.own.confirmed(UID) == 0
+
+
+async def test_a_vm_that_arrives_with_the_pins_of_its_source_gets_those_of_its_target_before_it_runs(
+    libvirt_session: LibvirtSession,
+) -> None:
+    pins = (
+        f"<cputune><vcpupin vcpu='0' cpuset='{FIRST}'/><emulatorpin cpuset='{SECOND}'/>"
+        f"<iothreadpin iothread='1' cpuset='{SECOND}'/></cputune>"
+    )
+    xml = minimal_domain("arrives", vcpus=1, inside=f"<iothreads>1</iothreads>{pins}")
+    try:
+        with session_daemon() as source, source.running(xml) as leaving:
+            migrate(leaving.handle, libvirt_session)
+            pid_file = libvirt_session.folder / "run/libvirt/qemu/run/arrives.pid"
+            arrived = RunningDomain(
+                libvirt_session.connection.lookupByName("arrives"), int(pid_file.read_text())
+            )
+            try:
+                async with guarded(libvirt_session, arrived, placed(SECOND, FIRST)) as vm, at_work(vm):
+                    assert await until_in_place(vm) < 2
+                    await vm.libvirt_keeps(AS_PLACED)
+                    assert not vm.domain.handle.isPersistent()
+                    assert vm.domain.handle.state()[0] == 3  # VIR_DOMAIN_PAUSED
+            finally:
+                arrived.handle.destroy()
+            leaving.handle.create()
+    except NoLibvirtHere as reason:
+        pytest.skip(f"no real libvirt: {reason}")
 
 
 async def test_a_vm_that_has_ended_is_not_reported_as_pinned_and_its_pod_leaves_with_its_containers(
