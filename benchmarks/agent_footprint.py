@@ -8,7 +8,7 @@ own, so that it does not meddle with this machine's; that needs root. Bytecode i
 that of its image. Memory is resident and, of that, anonymous, which is what a further process costs, since
 pages of files are shared. Imports are measured in one process, one after the other. CPU is the time of the
 process over the idle period, as a share of one core. What looking at VMs costs on top is measured by
-`agent_look`.
+`node_agent`.
 """
 
 from __future__ import annotations
