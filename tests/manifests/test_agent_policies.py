@@ -199,6 +199,7 @@ def test_an_agent_says_of_its_own_pods_whether_they_are_pinned(agent: Agent) -> 
         condition("Ready"),
         condition("kvplace.io/Relocated"),
         {"status": {"phase": "Failed"}},
+        {"status": {"observedGeneration": 99}},
         {"status": {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}]}},
         {"status": {"containerStatuses": [{"name": "compute", "image": "a", "imageID": "", "ready": True}]}},
         {"metadata": {"annotations": {"a": "b"}}},

@@ -310,6 +310,7 @@ def test_of_a_pods_status_serve_may_set_its_own_condition_alone(
         {"status": {"phase": "Failed"}},
         {"status": {"podIP": "10.0.0.1"}},
         {"status": {"message": "m"}},
+        {"status": {"observedGeneration": 99}},
     ]
     for change in changes:
         with pytest.raises(RequestRefused, match=r"only the condition kvplace.io/Relocated"):
