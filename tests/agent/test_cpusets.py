@@ -163,6 +163,14 @@ def test_a_relocating_vm_has_old_and_new_cpus_until_its_threads_have_followed() 
     }
 
 
+def test_a_relocating_vm_keeps_the_cpu_of_its_emulator_until_its_threads_have_followed() -> None:
+    old, new = placed(VM, "2", emulator="3"), placed(VM, "4", emulator="5", revision=2)
+    owned = replace(old, placement=replace(old.placement, owned=parse_cpu_list("2-3")))
+    state = replace(node_with(owned), placements={VM: new})
+    state = replace(state, ledger=Ledger({CpuId(cpu): VM for cpu in (2, 3, 4)}, state.ledger.claims))
+    assert lists(decide_cpusets(state, [container(VM, cpus="2-3")]))["uid-vm/compute"] == "2-5"
+
+
 def test_a_migration_target_may_use_the_pool_too_until_its_threads_are_on_its_own_cpus() -> None:
     state = node_with(placed(VM, "2-3"), placed(OTHER_VM, "4-5"))
     arriving = replace(container(VM), incoming=True)

@@ -130,13 +130,13 @@ async def test_a_libvirt_that_hangs_holds_nobody_up_and_is_asked_again(
     libvirt_session: LibvirtSession,
 ) -> None:
     _, second = two_cpus(libvirt_session)
-    pins = LibvirtPins(socket=socket_below_root(libvirt_session), answer_within_s=1)
+    pins = LibvirtPins(socket=socket_below_root(libvirt_session), answer_within_s=4)
     with libvirt_session.running(minimal_domain("hangs", inside=VM)) as domain:
         with stopped(libvirt_session):
             began = time.monotonic()
-            with pytest.raises(LibvirtFailed, match=r"did not answer within 1 s"):
+            with pytest.raises(LibvirtFailed, match=r"did not answer within 4 s"):
                 await pins.pin(domain.pid, DomainPins(emulator=mask_of([second])))
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 8
         assert await pins.pin(domain.pid, DomainPins(emulator=mask_of([second]))) == 1
         await pins.close()
 
