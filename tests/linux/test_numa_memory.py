@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvplace.core.scalars import NumaId
-from kvplace.linux.kernel_files import Gone
+from kvplace.linux.cgroup import UNIFIED, folders_of
+from kvplace.linux.kernel_files import Gone, read_cpu_list
 from kvplace.linux.numa_memory import memory_of_cgroup, memory_of_process
 
 MIB = 1 << 20
@@ -73,3 +74,14 @@ def test_memory_that_a_real_process_writes_is_counted(flags: int) -> None:
     with mmap.mmap(-1, 64 * MIB, flags=flags | mmap.MAP_ANONYMOUS) as memory:
         memory.write(b"x" * 64 * MIB)
         assert sum(memory_of_process(process).values()) - before >= 64 * MIB
+
+
+def test_the_cgroup_of_this_process_has_memory_on_nodes_that_exist() -> None:
+    folders = folders_of(Path("/proc/self"), Path("/sys/fs/cgroup"))
+    folder = folders.get("memory", folders.get(UNIFIED, Path("/none")))
+    if not (folder / "memory.numa_stat").exists():
+        pytest.skip(f"the kernel does not count memory by NUMA node here: no memory.numa_stat in {folder}")
+    found = memory_of_cgroup(folders)
+    online = read_cpu_list(Path("/sys/devices/system/node/online"))
+    assert sum(found.values()) > MIB
+    assert all(online >> node & 1 for node in found)
