@@ -16,6 +16,7 @@ import socket
 from contextlib import suppress
 
 from kvplace.core.errors import BadDomainXml, KvplaceError, Misconfigured
+from kvplace.hook.logs import log
 from kvplace.hook.pod_environment import PodEnvironment
 from kvplace.hook.protobuf import MAX_MESSAGE_BYTES
 
@@ -39,12 +40,16 @@ esac
 
 
 def listen(env: PodEnvironment) -> socket.socket | None:
-    """Put the program into libvirt's folder and listen beside it; None where the folder is not mounted.
+    """Put the program into libvirt's folder and listen beside it; None where that cannot be.
 
     Raises Misconfigured when the folder cannot be used.
     """
     folder = env.libvirt_hook_folder
     if not os.path.isdir(folder):  # noqa: PTH112 - see pod_environment
+        return None  # not mounted: the pod was made by an older release
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        # libvirt would try all the same, and start nothing: a program that cannot be run has failed.
+        log("warning", f"{folder} is mounted noexec; a VM that migrates here keeps the pins of its source")
         return None
     path = f"{folder}/{_SOCKET}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -184,8 +184,24 @@ def test_a_restarted_hook_takes_over_the_folder(hook: HookProcess, libvirt: Libv
     assert sorted(path.name for path in libvirt.program.parent.iterdir()) == ["kvplace", "kvplace.sock"]
 
 
-def test_a_folder_that_cannot_be_written_is_said_at_the_start(hook: HookProcess) -> None:
-    hook.environ["KVPLACE_LIBVIRT_HOOK_FOLDER"] = "/proc"
+def test_a_folder_that_cannot_be_used_is_said_at_the_start(hook: HookProcess) -> None:
+    deep = hook.root / ("long" * 30)
+    deep.mkdir()
+    hook.environ["KVPLACE_LIBVIRT_HOOK_FOLDER"] = str(deep)
     failed = hook.run("serve")
     assert failed.returncode == 1
-    assert "cannot use /proc for libvirt's hooks" in failed.stderr
+    assert f"cannot use {deep} for libvirt's hooks" in failed.stderr
+
+
+def test_where_no_program_may_run_none_is_put_since_libvirt_would_start_no_vm_then(hook: HookProcess) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    folder = hook.root / "libvirt"
+    folder.mkdir()
+    hook.environ["KVPLACE_LIBVIRT_HOOK_FOLDER"] = str(folder)
+    mount = 'mount -t tmpfs -o noexec none "$0" && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", mount, str(folder), *hook.program, "serve"]
+    hook.process = subprocess.Popen(command, env=hook.environ, stderr=subprocess.PIPE, text=True)
+    assert f"{folder} is mounted noexec; a VM that migrates here keeps" in hook.next_log_line()
+    assert "serving on" in hook.next_log_line()
+    assert list(Path(f"/proc/{hook.process.pid}/root{folder}").iterdir()) == []
