@@ -20,7 +20,7 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import ContainerId, NumaId, PodUid
 from kvplace.linux.kernel_files import Gone, Unreadable
-from kvplace.nri.values import Cpuset
+from kvplace.nri.values import Cpuset, Event
 from tests.agent.nodes_in_use import OTHER_VM, PLAIN, VM, machine_of, node_with, placed
 from tests.agent.played_runtime import PlayedContainer, PlayedObjects, PlayedRuntime, now
 
@@ -268,6 +268,12 @@ class TestChangesOfTheNode:
         now(node.agent.carry_out())
         assert _spec(other) == "0-1,4-7"
 
+    def test_a_container_that_is_removed_without_having_stopped_is_forgotten(self) -> None:
+        node = Node(ONE_VM)
+        compute, other = node.started(VM, "compute"), node.started(VM, "other")
+        now(node.agent.observe(Event.REMOVE, compute.pod, compute.value()))
+        assert [found.id for found in node.agent.containers()] == [other.id]
+
     def test_containers_of_a_removed_pod_are_forgotten(self) -> None:
         node = Node(ONE_VM)
         node.started(VM, "compute")
@@ -293,6 +299,14 @@ class TestRestarts:
         node.restart_agent()
         assert (node.cgroup(compute), node.cgroup(other)) == ("2-3", "0-1,4-7")
         assert [_spec(found) for found in (compute, other, unstarted)] == ["2-3", "0-1,4-7", "0-1,4-7"]
+
+    def test_what_ended_while_the_runtime_was_away_is_forgotten(self) -> None:
+        node = Node(ONE_VM)
+        node.started(VM, "compute")
+        node.runtime.disconnect()
+        node.runtime.remove_pod(next(iter(node.runtime.pods.values())))
+        node.runtime.connect(node.agent)
+        assert list(node.agent.containers()) == []
 
     def test_what_runs_is_not_touched_when_nothing_has_changed(self) -> None:
         node = Node(ONE_VM)
@@ -336,6 +350,8 @@ class TestRestarts:
 
     def test_a_runtime_that_is_away_is_reported_and_enforcement_stays(self) -> None:
         node = Node(ONE_VM)
+        node.started(VM, "compute")
+        node.started(PLAIN, "app")
         assert node.report.enforcement is Enforcement.NRI
         assert node.report.conditions[CPUSETS_ENFORCED].status is True
         node.agent.disconnected(Unavailable("the NRI runtime closed the connection"))
@@ -343,6 +359,7 @@ class TestRestarts:
         assert (condition.status, condition.reason) == (False, "RuntimeUnavailable")
         assert condition.message == "the NRI runtime closed the connection."
         assert node.report.enforcement is Enforcement.NRI
+        node.runtime.cgroups.writes.clear()
         node.change(EMPTY)
         assert node.runtime.cgroups.writes == []
 
