@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from kvplace.agent import nri_enforcement
+from kvplace.agent import nri_enforcement, repair_history
 from kvplace.agent.cpusets import RefusalReason
 from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
 from kvplace.agent.node_report import NodeReport
@@ -230,6 +231,28 @@ class TestUpdates:
         condition = node.report.conditions[CPUSETS_ENFORCED]
         assert (condition.status, condition.reason) == (False, "RepairsUndone")
         assert "vms/pod-of-uid-vm/compute" in condition.message
+
+    async def test_a_repair_that_was_given_up_is_tried_again_although_nobody_writes(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for module in (nri_enforcement, repair_history):
+            monkeypatch.setattr(module, "PERIOD_S", 1.0)
+        node = Node(ONE_VM)
+        compute = node.started(VM, "compute")
+        for _ in range(MOST_REPAIRS + 1):
+            node.runtime.write_cgroup(compute, parse_cpu_list("0-7"))
+            node.agent.check(compute.id)
+        assert node.cgroup(compute) == "0-7"
+        written, write = asyncio.Event(), node.runtime.cgroups.set
+
+        def write_and_say_so(*arguments: Any) -> None:
+            write(*arguments)
+            written.set()
+
+        monkeypatch.setattr(node.runtime.cgroups, "set", write_and_say_so)
+        async with asyncio.timeout(10):
+            await written.wait()
+        assert node.cgroup(compute) == "2-3"
 
 
 class TestChangesOfTheNode:
