@@ -205,6 +205,7 @@ class PinningGuard:
             self._follow(claim, progress, finding, verdict)
         if verdict is None or finding is None:
             self._report.put_pod(_report(claim, None, failure))
+            self._take_back(claim)
         elif _may_pass(finding, before) or _is_early(claim, verdict, failure):
             if claim.uid not in self._report.pods:
                 self._report.put_pod(_report(claim, None, failure))
@@ -258,6 +259,14 @@ class PinningGuard:
         pod = self._own.pods.get(claim.uid)
         if pod is not None and pod.condition(PINNED) != condition:
             self._conditions.put(claim.uid, condition)
+
+    def _take_back(self, claim: ClaimHere) -> None:
+        """Do not go on to say of a VM that has ended that it is pinned."""
+        pod = self._own.pods.get(claim.uid)
+        said = None if pod is None else pod.condition(PINNED)
+        if said is not None and said.status:
+            message = f"revision {claim.placement.revision}: its threads have ended"
+            self._say(claim, Condition(PINNED, False, "NotRunning", message))
 
     async def _write_condition(self, uid: PodUid, condition: Condition) -> None:
         pod = self._own.pods.get(uid)

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuMask
 from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodReport
+from kvplace.kube.watches import Apply
 from tests.libvirt_session.guarded_vm import NODE, ONLINE, UID, GuardedVm, guarded, placed, until
 from tests.libvirt_session.migrating import migrate
 
@@ -336,15 +338,28 @@ async def test_a_vm_that_arrives_with_the_pins_of_its_source_gets_those_of_its_t
         pytest.skip(f"no real libvirt: {reason}")
 
 
-async def test_a_vm_that_has_ended_is_not_reported_as_pinned_and_its_pod_leaves_with_its_containers(
+async def test_a_vm_that_has_ended_is_not_said_to_be_pinned_any_more(
     libvirt_session: LibvirtSession,
 ) -> None:
     async with guarded_vm(libvirt_session) as vm:
         await vm.looks()
+        record = vm.own.pods.records[UID]
+        said = vm.condition(status=True, reason="AsPlaced", message="revision 1: all threads run as placed")
+        vm.own.pods.apply(Apply(replace(record, conditions=(said,))))
         vm.domain.handle.destroy()
+        async with at_work(vm):
+            await vm.says(
+                vm.condition(status=False, reason="NotRunning", message="revision 1: its threads have ended")
+            )
+            assert vm.report.pods[UID] == PodReport(UID, "vms", "virt-launcher-a", running=True)
+            vm.containers.known = ()
+            await until(lambda: not vm.report.pods)
+        vm.domain.handle.create()
+
+
+async def test_a_pod_whose_containers_are_gone_is_not_reported(libvirt_session: LibvirtSession) -> None:
+    async with guarded_vm(libvirt_session) as vm:
         await vm.looks()
-        assert vm.report.pods[UID] == PodReport(UID, "vms", "virt-launcher-a", running=True)
         vm.containers.known = ()
         await vm.looks(1)
         assert dict(vm.report.pods) == {}
-        vm.domain.handle.create()
