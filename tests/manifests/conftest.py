@@ -5,6 +5,7 @@ Not the shared one: the webhooks and policies of an installation concern every p
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.cluster import ControlPlane, Json
+from tests.manifests.agents import NAMESPACE, TOPOLOGIES, Agent, condition, cpu_map, pod_on, token_of
+from tests.manifests.policies import refused
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 STRICTLY = ("--server-side", "--validate=strict", "--warnings-as-errors")
@@ -59,3 +62,28 @@ def cluster(fresh_cluster: ControlPlane, manifests: Path) -> ControlPlane:
     """Install kvplace with certificates of one's own."""
     fresh_cluster.kubectl("apply", *STRICTLY, "-k", str(manifests / "own-certificates"))
     return fresh_cluster
+
+
+@pytest.fixture(scope="module")
+def agent(cluster: ControlPlane) -> Iterator[Agent]:
+    """Give an agent once the policies that limit it are in force."""
+    manifests = cluster.kubectl("get", "daemonset", "-n", NAMESPACE, "-o", "name")
+    assert manifests.strip() == "daemonset.apps/kvplace-agent"
+    node, other = (f"{name}-{secrets.token_hex(4)}" for name in ("mine", "other"))
+    for name in (node, other):
+        body: Json = {"metadata": {"name": name, "labels": {"rack": "a"}}}
+        cluster.request("POST", "/api/v1/nodes", body)
+    found = Agent(cluster, node, other, token_of(cluster, node))
+    refused(lambda: found.create_topology(other, f"{TOPOLOGIES}?dryRun=All"))
+    refused(lambda: found.request("PATCH", f"/api/v1/nodes/{other}?dryRun=All", cpu_map("{}")))
+    refused(lambda: found.request("PATCH", f"{pod_on(cluster, other)}/status?dryRun=All", condition()))
+    yield found
+    for name in (node, other):
+        cluster.request("DELETE", f"/api/v1/nodes/{name}")
+
+
+@pytest.fixture(scope="module")
+def resource_topologies(cluster: ControlPlane, manifests: Path) -> None:
+    """Install the kind NodeResourceTopology, as docs/agent.md says."""
+    cluster.kubectl("apply", "--server-side", "-k", f"{manifests}/node-resource-topology")
+    cluster.kubectl("wait", "--for=condition=Established", "crd/noderesourcetopologies.topology.node.k8s.io")

@@ -2,128 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import pytest
 
-from harness.control_plane.cluster import (
-    MERGE_PATCH,
-    STRATEGIC_MERGE_PATCH,
-    ControlPlane,
-    Json,
-    RequestRefused,
+from harness.control_plane.cluster import MERGE_PATCH, STRATEGIC_MERGE_PATCH, Json, RequestRefused
+from tests.manifests.agents import (
+    NAMESPACE,
+    RESOURCES,
+    SPEC,
+    TOPOLOGIES,
+    Agent,
+    condition,
+    cpu_map,
+    pod_on,
+    resources,
+    topology,
 )
 from tests.manifests.policies import refused
-
-NAMESPACE = "kvplace-agent"
-TOPOLOGIES = "/apis/kvplace.io/v1alpha1/nodetopologies"
-RESOURCES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
-SPEC = {
-    "packages": [{"id": 0, "cpus": "0-1"}],
-    "numaNodes": [{"id": 0, "cpus": "0-1"}],
-    "l3Groups": ["0-1"],
-    "cores": ["0", "1"],
-}
-
-
-@dataclass
-class Agent:
-    """The agent of one node, by the token that the kubelet gives its pod."""
-
-    cluster: ControlPlane
-    node: str
-    other: str
-    token: str
-
-    def request(self, method: str, path: str, body: Json, content_type: str = MERGE_PATCH) -> Json:
-        kind = content_type if method == "PATCH" else "application/json"
-        return self.cluster.request(method, path, body, content_type=kind, token=self.token)
-
-    def create_topology(self, name: str, path: str = TOPOLOGIES) -> Json:
-        return self.request("POST", path, topology(name) if path == TOPOLOGIES else resources(name))
-
-
-def topology(name: str) -> Json:
-    return {
-        "apiVersion": "kvplace.io/v1alpha1",
-        "kind": "NodeTopology",
-        "metadata": {"name": name},
-        "spec": SPEC,
-    }
-
-
-def resources(name: str) -> Json:
-    return {
-        "apiVersion": "topology.node.k8s.io/v1alpha2",
-        "kind": "NodeResourceTopology",
-        "metadata": {"name": name},
-        "topologyPolicies": ["None"],
-        "zones": [],
-    }
-
-
-@pytest.fixture(scope="module")
-def agent(cluster: ControlPlane) -> Iterator[Agent]:
-    """Give an agent once the policies that limit it are in force."""
-    manifests = cluster.kubectl("get", "daemonset", "-n", NAMESPACE, "-o", "name")
-    assert manifests.strip() == "daemonset.apps/kvplace-agent"
-    node, other = (f"{name}-{secrets.token_hex(4)}" for name in ("mine", "other"))
-    for name in (node, other):
-        body: Json = {"metadata": {"name": name, "labels": {"rack": "a"}}}
-        cluster.request("POST", "/api/v1/nodes", body)
-    pod = cluster.request(
-        "POST",
-        f"/api/v1/namespaces/{NAMESPACE}/pods",
-        {
-            "metadata": {"name": f"agent-{node}"},
-            "spec": {
-                "nodeName": node,
-                "serviceAccountName": "kvplace-agent",
-                "containers": [{"name": "agent", "image": "example.test/agent"}],
-            },
-        },
-    )
-    token = cluster.request(
-        "POST",
-        f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/kvplace-agent/token",
-        {
-            "spec": {
-                "boundObjectRef": {
-                    "kind": "Pod",
-                    "apiVersion": "v1",
-                    "name": pod["metadata"]["name"],
-                    "uid": pod["metadata"]["uid"],
-                }
-            }
-        },
-    )["status"]["token"]
-    found = Agent(cluster, node, other, token)
-    refused(lambda: found.create_topology(other, f"{TOPOLOGIES}?dryRun=All"))
-    refused(lambda: found.request("PATCH", f"/api/v1/nodes/{other}?dryRun=All", cpu_map("{}")))
-    refused(lambda: found.request("PATCH", f"{pod_on(cluster, other)}/status?dryRun=All", condition()))
-    yield found
-    for name in (node, other):
-        cluster.request("DELETE", f"/api/v1/nodes/{name}")
-
-
-def cpu_map(text: str | None) -> Json:
-    return {"metadata": {"annotations": {"cpu-map": text}}}
-
-
-def condition(kind: str = "kvplace.io/Pinned") -> Json:
-    return {"status": {"conditions": [{"type": kind, "status": "True", "reason": "AffinitiesRead"}]}}
-
-
-def pod_on(cluster: ControlPlane, node: str) -> str:
-    """Create a pod that is bound to a node; return its path."""
-    path = "/api/v1/namespaces/default/pods"
-    name = f"vm-{secrets.token_hex(4)}"
-    containers = [{"name": "compute", "image": "example.test/launcher"}]
-    spec = {"nodeName": node, "containers": containers}
-    cluster.request("POST", path, {"metadata": {"name": name}, "spec": spec})
-    return f"{path}/{name}"
 
 
 @pytest.mark.parametrize("path", [TOPOLOGIES, RESOURCES])
@@ -245,10 +139,3 @@ def test_the_policies_do_not_limit_others(agent: Agent) -> None:
         {"status": {"phase": "Running"}},
         content_type=STRATEGIC_MERGE_PATCH,
     )
-
-
-@pytest.fixture(scope="module")
-def resource_topologies(cluster: ControlPlane, manifests: object) -> None:
-    """Install the kind NodeResourceTopology, as docs/agent.md says."""
-    cluster.kubectl("apply", "--server-side", "-k", f"{manifests}/node-resource-topology")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/noderesourcetopologies.topology.node.k8s.io")
