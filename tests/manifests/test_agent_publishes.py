@@ -45,6 +45,7 @@ async def test_an_agent_with_its_own_rights_publishes_everything(
     try:
         async with in_background(*(store.run(client) for store in own.stores), publisher.run()):
             report.enforce(Enforcement.NRI)
+            report.complete()
             async with asyncio.timeout(60):
                 await published.wait()
     finally:
