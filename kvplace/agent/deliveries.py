@@ -33,10 +33,17 @@ class _Due(Generic[T]):
 class Deliveries(Generic[T]):
     """One delivery at a time; a value that is replaced before its turn is never delivered."""
 
-    def __init__(self, deliver: Callable[[PodUid, T], Awaitable[None]], *, again_s: float = AGAIN_S) -> None:
+    def __init__(
+        self,
+        deliver: Callable[[PodUid, T], Awaitable[None]],
+        *,
+        again_s: float = AGAIN_S,
+        longest_s: float = LONGEST_S,
+    ) -> None:
         """`deliver` raises Refused for what is not to be tried again, another KvplaceError for what is."""
         self._deliver = deliver
         self._again_s = again_s
+        self._longest_s = longest_s
         self._due: dict[PodUid, _Due[T]] = {}
         self._changed = asyncio.Event()
 
@@ -77,7 +84,7 @@ class Deliveries(Generic[T]):
         except KvplaceError as error:
             log.warning("tried again in %g s: %s", due.pause, error, extra={"uid": uid})
             moment = asyncio.get_running_loop().time() + due.pause
-            again = _Due(due.value, moment, min(due.pause * 2, LONGEST_S))
+            again = _Due(due.value, moment, min(due.pause * 2, self._longest_s))
         if self._due.get(uid) is due:
             if again is None:
                 del self._due[uid]

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from kvplace.agent import metrics
 from kvplace.agent.claims_here import ClaimHere, ClaimsHere, PlacementsInForce
-from kvplace.agent.deliveries import Deliveries
+from kvplace.agent.deliveries import AGAIN_S, Deliveries
 from kvplace.agent.enforced_containers import EnforcedContainers
 from kvplace.agent.libvirt_pins import LibvirtFailed, LibvirtPins
 from kvplace.agent.node_report import NodeReport
@@ -132,7 +132,8 @@ class PinningGuard:
         self._sweep = PinningSweep(mounted, proc=proc, clock=clock)
         self._worker = ThreadPoolExecutor(1, "sweep")
         self._pins = Deliveries(self._tell_libvirt)
-        self._conditions = Deliveries(self._write_condition)
+        # An API server that is back gets them soon.
+        self._conditions = Deliveries(self._write_condition, longest_s=AGAIN_S)
         self._pods: dict[PodUid, _Progress] = {}
         self._wake = asyncio.Event()
         self._closed = False
