@@ -103,6 +103,19 @@ async def test_a_cgroup_that_somebody_writes_is_set_again_within_two_seconds(nod
         assert agent.repairs == 1
 
 
+async def test_a_cgroup_of_another_pod_that_somebody_writes_is_set_again(node: RealNode) -> None:
+    async with node.agent() as agent:
+        pod, _ = await to_thread(node.vm_pod, "vm")
+        await to_thread(container, pod, "compute")
+        plain = await to_thread(node.runtime.run_pod, "plain")
+        app = await to_thread(container, plain, "app")
+        assert await to_thread(app.cpuset) == POOL
+        (known,) = [each for each in agent.containers() if each.name == "app"]
+        (agent.cgroup_of(known.id) / "cpuset.cpus").write_text(ALL)
+        await until(lambda: app.cpuset() == POOL, within_s=2)
+        assert agent.repairs == 1
+
+
 async def test_it_connects_again_after_a_restart_of_the_runtime(node: RealNode) -> None:
     async with node.agent() as agent:
         pod, _ = await to_thread(node.vm_pod, "vm")
