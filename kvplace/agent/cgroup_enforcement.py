@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kvplace.agent import metrics
 from kvplace.agent.containers import COMPUTE, Container
 from kvplace.agent.cpusets import Cpusets, CpuSetting, decide_cpusets
 from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
@@ -242,6 +243,7 @@ class CgroupEnforcement:
             return False
         known.history = known.history.repaired(now)
         self.repairs += 1
+        metrics.CPUSET_REPAIRS.inc()
         wanted = format_cpu_list(setting.cpus)
         log.warning("%s was set to CPU %s; it gets CPU %s again", known.cgroup.folder, found, wanted)
         return True
