@@ -195,6 +195,7 @@ class NriEnforcement:
         self._specs_unsure = False
         self._apply()
         self._runtime_name = f"{runtime.name} {runtime.version}"
+        log.info("connected to the NRI of %s: %d containers", self._runtime_name, len(self._known))
         self._report_connected()
         return self._spec_updates()
 

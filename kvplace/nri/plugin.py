@@ -167,8 +167,10 @@ async def session(socket: Path, name: PluginName, handler: Handler) -> AsyncIter
         connection.close(Unavailable("the connection was closed by the agent"))
         serving.cancel()
         await asyncio.wait([serving])
-        if not serving.cancelled():
-            serving.exception()  # the futures have raised it
+        # What else it raises has been raised by the futures.
+        error = None if serving.cancelled() else serving.exception()
+        if error is not None and not isinstance(error, Unavailable):
+            log.error("a call of the NRI runtime could not be answered", exc_info=error)
 
 
 class _Calls:
@@ -223,12 +225,6 @@ class _Calls:
             return write_synchronized((), more=True)
         pods, self._pods = self._pods, []
         containers, self._containers = self._containers, []
-        log.info(
-            "connected to the NRI of %s %s: %d containers",
-            self._runtime.name,
-            self._runtime.version,
-            len(containers),
-        )
         answer = self._handler.synchronize(self._runtime, pods, containers)
         updates = await self._in_time("Synchronize", answer, ())
         if not self._synchronized.done():

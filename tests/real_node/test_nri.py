@@ -15,6 +15,7 @@ from harness.real_node.runtime import Container, ContainerRuntime
 from harness.real_node.sandbox import CommandFailed
 from kvplace.agent import nri_enforcement
 from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
+from kvplace.core.scalars import ContainerId
 from tests.real_node.nri_agent import ALL, OWNED, POOL, SAY_CPUS_AND_STAY, RealNode, container, until
 
 
@@ -94,13 +95,18 @@ async def test_containers_made_while_no_agent_ran_get_their_cpus_when_one_starts
 
 
 async def test_a_cgroup_that_somebody_writes_is_set_again_within_two_seconds(node: RealNode) -> None:
+    plain = await to_thread(node.runtime.run_pod, "plain")
+    before = await to_thread(container, plain, "before")
     async with node.agent() as agent:
         pod, _ = await to_thread(node.vm_pod, "vm")
         compute = await to_thread(container, pod, "compute")
-        (known,) = agent.containers()
-        (agent.cgroup_of(known.id) / "cpuset.cpus").write_text(ALL)
-        await until(lambda: compute.cpuset() == OWNED, within_s=2)
-        assert agent.repairs == 1
+        after = await to_thread(container, plain, "after")
+        for target, own in (compute, OWNED), (before, POOL), (after, POOL):
+            folder = agent.cgroup_of(ContainerId(target.id))
+            await until(partial(_has, target, own))
+            (folder / "cpuset.cpus").write_text(ALL)
+            await until(partial(_has, target, own), within_s=2)
+        assert agent.repairs == 3
 
 
 async def test_a_cgroup_of_another_pod_that_somebody_writes_is_set_again(node: RealNode) -> None:
