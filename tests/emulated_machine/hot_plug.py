@@ -1,0 +1,39 @@
+"""Run inside an emulated machine: how soon the agent notices a CPU that goes offline and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from kvplace.agent.machine_watch import MachineWatch
+from kvplace.agent.settings import AgentSettings
+from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.service.process import in_background
+from kvplace.service.settings import Address
+
+NEVER_S = 3600.0
+"""Only the kernel's events can make the watch look."""
+
+
+def online_sets(cpu: int) -> list[tuple[CpuMask, float]]:
+    """Switch a CPU off and on; return the CPUs that the watch then has, and after how many seconds."""
+    return asyncio.run(_online_sets(Path(f"/sys/devices/system/cpu/cpu{cpu}/online")))
+
+
+async def _online_sets(switch: Path) -> list[tuple[CpuMask, float]]:
+    settings = AgentSettings(NodeName("here"), Address("127.0.0.1", 0), check_machine_every_s=NEVER_S)
+    watch = MachineWatch(settings)
+    changed = asyncio.Event()
+    watch.subscribe(changed.set)
+    found = []
+    async with in_background(watch.run()):
+        await asyncio.sleep(0)  # the watch has begun
+        for state in ("0", "1"):
+            changed.clear()
+            await asyncio.to_thread(switch.write_text, state)
+            began = time.monotonic()
+            async with asyncio.timeout(60):
+                await changed.wait()
+            found.append((watch.machine.topology.cpus, time.monotonic() - began))
+    return found
