@@ -82,7 +82,9 @@ class PodCgroups:
                     if not (folder / name).read_text().strip():  # an agent may have been faster
                         (folder / name).write_text((folder.parent / name).read_text())
             else:
-                (folder.parent / "cgroup.subtree_control").write_text("+cpuset")
+                there = (folder.parent / "cgroup.controllers").read_text().split()
+                wanted = [f"+{name}" for name in ("cpuset", "memory") if name in there]
+                (folder.parent / "cgroup.subtree_control").write_text(" ".join(wanted))
         return folder
 
     def process(self, folder: Path, *command: str) -> subprocess.Popen[bytes]:

@@ -33,7 +33,7 @@ class Call:
     """A function to call, with its arguments."""
 
     task: bytes
-    """A pickle of (function, arguments, named arguments), opened by the process that makes the call only."""
+    """A pickle of (function, arguments, named arguments)."""
     timeout_s: float
 
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 import lzma
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 # What is built into a kernel is no file among its modules, and left out.
-MODULES = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
+MODULES = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay", "virtio_net")
 MOUNT_TAG = "host"
+HOST_ADDRESS = "10.96.0.1"
+"""What a guest calls this machine's loopback; the API server's certificate is for this address, too."""
+GUEST_ADDRESS = "10.96.0.2"
 _DEPENDS = re.compile(rb"\0depends=([^\0]*)\0")
 
 INIT = f"""\
@@ -37,6 +40,8 @@ mount -t hugetlbfs hugetlbfs /machine/dev/hugepages
 mount -t tmpfs -o mode=755 tmpfs /machine/run
 mount -t cgroup2 cgroup2 /machine/sys/fs/cgroup
 /bin/busybox ip link set lo up
+/bin/busybox ip address add {GUEST_ADDRESS}/24 dev eth0
+/bin/busybox ip link set eth0 up
 echo emulated > /machine/proc/sys/kernel/hostname
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LC_ALL=C.UTF-8
 exec /bin/busybox switch_root /machine "$KVPLACE_PYTHON" -P -m harness.emulated_machine.inside
@@ -53,17 +58,20 @@ class Entry:
 
 
 def initramfs(busybox: Path, modules: Path) -> bytes:
-    """Build the archive from a static busybox and a kernel's folder of modules."""
+    """Build the archive from a static busybox and a folder of modules that are to be loaded by name."""
     entries = [Entry(folder, stat.S_IFDIR | 0o755) for folder in ("bin", "dev", "modules")]
     entries.append(Entry("bin/busybox", stat.S_IFREG | 0o755, busybox.read_bytes()))
     entries.append(Entry("init", stat.S_IFREG | 0o755, INIT.encode()))
-    for number, (name, content) in enumerate(in_loading_order(_modules_below(modules)).items()):
-        entries.append(Entry(f"modules/{number:02}-{name}.ko", stat.S_IFREG | 0o644, content))
+    entries.extend(
+        Entry(f"modules/{module.name}", stat.S_IFREG | 0o644, module.read_bytes())
+        for module in sorted(modules.iterdir())
+    )
     return cpio(entries)
 
 
-def in_loading_order(available: Mapping[str, Path]) -> dict[str, bytes]:
-    """Read the wanted modules and those that they depend on, each after what it depends on."""
+def in_loading_order(folder: Path) -> dict[str, bytes]:
+    """Read the wanted modules of a kernel and those that they depend on, each after what it depends on."""
+    available = {_key(path.name.partition(".ko")[0]): path for path in folder.rglob("*.ko*")}
     ordered: dict[str, bytes] = {}
 
     def take(name: str) -> None:
@@ -78,10 +86,6 @@ def in_loading_order(available: Mapping[str, Path]) -> dict[str, bytes]:
     for name in MODULES:
         take(_key(name))
     return ordered
-
-
-def _modules_below(folder: Path) -> dict[str, Path]:
-    return {_key(path.name.partition(".ko")[0]): path for path in sorted(folder.rglob("*.ko*"))}
 
 
 def _key(name: str) -> str:

@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 
 from harness.emulated_machine import initramfs as initramfs_parts
-from harness.emulated_machine.initramfs import initramfs
+from harness.emulated_machine.initramfs import MODULES, in_loading_order, initramfs
 
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _PROGRAMS = {
@@ -29,17 +29,6 @@ _PROGRAMS = {
     "dpkg-deb": "dpkg",
     "setpriv": "util-linux",
 }
-# Where each module that an initramfs may need lies among some thousand others.
-_FOLDERS = (
-    "drivers/virtio",
-    "drivers/char",
-    "fs/9p",
-    "fs/netfs",
-    "fs/fscache",
-    "fs/overlayfs",
-    "net/9p",
-    "lib",
-)
 
 
 _TARGET, _PACKAGES = "$(REPO_URI) $(RELEASE)", "Created-By: Packages"
@@ -80,7 +69,7 @@ def fetched(kernel: Kernel) -> Boot:
     for program, package in _PROGRAMS.items():
         if shutil.which(program) is None:
             raise NoMachineHere(f"no {program} (Debian: {package})")
-    recipe = hashlib.sha256(repr((kernel.value, _FOLDERS)).encode()).hexdigest()[:16]
+    recipe = hashlib.sha256(repr((kernel.value, MODULES)).encode()).hexdigest()[:16]
     image = _kept(kernel.name, recipe, lambda folder: _fetch(kernel, folder))
     busybox = Path(shutil.which("busybox") or "")
     parts = hashlib.sha256(Path(initramfs_parts.__file__).read_bytes())
@@ -124,9 +113,9 @@ def _fetch(kernel: Kernel, folder: Path) -> None:
         _run(["dpkg-deb", "-x", str(archive), str(apt / "files")], apt)
         (release,) = (apt / "files" / "lib" / "modules").iterdir()
         shutil.copyfile(apt / "files" / "boot" / f"vmlinuz-{release.name}", folder / "vmlinuz")
-        for part in _FOLDERS:
-            if (release / "kernel" / part).is_dir():
-                shutil.copytree(release / "kernel" / part, folder / "modules" / part)
+        (folder / "modules").mkdir()
+        for number, (module, content) in enumerate(in_loading_order(release).items()):
+            (folder / "modules" / f"{number:02}-{module}.ko").write_bytes(content)
 
 
 def _sources(kernel: Kernel, targets: str) -> list[str]:

@@ -17,7 +17,7 @@ from socket import SocketIO
 from typing import ParamSpec, TypeVar
 
 from harness.emulated_machine.channel import Answer, Call, Message, Ready, receive, send
-from harness.emulated_machine.initramfs import MOUNT_TAG
+from harness.emulated_machine.initramfs import HOST_ADDRESS, MOUNT_TAG
 from harness.emulated_machine.kernels import Boot, Kernel, fetched
 from harness.emulated_machine.shape import Shape
 
@@ -103,7 +103,11 @@ class EmulatedMachine:
 
     def run(self, *command: str | Path) -> Finished:
         """Run a command inside, whatever its exit code; at most a minute."""
-        return self.call(run_command, [str(word) for word in command])
+        return self.run_within(60.0, *command)
+
+    def run_within(self, timeout_s: float, *command: str | Path, folder: Path = Path("/")) -> Finished:
+        """Run a command with another limit, and in a folder."""
+        return self.call_within(timeout_s, run_command, [str(word) for word in command], folder)
 
     def output_of(self, *command: str | Path) -> str:
         """Run a command inside that must end with 0, and give its standard output."""
@@ -151,9 +155,11 @@ def _end_of(process: subprocess.Popen[bytes]) -> Iterator[int]:
         os.close(descriptor)
 
 
-def run_command(command: list[str]) -> Finished:
+def run_command(command: list[str], folder: Path) -> Finished:
     """Run a command; called inside."""
-    finished = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    finished = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, errors="replace", check=False
+    )
     return Finished(finished.returncode, finished.stdout, finished.stderr)
 
 
@@ -197,6 +203,8 @@ def _command(shape: Shape, boot: Boot, folder: Path) -> Iterator[str]:
     yield from ("-device", "virtio-serial-pci", "-device", "virtserialport,chardev=channel,name=kvplace")
     yield from ("-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap")
     yield from ("-device", f"virtio-9p-pci,fsdev=root,mount_tag={MOUNT_TAG}")
+    yield from ("-netdev", f"user,id=net,net={HOST_ADDRESS}/24,host={HOST_ADDRESS},ipv6=off,restrict=off")
+    yield from ("-device", "virtio-net-pci,netdev=net,romfile=")
     yield from ("-kernel", str(boot.kernel), "-initrd", str(boot.initramfs))
     yield from ("-append", " ".join(_kernel_arguments(shape)))
 

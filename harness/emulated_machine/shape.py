@@ -56,6 +56,15 @@ class Shape:
                 yield from ("-numa", f"dist,src={row},dst={column},val={distance}")
 
 
+TWO_CPUS = Shape(
+    "two-cpus",
+    sockets=2,
+    dies=1,
+    cores=1,
+    threads=1,
+    nodes=(Node("0"), Node("1")),
+    distances=((10, 21), (21, 10)),
+)
 TWO_SOCKETS = Shape(
     "two-sockets",
     sockets=2,

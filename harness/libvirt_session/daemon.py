@@ -24,6 +24,8 @@ from harness.libvirt_session.threads import Affinities
 UID = 1_640_107
 # With the name of the socket each one serves.
 DAEMONS = {"virtqemud": "virtqemud-sock", "libvirtd": "libvirt-sock"}
+# Where KubeVirt's daemon listens in its pod.
+POD_RUN, POD_SOCKET = Path("/run/libvirt"), "virtqemud-sock"
 PROJECT = Path(__file__).resolve().parent.parent.parent
 QEMU_CONF = """\
 # As KubeVirt's cmd/virt-launcher/qemu.conf has it, less what needs its image.
@@ -105,11 +107,14 @@ class LibvirtSession:
 
 
 @contextmanager
-def session_daemon(*, deny_memory_policy: bool = False) -> Iterator[LibvirtSession]:
+def session_daemon(
+    *, deny_memory_policy: bool = False, container: CpusetGroup | None = None
+) -> Iterator[LibvirtSession]:
     """Runs a daemon, and leaves no process, file, user or control group behind.
 
     With `deny_memory_policy` it and its QEMUs run under a seccomp filter that answers EPERM to mbind and its
-    kin. Raises NoLibvirtHere where that cannot be.
+    kin. With `container` they run in that control group, which stays, and the socket is seen where KubeVirt's
+    is in its pod. Raises NoLibvirtHere where that cannot be.
     """
     import libvirt
 
@@ -118,29 +123,35 @@ def session_daemon(*, deny_memory_policy: bool = False) -> Iterator[LibvirtSessi
         # Short: the guest agent's socket lies deep below it and must fit into 107 characters.
         folder = Path(tempfile.mkdtemp(prefix="kvp-", dir="/run"))
         leave.callback(shutil.rmtree, folder)
-        try:
-            group = CpusetGroup.make(f"{NAME}-{folder.name.rpartition('-')[2]}-{os.getpid()}")
-        except NoCpusetGroup as reason:
-            raise NoLibvirtHere(str(reason)) from reason
-        leave.callback(group.remove)
+        group = container or _own_group(folder, leave)
         environment = _furnish(folder)
-        pod = Pod(
-            group=str(group.path),
-            uid=UID,
-            known_by={f"/etc/{name}": str(folder / name) for name in ("passwd", "group", "libvirt")},
-            deny_memory_policy=deny_memory_policy,
-        )
+        known_by = {f"/etc/{name}": str(folder / name) for name in ("passwd", "group", "libvirt")}
+        if container is not None:
+            POD_RUN.mkdir(exist_ok=True)
+            known_by[str(POD_RUN)] = str(folder / "run" / "libvirt")
+        pod = Pod(group=str(group.path), uid=UID, known_by=known_by, deny_memory_policy=deny_memory_policy)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications:
             notifications.bind(str(folder / "notify"))
             os.chown(folder / "notify", UID, UID)
             process = leave.enter_context(_launched(folder, pod, program, environment))
             _await_ready(process, notifications, folder)
         path = folder / "run" / "libvirt" / DAEMONS[Path(program).name]
+        if container is not None and path.name != POD_SOCKET:
+            os.link(path, path.with_name(POD_SOCKET))
         uri = f"qemu+unix:///session?socket={path}"
         libvirt.registerErrorHandler(lambda *_: None, None)
         connection = libvirt.open(uri)
         leave.callback(connection.close)
         yield LibvirtSession(folder, uri, group, pod, connection)
+
+
+def _own_group(folder: Path, leave: ExitStack) -> CpusetGroup:
+    try:
+        group = CpusetGroup.make(f"{NAME}-{folder.name.rpartition('-')[2]}-{os.getpid()}")
+    except NoCpusetGroup as reason:
+        raise NoLibvirtHere(str(reason)) from reason
+    leave.callback(group.remove)
+    return group
 
 
 def _require() -> str:
@@ -171,6 +182,7 @@ def _furnish(folder: Path) -> dict[str, str]:
     }
     for name in places.values():
         (folder / name).mkdir(mode=0o700)
+    (folder / "run" / "libvirt").mkdir()
     (folder / "c" / "libvirt").mkdir()
     (folder / "c" / "libvirt" / "qemu.conf").write_text(QEMU_CONF)
     (folder / "libvirt" / "hooks" / "qemu.d").mkdir(parents=True)
