@@ -274,9 +274,13 @@ class PinningGuard:
         if pod is not None and pod.condition(PINNED) != condition:
             await self._client.set_pod_condition(pod, condition)
 
-    async def _tell_libvirt(self, _uid: PodUid, due: tuple[int, DomainPins]) -> None:
+    async def _tell_libvirt(self, uid: PodUid, due: tuple[int, DomainPins]) -> None:
+        pid, pins = due
+        progress = self._pods.get(uid)
+        if progress is None or progress.finding is None or progress.finding.pid != pid:
+            return  # that QEMU has ended, and its process id may be another one's by now
         try:
-            await self._libvirt.pin(*due)
+            await self._libvirt.pin(pid, pins)
         except LibvirtFailed:
             metrics.LIBVIRT_FAILURES.inc()
             raise

@@ -24,6 +24,7 @@ from kvplace.core.scalars import CpuMask
 from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodReport
 from kvplace.kube.watches import Apply
+from kvplace.libvirt.domain_pins import DomainPins
 from tests.libvirt_session.guarded_vm import NODE, ONLINE, UID, GuardedVm, guarded, placed, until
 from tests.libvirt_session.migrating import migrate
 
@@ -363,3 +364,19 @@ async def test_a_pod_whose_containers_are_gone_is_not_reported(libvirt_session: 
         vm.containers.known = ()
         await vm.looks(1)
         assert dict(vm.report.pods) == {}
+
+
+async def test_pins_of_a_qemu_that_has_ended_are_not_sent_to_whoever_has_its_process_id_now(
+    libvirt_session: LibvirtSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with guarded_vm(libvirt_session) as vm:
+        sent: list[int] = []
+
+        async def pin(pid: int, pins: object) -> None:
+            sent.append(pid)
+
+        monkeypatch.setattr(vm.guard._libvirt, "pin", pin)
+        await vm.looks()
+        pid = os.getpid()
+        await vm.guard._tell_libvirt(UID, (pid, DomainPins(emulator=CpuMask(1))))
+        assert pid not in sent
