@@ -156,6 +156,8 @@ async def moving(node: Node) -> str:
             for number in range(5):
                 node.objects.become(node.empty)
                 await agent.carry_out()
+                # Waits until the runtime has applied what the courier brought.
+                await to_thread(node.round, others.sandbox_id, config)
                 node.objects.state = node.vm()  # as when the claim and the pod come together
                 began = time.perf_counter()
                 compute = await to_thread(
