@@ -90,9 +90,9 @@ class NodeGroups:
     @classmethod
     def make(cls, found: Sequence[Hierarchy], owner: int) -> NodeGroups:
         """Make a group in every hierarchy and remove those of supervisors that were killed."""
+        _sweep([hierarchy.mount for hierarchy in found])
         paths = []
         for hierarchy in found:
-            _sweep(hierarchy.mount)
             path = hierarchy.mount / f"{PREFIX}-{owner}"
             path.mkdir()
             if "cpuset" in hierarchy.controllers.split(","):
@@ -112,11 +112,18 @@ class NodeGroups:
 
         A killed process stays in its group until the kernel is done with it, so this tries for 10 s.
         """
+        self.thaw()
         deadline = time.monotonic() + _PATIENCE_S
+        while [path for path in self.paths if not _removed(path)] and time.monotonic() < deadline:
+            # The end of a killed process in a group has no event in version 1.
+            time.sleep(0.02)
+
+    def thaw(self) -> None:
+        """Let frozen processes go on: runc freezes containers for moments, and a frozen one cannot die."""
         for path in self.paths:
-            while not _removed(path) and time.monotonic() < deadline:
-                # The end of a killed process in a group has no event in version 1.
-                time.sleep(0.02)
+            for state in path.rglob("freezer.state"):
+                with contextlib.suppress(OSError):  # the top has none to write; others may be gone by now
+                    state.write_text("THAWED")
 
 
 def _removed(top: Path) -> bool:
@@ -133,11 +140,11 @@ def is_left_over(folder: Path) -> bool:
     return owner.isdigit() and not Path(f"/proc/{owner}").exists()
 
 
-def _sweep(mount: Path) -> None:
-    for left in mount.glob(f"{PREFIX}-*"):
-        if is_left_over(left):
-            for procs in left.rglob("cgroup.procs"):
-                with contextlib.suppress(OSError):
-                    for pid in procs.read_text().split():
-                        os.kill(int(pid), signal.SIGKILL)
-            NodeGroups((left,)).remove()
+def _sweep(mounts: Sequence[Path]) -> None:
+    left = [path for mount in mounts for path in mount.glob(f"{PREFIX}-*") if is_left_over(path)]
+    for path in left:
+        for procs in path.rglob("cgroup.procs"):
+            with contextlib.suppress(OSError):
+                for pid in procs.read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+    NodeGroups(tuple(left)).remove()

@@ -70,6 +70,7 @@ def main() -> None:
         _wait(namespaces)
     finally:
         namespaces.kill()
+        groups.thaw()
         namespaces.wait()
         groups.remove()
         shutil.rmtree(folder, ignore_errors=True)

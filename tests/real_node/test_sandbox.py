@@ -139,6 +139,23 @@ def test_nothing_is_left_of_a_sandbox_whose_starter_was_killed(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("sandbox_machine")
+def test_a_frozen_container_does_not_outlive_its_sandbox(tmp_path: Path) -> None:
+    with Sandbox("frozen", tmp_path) as sandbox:
+        inside = "/sys/fs/cgroup/freezer/frozen"
+        sandbox.run("mkdir", inside)
+        sandbox.start("sleeper", "sh", "-c", f"echo 0 >{inside}/cgroup.procs; exec sleep inf")
+        procs = sandbox.path(f"{inside}/cgroup.procs")
+        assert _waited(lambda: bool(procs.read_text()))
+        sandbox.path(f"{inside}/freezer.state").write_text("FROZEN")
+        (pid,) = (
+            (sandbox.groups.with_file("freezer.self_freezing") / "frozen/cgroup.procs").read_text().split()
+        )
+
+    assert not Path(f"/proc/{pid}").exists()
+    assert not any(group.exists() for group in sandbox.groups.paths)
+
+
+@pytest.mark.usefixtures("sandbox_machine")
 def test_what_a_killed_supervisor_could_not_remove_goes_when_the_next_sandbox_starts(tmp_path: Path) -> None:
     with _starter(tmp_path) as starter:
         assert starter.stdout is not None

@@ -1,0 +1,88 @@
+"""A VM that migrates between two nodes with other CPUs to give out, with every real part on both sides."""
+
+from __future__ import annotations
+
+import re
+from http.client import HTTPConnection
+from xml.etree import ElementTree as ET
+
+from harness.control_plane.watching import wait_for
+from harness.kvplace_cluster.vms import VMIS
+from harness.real_node.cluster import RealCluster
+from harness.real_node.kvplace_pods import AGENT
+from tests.real_node.vms import LEDGERS, Vm, Vms, ledger
+
+MIGRATIONS = "virtualmachineinstancemigrations"
+OWN_CPU = {"n1": 1, "n2": 0}
+"""What each node has to give: the other one is reserved."""
+
+
+def test_a_vm_is_on_the_cpu_of_its_target_at_once_and_leaves_no_claim_behind(vms: Vms) -> None:
+    cluster = vms.cluster
+    vm = vms.start("moves")
+    vm.pinned()
+    source = vm.node.name
+    target = next(name for name in OWN_CPU if name != source)
+    assert {thread.cpus for thread in vm.threads().threads} == {1 << OWN_CPU[source]}
+    drifts = drifts_counted(cluster, target)
+
+    migrate(vms, vm)
+
+    moved = vms.running("moves")
+    assert moved.pod_uid != vm.pod_uid
+    assert moved.node.name == target
+    assert {thread.name: thread.cpus for thread in moved.threads().threads} == {
+        thread.name: 1 << OWN_CPU[target] for thread in moved.threads().threads
+    }
+    assert moved.pinned() == f"revision 1: all threads run on CPU {OWN_CPU[target]} as placed"
+    # They came up there: nothing had to be repaired.
+    assert drifts_counted(cluster, target) == drifts
+    (pin,) = domain_of(moved).iterfind("cputune/vcpupin[@vcpu='0']")
+    assert pin.get("cpuset") == str(OWN_CPU[target])
+    assert moved.cpu_map() == {"socket0": [str(OWN_CPU[target])]}
+    assert ledger(cluster, target)["owners"] == {str(OWN_CPU[target]): moved.pod_uid}
+    wait_for(cluster.plane, LEDGERS, source, lambda seen: not seen["spec"].get("claims"))
+
+
+def migrate(vms: Vms, vm: Vm) -> None:
+    """Move it away and wait until KubeVirt calls that done."""
+    migration = {
+        "kind": "VirtualMachineInstanceMigration",
+        "metadata": {"name": f"{vm.name}-away"},
+        "spec": {"vmiName": vm.name},
+    }
+    vms.cluster.kubevirt.create(MIGRATIONS, vms.namespace, migration)
+    migrations = f"/apis/kubevirt.io/v1/namespaces/{vms.namespace}/{MIGRATIONS}"
+    done = wait_for(
+        vms.cluster.plane,
+        migrations,
+        f"{vm.name}-away",
+        lambda seen: seen.get("status", {}).get("phase") in {"Succeeded", "Failed"},
+    )
+    path = f"/apis/kubevirt.io/v1/namespaces/{vms.namespace}/{VMIS}/{vm.name}"
+    state = vms.cluster.plane.request("GET", path)["status"].get("migrationState")
+    assert done["status"]["phase"] == "Succeeded", state
+
+
+def drifts_counted(cluster: RealCluster, node: str) -> float:
+    """Read from the metrics of a node's agent how often it found threads elsewhere."""
+    path = f"/api/v1/namespaces/{AGENT}/pods?fieldSelector=spec.nodeName={node}"
+    (agent,) = cluster.plane.request("GET", path)["items"]
+    connection = HTTPConnection(agent["status"]["podIP"], 8082, timeout=10)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    found = re.findall(r"^kvplace_agent_drifts_total\{.*\} ([0-9.]+)$", text, re.MULTILINE)
+    return sum(map(float, found))
+
+
+def domain_of(vm: Vm) -> ET.Element:
+    """What libvirt in the VM's pod believes."""
+    vms = vm.vms
+    virsh = ("virsh", "--connect", "qemu+unix:///session?socket=/var/run/libvirt/virtqemud-sock")
+    text = vms.cluster.plane.kubectl(
+        *("exec", "--namespace", vms.namespace, vm.pod()["metadata"]["name"], "-c", "compute", "--"),
+        *virsh,
+        *("dumpxml", "--domain", f"{vms.namespace}_{vm.name}"),
+    )
+    return ET.fromstring(re.sub(r"^[^<]*", "", text))

@@ -1,0 +1,145 @@
+"""Anything of a real node may be killed: the VM goes on where it is, and what comes back finds it there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from harness.control_plane.cluster import MERGE_PATCH
+from harness.control_plane.watching import is_ready, wait_for
+from harness.kvplace_cluster.installation import NAMESPACE
+from harness.kvplace_cluster.vms import VMIS, vmi_manifest
+from harness.real_node.cluster import RealCluster
+from harness.real_node.kernel_view import ContainerInKernel
+from harness.real_node.kvplace_pods import AGENT
+from tests.real_node.vms import ON_ITS_OWN, SMALL_DOMAIN, TOPOLOGIES, Vm, Vms, ledger
+
+Json = dict[str, Any]
+
+
+def pods_of(cluster: RealCluster, namespace: str, component: str) -> list[Json]:
+    path = f"/api/v1/namespaces/{namespace}/pods?labelSelector=app.kubernetes.io/component={component}"
+    return list(cluster.plane.request("GET", path)["items"])
+
+
+def restarts(pod: Json) -> int:
+    return sum(int(status["restartCount"]) for status in pod["status"].get("containerStatuses", []))
+
+
+def kill_container(cluster: RealCluster, namespace: str, pod: Json, container: str) -> None:
+    """Kill its processes as a crash would, and wait until the kubelet has it ready again."""
+    node = cluster.nodes[pod["spec"]["nodeName"]]
+    for pid in ContainerInKernel.of_pod(node.sandbox, pod, container).pids():
+        os.kill(pid, signal.SIGKILL)
+    before = restarts(pod)
+    wait_for(
+        cluster.plane,
+        f"/api/v1/namespaces/{namespace}/pods",
+        pod["metadata"]["name"],
+        lambda seen: restarts(seen) > before and is_ready(seen),
+    )
+
+
+@pytest.fixture
+def vm(vms: Vms) -> Vm:
+    """Start a VM that owns CPU 1 of n1."""
+    running = vms.start("lasting", node="n1")
+    running.pinned()
+    return running
+
+
+def test_a_vm_outlives_every_program_around_it_and_stays_on_its_cpu(vms: Vms, vm: Vm) -> None:
+    cluster = vms.cluster
+    node = cluster.nodes["n1"]
+    qemu = vm.compute.qemu()
+
+    node.kubelet.server.kill()
+    node.kubelet.start()
+    node.runtime.server.kill()
+    node.runtime.start()
+    for pod in pods_of(cluster, NAMESPACE, "serve"):
+        kill_container(cluster, NAMESPACE, pod, "serve")
+    (agent,) = [pod for pod in pods_of(cluster, AGENT, "agent") if pod["spec"]["nodeName"] == "n1"]
+    kill_container(cluster, AGENT, agent, "agent")
+    node.virt_handler.server.kill()
+    node.virt_handler.start()
+
+    assert vm.compute.qemu() == qemu
+    assert {thread.cpus for thread in vm.threads().threads} == {0b10}
+    assert ledger(cluster, "n1")["owners"] == {"1": vm.pod_uid}
+    newcomer = vms.busy_pod("newcomer", "n1")
+    assert newcomer.cpus() == 0b01
+    wait_for(
+        cluster.plane,
+        TOPOLOGIES,
+        "n1",
+        lambda seen: (
+            [entry["uid"] for entry in seen["status"].get("pods", []) if entry["pinned"]] == [vm.pod_uid]
+        ),
+    )
+
+
+@pytest.fixture
+def without_agents(kvplace: RealCluster) -> Iterator[None]:
+    """Remove the agent from every node while the test's first part runs; `bring_back` returns it."""
+    send_agents_to(kvplace, "nowhere")
+    yield
+    bring_back(kvplace)
+
+
+def send_agents_to(cluster: RealCluster, label: str | None) -> None:
+    path = f"/apis/apps/v1/namespaces/{AGENT}/daemonsets/{AGENT}"
+    patch = {"spec": {"template": {"spec": {"nodeSelector": {"kvplace.test/agents": label}}}}}
+    cluster.plane.request("PATCH", path, patch, content_type=MERGE_PATCH)
+    wanted = 0 if label else len(cluster.nodes)
+    wait_for(
+        cluster.plane,
+        f"/apis/apps/v1/namespaces/{AGENT}/daemonsets",
+        AGENT,
+        lambda seen: (
+            seen["status"].get("observedGeneration") == seen["metadata"]["generation"]
+            and seen["status"].get("numberReady", 0) == wanted
+            and seen["status"].get("currentNumberScheduled", 0) == wanted
+            and seen["status"].get("updatedNumberScheduled", 0) == wanted
+        ),
+    )
+
+
+def bring_back(cluster: RealCluster) -> None:
+    send_agents_to(cluster, None)
+
+
+@pytest.mark.usefixtures("without_agents")
+def test_a_vm_that_owns_cpus_waits_for_the_agent_and_starts_when_it_is_there(vms: Vms) -> None:
+    cluster = vms.cluster
+    manifest = vmi_manifest(
+        "waits",
+        cores=1,
+        annotations=ON_ITS_OWN,
+        domain=SMALL_DOMAIN,
+        nodeSelector={"kubernetes.io/hostname": "n1"},
+    )
+    cluster.kubevirt.create(VMIS, vms.namespace, manifest)
+    pod = cluster.kubevirt.launcher_pod(vms.namespace, "waits")["metadata"]["name"]
+    held = wait_for(cluster.plane, vms.pods, pod, hook_runs)
+    assert not is_ready(held)
+    # The probe of the sidecar says what it waits for.
+    said = cluster.plane.kubectl(
+        *("exec", "--namespace", vms.namespace, pod, "-c", "hook-sidecar-0", "--"),
+        *("sh", "-c", "kvplace-hook ready --once 2>&1 || true"),
+    )
+    assert "CPU" in said
+    assert json.loads(held["metadata"]["annotations"]["kvplace.io/placement"])["enforced"] is True
+
+    bring_back(cluster)
+    vms.running("waits").pinned()
+
+
+def hook_runs(pod: Json) -> bool:
+    statuses = pod.get("status", {}).get("containerStatuses", [])
+    return any(status["name"] == "hook-sidecar-0" and "running" in status["state"] for status in statuses)
