@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from harness.libvirt_session.threads import ThreadKind
 from harness.real_node.kernel_view import ContainerInKernel
 from tests.real_node.vms import Vm, Vms
 
@@ -19,11 +20,19 @@ VIRSH = ("virsh", "--connect", "qemu+unix:///session?socket=/var/run/libvirt/vir
 
 @pytest.fixture
 def vm(vms: Vms) -> Vm:
-    """Start a VM that owns CPU 1 of n1 with all of its threads, and wait until it has been measured."""
-    running = vms.start("victim", node="n1")
+    """Start a VM whose vCPU owns CPU 1 of n1 and whose other threads are on CPU 0, and wait for a look at it.
+
+    Its cpuset holds both CPUs, so that its threads can be moved at all.
+    """
+    running = vms.start("victim", annotations={"cpu-set": "any"}, node="n1")
     running.pinned()
-    assert {thread.cpus for thread in running.threads().threads} == {0b10}
+    assert is_as_placed(running)
     return running
+
+
+def is_as_placed(vm: Vm) -> bool:
+    threads = vm.threads()
+    return threads.vcpus() == {0: 0b10} and set(threads.emulator().values()) == {0b01}
 
 
 def repaired(holds: Callable[[], bool]) -> float:
@@ -35,51 +44,43 @@ def repaired(holds: Callable[[], bool]) -> float:
     return time.monotonic() - started
 
 
-def all_threads_are_back(vm: Vm, cpus: int = 0b10) -> Callable[[], bool]:
-    return lambda: {thread.cpus for thread in vm.threads().threads} == {cpus}
-
-
-def test_threads_that_somebody_moves_by_hand_come_back(vms: Vms, vm: Vm) -> None:
-    # The cpuset has to let them go first, as a runtime's update does; then taskset moves them.
-    (vm.compute.cpuset_group / "cpuset.cpus").write_text("0-1")
+def test_threads_that_somebody_moves_by_hand_come_back(vm: Vm) -> None:
     for thread in vm.threads().threads:
-        os.sched_setaffinity(thread.tid, {0})
-    assert all_threads_are_back(vm, 0b01)()
+        os.sched_setaffinity(thread.tid, {0, 1} if thread.kind is ThreadKind.EMULATOR else {0})
+    assert not is_as_placed(vm)
 
-    assert repaired(all_threads_are_back(vm)) < REPAIRED_WITHIN_S
-    assert vm.compute.cpus() == 0b10
-    assert vm.pinned() == "revision 1: all threads run on CPU 1 as placed"
+    assert repaired(lambda: is_as_placed(vm)) < REPAIRED_WITHIN_S
+    vm.pinned()
 
 
 def test_a_pin_that_somebody_gives_to_libvirt_does_not_stay(vms: Vms, vm: Vm) -> None:
-    (vm.compute.cpuset_group / "cpuset.cpus").write_text("0-1")
     pod = vm.pod()["metadata"]["name"]
     domain = f"{vms.namespace}_{vm.name}"
     in_pod = ("exec", "--namespace", vms.namespace, pod, "-c", "compute", "--")
+    started = time.monotonic()
     vms.cluster.plane.kubectl(*in_pod, *VIRSH, "vcpupin", "--live", domain, "0", "0")
 
-    assert repaired(all_threads_are_back(vm)) < REPAIRED_WITHIN_S
-
     def pin() -> str:
-        said = vms.cluster.plane.kubectl(*in_pod, *VIRSH, "vcpupin", domain)
-        return said.split()[-1]
+        return vms.cluster.plane.kubectl(*in_pod, *VIRSH, "vcpupin", domain).split()[-1]
 
-    assert pin() == "1"
+    repaired(lambda: is_as_placed(vm) and pin() == "1")
+    # Each look at libvirt goes through kubectl and a process in the pod, which has its own time.
+    assert time.monotonic() - started < 2 * REPAIRED_WITHIN_S
 
 
 def test_an_update_by_the_container_runtime_widens_nothing(vms: Vms, vm: Vm) -> None:
     other = vms.busy_pod("other", "n1")
     runtime = vm.node.runtime
-    for container, own in ((other, 0b01), (vm.compute, 0b10)):
-        runtime.crictl("update", "--cpuset-cpus=0-1", container.inside.name)
+    for container, update, own in ((other, "0-1", 0b01), (vm.compute, "0", 0b11)):
+        runtime.crictl("update", f"--cpuset-cpus={update}", container.inside.name)
         assert repaired(has(container, own)) < REPAIRED_WITHIN_S
-    assert all_threads_are_back(vm)()
+    assert repaired(lambda: is_as_placed(vm)) < REPAIRED_WITHIN_S
 
 
-def test_a_cpuset_that_somebody_writes_is_written_back(vms: Vms, vm: Vm) -> None:
-    other = vms.busy_pod("other", "n1")
-    (other.cpuset_group / "cpuset.cpus").write_text("0-1")
-    assert repaired(has(other, 0b01)) < REPAIRED_WITHIN_S
+def test_a_cpuset_of_the_vm_that_somebody_writes_is_written_back(vm: Vm) -> None:
+    (vm.compute.cpuset_group / "cpuset.cpus").write_text("0")
+    assert repaired(has(vm.compute, 0b11)) < REPAIRED_WITHIN_S
+    assert repaired(lambda: is_as_placed(vm)) < REPAIRED_WITHIN_S
 
 
 def has(container: ContainerInKernel, cpus: int) -> Callable[[], bool]:
