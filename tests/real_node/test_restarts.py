@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.control_plane.cluster import MERGE_PATCH
+from harness.control_plane.cluster import MERGE_PATCH, KubectlFailed
 from harness.control_plane.watching import is_ready, wait_for
 from harness.kvplace_cluster.installation import NAMESPACE
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
@@ -130,11 +130,11 @@ def test_a_vm_that_owns_cpus_waits_for_the_agent_and_starts_when_it_is_there(vms
     held = wait_for(cluster.plane, vms.pods, pod, hook_runs)
     assert not is_ready(held)
     # The probe of the sidecar says what it waits for.
-    said = cluster.plane.kubectl(
-        *("exec", "--namespace", vms.namespace, pod, "-c", "hook-sidecar-0", "--"),
-        *("sh", "-c", "kvplace-hook ready --once 2>&1 || true"),
-    )
-    assert "CPU" in said
+    with pytest.raises(KubectlFailed, match="CPU"):
+        cluster.plane.kubectl(
+            *("exec", "--namespace", vms.namespace, pod, "-c", "hook-sidecar-0", "--"),
+            *("kvplace-hook", "ready", "--once"),
+        )
     assert json.loads(held["metadata"]["annotations"]["kvplace.io/placement"])["enforced"] is True
 
     bring_back(cluster)
