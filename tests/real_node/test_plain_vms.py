@@ -8,6 +8,7 @@ from harness.real_node.cluster import RealCluster
 from tests.real_node.vms import SMALL_DOMAIN
 
 MIGRATIONS = "virtualmachineinstancemigrations"
+_DOMAIN = {**SMALL_DOMAIN, "resources": {**SMALL_DOMAIN["resources"], "requests": {"cpu": "100m"}}}
 
 
 def test_a_pod_runs_where_the_scheduler_puts_it(cluster: RealCluster, vm_namespace: str) -> None:
@@ -31,7 +32,7 @@ def test_a_pod_runs_where_the_scheduler_puts_it(cluster: RealCluster, vm_namespa
 
 def test_a_vm_runs_and_moves_to_the_other_node_and_is_gone(cluster: RealCluster, vm_namespace: str) -> None:
     virt = cluster.kubevirt
-    manifest = vmi_manifest("plain", cores=1, annotations={}, domain=SMALL_DOMAIN)
+    manifest = vmi_manifest("plain", cores=1, annotations={}, domain=_DOMAIN)
     virt.create(VMIS, vm_namespace, manifest)
     source = virt.vmi_in_phase(vm_namespace, "plain", "Running")["status"]["nodeName"]
 
