@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -67,8 +68,18 @@ class Group:
 
 
 def _removed_when_empty(path: Path) -> None:
-    wait_for((path / "cgroup.procs").read_text, lambda text: not text)
-    path.rmdir()
+    """Remove a group as soon as its last process has been waited for; until then the kernel says EBUSY."""
+
+    def removed() -> bool:
+        try:
+            path.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            return False
+        return True
+
+    wait_for(removed, bool)
 
 
 @contextmanager

@@ -86,10 +86,10 @@ def make_container(uid: str, container: str, driver: str, *, busy: bool) -> str:
 
 def end_pods(keepers: list[int]) -> None:
     """End everything that runs in pods, and remove their cgroups."""
-    for folder in ROOT.glob("kubepods*"):
-        Group(folder).remove()
     for keeper in keepers:
         os.kill(keeper, signal.SIGKILL)
+    for folder in ROOT.glob("kubepods*"):
+        Group(folder).remove()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ hook.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +27,8 @@ from tests.emulated_machine.emulated_node import RESERVED, Guest, Node, install
 from tests.emulated_machine.observation import observe, set_online
 
 MACHINES = (TWO_SOCKETS, (FOUR_NODES, Kernel.V6_12))
-KILLS = 2
+KILLS = int(os.environ.get("KVPLACE_KILLS", "2"))
+"""How often the agent is killed while it moves a VM; more than the default is a sweep to run by hand."""
 
 pytestmark = pytest.mark.timeout(600)
 
