@@ -23,11 +23,12 @@ def memory_of_cgroup(folders: Mapping[str, Path]) -> dict[NumaId, Bytes]:
     """Add up the anonymous, shared and huge pages that the processes of a cgroup use, by NUMA node.
 
     `folders` are its folders by controller, as `kvplace.linux.cgroup.folders_of` finds them. The kernel keeps
-    these sums, so the size of the memory does not matter. Raises Gone, NotPermitted or Unreadable.
+    these sums, so the size of the memory does not matter. What a cgroup without the memory controller uses is
+    not known. Raises Gone, NotPermitted or Unreadable.
     """
     total: dict[NumaId, Bytes] = {}
     if memory := folders.get("memory", folders.get(UNIFIED)):
-        for line in read_text(memory / "memory.numa_stat").splitlines():
+        for line in _memory_lines(memory):
             kind = re.split(r"[ =]", line, maxsplit=1)[0]
             if kind in ("anon", "shmem") and f"{kind}=" not in line:
                 _add(total, line, 1)
@@ -39,6 +40,15 @@ def memory_of_cgroup(folders: Mapping[str, Path]) -> dict[NumaId, Bytes]:
                 lines = read_text(path).splitlines()
                 _add(total, lines[-1] if lines else "", 1)  # the last line has the sum of the whole tree
     return total
+
+
+def _memory_lines(folder: Path) -> list[str]:
+    try:
+        return read_text(folder / "memory.numa_stat").splitlines()
+    except Gone:
+        if folder.is_dir():
+            return []  # the memory controller is not enabled there
+        raise
 
 
 def memory_of_process(process: Path) -> dict[NumaId, Bytes]:

@@ -53,6 +53,10 @@ def test_a_cgroup_that_is_gone_is_no_empty_one(tmp_path: Path) -> None:
         memory_of_cgroup({"unified": tmp_path / "gone"})
 
 
+def test_a_cgroup_without_the_memory_controller_is_there_and_its_memory_is_not_known(tmp_path: Path) -> None:
+    assert memory_of_cgroup({"unified": tmp_path}) == {}
+
+
 def test_a_process_counts_guest_memory_of_every_kind_and_no_programs(tmp_path: Path) -> None:
     write(
         tmp_path / "numa_maps",
