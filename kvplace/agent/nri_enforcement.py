@@ -333,7 +333,8 @@ class NriEnforcement:
         if setting is None:
             return nri.NO_CPUSET
         untouched = not known.spec.cpus and known.container.cpus in (NO_CPUS, self._online)
-        if untouched and setting.cpus == self._online and setting.mems is None:
+        nobody_owns = self._decided.pool == setting.cpus == self._online
+        if untouched and nobody_owns and setting.mems is None:
             return nri.NO_CPUSET
         return nri.Cpuset(setting.cpus, mask_of(setting.mems or ()))
 

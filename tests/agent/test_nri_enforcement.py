@@ -210,6 +210,13 @@ class TestUpdates:
         assert node.agent.repairs == 1
         assert "the cgroup of container pod-of-uid-vm/compute is set to CPU 2-3 again" in caplog.text
 
+    def test_the_cgroup_of_a_vm_that_may_use_every_cpu_is_set_again_too(self) -> None:
+        node = Node(node_with(placed(VM, "2-3", emulator="0-1,4-7")))
+        compute = node.started(VM, "compute")
+        node.runtime.write_cgroup(compute, parse_cpu_list("0-1"))
+        node.agent.check(compute.id)
+        assert node.cgroup(compute) == "0-7"
+
     def test_memory_nodes_that_somebody_writes_are_set_again(self) -> None:
         bound = placed(VM, "2-3", strict=(NumaId(1),))
         node = Node(node_with(bound, topology=machine_of(range(8))))

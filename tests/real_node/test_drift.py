@@ -77,9 +77,6 @@ def test_an_update_by_the_container_runtime_widens_nothing(vms: Vms, vm: Vm) -> 
     assert repaired(lambda: is_as_placed(vm)) < REPAIRED_WITHIN_S
 
 
-@pytest.mark.xfail(
-    reason="with NRI, the agent of a real node does not undo a direct write of a cpuset", strict=True
-)
 def test_a_cpuset_that_somebody_writes_is_written_back(vms: Vms, vm: Vm) -> None:
     other = vms.busy_pod("other", "n1")
     for container, written, own in ((other, "0-1", 0b01), (vm.compute, "0", 0b11)):
