@@ -131,6 +131,8 @@ class PinningSweep:
             return pod.finding
         if anew:
             pod.read_anew_at = now + READ_ANEW_S
+        if pod.wanted.placement != target.wanted.placement:
+            pod.history = RepairHistory()  # what was undone before says nothing about other CPUs
         pod.wanted = target.wanted
         try:
             finding = self._measure(pod, target, now, anew=anew)

@@ -225,6 +225,20 @@ async def test_a_libvirt_that_hangs_delays_no_repair_and_is_told_later(
             await vm.libvirt_keeps(AS_PLACED)
 
 
+async def test_a_newer_revision_is_followed_at_once_where_repairs_of_the_one_before_were_given_up(
+    libvirt_session: LibvirtSession,
+) -> None:
+    async with guarded_vm(libvirt_session) as vm:
+        await vm.looks()
+        for _ in range(MOST_REPAIRS + 1):
+            vm.move("CPU 0/TCG", ON_FIRST)
+            await vm.looks(1)
+        assert vm.cpus()["CPU 0/TCG"] == ON_FIRST
+        vm.place(placed(FIRST, SECOND, revision=2))
+        await vm.looks(1)
+        assert vm.cpus() == {name: ON_FIRST if name.startswith("CPU") else ON_SECOND for name in THREADS}
+
+
 async def test_a_newer_revision_is_followed_and_is_pinned_when_the_cpuset_has_followed_too(
     libvirt_session: LibvirtSession,
 ) -> None:
