@@ -104,6 +104,19 @@ async def test_exclusive_becomes_share_in_place_and_its_cores_stay_its_own_until
         assert [event.reason for event in cluster.events][-1] is EventReason.RELOCATED
 
 
+async def test_a_claim_under_relocation_is_not_restored_from_its_pod(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await bound(one, agent, "vm")
+        edit(cluster, pod, SHARE)
+        await until_written(one, agent, pod, 2)
+        before = agent.ledger.claims[pod.uid]
+        await one.controller.reconciler._restore(NodeName("n1"), agent.live(pod))  # as from an old ledger
+        assert agent.ledger.claims[pod.uid] == before
+        assert before.relocation is not None
+
+
 async def test_share_becomes_exclusive_when_there_is_room_and_waits_for_it_otherwise(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
