@@ -101,8 +101,8 @@ def kvplace(strategy: Strategy) -> Filling:
             best = cluster.best(cluster.answers(vm.request))
             if best is None:
                 return End(cluster_state(cluster.states, PER_CPU), count, split, far)
-            split += len(best.placement.numa_nodes) > nodes_needed(best.topology, vm.request.vcpus)
-            far += not set(best.placement.memory) <= set(best.topology.nodes_of(best.placement.cpus))
+            split += len(best.placement.numa_nodes) > nodes_needed(best.fit.topology, vm.request.vcpus)
+            far += not set(best.placement.memory) <= set(best.fit.topology.nodes_of(best.placement.cpus))
             cluster.start(best.node, vm, best.placement)
         raise AssertionError("the cluster was not filled")
 

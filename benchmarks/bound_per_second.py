@@ -1,6 +1,7 @@
 """Pods bound per second by kube-scheduler with kvplace, beside the same kube-scheduler without it.
 
-    python -m benchmarks.bound_per_second [--nodes 50 1000] [--pods 500] [--rounds 5]
+    python -m benchmarks.bound_per_second [--nodes 50 1000] [--pods 500] [--rounds 5] [--filled 0.9]
+        [--nominate-from-nodes 2000] [--schedulers "with kvplace" ...]
 
 A real etcd, kube-apiserver and kube-scheduler on one machine, nodes that are Node objects, all pods
 created before the scheduler starts. The pods ask for 2 to 16 CPUs inside one NUMA node and are what pod
@@ -14,8 +15,10 @@ them unless told otherwise. kvplace has it look at all, since a sample may miss 
 cores: `all nodes` is the bare scheduler told the same. kvplace is installed from its manifests (one replica,
 TLS both ways, rights and policies in force) with its own scheduler's configuration.
 
-CPU seconds per 1,000 pods are counted from the first binding to four seconds after the last, so that events
-and confirmations in the ledgers are part of them.
+With `--filled` every node has a bound pod that owns such a share of its CPUs before the first round.
+
+CPU seconds per 1,000 pods are counted from the first binding to four seconds after the last, so that what
+follows a binding is part of them.
 """
 
 from __future__ import annotations
@@ -25,19 +28,19 @@ import asyncio
 import contextlib
 import json
 import random
-import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks._api_requests import Call, ask_all, counted_requests, requests_since
 from benchmarks._bindings import Bindings
+from benchmarks._fillers import fill
 from benchmarks._processes import cpu_of_all, used_since
 from benchmarks._tables import table
 from harness.control_plane.cluster import ControlPlane, Scheduler
-from harness.control_plane.kube_stream import ApiRefused, KubeClient
 from harness.kvplace_cluster.installation import Installation
 from harness.kvplace_cluster.machines import node_shape, node_topology
 from kvplace.admission.pod import admit_pod
@@ -76,45 +79,52 @@ class Side:
         self.plane = plane
         self.installation = installation
         self._rounds = 0
+        self._filled = 0
+
+    def fill(self, machines: dict[str, Topology], share: float) -> None:
+        """Let VMs run on a share of the CPUs of nodes."""
+        fill(self.plane, machines, share, ledgers=self.installation is not None)
+        self._filled += len(machines)
 
     def add_nodes(self, machines: dict[str, Topology]) -> None:
         """Create Node objects, and what kvplace's agent would publish about them."""
-        calls: list[tuple[str, str, Json | None]] = []
+        calls: list[Call] = []
         for number, (name, machine) in enumerate(machines.items()):
             manifest = node_shape(name, machine).manifest(f"172.16.{number // 250}.{number % 250 + 1}")
             calls.append(("POST", "/api/v1/nodes", manifest))
             if self.installation is not None:
                 described = node_topology(name, machine)
                 calls.append(("POST", "/apis/kvplace.io/v1alpha1/nodetopologies", described))
-        self._ask_all(calls)
+        asyncio.run(ask_all(self.plane, calls))
 
     def measure(self, start: Callable[[], Scheduler], pods: Sequence[Json]) -> Round:
         """Create the pods, start a scheduler, and follow it until all are bound."""
         self._rounds += 1
         namespace = self.plane.create_namespace(f"round-{self._rounds}")
         path = f"/api/v1/namespaces/{namespace}/pods"
-        self._ask_all([("POST", path, pod) for pod in pods])
-        before = self._requests()
+        asyncio.run(ask_all(self.plane, [("POST", path, pod) for pod in pods]))
+        before = counted_requests(self.plane)
         at_first: dict[str, float] = {}
         with Bindings(
             self.plane, namespace, len(pods), on_first=lambda: at_first.update(self._cpu())
         ) as bindings:
             scheduler = start()
             times = bindings.wait()
-        while_binding = self._requests()
+        while_binding = counted_requests(self.plane)
         time.sleep(AFTERWARDS_S)
         used = used_since(at_first, self._cpu())
-        after = self._requests()
+        after = counted_requests(self.plane)
         scheduler.stop()
-        self._ask_all(
-            [("DELETE", f"{path}/{pod['metadata']['name']}", {"gracePeriodSeconds": 0}) for pod in pods]
-        )
+        deletions = [
+            ("DELETE", f"{path}/{pod['metadata']['name']}", {"gracePeriodSeconds": 0}) for pod in pods
+        ]
+        asyncio.run(ask_all(self.plane, deletions))
         self._until_released()
-        claims = _since(before, while_binding).get("patch nodeledgers", 0.0)
+        claims = requests_since(before, while_binding).get("patch nodeledgers", 0.0)
         return Round(
             (len(times) - 1) / (times[-1] - times[0]),
             {name: seconds * 1000 / len(pods) for name, seconds in used.items()},
-            {name: count / len(pods) for name, count in _since(before, after).items()},
+            {name: count / len(pods) for name, count in requests_since(before, after).items()},
             len(pods) / claims if claims else 0.0,
         )
 
@@ -131,55 +141,11 @@ class Side:
         if self.installation is None:
             return
         path = "/apis/kvplace.io/v1alpha1/nodeledgers"
-        while any(ledger["spec"]["claims"] for ledger in self.plane.request("GET", path)["items"]):
-            time.sleep(0.2)
+        while self._claims(path) > self._filled:
+            time.sleep(1.0)
 
-    def _requests(self) -> dict[str, float]:
-        return _counted_requests(self.plane.fetch_text(self.plane.url, "/metrics"))
-
-    def _ask_all(self, calls: Iterable[tuple[str, str, Json | None]]) -> None:
-        asyncio.run(_ask_all(self.plane, calls))
-
-
-async def _ask_all(plane: ControlPlane, calls: Iterable[tuple[str, str, Json | None]]) -> None:
-    at_once = asyncio.Semaphore(16)
-    async with KubeClient(plane.url, plane.ca_file, plane.admin.token) as client:
-
-        async def ask(method: str, path: str, body: Json | None) -> None:
-            async with at_once:
-                try:
-                    await client.request(method, path, body)
-                except ApiRefused as refused:
-                    if method != "DELETE" or refused.status != 404:
-                        raise
-
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(ask(*call))
-
-
-_COUNTED = re.compile(r"apiserver_request_total\{([^}]*)\} (\S+)")
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
-_INTERESTING = {("nodeledgers", ""), ("events", ""), ("pods", "binding"), ("pods", "status"), ("pods", "")}
-_WRITES = {"POST": "create", "PATCH": "patch", "APPLY": "patch", "PUT": "update"}
-
-
-def _counted_requests(metrics: str) -> dict[str, float]:
-    """Answer how many writes of each kind an API server has answered since it began."""
-    counted: dict[str, float] = {}
-    for labels, value in _COUNTED.findall(metrics):
-        named = dict(_LABEL.findall(labels))
-        what = (named["resource"], named["subresource"])
-        if what in _INTERESTING and named["verb"] in _WRITES and named["code"].startswith("2"):
-            name = f"{_WRITES[named['verb']]} {'/'.join(part for part in what if part)}"
-            counted[name] = counted.get(name, 0.0) + float(value)
-    return counted
-
-
-def _since(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    return {
-        name: count - before.get(name, 0.0) for name, count in after.items() if count > before.get(name, 0.0)
-    }
+    def _claims(self, path: str) -> int:
+        return sum(len(ledger["spec"]["claims"]) for ledger in self.plane.request("GET", path)["items"])
 
 
 def machines(count: int) -> dict[str, Topology]:
@@ -225,13 +191,20 @@ def without_kvplace(pod: Json) -> Json:
 
 
 @contextlib.contextmanager
-def running_sides() -> Iterator[tuple[Side, Side]]:
+def running_sides(nominate_from_nodes: int) -> Iterator[tuple[Side, Side]]:
     """Start a cluster without and one with kvplace."""
-    with ControlPlane() as bare, ControlPlane() as plane, Installation(plane, webhooks=False) as installation:
+    flags = [f"--nominate-from-nodes={nominate_from_nodes}"]
+    with (
+        ControlPlane() as bare,
+        ControlPlane() as plane,
+        Installation(plane, webhooks=False, flags=flags) as installation,
+    ):
         yield Side(bare, None), Side(plane, installation)
 
 
-def measure(nodes: int, sides: tuple[Side, Side], count: int, rounds: int) -> dict[str, list[Round]]:
+def measure(
+    nodes: int, sides: tuple[Side, Side], count: int, rounds: int, wanted: Sequence[str]
+) -> dict[str, list[Round]]:
     """Let the schedulers take turns on clusters that have these nodes already."""
     bare, side = sides
     asking = pods(count)
@@ -246,13 +219,15 @@ def measure(nodes: int, sides: tuple[Side, Side], count: int, rounds: int) -> di
     }
     if nodes <= SAMPLED_ABOVE:
         del schedulers["unbatched, all nodes"]
+    if wanted:
+        schedulers = {name: start for name, start in schedulers.items() if name in wanted}
     found: dict[str, list[Round]] = {name: [] for name in schedulers}
     for number in range(rounds):
         first = number % len(schedulers)
         for name in [*list(schedulers)[first:], *list(schedulers)[:first]]:
             with_kvplace = name == "with kvplace"
-            cluster, wanted = (side, asking) if with_kvplace else (bare, plain)
-            found[name].append(cluster.measure(schedulers[name], wanted))
+            cluster, made = (side, asking) if with_kvplace else (bare, plain)
+            found[name].append(cluster.measure(schedulers[name], made))
             print(
                 f"{nodes} nodes, round {number + 1}, {name}: {found[name][-1].pods_per_second:.0f} pods/s",
                 file=sys.stderr,
@@ -266,13 +241,14 @@ def report(results: dict[int, dict[str, list[Round]]], count: int) -> None:
     for nodes, found in results.items():
         rates = {name: statistics.median(r.pods_per_second for r in rounds) for name, rounds in found.items()}
         cpu = {name: _medians([r.cpu for r in rounds]) for name, rounds in found.items()}
-        print(f"{nodes} nodes, {count} pods, medians of {len(found['with kvplace'])} rounds\n")
+        reference = rates.get("unbatched", 0.0)
+        print(f"{nodes} nodes, {count} pods, medians of {max(map(len, found.values()))} rounds\n")
         rows = [
             [
                 name,
                 f"{rates[name]:.0f}",
                 f"{min(r.pods_per_second for r in rounds):.0f}-{max(r.pods_per_second for r in rounds):.0f}",
-                f"{rates[name] / rates['unbatched']:.2f}",
+                f"{rates[name] / reference:.2f}" if reference else "",
                 *(
                     f"{cpu[name].get(process, 0.0):.1f}"
                     for process in ("kube-apiserver", "kube-scheduler", "kvplace", "etcd")
@@ -298,8 +274,9 @@ def report(results: dict[int, dict[str, list[Round]]], count: int) -> None:
         kinds = sorted({kind for counted in writes.values() for kind in counted})
         rows = [[kind, *(f"{writes[name].get(kind, 0.0):.2f}" for name in found)] for kind in kinds]
         print(table(["writes per pod", *found], rows))
-        claims = statistics.median(r.pods_per_ledger_write for r in found["with kvplace"])
-        print(f"\npods claimed by one write to a ledger: {claims:.1f}\n")
+        if "with kvplace" in found:
+            claims = statistics.median(r.pods_per_ledger_write for r in found["with kvplace"])
+            print(f"\npods claimed by one write to a ledger: {claims:.1f}\n")
 
 
 def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
@@ -315,16 +292,21 @@ def main() -> None:
     )
     parser.add_argument("--pods", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--filled", type=float, default=0.0, help="share of the CPUs that VMs have already")
+    parser.add_argument("--nominate-from-nodes", type=int, default=2000, help="as for `serve`")
+    parser.add_argument("--schedulers", nargs="+", default=(), help="only these, by the names in the tables")
     given = parser.parse_args()
     results: dict[int, dict[str, list[Round]]] = {}
-    with running_sides() as sides:
+    with running_sides(given.nominate_from_nodes) as sides:
         present = 0
         for nodes in sorted(given.nodes):
             added = dict(list(machines(nodes).items())[present:])
             for side in sides:
                 side.add_nodes(added)
+                if given.filled:
+                    side.fill(added, given.filled)
             present = nodes
-            results[nodes] = measure(nodes, sides, given.pods, given.rounds)
+            results[nodes] = measure(nodes, sides, given.pods, given.rounds, given.schedulers)
     report(results, given.pods)
 
 

@@ -27,13 +27,20 @@ class Authority:
         self.file = folder / f"{name}.crt"
         self._write(self.file, certificate)
 
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """Write a certificate for loopback and its key; again under the same name replaces both."""
+    def issue(
+        self, name: str, *, usage: x509.ObjectIdentifier | None = None, lasts: timedelta = timedelta(days=1)
+    ) -> tuple[Path, Path]:
+        """Write a certificate for loopback and its key; again under the same name replaces both.
+
+        `usage` limits what it is for; one that `lasts` less than no time has expired.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        certificate = self._builder(subject, key).add_extension(
+        certificate = self._builder(subject, key, lasts).add_extension(
             x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False
         )
+        if usage is not None:
+            certificate = certificate.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         files = self.folder / f"{name}.crt", self.folder / f"{name}.key"
         self._write(files[0], certificate)
         files[1].write_bytes(
@@ -49,7 +56,9 @@ class Authority:
         signed = certificate.sign(self._key, hashes.SHA256())
         file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, lasts: timedelta = timedelta(days=1)
+    ) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         return (
             x509.CertificateBuilder()
@@ -57,8 +66,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(minutes=1))
-            .not_valid_after(now + timedelta(days=1))
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + lasts)
         )
 
 
@@ -75,7 +84,7 @@ class Certificates:
     def issue(cls, folder: Path) -> Self:
         """Issue what an installation needs."""
         ours = Authority(folder, "ours")
-        return cls(ours, Authority(folder, "stranger"), ours.issue("serve"), ours.issue("client"))
+        return cls(ours, Authority(folder, "stranger"), ours.issue("serve"), ours.issue("kvplace-scheduler"))
 
     def as_client(self, pair: tuple[Path, Path] | None) -> ssl.SSLContext:
         """Make the context of a client that trusts the operator's CA and shows a certificate, or none."""

@@ -73,6 +73,10 @@ class Scheduler:
     _plane: ControlPlane
     _reservation: socket.socket
 
+    def wait_until_ready(self) -> None:
+        """Wait until it has synced (again)."""
+        self.process.wait_until(lambda: self._plane._is_ready(self.url), "readyz")
+
     def metrics(self) -> str:
         """Return what its /metrics says, in Prometheus' text form."""
         return self._plane.fetch_text(self.url, "/metrics")
@@ -150,6 +154,14 @@ class ControlPlane:
         self._open_files.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def server(self, name: str) -> ServerProcess:
+        """Return one of the servers, as `etcd` or `kube-apiserver`."""
+        return next(server for server in self.servers if server.name == name)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the API server is ready (again)."""
+        self.server("kube-apiserver").wait_until(lambda: self._is_ready(self.url), "readyz")
+
     # Identities
 
     def kubeconfig_for(
@@ -159,8 +171,13 @@ class ControlPlane:
         name: str | None = None,
         as_user: str | None = None,
         as_groups: Sequence[str] = (),
+        server: str | None = None,
+        ca_file: Path | None = None,
     ) -> Path:
-        """Write a kubeconfig for a token, optionally one that impersonates a user, and return its path."""
+        """Write a kubeconfig for a token, optionally one that impersonates a user, and return its path.
+
+        `server` and its `ca_file` may lead to the API server by a detour.
+        """
         user: Json = {"token": token}
         if as_user is not None:
             user["as"] = as_user
@@ -170,7 +187,13 @@ class ControlPlane:
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [
-                {"name": "tests", "cluster": {"server": self.url, "certificate-authority": str(self.ca_file)}}
+                {
+                    "name": "tests",
+                    "cluster": {
+                        "server": server or self.url,
+                        "certificate-authority": str(ca_file or self.ca_file),
+                    },
+                }
             ],
             "users": [{"name": "user", "user": user}],
             "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "user"}}],
@@ -345,7 +368,7 @@ class ControlPlane:
         )
         scheduler = Scheduler(process, path, f"https://127.0.0.1:{port}", self, reservation)
         self.schedulers.append(scheduler)
-        process.wait_until(lambda: self._is_ready(scheduler.url), "readyz")
+        scheduler.wait_until_ready()
         return scheduler
 
     # Starting
@@ -381,7 +404,7 @@ class ControlPlane:
         self._open_files.callback(reservation.close)
         self.url = f"https://127.0.0.1:{port}"
         signing_key = self.folder / "pki" / "service-account.key"
-        server = self._start(
+        self._start(
             "kube-apiserver",
             "kube-apiserver",
             f"--etcd-servers=unix://{self.folder / 'etcd.sock'}",
@@ -398,7 +421,7 @@ class ControlPlane:
             f"--disable-admission-plugins={','.join(disabled)}",
             *flags,
         )
-        server.wait_until(lambda: self._is_ready(self.url), "readyz")
+        self.wait_until_ready()
 
     def _start_controller_manager(self) -> None:
         kubeconfig = self.kubeconfig_for(self._controller_identity.token, name="kube-controller-manager")

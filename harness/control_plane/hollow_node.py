@@ -13,7 +13,6 @@ import contextlib
 import ipaddress
 import shutil
 import tempfile
-import threading
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +23,10 @@ from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.container_life import Timing
 from harness.control_plane.containers import ContainerRunner
 from harness.control_plane.hollow_pod import HollowPod, Kubelet
-from harness.control_plane.kube_stream import ApiRefused, KubeClient
+from harness.control_plane.kube_stream import STRATEGIC_MERGE_PATCH, ApiRefused, KubeClient
+from harness.control_plane.kubelet_admission import rejection
 from harness.control_plane.pod_status import Addresses
+from harness.loop_thread import LoopThread, loop_thread
 
 Json = dict[str, Any]
 Result = TypeVar("Result")
@@ -104,6 +105,7 @@ class HollowNodes:
         runner: ContainerRunner | None = None,
         timing: Timing | None = None,
         folder: Path | None = None,
+        admits: bool = False,
     ) -> None:
         """Prepare the group.
 
@@ -113,11 +115,14 @@ class HollowNodes:
             runner: what starts containers; None makes every container hollow, so pods are Ready at once.
             timing: how fast probes and restarts follow each other.
             folder: keeps the containers' logs; otherwise they go with the group.
+            admits: reject pods whose CPU requests do not fit, as a kubelet does.
         """
         self.client = KubeClient(plane.url, plane.ca_file, plane.admin.token)
         self.folder = folder or Path(tempfile.mkdtemp(prefix="hollow-", dir=plane.folder))
         self.nodes: dict[str, str] = {}
         self.pods: dict[str, HollowPod] = {}
+        self._cpus: dict[str, int] = {}
+        self._admits = admits
         self._keeps_folder = folder is not None
         self._shapes = tuple(shapes)
         self._kubelet = Kubelet(self.client, self.folder, runner, timing or Timing(), self._may_end)
@@ -158,6 +163,7 @@ class HollowNodes:
             address = str(next(self._node_addresses))
             # Known first: a pod may be bound between the answer and the next line.
             self.nodes[shape.name] = address
+            self._cpus[shape.name] = shape.cpus - shape.reserved_cpus
             async with at_once:
                 node = await self.client.request("POST", "/api/v1/nodes", shape.manifest(address))
                 if node["spec"].get("taints"):
@@ -231,8 +237,19 @@ class HollowNodes:
         elif node in self.nodes:
             host = self.nodes[node]
             own = host if pod["spec"].get("hostNetwork") else str(next(self._pod_addresses))
+            others = [known.pod for known in self.pods.values() if known.pod["spec"]["nodeName"] == node]
+            rejected = rejection(pod, others, self._cpus[node]) if self._admits else None
+            if rejected is not None:
+                pod = {**pod, "status": {**pod["status"], **rejected}}
+                self._spawn(self._reject(pod, rejected))
             self.pods[uid] = HollowPod(self._kubelet, pod, Addresses(host, own))
             self._spawn(self._play(self.pods[uid]))
+
+    async def _reject(self, pod: Json, status: Json) -> None:
+        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}/status"
+        body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
+        with contextlib.suppress(ApiRefused):  # it is gone
+            await self.client.request("PATCH", path, body, STRATEGIC_MERGE_PATCH)
 
     async def _play(self, pod: HollowPod) -> None:
         try:
@@ -262,15 +279,15 @@ class HollowNodes:
 class NodesInBackground:
     """Hollow nodes on an event loop in a thread of their own, for tests that are not asyncio."""
 
-    def __init__(self, nodes: HollowNodes, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, nodes: HollowNodes, thread: LoopThread) -> None:
         self.nodes = nodes
-        self._loop = loop
+        self._thread = thread
 
     def do(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Carry out one of the group's own coroutines, e.g. `do(nodes.add(shape))`, and return its
         result.
         """
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._thread.do(work)
 
 
 @contextlib.contextmanager
@@ -281,20 +298,14 @@ def nodes_in_background(
     runner: ContainerRunner | None = None,
     timing: Timing | None = None,
     folder: Path | None = None,
+    admits: bool = False,
 ) -> Iterator[NodesInBackground]:
     """Run hollow nodes beside the test until the block ends; arguments as of `HollowNodes`."""
-    nodes = HollowNodes(plane, shapes, runner=runner, timing=timing, folder=folder)
-    with asyncio.Runner() as runner_of_loop:
-        loop = runner_of_loop.get_loop()
-        thread = threading.Thread(target=loop.run_forever, name="hollow-nodes", daemon=True)
-        thread.start()
-        background = NodesInBackground(nodes, loop)
+    nodes = HollowNodes(plane, shapes, runner=runner, timing=timing, folder=folder, admits=admits)
+    with loop_thread("hollow-nodes") as thread:
+        background = NodesInBackground(nodes, thread)
+        background.do(nodes.__aenter__())
         try:
-            background.do(nodes.__aenter__())
-            try:
-                yield background
-            finally:
-                background.do(nodes.__aexit__(None, None, None))
+            yield background
         finally:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
+            background.do(nodes.__aexit__(None, None, None))

@@ -55,7 +55,7 @@ class KubeVirt:
         self.plane = plane
         self._programs = programs
         self._configuration_paths: list[str] = []
-        self._servers: list[ServerProcess] = []
+        self.servers: list[ServerProcess] = []
         try:
             installed = self._installation()
             plane.create_namespace(NAMESPACE)
@@ -91,9 +91,9 @@ class KubeVirt:
             with contextlib.suppress(RequestRefused, OSError):
                 self.plane.request("DELETE", self._configuration_paths[-1])
             self._configuration_paths.pop()
-        for server in self._servers:
+        for server in self.servers:
             server.close_input()
-        for server in self._servers:
+        for server in self.servers:
             server.stop()
 
     def create(self, kind: str, namespace: str, manifest: Json) -> Json:
@@ -217,7 +217,7 @@ class KubeVirt:
         server = ServerProcess(
             name, [self._programs / program, *flags], self.plane.logs / f"{name}.log", environment
         )
-        self._servers.append(server)
+        self.servers.append(server)
         return server
 
     def _kubeconfig(self, account: str) -> Path:

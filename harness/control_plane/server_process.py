@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 PATIENCE_S = 90.0
@@ -33,13 +34,19 @@ class ServerProcess:
     ) -> None:
         self.name = name
         self.log = log
-        with log.open("ab") as output:
+        self._command = command
+        self._environment = None if environment is None else {**os.environ, **environment}
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Start it with the same command, after `kill` or `stop`."""
+        with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                command,
+                self._command,
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=None if environment is None else {**os.environ, **environment},
+                env=self._environment,
                 # A Ctrl-C at the terminal reaches the starter alone, which then stops its servers in order.
                 start_new_session=True,
             )
@@ -91,6 +98,15 @@ class ServerProcess:
         """End a server that knows SIGTERM instead of the end of its input, and wait until it is gone."""
         self._process.terminate()
         self.stop()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop it in the middle of whatever it does while the block runs (SIGSTOP, SIGCONT)."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End the server at once, as a crash would, and wait until it is gone."""

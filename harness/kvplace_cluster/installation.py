@@ -10,7 +10,7 @@ import base64
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,8 +36,16 @@ Json = dict[str, Any]
 class Replica:
     """One `kvplace serve` process."""
 
-    def __init__(self, plane: ControlPlane, number: int, certificate: tuple[Path, Path]) -> None:
-        """Start it; `wait_until_ready` returns when it serves."""
+    def __init__(
+        self,
+        plane: ControlPlane,
+        number: int,
+        certificate: tuple[Path, Path],
+        *,
+        kubeconfig: Path | None = None,
+        flags: Sequence[str] = (),
+    ) -> None:
+        """Start it, with further `flags`; `wait_until_ready` returns when it serves."""
         self._reservations = contextlib.ExitStack()
         ports = []
         for _ in range(3):
@@ -51,7 +59,7 @@ class Replica:
         self._command = [
             *("setpriv", "--pdeathsig=KILL", "--"),
             *SERVE,
-            f"--kubeconfig={plane.service_account_kubeconfig(NAMESPACE, 'kvplace-serve')}",
+            f"--kubeconfig={kubeconfig or plane.service_account_kubeconfig(NAMESPACE, 'kvplace-serve')}",
             f"--extender-address=127.0.0.1:{ports[0]}",
             f"--admission-address=127.0.0.1:{ports[1]}",
             f"--health-address=127.0.0.1:{ports[2]}",
@@ -59,6 +67,7 @@ class Replica:
             f"--tls-key={certificate[1]}",
             f"--client-ca={plane.ca_file}",
             f"--sidecar-image={SIDECAR_IMAGE}",
+            *flags,
         ]
         self.start()
 
@@ -94,23 +103,41 @@ class Replica:
 class Installation:
     """kvplace installed and running in one control plane."""
 
-    def __init__(self, plane: ControlPlane, *, replicas: int = 1, webhooks: bool = True) -> None:
-        """Apply the manifests and start the replicas; the webhooks point to the first.
+    def __init__(
+        self,
+        plane: ControlPlane,
+        *,
+        replicas: int = 1,
+        webhooks: bool = True,
+        flags: Sequence[str] = (),
+        start: Callable[[ControlPlane, int], Replica] | None = None,
+        admission: Callable[[Sequence[Replica]], str] = lambda replicas: replicas[0].admission_url,
+        admission_ca: Path | None = None,
+    ) -> None:
+        """Apply the manifests and start the replicas; the webhooks point to `admission`, the first replica.
 
-        Without `webhooks` pods stay as they are created, and so does everything else.
+        Without `webhooks` pods stay as they are created, and so does everything else. `start` starts the
+        replica of that number where the usual way does not serve.
         """
         self.plane = plane
+        self._admission_ca = admission_ca or plane.ca_file
         self.replicas: list[Replica] = []
         self._objects = self._rendered()
         for manifest in self._objects:
             if manifest["kind"] not in _RUN_AS_PODS | _WEBHOOKS:
                 self._apply(manifest)
-        certificate = plane.issue_certificate("kvplace-serve")
+        if start is None:
+            certificate = plane.issue_certificate("kvplace-serve")
+
+            def start(plane: ControlPlane, number: int) -> Replica:
+                return Replica(plane, number, certificate, flags=flags)
+
         try:
             for number in range(replicas):
-                self.replicas.append(Replica(plane, number, certificate))
+                self.replicas.append(start(plane, number))
             for replica in self.replicas:
                 replica.wait_until_ready()
+            self._admission_url = admission(self.replicas)
             for manifest in self._objects:
                 if webhooks and manifest["kind"] in _WEBHOOKS:
                     self._apply(self._on_loopback(manifest))
@@ -126,21 +153,32 @@ class Installation:
 
     def stop(self) -> None:
         """Unregister the webhooks and end the replicas; the other objects stay."""
-        for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
-            with contextlib.suppress(RequestRefused, OSError):
-                self.plane.request("DELETE", f"/apis/admissionregistration.k8s.io/v1/{kind}/kvplace")
+        for manifest in self._objects:
+            if manifest["kind"] in _WEBHOOKS:
+                path = f"{manifest['kind'].lower()}s/{manifest['metadata']['name']}"
+                with contextlib.suppress(RequestRefused, OSError):
+                    self.plane.request("DELETE", f"/apis/admissionregistration.k8s.io/v1/{path}")
         for replica in self.replicas:
             replica.stop()
 
-    def add_scheduler(self, replica: Replica) -> Scheduler:
-        """Start a kube-scheduler with the manifests' configuration and rights, asking one replica."""
+    def add_scheduler(
+        self, asked: Replica | str, *, names: Sequence[str] = (), ca_file: Path | None = None
+    ) -> Scheduler:
+        """Start a kube-scheduler with the manifests' configuration and rights, asking a replica or a URL.
+
+        `names` are those of its profiles, which are all alike, if not those of the manifests.
+        """
+        url = asked if isinstance(asked, str) else asked.extender_url
         configuration = yaml.safe_load((MANIFESTS / "scheduler" / "configuration.yaml").read_text())
+        if names:
+            profile = configuration["profiles"][0]
+            configuration["profiles"] = [{**profile, "schedulerName": name} for name in names]
         del configuration["leaderElection"], configuration["clientConnection"]
         certificate, key = self.plane.issue_certificate("kvplace-scheduler")
         for extender in configuration["extenders"]:
-            extender["urlPrefix"] = f"{replica.extender_url}/v1"
+            extender["urlPrefix"] = f"{url}/v1"
             extender["tlsConfig"] = {
-                "caFile": str(self.plane.ca_file),
+                "caFile": str(ca_file or self.plane.ca_file),
                 "certFile": str(certificate),
                 "keyFile": str(key),
             }
@@ -173,11 +211,11 @@ class Installation:
         )
 
     def _on_loopback(self, manifest: Json) -> Json:
-        authority = base64.b64encode(self.plane.ca_file.read_bytes()).decode()
+        authority = base64.b64encode(self._admission_ca.read_bytes()).decode()
         for webhook in manifest["webhooks"]:
             path = webhook["clientConfig"]["service"]["path"]
             webhook["clientConfig"] = {
-                "url": f"{self.replicas[0].admission_url}{path}",
+                "url": f"{self._admission_url}{path}",
                 "caBundle": authority,
             }
         return manifest

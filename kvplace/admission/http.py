@@ -7,12 +7,13 @@ its answer, with the UID of the request: allowed, perhaps with a patch, or denie
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from aiohttp import web
 
-from kvplace.admission.json_patch import difference
+from kvplace.admission.metrics import REVIEWS
 from kvplace.admission.pod import admit_pod, needed_vmi
 from kvplace.admission.review import MAX_BODY_BYTES, AdmissionRequest, allow, deny, read_object, read_review
 from kvplace.admission.settings import AdmissionSettings
@@ -72,9 +73,10 @@ def admission_application(
 
     async def decide_pod(request: AdmissionRequest) -> Admitted:
         pod = read_object(request.object, "object")
-        name = needed_vmi(pod)
+        author = request.user_info.username
+        name = needed_vmi(pod, settings=settings, author=author)
         vmi = await vmis.read_vmi(request.namespace, name) if name is not None else None
-        return admit_pod(pod, namespace=request.namespace, settings=settings, vmi=vmi)
+        return admit_pod(pod, namespace=request.namespace, settings=settings, author=author, vmi=vmi)
 
     application = web.Application(client_max_size=MAX_BODY_BYTES)
     application.add_routes(
@@ -89,26 +91,37 @@ def admission_application(
 
 def _route(path: str, kind: str, operations: set[str], decide: _Decide) -> web.RouteDef:
     async def handle(request: web.Request) -> web.Response:
+        body = await request.read()
+        started = time.perf_counter()
         try:
-            review = read_review(await request.read())
+            review = read_review(body)
             if review.kind.kind != kind or review.operation not in operations or review.sub_resource:
                 given = f"{review.operation} of {review.kind.kind} {review.sub_resource}".rstrip()
                 raise BadBody(f"{path} serves {' and '.join(sorted(operations))} of {kind}, not {given}")
         except BadBody as error:
+            _count(kind, "malformed", started)
             return web.Response(status=400, text=f"{error}\n")
-        return web.json_response(body=await _answer(review, decide))
+        is_allowed, answer = await _answer(review, decide)
+        _count(kind, "allowed" if is_allowed else "denied", started)
+        return web.json_response(body=answer)
 
     return web.post(path, handle)
 
 
-async def _answer(review: AdmissionRequest, decide: _Decide) -> bytes:
+def _count(kind: str, decision: str, started: float) -> None:
+    REVIEWS.labels(kind, decision).observe(time.perf_counter() - started)
+
+
+async def _answer(review: AdmissionRequest, decide: _Decide) -> tuple[bool, bytes]:
+    """Return whether the request is allowed, and the answer that says so."""
     try:
         admitted = await decide(review)
-        patch = difference(read_object(review.object, "object"), admitted.object)
-        return allow(review.uid, patch, admitted.warnings)
+        return True, allow(review.uid, admitted.patch, admitted.warnings)
     except RecursionError:
         error: KvplaceError = BadBody("the object is nested too deeply")
     except KvplaceError as refusal:
         error = refusal
-    _log.info("refused %s of a %s: %s", review.operation, review.kind.kind, error)
-    return deny(review.uid, error)
+    what = "pod" if review.kind.kind == "Pod" else "vm"
+    about = {"review": review.uid, what: f"{review.namespace}/{review.name}"}
+    _log.info("refused %s of a %s: %s", review.operation, review.kind.kind, error, extra=about)
+    return False, deny(review.uid, error)

@@ -1,6 +1,8 @@
 """Admission of a pod: its options and its size become one normalised request, stored on it.
 
-The pod of a VM takes its size from its VMI, a plain pod from its CPU limits. Results on a new pod are
+The pod of a VM takes its size from its VMI, a plain pod from its CPU limits. Admission of the VMI has written
+that size on it, and virt-controller has copied it to the pod (see `vmi`); on a pod of anybody else it means
+nothing, and the VMI is read. Results on a new pod are
 removed: KubeVirt copies them to migration targets, and anybody can write them. A pod with options gets:
 
     kvplace.io/request      the request; the extender reads nothing else
@@ -23,17 +25,18 @@ there) and is placed like any other pod.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from kvplace.admission.edits import EditedObject, Operation, edited
 from kvplace.admission.objects import Pod, Vmi, title, typed
 from kvplace.admission.pod_resources import request_cpus, request_marker
 from kvplace.admission.pod_size import PodSize, size_of_pod
 from kvplace.admission.settings import AdmissionSettings
-from kvplace.admission.sidecar import add_sidecar_fields, fields_of, sidecars_of
+from kvplace.admission.sidecar import add_sidecar_fields, sidecars_of
 from kvplace.admission.verdict import Admitted
-from kvplace.admission.vm_size import VmSize, size_of_vm
+from kvplace.admission.vm_size import VmSize, read_size, size_of_vm
 from kvplace.admission.vmi import conflict_with_kubevirt
 from kvplace.core.annotations import (
     ASKING,
@@ -42,13 +45,14 @@ from kvplace.core.annotations import (
     ON_FAILURE,
     REQUEST,
     RESULTS,
+    VM_SIZE,
     read_options,
     wants_crane_result,
     wants_explanation,
 )
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import Conflict, KvplaceError, Misconfigured
-from kvplace.core.marks import PLACED_LABEL
+from kvplace.core.marks import ASKS_LABEL, PLACED_LABEL
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import OnFailure, PinningOptions, Policy, Request
 from kvplace.core.request_document import PodRequest, write_request
@@ -57,17 +61,19 @@ from kvplace.kube.objects import OwnerReference
 FORGEABLE = (PLACEMENT, REQUEST)
 """Results that are removed from pods without options, too. Their `cpu-map` stays: another scheduler may use
 it."""
+_NOT_KEPT = (*RESULTS, VM_SIZE)
+"""What does not stay on a pod with a request, which has the size in it."""
 
 _DEFAULT_SCHEDULER = "default-scheduler"
 
 
-def needed_vmi(raw: Mapping[str, Any]) -> str | None:
+def needed_vmi(raw: Mapping[str, Any], *, settings: AdmissionSettings, author: str = "") -> str | None:
     """Name the VMI, in the pod's namespace, whose size the pod's request needs; None when it needs none.
 
-    Raises Misconfigured for a virt-launcher pod without a VMI.
+    `author` is the user who creates the pod. Raises Misconfigured for a virt-launcher pod without a VMI.
     """
     pod = typed(raw, Pod)
-    if _options(pod) is None or not _is_launcher(pod):
+    if _options(pod) is None or not _is_launcher(pod) or _stated_size(pod, settings, author) is not None:
         return None
     return _owner(pod, title(Pod, pod.metadata, "")).name
 
@@ -77,6 +83,7 @@ def admit_pod(
     *,
     namespace: str,
     settings: AdmissionSettings,
+    author: str = "",
     vmi: Mapping[str, Any] | None = None,
 ) -> Admitted:
     """Prepare a new pod for placing; `vmi` is the object that `needed_vmi` named, None when there is none.
@@ -88,33 +95,30 @@ def admit_pod(
     annotations = pod.metadata.annotations or {}
     options = _options(pod)
     if options is None:
-        return Admitted(_without(raw, annotations, FORGEABLE))
+        return _without(raw, FORGEABLE)
     what = title(Pod, pod.metadata, namespace)
+    stated = _stated_size(pod, settings, author)
     if options.policy is Policy.NONE:
-        return _admit_unpinned(raw, pod, options, vmi, namespace)
+        return _admit_unpinned(raw, pod, options, lambda: _vm_of(pod, namespace, stated, vmi, what), what)
     check_agreement(options, annotations)
     if not pod.spec.containers:
         raise Misconfigured(f"{what} asks for CPUs but has no container; add one")
-    owner = _owner(pod, what) if _is_launcher(pod) else None
-    vmi_name = f"{namespace}/{owner.name}" if owner is not None else ""
-    owner_vmi = _controlling_vmi(owner, vmi, vmi_name, what) if owner is not None else None
-    obstacle = _obstacle(pod, options, owner_vmi, what)
+    vm = _vm_of(pod, namespace, stated, vmi, what)
+    obstacle = _obstacle(pod, options, vm, what)
     if obstacle is not None:
         if options.on_failure is OnFailure.WAIT:
             raise Misconfigured(obstacle)
         warning = f"the pod runs unpinned, because {ON_FAILURE} is float: {obstacle}"
-        return Admitted(_without(raw, annotations, RESULTS), (warning,))
-    size = (
-        size_of_vm(owner_vmi.spec.domain, _spec_of(owner_vmi))
-        if owner_vmi is not None
-        else size_of_pod(pod.spec.containers, what)
-    )
-    after = copy.deepcopy(dict(raw))
-    _write(after, _request(annotations, options, size, vmi_name))
+        return _without(raw, _NOT_KEPT, (warning,))
+    size = _size(pod, vm, what)
+    patch: list[Operation] = []
+    after = edited(raw, patch)
+    _write(after, _request(annotations, options, size, vm))
+    spec = after.object("spec")
     if sidecars_of(pod):
-        add_sidecar_fields(pod, after["spec"], what)
+        add_sidecar_fields(pod, spec, what)
     warnings = [
-        *_set_scheduler(after["spec"], pod, settings),
+        *_set_scheduler(spec, pod, settings),
         *request_cpus(after, options, size, what),
     ]
     if isinstance(size, PodSize):
@@ -123,33 +127,63 @@ def admit_pod(
             for key in (EMULATOR_THREADS, GUEST_NUMA)
             if key in annotations
         ]
-    request_marker(after["spec"])
-    return Admitted(after, tuple(warnings))
+    request_marker(spec)
+    return Admitted(after.values, tuple(warnings), patch)
 
 
 def _admit_unpinned(
-    raw: Mapping[str, Any], pod: Pod, options: PinningOptions, vmi: Mapping[str, Any] | None, namespace: str
+    raw: Mapping[str, Any], pod: Pod, options: PinningOptions, vm: Callable[[], _Vm | None], what: str
 ) -> Admitted:
     """Store the request of a pod with policy `none`, so that it can get cores while it runs; nothing else.
 
     A pod whose size kvplace cannot tell stays as it is: it only cannot change its policy while it runs.
     """
-    annotations = pod.metadata.annotations or {}
-    what = title(Pod, pod.metadata, namespace)
     try:
-        owner = _owner(pod, what) if _is_launcher(pod) else None
-        vmi_name = f"{namespace}/{owner.name}" if owner is not None else ""
-        size: VmSize | PodSize
-        if owner is None:
-            size = size_of_pod(pod.spec.containers, what)
-        else:
-            found = _controlling_vmi(owner, vmi, vmi_name, what)
-            size = size_of_vm(found.spec.domain, _spec_of(found))
+        found = vm()
+        size = _size(pod, found, what)
     except KvplaceError:
-        return Admitted(_without(raw, annotations, FORGEABLE))
-    after = copy.deepcopy(dict(raw))
-    _write(after, _request(annotations, options, size, vmi_name), FORGEABLE)
-    return Admitted(after)
+        return _without(raw, FORGEABLE)
+    patch: list[Operation] = []
+    after = edited(raw, patch)
+    _write(after, _request(pod.metadata.annotations or {}, options, size, found), (*FORGEABLE, VM_SIZE))
+    return Admitted(after.values, patch=patch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Vm:
+    """The VM of a pod."""
+
+    name: str
+    """`namespace/name`."""
+    described: VmSize | Vmi
+    """Its size as admission of the VMI has stated it, or the VMI itself."""
+
+
+def _vm_of(
+    pod: Pod, namespace: str, stated: VmSize | None, vmi: Mapping[str, Any] | None, what: str
+) -> _Vm | None:
+    """Return the VM of a pod, None for a plain pod; raises Conflict when its VMI is gone or another one."""
+    if not _is_launcher(pod):
+        return None
+    owner = _owner(pod, what)
+    name = f"{namespace}/{owner.name}"
+    return _Vm(name, stated or _controlling_vmi(owner, vmi, name, what))
+
+
+def _size(pod: Pod, vm: _Vm | None, what: str) -> VmSize | PodSize:
+    if vm is None:
+        return size_of_pod(pod.spec.containers, what)
+    if isinstance(vm.described, VmSize):
+        return vm.described
+    return size_of_vm(vm.described.spec.domain, _spec_of(vm.described))
+
+
+def _stated_size(pod: Pod, settings: AdmissionSettings, author: str) -> VmSize | None:
+    """Read the size that admission of the VMI has written; None where somebody else may have written it."""
+    labels, annotations = pod.metadata.labels or {}, pod.metadata.annotations or {}
+    if author != settings.kubevirt_controller or labels.get(ASKS_LABEL) != "true":
+        return None
+    return read_size(annotations.get(VM_SIZE, ""))
 
 
 def _options(pod: Pod) -> PinningOptions | None:
@@ -193,18 +227,20 @@ def _spec_of(vmi: Vmi) -> str:
     return f"{title(Vmi, vmi.metadata, '')}: spec"
 
 
-def _obstacle(pod: Pod, options: PinningOptions, vmi: Vmi | None, what: str) -> str | None:
+def _obstacle(pod: Pod, options: PinningOptions, vm: _Vm | None, what: str) -> str | None:
     """Say why a pod cannot be placed although its options are valid; None when it can."""
     if pod.spec.node_name:
         return (
             f"{what}: spec.nodeName is {pod.spec.node_name}, so no scheduler places the pod; "
             "use spec.nodeSelector instead"
         )
-    if vmi is None:
+    if vm is None:
         return None
-    conflict = conflict_with_kubevirt(pod.metadata.annotations or {}, options, vmi.spec, _spec_of(vmi))
-    if conflict is not None:
-        return conflict
+    if isinstance(vm.described, Vmi):
+        annotations = pod.metadata.annotations or {}
+        conflict = conflict_with_kubevirt(annotations, options, vm.described.spec, _spec_of(vm.described))
+        if conflict is not None:
+            return conflict
     if not sidecars_of(pod) and "kubevirt.io/migrationJobUID" not in (pod.metadata.labels or {}):
         return (
             f"{what} has no container with the command kvplace-hook, because its VMI is older than kvplace "
@@ -214,7 +250,7 @@ def _obstacle(pod: Pod, options: PinningOptions, vmi: Vmi | None, what: str) -> 
 
 
 def _request(
-    annotations: Mapping[str, str], options: PinningOptions, size: VmSize | PodSize, vmi: str
+    annotations: Mapping[str, str], options: PinningOptions, size: VmSize | PodSize, vm: _Vm | None
 ) -> PodRequest:
     if isinstance(size, VmSize):
         vcpus, io_threads = size.vcpus, size.io_threads
@@ -222,36 +258,40 @@ def _request(
         vcpus, io_threads, options = size.cpus, 0, options.of_plain_pod()
     return PodRequest(
         Request(vcpus, options, memory=size.memory, huge_pages=size.huge_pages, io_threads=io_threads),
-        vmi=vmi,
+        vmi="" if vm is None else vm.name,
         explain=wants_explanation(annotations),
         crane_result=wants_crane_result(annotations),
     )
 
 
-def _without(
-    raw: Mapping[str, Any], annotations: Mapping[str, str], keys: tuple[str, ...]
-) -> Mapping[str, Any]:
-    """Return the pod without these annotations; the pod itself when it has none of them."""
+def _without(raw: Mapping[str, Any], keys: tuple[str, ...], warnings: tuple[str, ...] = ()) -> Admitted:
+    """Admit a pod without these annotations, and otherwise as it is."""
+    annotations = raw["metadata"].get("annotations") or {}
     if not any(key in annotations for key in keys):
-        return raw
-    kept = {key: value for key, value in annotations.items() if key not in keys}
-    return {**raw, "metadata": {**raw["metadata"], "annotations": kept}}
+        return Admitted(raw, warnings)
+    patch: list[Operation] = []
+    after = edited(raw, patch)
+    stored = after.object("metadata").object("annotations")
+    for key in keys:
+        stored.drop(key)
+    return Admitted(after.values, warnings, patch)
 
 
-def _write(after: dict[str, Any], request: PodRequest, removed: tuple[str, ...] = RESULTS) -> None:
-    metadata = fields_of(after, "metadata")
-    annotations = fields_of(metadata, "annotations")
+def _write(after: EditedObject, request: PodRequest, removed: tuple[str, ...] = _NOT_KEPT) -> None:
+    metadata = after.object("metadata")
+    annotations = metadata.object("annotations")
     for key in removed:
-        annotations.pop(key, None)
-    annotations[REQUEST] = write_request(request)
-    fields_of(metadata, "labels")[PLACED_LABEL] = "true"
+        if key != REQUEST:
+            annotations.drop(key)
+    annotations.put(REQUEST, write_request(request))
+    metadata.object("labels").put(PLACED_LABEL, "true")
 
 
-def _set_scheduler(spec: dict[str, Any], pod: Pod, settings: AdmissionSettings) -> tuple[str, ...]:
+def _set_scheduler(spec: EditedObject, pod: Pod, settings: AdmissionSettings) -> tuple[str, ...]:
     given = pod.spec.scheduler_name
     if not given or given == _DEFAULT_SCHEDULER:
         # An operator who added our extender to the main scheduler has set its name here.
-        spec["schedulerName"] = settings.scheduler_name
+        spec.put("schedulerName", settings.scheduler_name)
     elif given not in (settings.scheduler_name, *settings.other_schedulers):
         warning = (
             f"scheduler {given} is not known to call kvplace's extender; if it does not, the pod stays "

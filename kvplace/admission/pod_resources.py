@@ -8,14 +8,13 @@ and the weight of the pod as a whole comes from the sum.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil
-from typing import Any
 
+from kvplace.admission.edits import EditedObject
 from kvplace.admission.objects import Container, Pod, PodSpec, Quantity, read_quantity, typed
 from kvplace.admission.pod_size import PodSize
-from kvplace.admission.sidecar import compute_of, fields_of
+from kvplace.admission.sidecar import compute_of
 from kvplace.admission.vm_size import VmSize
 from kvplace.admission.vmi import owned_cpus
 from kvplace.core.marks import MARKER_RESOURCE
@@ -25,17 +24,17 @@ _LEAST_OF_OWNED = Fraction(1, 10)
 """What compute requests at least of each owned CPU: KubeVirt's own default for a vCPU."""
 
 
-def request_marker(spec: dict[str, Any]) -> None:
+def request_marker(spec: EditedObject) -> None:
     """Add the marker resource, for which kube-scheduler calls the extender, to the first container."""
-    resources = fields_of(spec["containers"][0], "resources")
+    resources = spec.list("containers").object(0).object("resources")
     for kind in ("requests", "limits"):
-        fields_of(resources, kind)[MARKER_RESOURCE] = "1"
+        resources.object(kind).put(MARKER_RESOURCE, "1")
 
 
 def request_cpus(
-    after: Mapping[str, Any], options: PinningOptions, size: VmSize | PodSize, what: str
+    after: EditedObject, options: PinningOptions, size: VmSize | PodSize, what: str
 ) -> tuple[str, ...]:
-    """Write the CPU requests of a copied pod, complete but for them; returns warnings.
+    """Write the CPU requests of a pod that is complete but for them; returns warnings.
 
     No request is raised above its limit, and none of a Guaranteed pod or of a plain pod is lowered. A VM
     whose compute container requests more than it will own keeps that. Policies that own no CPUs change
@@ -43,42 +42,47 @@ def request_cpus(
     """
     if options.policy is not Policy.EXCLUSIVE:
         return ()
-    pod = typed(after, Pod)
-    containers = list(zip(after["spec"]["containers"], pod.spec.containers, strict=True))
+    pod = typed(after.values, Pod)
+    containers = after.object("spec").list("containers")
     if isinstance(size, VmSize):
-        raw, compute = containers[compute_of(pod)]
-        return tuple(_request_rest(raw, compute, pod.spec, owned_cpus(options, size.vcpus), what))
+        index = compute_of(pod)
+        owned = owned_cpus(options, size.vcpus)
+        return tuple(
+            _request_rest(containers.object(index), pod.spec.containers[index], pod.spec, owned, what)
+        )
     return tuple(
         warning
-        for raw, container in containers
+        for index, container in enumerate(pod.spec.containers)
         if container.name in size.cpus_of
-        for warning in _raise_request(raw, container, size.cpus_of[container.name], what)
+        for warning in _raise_request(containers.object(index), container, size.cpus_of[container.name], what)
     )
 
 
-def _request_rest(raw: dict[str, Any], compute: Container, spec: PodSpec, owned: int, what: str) -> list[str]:
+def _request_rest(
+    edited: EditedObject, compute: Container, spec: PodSpec, owned: int, what: str
+) -> list[str]:
     """Let compute request the owned CPUs less what all other containers request."""
     if _is_guaranteed(spec, what):
-        return _raise_request(raw, compute, owned, what)
+        return _raise_request(edited, compute, owned, what)
     rest = max(owned - _requested_beside(compute, spec, what), owned * _LEAST_OF_OWNED)
     limit = compute.limited.get("cpu")
     most = _cpus(limit, compute, what) if limit is not None else Fraction(owned)
     requested, wanted = _requested(compute, what), min(rest, most)
     if requested <= owned and requested != wanted:
-        fields_of(fields_of(raw, "resources"), "requests")["cpu"] = _written(wanted)
+        edited.object("resources").object("requests").put("cpu", _written(wanted))
     return [_throttled(compute, owned)] if most < owned else []
 
 
-def _raise_request(raw: dict[str, Any], container: Container, owned: int, what: str) -> list[str]:
+def _raise_request(edited: EditedObject, container: Container, owned: int, what: str) -> list[str]:
     limit = container.limited.get("cpu")
     most = _cpus(limit, container, what) if limit is not None else None
     requested = _requested(container, what)
     if most is not None and most < owned:
         if requested < most:
-            fields_of(raw["resources"], "requests")["cpu"] = limit
+            edited.object("resources").object("requests").put("cpu", limit)
         return [_throttled(container, owned)]
     if requested < owned:
-        fields_of(fields_of(raw, "resources"), "requests")["cpu"] = str(owned)
+        edited.object("resources").object("requests").put("cpu", str(owned))
     return []
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from kvplace.admission.json_patch import Operation
+from kvplace.admission.edits import Operation
 from kvplace.core.errors import BadBody, KvplaceError, http_status_of
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
@@ -32,14 +32,23 @@ class GroupVersionKind(msgspec.Struct, frozen=True):
     kind: str
 
 
+class UserInfo(msgspec.Struct, frozen=True):
+    """Who sent the request that is reviewed."""
+
+    username: str = ""
+
+
 class AdmissionRequest(msgspec.Struct, frozen=True, rename="camel"):
     """One request of the API server."""
 
     uid: str
     kind: GroupVersionKind
     operation: str
+    name: str = ""
+    """Empty where the API server is still to make it up (`generateName`)."""
     namespace: str = ""
     sub_resource: str = ""
+    user_info: UserInfo = UserInfo()
     object: msgspec.Raw = msgspec.Raw(b"null")
     old_object: msgspec.Raw = msgspec.Raw(b"null")
 

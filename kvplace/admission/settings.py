@@ -13,5 +13,7 @@ class AdmissionSettings:
     """Image of the hook sidecar; its program is `kvplace-hook`."""
     scheduler_name: str = "kvplace-scheduler"
     """Scheduler of pods that do not name one."""
+    kubevirt_controller: str = "system:serviceaccount:kubevirt:kubevirt-controller"
+    """The user as which virt-controller creates the pods of VMs."""
     other_schedulers: tuple[str, ...] = ()
     """Further schedulers that call our extender; pods may name them."""

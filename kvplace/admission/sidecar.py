@@ -8,12 +8,12 @@ node's name, and a probe that holds the VM until its placement is there and in f
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
 import msgspec
 
+from kvplace.admission.edits import EditedObject
 from kvplace.admission.objects import Pod, Volume
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
@@ -84,24 +84,25 @@ def sidecars_of(pod: Pod) -> list[int]:
     return [index for index, container in enumerate(pod.spec.containers) if container.command == COMMAND]
 
 
-def add_sidecar_fields(pod: Pod, spec: dict[str, Any], what: str) -> None:
-    """Add volumes, probe and resources of every hook sidecar to `spec`, a copy of the pod's; idempotent.
+def add_sidecar_fields(pod: Pod, spec: EditedObject, what: str) -> None:
+    """Add volumes, probe and resources of every hook sidecar to the pod's spec; idempotent.
 
     Raises Misconfigured when the name of a volume of ours is taken.
     """
     volumes = {volume.name: volume for volume in pod.spec.volumes or []}
     if VOLUME not in volumes:
         items = [{"path": path, "fieldRef": {"fieldPath": field}} for path, field in FILES.items()]
-        entries_of(spec, "volumes").append({"name": VOLUME, "downwardAPI": {"items": items}})
+        spec.list("volumes").append({"name": VOLUME, "downwardAPI": {"items": items}})
     elif _files_of(volumes[VOLUME]) != FILES:
         raise _taken(VOLUME, what)
     if LIBVIRT_HOOKS not in volumes:
-        entries_of(spec, "volumes").append({"name": LIBVIRT_HOOKS, "emptyDir": {}})
+        spec.list("volumes").append({"name": LIBVIRT_HOOKS, "emptyDir": {}})
     elif volumes[LIBVIRT_HOOKS].empty_dir is None:
         raise _taken(LIBVIRT_HOOKS, what)
+    containers = spec.list("containers")
     for index in sidecars_of(pod):
-        _complete_container(spec["containers"][index])
-    _show_to_libvirt(spec["containers"][compute_of(pod)])
+        _complete_container(containers.object(index))
+    _show_to_libvirt(containers.object(compute_of(pod)))
 
 
 def compute_of(pod: Pod) -> int:
@@ -119,14 +120,16 @@ def _taken(name: str, what: str) -> Misconfigured:
     return Misconfigured(f"{what}: the volume name {name} is kvplace's; rename the volume")
 
 
-def _show_to_libvirt(compute: dict[str, Any]) -> None:
+def _show_to_libvirt(compute: EditedObject) -> None:
     """Mount our folder where libvirt looks for programs; a mount of others there stays."""
-    mounts = entries_of(compute, "volumeMounts")
+    mounts = compute.get("volumeMounts") or []
     if all(isinstance(mount, dict) and mount.get("mountPath") != LIBVIRTS_FOLDER for mount in mounts):
-        mounts.append({"name": LIBVIRT_HOOKS, "mountPath": LIBVIRTS_FOLDER, "readOnly": True})
+        compute.list("volumeMounts").append(
+            {"name": LIBVIRT_HOOKS, "mountPath": LIBVIRTS_FOLDER, "readOnly": True}
+        )
 
 
-def _complete_container(container: dict[str, Any]) -> None:
+def _complete_container(container: EditedObject) -> None:
     _put(container, "volumeMounts", {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}, "mountPath")
     _put(container, "volumeMounts", {"name": LIBVIRT_HOOKS, "mountPath": LIBVIRT_HOOKS_FOLDER}, "mountPath")
     env = {"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
@@ -134,27 +137,26 @@ def _complete_container(container: dict[str, Any]) -> None:
     # A probe of ours that the API server has defaulted has more fields, and stays.
     present = container.get("startupProbe")
     if not isinstance(present, dict) or present.get("exec") != _STARTUP_PROBE["exec"]:
-        container["startupProbe"] = copy.deepcopy(_STARTUP_PROBE)
+        container.put("startupProbe", _STARTUP_PROBE)
     # KubeVirt sets equal requests and limits on Guaranteed pods, or what its operator configured for
     # sidecars; both take precedence over ours.
-    resources = fields_of(container, "resources")
+    resources = container.get("resources") or {}
     if not resources.get("requests") and not resources.get("limits"):
-        resources |= {kind: dict(amounts) for kind, amounts in _RESOURCES.items()}
-    security = fields_of(container, "securityContext")
+        container.put("resources", {**resources, **_RESOURCES})
+    security = container.object("securityContext")
     for field, value in _SECURITY.items():
         if security.get(field) is None:
-            security[field] = value
+            security.put(field, value)
 
 
-def _put(container: dict[str, Any], field: str, entry: dict[str, Any], key: str) -> None:
+def _put(container: EditedObject, field: str, entry: dict[str, Any], key: str) -> None:
     """Add an entry to a list of the container; one with the same key and other content is replaced."""
-    entries = entries_of(container, field)
-    for index, present in enumerate(entries):
+    for index, present in enumerate(container.get(field) or []):
         if isinstance(present, dict) and present.get(key) == entry[key]:
             if not _contains(present, entry):
-                entries[index] = entry
+                container.list(field).replace(index, entry)
             return
-    entries.append(entry)
+    container.list(field).append(entry)
 
 
 def _contains(present: Any, entry: Any) -> bool:
@@ -164,19 +166,3 @@ def _contains(present: Any, entry: Any) -> bool:
             key in present and _contains(present[key], value) for key, value in entry.items()
         )
     return bool(present == entry)
-
-
-def fields_of(parent: dict[str, Any], field: str) -> dict[str, Any]:
-    """Return the object at a field of a copied document, created when it is missing or null."""
-    if parent.get(field) is None:
-        parent[field] = {}
-    found: dict[str, Any] = parent[field]
-    return found
-
-
-def entries_of(parent: dict[str, Any], field: str) -> list[Any]:
-    """Return the list at a field of a copied document, created when it is missing or null."""
-    if parent.get(field) is None:
-        parent[field] = []
-    found: list[Any] = parent[field]
-    return found

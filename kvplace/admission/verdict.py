@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from kvplace.admission.edits import Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +15,5 @@ class Admitted:
 
     object: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
+    patch: Sequence[Operation] = ()
+    """The JSON Patch that makes `object` of the object under review; empty when nothing changes."""

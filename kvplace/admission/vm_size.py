@@ -7,9 +7,10 @@ Sources in KubeVirt: GetCPUTopology and GetVirtualMemory (converter/vcpu), GetIO
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from math import ceil
+from typing import Annotated
+
+import msgspec
 
 from kvplace.admission.objects import Domain, Quantity, read_bytes, read_quantity
 from kvplace.core.errors import Misconfigured
@@ -19,20 +20,31 @@ from kvplace.core.scalars import NO_BYTES, Bytes
 
 _AUTO = "auto"
 _SUPPLEMENTAL_POOL = "supplementalPool"
-
 _MOST_BYTES = 1 << 60
 
 
-@dataclass(frozen=True, slots=True)
-class VmSize:
+class VmSize(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
     """The vCPUs, memory and I/O threads of a VM."""
 
-    vcpus: int
-    memory: Bytes
+    vcpus: Annotated[int, msgspec.Meta(ge=1, le=MAX_VCPUS)]
+    memory: Annotated[Bytes, msgspec.Meta(ge=0, le=_MOST_BYTES)] = NO_BYTES
     """Memory of the guest, huge pages included; 0 when it is not specified."""
-    huge_pages: Mapping[Bytes, int]
+    huge_pages: dict[Bytes, Annotated[int, msgspec.Meta(ge=0)]] = {}
     """Pages by page size."""
-    io_threads: int
+    io_threads: Annotated[int, msgspec.Meta(ge=0, le=MAX_IO_THREADS)] = 0
+
+
+def write_size(size: VmSize) -> str:
+    """Write a size as one line for an annotation."""
+    return msgspec.json.encode(size).decode()
+
+
+def read_size(text: str) -> VmSize | None:
+    """Read the line again; None for anything that `write_size` does not write."""
+    try:
+        return msgspec.json.decode(text, type=VmSize)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
 
 
 def size_of_vm(domain: Domain, what: str) -> VmSize:

@@ -1,29 +1,34 @@
 """Admission of a VirtualMachineInstance: checks its options and adds the hook sidecar.
 
-A VMI without options, or with policy `none`, is not changed.
+A VMI with options also gets its size as an annotation, `kvplace.io/vm-size`, and the label `kvplace.io/asks`.
+KubeVirt copies both to the VMI's pods, so admission of a pod need not read the VMI. The label makes the API
+server send every later change of the options, the size or the label here, which keeps the annotation true. A
+VMI without options is not changed, and one with policy `none` gets no sidecar.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
+from kvplace.admission.edits import EditedObject, Operation, edited
 from kvplace.admission.objects import Cpu, Vmi, VmiSpec, title, typed
 from kvplace.admission.settings import AdmissionSettings
-from kvplace.admission.sidecar import HOOK_SIDECARS, fields_of, with_hook_sidecar
+from kvplace.admission.sidecar import HOOK_SIDECARS, with_hook_sidecar
 from kvplace.admission.verdict import Admitted
-from kvplace.admission.vm_size import size_of_vm
+from kvplace.admission.vm_size import size_of_vm, write_size
 from kvplace.core.annotations import (
     ASKING,
     CPU_POLICY,
     EMULATOR_THREADS,
     GUEST_NUMA,
     RESULTS,
+    VM_SIZE,
     read_options,
 )
 from kvplace.core.contradictions import check_agreement
-from kvplace.core.errors import Misconfigured
+from kvplace.core.errors import KvplaceError, Misconfigured
+from kvplace.core.marks import ASKS_LABEL
 from kvplace.core.quantity import parse_quantity
 from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy
 
@@ -46,17 +51,30 @@ def admit_vmi(
     annotations = vmi.metadata.annotations or {}
     what = f"{title(Vmi, vmi.metadata, namespace)}: spec"
     warnings = check_vm(annotations, vmi.spec, what, largest_node)
-    if warnings is None:
+    if warnings is None and read_options(annotations) is None:
         return Admitted(raw)
-    after = copy.deepcopy(dict(raw))
-    stored = fields_of(fields_of(after, "metadata"), "annotations")
+    patch: list[Operation] = []
+    after = edited(raw, patch)
+    stored = after.object("metadata").object("annotations")
     # KubeVirt copies every annotation to the pods of this VM and to its migration targets.
     for key in RESULTS:
-        stored.pop(key, None)
-    entries = with_hook_sidecar(annotations.get(HOOK_SIDECARS), settings.sidecar_image)
-    if entries is not None:
-        stored[HOOK_SIDECARS] = entries
-    return Admitted(after, warnings)
+        stored.drop(key)
+    if warnings is not None:
+        entries = with_hook_sidecar(annotations.get(HOOK_SIDECARS), settings.sidecar_image)
+        if entries is not None:
+            stored.put(HOOK_SIDECARS, entries)
+    state_size(after, vmi.spec, what)
+    return Admitted(after.values, warnings or (), patch)
+
+
+def state_size(vmi: EditedObject, spec: VmiSpec, what: str) -> None:
+    """Write label and size on a VMI; without the size, admission of its pods reads the VMI itself."""
+    metadata = vmi.object("metadata")
+    metadata.object("labels").put(ASKS_LABEL, "true")
+    try:
+        metadata.object("annotations").put(VM_SIZE, write_size(size_of_vm(spec.domain, what)))
+    except KvplaceError:
+        metadata.object("annotations").drop(VM_SIZE)
 
 
 def check_vm(

@@ -1,23 +1,22 @@
-"""Admission of edits of a running VMI's options: checked like new ones, and marked for the controller.
+"""Admission of changes of a VMI with the label kvplace.io/asks.
 
-The label kvplace.io/edited makes `serve` watch the VMI, so that VMIs that nobody edits cost nothing.
+Edited options are checked like new ones, and the VMI is marked for the controller: the label
+kvplace.io/edited makes `serve` watch it, so that VMIs that nobody edits cost nothing. A changed size (CPUs or
+disks were plugged in) is written down again, see `vmi`.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
+from kvplace.admission.edits import EditedObject, Operation, edited
 from kvplace.admission.objects import Vmi, title, typed
-from kvplace.admission.sidecar import fields_of
 from kvplace.admission.verdict import Admitted
-from kvplace.admission.vmi import check_vm
-from kvplace.core.annotations import ASKING, CPU_POLICY, read_options
-from kvplace.core.errors import BadAnnotation
+from kvplace.admission.vmi import check_vm, state_size
+from kvplace.core.annotations import ASKING, CPU_POLICY, VM_SIZE, read_options
 from kvplace.core.marks import EDITED_LABEL
 
-_AT_NEXT_START = "the VM was started without options of kvplace; these take effect at its next start"
 _REMOVED = f"the running VM keeps its CPUs; set {CPU_POLICY}: none to have it run unpinned"
 
 
@@ -26,30 +25,32 @@ def admit_vmi_edit(
 ) -> Admitted:
     """Check the edited options of a VMI and mark it; raises Misconfigured for options it cannot have.
 
-    An update that leaves the options as they are passes unchanged, whatever they are.
+    An update that leaves the options as they are is never refused, whatever they are.
     """
     vmi, before = typed(raw, Vmi), typed(old, Vmi)
     annotations = vmi.metadata.annotations or {}
-    stored = before.metadata.annotations or {}
-    if all(annotations.get(key) == stored.get(key) for key in {*ASKING, *annotations, *stored} if _asks(key)):
-        return Admitted(raw)
     what = f"{title(Vmi, vmi.metadata, namespace)}: spec"
+    patch: list[Operation] = []
+    after = edited(raw, patch)
+    warnings: tuple[str, ...] = ()
+    if _asked(annotations) != _asked(before.metadata.annotations or {}):
+        warnings = _mark_edit(after, vmi, what, largest_node)
+    state_size(after, vmi.spec, what)
+    return Admitted(after.values, warnings, patch)
+
+
+def _mark_edit(after: EditedObject, vmi: Vmi, what: str, largest_node: int | None) -> tuple[str, ...]:
+    annotations = vmi.metadata.annotations or {}
     warnings = check_vm(annotations, vmi.spec, what, largest_node) or ()
-    if not (_had_options(stored) or (before.metadata.labels or {}).get(EDITED_LABEL)):
-        return Admitted(raw, (*warnings, _AT_NEXT_START))
     if read_options(annotations) is None:
-        return Admitted(raw, (_REMOVED,))
-    after = copy.deepcopy(dict(raw))
-    fields_of(fields_of(after, "metadata"), "labels")[EDITED_LABEL] = "true"
-    return Admitted(after, warnings)
+        return (_REMOVED,)
+    after.object("metadata").object("labels").put(EDITED_LABEL, "true")
+    return warnings
 
 
-def _asks(key: str) -> bool:
-    return key in ASKING or key.startswith("kvplace.io/")
-
-
-def _had_options(annotations: Mapping[str, str]) -> bool:
-    try:
-        return read_options(annotations) is not None
-    except BadAnnotation:
-        return True
+def _asked(annotations: Mapping[str, str]) -> dict[str, str]:
+    return {
+        key: value
+        for key, value in annotations.items()
+        if key in ASKING or (key.startswith("kvplace.io/") and key != VM_SIZE)
+    }

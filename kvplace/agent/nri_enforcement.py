@@ -42,6 +42,7 @@ from kvplace.agent.repair_history import PERIOD_S, RepairHistory
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
+from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask
 from kvplace.kube.conditions import Condition
@@ -279,7 +280,7 @@ class NriEnforcement:
                 namespace=pod.namespace,
                 pod=pod.name,
                 in_vm_pod=pod.labels.get(key) == value,
-                placement=pod.annotations.get(PLACEMENT, ""),
+                placement=_placement(pod),
                 pid=container.pid,
                 cpus=container.cpuset.cpus,
                 incoming=(
@@ -479,6 +480,11 @@ class NriEnforcement:
             if known := self._known.get(container.id):
                 known.spec = container.cpuset
         return self._spec_updates()
+
+
+def _placement(pod: nri.PodSandbox) -> str:
+    """Return the placement that a sandbox was made with; without the label anybody may have written it."""
+    return pod.annotations.get(PLACEMENT, "") if pod.labels.get(PLACED_LABEL) == "true" else ""
 
 
 def _merged(spec: nri.Cpuset, change: nri.Cpuset) -> nri.Cpuset:

@@ -32,6 +32,7 @@ from kvplace.kube.watches import WatchClient
 from kvplace.service.health import Readiness, health_application
 from kvplace.service.json_log import log_as_json
 from kvplace.service.listening import listening
+from kvplace.service.metrics import watch_loop
 from kvplace.service.process import in_background, run_until_signal
 from kvplace.service.settings import Address
 
@@ -114,6 +115,7 @@ async def running_agent(settings: AgentSettings, cluster: AgentClient) -> AsyncI
             guard.run(),
             Publisher(cluster, own, machine, report).run(),
             _become_ready(own, readiness),
+            watch_loop(),
         ]
         await enter(in_background(*components))
         try:

@@ -17,7 +17,7 @@ from typing import Any
 from kvplace.cli.claims_by_node import ClaimsByNode, NodeClaims
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, Corrupt
-from kvplace.core.ledger import Claim, ClaimState, claim_of, read_ledger
+from kvplace.core.ledger import Claim, claim_of, read_ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import Policy
@@ -123,7 +123,8 @@ class _Reader:
         from kvplace.kube.objects import PodObject, pod_record
 
         try:
-            pod = pod_record(msgspec.convert(document, PodObject))
+            # As text again: much of a pod stays text until it is needed.
+            pod = pod_record(msgspec.json.decode(msgspec.json.encode(document), type=PodObject))
         except msgspec.ValidationError as error:
             raise self._bad(where, f"is not a valid Pod: {str(error).replace('`', '')}") from None
         if pod.phase in ("Succeeded", "Failed") or not (pod.placement or pod.cpu_map):
@@ -164,12 +165,12 @@ class _Reader:
         return BadBody(f"{self._what}: {where}: {sentence}" if where else f"{self._what}: {sentence}")
 
 
-def _claim(bound: PodPlacement, uid: str, **names: str) -> Claim:
+def _claim(bound: PodPlacement, uid: str, *, namespace: str = "", pod: str = "", vmi: str = "") -> Claim:
     """Make the claim of a placement; a bare cpu-map does not say which CPUs are owned."""
     placement = bound.placement
     if placement.policy is Policy.EXCLUSIVE and not placement.owned:
         placement = replace(placement, owned=placement.cpus)
-    return claim_of(PodUid(uid or "unnamed"), placement, state=ClaimState.BOUND, **names)
+    return claim_of(PodUid(uid or "unnamed"), placement, namespace=namespace, pod=pod, vmi=vmi)
 
 
 def _documents(text: str, what: str) -> Iterator[tuple[str, Json]]:

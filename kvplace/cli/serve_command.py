@@ -41,6 +41,27 @@ def _read_config(context: click.Context, _option: click.Parameter, path: Path | 
     "--client-ca", type=_FILE, required=True, help="CA of the schedulers that may call the extender."
 )
 @click.option(
+    "--client-name",
+    "client_names",
+    multiple=True,
+    default=("kvplace-scheduler",),
+    show_default=True,
+    metavar="NAME",
+    help="Name in a scheduler's certificate that may call; may be given several times.",
+)
+@click.option(
+    "--admission-client-ca",
+    type=_FILE,
+    help="CA of the API server's client certificate; by default webhook calls need none.",
+)
+@click.option(
+    "--admission-client-name",
+    "admission_client_names",
+    multiple=True,
+    metavar="NAME",
+    help="Name in that certificate; may be given several times.",
+)
+@click.option(
     "--sidecar-image", required=True, metavar="IMAGE", help="Image of the hook sidecar of every VM."
 )
 @click.option(
@@ -57,6 +78,13 @@ def _read_config(context: click.Context, _option: click.Parameter, path: Path | 
     help="A further scheduler that calls this extender; may be given several times.",
 )
 @click.option(
+    "--kubevirt-controller",
+    default="system:serviceaccount:kubevirt:kubevirt-controller",
+    show_default=True,
+    metavar="USER",
+    help="The user that creates the pods of VMs.",
+)
+@click.option(
     "--strategy",
     type=click.Choice(["pack", "spread", "balance"]),
     default="pack",
@@ -69,6 +97,14 @@ def _read_config(context: click.Context, _option: click.Parameter, path: Path | 
     default="decide",
     show_default=True,
     help="Whether filter answers with the one best node or with all that fit.",
+)
+@click.option(
+    "--nominate-from-nodes",
+    type=click.IntRange(min=0),
+    default=2000,
+    show_default=True,
+    metavar="NUMBER",
+    help="Nodes that a cluster must have for the nodes of planned pods to be nominated; 0: never.",
 )
 @click.option("--extender-address", default="0.0.0.0:8443", show_default=True, metavar="HOST:PORT")
 @click.option("--admission-address", default="0.0.0.0:9443", show_default=True, metavar="HOST:PORT")
@@ -84,11 +120,16 @@ def command(
     tls_cert: Path,
     tls_key: Path,
     client_ca: Path,
+    client_names: tuple[str, ...],
+    admission_client_ca: Path | None,
+    admission_client_names: tuple[str, ...],
     sidecar_image: str,
     scheduler_name: str,
     other_schedulers: tuple[str, ...],
+    kubevirt_controller: str,
     strategy: str,
     mode: str,
+    nominate_from_nodes: int,
     extender_address: str,
     admission_address: str,
     health_address: str,
@@ -107,12 +148,19 @@ def command(
 
     run(
         ServeSettings(
-            tls=TlsFiles(tls_cert, tls_key, client_ca),
+            tls=TlsFiles(tls_cert, tls_key, client_ca, client_names),
+            admission_client_ca=admission_client_ca,
+            admission_client_names=admission_client_names,
             admission=AdmissionSettings(
-                sidecar_image=sidecar_image, scheduler_name=scheduler_name, other_schedulers=other_schedulers
+                sidecar_image=sidecar_image,
+                scheduler_name=scheduler_name,
+                other_schedulers=other_schedulers,
+                kubevirt_controller=kubevirt_controller,
             ),
             kubeconfig=kubeconfig,
-            extender=ExtenderSettings(strategy=Strategy(strategy), mode=Mode(mode)),
+            extender=ExtenderSettings(
+                strategy=Strategy(strategy), mode=Mode(mode), nominate_from_nodes=nominate_from_nodes
+            ),
             extender_address=Address.parse(extender_address),
             admission_address=Address.parse(admission_address),
             health_address=Address.parse(health_address),

@@ -7,11 +7,10 @@ released.
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import Enum
 
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.ledger import Claim, ClaimState, claim_of
+from kvplace.core.ledger import Claim, claim_of
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName
@@ -22,7 +21,8 @@ class ClaimAction(Enum):
     """What to do about a claim."""
 
     KEEP = "keep"
-    CONFIRM = "confirm"
+    COMPARE = "compare"
+    """Its pod is bound here: keep it as long as it says what the pod's placement says."""
     RELEASE = "release"
     READ_POD = "read pod"
     """The cache alone cannot decide: read the pod from the API server, then decide again."""
@@ -34,30 +34,31 @@ def action_from_cache(
     pod: PodRecord | None,
     *,
     was_deleted: bool,
-    now: datetime,
+    age_s: float,
     patience_s: float,
 ) -> ClaimAction:
     """Decide about a claim, given its pod in the cache.
 
     `was_deleted`: the cache had the pod and no longer has it, so it is looked for at once.
+    `age_s`: how long this process has seen the claim as it is.
     `patience_s`: how long a claim may wait for its binding before its pod is read.
     """
     if pod is None:
-        is_settled = was_deleted or _age_s(claim, now) > _SETTLE_S
+        is_settled = was_deleted or age_s > SETTLE_S
         return ClaimAction.READ_POD if is_settled else ClaimAction.KEEP
     if has_ended(pod):
         return ClaimAction.RELEASE
     if runs_unpinned(claim, pod):
         return ClaimAction.READ_POD
     if pod.node == node:
-        return ClaimAction.CONFIRM if claim.state is ClaimState.CLAIMED else ClaimAction.KEEP
+        return ClaimAction.COMPARE
     if pod.node:
         return ClaimAction.RELEASE
-    return ClaimAction.READ_POD if _age_s(claim, now) > patience_s else ClaimAction.KEEP
+    return ClaimAction.READ_POD if age_s > patience_s else ClaimAction.KEEP
 
 
 def action_from_live_pod(
-    claim: Claim, node: NodeName, pod: PodRecord | None, *, runs: bool, now: datetime, patience_s: float
+    claim: Claim, node: NodeName, pod: PodRecord | None, *, runs: bool, age_s: float, patience_s: float
 ) -> ClaimAction:
     """Decide about a claim, given its pod as the API server has it now.
 
@@ -72,7 +73,7 @@ def action_from_live_pod(
         return ClaimAction.RELEASE
     if pod.node:
         return ClaimAction.KEEP if pod.node == node else ClaimAction.RELEASE
-    return ClaimAction.RELEASE if _age_s(claim, now) > patience_s else ClaimAction.KEEP
+    return ClaimAction.RELEASE if age_s > patience_s else ClaimAction.KEEP
 
 
 def waits_for_binding(claim: Claim, pod: PodRecord | None) -> bool:
@@ -114,18 +115,24 @@ def claim_of_bound_pod(pod: PodRecord) -> Claim | None:
         namespace=pod.namespace,
         pod=pod.name,
         vmi=pod.vmi,
-        state=ClaimState.BOUND,
+        revision=bound.revision,
     )
+
+
+def replaces(restored: Claim, stored: Claim | None) -> bool:
+    """Whether the claim that a bound pod's placement gives takes the place of the stored one.
+
+    They differ when a binding that nobody waited for any more came after all. While other cores are being
+    given to the pod, and when they were given since the pod was read, the ledger knows better.
+    """
+    if stored is None:
+        return True
+    if stored.relocation is not None or stored.revision > restored.revision:
+        return False
+    return (stored.cpus, stored.owned) != (restored.cpus, restored.owned)
 
 
 _UNPINNED = f'"policy":"{Policy.NONE.value}"'
 """How the placement of such a pod contains it; few others have to be read."""
-_SETTLE_S = 10.0
+SETTLE_S = 2.0
 """The cache may have a claim before its pod; a pod that is missing is looked for only after this."""
-
-
-def _age_s(claim: Claim, now: datetime) -> float:
-    try:
-        return (now - datetime.fromisoformat(claim.since)).total_seconds()
-    except (ValueError, TypeError):
-        return float("inf")

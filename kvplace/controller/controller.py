@@ -1,4 +1,4 @@
-"""The loop that keeps ledgers true: it confirms, releases, restores and relocates claims.
+"""The loop that keeps ledgers true: it releases, restores and relocates claims.
 
 Watch events only say which node to look at; the work compares the whole node. So a missed or doubled event
 costs time, never correctness, and all nodes are looked at from time to time.
@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from kvplace.controller.claim_action import has_ended
+from kvplace.controller.claim_action import SETTLE_S, claim_of_bound_pod, has_ended
 from kvplace.controller.pod_index import PodIndex
 from kvplace.controller.reconciler import Reconciler, ReconcilerClient
 from kvplace.controller.relocator import Relocator, RelocatorClient
 from kvplace.controller.waker import NodeAnnotator, Waker
 from kvplace.controller.work_queue import WorkQueue
 from kvplace.core.errors import KvplaceError
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.records import NO_NODE, NodeRecord, PodRecord, TopologyRecord, VmiRecord
 from kvplace.nodes.node_cache import NodeCache
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 """Pause before a node whose reconciliation failed is tried again."""
+_ADDED_AT_ONCE = 500
+"""Nodes that a round makes due in one go; it takes 2 ms."""
 
 
 class ControllerClient(ReconcilerClient, RelocatorClient, NodeAnnotator, Protocol):
@@ -46,8 +48,8 @@ class ControllerSettings:
     """Time between two looks at every node."""
     wake_pause_s: float = 0.25
     """Least time between two wake-ups of waiting pods, so that many releases at once cause one."""
-    confirm_s: float = 2.0
-    """Delay before a claim is confirmed whose pod is bound as claimed; nothing waits for it."""
+    compare_s: float = 2.0
+    """Delay before a claim is compared with the placement of a pod that is bound where it should be."""
     spread_s: float = 0.2
     """Replicas start a node's work up to so much apart, each in its own order; the later find it done."""
     replica: str = ""
@@ -84,7 +86,6 @@ class Controller:
             self._index,
             events,
             patience_s=settings.patience_s,
-            now=now,
             released=self._waker.node_freed,
             look_again=lambda node, after_s: self._queue.add(node, after_s=after_s),
         )
@@ -96,6 +97,17 @@ class Controller:
         cache.nodes.subscribe(self._node_seen)
         cache.topologies.subscribe(self._report_seen)
         cache.edited_vmis.subscribe(self._vmi_seen)
+        cache.ledgers.subscribe(self._ledger_seen)
+
+    @property
+    def waiting_pods(self) -> int:
+        """How many pods that ask for cores have no node yet."""
+        return self._index.waiting
+
+    @property
+    def queue_length(self) -> int:
+        """How many nodes are to be looked at, now or soon."""
+        return len(self._queue)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -105,10 +117,11 @@ class Controller:
             group.create_task(self._waker.run())
 
     async def _work(self) -> None:
-        """Reconcile the nodes that are due."""
-        while True:
-            due = await self._queue.take()
-            await asyncio.gather(*(self._reconcile_or_retry(node) for node in due))
+        """Reconcile the nodes that are due, each beside those that wait for the API server."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(self._reconcile_or_retry(await self._queue.take()))
+                await asyncio.sleep(0)  # between any two nodes whoever else waits has a turn
 
     async def _reconcile_or_retry(self, node: NodeName) -> None:
         try:
@@ -117,14 +130,22 @@ class Controller:
         except KvplaceError as error:
             log.warning("node %s is reconciled later: %s", node, error, extra={"node": node})
             self._queue.add(node, after_s=_RETRY_S)
+        finally:
+            self._queue.done(node)
 
     async def _rounds(self) -> None:
-        """Make every node due that has a ledger or pods."""
+        """Make every node due that has a ledger or pods: at once, then each in its turn within a round."""
+        spread_s = 0.0
         while True:
             self._index.forget_released()
-            for node in {*(record.node for record in self._ledgers.all()), *self._index.nodes}:
-                self._queue.add(node)
+            self.reconciler.forget_gone()
+            nodes = {*(record.node for record in self._ledgers.all()), *self._index.nodes}
+            for number, node in enumerate(nodes):
+                self._queue.add(node, after_s=spread_s * number / len(nodes))
+                if number % _ADDED_AT_ONCE == _ADDED_AT_ONCE - 1:
+                    await asyncio.sleep(0)
             await asyncio.sleep(self._settings.round_s)
+            spread_s = self._settings.round_s
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         """Make the nodes due that a pod is bound to or has claims on; later if all is as it should be."""
@@ -135,11 +156,14 @@ class Controller:
         is_in_order = after is not None and not has_ended(after) and claimed_on == {after.node}
         nodes = {*claimed_on, pod.node, before.node if before is not None else NO_NODE}
         for node in nodes - {NO_NODE}:
-            self._queue.add(node, after_s=self._settings.confirm_s if is_in_order else 0.0)
+            self._queue.add(node, after_s=self._settings.compare_s if is_in_order else 0.0)
 
     def _report_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
-        """Make a node due whose agent reports something new about its pods."""
-        if after is not None and before is not None and after.pods != before.pods:
+        """Make a node due whose agent reports something new about its pods or the kubelet's CPUs."""
+        if after is None:
+            return
+        kubelet_cpus = before.kubelet_cpus if before is not None else NO_CPUS
+        if after.kubelet_cpus != kubelet_cpus or (before is not None and after.pods != before.pods):
             self._queue.add(after.node)
 
     def _vmi_seen(self, _before: VmiRecord | None, after: VmiRecord | None) -> None:
@@ -148,6 +172,19 @@ class Controller:
             for pod in self._pods.records.values():
                 if pod.vmi_uid == after.uid and pod.node:
                     self._queue.add(pod.node)
+
+    def _ledger_seen(self, node: NodeName) -> None:
+        """Make a node due whose ledger has lost the claim of a bound pod, or has one of an unknown pod.
+
+        The latter after a while: a claim may be seen before its pod.
+        """
+        record = self._ledgers.current(node)
+        claims: Collection[PodUid] = record.ledger.claims if record is not None else ()
+        if any(uid not in self._pods.records for uid in claims):
+            self._queue.add(node, after_s=SETTLE_S)
+        lacking = (pod for pod in self._index.on_node(node) if pod.uid not in claims)
+        if any(claim_of_bound_pod(pod) is not None for pod in lacking):
+            self._queue.add(node)
 
     def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
         if after is None and before is not None:

@@ -27,6 +27,11 @@ class PodIndex:
         """Whether a pod has no node yet."""
         return NO_NODE in self._by_node
 
+    @property
+    def waiting(self) -> int:
+        """How many pods have no node yet."""
+        return len(self._by_node.get(NO_NODE, ()))
+
     def on_node(self, node: NodeName) -> list[PodRecord]:
         """Return the pods that are bound to a node."""
         found = (self._pods.get(uid) for uid in self._by_node.get(node, ()))

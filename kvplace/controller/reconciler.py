@@ -6,24 +6,27 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import Protocol
 
 from kvplace.controller.claim_action import (
+    SETTLE_S,
     ClaimAction,
     action_from_cache,
     action_from_live_pod,
     claim_of_bound_pod,
+    replaces,
     runs_unpinned,
     waits_for_binding,
 )
+from kvplace.controller.claim_ages import ClaimAges
 from kvplace.controller.metrics import OVERLAPS, RELEASES
 from kvplace.controller.pod_index import PodIndex
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict
-from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, OwnershipConflict, confirmed
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict
+from kvplace.core.log_fields import about_pod
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.nodes.node_cache import NodeCache
@@ -48,7 +51,7 @@ class ReconcilerClient(Protocol):
 
 
 class Reconciler:
-    """Confirms, releases and restores the claims of one node after the other."""
+    """Releases and restores the claims of one node after the other."""
 
     def __init__(
         self,
@@ -58,7 +61,6 @@ class Reconciler:
         events: EventRecorder,
         *,
         patience_s: float,
-        now: Callable[[], datetime],
         released: Callable[[NodeName], None],
         look_again: Callable[[NodeName, float], None],
     ) -> None:
@@ -74,45 +76,97 @@ class Reconciler:
         self._index = index
         self._events = events
         self._patience_s = patience_s
-        self._now = now
+        self._clock = asyncio.get_running_loop().time
+        self._ages = ClaimAges(self._clock)
         self._released = released
         self._look_again = look_again
-        self._missing: dict[PodUid, datetime] = {}
+        self._missing: dict[PodUid, float] = {}
         """Since when pods with a claim were found to be gone, on nodes whose agent has not reported them."""
         self._reported: set[PodUid] = set()
         """Pods that were found to be gone, and that an agent has reported since."""
         self._overlaps: dict[PodUid, str] = {}
+        self._taken: set[PodUid] = set()
+        """Pods of whose CPUs the kubelet has allocated some."""
+        self._agreeing: dict[PodUid, tuple[str, CpuMask, CpuMask]] = {}
+        """Placements of pods, and what the claims had that were found to agree with them."""
         cache.pods.subscribe(self._pod_seen)
 
     async def reconcile(self, node: NodeName) -> None:
         """Bring a node's ledger in step with its pods; raises what a write raises.
 
-        1. Confirm, release or keep each claim.
-        2. Restore the claims that bound pods lack.
-        3. Delete the empty ledger of a node that is gone.
+        1. Release or keep each claim.
+        2. Restore the claims that bound pods lack, and those that say something else than their placements.
+        3. Report what the kubelet has taken.
+        4. Delete the empty ledger of a node that is gone.
         """
         record = self._ledgers.current(node)
+        if record is not None and record.problem and node in self._nodes.records:
+            log.error("the ledger cannot be read: %s", record.problem, extra={"node": node})
+            return  # until a person mends it, or the next round says so again
         claims: Mapping[PodUid, Claim] = record.ledger.claims if record is not None else {}
+        self._ages.look(node, (claim for claim in claims.values() if not self._is_bound(node, claim)))
         lacking = [pod for pod in self._index.on_node(node) if pod.uid not in claims]
+        due = [
+            (claim, action)
+            for claim in claims.values()
+            if (action := self._action(node, claim)) is not ClaimAction.KEEP
+        ]
         # All at once, so that the changes go together in few writes.
         await asyncio.gather(
-            *(self._reconcile_claim(node, claim) for claim in claims.values()),
+            *(self._reconcile_claim(node, claim, action) for claim, action in due),
             *(self._restore(node, pod) for pod in lacking),
         )
+        for claim in claims.values():
+            self._report_if_taken_by_kubelet(node, claim)
         await self._delete_ledger_of_gone_node(node)
+
+    def forget_gone(self) -> None:
+        """Forget pods without a claim: another replica may have released what this one has seen end.
+
+        And nodes without a ledger, which another replica may have deleted.
+        """
+        self._ages.keep({record.node for record in self._ledgers.all()})
+        has_claim = self._ledgers.nodes_claimed_by
+        self._missing = {uid: since for uid, since in self._missing.items() if has_claim(uid)}
+        self._reported = {uid for uid in self._reported if has_claim(uid)}
+        self._overlaps = {uid: text for uid, text in self._overlaps.items() if self._pods.get(uid)}
 
     # Step 1.
 
-    async def _reconcile_claim(self, node: NodeName, claim: Claim) -> None:
-        now, pod = self._now(), self._pods.get(claim.uid)
+    def _is_bound(self, node: NodeName, claim: Claim) -> bool:
+        """Whether the cache has the pod of a claim on its node, so that the claim's age does not matter."""
+        pod = self._pods.get(claim.uid)
+        return pod is not None and pod.node == node
+
+    def _action(self, node: NodeName, claim: Claim) -> ClaimAction:
+        """Decide from the cache alone."""
+        pod = self._pods.get(claim.uid)
         action = action_from_cache(
             claim,
             node,
             pod,
             was_deleted=self._index.was_deleted(claim.uid),
-            now=now,
+            age_s=self._ages.age_s(node, claim),
             patience_s=self._patience_s,
         )
+        if action is ClaimAction.KEEP and pod is None:
+            self._look_again(node, SETTLE_S)
+        agrees = action is ClaimAction.COMPARE and pod is not None and self._agrees(claim, pod)
+        return ClaimAction.KEEP if agrees else action
+
+    def _agrees(self, claim: Claim, pod: PodRecord) -> bool:
+        """Whether a claim needs no change; a placement that was read once is not read again."""
+        compared = (pod.placement, claim.cpus, claim.owned)
+        if claim.relocation is not None or self._agreeing.get(claim.uid) == compared:
+            return True
+        expected = claim_of_bound_pod(pod)
+        if expected is not None and replaces(expected, claim):
+            return False
+        self._agreeing[claim.uid] = compared
+        return True
+
+    async def _reconcile_claim(self, node: NodeName, claim: Claim, action: ClaimAction) -> None:
+        pod = self._pods.get(claim.uid)
         only_if_unchanged = False
         if action is ClaimAction.READ_POD:
             pod = await self._cluster.read_pod(claim.namespace, claim.pod)
@@ -122,14 +176,14 @@ class Reconciler:
                 node,
                 pod,
                 runs=is_gone and self._runs(node, claim.uid),
-                now=self._now(),
+                age_s=self._ages.age_s(node, claim),
                 patience_s=self._patience_s,
             )
             only_if_unchanged = not is_gone and (waits_for_binding(claim, pod) or runs_unpinned(claim, pod))
         if action is ClaimAction.RELEASE:
             await self._release(node, claim, only_if_unchanged=only_if_unchanged)
-        elif action is ClaimAction.CONFIRM and pod is not None and claim.relocation is None:
-            await self._confirm(node, claim, pod)
+        elif action is ClaimAction.COMPARE and pod is not None:
+            await self._restore(node, pod)
 
     def _runs(self, node: NodeName, uid: PodUid) -> bool:
         """Whether a pod that is gone may still use its CPUs, by what the agent of its node reports.
@@ -137,7 +191,7 @@ class Reconciler:
         The agent may not have seen its container yet: its silence counts after a while only.
         """
         described = self._topologies.get(node)
-        if described is None or described.enforcement is Enforcement.NONE or node not in self._nodes.records:
+        if described is None or described.enforcement is Enforcement.NONE:
             return False
         report = described.pods.get(uid)
         if report is not None:
@@ -145,18 +199,10 @@ class Reconciler:
             return report.running
         if uid in self._reported:
             return False
-        waits_s = REPORT_S - (self._now() - self._missing.setdefault(uid, self._now())).total_seconds()
+        waits_s = REPORT_S - (self._clock() - self._missing.setdefault(uid, self._clock()))
         if waits_s > 0:
             self._look_again(node, waits_s)
         return waits_s > 0
-
-    async def _confirm(self, node: NodeName, claim: Claim, pod: PodRecord) -> None:
-        """Store that a pod was seen bound with its claim; if the two differ, the pod counts."""
-        expected = claim_of_bound_pod(pod)
-        if expected is not None and not _same_cpus(expected, claim):
-            await self._restore(node, pod)
-        else:
-            self._ledgers.change_later(node, lambda ledger: (_confirmation(ledger, claim.uid), None))
 
     async def _release(self, node: NodeName, claim: Claim, *, only_if_unchanged: bool) -> None:
         """Release a claim; if its bind may still come, only while it is unchanged in the ledger.
@@ -164,9 +210,7 @@ class Reconciler:
         A bind that takes over an old claim gives it a new date; so of bind and controller the first one wins.
         """
         if only_if_unchanged:
-            log.warning(
-                "the claim of a pod that was never bound is released", extra={"node": node, "uid": claim.uid}
-            )
+            log.warning("the claim of a pod that was never bound is released", extra=_about(node, claim))
         released = False
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
@@ -178,6 +222,7 @@ class Reconciler:
             return LedgerChange(releases=(claim.uid,) if released else ()), None
 
         await self._ledgers.change(node, decide)
+        self._ages.forget(node, claim.uid)
         self._missing.pop(claim.uid, None)
         self._reported.discard(claim.uid)
         if released:
@@ -185,7 +230,7 @@ class Reconciler:
             log.info(
                 "released CPUs %s",
                 format_cpu_list(claim.cpus),
-                extra={"node": node, "uid": claim.uid, "vm": claim.vmi},
+                extra=_about(node, claim),
             )
             self._released(node)
 
@@ -201,9 +246,8 @@ class Reconciler:
             return  # it has ended, and the cache does not know yet
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
-            stored = ledger.claims.get(claim.uid)
-            if stored is not None and (stored.state is ClaimState.BOUND or _same_cpus(stored, claim)):
-                return LedgerChange(), None  # what changes a bound claim is a relocation
+            if not replaces(claim, ledger.claims.get(claim.uid)):
+                return LedgerChange(), None
             others = {
                 cpu: owner
                 for cpu, owner in ledger.owners.items()
@@ -229,13 +273,36 @@ class Reconciler:
         if self._overlaps.get(claim.uid) != conflict:
             self._overlaps[claim.uid] = conflict
             OVERLAPS.inc()
-            log.error("%s", conflict, extra={"node": node, "uid": claim.uid})
+            log.error("%s", conflict, extra=_about(node, claim))
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         if before is not None and after is None:
             self._overlaps.pop(before.uid, None)
+            self._taken.discard(before.uid)
+            self._agreeing.pop(before.uid, None)
 
     # Step 3.
+
+    def _report_if_taken_by_kubelet(self, node: NodeName, claim: Claim) -> None:
+        """Report that the kubelet's static policy has given CPUs of a claim to a container.
+
+        It does not know the ledger. Nothing can be mended from here: the pod, or the container that the
+        kubelet has started, must be started again.
+        """
+        described = self._topologies.get(node)
+        taken = claim.owned & described.kubelet_cpus if described is not None else NO_CPUS
+        if taken and self._pods.get(claim.uid) is not None:
+            self._taken.add(claim.uid)
+            conflict = (
+                f"the kubelet of {node} has allocated CPUs {format_cpu_list(CpuMask(taken))}, "
+                f"which pod {claim.namespace}/{claim.pod} owns"
+            )
+            self._report_overlap(node, claim, conflict)
+        elif claim.uid in self._taken:
+            self._taken.discard(claim.uid)
+            self._overlaps.pop(claim.uid, None)
+
+    # Step 4.
 
     async def _delete_ledger_of_gone_node(self, node: NodeName) -> None:
         record = self._ledgers.current(node)
@@ -245,12 +312,5 @@ class Reconciler:
             await self._cluster.delete_ledger(record)
 
 
-def _same_cpus(one: Claim, other: Claim) -> bool:
-    return (one.cpus, one.owned) == (other.cpus, other.owned)
-
-
-def _confirmation(ledger: Ledger, uid: PodUid) -> LedgerChange:
-    claim = ledger.claims.get(uid)
-    if claim is None or confirmed(claim) == claim:
-        return LedgerChange()
-    return LedgerChange(claims=(confirmed(claim),))
+def _about(node: NodeName, claim: Claim) -> dict[str, object]:
+    return about_pod(claim.uid, claim.namespace, claim.pod, vmi=claim.vmi, node=node)

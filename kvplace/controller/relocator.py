@@ -21,7 +21,8 @@ from kvplace.core.annotations import CRANE_RESULT, read_options
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadAnnotation, Conflict, Refused
-from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of, confirmed
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
+from kvplace.core.log_fields import about_pod
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.refusal import Refusal
 from kvplace.core.relocation import claim_after_relocation, claim_while_relocating, way_back
@@ -199,7 +200,7 @@ class Relocator:
                 pod=pod.name,
                 vmi=pod.vmi,
             )
-            moving = claim_while_relocating(confirmed(claim), Relocation(following, step.previous))
+            moving = claim_while_relocating(claim, Relocation(following, step.previous))
             return LedgerChange(claims=(moving,)), ""
 
         why = await self._cache.ledgers.change(node, decide)
@@ -210,18 +211,19 @@ class Relocator:
     # Write.
 
     async def _write(self, node: NodeName, pod: PodRecord, following: PodPlacement) -> None:
+        machine = self._cache.machine(node)
+        if isinstance(machine, Unusable):
+            return
         annotations: Mapping[str, str | None]
-        if following.placement.floats:
+        # The name may be another machine's by now; then it has no sockets to sort the way back's CPUs into.
+        if following.placement.floats or following.placement.cpus & ~machine.topology.cpus:
             annotations = {PLACEMENT: following.to_json(), CPU_MAP: None, CRANE_RESULT: None}
         else:
-            machine = self._cache.machine(node)
-            if isinstance(machine, Unusable):
-                return
             annotations = result_annotations(machine.topology, following, read_pod_request(pod.request))
         try:
             await self._cluster.replace_placement(pod.namespace, pod.name, pod.uid, annotations)
         except (Refused, Conflict) as error:
-            log.info("a placement was not written: %s", error, extra={"node": node, "uid": pod.uid})
+            log.info("a placement was not written: %s", error, extra=_about(node, pod))
 
     # Finish and GoBack.
 
@@ -250,7 +252,7 @@ class Relocator:
         log.info(
             "relocated to CPUs %s",
             format_cpu_list(in_force.placement.cpus) or "of the shared pool",
-            extra={"node": node, "uid": pod.uid, "vm": pod.vmi},
+            extra=_about(node, pod),
         )
         event = relocated(_regarding(pod), node, in_force)
         self._events.record(event)
@@ -301,3 +303,7 @@ def _regarding(pod: PodRecord) -> ObjectReference:
     if pod.vmi:
         return vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid)
     return pod_reference(pod.namespace, pod.name, pod.uid)
+
+
+def _about(node: NodeName, pod: PodRecord) -> dict[str, object]:
+    return about_pod(pod.uid, pod.namespace, pod.name, vmi=pod.vmi, node=node)

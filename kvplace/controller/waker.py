@@ -1,7 +1,8 @@
 """Making kube-scheduler retry waiting pods.
 
 It does so when a node changes; otherwise it would take five minutes. So an annotation of a node is changed
-after a release, and when the description of a machine changes.
+after a release, and when the description of a machine changes; also at the start, since the process that
+ended may have released cores and not come to it.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class Waker:
         cache.topologies.subscribe(self._topology_seen)
         self._freed.clear()  # topologies that were known before are no reason
         self._changed.clear()
+        if any_waits():  # since before we came: cores may have been released for them
+            self._freed.update(cache.nodes.records)
+            self._changed.set()
 
     def node_freed(self, node: NodeName) -> None:
         """Note that a pod may now fit on a node."""

@@ -61,6 +61,8 @@ ASKING = (
 
 RESULTS = (CPU_MAP, PLACEMENT, REQUEST, EXPLANATION, CRANE_RESULT)
 """Keys that only kvplace writes, and only on pods."""
+VM_SIZE = "kvplace.io/vm-size"
+"""Key that only admission writes, on VMIs: their size as KubeVirt reads it from their spec."""
 
 
 def read_options(annotations: Mapping[str, str]) -> PinningOptions | None:
@@ -153,7 +155,7 @@ def _one_of_spellings(
 
 def _refuse_unknown_keys(annotations: Mapping[str, str]) -> None:
     for key, value in annotations.items():
-        if not key.startswith(PREFIX) or key in ASKING or key in RESULTS:
+        if not key.startswith(PREFIX) or key in (*ASKING, *RESULTS, VM_SIZE):
             continue
         asking = [known.removeprefix(PREFIX) for known in ASKING if known.startswith(PREFIX)]
         near = difflib.get_close_matches(key.removeprefix(PREFIX).lower(), asking, n=1)

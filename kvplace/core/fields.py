@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from kvplace.core.cpuset import MAX_CPU, parse_cpu_list
@@ -95,9 +96,14 @@ class Fields:
         return parse_cpu_list(self.text(key, default), what=self.at(key))
 
     def cpu_lists(self, key: str) -> tuple[CpuMask, ...]:
-        """Read a list of CPU lists."""
+        """Read a list of CPU lists; equal ones are read once, since nodes of one type have the same."""
+        entries = self.list(key)
+        try:
+            return _cpu_lists(tuple(entries))
+        except (TypeError, ValueError, AttributeError):
+            pass  # read again for an error that names the entry
         lists = []
-        for index, entry in enumerate(self.list(key)):
+        for index, entry in enumerate(entries):
             at = f"{self.at(key)}[{index}]"
             if not isinstance(entry, str):
                 raise ValueError(f"{at} is {shown(entry)}; it must be a CPU list such as '0-3,8'")  # noqa: TRY004
@@ -154,3 +160,8 @@ class Fields:
     def pages_by_node(self, key: str) -> dict[NumaId, dict[Bytes, int]]:
         """Read counts by page size by NUMA node."""
         return {node: fields.page_counts(own) for node, fields, own in self.by_node(key)}
+
+
+@lru_cache(maxsize=256)
+def _cpu_lists(entries: tuple[str, ...]) -> tuple[CpuMask, ...]:
+    return tuple([parse_cpu_list(entry) for entry in entries])

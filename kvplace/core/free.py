@@ -37,6 +37,20 @@ class Free:
         """Free pages by (NUMA node, page size)."""
         return {(node, size): count for node, size, count in self.huge_pages}
 
+    def can_give(self, claim: Claim) -> bool:
+        """Whether all that a claim takes is free."""
+        memory, pages = dict(self.memory), self.pages_by_node
+        return (
+            not claim.owned & ~self.cpus
+            and not claim.cpus & ~self.pool
+            and all(not memory or count <= memory.get(node, 0) for node, count in claim.plain_memory.items())
+            and all(
+                count <= pages.get((node, size), 0)
+                for node, sizes in claim.huge_pages.items()
+                for size, count in sizes.items()
+            )
+        )
+
 
 def free_of(
     topology: Topology,

@@ -8,8 +8,7 @@ where it was made, and by the in-memory cluster, so that tests and the demo foll
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +17,7 @@ from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, unio
 from kvplace.core.errors import BadAnnotation, Conflict, Corrupt
 from kvplace.core.fields import Fields
 from kvplace.core.huge_pages import plain_bytes, write_page_counts
-from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.placement import MAX_REVISION, Placement, PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId, PodUid
 from kvplace.core.strict_json import shown
@@ -40,13 +39,6 @@ class Relocation:
     """The placement to go back to; None for a pod that had none."""
 
 
-class ClaimState(Enum):
-    """State of a claim: stored, or stored and its pod observed to be bound with it."""
-
-    CLAIMED = "claimed"
-    BOUND = "bound"
-
-
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What one pod holds on the node; keyed by pod UID, never by VMI (a migration has two pods)."""
@@ -57,7 +49,6 @@ class Claim:
     vmi: str
     """Name of the VMI, empty for a plain pod."""
     policy: Policy
-    state: ClaimState
     cpus: CpuMask
     """CPUs that the pod's threads may use, shared ones included."""
     owned: CpuMask
@@ -66,6 +57,8 @@ class Claim:
     huge_pages: Mapping[NumaId, Mapping[Bytes, int]]
     since: str
     """When it was claimed, RFC 3339."""
+    revision: int = 1
+    """The revision of the pod's placement that it was made for, or that the last relocation put in force."""
     relocation: Relocation | None = None
     """The change under way; everything above then includes what both placements need."""
 
@@ -84,8 +77,8 @@ def claim_of(
     namespace: str = "",
     pod: str = "",
     vmi: str = "",
-    state: ClaimState = ClaimState.CLAIMED,
     since: str = "",
+    revision: int = 1,
 ) -> Claim:
     """Make the claim of a pod on what its placement gives it; outside Kubernetes its UID is its name, too."""
     return Claim(
@@ -94,12 +87,12 @@ def claim_of(
         pod=pod or uid,
         vmi=vmi,
         policy=placement.policy,
-        state=state,
         cpus=placement.cpus,
         owned=placement.owned,
         memory=placement.memory,
         huge_pages=placement.huge_pages,
         since=since,
+        revision=revision,
     )
 
 
@@ -255,12 +248,12 @@ def claim_document(claim: Claim) -> dict[str, Any]:
         "pod": claim.pod,
         "vmi": claim.vmi,
         "policy": claim.policy.value,
-        "state": claim.state.value,
         "cpus": format_cpu_list(claim.cpus),
         "owned": format_cpu_list(claim.owned),
         "memory": {str(node): count for node, count in claim.memory.items()},
         "hugePages": {str(node): write_page_counts(pages) for node, pages in claim.huge_pages.items()},
         "since": claim.since,
+        "revision": claim.revision if claim.revision != 1 else "",
         "next": {} if claim.relocation is None else _relocation_document(claim.relocation),
     }
     return {key: value for key, value in document.items() if value not in ("", {})}
@@ -291,11 +284,6 @@ def read_ledger(spec: object) -> Ledger:
     return Ledger(owners, claims)
 
 
-def confirmed(claim: Claim) -> Claim:
-    """Mark a claim as bound."""
-    return replace(claim, state=ClaimState.BOUND)
-
-
 def _read_claim(uid: PodUid, fields: Fields) -> Claim:
     return Claim(
         uid=uid,
@@ -303,12 +291,12 @@ def _read_claim(uid: PodUid, fields: Fields) -> Claim:
         pod=fields.text("pod"),
         vmi=fields.text("vmi", ""),
         policy=fields.word("policy", Policy),
-        state=fields.word("state", ClaimState),
         cpus=fields.cpus("cpus", ""),
         owned=fields.cpus("owned", ""),
         memory=fields.bytes_by_node("memory"),
         huge_pages=fields.pages_by_node("hugePages"),
         since=fields.text("since", ""),
+        revision=fields.whole("revision", MAX_REVISION, least=1, default=1),
         relocation=_read_relocation(fields.fields("next")) if fields.raw.get("next") else None,
     )
 

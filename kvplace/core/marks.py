@@ -4,6 +4,8 @@ from __future__ import annotations
 
 PLACED_LABEL = "kvplace.io/placed"
 """Label, value `true`, of every pod that pod admission wrote a request on; watches select by it."""
+ASKS_LABEL = "kvplace.io/asks"
+"""Label, value `true`, of a VMI created with options: admission sees every change of them and of its size."""
 EDITED_LABEL = "kvplace.io/edited"
 """Label, value `true`, of a VMI whose asking annotations were edited while it ran; watches select by it."""
 MARKER_RESOURCE = "kvplace.io/vm"

@@ -29,7 +29,7 @@ from kvplace.core.strict_json import Json, shown
 PLACEMENT = "kvplace.io/placement"
 VERSION = 1
 _MAX_TEXT = 256 * 1024
-_MAX_REVISION = 2**31 - 1
+MAX_REVISION = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ def _read(fields: Fields) -> PodPlacement:
             guest_cells=read_guest_cells(fields, vcpus=len(fields.ids("vcpus"))),
         ),
         enforced=fields.flag("enforced", default=False),
-        revision=fields.whole("revision", _MAX_REVISION, least=1, default=1),
+        revision=fields.whole("revision", MAX_REVISION, least=1, default=1),
         options=read_options_document(fields.fields("options")) if "options" in fields.raw else None,
     )
     _check(bound.placement)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 from kvplace.core.scalars import Bytes
 from kvplace.core.strict_json import shown
@@ -55,6 +56,7 @@ def parse_quantity(text: str | int) -> Fraction:
     return -value if sign == "-" else value
 
 
+@lru_cache(maxsize=1024, typed=True)
 def parse_bytes(text: str | int) -> Bytes:
     """Read a quantity as whole bytes, rounded up as Kubernetes does.
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from kvplace.core.ledger import Claim, ClaimState, Relocation, claim_of
+from kvplace.core.ledger import Claim, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
+from kvplace.core.request import Policy
 
 _Key = TypeVar("_Key")
 _Amount = TypeVar("_Amount", bound=int)
@@ -20,11 +21,13 @@ _Amount = TypeVar("_Amount", bound=int)
 def claim_while_relocating(claim: Claim, relocation: Relocation) -> Claim:
     """Add what the next placement needs to a claim.
 
-    Memory is counted once per NUMA node, as the larger of both: what stays on its node is not copied.
+    Memory is counted once per NUMA node, as the larger of both: what stays on its node is not copied. The
+    pool of a `numa` claim may lose CPUs to exclusive VMs, so it is one only while both placements are.
     """
     new = relocation.next.placement
     return replace(
         claim,
+        policy=new.policy if claim.policy is Policy.NUMA else claim.policy,
         cpus=claim.cpus | new.cpus,
         owned=claim.owned | new.owned,
         memory=_larger(claim.memory, new.memory),
@@ -46,8 +49,8 @@ def claim_after_relocation(claim: Claim, in_force: PodPlacement) -> Claim | None
         namespace=claim.namespace,
         pod=claim.pod,
         vmi=claim.vmi,
-        state=ClaimState.BOUND,
         since=claim.since,
+        revision=in_force.revision,
     )
 
 

@@ -29,6 +29,11 @@ class PodRequest:
     crane_result: bool = False
     """Whether the result is also written in Crane's annotation."""
 
+    @property
+    def vmi_name(self) -> str:
+        """The name of the VMI without its namespace, empty for a plain pod."""
+        return self.vmi.rpartition("/")[2]
+
 
 def write_request(pod: PodRequest) -> str:
     """Write the annotation's one line."""

@@ -146,6 +146,17 @@ class Topology:
         )
         return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
+    @cached_property
+    def shape(self) -> str:
+        """A short name of the machine without its memory: nodes of one type differ in nothing else."""
+        shape = (
+            [(package.id, package.cpus) for package in self.packages],
+            [(node.id, node.cpus, sorted(node.distances.items())) for node in self.numa_nodes],
+            self.l3_groups,
+            self.cores,
+        )
+        return hashlib.sha256(repr(shape).encode()).hexdigest()
+
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 

@@ -32,16 +32,26 @@ class ServeDocument(Document):
     tls_key: Text | None = None
     client_ca: Text | None = None
     """CA file of the schedulers that may call the extender."""
+    client_names: tuple[Text, ...] = ()
+    """Names in the certificates of schedulers that may call: common name, DNS name or URI."""
+    admission_client_ca: Text | None = None
+    """CA file of the API server's client certificate; by default webhook calls need none."""
+    admission_client_names: tuple[Text, ...] = ()
+    """Names in that certificate; by default any."""
     sidecar_image: Text | None = None
     """Image of the hook sidecar of every VM."""
     scheduler_name: Text | None = None
     """Scheduler of VMs that name none."""
     other_schedulers: tuple[Text, ...] = ()
     """Further schedulers that call this extender."""
+    kubevirt_controller: Text | None = None
+    """The user that creates the pods of VMs; the pods of others are admitted more slowly."""
     strategy: Strategy | None = None
     """How nodes are chosen among those that hold a VM equally well."""
     mode: Literal["decide", "advise"] | None = None
     """Whether Filter answers with the one best node or with all that fit."""
+    nominate_from_nodes: Annotated[int, Field(ge=0, strict=True)] | None = None
+    """Nodes that a cluster must have for nodes to be nominated; 0: never."""
     extender_address: _Address | None = None
     admission_address: _Address | None = None
     health_address: _Address | None = None

@@ -25,6 +25,7 @@ import msgspec
 
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import LedgerChange, merge_patch
+from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.resource_topology import API_VERSION as RESOURCE_TOPOLOGIES
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
@@ -32,6 +33,8 @@ from kvplace.core.topology_document import topology_document
 from kvplace.kube.api_errors import Missing, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, Resource
 from kvplace.kube.conditions import Condition
+from kvplace.kube.disruption_budgets import PATH as BUDGETS_PATH
+from kvplace.kube.disruption_budgets import BudgetObject, disruption_budget
 from kvplace.kube.events import EventRecord
 from kvplace.kube.list_watch import ListWatch, follow
 from kvplace.kube.objects import (
@@ -85,7 +88,7 @@ class ApiCluster:
         session: Session,
         *,
         component: str = "kvplace",
-        page_size: int = 500,
+        page_size: int = 250,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """`component` signs events as kvplace.io/COMPONENT; `now` dates them.
@@ -100,7 +103,9 @@ class ApiCluster:
         self._now = now
         self._resources: Mapping[Kind[Any, Any], Resource[Any]] = {
             PODS: Resource.of("pods", path_of("api", "v1", "pods"), _POD, pod_record),
-            NODES: Resource.of("nodes", path_of("api", "v1", "nodes"), _NODE, node_record),
+            NODES: Resource.of(
+                "nodes", path_of("api", "v1", "nodes"), _NODE, node_record, metadata_only=True
+            ),
             TOPOLOGIES: _custom("nodetopologies", TopologyReader().record),
             LEDGERS: _custom("nodeledgers", self._ledger_record),
             VMIS: Resource.of(
@@ -157,6 +162,18 @@ class ApiCluster:
         body = await self._get("pods", path_of("api", "v1", "namespaces", namespace, "pods", name), name)
         return None if body is None else pod_record(decoded(_POD, body, "pods"))
 
+    async def read_disruption_budgets(self) -> tuple[DisruptionBudget, ...]:
+        """Read all PodDisruptionBudgets of the cluster, page by page."""
+        listing = ApiListWatch(self._session, _BUDGETS, EVERYTHING, page_size=self._page_size)
+        found: list[DisruptionBudget] = []
+        page = ""
+        while True:
+            answer = await listing.list_page(page)
+            found += answer.records
+            page = answer.next_page
+            if not page:
+                return tuple(found)
+
     async def replace_placement(
         self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
@@ -207,6 +224,28 @@ class ApiCluster:
             if _IMMUTABLE_UID in str(error):
                 raise Refused(f"pod {pod.namespace}/{pod.name} with UID {pod.uid} is gone") from error
             raise
+
+    async def nominate_node(self, pod: PodRecord, node: NodeName) -> None:
+        """Nominate a node for a pod that is still as `pod` says; raises Conflict if it has changed.
+
+        The resource version also keeps a nomination by somebody else.
+        """
+        await self._session.request(
+            Call(
+                "patch",
+                "pods/status",
+                path_of("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "status"),
+                name=f"{pod.namespace}/{pod.name}",
+                query=self._field_manager,
+                body=_encode(
+                    {
+                        "metadata": {"uid": pod.uid, "resourceVersion": pod.resource_version},
+                        "status": {"nominatedNodeName": node},
+                    }
+                ),
+                accept=METADATA_ONLY,
+            )
+        )
 
     async def write_topology(
         self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
@@ -460,6 +499,9 @@ class ApiCluster:
 
 
 _POD = msgspec.json.Decoder(PodObject)
+_BUDGETS = Resource.of(
+    "poddisruptionbudgets", path_of(*BUDGETS_PATH), msgspec.json.Decoder(BudgetObject), disruption_budget
+)
 _VMI = msgspec.json.Decoder(VmiObject)
 _NODE = msgspec.json.Decoder(NodeObject)
 _CUSTOM = msgspec.json.Decoder(CustomObject)

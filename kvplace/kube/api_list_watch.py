@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
@@ -11,7 +12,15 @@ import msgspec
 from kvplace.kube.api_errors import decoded, error_of_status, read_status
 from kvplace.kube.list_watch import Change, Page
 from kvplace.kube.objects import ObjectList, VersionOnly, WatchLine
-from kvplace.kube.session import PAGE_LIMIT, Call, LineStream, Session
+from kvplace.kube.session import (
+    JSON,
+    METADATA_LIST,
+    METADATA_ONLY,
+    PAGE_LIMIT,
+    Call,
+    LineStream,
+    Session,
+)
 from kvplace.kube.watches import Apply, Delete, Selector
 
 O = TypeVar("O")  # noqa: E741
@@ -20,6 +29,9 @@ R_co = TypeVar("R_co", covariant=True)
 
 _WATCH_S = 290
 """The server ends a watch after so long; the next one goes to a replica that is perhaps less busy."""
+
+_AT_ONCE = 100
+"""Objects of a page that are read before others have their turn."""
 
 _PAGE = msgspec.json.Decoder(ObjectList)
 _LINE = msgspec.json.Decoder(WatchLine)
@@ -33,11 +45,21 @@ class Resource(Generic[R]):
     name: str
     path: str
     record: Callable[[msgspec.Raw], R]
+    metadata_only: bool = False
+    """Whether records need nothing but `metadata`: of a Node that is a quarter."""
 
     @classmethod
-    def of(cls, name: str, path: str, decoder: msgspec.json.Decoder[O], record: Callable[[O], R]) -> Self:
+    def of(
+        cls,
+        name: str,
+        path: str,
+        decoder: msgspec.json.Decoder[O],
+        record: Callable[[O], R],
+        *,
+        metadata_only: bool = False,
+    ) -> Self:
         """Describe a resource whose objects the decoder reads; `record` raises Unreadable then."""
-        return cls(name, path, lambda raw: record(decoded(decoder, raw, name)))
+        return cls(name, path, lambda raw: record(decoded(decoder, raw, name)), metadata_only)
 
 
 class ApiListWatch(Generic[R]):
@@ -64,11 +86,16 @@ class ApiListWatch(Generic[R]):
         if page:
             query["continue"] = page
         body = await self._session.request(
-            self._call("list", query), limit=PAGE_LIMIT, timeout_s=self._session.limits.page_s
+            self._call("list", query, METADATA_LIST), limit=PAGE_LIMIT, timeout_s=self._session.limits.page_s
         )
         answer = decoded(_PAGE, body, self.name)
+        records = []
+        for number, item in enumerate(answer.items or (), start=1):
+            records.append(self._resource.record(item))
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
         return Page(
-            tuple(self._resource.record(item) for item in answer.items or ()),
+            tuple(records),
             answer.metadata.continue_,
             answer.metadata.resource_version,
         )
@@ -80,10 +107,18 @@ class ApiListWatch(Generic[R]):
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(_WATCH_S),
         }
-        return ApiStream(await self._session.open_stream(self._call("watch", query)), self._resource)
+        return ApiStream(
+            await self._session.open_stream(self._call("watch", query, METADATA_ONLY)), self._resource
+        )
 
-    def _call(self, verb: str, query: dict[str, str]) -> Call:
-        return Call(verb, self._resource.name, self._resource.path, query={**query, **self._selection})
+    def _call(self, verb: str, query: dict[str, str], metadata_only: str) -> Call:
+        return Call(
+            verb,
+            self._resource.name,
+            self._resource.path,
+            query={**query, **self._selection},
+            accept=metadata_only if self._resource.metadata_only else JSON,
+        )
 
 
 class ApiStream(Generic[R_co]):

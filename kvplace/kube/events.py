@@ -1,7 +1,8 @@
 """Kubernetes events: every reason that kvplace writes, the texts, and how often they are written.
 
 An event reports to the owner of a VM what happened to it (events.k8s.io/v1). Components make one with a
-constructor of this module and give it to an `EventRecorder`, which never holds them up. A pod that
+constructor of this module and give it to an `EventRecorder`, which never holds them up. What an object of
+Kubernetes says already gets no event: the cores of a VM are on its pod. A pod that
 kube-scheduler tries again every second has the same message every second, or messages that change all the
 time: the recorder writes each once in a while, and of changing ones only so many.
 """
@@ -19,7 +20,7 @@ from typing import Protocol
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import KvplaceError
-from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NodeName, PodUid
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,6 @@ _UNWRITTEN = 1_000
 class EventReason(Enum):
     """Why an event is written, a word for machines."""
 
-    PLACED = "Placed"
     DOES_NOT_FIT = "DoesNotFit"
     FLOATING = "Floating"
     CORES_OVERLAP = "CoresOverlap"
@@ -48,13 +48,13 @@ class EventReason(Enum):
     @property
     def type(self) -> str:
         """How the event is shown by `kubectl describe`."""
-        return "Normal" if self in (EventReason.PLACED, EventReason.RELOCATED) else "Warning"
+        return "Normal" if self is EventReason.RELOCATED else "Warning"
 
     @property
     def action(self) -> str:
         """What was tried."""
         match self:
-            case EventReason.PLACED | EventReason.FLOATING:
+            case EventReason.FLOATING:
                 return "Binding"
             case EventReason.DOES_NOT_FIT:
                 return "Placing"
@@ -98,16 +98,6 @@ def vmi_reference(namespace: str, name: str, uid: str) -> ObjectReference:
     return ObjectReference("VirtualMachineInstance", namespace, name, uid)
 
 
-def placed(regarding: ObjectReference, node: NodeName, placement: Placement) -> EventRecord:
-    """Report which cores of which node a VM is bound with."""
-    return EventRecord(
-        regarding,
-        EventReason.PLACED,
-        f"CPUs {format_cpu_list(placement.cpus)} of {node}: socket {_listed(placement.packages)}, "
-        f"NUMA node {_listed(placement.numa_nodes)}",
-    )
-
-
 def floating(regarding: ObjectReference) -> EventRecord:
     """Report that a VM is bound without cores of its own."""
     note = "no cores fit, so the VM runs unpinned, as on-failure: float asks"
@@ -147,6 +137,12 @@ def pinning_drift(regarding: ObjectReference, differences: str, *, repaired: boo
     return EventRecord(regarding, EventReason.PINNING_DRIFT, note)
 
 
+def _about(regarding: ObjectReference) -> dict[str, object]:
+    """Name the object in a log line: only pods have `uid`, by which lines are joined."""
+    name = f"{regarding.namespace}/{regarding.name}"
+    return {"uid": regarding.uid, "pod": name} if regarding.kind == "Pod" else {"vm": name}
+
+
 class EventWriter(Protocol):
     """What the recorder asks of a cluster."""
 
@@ -170,10 +166,17 @@ class EventRecorder:
         """When which messages, by their hash, were written about an object."""
         self._writing: set[asyncio.Task[None]] = set()
 
+    @property
+    def unwritten(self) -> int:
+        """How many events are still to be written."""
+        return len(self._writing)
+
     def record(self, event: EventRecord) -> None:
         """Write an event soon, unless it was written lately or too many others about its object were."""
         if len(self._writing) >= _UNWRITTEN:
-            log.warning("event dropped, the API server is too slow: %s", event)
+            log.warning(
+                "event dropped, the API server is too slow: %s", event.note, extra=_about(event.regarding)
+            )
         elif self._is_due(event):
             task = asyncio.get_running_loop().create_task(self._write(event))
             self._writing.add(task)
@@ -198,17 +201,21 @@ class EventRecorder:
             return False
         self._written[key] = {**written, message: now}
         self._written.move_to_end(key)
-        if len(self._written) > _REMEMBERED:
-            self._written.popitem(last=False)
+        self._forget_old(now)
         return True
+
+    def _forget_old(self, now: float) -> None:
+        """Forget what was written longest ago, as far as it may be written again or is too much."""
+        while self._written:
+            key, written = next(iter(self._written.items()))
+            is_over = now - max(written.values(), default=-PERIOD_S) >= PERIOD_S
+            if not is_over and len(self._written) <= _REMEMBERED:
+                break
+            del self._written[key]
 
     async def _write(self, event: EventRecord) -> None:
         try:
             await self._cluster.record_event(event)
         except KvplaceError as error:
-            log.warning("event lost: %s", error, extra={"uid": event.regarding.uid})
+            log.warning("event lost: %s", error, extra=_about(event.regarding))
             self._written.get((event.regarding.uid, event.reason), {}).pop(hash(event.note), None)
-
-
-def _listed(ids: tuple[int, ...]) -> str:
-    return ", ".join(str(number) for number in ids)

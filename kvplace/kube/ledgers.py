@@ -2,22 +2,25 @@
 
 Two promises. `current` is never older than this process's own last write, however late the watch is. And
 one writer at a time touches a node's ledger: while a write is under way, further changes of that node gather
-and go together in the next one. In a burst of writes they gather a moment longer; a change that comes alone
-is written at once. Between processes the resource version decides; the one that loses reads again and decides
-again.
+and go together in the next one. A change that comes alone is written at once; those that follow a write
+within a moment gather for that long. Between processes the resource version decides; the one that loses reads
+again and decides again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from kvplace.core.errors import Corrupt, Forbidden, KvplaceError, Misconfigured, Unavailable
-from kvplace.core.ledger import LedgerChange
+from kvplace.core.errors import Conflict, Corrupt, Forbidden, KvplaceError, Misconfigured, Unavailable
+from kvplace.core.ledger import LedgerChange, OwnershipConflict
+from kvplace.core.log_fields import about_pod
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.ledger_metrics import LEDGER_CHANGES, LEDGER_CONFLICTS, LEDGER_LAST_WRITE, LEDGER_WRITES
 from kvplace.kube.pending_changes import Decision, PendingChange, decide_together
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.retry import Backoff, retrying
@@ -27,6 +30,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
+ENOUGH = 8
+"""Changes of one node that are written together at once, without waiting for more."""
 
 
 class LedgerClient(Protocol):
@@ -53,15 +58,20 @@ class _NodeQueue:
     """The changes of one node that are still to be stored."""
 
     pending: list[PendingChange[Any]] = field(default_factory=list)
-    deferred: list[PendingChange[Any]] = field(default_factory=list)
     writer: asyncio.Task[None] | None = None
-    timer: asyncio.TimerHandle | None = None
-    """Starts a writer for deferred changes that no other write takes along."""
+    enough: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when so many changes are pending that they do not gather any longer."""
+
+    def add(self, change: PendingChange[Any]) -> None:
+        """Put a change at the end."""
+        self.pending.append(change)
+        if len(self.pending) >= ENOUGH:
+            self.enough.set()
 
     def take(self) -> list[PendingChange[Any]]:
         """Empty the queue; returns what was in it."""
-        taken = self.pending + self.deferred
-        self.pending, self.deferred = [], []
+        taken, self.pending = self.pending, []
+        self.enough.clear()
         return taken
 
 
@@ -74,13 +84,13 @@ class Ledgers:
         store: Store[NodeName, LedgerRecord],
         *,
         attempts: int = 8,
-        lazy_seconds: float = 3.0,
-        gather_seconds: float = 0.1,
+        gather_seconds: float = 0.3,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`gather_seconds` is how long changes gather that follow a write, to any node, as quickly as that.
 
-        A write costs the API server ten times what a binding does, however many claims go with it.
+        A write costs the API server more than a binding, however many claims go with it. kube-scheduler binds
+        in the background, so what gathers delays nobody else.
         """
         self._cluster = cluster
         self._records: dict[NodeName, LedgerRecord] = {}
@@ -88,12 +98,10 @@ class Ledgers:
         self._queues: dict[NodeName, _NodeQueue] = {}
         self._listeners: list[Callable[[NodeName], None]] = []
         self._attempts = attempts
-        self._lazy_seconds = lazy_seconds
         self._gather_seconds = gather_seconds
         self._sleep = sleep
         self._written_at = float("-inf")
         self._stopped = False
-        self._waiting = 0
         self.writes = 0
         self.changes = 0
         store.subscribe(self._on_watch)
@@ -128,23 +136,9 @@ class Ledgers:
             raise _stopping(node)
         change = PendingChange(decide)
         queue = self._queue(node)
-        queue.pending.append(change)
+        queue.add(change)
         self._start(node, queue)
-        self._waiting += 1
-        try:
-            return await asyncio.shield(change.answer)
-        finally:
-            self._waiting -= 1
-
-    def change_later(self, node: NodeName, decide: Decision[None]) -> None:
-        """Store a decision with the next write to the node, or alone after some seconds.
-
-        For changes without a caller that waits; their errors are logged.
-        """
-        queue = self._queue(node)
-        queue.deferred.append(PendingChange(decide, awaited=False))
-        if queue.timer is None and queue.writer is None and not self._stopped:
-            queue.timer = asyncio.get_running_loop().call_later(self._lazy_seconds, self._start, node, queue)
+        return await asyncio.shield(change.answer)
 
     async def drain(self) -> None:
         """Wait until no write is under way."""
@@ -155,9 +149,6 @@ class Ledgers:
         """End at once, as a crash would: writes under way are given up, and their callers get an error."""
         self._stopped = True
         writers = [queue.writer for queue in self._queues.values() if queue.writer is not None]
-        for queue in self._queues.values():
-            if queue.timer is not None:
-                queue.timer.cancel()
         for writer in writers:
             writer.cancel()
         await asyncio.gather(*writers, return_exceptions=True)
@@ -170,9 +161,6 @@ class Ledgers:
         return self._queues.setdefault(node, _NodeQueue())
 
     def _start(self, node: NodeName, queue: _NodeQueue) -> None:
-        if queue.timer is not None:
-            queue.timer.cancel()
-            queue.timer = None
         if queue.writer is None and not self._stopped:
             queue.writer = asyncio.get_running_loop().create_task(self._write_all(node, queue))
 
@@ -181,10 +169,9 @@ class Ledgers:
         loop = asyncio.get_running_loop()
         batch: list[PendingChange[Any]] = []
         try:
-            while queue.pending or queue.deferred:
-                in_a_burst = self._waiting > 1 and loop.time() - self._written_at < self._gather_seconds
-                if in_a_burst:
-                    await self._sleep(self._gather_seconds)
+            while queue.pending:
+                if loop.time() - self._written_at < self._gather_seconds:
+                    await self._gather(queue)
                 batch = queue.take()
                 queue.pending[:0] = await self._write_or_fail(node, batch)
                 self._written_at = loop.time()
@@ -194,10 +181,15 @@ class Ledgers:
             raise
         finally:
             queue.writer = None
-            if queue.pending or queue.deferred:
+            if queue.pending:
                 self._start(node, queue)
             else:
                 del self._queues[node]
+
+    async def _gather(self, queue: _NodeQueue) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._gather_seconds):
+                await queue.enough.wait()
 
     async def _write_or_fail(
         self, node: NodeName, batch: list[PendingChange[Any]]
@@ -237,12 +229,19 @@ class Ledgers:
             one.fail(error)
         if batch.change:
             try:
-                written = await self._cluster.write_ledger(record, batch.change)
+                with LEDGER_WRITES.time():
+                    written = await self._cluster.write_ledger(record, batch.change)
             except KvplaceError as error:
-                log.info("ledger write lost: %s", error, extra={"node": record.node})
+                if isinstance(error, Conflict):
+                    LEDGER_CONFLICTS.labels(
+                        "owner" if isinstance(error, OwnershipConflict) else "version"
+                    ).inc()
+                _log_lost(record.node, batch.change, error)
                 raise
             self.writes += 1
             self.changes += len(batch.decided)
+            LEDGER_CHANGES.inc(len(batch.decided))
+            LEDGER_LAST_WRITE.set_to_current_time()
             self._keep(written)
         for one, answer in batch.decided:
             one.succeed(answer)
@@ -285,6 +284,15 @@ class Ledgers:
             self._claimed_on.setdefault(uid, set()).add(node)
         for listener in self._listeners:
             listener(node)
+
+
+def _log_lost(node: NodeName, change: LedgerChange, error: KvplaceError) -> None:
+    """Write one line for each pod whose claim was to change."""
+    for claim in change.claims:
+        about = about_pod(claim.uid, claim.namespace, claim.pod, vmi=claim.vmi, node=node)
+        log.info("the claim was not stored: %s", error, extra=about)
+    for uid in change.releases:
+        log.info("the claim was not released: %s", error, extra=about_pod(uid, node=node))
 
 
 def _fail_all(pending: Iterable[PendingChange[Any]], error: KvplaceError) -> None:

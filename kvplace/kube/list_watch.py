@@ -22,7 +22,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 from kvplace.core.errors import KvplaceError, Unavailable
 from kvplace.kube.api_errors import Expired, TooLarge, Unreadable
 from kvplace.kube.retry import Backoff
-from kvplace.kube.watches import Apply, Delete, Init, InitApply, InitDone, WatchEvent
+from kvplace.kube.watches import Alive, Apply, Delete, Init, InitApply, InitDone, Interrupted, WatchEvent
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -156,6 +156,8 @@ async def follow(
             state = move.state
             for event in move.events:
                 yield event
+            if move.failure is None and not move.events:
+                yield Alive()
             if isinstance(state, Watching) and not was_watching:
                 opened = clock()
             if was_watching and (move.events or clock() - opened >= LIVED_S):
@@ -164,6 +166,8 @@ async def follow(
                 seconds = backoff.pause(failures, move.failure)
                 failures += 1
                 _report(source.name, move.failure, seconds)
+                if not isinstance(move.failure, Ended):
+                    yield Interrupted(move.failure)
                 await pause(seconds)
     finally:
         if isinstance(state, Watching):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -21,12 +22,14 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.placement import PLACEMENT, PodPlacement
+from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventRecord
 from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.records import (
+    NO_SHAPE,
     LedgerRecord,
     NodeRecord,
     PodRecord,
@@ -81,6 +84,8 @@ class MemoryCluster:
         """Whether the kind NodeResourceTopology has been installed."""
         self._resource_topologies: dict[NodeName, tuple[ResourceTopologyRecord, Mapping[str, Any]]] = {}
         self._vmis: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self.disruption_budgets: list[DisruptionBudget] = []
+        """The PodDisruptionBudgets as their controller has counted them last."""
 
     # The calls of a client.
 
@@ -108,6 +113,7 @@ class MemoryCluster:
                 node=node,
                 placement=held.get(PLACEMENT, record.placement),
                 cpu_map=held.get(CPU_MAP, record.cpu_map),
+                nominated=NodeName(""),
             )
         )
 
@@ -137,6 +143,10 @@ class MemoryCluster:
         await asyncio.sleep(0)
         return self._pods.get((namespace, name))
 
+    async def read_disruption_budgets(self) -> tuple[DisruptionBudget, ...]:
+        await asyncio.sleep(0)
+        return tuple(self.disruption_budgets)
+
     async def set_pod_condition(self, pod: PodRecord, condition: Condition) -> None:
         await asyncio.sleep(0)
         stored = self._pod(pod.namespace, pod.name)
@@ -144,6 +154,13 @@ class MemoryCluster:
             raise Refused(f"pod {pod.namespace}/{pod.name} with UID {pod.uid} is gone")
         others = (known for known in stored.conditions if known.type != condition.type)
         self._put_pod(replace(stored, conditions=(*others, condition)))
+
+    async def nominate_node(self, pod: PodRecord, node: NodeName) -> None:
+        await asyncio.sleep(0)
+        stored = self._pod(pod.namespace, pod.name)
+        if (stored.uid, stored.resource_version) != (pod.uid, pod.resource_version):
+            raise Conflict(f"pod {pod.namespace}/{pod.name} has changed since it was read")
+        self._put_pod(replace(stored, nominated=node))
 
     async def write_topology(
         self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
@@ -257,6 +274,9 @@ class MemoryCluster:
         node: str = "",
         annotations: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
+        shape: bytes = NO_SHAPE,
+        priority: int = 0,
+        resources: Mapping[str, int] | None = None,
     ) -> PodRecord:
         """Create a pod as it is after admission; raises Conflict when the name is taken.
 
@@ -265,6 +285,8 @@ class MemoryCluster:
         if self._pods.get((namespace, name)) is not None:
             raise Conflict(f"pod {namespace}/{name} exists already")
         held = {**({REQUEST: request} if request else {}), **(annotations or {})}
+        if labels is None:
+            labels = PLACED_PODS.labels if held.get(REQUEST) else {}
         record = PodRecord(
             namespace=namespace,
             name=name,
@@ -275,10 +297,12 @@ class MemoryCluster:
             cpu_map=held.get(CPU_MAP, ""),
             vmi=vmi,
             vmi_uid=vmi_uid or (f"vmi-{vmi}" if vmi else ""),
+            shape=shape,
+            priority=priority,
+            labels=json.dumps(dict(labels)),
+            resources=resources or {},
         )
         self._pod_annotations[record.uid] = held
-        if labels is None:
-            labels = PLACED_PODS.labels if record.request else {}
         return self._put_pod(record, labels)
 
     def pod_annotations(self, namespace: str, name: str) -> Mapping[str, str]:

@@ -33,13 +33,16 @@ from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import BadTopology, Corrupt
 from kvplace.core.ledger import Ledger, read_ledger
+from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.scalars import NO_CPUS, ContainerId, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology
 from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.conditions import OUR_PREFIX, Condition
+from kvplace.kube.pod_spec import PodSpec
 from kvplace.kube.records import (
+    NO_SHAPE,
     LedgerRecord,
     NodeRecord,
     PodRecord,
@@ -111,6 +114,12 @@ class OwnerReference(_ApiObject, frozen=True):
     controller: bool | None = None
 
 
+class Labels(_ApiObject, frozen=True):
+    """The labels that kvplace reads."""
+
+    placed: str = msgspec.field(name=PLACED_LABEL, default="")
+
+
 class ObjectMeta(_ApiObject, frozen=True):
     """The part of `metadata` that records are made of."""
 
@@ -121,13 +130,9 @@ class ObjectMeta(_ApiObject, frozen=True):
     generation: int = 0
     deletion_timestamp: str | None = None
     annotations: Annotations | None = None
+    labels: msgspec.Raw = _ABSENT
+    """As JSON: most of them are read only when somebody asks."""
     owner_references: tuple[OwnerReference, ...] | None = None
-
-
-class PodSpec(_ApiObject, frozen=True):
-    """The node of a pod."""
-
-    node_name: str = ""
 
 
 class Terminated(_ApiObject, frozen=True):
@@ -162,6 +167,7 @@ class PodStatus(_ApiObject, frozen=True):
     """The phase, conditions and containers of a pod."""
 
     phase: str = ""
+    nominated_node_name: str = ""
     conditions: tuple[PodConditionObject, ...] | None = None
     container_statuses: tuple[ContainerStatus, ...] | None = None
 
@@ -283,9 +289,14 @@ class VersionOnly(_ApiObject, frozen=True):
 
 
 def pod_record(pod: PodObject) -> PodRecord:
-    """Cut a pod down to its record."""
+    """Cut a pod down to its record; request and placement count only on a pod with the label.
+
+    With it, the API server lets nobody but kvplace write them; without it, anybody may have.
+    """
     metadata, status = pod.metadata, pod.status
     annotations = metadata.annotations or _NO_ANNOTATIONS
+    labels = _LABELS.decode(metadata.labels) if metadata.labels != _ABSENT else None
+    placed = labels is not None and labels.placed == "true"
     vmi = next((owner for owner in metadata.owner_references or () if owner.kind == VMI), _NO_OWNER)
     compute = next((each for each in status.container_statuses or () if each.name == COMPUTE), None)
     return PodRecord(
@@ -295,8 +306,8 @@ def pod_record(pod: PodObject) -> PodRecord:
         node=NodeName(pod.spec.node_name),
         phase=status.phase,
         deleting=metadata.deletion_timestamp is not None,
-        request=annotations.request,
-        placement=annotations.placement,
+        request=annotations.request if placed else "",
+        placement=annotations.placement if placed else "",
         cpu_map=annotations.cpu_map,
         vmi=vmi.name,
         vmi_uid=vmi.uid,
@@ -311,7 +322,21 @@ def pod_record(pod: PodObject) -> PodRecord:
         ),
         asking={} if vmi is not _NO_OWNER else annotations.asking,
         resource_version=metadata.resource_version,
+        # Of a pod that has its node, nobody asks any more.
+        shape=NO_SHAPE if pod.spec.node_name else pod.spec.shape,
+        priority=pod.spec.priority,
+        was_tried=any(map(_was_tried, status.conditions or ())),
+        nominated=NodeName(status.nominated_node_name),
+        # Only of a pod that has its node can others ask what its eviction costs and gives.
+        labels=bytes(metadata.labels).decode() if pod.spec.node_name else "",
+        resources=pod.spec.resources if pod.spec.node_name else {},
+        repels=pod.spec.repels,
     )
+
+
+def _was_tried(condition: PodConditionObject) -> bool:
+    """Whether a condition says that kube-scheduler has looked at a pod; a closed gate is no look."""
+    return condition.type == "PodScheduled" and condition.reason != "SchedulingGated"
 
 
 def vmi_record(vmi: VmiObject) -> VmiRecord:
@@ -339,28 +364,26 @@ def node_record(node: NodeObject) -> NodeRecord:
 
 
 class TopologyReader:
-    """Makes records of NodeTopology objects; reads a machine only when its spec has changed.
+    """Makes records of NodeTopology objects; nodes with equal specs share one machine, which is read once.
 
-    An agent writes the status far more often than the spec, and only the spec moves the generation. A
-    machine is remembered for as long as a record of it is in use, so that of a deleted node nothing stays.
+    An agent writes the status far more often than the spec. A machine is remembered for as long as a record
+    of it is in use, so that of deleted nodes nothing stays.
     """
 
     def __init__(self) -> None:
-        self._machines: WeakValueDictionary[tuple[str, int], Topology] = WeakValueDictionary()
-        """Machines by UID and generation of their objects."""
+        self._machines: WeakValueDictionary[bytes, Topology] = WeakValueDictionary()
+        """Machines by their specs."""
 
     def record(self, document: CustomObject) -> TopologyRecord:
         """Read a NodeTopology; content that cannot be read becomes the record's problem."""
         metadata = document.metadata
-        version = (metadata.uid, metadata.generation)
-        topology, problem = self._machines.get(version), ""
+        spec = bytes(document.spec)
+        topology, problem = self._machines.get(spec), ""
         kubelet_cpus, enforcement = NO_CPUS, Enforcement.NONE
         pods: dict[PodUid, PodReport] = {}
         try:
             if topology is None:
-                topology = read_topology(_JSON.decode(document.spec))
-                if metadata.generation:
-                    self._machines[version] = topology
+                topology = self._machines[spec] = read_topology(_JSON.decode(spec))
             status = _STATUS.decode(document.status)
             if status is not None:
                 kubelet_cpus = parse_cpu_list(status.kubelet_cpus, what="status.kubeletCpus")
@@ -417,5 +440,6 @@ def ledger_record(document: CustomObject) -> LedgerRecord:
 _NOTHING = OwnedFields()
 _NO_ANNOTATIONS = Annotations()
 _NO_OWNER = OwnerReference()
+_LABELS = msgspec.json.Decoder(Labels | None)
 _JSON: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _STATUS: msgspec.json.Decoder[StatusObject | None] = msgspec.json.Decoder(StatusObject | None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -13,7 +12,6 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.scalars import PodUid
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 Decision = Callable[[Ledger], tuple[LedgerChange, T]]
 """A pure question to the ledger as it will be: what to change, and what to answer the caller.
@@ -28,8 +26,6 @@ class PendingChange(Generic[T]):
     """A decision that is still to be stored."""
 
     decide: Decision[T]
-    awaited: bool = True
-    """Whether a caller waits for the answer; other errors are logged."""
     answer: asyncio.Future[T] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def succeed(self, answer: T) -> None:
@@ -41,9 +37,7 @@ class PendingChange(Generic[T]):
         """Raise an error in the caller, unless it has an answer or has gone."""
         if not self.answer.done():
             self.answer.set_exception(error)
-            self.answer.exception()  # marks it as seen, even if it is not awaited or the caller has gone
-            if not self.awaited:
-                log.warning("a deferred ledger change failed: %s", error)
+            self.answer.exception()  # marks it as seen, even if the caller has gone
 
 
 @dataclass(frozen=True)

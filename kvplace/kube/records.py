@@ -17,6 +17,7 @@ from kvplace.kube.conditions import Condition
 
 NO_NODE = NodeName("")
 NO_CONTAINER = ContainerId("")
+NO_SHAPE = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,20 @@ class PodRecord:
     asking: Mapping[str, str] = field(default_factory=dict)
     """The annotations of a plain pod that ask for cores; a VM asks on its VMI."""
     resource_version: str = ""
+    shape: bytes = NO_SHAPE
+    """Equal for unbound pods that kube-scheduler offers the same nodes; `NO_SHAPE` for one on its own."""
+    priority: int = 0
+    """kube-scheduler tries pods of higher priority first, and may evict those of lower priority for them."""
+    was_tried: bool = False
+    """Whether kube-scheduler has tried to find it a node."""
+    nominated: NodeName = NO_NODE
+    """The node that somebody has nominated for it: `status.nominatedNodeName`."""
+    labels: str = ""
+    """Its labels as JSON, once it has a node; disruption budgets select by them."""
+    resources: Mapping[str, int] = field(default_factory=dict)
+    """What kube-scheduler counts for it, in thousandths, by resource, once it has a node."""
+    repels: bool = False
+    """Whether it keeps certain other pods off its node."""
 
     def condition(self, kind: str) -> Condition | None:
         """Return one of `conditions` by its type."""

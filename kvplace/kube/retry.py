@@ -14,11 +14,24 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import ParamSpec, Protocol, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
 from kvplace.core.errors import Conflict, KvplaceError, Unavailable
 from kvplace.kube.api_errors import ApiUnavailable
+from kvplace.kube.metrics import RETRIES
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Retrying(Protocol):
+    """The policy of one call."""
+
+    async def __call__(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **others: P.kwargs) -> T:
+        """Call the function until it succeeds or is to be tried no more; returns its answer."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -50,12 +63,15 @@ def retrying(
     backoff: Backoff | None = None,
     retried: Callable[[KvplaceError], bool] = is_retried,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> AsyncRetrying:
+) -> Retrying:
     """Make the policy of one call.
 
     Used as `await retrying(attempts=3)(function, argument)`. Ends after so many `attempts`, or when the next
     one would begin after `deadline`, a time of the running loop. `retried` can narrow down what is tried
     again. The last error is raised as it is.
+
+    tenacity comes in with the first failure, which it gets as its first attempt: it costs 50 µs a call, and
+    nearly all calls succeed.
     """
     backoff = backoff or Backoff(longest_s=5.0)
 
@@ -71,4 +87,33 @@ def retrying(
             return True
         return deadline is not None and asyncio.get_running_loop().time() + state.upcoming_sleep > deadline
 
-    return AsyncRetrying(retry=retry_if_exception(retry), stop=stop, wait=wait, sleep=sleep, reraise=True)
+    def count(state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        RETRIES.labels("conflict" if isinstance(error, Conflict) else "unavailable").inc()
+
+    async def call(function: Callable[P, Awaitable[T]], /, *args: P.args, **others: P.kwargs) -> T:
+        try:
+            return await function(*args, **others)
+        except KvplaceError as error:
+            if not retry(error):
+                raise
+            first: KvplaceError | None = error
+
+        async def attempt() -> T:
+            nonlocal first
+            if first is not None:
+                failed, first = first, None
+                raise failed
+            return await function(*args, **others)
+
+        policy = AsyncRetrying(
+            retry=retry_if_exception(retry),
+            stop=stop,
+            wait=wait,
+            sleep=sleep,
+            before_sleep=count,
+            reraise=True,
+        )
+        return await policy(attempt)
+
+    return call

@@ -21,6 +21,7 @@ from yarl import URL
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.kube.api_errors import ApiUnavailable, TooLarge, error_of_response
 from kvplace.kube.credentials import CredentialOptions, Credentials, load_credentials
+from kvplace.kube.metrics import API_ERRORS
 from kvplace.kube.retry import retrying
 from kvplace.kube.sockets import Sockets
 
@@ -32,6 +33,8 @@ STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 """Merges lists by their keys, for kinds that Kubernetes itself brings along."""
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 """Accept header that asks for an object's metadata alone; spares both sides the rest."""
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+"""The same for a list."""
 
 METHODS = {
     "get": "GET",
@@ -186,9 +189,16 @@ class Session:
         return body
 
     async def _send(self, call: Call, patience: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        """Send; once more with credentials loaded again when the server does not accept the old ones."""
+        """Send; once more with credentials loaded again when the server does not accept the old ones.
+
+        Or when we do not accept the server's certificate: its CA may have been replaced, in its file too.
+        """
         used = self._credentials
-        response = await self._send_as(used, call, patience)
+        try:
+            response = await self._send_as(used, call, patience)
+        except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError):
+            await self._reload(used)  # nothing was sent
+            return await self._send_as(self._credentials, call, patience)
         if response.status != 401 or self._options.token is not None:
             return response
         response.release()
@@ -222,7 +232,7 @@ class Session:
     async def _reload(self, refused: Credentials) -> None:
         async with self._reloading:
             if self._credentials is refused:
-                _log.info("the API server no longer accepts the credentials; loading them again")
+                _log.info("the API server and we no longer accept each other; loading the credentials again")
                 self._credentials = await load_credentials(self._options)
 
 
@@ -282,6 +292,7 @@ async def open_session(options: CredentialOptions | None = None, limits: Limits 
 
 
 async def _failure(response: aiohttp.ClientResponse, call: Call) -> KvplaceError:
+    API_ERRORS.labels(call.verb, call.resource, str(response.status)).inc()
     body = await _read_bounded(response, _MEBIBYTE) or b""
     return error_of_response(
         response.status, response.headers, body, verb=call.verb, resource=call.resource, name=call.name
@@ -304,6 +315,7 @@ def _is_untouched(error: KvplaceError) -> bool:
 
 
 def _error_of_transport(error: Exception, call: Call) -> KvplaceError:
+    API_ERRORS.labels(call.verb, call.resource, "none").inc()
     what = f"{call.verb} {call.resource} {call.name}".rstrip()
     match error:
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
+from kvplace.core.errors import KvplaceError
 from kvplace.kube.watches import (
     EVERYTHING,
+    Alive,
     Apply,
     Delete,
     Init,
     InitApply,
     InitDone,
+    Interrupted,
     Kind,
     Selector,
     WatchClient,
@@ -34,8 +38,20 @@ _log = logging.getLogger(__name__)
 class Store(Generic[K, R]):
     """The selected records of one kind, kept up to date by `run`."""
 
-    def __init__(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> None:
+    def __init__(
+        self,
+        kind: Kind[K, R],
+        selector: Selector = EVERYTHING,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` times the silence of the watch."""
         self.kind = kind
+        self.failure: KvplaceError | None = None
+        """Why the watch or its list does not work at the moment; None while it does."""
+        self._clock = clock
+        self._heard_at = clock()
+        self._failed_at: float | None = None
         self._selector = selector
         self._records: dict[K, R] = {}
         self._incoming: dict[K, R] | None = None
@@ -51,6 +67,16 @@ class Store(Generic[K, R]):
     def has_synced(self) -> bool:
         """Whether a complete list has been seen once."""
         return self._synced.is_set()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the API server was last heard about this kind, be it by a bookmark."""
+        return self._clock() - self._heard_at
+
+    @property
+    def failing_s(self) -> float:
+        """Seconds since the watch began to fail; 0 while it works."""
+        return 0.0 if self._failed_at is None else self._clock() - self._failed_at
 
     async def wait_until_synced(self) -> None:
         await self._synced.wait()
@@ -75,12 +101,23 @@ class Store(Generic[K, R]):
 
     def apply(self, event: WatchEvent[R]) -> None:
         """Take in one event of a watch."""
+        if isinstance(event, Interrupted):
+            self.failure = event.failure
+            if self._failed_at is None:
+                self._failed_at = self._clock()
+            return
+        self._heard_at, self._failed_at, self.failure = self._clock(), None, None
         match event:
+            case Alive():
+                pass
             case Init():
                 self._incoming = {}
             case InitApply(record):
                 if self._incoming is not None:
-                    self._incoming[self.kind.key(record)] = record
+                    key = self.kind.key(record)
+                    known = self._records.get(key)
+                    # An equal record is kept, so that the swap need not compare what has not changed.
+                    self._incoming[key] = known if known == record and known is not None else record
             case InitDone():
                 self._swap()
             case Apply(record):
@@ -101,7 +138,7 @@ class Store(Generic[K, R]):
                 self._notify(old, None)
         for key, record in list(self._records.items()):
             known = before.get(key)
-            if known != record:
+            if known is not record and known != record:
                 self._notify(known, record)
         self._synced.set()
 

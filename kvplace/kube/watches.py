@@ -1,7 +1,8 @@
 """What can be watched in a cluster, how a watch is narrowed down, and the events that it reports.
 
 The words are those of kube-rs: a watch begins with `Init`, reports the whole list with `InitApply`, and
-ends that with `InitDone`; then come `Apply` and `Delete`. A list may begin again at any time.
+ends that with `InitDone`; then come `Apply` and `Delete`. A list may begin again at any time. `Alive` and
+`Interrupted` say between them whether what was reported can still be true.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
+from kvplace.core.errors import KvplaceError
 from kvplace.core.marks import EDITED_LABEL, PLACED_LABEL
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord, VmiRecord
@@ -115,7 +117,19 @@ class Delete(Generic[R_co]):
     record: R_co
 
 
-WatchEvent: TypeAlias = Init | InitApply[R] | InitDone | Apply[R] | Delete[R]
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Nothing has changed, but the API server has spoken: it opened the watch, or sent a bookmark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The watch or its list has failed and is tried again; the records may grow old meanwhile."""
+
+    failure: KvplaceError
+
+
+WatchEvent: TypeAlias = Init | InitApply[R] | InitDone | Apply[R] | Delete[R] | Alive | Interrupted
 
 
 class WatchClient(Protocol):

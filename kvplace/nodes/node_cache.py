@@ -57,6 +57,11 @@ class NodeCache:
         return (self.pods, self.nodes, self.topologies, self._ledger_store)
 
     @property
+    def watched(self) -> tuple[Store[Any, Any], ...]:
+        """All stores, also the one that may never be complete."""
+        return (*self.stores, self.edited_vmis)
+
+    @property
     def has_synced(self) -> bool:
         """Whether every store has seen a complete list."""
         return all(store.has_synced for store in self.stores)
@@ -130,7 +135,7 @@ async def running_node_cache(cluster: NodeClient) -> AsyncIterator[NodeCache]:
     """Keep a cache up to date while the block runs; enters when it is complete."""
     cache = NodeCache(cluster)
     async with asyncio.TaskGroup() as group:
-        watching = [group.create_task(store.run(cluster)) for store in (*cache.stores, cache.edited_vmis)]
+        watching = [group.create_task(store.run(cluster)) for store in cache.watched]
         try:
             for store in cache.stores:
                 await store.wait_until_synced()

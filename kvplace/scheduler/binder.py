@@ -12,18 +12,21 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import takewhile
 from typing import Protocol
 
 from kvplace.core.allocator.allocate import place
+from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
+from kvplace.core.log_fields import about_pod
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.request_document import PodRequest
 from kvplace.core.result_annotations import floating_annotations, result_annotations
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.events import EventRecorder, floating, placed, pod_reference
+from kvplace.kube.events import EventRecorder, floating, pod_reference
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine, Unusable
@@ -36,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
 """Pauses before a binding without an answer is repeated."""
+_YOUNG_S = 30.0
+"""With the longest bind, far below the controller's patience with claims whose binding does not come."""
 
 
 class PodClient(PodReader, Protocol):
@@ -60,6 +65,8 @@ class _Decision:
     placement: Placement | None
     """None if an earlier attempt stored the claim and the machine has changed so that it no longer fits."""
     topology: Topology
+    is_new: bool
+    """Whether this attempt made the claim; one that it took over may be what another replica binds with."""
 
 
 class Binder:
@@ -75,8 +82,10 @@ class Binder:
         *,
         seconds: float,
         now: Callable[[], datetime],
+        attempt_of: Callable[[PodUid], int] = lambda _: 0,
     ) -> None:
-        """A bind may take `seconds`; `now` dates claims."""
+        """A bind may take `seconds`; `now` dates claims; `attempt_of` numbers attempts in the log."""
+        self._attempt_of = attempt_of
         self._cluster = cluster
         self._cache = cache
         self._holds = holds
@@ -84,6 +93,8 @@ class Binder:
         self._events = events
         self._seconds = seconds
         self._now = now
+        self._along: dict[PodUid, tuple[Claim, float]] = {}
+        """Claims that were stored along with another one, and when."""
         self.under_way: dict[PodUid, tuple[NodeName, asyncio.Task[None]]] = {}
         """Node and task of each bind under way, by pod UID."""
 
@@ -109,15 +120,16 @@ class Binder:
             task.exception()  # marks it as retrieved: the caller may have given up
 
     async def _bind_and_log(self, args: BindingArgs) -> None:
+        about = about_pod(
+            args.uid, args.namespace, args.name, node=args.node, attempt=self._attempt_of(args.uid)
+        )
         try:
             await self._bind(args)
         except KvplaceError as error:
-            log.warning(
-                "bind refused: %s",
-                error,
-                extra={"vm": f"{args.namespace}/{args.name}", "node": args.node, "uid": args.uid},
-            )
+            log.warning("bind refused: %s", error, extra=about)
             raise
+        claim = self._cache.ledger(args.node).claims.get(args.uid)
+        log.info("bound to CPUs %s", format_cpu_list(claim.cpus) if claim else "of no claim", extra=about)
 
     async def _bind(self, args: BindingArgs) -> None:
         """Bind a pod.
@@ -126,7 +138,6 @@ class Binder:
         2. Read what it asks for.
         3. Store a claim in the node's ledger. If nothing fits and the pod may float, bind it unpinned.
         4. Bind it with the claimed cores.
-        5. Record the event.
         """
         deadline = asyncio.get_running_loop().time() + self._seconds
         if await self._is_bound(args):
@@ -155,9 +166,7 @@ class Binder:
         annotations = result_annotations(
             decision.topology, bound, pod_request, explanation=asking.explanation
         )
-        await self._bind_pod(args, decision.claim, annotations, deadline)
-        if asking.vmi is not None:  # the pod itself carries its cores and gets kube-scheduler's event
-            self._events.record(placed(asking.vmi, args.node, placement))
+        await self._bind_pod(args, decision, annotations, deadline)
 
     # Step 1.
 
@@ -183,45 +192,93 @@ class Binder:
     # Step 3.
 
     async def _claim_cores(self, args: BindingArgs, pod_request: PodRequest) -> _Decision:
-        """Store the claim of a pod; a claim that is stored already is taken over with a new date.
+        """Store the claim of a pod, and with it those of the pods that are planned for the same node.
 
-        The controller releases old claims whose binding never came; the new date tells it that this one is
-        about to come.
+        A claim that is stored already is taken over. The controller releases old claims whose binding never
+        came; a new date tells it that this one is about to come.
         """
         snapshot = self._cache.snapshot(args.node)
         if isinstance(snapshot, Unusable):
             raise Refused(f"node {args.node}: {snapshot.problem}")
         ours: list[Claim] = []
+        is_new = False
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, _Decision]:
+            nonlocal is_new
             machine = self._cache.machine(args.node)
             if isinstance(machine, Unusable):
                 raise Refused(f"node {args.node}: {machine.problem}")
             stored = ledger.claims.get(args.uid)
             if stored is not None:
                 placement = placement_of_claim(machine.topology, pod_request.request, stored)
-                is_older = placement is not None and stored not in ours
+                is_older = placement is not None and stored not in ours and not self._is_young(stored)
                 claim = replace(stored, since=rfc3339(self._now())) if is_older else stored
+                is_new = (is_new or self._is_young(stored)) and not is_older
             else:
                 placement = self._place(args, pod_request.request, machine, ledger)
+                is_new = True
                 claim = claim_of(
                     args.uid,
                     placement,
                     namespace=args.namespace,
                     pod=args.name,
-                    vmi=pod_request.vmi.rpartition("/")[2],
+                    vmi=pod_request.vmi_name,
                     since=rfc3339(self._now()),
                 )
             ours.append(claim)
-            change = LedgerChange(claims=(claim,) if claim != stored else ())
-            return change, _Decision(claim, placement, machine.topology)
+            decision = _Decision(claim, placement, machine.topology, is_new)
+            if claim == stored:
+                return LedgerChange(), decision
+            along = self._claims_along(args, machine, ledger.after(LedgerChange(claims=(claim,))))
+            return LedgerChange(claims=(claim, *along)), decision
 
         decision = await self._cache.ledgers.change(args.node, decide)
-        self._holds.drop(args.uid)
+        self._along.pop(args.uid, None)  # the next attempt cannot tell whether this one's binding arrives
+        stored = self._cache.ledger(args.node).claims
+        for uid in [args.uid, *(held.uid for held in self._holds.of_node(args.node) if held.uid in stored)]:
+            self._holds.drop(uid)
         return decision
 
+    def _is_young(self, claim: Claim) -> bool:
+        """Whether this process has stored a claim along with another one a moment ago.
+
+        Whoever takes over any other claim dates it anew: that tells the controllers of all replicas, and
+        other binds of the pod, that its binding is about to come.
+        """
+        along, at = self._along.get(claim.uid, (None, 0.0))
+        return along == claim and asyncio.get_running_loop().time() - at < _YOUNG_S
+
+    def _claims_along(self, args: BindingArgs, machine: NodeMachine, ledger: Ledger) -> tuple[Claim, ...]:
+        """Return the claims of the other pods that hold cores of the node; their own binds find them."""
+        self._forget_old()
+        along: list[Claim] = []
+        for held in self._holds.of_node(args.node):
+            if self._awaits_bind(held.uid, args.node, ledger) and machine.free(ledger, along).can_give(held):
+                claim = replace(held, since=rfc3339(self._now()))
+                self._along.pop(claim.uid, None)  # the oldest come first
+                self._along[claim.uid] = (claim, asyncio.get_running_loop().time())
+                along.append(claim)
+        return tuple(along)
+
+    def _forget_old(self) -> None:
+        oldest = asyncio.get_running_loop().time() - _YOUNG_S
+        for uid in list(takewhile(lambda uid: self._along[uid][1] < oldest, self._along)):
+            del self._along[uid]
+
+    def _awaits_bind(self, uid: PodUid, node: NodeName, ledger: Ledger) -> bool:
+        """Whether a pod has neither node nor claim, and is not being bound to another node."""
+        pod = self._cache.pods.get(uid)
+        claimed = uid in ledger.claims or self._cache.ledgers.nodes_claimed_by(uid)
+        bound_to = self.under_way[uid][0] if uid in self.under_way else node
+        return pod is not None and not (pod.node or pod.deleting or claimed) and bound_to == node
+
     def _place(self, args: BindingArgs, request: Request, machine: NodeMachine, ledger: Ledger) -> Placement:
-        """Choose the cores of a pod, outside the holds of other pods if possible; raises Refused."""
+        """Choose the cores of a pod: those that it holds, else any but those that others hold."""
+        held = self._holds.of_pod(args.uid, args.node)
+        if held is not None and machine.free(ledger).can_give(held):
+            placement = placement_of_claim(machine.topology, request, held)
+            if placement is not None:
+                return placement
         message = ""
         for holds in (self._holds.on_node(args.node, but=args.uid), ()):
             answer = place(machine.topology, machine.free(ledger, holds), request)
@@ -243,19 +300,23 @@ class Binder:
     async def _bind_unpinned(self, args: BindingArgs, asking: AskingPod, deadline: float) -> None:
         annotations = floating_annotations(pod_uid=args.uid, node=args.node)
         await self._bind_pod(args, None, annotations, deadline)
-        self._events.record(floating(pod_reference(args.namespace, args.name, args.uid)))
-        if asking.vmi is not None:
-            self._events.record(floating(asking.vmi))
+        regarding = asking.vmi or pod_reference(args.namespace, args.name, args.uid)
+        self._events.record(floating(regarding))
 
     async def _bind_pod(
-        self, args: BindingArgs, claim: Claim | None, annotations: Mapping[str, str], deadline: float
+        self,
+        args: BindingArgs,
+        decision: _Decision | None,
+        annotations: Mapping[str, str],
+        deadline: float,
     ) -> None:
         """Bind until it is known that the pod is bound or cannot be; in the latter case release its claim.
 
-        A write without an answer may have taken effect. It is repeated: then it succeeds, or fails because
-        the pod is bound, and the pod itself shows with which cores. Nothing is sent after the deadline, since
-        the controller may then have released the claim. The claim of a pod that is gone is left to the
-        controller, too: it may have been bound, by this attempt or another, and its container may still run.
+        A write without an answer may have taken effect, or may still do so. It is repeated: then it
+        succeeds, or fails because the pod is bound, and the pod itself shows with which cores. Nothing is
+        sent after the deadline, since the controller may then have released the claim. The claim of a pod
+        that is gone is left to the controller, too: it may have been bound, by this attempt or another, and
+        its container may still run.
         """
         if asyncio.get_running_loop().time() > deadline:
             raise Unavailable(f"claiming cores of node {args.node} took too long; decide again")
@@ -275,10 +336,11 @@ class Binder:
             raise  # the claim stays: the pod may be bound, and the controller finds out
         except Conflict as error:
             pod = await self._cluster.read_pod(args.namespace, args.name)
+            claim = decision.claim if decision is not None else None
             if is_bound_with(pod, claim, uid=args.uid, node=args.node):
                 return
-            if pod is not None and pod.uid == args.uid:
-                await self._release(args)
+            if pod is not None and pod.uid == args.uid and (pod.node or not may_be_bound):
+                await self._release(args, decision)
             raise Conflict(
                 f"pod {args.namespace}/{args.name} cannot be bound to {args.node}: {error}"
             ) from error
@@ -286,12 +348,17 @@ class Binder:
             raise  # the pod is gone
         except KvplaceError:
             if not may_be_bound:
-                await self._release(args)
+                await self._release(args, decision)
             raise
 
-    async def _release(self, args: BindingArgs) -> None:
+    async def _release(self, args: BindingArgs, decision: _Decision | None) -> None:
+        """Release the claim that this attempt made, unless another replica has taken it over since."""
+        if decision is None or not decision.is_new:
+            return
+
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
-            return LedgerChange(releases=(args.uid,) if args.uid in ledger.claims else ()), None
+            is_ours = ledger.claims.get(args.uid) == decision.claim
+            return LedgerChange(releases=(args.uid,) if is_ours else ()), None
 
         await self._cache.ledgers.change(args.node, decide)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.errors import BadAnnotation
@@ -16,8 +18,24 @@ from kvplace.kube.records import PodRecord
 
 
 def rfc3339(moment: datetime) -> str:
-    """Write the moment of a claim, to the second, in UTC."""
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+    """Write the moment of a claim, in UTC; to the microsecond, so that no two attempts make equal claims."""
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Where a request is placed inside a claim; equal for equal machines, claims and requests."""
+
+    fingerprint: str
+    inside: Free
+    key: tuple[object, ...]
+    topology: Topology = field(compare=False)
+    request: Request = field(compare=False)
+
+
+@lru_cache(maxsize=1024)  # Filter and Bind ask the same, and so do VMs of one size on equal machines
+def _placed_inside(question: _Question) -> Placement | None:
+    return try_place(question.topology, question.inside, question.request)
 
 
 def placement_of_claim(topology: Topology, request: Request, claim: Claim) -> Placement | None:
@@ -39,7 +57,7 @@ def placement_of_claim(topology: Topology, request: Request, claim: Claim) -> Pl
             for size, count in pages.items()
         ),
     )
-    found = try_place(topology, inside, request)
+    found = _placed_inside(_Question(topology.fingerprint, inside, request.key, topology, request))
     if found is None or (found.owned, found.cpus) != (claim.owned, claim.cpus):
         return None
     return found

@@ -1,4 +1,4 @@
-"""The three verbs of the extender: filter, prioritize, bind.
+"""The verbs of the extender: filter, prioritize, preempt, bind.
 
 Filter decides: it answers with the one best node and holds the cores that it would give there, so that the
 next pod finds them taken. In mode `advise` it answers with every node that fits. Bind claims the cores in
@@ -8,17 +8,19 @@ the node's ledger and only then binds the pod, with node and cores in one write 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from typing import Protocol
 
 from kvplace.core.cluster.grouped_refusals import grouped
-from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate, scores
-from kvplace.core.errors import BadAnnotation, KvplaceError
+from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate, scores
+from kvplace.core.errors import BadAnnotation, Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.free import Free
-from kvplace.core.ledger import claim_of
+from kvplace.core.log_fields import about_pod
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.scalars import NodeName, PodUid
@@ -26,6 +28,7 @@ from kvplace.kube.events import EventRecorder, does_not_fit
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
+from kvplace.scheduler.attempts import Attempts
 from kvplace.scheduler.binder import Binder, PodClient
 from kvplace.scheduler.claims import placement_of_claim
 from kvplace.scheduler.explanation import explain_choice
@@ -35,11 +38,25 @@ from kvplace.scheduler.extender_protocol import (
     ExtenderArgs,
     FilterResult,
     HostPriority,
+    PreemptionArgs,
+    PreemptionResult,
 )
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.holds import Holds
-from kvplace.scheduler.metrics import BINDS, FILTERS, REFUSALS
+from kvplace.scheduler.joint_plan import JointPlan
+from kvplace.scheduler.metrics import (
+    BINDS,
+    FILTERS,
+    PLACEMENTS,
+    PREEMPTION_SECONDS,
+    PRIORITIZES,
+    REFUSALS,
+)
+from kvplace.scheduler.nominations import NominationClient, Nominations
 from kvplace.scheduler.pod_requests import AskingPod, PodRequests
+from kvplace.scheduler.preemptor import BudgetReader, Preemptor
+
+log = logging.getLogger(__name__)
 
 
 class Mode(Enum):
@@ -61,14 +78,20 @@ class ExtenderSettings:
     """How long the cores that filter has chosen for a pod are held for its bind."""
     bind_seconds: float = 8.0
     """How long a bind may take; below the extender's httpTimeout of 10 s in our scheduler configuration."""
+    nominate_from_nodes: int = 2000
+    """Nodes that a cluster must have for the nodes of planned pods to be nominated; 0: never."""
+
+
+class ExtenderClient(PodClient, NominationClient, BudgetReader, Protocol):
+    """What the extender asks of a cluster, apart from watches and ledgers."""
 
 
 class Extender:
-    """Answers kube-scheduler from the node cache; only bind writes."""
+    """Answers kube-scheduler from the node cache; only binds and nominations write."""
 
     def __init__(
         self,
-        cluster: PodClient,
+        cluster: ExtenderClient,
         cache: NodeCache,
         events: EventRecorder,
         settings: ExtenderSettings | None = None,
@@ -81,10 +104,19 @@ class Extender:
         self._events = events
         self._settings = settings or ExtenderSettings()
         self._requests = PodRequests(cluster, cache.pods)
-        self._fits = FitTable(lambda node: cache.snapshot(node, self.holds.on_node(node)))
+        self._attempts = Attempts(cache.pods, clock)
+        self._fits = FitTable(
+            lambda node: cache.snapshot(node, self.holds.on_node(node)), self._settings.strategy
+        )
         self.holds = Holds(seconds=self._settings.hold_seconds, clock=clock, changed=self._fits.node_changed)
+        self.nominations = Nominations(
+            cluster, cache, self.holds, from_nodes=self._settings.nominate_from_nodes
+        )
+        self._plan = JointPlan(
+            cache, self._requests, self._fits, self.holds, self.nominations, self._settings.strategy
+        )
+        self._preemptor = Preemptor(cluster, cache, self._requests, self.holds, clock=clock)
         cache.subscribe(self._fits.node_changed)
-        cache.pods.subscribe(self._pod_seen)
         self.binder = Binder(
             cluster,
             cache,
@@ -93,30 +125,44 @@ class Extender:
             events,
             seconds=self._settings.bind_seconds,
             now=now,
+            attempt_of=self._attempts.number,
         )
+        cache.pods.subscribe(self._pod_seen)
 
     async def filter(self, args: ExtenderArgs) -> FilterResult:
         """Answer which of the given nodes can hold the pod, or why none can."""
         started = time.perf_counter()
+        attempt = self._attempts.begin(args.pod.uid)
         try:
-            return self._filter(args)
+            result = await self._filter(args)
         finally:
             FILTERS.observe(time.perf_counter() - started)
+        self._log_refusal(args.pod, attempt, result)
+        return result
 
-    def _filter(self, args: ExtenderArgs) -> FilterResult:
+    def _log_refusal(self, pod: PodRecord, attempt: int, result: FilterResult) -> None:
+        """Log why a pod has no node, once for each reason: kube-scheduler asks again and again."""
+        if not result.refusal:
+            self._attempts.is_news(pod.uid, "")
+        elif self._attempts.is_news(pod.uid, result.refusal):
+            about = about_pod(pod.uid, pod.namespace, pod.name, vmi=pod.vmi, attempt=attempt)
+            log.info("does not fit: %s", result.refusal, extra=about)
+
+    async def _filter(self, args: ExtenderArgs) -> FilterResult:
         """Answer a filter call.
 
         1. Read what the pod asks for.
-        2. A pod that has a claim from an earlier attempt goes to the node of that claim.
-        3. Find what every node could give; if none can hold the pod, say why.
-        4. Choose the best node and hold there what it would give.
+        2. A pod that has a claim from an earlier attempt, or along with another pod's, goes to its node.
+        3. A pod that is planned goes where the plan says.
+        4. Otherwise choose the best node, hold there what it would give, and plan those that wait beside it.
+        5. If no node can hold the pod, say why.
         """
         if not self._cache.has_synced:
             return FilterResult(error="kvplace has not read the cluster yet; it will in a moment")
         try:
             asking = self._requests.read(args.pod)
         except BadAnnotation as error:
-            return FilterResult.rejecting(args, {}, dict.fromkeys(args.names, str(error)))
+            return FilterResult.rejecting(args, dict.fromkeys(args.names, str(error)))
         if asking is None:
             return FilterResult(
                 error="the pod asks for cores (resource kvplace.io/vm) but carries no kvplace.io/request: "
@@ -124,18 +170,29 @@ class Extender:
             )
         uid, request = args.pod.uid, asking.pod_request.request
         deciding = self._settings.mode is Mode.DECIDE
+        self.nominations.drop(uid)
         self.holds.drop_expired()
-        self.holds.drop(uid)
-
+        self._preemptor.drop_expired()
         claimed = self._claimed(uid, args.names, request)
-        if claimed and deciding:
+        if deciding and claimed:
+            self.holds.drop(uid)
             return FilterResult.passing(args, [min(claimed)])
+        if deciding and (node := self._plan.node_of(args.pod, args.names)) is not None:
+            return FilterResult.passing(args, [node])
+        self.holds.drop(uid)
+        if (node := self._preemptor.reserved_node(args.pod, args.names, request)) is not None:
+            return FilterResult.passing(args, [node])
+        if deciding and not asking.pod_request.explain:
+            chosen = await self._plan.place(args.pod, asking, args.names)
+            if chosen is not None:
+                return FilterResult.passing(args, [chosen])
 
-        answers = self._fits.answers(args.names, request) | claimed
+        answers = await self._fits.answers(args.names, request) | claimed
         candidates = [answer for answer in answers.values() if isinstance(answer, Candidate)]
         refusals = {node: answer for node, answer in answers.items() if isinstance(answer, Refusal)}
         best = best_candidate(candidates, self._settings.strategy)
         if best is None:
+            await asyncio.sleep(0)  # grouping thousands of refusals is a turn of its own
             return self._none_fits(args, asking, refusals)
 
         if asking.pod_request.explain:
@@ -144,12 +201,15 @@ class Extender:
         # Why other nodes do not fit is written only for a pod without a node: it takes long for many nodes.
         if not deciding:
             return FilterResult.passing(args, [candidate.node for candidate in candidates])
-        self.holds.hold(best.node, claim_of(uid, best.placement))
+        self._plan.hold(args.pod, asking, best.node, best.placement)
         return FilterResult.passing(args, [best.node])
 
     def _none_fits(
         self, args: ExtenderArgs, asking: AskingPod, refusals: Mapping[NodeName, Refusal]
     ) -> FilterResult:
+        node = self._preemptor.outranked_node(args.pod, args.names, asking.pod_request.request)
+        if node is not None:
+            return FilterResult.passing(args, [node])
         for reason in {refusal.reason for refusal in refusals.values()}:
             REFUSALS.labels(reason.value).inc()
         if asking.pod_request.request.options.on_failure is OnFailure.FLOAT:
@@ -157,7 +217,9 @@ class Extender:
         groups = grouped(refusals)
         if asking.vmi is not None:  # on the pod, kube-scheduler itself writes FailedScheduling
             self._events.record(does_not_fit(asking.vmi, groups.summary))
-        return FilterResult.rejecting(args, groups.failed, groups.unresolvable)
+        if self._preemptor.may_help(args.pod):
+            self._preemptor.refused(args.pod, groups.curable)
+        return FilterResult.rejecting(args, groups.texts)
 
     def _claimed(
         self, uid: PodUid, nodes: Collection[NodeName], request: Request
@@ -172,11 +234,15 @@ class Extender:
             placement = placement_of_claim(machine.topology, request, claim)
             if placement is not None:
                 own = Free(placement.owned, placement.cpus)
-                found[node] = Candidate(node, machine.topology, placement, own, request.vcpus)
+                found[node] = Candidate(node, Fit(machine.topology, placement, own, request.vcpus))
         return found
 
     async def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
         """Score the nodes from 0 to 10 by how good the pod's placement would be; 0 where it does not fit."""
+        with PRIORITIZES.time():
+            return await self._prioritize(args)
+
+    async def _prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
         try:
             asking = self._requests.read(args.pod)
         except BadAnnotation:
@@ -184,12 +250,18 @@ class Extender:
         if asking is None:
             return [HostPriority(node, 0) for node in args.names]
         uid, request = args.pod.uid, asking.pod_request.request
-        answers = self._fits.answers(args.names, request)
+        answers = await self._fits.answers(args.names, request)
+        await asyncio.sleep(0)  # comparing thousands of answers is a turn of its own
         taken: set[str] = {node for node in args.names if self.holds.of_pod(uid, node)}
         taken |= self._claimed(uid, args.names, request).keys()
         fitting = (answer for answer in answers.values() if isinstance(answer, Candidate))
         known = scores(fitting, self._settings.strategy)
         return [HostPriority(node, 10 if node in taken else known.get(node, 0)) for node in args.names]
+
+    async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
+        """Answer which pods of which node have to go for a pod, or that it has to wait."""
+        with PREEMPTION_SECONDS.time():
+            return await self._preemptor.preempt(args)
 
     async def bind(self, args: BindingArgs) -> BindingResult:
         """Claim cores on the node and bind the pod to it with them; an empty error means that it is done.
@@ -197,15 +269,39 @@ class Extender:
         The work goes on when the caller gives up, so that a late success is still complete.
         """
         started = time.perf_counter()
+        outcome, result = "bound", BindingResult()
         try:
             await asyncio.shield(self.binder.begin(args))
-            result = BindingResult()
         except KvplaceError as error:
-            result = BindingResult(str(error))
-        BINDS.labels("bound" if not result.error else "refused").observe(time.perf_counter() - started)
+            outcome, result = _outcome(error), BindingResult(str(error))
+        BINDS.labels(outcome).observe(time.perf_counter() - started)
+        if not result.error:
+            self._count_placement(args.uid)
         return result
+
+    def _count_placement(self, uid: PodUid) -> None:
+        """Count the time that placing a pod took, once."""
+        seconds = self._attempts.seconds(uid)
+        if seconds is not None:
+            PLACEMENTS.observe(seconds)
+            self._attempts.forget(uid)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         pod = after or before
         if pod is not None and (after is None or after.node):
             self.holds.drop(pod.uid)
+            if pod.uid not in self.binder.under_way:  # else its bind counts it when it has its answer
+                self._attempts.forget(pod.uid)
+
+
+def _outcome(error: KvplaceError) -> str:
+    """Name how a bind failed, for the metric."""
+    match error:
+        case Refused():
+            return "refused"
+        case Conflict():
+            return "conflict"
+        case Unavailable():
+            return "unavailable"
+        case _:
+            return "failed"

@@ -8,18 +8,27 @@ every node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any, Self
 
 import msgspec
 
 from kvplace.core.errors import BadBody
+from kvplace.core.log_fields import about_pod
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.objects import NodeObject, PodObject, pod_record
 from kvplace.kube.records import PodRecord
 
 MAX_BODY = 8 * 1024 * 1024
 """Largest request body: 15,000 node names are 0.5 MB; complete Node objects of so many are not."""
+
+
+MAX_NODES = 20_000
+"""Most nodes of one call, four times the largest cluster that Kubernetes supports; each is looked at."""
+
+
+_LONGEST_REFUSAL = 1_000
+"""Characters of a refusal in the log."""
 
 
 class ExtenderArgs(msgspec.Struct, frozen=True):
@@ -30,17 +39,32 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
     nodes: dict[str, msgspec.Raw] | None = None
     """The Node objects, which kube-scheduler sends where it is configured with nodeCacheCapable: false."""
 
+    @property
+    def about(self) -> dict[str, object]:
+        """The fields of a log line about this call."""
+        return about_pod(self.pod.uid, self.pod.namespace, self.pod.name, vmi=self.pod.vmi)
+
 
 class FilterResult(msgspec.Struct, frozen=True):
-    """The answer of filter; a node in neither list is dropped without a reason."""
+    """The answer of filter; a node in neither list is dropped without a reason.
+
+    Nodes that kvplace refuses are "unresolvable" to kube-scheduler. Its own plugins have passed them with all
+    pods there, so it would find no victim on them, and write an error for each (`preemptor`).
+    """
 
     names: list[NodeName] | None = msgspec.field(default=None, name="NodeNames")
     nodes: dict[str, list[msgspec.Raw]] | None = msgspec.field(default=None, name="Nodes")
-    failed: Mapping[NodeName, str] = msgspec.field(default_factory=dict, name="FailedNodes")
     unresolvable: Mapping[NodeName, str] = msgspec.field(
         default_factory=dict, name="FailedAndUnresolvableNodes"
     )
     error: str = msgspec.field(default="", name="Error")
+
+    @property
+    def refusal(self) -> str:
+        """Why no node is left, in one line; empty if one is."""
+        if self.error or self.names or (self.nodes or {}).get("items"):
+            return self.error
+        return "; ".join(sorted(set(self.unresolvable.values())))[:_LONGEST_REFUSAL]
 
     @classmethod
     def passing(cls, args: ExtenderArgs, names: list[NodeName]) -> Self:
@@ -50,15 +74,9 @@ class FilterResult(msgspec.Struct, frozen=True):
         return cls(nodes={"items": [args.nodes[name] for name in names]})
 
     @classmethod
-    def rejecting(
-        cls,
-        args: ExtenderArgs,
-        failed: Mapping[NodeName, str],
-        unresolvable: Mapping[NodeName, str],
-    ) -> Self:
-        """Answer that no node can hold the pod, and why; `unresolvable` even when others leave."""
-        none = cls.passing(args, [])
-        return msgspec.structs.replace(none, failed=failed, unresolvable=unresolvable)
+    def rejecting(cls, args: ExtenderArgs, refusals: Mapping[NodeName, str]) -> Self:
+        """Answer that no node can hold the pod, and why."""
+        return msgspec.structs.replace(cls.passing(args, []), unresolvable=refusals)
 
 
 class HostPriority(msgspec.Struct, frozen=True):
@@ -76,11 +94,78 @@ class BindingArgs(msgspec.Struct, frozen=True):
     uid: PodUid
     node: NodeName
 
+    @property
+    def about(self) -> dict[str, object]:
+        """The fields of a log line about this call."""
+        return about_pod(self.uid, self.namespace, self.name, node=self.node)
+
 
 class BindingResult(msgspec.Struct, frozen=True):
     """The answer of bind; an empty error means bound."""
 
     error: str = msgspec.field(default="", name="Error")
+
+
+class SentVictims(msgspec.Struct, frozen=True):
+    """The pods of one node that kube-scheduler would evict, the most important one first."""
+
+    uids: tuple[PodUid, ...]
+    violations: int
+    """Disruption budgets that this would violate."""
+
+
+class PreemptionArgs(msgspec.Struct, frozen=True):
+    """The request of preempt."""
+
+    pod: PodRecord
+    resources: Mapping[str, int]
+    """What kube-scheduler counts for the pod, in thousandths."""
+    depends_on_pods: bool
+    """Whether more than amounts decides which pods must go."""
+    never: bool
+    """Whether the pod must not evict others."""
+    victims: dict[NodeName, SentVictims]
+
+    @property
+    def about(self) -> dict[str, object]:
+        """The fields of a log line about this call."""
+        return about_pod(self.pod.uid, self.pod.namespace, self.pod.name, vmi=self.pod.vmi)
+
+
+class MetaPod(msgspec.Struct, frozen=True):
+    """A victim."""
+
+    uid: PodUid = msgspec.field(name="UID")
+
+
+class MetaVictims(msgspec.Struct, frozen=True):
+    """The victims on one node, the most important one first."""
+
+    pods: tuple[MetaPod, ...] = msgspec.field(name="Pods")
+    violations: int = msgspec.field(name="NumPDBViolations")
+
+
+class PreemptionResult(msgspec.Struct, frozen=True):
+    """The answer of preempt: a node that is not in it is no candidate any more."""
+
+    victims: Mapping[NodeName, MetaVictims] = msgspec.field(
+        default_factory=dict, name="NodeNameToMetaVictims"
+    )
+
+    @classmethod
+    def evicting(cls, node: NodeName, uids: Iterable[PodUid], violations: int) -> Self:
+        """Answer that these pods of one node have to go."""
+        return cls({node: MetaVictims(tuple(map(MetaPod, uids)), violations)})
+
+    @classmethod
+    def unchanged(cls, args: PreemptionArgs) -> Self:
+        """Answer what kube-scheduler would have done anyway."""
+        return cls(
+            {
+                node: MetaVictims(tuple(map(MetaPod, sent.uids)), sent.violations)
+                for node, sent in args.victims.items()
+            }
+        )
 
 
 class _NodeList(msgspec.Struct, frozen=True):
@@ -101,10 +186,12 @@ def read_extender_args(body: bytes) -> ExtenderArgs:
         raise BadBody("Pod.metadata.uid is missing or empty")
     names = _get(keys, "nodenames", list[NodeName] | None)
     if names is not None:
+        _check_count(names)
         return ExtenderArgs(pod, names)
     listed = _get(keys, "nodes", _NodeList | None)
     if listed is None:
         raise BadBody("NodeNames and Nodes are both missing or null; one of them lists the nodes")
+    _check_count(listed.items or ())
     nodes = {_decode(raw, NodeObject, "Nodes.items").metadata.name: raw for raw in listed.items or ()}
     if "" in nodes:
         raise BadBody("Nodes.items contains a node without a name")
@@ -125,6 +212,49 @@ def read_binding_args(body: bytes) -> BindingArgs:
     )
 
 
+def _check_count(nodes: Sized) -> None:
+    if len(nodes) > MAX_NODES:
+        raise BadBody(f"the call lists {len(nodes)} nodes, more than {MAX_NODES}")
+
+
+def read_preemption_args(body: bytes) -> PreemptionArgs:
+    """Read a preempt request, with victims as UIDs or as whole pods; raises BadBody that names the key."""
+    keys = _keys(body)
+    sent = _get(keys, "pod", PodObject | None)
+    if sent is None or not sent.metadata.uid:
+        raise BadBody("Pod is missing, null or without metadata.uid; a preempt request carries the pod")
+    victims: dict[NodeName, SentVictims] = {}
+    for form in ("nodenametometavictims", "nodenametovictims"):
+        for node, raw in (_get(keys, form, dict[NodeName, msgspec.Raw] | None) or {}).items():
+            victims.setdefault(node, _sent_victims(raw, f"{form}.{node}"))
+    _check_count(victims)
+    return PreemptionArgs(
+        pod_record(sent),
+        sent.spec.resources,
+        sent.spec.depends_on_pods,
+        sent.spec.preemption_policy == "Never",
+        victims,
+    )
+
+
+def _sent_victims(raw: msgspec.Raw, where: str) -> SentVictims:
+    fields = _folded(_decode(raw, dict[str, msgspec.Raw] | None, where) or {})
+    uids = []
+    for pod in _get(fields, "pods", list[dict[str, msgspec.Raw]] | None) or ():
+        each = _folded(pod)
+        if "uid" in each:
+            uids.append(_get(each, "uid", PodUid))
+        else:
+            uids.append(_get(each, "metadata", _Identity).uid if "metadata" in each else PodUid(""))
+    if "" in uids:
+        raise BadBody(f"{where} names a victim without a UID")
+    return SentVictims(tuple(uids), _get(fields, "numpdbviolations", int | None) or 0)
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    uid: PodUid = PodUid("")
+
+
 def _keys(body: bytes) -> Mapping[str, msgspec.Raw]:
     if len(body) > MAX_BODY:
         raise BadBody(f"the body has {len(body)} bytes, more than {MAX_BODY}; set nodeCacheCapable: true")
@@ -132,6 +262,10 @@ def _keys(body: bytes) -> Mapping[str, msgspec.Raw]:
         fields = _fields.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadBody(f"the body is not a JSON object: {error}") from None
+    return _folded(fields)
+
+
+def _folded(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
     folded: dict[str, msgspec.Raw] = {}
     for key, value in fields.items():
         folded.setdefault(key.lower(), value)

@@ -1,78 +1,91 @@
 """What every node could give to a request, cached.
 
-A node that has not changed since the last equal request is not computed again, and nodes in the same state
-are computed once. So a filter call costs a look-up for each node and a placement for each changed one.
+The best node is found without placing the VM on every node (`ranking`), and nothing is computed again for a
+node that has not changed since the last equal request. Both answers come in slices, so that a new kind of VM
+over thousands of nodes does not hold up anything else.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Collection
 
-from kvplace.core.allocator.allocate import place, try_place
-from kvplace.core.cluster.node_choice import Candidate
-from kvplace.core.ledger import Ledger
-from kvplace.core.placement import Placement
+from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
+from kvplace.scheduler.node_states import NodeStates
+from kvplace.scheduler.ranking import Ranking
+from kvplace.scheduler.slices import ENDLESS, Slice, in_slices
 
-_REQUESTS = 128
-"""Different requests whose answers are cached; the least recently used is dropped first."""
-_ANSWERS = 20_000
-"""The same for answers by machine, free resources and request."""
+_KEPT = 200_000
+"""Bounds and answers that are kept for all requests together, of 100 to 1,000 bytes each."""
 
 
 class FitTable:
-    """Answers by request and node, kept until the node changes."""
+    """Rankings by request, the least recently used first."""
 
-    def __init__(self, snapshot_of: Callable[[NodeName], NodeSnapshot | Unusable]) -> None:
-        self._snapshot_of = snapshot_of
-        self._by_request: OrderedDict[tuple[object, ...], dict[NodeName, Candidate | Refusal]] = OrderedDict()
-        self._answers: OrderedDict[tuple[object, ...], Placement | Refusal] = OrderedDict()
+    def __init__(
+        self, snapshot_of: Callable[[NodeName], NodeSnapshot | Unusable], strategy: Strategy
+    ) -> None:
+        self._states = NodeStates(snapshot_of)
+        self._strategy = strategy
+        self._rankings: OrderedDict[tuple[object, ...], Ranking] = OrderedDict()
+
+    @property
+    def kept(self) -> int:
+        """How many bounds and answers are kept."""
+        return sum([len(ranking) for ranking in self._rankings.values()])
 
     def node_changed(self, node: NodeName) -> None:
-        """Drop what was found for a node."""
-        for answers in self._by_request.values():
-            answers.pop(node, None)
+        """Compute anew what a node gives when it is next asked about."""
+        self._states.node_changed(node)
 
-    def answers(self, nodes: Iterable[NodeName], request: Request) -> dict[NodeName, Candidate | Refusal]:
-        """Return for each node the VM's placement there, or why it does not fit."""
-        key = request.key
-        known = self._by_request.get(key)
-        if known is None:
-            known = self._by_request[key] = {}
-            if len(self._by_request) > _REQUESTS:
-                self._by_request.popitem(last=False)
-        else:
-            self._by_request.move_to_end(key)
+    async def best(self, names: Collection[NodeName], request: Request) -> Candidate | None:
+        """Choose the best of the nodes; None if the VM fits none of them.
+
+        It is the best at the moment of the return: nothing else runs between the choice and the caller.
+        """
+        asked = frozenset(names)
+        return await in_slices(lambda piece: self._ranking(asked, request, piece).best(asked, piece))
+
+    async def answers(
+        self, names: Collection[NodeName], request: Request
+    ) -> dict[NodeName, Candidate | Refusal]:
+        """Return for each node the VM's placement there, or why it does not fit, as of one moment."""
+        asked = frozenset(names)
+        return await in_slices(lambda piece: self._answers(names, asked, request, piece))
+
+    def answers_at_once(
+        self, names: Collection[NodeName], request: Request
+    ) -> dict[NodeName, Candidate | Refusal]:
+        """Return the same without giving others their turn."""
+        return self._answers(names, frozenset(names), request, ENDLESS)
+
+    def _answers(
+        self, names: Collection[NodeName], asked: frozenset[NodeName], request: Request, piece: Slice
+    ) -> dict[NodeName, Candidate | Refusal]:
+        answers = self._ranking(asked, request, piece).answer_all(self._states, piece)
         found: dict[NodeName, Candidate | Refusal] = {}
-        for node in nodes:
-            answer = known.get(node)
-            if answer is None:
-                snapshot = self._snapshot_of(node)
-                if isinstance(snapshot, Unusable):  # not cached: the node may no longer exist
-                    answer = Refusal(Reason.NO_TOPOLOGY, snapshot.problem, {}, never=True)
-                else:
-                    answer = known[node] = self._ask(node, snapshot, request)
-            found[node] = answer
+        of_node = self._states.of_node
+        for node in names:
+            state = of_node[node]
+            if isinstance(state, Unusable):
+                found[node] = Refusal(Reason.NO_TOPOLOGY, state.problem, {}, never=True)
+                continue
+            answer = answers[state]
+            found[node] = Candidate(node, answer) if isinstance(answer, Fit) else answer
         return found
 
-    def _ask(self, node: NodeName, snapshot: NodeSnapshot, request: Request) -> Candidate | Refusal:
-        machine, free = snapshot.machine, snapshot.free
-        key = (machine.topology.fingerprint, free, request.key)
-        answer = self._answers.get(key)
-        if answer is None:
-            answer = self._answers[key] = place(machine.topology, free, request)
-            if len(self._answers) > _ANSWERS:
-                self._answers.popitem(last=False)
-        else:
-            self._answers.move_to_end(key)
-        if isinstance(answer, Placement):
-            return Candidate(node, machine.topology, answer, free, request.vcpus)
-        # The allocator takes the whole machine for empty; a node may give out less of it.
-        if machine.is_narrowed and try_place(machine.topology, machine.free(Ledger()), request) is None:
-            return replace(answer, never=True)
-        return answer
+    def _ranking(self, asked: frozenset[NodeName], request: Request, piece: Slice) -> Ranking:
+        """Return the ranking for a request, with the asked nodes as they are now."""
+        self._states.describe(asked, piece)
+        ranking = self._rankings.get(request.key)
+        if ranking is None:
+            ranking = self._rankings[request.key] = Ranking(request, self._strategy)
+        self._rankings.move_to_end(request.key)
+        while self.kept > _KEPT and len(self._rankings) > 1:
+            self._rankings.popitem(last=False)
+        ranking.count(self._states, piece)
+        return ranking

@@ -2,15 +2,20 @@
 
 They exist in this process only: they keep pods that are being scheduled from choosing the same cores. What
 counts is the claim in the ledger. A hold ends with its pod's bind, with the pod, or after a while.
+
+Some pods are planned: they got their hold together with another pod, before kube-scheduler asked about them.
+A planned hold becomes an ordinary one when kube-scheduler asks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from kvplace.core.ledger import Claim
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.scheduler.reservations import Reservations
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +36,22 @@ class Holds:
         self._changed = changed
         self._holds: dict[PodUid, _Hold] = {}
         self._on_node: dict[NodeName, dict[PodUid, Claim]] = {}
+        self._planned: set[PodUid] = set()
+        self.reservations = Reservations(clock=clock, changed=changed)
+        """Cores that are to be held for pods once others have ended."""
 
-    def hold(self, node: NodeName, claim: Claim) -> None:
+    def __len__(self) -> int:
+        """Count the pods that hold something, expired holds included."""
+        return len(self._holds)
+
+    def hold(self, node: NodeName, claim: Claim, *, planned: bool = False) -> None:
         """Hold what a pod would claim on a node; replaces its earlier hold."""
         uid = claim.uid
         self.drop(uid)
         self._holds[uid] = _Hold(node, self._clock() + self._seconds)
         self._on_node.setdefault(node, {})[uid] = claim
+        if planned:
+            self._planned.add(uid)
         self._changed(node)
 
     def drop(self, uid: PodUid) -> None:
@@ -48,6 +62,7 @@ class Holds:
             del held[uid]
             if not held:
                 del self._on_node[hold.node]
+            self._planned.discard(uid)
             self._changed(hold.node)
 
     def drop_expired(self) -> None:
@@ -62,6 +77,44 @@ class Holds:
         """Return what a pod holds on a node."""
         return self._on_node.get(node, {}).get(uid)
 
-    def on_node(self, node: NodeName, *, but: PodUid | None = None) -> Iterator[Claim]:
-        """Return what pods hold on a node, except the pod `but`."""
-        return (claim for uid, claim in self._on_node.get(node, {}).items() if uid != but)
+    def has(self, uid: PodUid) -> bool:
+        """Return whether a pod has a hold."""
+        return uid in self._holds
+
+    def node_of(self, uid: PodUid) -> NodeName | None:
+        """Return the node on which a pod has a hold."""
+        hold = self._holds.get(uid)
+        return hold.node if hold is not None else None
+
+    def of_node(self, node: NodeName) -> list[Claim]:
+        """Return what pods hold on a node; what is reserved there is not held by anybody."""
+        return list(self._on_node.get(node, {}).values())
+
+    def on_node(
+        self, node: NodeName, *, but: PodUid | None = None, least: int | None = None
+    ) -> Iterator[Claim]:
+        """Return what pods hold on a node, and what is reserved there, except for the pod `but`.
+
+        What is reserved for priorities below `least` does not count.
+        """
+        held = (claim for uid, claim in self._on_node.get(node, {}).items() if uid != but)
+        return chain(held, self.reservations.on_node(node, but=but, least=least))
+
+    def planned_node(self, uid: PodUid) -> NodeName | None:
+        """Return the node for which a pod is planned; None once kube-scheduler has asked about it."""
+        return self._holds[uid].node if uid in self._planned else None
+
+    def planned_on(self, node: NodeName) -> list[PodUid]:
+        """Return the pods that are planned for a node."""
+        return [uid for uid in self._on_node.get(node, ()) if uid in self._planned]
+
+    @property
+    def planned_nodes(self) -> set[NodeName]:
+        """The nodes for which pods are planned."""
+        return {self._holds[uid].node for uid in self._planned}
+
+    def asked(self, uid: PodUid) -> None:
+        """Make the planned hold of a pod an ordinary one, which begins now."""
+        node = self._holds.pop(uid).node
+        self._holds[uid] = _Hold(node, self._clock() + self._seconds)
+        self._planned.discard(uid)

@@ -9,14 +9,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Protocol, Self, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from kvplace.core.errors import BadBody, KvplaceError, http_status_of
 from kvplace.scheduler.extender import Extender
-from kvplace.scheduler.extender_protocol import MAX_BODY, read_binding_args, read_extender_args
+from kvplace.scheduler.extender_protocol import (
+    MAX_BODY,
+    read_binding_args,
+    read_extender_args,
+    read_preemption_args,
+)
 from kvplace.scheduler.metrics import REJECTED_CALLS
 
 log = logging.getLogger(__name__)
@@ -44,12 +49,13 @@ class Reply:
 
 
 class Routes:
-    """/v1/filter, /v1/prioritize and /v1/bind of one extender."""
+    """/v1/filter, /v1/prioritize, /v1/preempt and /v1/bind of one extender."""
 
     def __init__(self, extender: Extender) -> None:
         self.verbs: dict[str, Callable[[bytes], Awaitable[Reply]]] = {
             "/v1/filter": _verb("filter", read_extender_args, extender.filter),
             "/v1/prioritize": _verb("prioritize", read_extender_args, extender.prioritize),
+            "/v1/preempt": _verb("preempt", read_preemption_args, extender.preempt),
             "/v1/bind": _verb("bind", read_binding_args, extender.bind),
         }
 
@@ -70,18 +76,30 @@ def extender_application(routes: Routes) -> web.Application:
     return application
 
 
+class _Args(Protocol):
+    @property
+    def about(self) -> dict[str, object]:
+        """The fields of a log line about the call."""
+
+
+_A = TypeVar("_A", bound=_Args)
+
+
 def _verb(
-    name: str, read: Callable[[bytes], Any], answer: Callable[[Any], Awaitable[Any]]
+    name: str, read: Callable[[bytes], _A], answer: Callable[[_A], Awaitable[object]]
 ) -> Callable[[bytes], Awaitable[Reply]]:
     async def reply(body: bytes) -> Reply:
+        about: dict[str, object] = {}
         try:
-            result = await answer(read(body))
+            args = read(body)
+            about = args.about
+            result = await answer(args)
         except KvplaceError as error:
             REJECTED_CALLS.labels(name).inc()
-            log.warning("%s refused: %s", name, error)
+            log.warning("%s refused: %s", name, error, extra=about)
             return Reply.failed(http_status_of(error), str(error))
         except Exception:
-            log.exception("%s failed", name)
+            log.exception("%s failed", name, extra=about)
             return Reply.failed(500, f"{name} failed; see the log of kvplace serve")
         return Reply(200, "application/json", _encode(result))
 

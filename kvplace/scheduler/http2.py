@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -18,20 +20,33 @@ from h2.events import (
     ConnectionTerminated,
     DataReceived,
     Event,
+    PingReceived,
+    PriorityUpdated,
+    RemoteSettingsChanged,
     RequestReceived,
     StreamEnded,
     StreamReset,
+    TrailersReceived,
+    UnknownFrameReceived,
 )
 from h2.exceptions import ProtocolError, StreamClosedError
 from h2.settings import SettingCodes, Settings
 
 from kvplace.scheduler.extender_protocol import MAX_BODY
 from kvplace.scheduler.http import Reply, Routes
+from kvplace.service.connections import ConnectionLimits
 
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 250
 """Calls at once on one connection; kube-scheduler opens another one for more."""
+MAX_UNREAD = 4 * MAX_BODY
+"""Bytes of incomplete calls on one connection."""
+MAX_IDLE_FRAMES = 1_000
+"""Frames between two answers that bring no call forward: PING, SETTINGS, RST_STREAM, PRIORITY, empty DATA.
+
+Each costs us work and its sender nearly nothing; kube-scheduler sends a handful.
+"""
 _WINDOW = 1 << 20
 """Initial flow-control window of a stream; usual bodies are far smaller, so no update is sent."""
 _PSEUDO_HEADERS = (b":method", b":path")
@@ -43,10 +58,25 @@ _CONFIGURATION = H2Configuration(
 )
 
 
+@dataclass(slots=True)
+class _Call:
+    """A call whose body is still to come."""
+
+    method: str
+    path: str
+    since: float
+    body: bytearray = field(default_factory=bytearray)
+
+
 class Http2Connection(asyncio.Protocol):
     """The server's end of one connection; answers every stream from `routes`."""
 
-    def __init__(self, routes: Routes, ended: Callable[[Http2Connection], None]) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        ended: Callable[[Http2Connection], None],
+        limits: ConnectionLimits | None = None,
+    ) -> None:
         """`ended` is called when the connection is closed."""
         self._routes = routes
         self._ended = ended
@@ -60,10 +90,17 @@ class Http2Connection(asyncio.Protocol):
             },
         )
         self._transport: asyncio.Transport | None = None
-        self._calls: dict[int, tuple[str, str, bytearray]] = {}
+        self._calls: dict[int, _Call] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._unsent: dict[int, memoryview] = {}
         self._finishing = False
+        self._limits = limits or ConnectionLimits()
+        self._loop = asyncio.get_running_loop()
+        self._moved_at = self._loop.time()
+        """When a call or an answer last made progress."""
+        self._unread = 0
+        self._idle_frames = 0
+        self._is_greeted = False
 
     async def finish(self) -> None:
         """Refuse further calls, answer those under way, and close the connection."""
@@ -75,11 +112,26 @@ class Http2Connection(asyncio.Protocol):
             self._send()
             self._close()
 
+    def is_overdue(self, now: float) -> bool:
+        """Say whether the caller is too slow; an idle connection is ended in the protocol's own way."""
+        quiet_s = now - self._moved_at
+        if (self._unsent or not self._is_greeted) and quiet_s > self._limits.request_s:
+            return True
+        if any(now - call.since > self._limits.request_s for call in self._calls.values()):
+            return True
+        if not self._answering and not self._unsent and quiet_s > self._limits.idle_s:
+            self.hang_up()
+        return False
+
+    def hang_up(self) -> None:
+        """Close the connection once the calls under way are answered."""
+        if not self._finishing:
+            self._ending = self._loop.create_task(self.finish())
+
     # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none of asyncio's classes
         self._http.initiate_connection()
         self._http.increment_flow_control_window(MAX_BODY)
         self._send()
@@ -95,11 +147,26 @@ class Http2Connection(asyncio.Protocol):
             return
         self._send_more()
         self._send()
+        if (
+            self._idle_frames > MAX_IDLE_FRAMES
+            or self._unread > MAX_UNREAD
+            or len(self._answering) > 2 * MAX_STREAMS
+        ):
+            self._end_abuse()
+
+    def _end_abuse(self) -> None:
+        """End the connection of a caller who makes work without calling; calls under way go on."""
+        log.warning("a client of the extender sent a flood of frames over HTTP/2; its connection is closed")
+        if self._transport is not None:
+            self._http.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+            self._send()
+            self._close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._calls.clear()
         self._unsent.clear()
+        self._unread = 0
         self._ended(self)
 
     # HTTP/2.
@@ -112,33 +179,50 @@ class Http2Connection(asyncio.Protocol):
             case RequestReceived(stream_id=int(stream), headers=headers):
                 named = {bytes(name): bytes(value) for name, value in headers or ()}
                 method, path = (named.get(name, b"").decode(errors="replace") for name in _PSEUDO_HEADERS)
-                self._calls[stream] = (method, path, bytearray())
+                self._calls[stream] = _Call(method, path, self._loop.time())
+                self._moved_at = self._loop.time()
             case DataReceived(stream_id=int(stream), data=data):
                 self._http.acknowledge_received_data(event.flow_controlled_length or 0, stream)
+                self._idle_frames += not data
                 call = self._calls.get(stream)
                 if call is None:
                     return
-                call[2].extend(data or b"")
-                if len(call[2]) > MAX_BODY:
-                    del self._calls[stream]
+                call.body.extend(data or b"")
+                self._unread += len(data or b"")
+                if len(call.body) > MAX_BODY:
+                    self._take_call(stream)
                     self._answer(stream, Reply.too_large())
                     if event.stream_ended is None:
                         self._http.reset_stream(stream, ErrorCodes.NO_ERROR)
             case StreamEnded(stream_id=int(stream)):
-                call = self._calls.pop(stream, None)
+                call = self._take_call(stream)
                 if call is not None:
-                    task = asyncio.get_running_loop().create_task(self._call(stream, *call))
+                    task = self._loop.create_task(self._call(stream, call))
                     self._answering.add(task)
                     task.add_done_callback(self._answering.discard)
             case StreamReset(stream_id=int(stream)):
                 # A call that has started goes on: a bind must not stop half-way.
-                self._calls.pop(stream, None)
+                self._idle_frames += 1
+                self._take_call(stream)
                 self._unsent.pop(stream, None)
+            case RemoteSettingsChanged():
+                self._is_greeted = True
+                self._idle_frames += 1
+            case PingReceived() | PriorityUpdated() | TrailersReceived() | UnknownFrameReceived():
+                self._idle_frames += 1
             case ConnectionTerminated():
                 self._close()
 
-    async def _call(self, stream: int, method: str, path: str, body: bytearray) -> None:
-        reply = await self._routes(method, path, bytes(body))
+    def _take_call(self, stream: int) -> _Call | None:
+        """Take a call out of those whose bodies are still to come."""
+        call = self._calls.pop(stream, None)
+        if call is not None:
+            self._unread -= len(call.body)
+        return call
+
+    async def _call(self, stream: int, call: _Call) -> None:
+        reply = await self._routes(call.method, call.path, bytes(call.body))
+        self._idle_frames = 0
         if self._transport is not None:
             self._answer(stream, reply)
             self._send()
@@ -154,6 +238,7 @@ class Http2Connection(asyncio.Protocol):
         except (StreamClosedError, ProtocolError):
             return  # the caller has closed the stream
         self._unsent[stream] = memoryview(reply.body)
+        self._moved_at = self._loop.time()
         self._send_more()
 
     def _send_more(self) -> None:
@@ -168,6 +253,7 @@ class Http2Connection(asyncio.Protocol):
                         self._unsent[stream] = rest
                         break
                     part, rest = rest[:allowed], rest[allowed:]
+                    self._moved_at = self._loop.time()
                     self._http.send_data(stream, part.tobytes(), end_stream=not rest)
                     if not rest:
                         del self._unsent[stream]

@@ -6,77 +6,80 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator
-
-from aiohttp import web
+from collections.abc import AsyncIterator, Callable, Collection
 
 from kvplace.scheduler.http import Routes, extender_application
 from kvplace.scheduler.http2 import Http2Connection
-from kvplace.service.listening import GRACE_S, make_runner, naming
+from kvplace.service.clients import may_call
+from kvplace.service.connections import ConnectionLimits, Connections, accepting
+from kvplace.service.listening import GRACE_S, http1_server
 from kvplace.service.settings import Address
 
 _log = logging.getLogger(__name__)
 
 ALPN_PROTOCOLS = ("h2", "http/1.1")
 """Protocols that the TLS context offers, best first."""
+_LIMITS = ConnectionLimits()
 
 
-class _Negotiated(asyncio.Protocol):
-    """Hands a new connection to the protocol that its TLS handshake negotiated."""
+class ExtenderListener:
+    """Chooses who serves a new connection, and ends those that there are."""
 
-    def __init__(self, listener: _Listener) -> None:
-        self._listener = listener
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        tls = transport.get_extra_info("ssl_object")
-        is_http2 = tls is not None and tls.selected_alpn_protocol() == "h2"
-        chosen = self._listener.http2() if is_http2 else self._listener.http1()
-        transport.set_protocol(chosen)
-        chosen.connection_made(transport)
-
-
-class _Listener:
-    def __init__(self, routes: Routes, http1: web.Server) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        http1: Callable[[], asyncio.Protocol],
+        clients: Collection[str],
+        limits: ConnectionLimits,
+    ) -> None:
+        """`clients` are the names that may call; empty: whoever passed the handshake."""
         self._routes = routes
+        self._http1 = http1
+        self._clients = frozenset(clients)
+        self._limits = limits
         self._http2: set[Http2Connection] = set()
-        self.http1 = http1
 
-    def http2(self) -> Http2Connection:
-        connection = Http2Connection(self._routes, ended=self._http2.discard)
+    def choose(self, transport: asyncio.Transport) -> asyncio.Protocol | None:
+        """Return the protocol that a connection has negotiated; None if its client may not call."""
+        if not may_call(transport, self._clients, "the extender"):
+            return None
+        tls = transport.get_extra_info("ssl_object")
+        if tls is None or tls.selected_alpn_protocol() != "h2":
+            return self._http1()
+        connection = Http2Connection(self._routes, ended=self._http2.discard, limits=self._limits)
         self._http2.add(connection)
         return connection
 
     async def finish(self) -> None:
-        """Answer the calls under way and close the connections."""
+        """Answer the calls under way over HTTP/2 and close these connections."""
         await asyncio.gather(*(connection.finish() for connection in list(self._http2)))
 
 
 @contextlib.asynccontextmanager
 async def extender_listening(
-    routes: Routes, address: Address, tls: ssl.SSLContext | None
-) -> AsyncIterator[Address]:
-    """Listen while the block runs; yields the address with the port that is used.
+    routes: Routes,
+    address: Address,
+    tls: ssl.SSLContext | None,
+    *,
+    clients: Collection[str] = (),
+    limits: ConnectionLimits = _LIMITS,
+) -> AsyncIterator[tuple[Address, Connections]]:
+    """Listen while the block runs; gives the address with the port that is used, and the connections.
 
     Answers the requests under way before it ends. Raises Misconfigured if the address cannot be used.
     """
-    runner = make_runner(extender_application(routes))
-    await runner.setup()
-    try:
-        assert runner.server is not None
-        listener = _Listener(routes, runner.server)
-        with naming(address):
-            server = await asyncio.get_running_loop().create_server(
-                lambda: _Negotiated(listener), address.host, address.port, ssl=tls, backlog=128
-            )
+
+    def choose(transport: asyncio.Transport) -> asyncio.Protocol | None:
+        return listener.choose(transport)
+
+    connections = Connections("extender", choose, limits)
+    async with http1_server(extender_application(routes), connections, limits) as http1:
+        listener = ExtenderListener(routes, http1, clients, limits)
         try:
-            bound = Address(*server.sockets[0].getsockname()[:2])
-            _log.info("extender is on %s", bound)
-            yield bound
+            async with accepting(connections, address, tls) as bound:
+                _log.info("extender is on %s", bound)
+                yield bound, connections
         finally:
-            server.close()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GRACE_S):
                     await listener.finish()
-    finally:
-        await runner.cleanup()

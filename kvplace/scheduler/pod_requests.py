@@ -14,9 +14,10 @@ from kvplace.kube.events import ObjectReference, vmi_reference
 from kvplace.kube.records import PodRecord
 from kvplace.kube.store import Store
 from kvplace.scheduler.extender_protocol import BindingArgs
+from kvplace.scheduler.remembered_pods import forget_gone
 
 _REMEMBERED = 10_000
-"""Pods that are remembered at most: one deleted before its filter call would otherwise stay."""
+"""Pods that are remembered at most."""
 
 
 class PodReader(Protocol):
@@ -58,6 +59,7 @@ class PodRequests:
         asking = self._asking.get(uid)
         if asking is None:
             asking = self._asking[uid] = _asking_pod(pod)
+            forget_gone(self._asking, self._pods.records)
             if len(self._asking) > _REMEMBERED:
                 self._asking.popitem(last=False)
         return asking

@@ -21,20 +21,22 @@ from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder, EventWriter
 from kvplace.kube.session import open_session
 from kvplace.nodes.node_cache import NodeClient, running_node_cache
-from kvplace.scheduler.binder import PodClient
-from kvplace.scheduler.extender import Extender
+from kvplace.scheduler.extender import Extender, ExtenderClient
 from kvplace.scheduler.http import Routes
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
+from kvplace.serve.metrics import ClusterGauges
+from kvplace.serve.readiness import ServeReadiness, hang_up_while_unready
 from kvplace.serve.settings import ServeSettings
-from kvplace.service.health import Readiness, health_application
+from kvplace.service.health import health_application
 from kvplace.service.json_log import log_as_json
 from kvplace.service.listening import listening
+from kvplace.service.metrics import watch_loop
 from kvplace.service.process import in_background, run_until_signal
 from kvplace.service.settings import Address
 from kvplace.service.tls import RenewedTls
 
 
-class ServeClient(NodeClient, PodClient, ControllerClient, VmiReader, EventWriter, Protocol):
+class ServeClient(NodeClient, ExtenderClient, ControllerClient, VmiReader, EventWriter, Protocol):
     """What the components of `serve` ask of a cluster together."""
 
 
@@ -61,34 +63,69 @@ async def _connected(settings: ServeSettings) -> AsyncIterator[None]:
 async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterator[dict[str, Address]]:
     """Serve while the block runs; enters when ready and gives the address of each listener by name."""
     extender_tls = RenewedTls(settings.tls, alpn=ALPN_PROTOCOLS)
-    admission_tls = RenewedTls(replace(settings.tls, client_ca=None))
-    readiness = Readiness("the cluster has not been read completely yet")
+    admission_tls = RenewedTls(replace(settings.tls, client_ca=settings.admission_client_ca))
+    readiness = ServeReadiness("the cluster has not been read completely yet")
+    limits = settings.limits
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
+        gauges: ClusterGauges | None = None
+
+        async def before_scrape() -> None:
+            if gauges is not None:
+                await gauges.refresh()
+
         health_address = await enter(
-            listening("health", health_application(readiness), settings.health_address)
+            listening(
+                "health",
+                health_application(readiness, before_scrape),
+                settings.health_address,
+                limits=limits,
+            )
         )
         cache = await enter(running_node_cache(cluster))
+        readiness.stores = cache.stores
         events = EventRecorder(cluster)
         extender = Extender(cluster, cache, events, settings.extender)
         controller = Controller(cluster, cache, events, settings.controller)
+        gauges = ClusterGauges(cache, extender, controller, events)
         admission = admission_application(cluster, settings.admission, lambda: cache.largest_node)
-        addresses = {
-            "health": health_address,
-            "extender": await enter(
-                extender_listening(Routes(extender), settings.extender_address, extender_tls.context)
-            ),
-            "admission": await enter(
-                listening("admission", admission, settings.admission_address, admission_tls.context)
-            ),
-        }
+        extender_address, schedulers = await enter(
+            extender_listening(
+                Routes(extender),
+                settings.extender_address,
+                extender_tls.context,
+                clients=settings.tls.client_names,
+                limits=limits,
+            )
+        )
+        admission_address = await enter(
+            listening(
+                "admission",
+                admission,
+                settings.admission_address,
+                admission_tls.context,
+                clients=settings.admission_client_names,
+                limits=limits,
+            )
+        )
         await enter(
-            in_background(controller.run(), extender_tls.keep_renewed(), admission_tls.keep_renewed())
+            in_background(
+                controller.run(),
+                extender.nominations.run(),
+                extender_tls.keep_renewed(),
+                admission_tls.keep_renewed(),
+                hang_up_while_unready(readiness, schedulers.hang_up),
+                watch_loop(),
+            )
         )
         gc.freeze()  # the synced caches stay: full collections need not walk them again
         readiness.obstacle = ""
         try:
-            yield addresses
+            yield {
+                "health": health_address,
+                "extender": extender_address,
+                "admission": admission_address,
+            }
         finally:
             readiness.obstacle = "stopping"
             await events.finish()

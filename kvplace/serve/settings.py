@@ -8,6 +8,7 @@ from pathlib import Path
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.controller.controller import ControllerSettings
 from kvplace.scheduler.extender import ExtenderSettings
+from kvplace.service.connections import ConnectionLimits
 from kvplace.service.settings import Address, TlsFiles
 
 
@@ -16,14 +17,19 @@ class ServeSettings:
     """The settings of `kvplace serve`."""
 
     tls: TlsFiles
-    """Certificate of the extender and of admission; `client_ca` is for the extender alone.
+    """Certificate of the extender and of admission; CA and names of clients are for the extender alone.
 
-    Whoever has a certificate of that CA can bind pods.
+    Whoever has a certificate of that CA with one of those names can bind pods.
     """
     admission: AdmissionSettings
     extender_address: Address
     admission_address: Address
     health_address: Address
+    admission_client_ca: Path | None = None
+    """Callers of admission must have a certificate of this CA; None: nobody needs one."""
+    admission_client_names: tuple[str, ...] = ()
+    """Names that those certificates must carry one of; empty: any."""
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     kubeconfig: Path | None = None
     """None: the service account of the pod we run in, else the user's default kubeconfig."""
     extender: ExtenderSettings = field(default_factory=ExtenderSettings)

@@ -5,10 +5,19 @@ The port is apart from the ones that do the work, so that a probe never waits be
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """An answer of `/readyz`."""
+
+    is_ready: bool
+    sentence: str
 
 
 @dataclass(slots=True)
@@ -18,18 +27,29 @@ class Readiness:
     obstacle: str
     """One sentence for `/readyz`; empty when ready."""
 
+    def health(self) -> Health:
+        """Say whether the process can serve, or why not."""
+        return Health(not self.obstacle, self.obstacle or "ok")
 
-def health_application(readiness: Readiness) -> web.Application:
-    """Serve /healthz, /readyz and /metrics."""
+
+async def _nothing() -> None:
+    """Prepare nothing."""
+
+
+def health_application(
+    readiness: Readiness, before_scrape: Callable[[], Awaitable[None]] = _nothing
+) -> web.Application:
+    """Serve /healthz, /readyz and /metrics; `before_scrape` brings gauges up to date."""
 
     async def alive(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def ready(_: web.Request) -> web.Response:
-        obstacle = readiness.obstacle
-        return web.Response(status=503 if obstacle else 200, text=f"{obstacle or 'ok'}\n")
+        health = readiness.health()
+        return web.Response(status=200 if health.is_ready else 503, text=f"{health.sentence}\n")
 
     async def metrics(_: web.Request) -> web.Response:
+        await before_scrape()
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     application = web.Application()

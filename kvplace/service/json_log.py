@@ -7,7 +7,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-_CONTEXT = ("vm", "node", "uid", "rv", "attempt")
+_CONTEXT = ("pod", "vm", "node", "uid", "attempt", "review")
 
 
 class JsonLines(logging.Formatter):

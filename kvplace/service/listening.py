@@ -1,56 +1,85 @@
-"""Listening for HTTP: an application on an address, with or without TLS."""
+"""Listening for HTTP/1.1: an application on an address, with or without TLS, for callers within limits."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from aiohttp import web
 
-from kvplace.core.errors import Misconfigured
+from kvplace.service.clients import may_call
+from kvplace.service.connections import ConnectionLimits, Connections, accepting
 from kvplace.service.settings import Address
 
 _log = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 300.0
-"""Closing an idle connection of kube-scheduler or the API server costs them a TLS handshake."""
 GRACE_S = 10.0
 """How long the end waits for requests that have begun; longer than a bind may take."""
+_LIMITS = ConnectionLimits()
 
 
 @contextlib.asynccontextmanager
 async def listening(
-    name: str, application: web.Application, address: Address, tls: ssl.SSLContext | None = None
+    name: str,
+    application: web.Application,
+    address: Address,
+    tls: ssl.SSLContext | None = None,
+    *,
+    clients: Collection[str] = (),
+    limits: ConnectionLimits = _LIMITS,
 ) -> AsyncIterator[Address]:
     """Serve an application while the block runs; gives the address with the port really used.
 
-    Answers the requests that have begun before it ends. Raises Misconfigured when the address cannot be used.
+    `clients` are the names of certificates that may call; empty: whoever passed the handshake. Answers the
+    requests that have begun before it ends. Raises Misconfigured when the address cannot be used.
     """
-    runner = make_runner(application)
-    await runner.setup()
-    try:
-        with naming(address):
-            await web.TCPSite(runner, address.host, address.port, ssl_context=tls).start()
-        bound = Address(*runner.addresses[0][:2])
+
+    def choose(transport: asyncio.Transport) -> asyncio.Protocol | None:
+        return server() if may_call(transport, clients, name) else None
+
+    connections = Connections(name, choose, limits)
+    async with (
+        http1_server(application, connections, limits) as server,
+        accepting(connections, address, tls) as bound,
+    ):
         _log.info("%s is on %s", name, bound)
         yield bound
+
+
+@contextlib.asynccontextmanager
+async def http1_server(
+    application: web.Application, connections: Connections, limits: ConnectionLimits
+) -> AsyncIterator[web.Server]:
+    """Make what serves an application over HTTP/1.1, one protocol a connection, while the block runs."""
+    application.middlewares.append(_noting_complete_requests(connections))
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        keepalive_timeout=limits.idle_s,
+        shutdown_timeout=GRACE_S,
+        auto_decompress=False,
+    )
+    await runner.setup()
+    assert runner.server is not None
+    try:
+        yield runner.server
     finally:
         await runner.cleanup()
 
 
-def make_runner(application: web.Application) -> web.AppRunner:
-    """Make a runner that keeps connections open and lets requests finish."""
-    return web.AppRunner(
-        application, access_log=None, keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=GRACE_S
-    )
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@contextlib.contextmanager
-def naming(address: Address) -> Iterator[None]:
-    """Turn the failure to listen into Misconfigured that names the address."""
-    try:
-        yield
-    except OSError as error:
-        raise Misconfigured(f"cannot listen on {address}: {error.strerror or error}") from None
+def _noting_complete_requests(connections: Connections) -> Callable[..., Awaitable[web.StreamResponse]]:
+    @web.middleware
+    async def note(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        # A compressed body may be a thousand times larger than what was sent; nobody needs to send one.
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            return web.Response(status=415, text="compressed bodies are not read\n")
+        with connections.answering(request.transport, request.content):
+            return await handler(request)
+
+    return note

@@ -35,5 +35,7 @@ class TlsFiles:
     key: Path
     client_ca: Path | None = None
     """Every client must have a certificate of this CA; None: clients need none."""
+    client_names: tuple[str, ...] = ()
+    """Names of the clients that may call: common name, DNS name or URI; empty: all of the CA."""
     check_every_s: float = 10.0
     """How often a running process checks whether the files have changed."""

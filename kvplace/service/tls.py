@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvplace.core.errors import Misconfigured
+from kvplace.service.certificate_end import certificate_end
+from kvplace.service.metrics import CERTIFICATE_END
 from kvplace.service.settings import TlsFiles
 
 _log = logging.getLogger(__name__)
@@ -78,7 +80,17 @@ class RenewedTls:
             except (OSError, ssl.SSLError) as error:
                 raise Misconfigured(f"client CA {files.client_ca} cannot be used: {error}") from None
             context.verify_mode = ssl.CERT_REQUIRED
+            # A resumed session is not verified again: it would outlive its certificate and its CA.
+            context.num_tickets = 0
+            context.options |= ssl.OP_NO_TICKET
+        self._report_ends()
         return context
+
+    def _report_ends(self) -> None:
+        for use, path in (("server", self._files.certificate), ("client-ca", self._files.client_ca)):
+            end = certificate_end(path.read_bytes()) if path is not None else None
+            if end is not None:
+                CERTIFICATE_END.labels(use).set(end.timestamp())
 
     def _read_stamps(self) -> list[tuple[int, int] | None]:
         files = (self._files.certificate, self._files.key, self._files.client_ca)

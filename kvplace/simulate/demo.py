@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from kvplace.admission.pod import admit_pod, needed_vmi
+from kvplace.admission.pod import admit_pod
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.vm import review_vm
 from kvplace.admission.vmi import admit_vmi
@@ -129,8 +129,8 @@ class _VmLifecycle:
         vmi = _stored(admitted.object, f"vmi/{made['metadata']['name']}")
         self._cluster.put_vmi(NAMESPACE, vmi["metadata"]["name"], vmi)
         pod = launcher_pod(vmi)
-        owner = vmi if needed_vmi(pod) is not None else None
-        admitted = admit_pod(pod, namespace=NAMESPACE, settings=self._admission, vmi=owner)
+        author = self._admission.kubevirt_controller
+        admitted = admit_pod(pod, namespace=NAMESPACE, settings=self._admission, author=author, vmi=vmi)
         stored = _stored(admitted.object, f"pod/{vmi['metadata']['name']}")
         stored["metadata"]["name"] = (
             f"virt-launcher-{vmi['metadata']['name']}-{stored['metadata']['uid'][-5:]}"
@@ -181,7 +181,7 @@ def _stored(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _failed_scheduling(filtered: FilterResult) -> str:
     """The message that kube-scheduler writes into the pod's condition and event."""
-    counts = Counter([*filtered.failed.values(), *filtered.unresolvable.values()])
+    counts = Counter(filtered.unresolvable.values())
     reasons = ", ".join(
         f"{count} {text}" for text, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     )

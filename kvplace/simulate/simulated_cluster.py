@@ -34,7 +34,7 @@ class SimulatedCluster:
         self._nodes = {node.name: node for node in nodes}
         self._free = {node.name: node.free for node in nodes}
         self._node_of: dict[str, NodeName] = {}
-        self._fits = FitTable(self._snapshot_of)
+        self._fits = FitTable(self._snapshot_of, strategy)
 
     @property
     def states(self) -> Iterable[tuple[Topology, Free]]:
@@ -43,7 +43,7 @@ class SimulatedCluster:
 
     def answers(self, request: Request) -> dict[NodeName, Candidate | Refusal]:
         """Give every node's placement or refusal."""
-        return self._fits.answers(self._nodes, request)
+        return self._fits.answers_at_once(self._nodes, request)
 
     def best(self, answers: dict[NodeName, Candidate | Refusal]) -> Candidate | None:
         """Choose among the nodes that fit."""

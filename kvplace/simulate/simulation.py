@@ -168,13 +168,13 @@ class _Run:
         return self._alone[key]
 
     def _is_split(self, best: Candidate, request: Request) -> bool:
-        alone = self._alone_on(best.topology, request)
+        alone = self._alone_on(best.fit.topology, request)
         return alone is not None and len(best.placement.numa_nodes) > len(alone.numa_nodes)
 
     def _count_splits(
         self, best: Candidate, request: Request, answers: dict[NodeName, Candidate | Refusal]
     ) -> None:
-        used, needed = best.placement, self._alone_on(best.topology, request)
+        used, needed = best.placement, self._alone_on(best.fit.topology, request)
         if needed is None:
             return
         if len(used.numa_nodes) > len(needed.numa_nodes) or len(used.l3_groups) > len(needed.l3_groups):

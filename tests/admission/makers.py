@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplace.admission.settings import AdmissionSettings
+from kvplace.admission.verdict import Admitted
 from kvplace.core.errors import Unavailable
 from kvplace.core.request_document import PodRequest, read_pod_request
 
@@ -123,6 +124,13 @@ def apply_patch(document: Any, operations: list[Json]) -> Any:
             else:
                 target[last] = copy.deepcopy(operation["value"])
     return document
+
+
+def unchanged_but_for(raw: Json, admitted: Admitted, before: Json) -> Json:
+    """Return the admitted object; its patch must make it of `raw`, which must be as it was before."""
+    assert raw == before
+    assert apply_patch(raw, list(admitted.patch)) == admitted.object
+    return dict(admitted.object)
 
 
 def _change_list(target: list[Any], last: str, operation: Json) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil
@@ -12,13 +13,18 @@ import pytest
 from kvplace.admission.pod import admit_pod
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.quantity import parse_quantity
-from tests.admission.makers import ASKS, SETTINGS, Json, captured_pod, container
+from tests.admission.makers import ASKS, SETTINGS, Json, captured_pod, container, unchanged_but_for
 from tests.captured import captured_folder
 
 
-def admit(pod: Json, vmi: Mapping[str, Any] | None = None) -> tuple[Json, tuple[str, ...]]:
-    admitted = admit_pod(pod, namespace="default", settings=SETTINGS, vmi=vmi)
-    return dict(admitted.object), admitted.warnings
+def admit(pod: Json, vmi: Mapping[str, Any] | None = None, author: str = "") -> tuple[Json, tuple[str, ...]]:
+    before = copy.deepcopy(pod)
+    admitted = admit_pod(pod, namespace="default", settings=SETTINGS, vmi=vmi, author=author)
+    return unchanged_but_for(pod, admitted, before), admitted.warnings
+
+
+def patch_for(pod: Json, vmi: Mapping[str, Any] | None = None) -> list[Json]:
+    return list(admit_pod(pod, namespace="default", settings=SETTINGS, vmi=vmi).patch)
 
 
 def refusal(pod: Json, vmi: Mapping[str, Any] | None = None, kind: type[KvplaceError] = Misconfigured) -> str:

@@ -34,8 +34,11 @@ class PlaneVmis:
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
+        self.read: list[str] = []
+        """The names that were asked for, in order."""
 
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        self.read.append(name)
         path = f"/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachineinstances/{name}"
         try:
             return await asyncio.to_thread(self._plane.request, "GET", path)
@@ -52,6 +55,7 @@ class Server:
         self.asked: list[tuple[str, str, str]] = []
         """Kind, operation and name of every object that arrived, in order."""
         self.largest: int | None = None
+        self.vmis = PlaneVmis(plane)
         certificate, key = plane.issue_certificate("kvplace-admission-tests")
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._tls.load_cert_chain(certificate, key)
@@ -62,7 +66,7 @@ class Server:
         self.url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(60)
 
     async def _start(self) -> str:
-        application = admission_application(PlaneVmis(self._plane), SETTINGS, lambda: self.largest)
+        application = admission_application(self.vmis, SETTINGS, lambda: self.largest)
         application.middlewares.append(self._remember)
         self._runner = web.AppRunner(application)
         await self._runner.setup()

@@ -59,7 +59,7 @@ def frozen(control_plane: ControlPlane) -> Iterator[str]:
     name = f"frozen-{secrets.token_hex(4)}"
     control_plane.create_namespace(name)
     with registered(control_plane, "policy/pod-results.yaml", [name], name=name):
-        refused(lambda: create(control_plane, name, plain_pod({"kvplace.io/placement": "{}"}), dry_run=True))
+        refused(lambda: create(control_plane, name, forged_pod(), dry_run=True))
         yield name
     control_plane.remove_namespace(name)
 
@@ -71,6 +71,12 @@ def create(plane: ControlPlane, namespace: str, pod: Json, *, dry_run: bool = Fa
 
 def named(pod: Json) -> Json:
     pod["metadata"]["name"] = f"pod-{secrets.token_hex(4)}"
+    return pod
+
+
+def forged_pod() -> Json:
+    pod = plain_pod({"kvplace.io/placement": "{}"})
+    pod["metadata"]["labels"] = {"kvplace.io/placed": "true"}
     return pod
 
 
@@ -218,6 +224,60 @@ def test_a_vm_with_options_becomes_a_pod_with_a_request(
     control_plane.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMS}/asks")
 
 
+VMI = "/apis/kubevirt.io/v1/namespaces/{}/virtualmachineinstances/{}"
+
+
+@pytest.fixture
+def stated(control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt) -> Iterator[str]:
+    """Create a VMI that asks, which states its size; answers its path."""
+    _, namespace = admission
+    name = f"vmi-{secrets.token_hex(4)}"
+    manifest = {"kind": "VirtualMachineInstance", "metadata": {"name": name, "annotations": ASKS}}
+    kubevirt.create(VMIS, namespace, {**manifest, "spec": vmi_spec()})
+    yield VMI.format(namespace, name)
+    control_plane.request("DELETE", VMI.format(namespace, name))
+
+
+def test_the_size_of_a_vm_reaches_its_pod_without_a_look_at_the_vmi(
+    control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt, stated: str
+) -> None:
+    server, namespace = admission
+    name = stated.rpartition("/")[2]
+    metadata = control_plane.request("GET", stated)["metadata"]
+    assert metadata["annotations"]["kvplace.io/vm-size"] == '{"vcpus":2,"memory":134217728}'
+    pod = kubevirt.launcher_pod(namespace, name)
+    assert written_request(pod).request.vcpus == 2
+    assert "kvplace.io/vm-size" not in pod["metadata"]["annotations"]
+    assert name not in server.vmis.read
+
+
+def test_nobody_can_state_another_size_or_keep_changes_of_a_vmi_from_admission(
+    control_plane: ControlPlane, stated: str
+) -> None:
+    size = "kvplace.io/vm-size"
+    before = control_plane.request("GET", stated)["metadata"]["annotations"][size]
+    for forged in (
+        {"annotations": {"kvplace.io/vm-size": '{"vcpus":64}'}},
+        {"annotations": {"kvplace.io/vm-size": None}},
+        {"labels": {"kvplace.io/asks": None}},
+    ):
+        after = patching(control_plane, stated, **forged)()["metadata"]
+        assert after["annotations"][size] == before
+        assert after["labels"]["kvplace.io/asks"] == "true"
+
+
+def test_only_changes_of_options_and_size_are_sent_of_a_vmi(
+    control_plane: ControlPlane, admission: Admission, stated: str
+) -> None:
+    server, _ = admission
+    name = stated.rpartition("/")[2]
+    patching(control_plane, stated, annotations={"team": "a"}, labels={"team": "a"})()
+    assert ("VirtualMachineInstance", "UPDATE", name) not in server.asked
+    after = patching(control_plane, stated, annotations={"kvplace.io/cpu-policy": "share"})()
+    assert ("VirtualMachineInstance", "UPDATE", name) in server.asked
+    assert after["metadata"]["labels"]["kvplace.io/edited"] == "true"
+
+
 def test_a_vm_without_options_and_its_vmi_and_pod_are_never_sent_to_the_webhooks(
     control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt
 ) -> None:
@@ -226,6 +286,7 @@ def test_a_vm_without_options_and_its_vmi_and_pod_are_never_sent_to_the_webhooks
     kubevirt.create(VMS, namespace, vm_manifest("silent", {"other.io/key": "x"}, dedicatedCpuPlacement=False))
     pod = kubevirt.launcher_pod(namespace, "silent")
     assert "kvplace" not in json.dumps(pod)
+    patching(control_plane, VMI.format(namespace, "silent"), annotations={"cpu-set": "one-numa"})()
     assert len(server.asked) == before
     control_plane.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMS}/silent")
 
@@ -366,16 +427,15 @@ def test_everything_else_of_a_placed_pod_may_change(control_plane: ControlPlane,
     assert stored["status"]["conditions"][0]["status"] == "True"
 
 
-def test_a_pod_without_the_label_cannot_get_it_but_may_get_a_cpu_map(
+def test_a_pod_without_the_label_cannot_get_it_so_that_nothing_written_on_it_counts(
     control_plane: ControlPlane, frozen: str
 ) -> None:
     stored = create(control_plane, frozen, named(plain_pod(None)))
     path = f"{PODS.format(frozen)}/{stored['metadata']['name']}"
-    for key in ("kvplace.io/placement", "kvplace.io/request"):
-        with pytest.raises(RequestRefused, match="cannot be changed"):
-            patching(control_plane, path, annotations={key: ""})()
-    with pytest.raises(RequestRefused, match="is set by kvplace"):
-        patching(control_plane, path, labels={"kvplace.io/placed": "true"})()
+    patching(control_plane, path, annotations={"kvplace.io/placement": "{}", "kvplace.io/request": "{}"})()
+    for subresource in ("", "/status"):
+        with pytest.raises(RequestRefused, match="is set by kvplace"):
+            patching(control_plane, path + subresource, labels={"kvplace.io/placed": "true"})()
     patching(control_plane, path, annotations={"cpu-map": "{}"})()
     patching(control_plane, path, annotations={"cpu-map": '{"socket0":["1"]}'})()
     patching(control_plane, path, annotations={"cpu-map": None})()
@@ -404,7 +464,7 @@ def test_a_pod_with_options_gets_no_cpu_map_before_it_is_bound(
 
 def test_no_pod_is_made_with_a_placement(control_plane: ControlPlane, frozen: str) -> None:
     with pytest.raises(RequestRefused) as refusal:
-        create(control_plane, frozen, named(plain_pod({"kvplace.io/placement": "{}"})))
+        create(control_plane, frozen, named(forged_pod()))
     assert message(refusal.value).endswith(
         "annotation kvplace.io/placement is written by kvplace when it binds the pod; create the pod without "
         "it"

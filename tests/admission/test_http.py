@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from kvplace.admission.http import admission_application
 from kvplace.admission.review import MAX_BODY_BYTES
@@ -129,11 +130,14 @@ def test_an_object_without_options_is_allowed_without_a_patch(webhooks: Webhooks
     assert webhooks.ask(raw) == {"uid": "705ab4f5-6393-11e8-b7cc-42010a800002", "allowed": True}
 
 
-def test_a_vmi_with_options_is_allowed_with_one_operation(webhooks: Webhooks) -> None:
+def test_a_vmi_with_options_gets_the_sidecar_its_size_and_a_label(webhooks: Webhooks) -> None:
     webhooks.largest = 2
     response = webhooks.ask(vmi())
-    (operation,) = patch_of(response)
-    assert operation["path"] == "/metadata/annotations/hooks.kubevirt.io~1hookSidecars"
+    assert sorted(operation["path"] for operation in patch_of(response)) == [
+        "/metadata/annotations/hooks.kubevirt.io~1hookSidecars",
+        "/metadata/annotations/kvplace.io~1vm-size",
+        "/metadata/labels",
+    ]
     assert response["allowed"] is True
     assert response["warnings"] == [
         "4 vCPUs are more than the allocatable CPUs of any known machine (largest: 2)",
@@ -160,6 +164,23 @@ def test_a_refusal_has_one_sentence_and_status_422(webhooks: Webhooks) -> None:
     assert "patch" not in response
     assert response["status"].pop("message").startswith("annotation cpu-set: 'near': must be one of")
     assert response["status"] == {"status": "Failure", "code": 422, "reason": "Invalid"}
+
+
+def test_reviews_are_counted_by_kind_and_decision(webhooks: Webhooks) -> None:
+    def counted() -> list[float]:
+        return [
+            REGISTRY.get_sample_value(
+                "kvplace_admission_review_seconds_count", {"kind": "VirtualMachine", "decision": decision}
+            )
+            or 0
+            for decision in ("allowed", "denied", "malformed")
+        ]
+
+    before = counted()
+    webhooks.ask(vm())
+    webhooks.ask(vm({"cpu-set": "near"}))
+    webhooks.post("/admit/vm", b"{}")
+    assert counted() == [number + 1 for number in before]
 
 
 def test_an_update_is_compared_with_the_object_before(webhooks: Webhooks) -> None:

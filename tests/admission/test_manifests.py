@@ -12,13 +12,13 @@ from kvplace.admission.http import admission_application
 from kvplace.admission.pod import FORGEABLE
 from kvplace.core.annotations import ASKING, PREFIX
 from kvplace.core.cpu_map import CPU_MAP
-from kvplace.core.marks import MARKER_RESOURCE, PLACED_LABEL
+from kvplace.core.marks import ASKS_LABEL, MARKER_RESOURCE, PLACED_LABEL
 from tests.admission.makers import SETTINGS, Json, Vmis
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 QUOTED = re.compile(r"'([^']*)'")
 KEY = re.compile(r"'(kvplace\.io/[^']+|cpu-map)'")
-OPERATIONS = ("CREATE", "UPDATE")
+CONDITIONS = ("asks", "edits")
 
 
 def documents(path: str) -> list[Json]:
@@ -32,16 +32,17 @@ def webhooks() -> dict[str, Json]:
 
 
 def condition(webhook: str) -> str:
-    (asks,) = [entry for entry in webhooks()[webhook]["matchConditions"] if entry["name"] == "asks"]
+    (asks,) = [entry for entry in webhooks()[webhook]["matchConditions"] if entry["name"] in CONDITIONS]
     expression: str = asks["expression"]
     return expression
 
 
 @pytest.mark.parametrize(
-    ("webhook", "times"), [("vmi.kvplace.io", 1), ("pod.kvplace.io", 1), ("vm.kvplace.io", 2)]
+    ("webhook", "times"),
+    [("vmi.kvplace.io", 1), ("vmi-edit.kvplace.io", 1), ("pod.kvplace.io", 1), ("vm.kvplace.io", 2)],
 )
 def test_an_object_is_sent_here_for_every_key_by_which_one_can_ask(webhook: str, times: int) -> None:
-    named = [word for word in QUOTED.findall(condition(webhook)) if word not in OPERATIONS]
+    named = [word for word in QUOTED.findall(condition(webhook)) if word != ASKS_LABEL]
     expected = [PREFIX, *(key for key in ASKING if not key.startswith(PREFIX))]
     assert sorted(named) == sorted(expected * times)
     assert all(key.startswith(PREFIX) for key in FORGEABLE)
@@ -56,7 +57,9 @@ def test_the_webhooks_go_to_the_addresses_that_are_served() -> None:
 def test_a_webhook_that_does_not_answer_blocks_objects_with_options_only() -> None:
     for entry in webhooks().values():
         assert entry["failurePolicy"] == "Fail"
-        assert any(condition["name"] == "asks" for condition in entry["matchConditions"])
+        asks = any(condition["name"] == "asks" for condition in entry["matchConditions"])
+        chosen = entry.get("objectSelector", {}).get("matchExpressions")
+        assert asks or chosen == [{"key": ASKS_LABEL, "operator": "Exists"}]
         assert entry["sideEffects"] == "None"
         assert 0 < entry["timeoutSeconds"] <= 10
 
@@ -70,7 +73,8 @@ def test_the_policy_freezes_exactly_the_results_and_the_label() -> None:
     text = " ".join(
         entry["expression"] for entry in policy["spec"]["variables"] + policy["spec"]["validations"]
     )
-    assert set(KEY.findall(text)) == {*FORGEABLE, CPU_MAP, PLACED_LABEL}
+    conditions = {"kvplace.io/Pinned", "kvplace.io/Relocated"}
+    assert set(KEY.findall(text)) - conditions == {*FORGEABLE, CPU_MAP, PLACED_LABEL}
 
 
 def test_the_scheduler_calls_the_extender_for_the_marker_that_pods_get() -> None:

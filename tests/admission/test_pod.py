@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.admission.json_patch import difference
 from kvplace.admission.pod import needed_vmi
 from kvplace.core.annotations import RESULTS
 from kvplace.core.errors import Conflict, Misconfigured
@@ -27,6 +26,7 @@ from kvplace.core.request import (
 from kvplace.core.scalars import Bytes
 from tests.admission.makers import (
     ASKS,
+    SETTINGS,
     Json,
     as_defaulted,
     captured_pod,
@@ -35,7 +35,7 @@ from tests.admission.makers import (
     vmi_of,
     written_request,
 )
-from tests.admission.pod_admission import admit, is_guaranteed, launcher, refusal
+from tests.admission.pod_admission import admit, is_guaranteed, launcher, patch_for, refusal
 from tests.captured import captured_files, captured_folder
 
 PODS = captured_files("kubevirt/pods", "*.pod.json")
@@ -59,7 +59,7 @@ def test_a_captured_pod_without_options_is_not_changed(path: Path) -> None:
     after, warnings = admit(copy.deepcopy(raw))
     assert after == raw
     assert warnings == ()
-    assert needed_vmi(raw) is None
+    assert needed_vmi(raw, settings=SETTINGS) is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_captured_pod_without_options_is_not_changed(path: Path) -> None:
 )
 def test_a_plain_pod_without_options_is_not_changed(annotations: dict[str, str] | None) -> None:
     raw = plain_pod(annotations, {"limits": {"cpu": "100m"}})
-    assert difference(raw, admit(raw)[0]) == []
+    assert patch_for(raw) == []
 
 
 FORGED = {"kvplace.io/placement": "{}", "kvplace.io/request": "{}", "cpu-map": "{}", "other.io/key": "x"}
@@ -82,7 +82,7 @@ FORGED = {"kvplace.io/placement": "{}", "kvplace.io/request": "{}", "cpu-map": "
 
 def test_only_forged_results_are_removed_from_a_pod_without_options() -> None:
     raw = plain_pod(FORGED)
-    assert sorted(entry["path"] for entry in difference(raw, admit(raw)[0])) == [
+    assert sorted(entry["path"] for entry in patch_for(raw)) == [
         "/metadata/annotations/kvplace.io~1placement",
         "/metadata/annotations/kvplace.io~1request",
     ]
@@ -110,7 +110,7 @@ def test_a_pod_with_policy_none_keeps_its_scheduler_and_resources_and_gets_a_req
 @pytest.mark.parametrize("limits", [{"cpu": "100m"}, {}])
 def test_a_pod_with_policy_none_whose_size_is_not_clear_is_not_changed(limits: dict[str, str]) -> None:
     raw = plain_pod(UNPINNED, {"limits": limits})
-    assert difference(raw, admit(raw)[0]) == []
+    assert patch_for(raw) == []
 
 
 # Launcher pods that ask
@@ -121,7 +121,7 @@ def test_a_captured_launcher_pod_with_options_gets_its_request(path: Path) -> No
     captured_folder("kubevirt/pods")
     raw = captured_pod(path)
     before = copy.deepcopy(raw)
-    assert needed_vmi(raw) == raw["metadata"]["ownerReferences"][0]["name"]
+    assert needed_vmi(raw, settings=SETTINGS) == raw["metadata"]["ownerReferences"][0]["name"]
     after, _ = admit(raw, vmi_of(raw))
 
     assert raw == before
@@ -130,7 +130,7 @@ def test_a_captured_launcher_pod_with_options_gets_its_request(path: Path) -> No
     compute = container(after, "compute")["resources"]
     assert (compute["requests"]["kvplace.io/vm"], compute["limits"]["kvplace.io/vm"]) == ("1", "1")
     written = written_request(after)
-    assert written.vmi == f"default/{needed_vmi(raw)}"
+    assert written.vmi == f"default/{needed_vmi(raw, settings=SETTINGS)}"
     assert written.request == Request(
         vcpus=4, options=PinningOptions(scope=Scope.ONE_NUMA), memory=Bytes(4 << 30)
     )
@@ -148,7 +148,7 @@ def test_admission_done_again_changes_nothing(path: Path, annotations: dict[str,
     raw = captured_pod(path, annotations)
     once, _ = admit(raw, vmi_of(raw))
     again = as_defaulted(once)
-    assert difference(again, admit(again, vmi_of(raw))[0]) == []
+    assert patch_for(again, vmi_of(raw)) == []
 
 
 @with_hook
@@ -301,7 +301,7 @@ def test_a_launcher_pod_without_our_sidecar_is_refused_with_wait() -> None:
 def test_a_launcher_pod_without_our_sidecar_runs_unpinned_with_float() -> None:
     raw = without_sidecar({**FLOATS, "kvplace.io/placement": "inherited", "cpu-map": "inherited"})
     after, warnings = admit(raw, vmi_of(raw))
-    assert [entry["op"] for entry in difference(raw, after)] == ["remove", "remove"]
+    assert [entry["op"] for entry in patch_for(raw, vmi_of(raw))] == ["remove", "remove"]
     assert not set(RESULTS) & after["metadata"]["annotations"].keys()
     assert len(warnings) == 1
     assert warnings[0].startswith(
@@ -325,8 +325,8 @@ def test_a_vm_that_kubevirt_pins_is_refused_or_runs_unpinned_by_on_failure() -> 
         "annotation cpu-set: 'one-numa' exclude each other"
     )
     raw = launcher("virt-launcher-amd64-dedicated-hook", FLOATS)
-    after, warnings = admit(raw, vmi_of(raw, **dedicated))
-    assert difference(raw, after) == []
+    assert patch_for(raw, vmi_of(raw, **dedicated)) == []
+    _, warnings = admit(raw, vmi_of(raw, **dedicated))
     assert len(warnings) == 1
 
 
@@ -336,7 +336,7 @@ def test_a_pod_with_a_node_name_is_refused_or_runs_unpinned_by_on_failure() -> N
         "spec.nodeSelector instead"
     )
     raw = plain_pod(FLOATS, nodeName="worker-1")
-    assert difference(raw, admit(raw)[0]) == []
+    assert patch_for(raw) == []
 
 
 def test_a_launcher_pod_whose_vmi_is_gone_or_another_one_is_a_conflict() -> None:
@@ -370,7 +370,7 @@ def test_a_pod_that_only_pretends_to_be_a_vms_is_refused() -> None:
     )
     assert refusal(raw) == f"Pod default/solver {sentence}"
     with pytest.raises(Misconfigured, match="no VirtualMachineInstance controls it"):
-        needed_vmi(raw)
+        needed_vmi(raw, settings=SETTINGS)
 
 
 def test_a_key_from_a_newer_release_does_not_stop_a_live_migration() -> None:
@@ -410,4 +410,61 @@ def test_only_the_vmi_that_controls_a_pod_is_asked_for_its_size() -> None:
         {**owner, "name": ""},
         owner,
     ]
-    assert needed_vmi(raw) == owner["name"]
+    assert needed_vmi(raw, settings=SETTINGS) == owner["name"]
+
+
+# The size that admission of the VMI has stated
+
+STATED = {**ASKS, "kvplace.io/vm-size": '{"vcpus":6,"memory":8589934592,"ioThreads":2}'}
+
+
+def stating(annotations: Mapping[str, str] = STATED, label: str = "true") -> Json:
+    """Make a launcher pod that KubeVirt has copied label and size to."""
+    raw = launcher(annotations=annotations)
+    raw["metadata"]["labels"]["kvplace.io/asks"] = label
+    return raw
+
+
+def test_the_pod_of_virt_controller_takes_the_stated_size_without_a_look_at_its_vmi() -> None:
+    raw = stating()
+    author = SETTINGS.kubevirt_controller
+    assert needed_vmi(raw, settings=SETTINGS, author=author) is None
+    after, _ = admit(raw, author=author)
+    written = written_request(after)
+    assert (written.request.vcpus, written.request.memory, written.request.io_threads) == (6, 8 << 30, 2)
+    assert written.vmi == "default/plain-hook-nonroot"
+    assert "kvplace.io/vm-size" not in after["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("author", ["", "admin", "system:serviceaccount:tenant:kubevirt-controller"])
+def test_a_size_on_a_pod_that_virt_controller_has_not_made_counts_for_nothing(author: str) -> None:
+    raw = stating()
+    assert needed_vmi(raw, settings=SETTINGS, author=author) == "plain-hook-nonroot"
+    after, _ = admit(raw, vmi_of(raw), author)
+    assert written_request(after).request.vcpus == 4
+    assert "kvplace.io/vm-size" not in after["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("labels", [{"kvplace.io/asks": "false"}, {}], ids=str)
+def test_a_size_on_a_vmi_whose_changes_admission_does_not_see_counts_for_nothing(
+    labels: dict[str, str],
+) -> None:
+    raw = launcher(annotations=STATED)
+    raw["metadata"]["labels"] |= labels
+    author = SETTINGS.kubevirt_controller
+    assert needed_vmi(raw, settings=SETTINGS, author=author) == "plain-hook-nonroot"
+    assert written_request(admit(raw, vmi_of(raw), author)[0]).request.vcpus == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}", "[]", "{", '{"vcpus":0}', '{"vcpus":"6"}', '{"vcpus":6,"memory":-1}'),
+        *('{"vcpus":1000000}', '{"vcpus":6,"other":1}'),
+    ],
+)
+def test_a_size_that_cannot_be_read_is_read_from_the_vmi(text: str) -> None:
+    raw = stating({**ASKS, "kvplace.io/vm-size": text})
+    author = SETTINGS.kubevirt_controller
+    assert needed_vmi(raw, settings=SETTINGS, author=author) == "plain-hook-nonroot"
+    assert written_request(admit(raw, vmi_of(raw), author)[0]).request.vcpus == 4

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from kvplace.admission.edits import Operation, edited
 from kvplace.admission.objects import Pod, typed
 from kvplace.admission.sidecar import COMMAND, FOLDER, VOLUME, add_sidecar_fields
 from kvplace.core.errors import Misconfigured
+from tests.admission.makers import apply_patch
 
 Json = dict[str, Any]
 SIDECAR = {"name": "hook-sidecar-0", "command": COMMAND}
@@ -35,8 +37,12 @@ def completed_pod(sidecar: Json, volumes: list[Json] | None = None, **compute: A
         "metadata": {"name": "launcher"},
         "spec": {"containers": containers, "volumes": volumes or []},
     }
-    spec: Json = copy.deepcopy(pod["spec"])
-    add_sidecar_fields(typed(pod, Pod), spec, "pod launcher")
+    before, patch = copy.deepcopy(pod), list[Operation]()
+    after = edited(pod, patch)
+    add_sidecar_fields(typed(pod, Pod), after.object("spec"), "pod launcher")
+    assert pod == before
+    assert apply_patch(pod, patch) == after.values
+    spec: Json = after.get("spec")
     return spec
 
 

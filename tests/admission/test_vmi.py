@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.admission.json_patch import difference
+from kvplace.admission.objects import Vmi, typed
+from kvplace.admission.vm_size import read_size, size_of_vm
 from kvplace.admission.vmi import admit_vmi
 from kvplace.core.annotations import ASKING, RESULTS
 from kvplace.core.errors import KvplaceError, Misconfigured
-from tests.admission.makers import ASKS, OUR_ENTRY, SETTINGS, Json, vmi
+from tests.admission.makers import ASKS, OUR_ENTRY, SETTINGS, Json, unchanged_but_for, vmi
 from tests.captured import captured_files, captured_folder
 
 HOOKS = "hooks.kubevirt.io/hookSidecars"
@@ -26,8 +27,13 @@ each_vmi = pytest.mark.parametrize(
 
 
 def admit(raw: Json, largest_node: int | None = None) -> tuple[Json, tuple[str, ...]]:
+    before = copy.deepcopy(raw)
     admitted = admit_vmi(raw, namespace="default", settings=SETTINGS, largest_node=largest_node)
-    return dict(admitted.object), admitted.warnings
+    return unchanged_but_for(raw, admitted, before), admitted.warnings
+
+
+def patch_for(raw: Json) -> list[Json]:
+    return list(admit_vmi(raw, namespace="default", settings=SETTINGS).patch)
 
 
 def refusal(raw: Json) -> str:
@@ -47,7 +53,7 @@ def test_a_captured_vmi_without_options_is_not_changed(path: Path) -> None:
 
 
 @each_vmi
-def test_a_captured_vmi_with_options_gets_the_hook_sidecar_and_nothing_else(path: Path) -> None:
+def test_a_captured_vmi_with_options_gets_the_hook_sidecar_and_its_size_and_nothing_else(path: Path) -> None:
     captured_folder("kubevirt/domains")
     raw = json.loads(path.read_text())
     raw["metadata"]["annotations"] = dict(ASKS)
@@ -55,14 +61,15 @@ def test_a_captured_vmi_with_options_gets_the_hook_sidecar_and_nothing_else(path
         assert "dedicatedCpuPlacement and annotation cpu-set: 'one-numa' exclude each other" in refusal(raw)
         return
     after, warnings = admit(raw)
-    (operation,) = difference(raw, after)
-    assert (operation["op"], operation["path"]) == (
-        "add",
-        "/metadata/annotations/hooks.kubevirt.io~1hookSidecars",
-    )
-    assert json.loads(operation["value"]) == [OUR_ENTRY]
+    stored, old = after["metadata"].pop("annotations"), raw["metadata"].pop("annotations")
+    assert json.loads(stored.pop(HOOKS)) == [OUR_ENTRY]
+    stated = read_size(stored.pop("kvplace.io/vm-size"))
+    assert stated == size_of_vm(typed(raw, Vmi).spec.domain, "VMI")
+    assert stored == old
+    assert after["metadata"]["labels"].pop("kvplace.io/asks") == "true"
+    raw["metadata"].setdefault("labels", {})
+    assert after == raw
     assert warnings == ()
-    assert admit(after) == (after, ())
 
 
 @pytest.mark.parametrize(
@@ -73,13 +80,36 @@ def test_a_captured_vmi_with_options_gets_the_hook_sidecar_and_nothing_else(path
         {"other.io/key": "value"},
         {"cpu-map": '{"socket0":["1"]}'},
         {"topology.crane.io/topology-awareness": "false"},
-        {"kvplace.io/cpu-policy": "none"},
-        {"cpu-set": "spread-numa", "qos.gocrane.io/cpu-manager": "none"},
     ],
 )
 def test_a_vmi_without_options_is_not_changed(annotations: dict[str, str] | None) -> None:
     raw = vmi(annotations, cpu={"cores": 4, "dedicatedCpuPlacement": True})
-    assert difference(raw, admit(raw)[0]) == []
+    assert patch_for(raw) == []
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"kvplace.io/cpu-policy": "none"},
+        {"cpu-set": "spread-numa", "qos.gocrane.io/cpu-manager": "none"},
+    ],
+)
+def test_a_vmi_with_policy_none_gets_its_size_alone(annotations: dict[str, str]) -> None:
+    raw = vmi(annotations, cpu={"cores": 4, "dedicatedCpuPlacement": True})
+    after, _ = admit(raw)
+    stated = after["metadata"]["annotations"]
+    assert stated == {**annotations, "kvplace.io/vm-size": '{"vcpus":4,"memory":4294967296}'}
+    assert after["metadata"]["labels"] == {"kvplace.io/asks": "true"}
+
+
+def test_admission_done_again_changes_nothing() -> None:
+    once, _ = admit(vmi())
+    assert patch_for(once) == []
+
+
+def test_a_size_that_somebody_has_written_is_replaced_by_the_true_one() -> None:
+    after, _ = admit(vmi({**ASKS, "kvplace.io/vm-size": '{"vcpus":64}'}))
+    assert json.loads(after["metadata"]["annotations"]["kvplace.io/vm-size"])["vcpus"] == 4
 
 
 def test_entries_of_the_user_stay_as_they_are_written() -> None:
@@ -100,8 +130,8 @@ def test_an_empty_list_of_sidecars_is_filled(theirs: str) -> None:
 
 def test_a_sidecar_of_ours_with_an_image_of_the_users_choice_stays() -> None:
     theirs = '[{"image":"mirror.test/kvplace-hook:2","command":["kvplace-hook"],"args":["serve"]}]'
-    raw = vmi({**ASKS, HOOKS: theirs})
-    assert difference(raw, admit(raw)[0]) == []
+    after, _ = admit(vmi({**ASKS, HOOKS: theirs}))
+    assert after["metadata"]["annotations"][HOOKS] == theirs
 
 
 @pytest.mark.parametrize("theirs", ["", "[", "{}", "5", '["a"]', "[[]]", "[" * 5000, '[{"image": "\ud800"}]'])
@@ -117,7 +147,7 @@ def test_results_are_stripped_because_they_would_leak_into_every_pod_of_the_vm()
     inherited = dict.fromkeys(RESULTS, "x")
     after, _ = admit(vmi({**ASKS, **inherited, "other.io/key": "stays"}))
     annotations = after["metadata"]["annotations"]
-    assert annotations.keys() == {"cpu-set", HOOKS, "other.io/key"}
+    assert annotations.keys() == {"cpu-set", HOOKS, "kvplace.io/vm-size", "other.io/key"}
 
 
 def test_kubevirts_own_pinning_is_refused_with_what_to_do() -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from kvplace.agent.node_state import NodeState
 from kvplace.agent.nri_enforcement import NriEnforcement
+from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 from kvplace.linux.cpuset_hierarchy import CpusetFile
@@ -181,6 +182,8 @@ class PlayedRuntime:
     ) -> nri.PodSandbox:
         marks = {"kubevirt.io": "virt-launcher"} if vm else {}
         annotations = {PLACEMENT: placement.to_json()} if placement else {}
+        if placement:
+            marks[PLACED_LABEL] = "true"
         id_ = nri.SandboxId(f"sandbox-{uid}")
         pod = nri.PodSandbox(
             id_, f"pod-of-{uid}", "vms", uid, marks | dict.fromkeys(labels, "x"), annotations

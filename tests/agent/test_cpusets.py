@@ -255,8 +255,10 @@ class TestTheLastJudge:
         back = replace(state, topology=machine_of([0, 1, 2, 3]))
         assert lists(decide_cpusets(back, [container(VM, cpus="0-1")])) == {"uid-vm/compute": "2-3"}
 
-    def test_cpus_of_the_kubelets_static_policy_are_not_given_out(self) -> None:
-        state = replace(node_with(placed(VM, "2-3")), kubelet_cpus=mask_of([3, 4]))
+    @pytest.mark.parametrize("observes_only", [False, True])
+    def test_cpus_of_the_kubelets_static_policy_are_not_given_out(self, observes_only: bool) -> None:
+        state = node_with(placed(VM, "2-3"))
+        state = replace(state, kubelet_cpus=mask_of([3, 4]), observes_only=observes_only)
         assert self.judged(state, container(VM)) == {
             VM: (
                 RefusalReason.KUBELET_OWNS_CPUS,

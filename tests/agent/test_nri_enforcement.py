@@ -98,6 +98,14 @@ class TestCreation:
         compute = node.runtime.create(pod, "compute")
         assert (_spec(compute), node.cgroup(other)) == ("2-3", "0-1,4-7")
 
+    def test_a_placement_on_a_pod_without_kvplaces_label_is_nobodys_claim(self) -> None:
+        node = Node(EMPTY)
+        other = node.started(PLAIN, "app")
+        labelled = node.runtime.run_pod(VM, placement=placed(VM, "2-3"))
+        forged = replace(labelled, labels={"kubevirt.io": "virt-launcher"})
+        compute = node.runtime.create(forged, "compute")
+        assert (_spec(compute), node.cgroup(other)) == ("", "0-7")
+
     def test_strict_memory_nodes_are_set_with_the_cpus(self) -> None:
         bound = placed(VM, "2-3", strict=(NumaId(1),))
         state = node_with(bound, topology=machine_of(range(8)))

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from kvplace.core.cpuset import mask_of
+from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, CpuId, NodeName, NumaId, PodUid
@@ -51,6 +52,7 @@ def pod(
             "name": f"virt-launcher-{name}",
             "namespace": "shop",
             "uid": uid,
+            "labels": {PLACED_LABEL: "true"},
             "annotations": annotations or {PLACEMENT: placement(cpus, uid=uid, node=node).to_json()},
             "ownerReferences": [{"kind": "VirtualMachineInstance", "name": name}],
         },

@@ -17,7 +17,7 @@ from rich.console import Console
 from kvplace.cli.terminal_map import print_map
 from kvplace.core.cpuset import mask_of
 from kvplace.core.drawing.core_map import draw
-from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, merge_patch
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, merge_patch
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, CpuMask, PodUid
 from kvplace.machines.machine import find_machine
@@ -107,7 +107,6 @@ def test_many_vms_get_two_letters_and_the_columns_stay_aligned(kvplace: Caller, 
             pod=f"vm-{number}",
             vmi="",
             policy=Policy.EXCLUSIVE,
-            state=ClaimState.BOUND,
             cpus=CpuMask(1 << number),
             owned=CpuMask(1 << number),
             memory={},

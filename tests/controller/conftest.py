@@ -1,13 +1,25 @@
-"""Tests of this folder run in virtual time."""
+"""Tests of this folder run in virtual time, most of them on a cluster of one node."""
 
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping
 
+import pytest
+
+from tests.kube.faulty_cluster import FaultyCluster
+from tests.nodes.machines import EIGHT
 from tests.virtual_time import JumpingLoop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], AbstractEventLoop]]:
     """Choose the event loop of a test."""
     return {"virtual": JumpingLoop}
+
+
+@pytest.fixture
+def cluster() -> FaultyCluster:
+    """A cluster of one node."""
+    made = FaultyCluster()
+    made.create_node("n1", topology=EIGHT)
+    return made

@@ -15,7 +15,8 @@ from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecorder
-from kvplace.kube.records import PodRecord
+from kvplace.kube.records import NO_SHAPE, PodRecord
+from kvplace.kube.watches import PLACED_PODS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine
 from kvplace.scheduler.extender import Extender, ExtenderSettings
@@ -102,6 +103,7 @@ async def replica(
         keeper = Controller(cluster, cache, events, settings, now=wall)
         if controller:
             watching.append(group.create_task(keeper.run()))
+        watching.append(group.create_task(extender.nominations.run()))
         try:
             yield Replica(cluster, cache, events, extender, keeper)
         finally:
@@ -115,11 +117,28 @@ async def replica(
 
 
 def asking_pod(
-    cluster: FaultyCluster, name: str, vcpus: int = 2, *, explain: bool = False, **options: Any
+    cluster: FaultyCluster,
+    name: str,
+    vcpus: int = 2,
+    *,
+    explain: bool = False,
+    shape: bytes = NO_SHAPE,
+    priority: int = 0,
+    labels: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> PodRecord:
     """Create a pod that asks for CPUs of one socket, or for what `options` say of its Request."""
     asked = PodRequest(request_with(vcpus, **options), f"default/{name}", explain)
-    return cluster.create_pod(name, request=write_request(asked), vmi=name)
+    counted = {"cpu": vcpus * 1000, "kvplace.io/vm": 1000}
+    return cluster.create_pod(
+        name,
+        request=write_request(asked),
+        vmi=name,
+        shape=shape,
+        priority=priority,
+        labels=None if labels is None else {**PLACED_PODS.labels, **labels},
+        resources=counted,
+    )
 
 
 def asking_args(pod: PodRecord, *nodes: str) -> ExtenderArgs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -13,14 +12,14 @@ from kvplace.controller.claim_action import (
     action_from_live_pod,
     claim_of_bound_pod,
     has_ended,
+    replaces,
 )
-from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NodeName, NumaId, PodUid
 from kvplace.kube.records import PodRecord
 
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 PATIENCE = 60.0
 PLACED = PodPlacement(
     pod_uid=PodUid("u"),
@@ -44,26 +43,24 @@ POD = PodRecord("default", "virt-launcher-db", PodUid("u"), phase="Pending", vmi
 BOUND = replace(POD, node=NodeName("n"), phase="Running", placement=PLACED.to_json())
 
 
-def claim(age: float, state: ClaimState = ClaimState.CLAIMED) -> Claim:
-    since = (NOW - timedelta(seconds=age)).isoformat().replace("+00:00", "Z")
+def claim() -> Claim:
     return Claim(
         PodUid("u"),
         "default",
         "virt-launcher-db",
         "db",
         Policy.EXCLUSIVE,
-        state,
         CpuMask(12),
         CpuMask(12),
         {},
         {},
-        since,
+        since="2026-01-02T03:04:05.678901Z",
     )
 
 
 def action(pod: PodRecord | None, age: float, *, was_deleted: bool = False) -> ClaimAction:
     return action_from_cache(
-        claim(age), NodeName("n"), pod, was_deleted=was_deleted, now=NOW, patience_s=PATIENCE
+        claim(), NodeName("n"), pod, was_deleted=was_deleted, age_s=age, patience_s=PATIENCE
     )
 
 
@@ -73,13 +70,13 @@ def action(pod: PodRecord | None, age: float, *, was_deleted: bool = False) -> C
         (replace(BOUND, phase="Succeeded"), 0, ClaimAction.RELEASE),
         (replace(BOUND, phase="Failed"), 0, ClaimAction.RELEASE),
         (replace(BOUND, compute_terminated=True), 0, ClaimAction.RELEASE),
-        (replace(BOUND, deleting=True), 1e6, ClaimAction.CONFIRM),
-        (BOUND, 1e6, ClaimAction.CONFIRM),
+        (replace(BOUND, deleting=True), 1e6, ClaimAction.COMPARE),
+        (BOUND, 1e6, ClaimAction.COMPARE),
         (replace(BOUND, node=NodeName("other")), 0, ClaimAction.RELEASE),
         (POD, 59, ClaimAction.KEEP),
         (POD, 61, ClaimAction.READ_POD),
-        (None, 5, ClaimAction.KEEP),
-        (None, 11, ClaimAction.READ_POD),
+        (None, 1, ClaimAction.KEEP),
+        (None, 3, ClaimAction.READ_POD),
     ],
     ids=repr,
 )
@@ -89,14 +86,6 @@ def test_the_action_follows_from_the_pod(pod: PodRecord | None, age: float, expe
 
 def test_a_pod_that_the_cache_had_and_has_no_more_is_looked_for_at_once() -> None:
     assert action(None, 0, was_deleted=True) is ClaimAction.READ_POD
-
-
-def test_a_confirmed_claim_of_a_running_pod_is_left_alone_however_old() -> None:
-    old = claim(1e8, ClaimState.BOUND)
-    assert (
-        action_from_cache(old, NodeName("n"), BOUND, was_deleted=False, now=NOW, patience_s=PATIENCE)
-        is ClaimAction.KEEP
-    )
 
 
 @pytest.mark.parametrize(
@@ -130,16 +119,7 @@ def test_what_the_kubelet_reports_as_ended_is_released_whatever_the_agent_report
 
 
 def live_action(pod: PodRecord | None, age: float, *, runs: bool = False) -> ClaimAction:
-    return action_from_live_pod(claim(age), NodeName("n"), pod, runs=runs, now=NOW, patience_s=PATIENCE)
-
-
-@pytest.mark.parametrize("since", ["", "yesterday", "2026-01-02T03:04:05"])
-def test_a_claim_without_a_readable_date_is_old(since: str) -> None:
-    undated = replace(claim(0), since=since)
-    assert (
-        action_from_cache(undated, NodeName("n"), POD, was_deleted=False, now=NOW, patience_s=PATIENCE)
-        is ClaimAction.READ_POD
-    )
+    return action_from_live_pod(claim(), NodeName("n"), pod, runs=runs, age_s=age, patience_s=PATIENCE)
 
 
 def test_a_container_named_compute_ends_a_vm_but_not_a_plain_pod_that_restarts_it() -> None:
@@ -156,7 +136,6 @@ def test_the_claim_of_a_bound_pod_is_made_again_from_its_placement() -> None:
         pod="virt-launcher-db",
         vmi="db",
         policy=Policy.EXCLUSIVE,
-        state=ClaimState.BOUND,
         cpus=CpuMask(0b1100),
         owned=CpuMask(0b111100),
         memory={NumaId(0): Bytes(8 << 30)},
@@ -164,6 +143,38 @@ def test_the_claim_of_a_bound_pod_is_made_again_from_its_placement() -> None:
         since="",
     )
     Ledger().after(LedgerChange((restored,))).check()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "revision", "relocating", "expected"),
+    [
+        (0b111100, 1, False, False),
+        (0b11000000, 1, False, True),
+        (0b11000000, 2, False, False),
+        (0b11111100, 1, True, False),
+    ],
+    ids=["the same", "another bind's", "newer than the pod that was read", "under relocation"],
+)
+def test_what_a_bound_pod_says_replaces_a_claim_of_the_same_revision_that_says_something_else(
+    cpus: int, revision: int, relocating: bool, expected: bool
+) -> None:
+    restored = claim_of_bound_pod(BOUND)
+    assert restored is not None
+    stored = replace(
+        restored,
+        cpus=restored.cpus if cpus == restored.owned else CpuMask(cpus),
+        owned=CpuMask(cpus),
+        revision=revision,
+        relocation=Relocation(PLACED) if relocating else None,
+    )
+    assert replaces(restored, stored) is expected
+    assert replaces(restored, None)
+
+
+def test_a_restored_claim_says_for_which_revision_it_is() -> None:
+    restored = claim_of_bound_pod(replace(BOUND, placement=replace(PLACED, revision=3).to_json()))
+    assert restored is not None
+    assert restored.revision == 3
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -18,7 +19,7 @@ from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import LEDGERS, PODS
-from tests.controller.replicas import Replica, asking_pod, replica
+from tests.controller.replicas import EPOCH, Replica, asking_pod, replica
 from tests.kube.faults import FaultScript, Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
@@ -49,6 +50,7 @@ async def test_a_claim_whose_pod_the_cache_has_not_got_yet_is_kept_for_its_bind(
         cluster.pause_watches(PODS)
         pod = asking_pod(cluster, "vm")
         await unanswered_bind(cluster, one, pod)
+        await one.controller.reconciler.reconcile(NodeName("n1"))
         await asyncio.sleep(40)
         await one.controller.reconciler.reconcile(NodeName("n1"))
         assert pod.uid in one.claims()
@@ -67,8 +69,9 @@ async def test_a_bind_that_takes_over_an_old_claim_while_it_is_being_released_ke
     ):
         pod = asking_pod(cluster, "vm")
         await unanswered_bind(cluster, one, pod)
-        await asyncio.sleep(61)
         await other.until(lambda: other.cache.ledger(NodeName("n1")).claims)
+        await other.controller.reconciler.reconcile(NodeName("n1"))
+        await asyncio.sleep(61)
         cluster.pause_watches(LEDGERS)
         looking = cluster.faults.hold(Operation.READ_POD, moment=Moment.AFTER)
         mending = asyncio.create_task(other.controller.reconciler.reconcile(NodeName("n1")))
@@ -90,11 +93,34 @@ async def test_a_bind_after_its_claim_was_released_claims_again(cluster: FaultyC
     async with replica(cluster, controller=False) as one:
         pod, other = asking_pod(cluster, "vm", 5), asking_pod(cluster, "other", 5)
         await unanswered_bind(cluster, one, pod)
+        await one.controller.reconciler.reconcile(NodeName("n1"))
         await asyncio.sleep(61)
         await one.controller.reconciler.reconcile(NodeName("n1"))
         assert await one.bind(other, "n1") == ""
         assert "best 3 on socket 0" in await one.bind(pod, "n1")
         assert await one.bind(pod, "n2") == ""
+
+
+@pytest.mark.parametrize("off", [timedelta(days=-3), timedelta(seconds=70), timedelta(days=3)], ids=str)
+async def test_a_replica_with_another_clock_leaves_a_claim_its_time_and_releases_it_then(
+    cluster: FaultyCluster, off: timedelta
+) -> None:
+    def elsewhere() -> datetime:
+        return EPOCH + off + timedelta(seconds=asyncio.get_running_loop().time())
+
+    async with (
+        replica(cluster, controller=False) as one,
+        replica(cluster, controller=False, now=elsewhere) as other,
+    ):
+        pod = asking_pod(cluster, "vm")
+        await unanswered_bind(cluster, one, pod)
+        await other.until(lambda: other.cache.ledger(NodeName("n1")).claims)
+        for _ in range(2):
+            await other.controller.reconciler.reconcile(NodeName("n1"))
+            assert pod.uid in one.claims()
+            await asyncio.sleep(31)
+        await other.controller.reconciler.reconcile(NodeName("n1"))
+        assert one.claims() == {}
 
 
 async def test_the_claim_of_an_earlier_attempt_goes_only_once_the_pod_is_bound_elsewhere(

@@ -24,7 +24,7 @@ from tests.controller.replicas import Replica, asking_pod, replica
 from tests.core.requests import request_with
 from tests.kube.faults import Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
-from tests.nodes.machines import TWO
+from tests.nodes.machines import EIGHT, TWO
 
 SHARE = {"cpu-set": "one-socket", "kvplace.io/cpu-policy": "share"}
 EXCLUSIVE = {"cpu-set": "one-socket"}
@@ -96,6 +96,7 @@ async def test_exclusive_becomes_share_in_place_and_its_cores_stay_its_own_until
         await one.until(lambda: not agent.ledger.owned)
         claim = agent.ledger.claims[pod.uid]
         assert (claim.policy, claim.cpus, claim.relocation) == (Policy.SHARE, owned, None)
+        assert claim.revision == 2
         await one.until(lambda: condition(cluster, pod))
         found = condition(cluster, pod)
         assert found is not None
@@ -112,7 +113,7 @@ async def test_a_claim_under_relocation_is_not_restored_from_its_pod(
         edit(cluster, pod, SHARE)
         await until_written(one, agent, pod, 2)
         before = agent.ledger.claims[pod.uid]
-        await one.controller.reconciler._restore(NodeName("n1"), agent.live(pod))  # as from an old ledger
+        await one.controller.reconciler._restore(NodeName("n1"), agent.live(pod))
         assert agent.ledger.claims[pod.uid] == before
         assert before.relocation is not None
 
@@ -236,6 +237,21 @@ async def test_a_way_back_that_fails_too_waits_for_the_agent_instead_of_going_in
             agent.fail(pod)
         await asyncio.sleep(120)
         assert agent.stored(pod).revision == 3
+        agent.carry_out(pod)
+        await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
+
+
+async def test_a_way_back_to_cpus_that_the_machine_no_longer_has_ends_without_a_map_of_them(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await bound(one, agent, "vm", 12, scope=Scope.ANY)
+        edit(cluster, pod, SHARE | {"cpu-set": "any"})
+        await until_written(one, agent, pod, 2)
+        agent.topology = EIGHT  # another machine has got the name of the node
+        agent.fail(pod)
+        await until_written(one, agent, pod, 3)
+        assert not agent.live(pod).cpu_map
         agent.carry_out(pod)
         await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import free_of
-from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
+from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy, Request
 from kvplace.core.scalars import CpuMask, PodUid
@@ -22,7 +22,6 @@ def with_vm(topology: Topology, ledger: Ledger, name: str, request: Request) -> 
         pod=f"virt-launcher-{name}",
         vmi=name,
         policy=placement.policy,
-        state=ClaimState.CLAIMED,
         cpus=placement.cpus,
         owned=placement.owned,
         memory=placement.memory,
@@ -39,7 +38,6 @@ def claim(name: str, cpus: int, owned: int | None = None, policy: Policy = Polic
         pod=f"virt-launcher-{name}",
         vmi=name,
         policy=policy,
-        state=ClaimState.BOUND,
         cpus=CpuMask(cpus),
         owned=CpuMask(cpus if owned is None else owned),
         memory={},

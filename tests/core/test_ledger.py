@@ -14,12 +14,10 @@ from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import Corrupt
 from kvplace.core.ledger import (
     Claim,
-    ClaimState,
     Ledger,
     LedgerChange,
     OwnershipConflict,
     claim_document,
-    confirmed,
     read_ledger,
 )
 from kvplace.core.request import Policy
@@ -36,7 +34,6 @@ def claim_of(uid: str, owned: int, **others: Any) -> Claim:
         pod=f"pod-of-{uid}",
         vmi="",
         policy=Policy.EXCLUSIVE,
-        state=ClaimState.CLAIMED,
         cpus=CpuMask(owned),
         owned=CpuMask(owned),
         memory={},
@@ -155,10 +152,11 @@ def test_memory_and_pages_of_all_claims_add_up_by_node() -> None:
     assert ledger.huge_pages == {(0, GIB): 4, (1, GIB): 1, (1, 1 << 21): 3}
 
 
-def test_a_confirmed_claim_differs_in_nothing_but_its_state() -> None:
+@pytest.mark.parametrize("state", ["claimed", "bound"])
+def test_a_claim_with_the_state_that_older_releases_wrote_is_read(state: str) -> None:
     claim = claim_of("a", 1)
-    assert replace(confirmed(claim), state=ClaimState.CLAIMED) == claim
-    assert confirmed(claim).state is ClaimState.BOUND
+    document = {**claim_document(claim), "state": state}
+    assert read_ledger({"owners": {"0": "a"}, "claims": {"a": document}}).claims == {claim.uid: claim}
 
 
 @pytest.mark.parametrize(
@@ -216,7 +214,8 @@ def test_any_stored_content_is_a_ledger_that_can_be_used_or_one_sentence(spec: A
         {"hugePages": {"0": {"1Gi": 1, "1024Mi": 1}}},
         {"cpus": "3-1"},
         {"policy": "mine"},
-        {"state": None},
+        {"revision": None},
+        {"revision": 0},
         {"namespace": 7},
         {"pod": None},
         {"vmi": ["x"]},
@@ -238,8 +237,8 @@ def test_a_claim_that_its_schema_forbids_is_named(change: dict[str, Any]) -> Non
             "policy is missing; it must be one of exclusive, share, ",
         ),
         (
-            {"claims": {"a": SPEC["claims"]["a"] | {"state": "Bound"}}},
-            "state is 'Bound'; it must be one of ",
+            {"claims": {"a": SPEC["claims"]["a"] | {"revision": "2"}}},
+            "revision is '2'; it must be a whole number from 1 to ",
         ),
         ({"claims": {"a": SPEC["claims"]["a"] | {"memory": [1]}}}, "memory is [1]; it must be an object"),
         ({"claims": [1]}, "claims is [1]; it must be an object"),
@@ -267,7 +266,6 @@ def test_what_is_empty_in_a_claim_is_not_written() -> None:
         "namespace": "default",
         "pod": "pod-of-a",
         "policy": "exclusive",
-        "state": "claimed",
     }
 
 

@@ -55,7 +55,16 @@ def test_afterwards_it_holds_what_a_bind_with_the_new_placement_would_have_claim
     moving = claim_while_relocating(claimed(OLD), Relocation(NEW, OLD))
     after = claim_after_relocation(moving, NEW)
     assert after is not None
-    assert replace(after, state=moving.state) == claimed(NEW)
+    assert after == replace(claimed(NEW), revision=2)
+
+
+def test_cpus_that_it_will_share_are_given_to_nobody_meanwhile_although_its_old_pool_could_shrink() -> None:
+    pool, shared = placed(0b1111, policy=Policy.NUMA), placed(0b0011, revision=2, policy=Policy.SHARE)
+    for relocation in (Relocation(shared, pool), Relocation(pool, shared)):
+        claim = claim_while_relocating(claimed(relocation.previous or pool), relocation)
+        ledger = Ledger().after(LedgerChange(claims=(claim,)))
+        assert ledger.named & 0b0011 == 0b0011
+        assert way_back(claim, relocation.next).policy is not Policy.NUMA
 
 
 def test_a_pod_that_is_no_longer_pinned_holds_nothing_afterwards() -> None:
@@ -72,7 +81,7 @@ def test_the_way_back_is_one_more_revision_that_answers_the_same_options_and_giv
     assert (back.owned, back.memory) == (moving.owned, moving.memory)
     assert back.relocation is not None
     assert back.relocation.next == replace(OLD, revision=3, options=asked)
-    assert replace(claim_after_relocation(back, OLD) or moving, state=moving.state) == claimed(OLD)
+    assert claim_after_relocation(back, OLD) == claimed(OLD)
 
 
 def test_a_pod_that_had_no_placement_goes_back_to_running_unpinned() -> None:

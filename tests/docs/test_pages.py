@@ -153,7 +153,14 @@ def test_tests_that_guard_promises_exist() -> None:
             assert re.search(rf"def {test}\(", source.read_text()), f"{file} has no {test}"
 
 
-FOREIGN = ("failed ", "cannot set CPU affinity", "sidecar feature gate", "VMI ")
+FOREIGN = (
+    "failed ",
+    "cannot set CPU affinity",
+    "sidecar feature gate",
+    "VMI ",
+    "no candidate node",
+    "Preemption is not",
+)
 """How the messages begin that others write: kube-scheduler, the API server, libvirt, KubeVirt."""
 
 

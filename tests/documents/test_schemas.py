@@ -40,7 +40,9 @@ TRACE: dict[str, Any] = {
 REQUESTS: dict[str, Any] = {"requests": [{"id": "vm", "count": 2} | REQUEST]}
 SERVE: dict[str, Any] = {
     "kubeconfig": "/k", "tlsCert": "/c", "tlsKey": "/y", "clientCa": "/a", "sidecarImage": "hook:1",
-    "schedulerName": "one", "otherSchedulers": ["two", "three"], "strategy": "spread", "mode": "advise",
+    "clientNames": ["one"], "admissionClientCa": "/b", "admissionClientNames": ["two"],
+    "schedulerName": "one", "otherSchedulers": ["two", "three"], "kubevirtController": "four",
+    "strategy": "spread", "mode": "advise", "nominateFromNodes": 1000,
     "extenderAddress": "[::]:1", "admissionAddress": "0.0.0.0:2", "healthAddress": "0.0.0.0:3",
     "logLevel": "debug",
 }  # fmt: skip

@@ -23,6 +23,7 @@ from kvplace.core.annotations import read_options
 from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of, merge_patch
+from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Request
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuMask, NodeName, PodUid
@@ -150,7 +151,11 @@ class Node:
             {
                 "apiVersion": "v1",
                 "kind": "Pod",
-                "metadata": {"name": name, "ownerReferences": [owner] if vm else []},
+                "metadata": {
+                    "name": name,
+                    "labels": {PLACED_LABEL: "true"} if vm else {},
+                    "ownerReferences": [owner] if vm else [],
+                },
                 "spec": {
                     "nodeName": NODE,
                     "containers": [{"name": each, "image": "kvplace.test/none"} for each in containers],

@@ -89,8 +89,9 @@ def serve(env: PodEnvironment, pod: PodFolder) -> Any:
         raw, domain = as_kubevirt_made_it(name, annotations)
         vmi = dict(admit_vmi(raw, namespace="default", settings=SETTINGS).object)
         made = launcher_pod(vmi)
-        assert needed_vmi(made) == vmi["metadata"]["name"]
-        admitted = admit_pod(made, namespace="default", settings=SETTINGS, vmi=vmi).object
+        author = SETTINGS.kubevirt_controller
+        assert needed_vmi(made, settings=SETTINGS, author=author) is None
+        admitted = admit_pod(made, namespace="default", settings=SETTINGS, author=author).object
         cluster = FaultyCluster()
         cpus = parse_cpu_list(free)
         allowed = {
@@ -105,7 +106,7 @@ def serve(env: PodEnvironment, pod: PodFolder) -> Any:
         async with replica(cluster, controller=False) as one:
             answer = await one.filter(stored)
             error = await one.bind(stored, NODE) if answer.names else ""
-        refused = {**answer.failed, **answer.unresolvable}
+        refused = {**answer.unresolvable, **answer.unresolvable}
         if refused:
             raise Misconfigured(refused[NodeName(NODE)])
         assert error == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,11 +34,12 @@ class ApiStub:
         answer = self.script.pop(0) if self.script else status(500, "nothing more is scripted")
         return await answer(request)
 
-    def kubeconfig(self, folder: Path, **user: Any) -> CredentialOptions:
+    def kubeconfig(self, folder: Path, *, ca_file: Path | None = None, **user: Any) -> CredentialOptions:
         """Write a kubeconfig for this server."""
         path = folder / "kubeconfig"
+        trusted = {} if ca_file is None else {"certificate-authority": str(ca_file)}
         content = {
-            "clusters": [{"name": "stub", "cluster": {"server": self.url}}],
+            "clusters": [{"name": "stub", "cluster": {"server": self.url, **trusted}}],
             "users": [{"name": "me", "user": user}],
             "contexts": [{"name": "stub", "context": {"cluster": "stub", "user": "me"}}],
             "current-context": "stub",
@@ -82,6 +84,17 @@ def answer(body: Any) -> Answer:
     return answered
 
 
+def closing(reply: Answer) -> Answer:
+    """Respond and hang up, so that the next request needs a new connection."""
+
+    async def answered(request: web.Request) -> web.StreamResponse:
+        response = await reply(request)
+        response.force_close()
+        return response
+
+    return answered
+
+
 def lines(*chunks: bytes) -> Answer:
     """Respond with a stream of these chunks, cut as they are, and end it."""
 
@@ -111,16 +124,16 @@ def broken(*chunks: bytes) -> Answer:
 
 
 @asynccontextmanager
-async def api_stub() -> AsyncIterator[ApiStub]:
-    """Run the server on loopback."""
+async def api_stub(tls: ssl.SSLContext | None = None) -> AsyncIterator[ApiStub]:
+    """Run the server on loopback, with or without TLS."""
     stub = ApiStub()
     application = web.Application(client_max_size=1 << 26)
     application.router.add_route("*", "/{path:.*}", stub.handle)
     runner = web.AppRunner(application, handler_cancellation=True, shutdown_timeout=0)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
-    stub.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    stub.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{runner.addresses[0][1]}"
     try:
         yield stub
     finally:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvplace.core.cpuset import mask_of
-from kvplace.core.ledger import Claim, ClaimState, LedgerChange
+from kvplace.core.ledger import Claim, LedgerChange
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, NumaId, PodUid
 
@@ -19,7 +19,6 @@ def claim(uid: str, *cpus: int, **other: Any) -> Claim:
             pod=f"pod-{uid}",
             vmi="",
             policy=Policy.EXCLUSIVE,
-            state=ClaimState.CLAIMED,
             cpus=mask_of(cpus),
             owned=mask_of(cpus),
             memory={NumaId(0): Bytes(1 << 30)},

@@ -29,6 +29,7 @@ class Operation(Enum):
     ANNOTATE_NODE = "annotate_node"
     REPLACE_PLACEMENT = "replace_placement"
     SET_POD_CONDITION = "set_pod_condition"
+    NOMINATE_NODE = "nominate_node"
     WRITE_TOPOLOGY = "write_topology"
     WRITE_TOPOLOGY_STATUS = "write_topology_status"
     READ_RESOURCE_TOPOLOGY = "read_resource_topology"

@@ -91,6 +91,10 @@ class FaultyCluster(MemoryCluster):
         async with self.faults.around(Operation.SET_POD_CONDITION):
             await super().set_pod_condition(pod, condition)
 
+    async def nominate_node(self, pod: PodRecord, node: NodeName) -> None:
+        async with self.faults.around(Operation.NOMINATE_NODE):
+            await super().nominate_node(pod, node)
+
     async def write_topology(
         self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
     ) -> None:
@@ -144,6 +148,8 @@ class FaultyCluster(MemoryCluster):
         phase: str | None = None,
         compute_terminated: bool | None = None,
         gated: bool | None = None,
+        was_tried: bool | None = None,
+        nominated: str | None = None,
     ) -> PodRecord:
         """Change a pod's status or gate, as kubelet, scheduler and users do; None leaves a thing as it is."""
         record = self._pod(namespace, name)
@@ -156,6 +162,8 @@ class FaultyCluster(MemoryCluster):
                 compute_terminated=record.compute_terminated
                 if compute_terminated is None
                 else compute_terminated,
+                was_tried=record.was_tried if was_tried is None else was_tried,
+                nominated=record.nominated if nominated is None else NodeName(nominated),
             )
         )
 

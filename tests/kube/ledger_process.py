@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from kvplace.core.cpuset import cpus_of, lowest, mask_of
 from kvplace.core.errors import Misconfigured, Refused
-from kvplace.core.ledger import Ledger, LedgerChange, confirmed
+from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.pending_changes import Decision
@@ -46,7 +46,6 @@ async def process(
     cluster: FaultyCluster,
     *,
     attempts: int = 8,
-    lazy_seconds: float = 3.0,
     gather_seconds: float = 0.0,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[Ledgers]:
@@ -56,7 +55,6 @@ async def process(
         cluster,
         store,
         attempts=attempts,
-        lazy_seconds=lazy_seconds,
         gather_seconds=gather_seconds,
         sleep=sleep,
     )
@@ -67,18 +65,6 @@ async def process(
     finally:
         await ledgers.stop()
         following.cancel()
-
-
-class Gate:
-    """A sleep that ends when the test says so."""
-
-    def __init__(self) -> None:
-        self.reached = asyncio.Event()
-        self.opened = asyncio.Event()
-
-    async def __call__(self, seconds: float) -> None:
-        self.reached.set()
-        await self.opened.wait()
 
 
 async def settled(condition: Callable[[], bool]) -> None:
@@ -115,7 +101,3 @@ def releasing(uid: str) -> Decision[bool]:
         LedgerChange(releases=tuple(map(PodUid, (uid,) if uid in ledger.claims else ()))),
         uid in ledger.claims,
     )
-
-
-def confirming(uid: str) -> Decision[None]:
-    return lambda ledger: (LedgerChange((confirmed(ledger.claims[PodUid(uid)]),)), None)

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvplace.core.cpuset import mask_of
-from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, OwnershipConflict, claim_document
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict, claim_document
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, NumaId, PodUid
 
@@ -31,7 +31,6 @@ def claims(draw: st.DrawFn, uid: PodUid | None = None) -> Claim:
         pod=name,
         vmi=draw(st.sampled_from(["", "vm"])),
         policy=draw(st.sampled_from(Policy)),
-        state=draw(st.sampled_from(ClaimState)),
         cpus=cpus,
         owned=cpus & draw(cpu_sets),
         memory=draw(st.dictionaries(numa_nodes, st.integers(0, 1 << 40).map(Bytes), max_size=3)),
@@ -43,6 +42,7 @@ def claims(draw: st.DrawFn, uid: PodUid | None = None) -> Claim:
             )
         ),
         since=draw(st.sampled_from(["2026-01-02T03:04:05Z", "2026-05-06T07:08:09Z"])),
+        revision=draw(st.integers(1, 3)),
     )
 
 

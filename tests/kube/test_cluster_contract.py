@@ -10,7 +10,7 @@ import pytest
 
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import Conflict, Refused
-from kvplace.core.ledger import ClaimState, Ledger, LedgerChange, OwnershipConflict
+from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
@@ -67,6 +67,23 @@ class Contract:
         pod = await world.cluster.read_pod(world.namespace, "vm")
         assert pod is not None
         assert (pod.node, pod.cpu_map) == (WORKER, RESULTS["cpu-map"])
+
+    async def test_a_node_is_nominated_for_a_pod_that_has_not_changed_until_it_is_bound(
+        self, world: World
+    ) -> None:
+        uid = world.create_pod("vm")
+        waiting = await world.cluster.read_pod(world.namespace, "vm")
+        assert waiting is not None
+        await world.cluster.nominate_node(waiting, WORKER)
+        nominated = await world.cluster.read_pod(world.namespace, "vm")
+        assert nominated is not None
+        assert (nominated.nominated, nominated.node) == (WORKER, "")
+        with pytest.raises(Conflict):
+            await world.cluster.nominate_node(waiting, OTHER)
+        await world.cluster.bind(world.namespace, "vm", uid, OTHER, RESULTS)
+        bound = await world.cluster.read_pod(world.namespace, "vm")
+        assert bound is not None
+        assert (bound.nominated, bound.node) == ("", OTHER)
 
     async def test_of_many_racing_binds_one_wins(self, world: World) -> None:
         uid = world.create_pod("vm")
@@ -163,6 +180,35 @@ class Contract:
         ended = await world.cluster.read_pod(world.namespace, "vm")
         assert ended is not None
         assert (ended.phase, ended.compute_terminated) == ("Running", True)
+
+    # Disruption budgets
+
+    async def test_disruption_budgets_are_read_with_what_they_select(self, world: World) -> None:
+        world.create_disruption_budget("everything", {})
+        world.create_disruption_budget("of-vm", {"matchLabels": {"kubevirt.io/created-by": "vm"}})
+        expressions = [
+            {"key": "tier", "operator": "In", "values": ["gold", "silver"]},
+            {"key": "zone", "operator": "NotIn", "values": ["z"]},
+            {"key": "app", "operator": "Exists"},
+            {"key": "old", "operator": "DoesNotExist"},
+        ]
+        world.create_disruption_budget("many", {"matchExpressions": expressions})
+        read = await world.cluster.read_disruption_budgets()
+        budgets = {one.name: one for one in read if one.namespace == world.namespace}
+
+        def counting(labels: dict[str, str], namespace: str = world.namespace) -> set[str]:
+            return {name for name, one in budgets.items() if one.counts(namespace, "pod", labels)}
+
+        gold = {"tier": "gold", "app": "", "kubevirt.io/created-by": "vm"}
+        assert {one.allowed for one in budgets.values()} == {0}
+        assert counting(gold) == {
+            "of-vm",
+            "many",
+        }  # an empty selector selects nobody
+        assert counting({**gold, "zone": "z"}) == {"of-vm"}
+        assert counting({**gold, "old": ""}) == {"of-vm"}
+        assert counting({"tier": "bronze", "app": ""}) == counting({"tier": "gold"}) == counting({}) == set()
+        assert counting(gold, "elsewhere") == set()
 
     # Watching a part
 
@@ -289,9 +335,7 @@ class Contract:
 
     async def test_a_write_answers_what_is_stored(self, world: World) -> None:
         record = await world.cluster.create_ledger(world.named("worker"))
-        full = claim(
-            "pod-a", 1, 3, vmi="vm", memory={0: 5, 1: 7}, huge_pages={1: {1 << 30: 2}}, state=ClaimState.BOUND
-        )
+        full = claim("pod-a", 1, 3, vmi="vm", memory={0: 5, 1: 7}, huge_pages={1: {1 << 30: 2}})
         sharing = claim("pod-b", 2, policy=Policy.SHARE, owned=0)
         written = await world.cluster.write_ledger(record, taking(full, sharing))
         assert written.ledger.claims == {"pod-a": full, "pod-b": sharing}

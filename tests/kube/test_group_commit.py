@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
 
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Conflict, KvplaceError, Misconfigured, Refused, Unavailable
-from kvplace.core.ledger import ClaimState, Ledger, LedgerChange
+from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.ledgers import ENOUGH
 from tests.kube.claims import claim
 from tests.kube.claims import taking as claiming
 from tests.kube.faults import Operation
 from tests.kube.ledger_process import (
     ALL,
     CPUS,
-    Gate,
     N,
     Recording,
-    confirming,
     process,
     releasing,
     settled,
@@ -50,23 +48,30 @@ async def test_changes_that_come_while_a_write_is_under_way_go_together_in_the_n
         cluster.stored().check()
 
 
-async def test_changes_one_after_the_other_never_wait_to_gather(cluster: Recording) -> None:
-    async with process(cluster, gather_seconds=3600.0) as ledgers, asyncio.timeout(10):
+async def test_a_change_some_time_after_the_last_write_is_written_at_once(cluster: Recording) -> None:
+    async with process(cluster, gather_seconds=0.01) as ledgers:
         for number in range(4):
             await ledgers.change(N, taking(f"pod-{number}"))
+            await asyncio.sleep(0.03)
         assert ledgers.writes == 4
 
 
-async def test_changes_of_a_burst_gather_a_moment_and_then_go_together(cluster: Recording) -> None:
-    gate = Gate()
-    async with process(cluster, gather_seconds=3600.0, sleep=gate) as ledgers:
+async def test_changes_soon_after_a_write_gather_a_moment_and_then_go_together(cluster: Recording) -> None:
+    async with process(cluster, gather_seconds=0.2) as ledgers:
+        await ledgers.change(NodeName("another"), taking("before"))
+        early = asyncio.create_task(ledgers.change(N, taking("early")))
+        await asyncio.sleep(0.01)
+        late = asyncio.create_task(ledgers.change(N, taking("late")))
+        await asyncio.gather(early, late)
+        assert ledgers.writes == 2
+
+
+async def test_changes_that_are_enough_for_a_write_gather_no_longer(cluster: Recording) -> None:
+    async with process(cluster, gather_seconds=3600.0) as ledgers, asyncio.timeout(10):
         await ledgers.change(N, taking("before"))
-        burst = [asyncio.create_task(ledgers.change(N, taking(f"pod-{i}"))) for i in range(2)]
-        await gate.reached.wait()
-        late = [asyncio.create_task(ledgers.change(N, taking(f"late-{i}"))) for i in range(3)]
-        await asyncio.sleep(0)
-        gate.opened.set()
-        await asyncio.gather(*burst, *late)
+        assert ENOUGH <= CPUS
+        many = (ledgers.change(N, releasing(f"pod-{number}")) for number in range(ENOUGH - 1))
+        assert await asyncio.gather(ledgers.change(N, taking("a")), *many) == [0b10, *[False] * (ENOUGH - 1)]
         assert ledgers.writes == 2
 
 
@@ -185,38 +190,6 @@ async def test_a_pod_that_claims_and_is_released_in_one_group_ends_without(clust
         )
         assert released
         assert cluster.stored().claims.keys() == {"other"}
-
-
-async def test_a_deferred_change_goes_into_the_next_write(cluster: Recording) -> None:
-    async with process(cluster, lazy_seconds=3600.0) as ledgers:
-        await ledgers.change(N, taking("a"))
-        ledgers.change_later(N, confirming("a"))
-        await ledgers.change(NodeName("other"), taking("c"))
-        assert cluster.stored().claims[PodUid("a")].state is ClaimState.CLAIMED
-        await ledgers.change(N, taking("b"))
-        assert cluster.stored().claims[PodUid("a")].state is ClaimState.BOUND
-        assert ledgers.writes == 3
-
-
-async def test_a_deferred_change_is_written_alone_after_a_while(
-    cluster: Recording,
-) -> None:
-    async with process(cluster, lazy_seconds=0.01) as ledgers:
-        await ledgers.change(N, taking("a"))
-        ledgers.change_later(N, confirming("a"))
-        await settled(lambda: cluster.stored().claims[PodUid("a")].state is ClaimState.BOUND)
-
-
-async def test_a_deferred_change_that_fails_is_logged(
-    cluster: Recording, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refusing(_: Ledger) -> tuple[LedgerChange, None]:
-        raise Refused("the moon is full")
-
-    with caplog.at_level(logging.WARNING):
-        async with process(cluster, lazy_seconds=0.0) as ledgers:
-            ledgers.change_later(N, refusing)
-            await settled(lambda: "the moon is full" in caplog.text)
 
 
 async def test_a_claim_that_the_api_server_finds_invalid_does_not_take_the_others_with_it(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange, claim_document
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_document
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
@@ -17,9 +17,7 @@ from kvplace.kube.watches import LEDGERS, InitApply, InitDone
 from tests.kube.api_stub import answer, api_stub
 
 CPUS = parse_cpu_list("2-3")
-CLAIM = Claim(
-    PodUid("a"), "default", "pod-a", "", Policy.EXCLUSIVE, ClaimState.CLAIMED, CPUS, CPUS, {}, {}, ""
-)
+CLAIM = Claim(PodUid("a"), "default", "pod-a", "", Policy.EXCLUSIVE, CPUS, CPUS, {}, {}, "")
 
 
 async def test_the_echo_of_an_own_write_is_the_record_that_was_written(tmp_path: Path) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import assume, example, given
 
 from kvplace.core.ledger import (
     Claim,
-    ClaimState,
     Ledger,
     LedgerChange,
     OwnershipConflict,
-    confirmed,
     merge_patch,
     read_ledger,
 )
@@ -27,7 +27,6 @@ def claim_on(memory: dict[int, int], huge_pages: dict[int, dict[int, int]]) -> C
         "a",
         "vm",
         Policy.EXCLUSIVE,
-        ClaimState.CLAIMED,
         CpuMask(3),
         CpuMask(3),
         {NumaId(node): Bytes(count) for node, count in memory.items()},
@@ -73,10 +72,10 @@ def test_a_claim_survives_being_written_and_read(ledger: Ledger, claim: Claim) -
     assert read_ledger(document(Ledger(ledger.owners, {claim.uid: claim}))).claims == {claim.uid: claim}
 
 
-def test_a_confirmed_claim_travels_as_its_state_alone() -> None:
+def test_a_claim_that_changes_travels_as_the_difference_alone() -> None:
     claim = claim_on({0: 1 << 33}, {})
     ledger = Ledger().after(LedgerChange((claim,)))
-    assert merge_patch(ledger, LedgerChange((confirmed(claim),))) == {
+    assert merge_patch(ledger, LedgerChange((replace(claim, revision=2),))) == {
         "owners": {},
-        "claims": {"pod-a": {"state": "bound"}},
+        "claims": {"pod-a": {"revision": 2}},
     }

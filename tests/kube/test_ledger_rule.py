@@ -142,7 +142,7 @@ def test_only_cpu_ids_have_owners(ledger: Foreigner, key: str) -> None:
     ("field", "value"),
     [
         ("policy", "mine"),
-        ("state", "stolen"),
+        ("revision", "two"),
         ("cpus", "1-"),
         ("cpus", "one"),
         ("owned", "0x3"),

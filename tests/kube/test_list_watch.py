@@ -33,11 +33,13 @@ from kvplace.kube.watches import (
     NODE_FIELD,
     PLACED_PODS,
     PODS,
+    Alive,
     Apply,
     Delete,
     Init,
     InitApply,
     InitDone,
+    Interrupted,
     Selector,
     WatchEvent,
 )
@@ -147,14 +149,31 @@ class Pauses:
 
 
 async def run_out(source: Script, pauses: Pauses, clock: Any = lambda: 0.0) -> list[WatchEvent[str]]:
+    """Follow until the script ends; returns the events that say what there is."""
     received: list[WatchEvent[str]] = []
     backoff = Backoff(first_s=1, longest_s=16, jitter=lambda: 1.0)
     events = follow(source, pause=pauses, backoff=backoff, clock=clock)
     while True:
         try:
-            received.append(await anext(events))
+            event = await anext(events)
+            if not isinstance(event, Alive | Interrupted):
+                received.append(event)
         except StopTest:
             return received
+
+
+async def test_between_changes_it_says_whether_the_api_server_still_speaks() -> None:
+    failure = unavailable()
+    source = Script(Page((), "", "7"), None, Change(None, "8"), failure, None, Change(Apply("a"), "9"), None)
+    events = follow(source, pause=Pauses(), backoff=Backoff(jitter=lambda: 1.0), clock=lambda: 0.0)
+    received = [await anext(events) for _ in range(7)]
+    opened = bookmark = Alive()
+    assert received == [
+        *(Init(), InitDone(), opened, bookmark, Interrupted(failure)),
+        *(opened, Apply("a")),
+    ]
+    with pytest.raises(StopTest):  # the end of a watch is usual and says nothing
+        await anext(events)
 
 
 async def test_pauses_grow_while_nothing_works_and_respect_what_the_server_asks() -> None:
@@ -243,12 +262,14 @@ async def reported(
     limits: Limits | None = None,
     selector: Selector = EVERYTHING,
 ) -> list[Any]:
-    """The first `count` events of a watch, shortened to (what, name or node)."""
+    """The first `count` events that say what there is, shortened to (what, name or node)."""
     session = await open_session(stub.kubeconfig(folder, token="t"), limits or Limits())
     session.pause = Pauses()  # type: ignore[method-assign]
     seen = []
     async with session, aclosing(cast(Any, ApiCluster(session).watch(kind, selector))) as events:
         async for event in events:
+            if isinstance(event, Alive | Interrupted):
+                continue
             record = getattr(event, "record", None)
             name = getattr(record, "name", None) or getattr(record, "node", "")
             seen.append((type(event), name))
@@ -283,8 +304,8 @@ async def test_a_list_is_read_page_by_page_and_watched_from_its_version(
         "fieldSelector": "spec.nodeName=mine,metadata.name=a",
     }
     assert queries(stub) == [
-        {"limit": "500", **selector},
-        {"limit": "500", "continue": "token+/=", **selector},
+        {"limit": "250", **selector},
+        {"limit": "250", "continue": "token+/=", **selector},
         {
             "watch": "1",
             "resourceVersion": "5",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
+from harness.certificates import Authority
 from harness.control_plane.cluster import ControlPlane
 from kvplace.core.errors import Conflict, Forbidden, Misconfigured, Refused
 from kvplace.core.ledger import OwnershipConflict
@@ -31,7 +33,7 @@ from kvplace.kube.api_errors import (
 )
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import Call, Limits, Session, open_session, path_of
-from tests.kube.api_stub import ApiStub, answer, api_stub, broken, status
+from tests.kube.api_stub import ApiStub, answer, api_stub, broken, closing, status
 
 GET = Call("get", "pods", "/api/v1/namespaces/a/pods/b", name="b")
 
@@ -237,6 +239,23 @@ async def test_credentials_that_stay_bad_are_an_error(stub: ApiStub, tmp_path: P
         with pytest.raises(Forbidden, match="credentials"):
             await session.request(GET)
     assert len(stub.asked) == 2
+
+
+async def test_a_ca_that_was_replaced_in_its_file_is_trusted_without_a_restart(tmp_path: Path) -> None:
+    old, new = Authority(tmp_path, "old"), Authority(tmp_path, "new")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*old.issue("server"))
+    trusted = tmp_path / "trusted.crt"
+    trusted.write_bytes(old.file.read_bytes())
+    async with api_stub(tls) as stub:
+        stub.script = [closing(answer({"ok": 1})), closing(answer({"ok": 2}))]
+        async with await open_session(stub.kubeconfig(tmp_path, ca_file=trusted)) as session:
+            assert await session.request(GET) == b'{"ok": 1}'
+            tls.load_cert_chain(*new.issue("server"))
+            with pytest.raises(Misconfigured, match="check the CA"):
+                await session.request(GET)
+            trusted.write_bytes(old.file.read_bytes() + new.file.read_bytes())
+            assert await session.request(GET) == b'{"ok": 2}'
 
 
 async def test_a_token_given_by_hand_wins_and_is_not_looked_for_elsewhere(

@@ -7,10 +7,11 @@ import logging
 
 import pytest
 
+from kvplace.core.errors import Unavailable
 from kvplace.core.scalars import NodeName
 from kvplace.kube.records import NodeRecord
 from kvplace.kube.store import Store
-from kvplace.kube.watches import NODES, Apply, Delete, Init, InitApply, InitDone
+from kvplace.kube.watches import NODES, Alive, Apply, Delete, Init, InitApply, InitDone, Interrupted
 from tests.kube.faulty_cluster import FaultyCluster
 
 A, B, C = (NodeRecord(NodeName(name), f"uid-{name}") for name in "abc")
@@ -40,6 +41,21 @@ def test_nothing_is_shown_before_the_first_list_is_complete(store: Store[NodeNam
     assert (dict(store.records), store.has_synced, subscriber.differences) == ({}, False, [])
     store.apply(InitDone())
     assert (dict(store.records), store.has_synced, subscriber.differences) == ({"a": A}, True, [(None, A)])
+
+
+def test_a_store_knows_since_when_its_watch_is_silent_and_why() -> None:
+    now = 100.0
+    store = Store(NODES, clock=lambda: now)
+    store.apply(Init())
+    failure = Unavailable("the server is away")
+    now += 7
+    store.apply(Interrupted(failure))
+    assert (store.silent_s, store.failing_s, store.failure) == (7, 0, failure)
+    now += 5
+    store.apply(Interrupted(failure))
+    assert (store.silent_s, store.failing_s) == (12, 5)
+    store.apply(Alive())
+    assert (store.silent_s, store.failing_s, store.failure) == (0, 0, None)
 
 
 def test_a_new_list_replaces_the_old_one_and_reports_deletions_first(

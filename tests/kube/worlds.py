@@ -13,18 +13,23 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias, cast
 
+import msgspec
+
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
+from kvplace.kube.disruption_budgets import BudgetObject, disruption_budget
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
 from kvplace.kube.session import Limits, open_session
 from kvplace.kube.watches import (
     EVERYTHING,
+    Alive,
     Apply,
     Delete,
     InitApply,
     InitDone,
+    Interrupted,
     Kind,
     Selector,
     WatchClient,
@@ -76,6 +81,9 @@ class World(ABC):
     @abstractmethod
     def create_pod(self, name: str, *, gated: bool = False, asks: bool = True, vmi: str = "") -> PodUid:
         """Create a pod as it is after admission; returns its UID."""
+
+    @abstractmethod
+    def create_disruption_budget(self, name: str, selector: Json) -> None: ...
 
     @abstractmethod
     def label_pod(self, name: str, labels: Mapping[str, str | None]) -> None:
@@ -139,6 +147,13 @@ class MemoryWorld(World):
         if gated:
             self._memory.change_pod(self.namespace, name, gated=True)
         return uid
+
+    def create_disruption_budget(self, name: str, selector: Json) -> None:
+        document = {
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": {"selector": selector},
+        }
+        self._memory.disruption_budgets.append(disruption_budget(msgspec.convert(document, BudgetObject)))
 
     def label_pod(self, name: str, labels: Mapping[str, str | None]) -> None:
         self._memory.label_pod(self.namespace, name, labels)
@@ -226,6 +241,11 @@ class ApiWorld(World):
         answer = self.plane.request("POST", self._pods(), {"metadata": metadata, "spec": spec})
         return PodUid(answer["metadata"]["uid"])
 
+    def create_disruption_budget(self, name: str, selector: Json) -> None:
+        path = f"/apis/policy/v1/namespaces/{self.namespace}/poddisruptionbudgets"
+        budget = {"metadata": {"name": name}, "spec": {"maxUnavailable": 0, "selector": selector}}
+        self.plane.request("POST", path, budget)
+
     def label_pod(self, name: str, labels: Mapping[str, str | None]) -> None:
         patch = {"metadata": {"labels": dict(labels)}}
         self.plane.request("PATCH", self._pods(name), patch, content_type="application/merge-patch+json")
@@ -312,7 +332,7 @@ Reported: TypeAlias = InitApply[Any] | Apply[Any] | Delete[Any]
 
 
 class Watcher:
-    """The events of one watch, in order."""
+    """The events of one watch that say what there is, in order."""
 
     def __init__(self) -> None:
         self.events: list[WatchEvent[Any]] = []
@@ -320,6 +340,8 @@ class Watcher:
         self._reported = asyncio.Event()
 
     def add(self, event: WatchEvent[Any]) -> None:
+        if isinstance(event, Alive | Interrupted):
+            return
         self.events.append(event)
         if isinstance(event, InitDone):
             self.synced.set()

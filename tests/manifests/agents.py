@@ -62,13 +62,14 @@ def condition(kind: str = "kvplace.io/Pinned") -> Json:
     return {"status": {"conditions": [{"type": kind, "status": "True", "reason": "AffinitiesRead"}]}}
 
 
-def pod_on(cluster: ControlPlane, node: str) -> str:
-    """Create a pod that is bound to a node; return its path."""
+def pod_on(cluster: ControlPlane, node: str, *, plain: bool = False) -> str:
+    """Create a pod that is bound to a node, a plain one without kvplace's label; return its path."""
     path = "/api/v1/namespaces/default/pods"
     name = f"vm-{secrets.token_hex(4)}"
     containers = [{"name": "compute", "image": "example.test/launcher"}]
     spec = {"nodeName": node, "containers": containers}
-    cluster.request("POST", path, {"metadata": {"name": name}, "spec": spec})
+    metadata = {"name": name, "labels": {} if plain else {"kvplace.io/placed": "true"}}
+    cluster.request("POST", path, {"metadata": metadata, "spec": spec})
     return f"{path}/{name}"
 
 

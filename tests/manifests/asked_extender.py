@@ -31,7 +31,7 @@ class Call:
 
 @dataclass
 class AskedExtender:
-    """Answers Filter with all nodes and Bind by binding; a context manager."""
+    """Answers Filter with all nodes, Preempt with nobody and Bind by binding; a context manager."""
 
     cluster: ControlPlane
     certificates: Path
@@ -93,6 +93,8 @@ def _handler(extender: AskedExtender, token: str) -> type[BaseHTTPRequestHandler
             answer: Json | list[Json] = {"NodeNames": body.get("NodeNames")}
             if verb == "prioritize":
                 answer = [{"Host": node, "Score": 1} for node in body["NodeNames"]]
+            if verb == "preempt":
+                answer = {"NodeNameToMetaVictims": {}}
             if verb == "bind":
                 extender.bind(body, token)
                 answer = {"Error": ""}

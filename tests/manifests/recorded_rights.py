@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from aiohttp import web
 
+from kvplace.core.errors import Forbidden, KvplaceError
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_cluster import ApiCluster
@@ -21,7 +22,7 @@ from kvplace.kube.events import EventReason, EventRecord, ObjectReference
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.kube.session import open_session
 from kvplace.kube.topology_status import TopologyStatus
-from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, VMIS, Kind
+from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, VMIS, Alive, Interrupted, Kind
 from kvplace.service.listening import listening
 from kvplace.service.settings import Address
 from tests.nodes.machines import EIGHT
@@ -46,6 +47,9 @@ _PATH = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/v[^/]+(?:/namespaces/[^/]+)?/(?P<resource>[^/]+)"
     r"(?:/(?P<name>[^/]+)(?:/(?P<subresource>[^/]+))?)?"
 )
+
+
+_DENIED = re.compile(r"the API server denies (?P<verb>\w+) on (?P<resource>\S+) ")
 
 
 def right_of(method: str, path: str, query: Mapping[str, str]) -> Right:
@@ -74,13 +78,11 @@ def methods_in_use(process: str) -> set[str]:
 async def rights_in_use(folder: Path, process: str) -> set[Right]:
     """Call every method of the port that a process calls and return the rights that the requests need."""
     used: set[Right] = set()
-    watched: set[str] = set()
 
     async def answer(request: web.Request) -> web.Response:
         right = right_of(request.method, request.path, request.query)
         used.add(right)
         if right[3] == "watch":
-            watched.add(right[1])
             return web.Response(status=410)
         spec: Any = {"owners": {}, "claims": {}}
         metadata = {"name": "a", "namespace": "b", "uid": "u", "resourceVersion": "1"}
@@ -91,7 +93,8 @@ async def rights_in_use(folder: Path, process: str) -> set[Right]:
     async with listening("stub", application, Address("127.0.0.1", 0)) as address:
         cluster = ApiCluster(await open_session(_kubeconfig(folder, address)))
         try:
-            await _call_everything(cluster, process, watched)
+            for call in calls_of(cluster, process):
+                await call()
         finally:
             await cluster.close()
     return used
@@ -109,7 +112,30 @@ def _kubeconfig(folder: Path, address: Address) -> CredentialOptions:
     return CredentialOptions(kubeconfig=str(path))
 
 
-async def _call_everything(cluster: ApiCluster, process: str, watched: set[str]) -> None:
+async def denied_rights(cluster: ApiCluster, process: str) -> set[tuple[str, str]]:
+    """Call the same methods and return the resources and verbs that the API server denies.
+
+    It checks rights first, so the objects need not be there.
+    """
+    denied: set[tuple[str, str]] = set()
+    for call in calls_of(cluster, process):
+        try:
+            await call()
+        except Forbidden as error:
+            denied.add(_denied(error))
+        except KvplaceError:
+            continue  # it was allowed, and there is no such object
+    return denied
+
+
+def _denied(error: Forbidden) -> tuple[str, str]:
+    found = _DENIED.match(str(error))
+    assert found is not None, error
+    return found["resource"].partition(".")[0], found["verb"]
+
+
+def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[object]]]:
+    """List calls of every method of the port that a process calls; a watch raises how it was refused."""
     ledger = LedgerRecord(NodeName("worker"), Ledger(), "1", uid="u")
     pod = ObjectReference(kind="Pod", namespace="b", name="a", uid="u")
     node = NodeRecord(NodeName("worker"), "u")
@@ -126,28 +152,31 @@ async def _call_everything(cluster: ApiCluster, process: str, watched: set[str])
 
     async def watch(kind: Kind[Any, Any]) -> None:
         async with aclosing(cast(Any, cluster.watch(kind))) as events:
-            async for _ in events:
-                if kind.name in watched:
+            async for event in events:
+                if isinstance(event, Interrupted) and isinstance(event.failure, Forbidden):
+                    raise event.failure
+                if isinstance(event, Alive | Interrupted):
                     break
 
     calls: dict[str, Callable[[], Awaitable[object]]] = {
-        "watch": lambda: asyncio.gather(*map(watch, WATCHED[process])),
         "bind": lambda: cluster.bind("b", "a", PodUid("u"), NodeName("worker"), {}),
         "read_pod": lambda: cluster.read_pod("b", "a"),
+        "read_disruption_budgets": cluster.read_disruption_budgets,
         "read_vmi": lambda: cluster.read_vmi("b", "a"),
         "read_ledger": lambda: cluster.read_ledger(NodeName("worker")),
         "create_ledger": lambda: cluster.create_ledger(NodeName("worker")),
         "write_ledger": lambda: cluster.write_ledger(ledger, LedgerChange()),
         "delete_ledger": lambda: cluster.delete_ledger(ledger),
-        "record_event": lambda: cluster.record_event(EventRecord(pod, EventReason.PLACED, "a note")),
+        "record_event": lambda: cluster.record_event(EventRecord(pod, EventReason.DOES_NOT_FIT, "a note")),
         "replace_placement": lambda: cluster.replace_placement("b", "a", PodUid("u"), {}),
         "set_pod_condition": lambda: cluster.set_pod_condition(record, Condition("a", True, "B", "c")),
+        "nominate_node": lambda: cluster.nominate_node(record, NodeName("worker")),
         "write_topology": write_topologies,
         "write_topology_status": lambda: cluster.write_topology_status(node.name, TopologyStatus()),
         "read_resource_topology": lambda: cluster.read_resource_topology(node.name),
         "write_resource_topology": write_resource_topologies,
         "annotate_node": lambda: cluster.annotate_node(NodeName("worker"), {"a": "b"}),
     }
-    assert calls.keys() == port_methods(), "call every method of the port here"
-    for name in methods_in_use(process):
-        await calls[name]()
+    assert calls.keys() | {"watch"} == port_methods(), "call every method of the port here"
+    watches = [partial(watch, kind) for kind in WATCHED[process]]
+    return [*watches, *(calls[name] for name in sorted(methods_in_use(process) - {"watch"}))]

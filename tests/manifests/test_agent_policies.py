@@ -108,6 +108,13 @@ def test_an_agent_may_change_nothing_else_of_its_pods(agent: Agent, change: Json
         agent.request("PATCH", f"{path}/status", change, STRATEGIC_MERGE_PATCH)
 
 
+def test_an_agent_leaves_pods_without_kvplaces_label_alone(agent: Agent) -> None:
+    path = pod_on(agent.cluster, agent.node, plain=True)
+    with pytest.raises(RequestRefused, match="only pods with the label") as refusal:
+        agent.request("PATCH", f"{path}/status", condition(), STRATEGIC_MERGE_PATCH)
+    assert refusal.value.status == 403
+
+
 def test_an_agent_writes_events_in_its_own_name_only(agent: Agent) -> None:
     def event(controller: str) -> Json:
         return {

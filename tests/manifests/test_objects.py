@@ -130,8 +130,8 @@ def test_the_api_server_trusts_the_webhooks_by_the_operators_own_ca(
     cluster: ControlPlane, manifests: Path
 ) -> None:
     authority = (manifests / "own-certificates" / "certificates" / "ca.crt").read_bytes()
-    for kind in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations"):
-        stored = cluster.request("GET", f"/apis/admissionregistration.k8s.io/v1/{kind}/kvplace")
+    for path in ("mutatingwebhookconfigurations/vms.kvplace.io", "validatingwebhookconfigurations/kvplace"):
+        stored = cluster.request("GET", f"/apis/admissionregistration.k8s.io/v1/{path}")
         for webhook in stored["webhooks"]:
             assert base64.b64decode(webhook["clientConfig"]["caBundle"]) == authority
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -119,7 +120,7 @@ def test_nobody_else_can_bring_a_placement_into_a_pod(cluster: ControlPlane, pod
     path, uid = pod
     scheduler = cluster.service_account_token("kvplace-system", "kvplace-scheduler")
     for token in (None, scheduler):
-        with pytest.raises(RequestRefused, match="only kvplace-serve may write annotations"):
+        with pytest.raises(RequestRefused, match="only kvplace-serve may write"):
             _bind(cluster, path, {"kvplace.io/placement": uid}, uid=uid, token=token, dry_run=True)
 
 
@@ -292,6 +293,25 @@ def test_serve_may_change_nothing_else_of_a_pod(
         cluster.request("PATCH", placed_pod[0], change, content_type=MERGE_PATCH, token=serve)
 
 
+@pytest.mark.parametrize("subresource", ["", "/status"])
+@pytest.mark.parametrize("label", ["", "kvplace.io/placed"])
+def test_serve_leaves_pods_without_the_label_alone_and_labels_none(
+    cluster: ControlPlane, serve: str, placed_pod: tuple[str, str], subresource: str, label: str
+) -> None:
+    refused(lambda: _annotate(cluster, f"{placed_pod[0]}?dryRun=All", {"new": "yes"}, serve))
+    pod = _waiting_pod(cluster, "plain-", {})
+    change: Json = {"labels": {label: "true"}} if label else {"annotations": {"cpu-map": "{}"}}
+    path = f"{pod}{subresource}"
+    with pytest.raises(RequestRefused, match=r"only pods with the label|set by kvplace") as refusal:
+        cluster.request("PATCH", path, {"metadata": change}, content_type=MERGE_PATCH, token=serve)
+    assert refusal.value.status in (403, 422)
+
+
+def _annotate(cluster: ControlPlane, path: str, annotations: Json, token: str) -> Json:
+    change = {"metadata": {"annotations": annotations}}
+    return cluster.request("PATCH", path, change, content_type=MERGE_PATCH, token=token)
+
+
 def _condition(kind: str) -> Json:
     return {"type": kind, "status": "False", "reason": "NotRelocated", "message": "no room"}
 
@@ -315,3 +335,53 @@ def test_of_a_pods_status_serve_may_set_its_own_condition_alone(
     for change in changes:
         with pytest.raises(RequestRefused, match=r"only the condition kvplace.io/Relocated"):
             cluster.request("PATCH", path, change, content_type=strategic, token=serve)
+
+
+def _waiting_pod(cluster: ControlPlane, name: str, labels: Json) -> str:
+    """Create a pod that has no node and return its path."""
+    path = "/api/v1/namespaces/default/pods"
+    made = cluster.request(
+        "POST",
+        path,
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"generateName": name, "labels": labels},
+            "spec": {
+                "schedulerName": "nobody",
+                "automountServiceAccountToken": False,
+                "containers": [{"name": "main", "image": "example.test/a"}],
+            },
+        },
+    )
+    return f"{path}/{made['metadata']['name']}"
+
+
+def _nominate(cluster: ControlPlane, pod: str, node: str | None, token: str | None, **status: Any) -> Json:
+    change = {"status": {"nominatedNodeName": node, **status}}
+    return cluster.request("PATCH", f"{pod}/status", change, content_type=MERGE_PATCH, token=token)
+
+
+def test_serve_may_nominate_a_node_once_for_a_pod_that_waits_for_cores(
+    cluster: ControlPlane, serve: str
+) -> None:
+    pod = _waiting_pod(cluster, "waits-", {"kvplace.io/placed": "true"})
+    assert _nominate(cluster, pod, "worker", serve)["status"]["nominatedNodeName"] == "worker"
+    for node in ("another", None):
+        with pytest.raises(RequestRefused, match="nominate a node for one without"):
+            _nominate(cluster, pod, node, serve)
+
+
+@pytest.mark.parametrize("whose", ["of somebody else", "with more than a node", "that is bound"])
+def test_serve_nominates_no_node_for_a_pod(
+    cluster: ControlPlane, serve: str, placed_pod: tuple[str, str], whose: str
+) -> None:
+    labels, more = {"kvplace.io/placed": "true"}, {}
+    if whose == "of somebody else":
+        labels = {}
+    if whose == "with more than a node":
+        more = {"message": "m"}
+    pod = placed_pod[0] if whose == "that is bound" else _waiting_pod(cluster, "waits-", labels)
+    with pytest.raises(RequestRefused):
+        _nominate(cluster, pod, "worker", serve, **more)
+    assert "nominatedNodeName" not in cluster.request("GET", pod)["status"]

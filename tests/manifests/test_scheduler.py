@@ -127,8 +127,9 @@ def test_a_pod_that_asks_is_filtered_and_bound_by_the_extender_over_mutual_tls(
     assert running.extender.calls.empty(), "a pod that asks for nothing went to the extender"
 
 
-@pytest.mark.usefixtures("running")
-def test_nobody_is_evicted_for_a_vm(cluster: ControlPlane, node: str, pods: str) -> None:
+def test_nobody_is_evicted_for_a_vm_unless_the_extender_says_so(
+    cluster: ControlPlane, running: Running, node: str, pods: str
+) -> None:
     for name, value in (("unimportant", 1), ("important", 1000)):
         cluster.request(
             "POST",
@@ -145,7 +146,11 @@ def test_nobody_is_evicted_for_a_vm(cluster: ControlPlane, node: str, pods: str)
 
     assert (refused["status"], refused["reason"]) == ("False", "Unschedulable")
     assert "Insufficient cpu" in refused["message"]
-    assert "preemption" not in refused["message"]
+    asked = running.extender.calls.get(timeout=60)
+    victim = cluster.request("GET", f"{pods}/victim")["metadata"]["uid"]
+    assert asked.verb == "/v1/preempt"
+    assert asked.body["NodeNameToMetaVictims"] == {node: {"Pods": [{"UID": victim}], "NumPDBViolations": 0}}
+    assert "no candidate node for preemption" in refused["message"]
     assert "deletionTimestamp" not in cluster.request("GET", f"{pods}/victim")["metadata"]
     assert cluster.request("GET", f"{pods}/victim")["spec"]["nodeName"] == node
 

@@ -27,7 +27,7 @@ kind: NodeLedger
 metadata: {name: worker}
 spec:
   owners: {"1": uid}
-  claims: {uid: {namespace: a, pod: b, policy: exclusive, state: bound, cpus: "1", owned: "1"}}
+  claims: {uid: {namespace: a, pod: b, policy: exclusive, cpus: "1", owned: "1"}}
 """
 
 

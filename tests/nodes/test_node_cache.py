@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
-from kvplace.core.ledger import Claim, ClaimState, Ledger
+from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
@@ -36,7 +36,6 @@ def claim(uid: str, cpus: int) -> Claim:
         uid,
         "",
         Policy.EXCLUSIVE,
-        ClaimState.CLAIMED,
         CpuMask(cpus),
         CpuMask(cpus),
         {},

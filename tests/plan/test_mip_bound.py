@@ -16,7 +16,7 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.planning import Tally, VmRequest, plan
 from kvplace.core.errors import Misconfigured
 from kvplace.core.free import Free, free_of
-from kvplace.core.ledger import Claim, ClaimState, Ledger, claim_of
+from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
 from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request, Scope, Smt
@@ -71,9 +71,7 @@ def _what_is_gone(topology: Topology, free: Free) -> Claim:
         for (node, before), (_, now) in zip(empty.memory, free.memory, strict=True)
     }
     gone = empty.cpus & ~free.cpus
-    return Claim(
-        PodUid("gone"), "", "", "", Policy.EXCLUSIVE, ClaimState.CLAIMED, gone, gone, memory, pages, ""
-    )
+    return Claim(PodUid("gone"), "", "", "", Policy.EXCLUSIVE, gone, gone, memory, pages, "")
 
 
 exclusive = requests(most_vcpus=4, scopes=tuple(Scope), policies=(Policy.EXCLUSIVE,), smts=(Smt.PREFER, *Smt))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
@@ -14,10 +15,10 @@ from kvplace.core.topology import Topology
 from kvplace.kube.records import PodRecord, PodReport
 from kvplace.kube.store import Store
 from kvplace.kube.watches import NODE_FIELD, PODS, Selector
-from tests.protocol.chaos import Chaos, View
+from tests.protocol.network import View
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def read_placement(text: str) -> PodPlacement:
     """Read a placement, once."""
     return PodPlacement.from_json(text)
@@ -41,66 +42,138 @@ class Running:
 
 
 @dataclass
+class ContainerChanges:
+    """Which nodes have containers that began, ended, or use other CPUs now."""
+
+    changes: int = 0
+    """Grows with every change."""
+    _nodes: set[NodeName] = field(default_factory=set)
+
+    def note(self, node: NodeName) -> None:
+        """Note a change on a node."""
+        self.changes += 1
+        self._nodes.add(node)
+
+    def take(self) -> set[NodeName]:
+        """Return the nodes with changes since the last call."""
+        taken, self._nodes = self._nodes, set()
+        return taken
+
+
+@dataclass
 class SimulatedNode:
     """One node; `containers` is what really runs there."""
 
     name: NodeName
-    topology: Topology
+    machines: tuple[Topology, ...]
+    """What it can be, the first one to begin with."""
     view: View
     random: Random
-    chaos: Chaos
+    changes: ContainerChanges
+    topology: Topology = field(init=False)
+    kubelet_cpus: CpuMask = NO_CPUS
+    """CPUs of pods that the kubelet's own static policy pins."""
+    is_forgotten: bool = False
+    """Whether its Node and its NodeTopology are deleted, so that nobody can know what runs here."""
     containers: dict[PodUid, Running] = field(default_factory=dict)
-    reported: list[PodReport] | None = None
-    refuses: float = 0.2
-    """How often the agent cannot carry a revision out."""
+    reported: object = None
+    """What the agent has written last."""
+    _agent_wakes: asyncio.Event = field(default_factory=asyncio.Event)
+    _kubelet_wakes: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.topology = self.machines[0]
 
     async def run(self) -> None:
         """Play kubelet and agent until cancelled."""
         pods = Store(PODS, Selector(fields={NODE_FIELD: self.name}))
+        pods.subscribe(lambda _before, _after: self.wake())
         async with asyncio.TaskGroup() as group:
             group.create_task(pods.run(self.view))
             await pods.wait_until_synced()
             group.create_task(self._kubelet(pods))
             group.create_task(self._agent(pods))
 
+    def wake(self) -> None:
+        """Make kubelet and agent look again."""
+        self._kubelet_wakes.set()
+        self._agent_wakes.set()
+
+    def replace_machine(self, topology: Topology) -> None:
+        """End everything that runs, and be another machine of the same name."""
+        self.containers.clear()
+        self.topology, self.kubelet_cpus, self.reported = topology, NO_CPUS, None
+        self._changed()
+
+    def register(self, pods: Iterable[PodUid]) -> None:
+        """Register with the API server, again if need be; `pods` are those that it knows.
+
+        What nobody else can know of, containers of pods that are gone, has been ended by then.
+        """
+        if self.is_forgotten:
+            for uid in self.containers.keys() - set(pods):
+                self._kill(uid)
+        self.is_forgotten = False
+        self.view.create_node(self.name)
+        self.reported = None
+        self.wake()
+
+    def _changed(self) -> None:
+        self.changes.note(self.name)
+        self._agent_wakes.set()
+
     # The kubelet.
 
     async def _kubelet(self, pods: Store[PodUid, PodRecord]) -> None:
         while True:
-            await asyncio.sleep(2.0 if self.chaos.calm else 0.2 + self.chaos.pause())
+            await self._kubelet_wakes.wait()
+            self._kubelet_wakes.clear()
+            await self.view.network.take_time()
             for pod in list(pods.records.values()):
-                live = self.view._pods.get((pod.namespace, pod.name))
-                if live is None or live.uid != pod.uid:
-                    continue
-                if live.deleting:
-                    await self._stop(live)
-                elif live.phase == "Pending" and live.placement and pod.uid not in self.containers:
-                    self.containers[pod.uid] = Running(read_placement(live.placement))
-                    self.view.change_pod(pod.namespace, pod.name, phase="Running")
+                if pod.deleting:
+                    await self._stop(pod)
+                elif pod.phase == "Pending" and pod.uid not in self.containers and pod.uid in pods.records:
+                    await self._start(pod)
             # Pods that are gone from the API server: the kubelet learns of it late, and kills them then.
             for uid in [uid for uid in self.containers if uid not in pods.records]:
-                await asyncio.sleep(self.chaos.pause())
-                self.containers.pop(uid, None)
+                await self.view.network.take_time()
+                self._kill(uid)
 
-    async def _stop(self, pod: PodRecord) -> None:
-        await asyncio.sleep(self.chaos.pause())
-        self.containers.pop(pod.uid, None)
-        live = self.view._pods.get((pod.namespace, pod.name))
-        if live is None or live.uid != pod.uid:
-            return
-        if self.random.random() < 0.5:
-            self.view.change_pod(pod.namespace, pod.name, phase="Succeeded", compute_terminated=True)
-            await asyncio.sleep(self.chaos.pause())
+    async def _start(self, pod: PodRecord) -> None:
+        """Start the container of a pod as the kubelet knows it; it may be gone by now."""
+        in_force = read_placement(pod.placement) if pod.placement else None
+        self.containers[pod.uid] = Running(in_force)
+        self._changed()
         live = self.view._pods.get((pod.namespace, pod.name))
         if live is not None and live.uid == pod.uid:
+            self.view.change_pod(pod.namespace, pod.name, phase="Running")
+
+    async def _stop(self, pod: PodRecord) -> None:
+        await self.view.network.take_time()
+        self._kill(pod.uid)
+        if self._is_there(pod) and self.random.random() < 0.5:
+            self.view.change_pod(pod.namespace, pod.name, phase="Succeeded", compute_terminated=True)
+            await self.view.network.take_time()
+        if self._is_there(pod):
             self.view.delete_pod(pod.namespace, pod.name, force=True)
+
+    def _is_there(self, pod: PodRecord) -> bool:
+        live = self.view._pods.get((pod.namespace, pod.name))
+        return live is not None and live.uid == pod.uid
+
+    def _kill(self, uid: PodUid) -> None:
+        if self.containers.pop(uid, None) is not None:
+            self._changed()
 
     # The agent.
 
     async def _agent(self, pods: Store[PodUid, PodRecord]) -> None:
+        network = self.view.network
         while True:
-            await asyncio.sleep(1.0 if self.chaos.calm else 0.1 + self.chaos.pause())
-            if not self.chaos.calm and self.random.random() < 0.05:
+            await self._agent_wakes.wait()
+            self._agent_wakes.clear()
+            await network.take_time()
+            if not network.calm and self.random.random() < network.mix.agent_away:
                 await asyncio.sleep(self.random.uniform(1, 20))  # it was killed, and starts again
             for uid, running in list(self.containers.items()):
                 pod = pods.get(uid)
@@ -109,18 +182,21 @@ class SimulatedNode:
             await self._report()
 
     async def _carry_out(self, running: Running, bound: PodPlacement) -> None:
+        network = self.view.network
         present = running.in_force.revision if running.in_force is not None else 0
         if bound.revision <= max(present, running.failed):
             return
         running.moving_to = bound
-        await asyncio.sleep(self.chaos.pause())
+        self._changed()
+        await network.take_time()
         is_way_back = running.in_force is not None and running.in_force.placement == bound.placement
-        refuses = 0.0 if self.chaos.calm or is_way_back else self.refuses
-        if bound.revision > 1 and self.random.random() < refuses:
+        fails = 0.0 if network.calm or is_way_back else network.mix.agent_fails
+        if bound.revision > 1 and self.random.random() < fails:
             running.failed = bound.revision
         else:
             running.in_force = bound
         running.moving_to = None
+        self._changed()
 
     async def _report(self) -> None:
         reports = [
@@ -136,8 +212,17 @@ class SimulatedNode:
             )
             for uid, running in self.containers.items()
         ]
-        if reports == self.reported:
+        seen = (self.topology, self.kubelet_cpus, reports)
+        if seen == self.reported:
             return
-        await asyncio.sleep(self.chaos.pause())
-        self.reported = reports
-        self.view.put_topology(self.name, self.topology, enforcement=Enforcement.NRI, pods=reports)
+        await self.view.network.take_time()
+        if self.is_forgotten:
+            return  # what an agent writes is collected again
+        self.reported = seen
+        self.view.put_topology(
+            self.name,
+            self.topology,
+            kubelet_cpus=self.kubelet_cpus,
+            enforcement=Enforcement.NRI,
+            pods=reports,
+        )

@@ -13,6 +13,7 @@ from kvplace.agent.node_report import NodeReport
 from kvplace.agent.nri_enforcement import NriEnforcement
 from kvplace.agent.nri_runtime import NriRuntime
 from kvplace.core.cpuset import format_cpu_list, lowest, mask_of
+from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.scalars import PodUid
 from kvplace.linux.cpuset_hierarchy import find_cpuset_hierarchy
@@ -21,7 +22,7 @@ from tests.agent.played_runtime import PlayedObjects
 
 SAY_CPUS_AND_STAY = ["sh", "-c", "grep Cpus_allowed_list /proc/self/status; exec sleep inf"]
 """Prints what its first instructions may run on."""
-_VM_LABELS = {"kubevirt.io": "virt-launcher"}
+_VM_LABELS = {"kubevirt.io": "virt-launcher", PLACED_LABEL: "true"}
 _ALL = mask_of(os.sched_getaffinity(0))
 ALL = format_cpu_list(_ALL)
 OWNED = format_cpu_list(_ALL & ~lowest(_ALL, _ALL.bit_count() - 1))

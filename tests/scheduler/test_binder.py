@@ -12,11 +12,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Refused, Unavailable
-from kvplace.core.ledger import Claim
+from kvplace.core.ledger import Claim, LedgerChange
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import OnFailure
 from kvplace.core.scalars import CpuMask, NodeName
-from kvplace.kube.events import EventReason, EventRecorder, pod_reference
+from kvplace.kube.events import EventReason, EventRecorder, vmi_reference
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
@@ -87,7 +87,7 @@ async def test_the_claim_is_stored_first_and_then_node_and_cores_in_one_write(cl
         await sending.reached.wait()
         stored = bench.claim(pod)
         assert stored is not None
-        assert (stored.cpus, stored.owned, stored.since) == (0b111, 0b111, "2026-01-02T00:00:00Z")
+        assert (stored.cpus, stored.owned, stored.since) == (0b111, 0b111, "2026-01-02T00:00:00.000000Z")
         assert cluster.pod("vm").node == ""
         sending.release()
         await bind
@@ -104,24 +104,12 @@ async def test_when_the_claim_cannot_be_stored_nothing_is_bound(cluster: Countin
         assert cluster.bindings == []
 
 
-async def test_the_placement_is_recorded_as_an_event_on_the_vmi(cluster: Counting) -> None:
-    async with binding(cluster) as bench:
-        await bench.begin(asking_pod(cluster, "vm"))
-        await bench.events.finish()
-        (event,) = cluster.events
-        assert (event.reason, event.regarding.name, event.regarding.uid) == (
-            EventReason.PLACED,
-            "vm",
-            "vmi-vm",
-        )
-
-
 async def test_a_stored_claim_ends_the_hold_and_a_refused_one_does_not(cluster: Counting) -> None:
     async with binding(cluster) as bench:
         fits, huge = asking_pod(cluster, "vm"), asking_pod(cluster, "huge", 9)
-        for pod in (fits, huge):
-            bench.holds.hold(NodeName("a"), claim(pod.uid, 0))
+        bench.holds.hold(NodeName("a"), claim(fits.uid, 0))
         await bench.begin(fits)
+        bench.holds.hold(NodeName("a"), claim(huge.uid, 0))
         with pytest.raises(Refused):
             await bench.begin(huge)
         assert [held.uid for held in bench.holds.on_node(NodeName("a"))] == [huge.uid]
@@ -220,6 +208,102 @@ async def test_a_missing_right_is_logged_with_verb_and_resource_and_the_claim_re
                 await bench.begin(pod)
             assert bench.claim(pod) is None
     assert f"bind refused: {denied}" in caplog.messages
+
+
+# Several replicas bind one pod.
+
+
+def taken_over(bench: Bench, pod: PodRecord) -> Claim:
+    """Date the claim of a pod anew, as another replica does that binds the pod now."""
+    stored = bench.claim(pod)
+    assert stored is not None
+    later = replace(stored, since="2026-01-02T00:00:59Z")
+    bench.cluster.put_ledger("a", bench.cluster.ledger("a").after(LedgerChange(claims=(later,))))
+    return later
+
+
+@pytest.mark.parametrize("error", [Conflict("gated"), Forbidden("denied")], ids=repr)
+async def test_a_bind_that_fails_leaves_its_claim_to_the_replica_that_has_taken_it_over(
+    cluster: Counting, error: KvplaceError
+) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, error)
+        sending = cluster.faults.hold(Operation.BIND)
+        bind = bench.begin(pod)
+        await sending.reached.wait()
+        later = taken_over(bench, pod)
+        sending.release()
+        with pytest.raises(type(error)):
+            await bind
+        assert bench.claim(pod) == later
+
+
+@pytest.mark.parametrize("error", [Conflict("gated"), Forbidden("denied")], ids=repr)
+async def test_a_bind_that_fails_never_releases_a_claim_that_it_took_over(
+    cluster: Counting, error: KvplaceError
+) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, NO_ANSWER, times=1000)
+        with pytest.raises(Unavailable):
+            await bench.begin(pod)
+        cluster.faults._faults.clear()
+        cluster.faults.fail(Operation.BIND, error)
+        with pytest.raises(type(error)):
+            await bench.begin(pod)
+        assert bench.claim(pod) is not None
+
+
+async def test_a_claim_whose_release_is_repeated_without_an_answer_is_released_once(
+    cluster: Counting,
+) -> None:
+    """The first write took effect, and another replica has claimed the same cores since."""
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, Conflict("gated"))
+        cluster.faults.fail(Operation.WRITE_LEDGER, NO_ANSWER, moment=Moment.AFTER, nth=2)
+        releasing = cluster.faults.hold(Operation.WRITE_LEDGER, moment=Moment.AFTER, nth=2)
+        bind = bench.begin(pod)
+        sending = cluster.faults.hold(Operation.BIND)
+        await sending.reached.wait()
+        made = bench.claim(pod)
+        assert made is not None
+        sending.release()
+        await releasing.reached.wait()
+        assert bench.claim(pod) is None
+        again = replace(made, since="2026-01-02T00:00:59Z")
+        cluster.put_ledger("a", cluster.ledger("a").after(LedgerChange(claims=(again,))))
+        releasing.release()
+        with pytest.raises(Conflict):
+            await bind
+        assert bench.claim(pod) == again
+
+
+async def test_a_claim_stays_after_a_conflict_while_an_unanswered_binding_may_still_arrive(
+    cluster: Counting,
+) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, NO_ANSWER)
+        cluster.faults.fail(Operation.BIND, Conflict("gated"), nth=2)
+        with pytest.raises(Conflict):
+            await bench.begin(pod)
+        assert bench.claim(pod) is not None
+
+
+async def test_attempts_within_one_second_make_claims_of_different_dates(cluster: Counting) -> None:
+    async with binding(cluster) as bench:
+        dates = set()
+        for _ in range(2):
+            pod = asking_pod(cluster, "vm")
+            await asyncio.sleep(0.001)
+            await bench.begin(pod)
+            made = bench.claim(pod)
+            assert made is not None
+            dates.add(made.since)
+            cluster.delete_pod("default", "vm", force=True)
+        assert len(dates) == 2
 
 
 # The API server does not answer.
@@ -340,7 +424,7 @@ async def test_a_bind_takes_over_the_claim_of_an_earlier_attempt_and_dates_it_an
         await bind
         after = bench.claim(pod)
         assert before is not None
-        assert after == replace(before, since="2026-01-02T00:00:30Z")
+        assert after == replace(before, since="2026-01-02T00:00:30.000000Z")
         assert bench.cache.ledgers.writes == writes
 
 
@@ -357,12 +441,11 @@ async def test_a_pod_that_may_float_is_bound_unpinned_where_nothing_fits_and_cla
         assert cluster.placement("vm").placement.floats
         assert bench.claim(pod) is None
         await bench.events.finish()
-        on_pod, on_vmi = cluster.events
-        assert (on_pod.reason, on_pod.regarding) == (
+        (event,) = cluster.events
+        assert (event.reason, event.regarding) == (
             EventReason.FLOATING,
-            pod_reference("default", "vm", pod.uid),
+            vmi_reference("default", "vm", "vmi-vm"),
         )
-        assert (on_vmi.reason, on_vmi.regarding.uid) == (EventReason.FLOATING, "vmi-vm")
 
 
 async def test_a_pod_that_may_float_and_cannot_be_bound_costs_no_ledger_write(cluster: Counting) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from kvplace.core.request import OnFailure
+from kvplace.core.request_document import PodRequest, write_request
 from tests.controller.replicas import Replica, asking_pod, replica
+from tests.core.requests import request_with
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
 
@@ -25,12 +28,29 @@ async def events(one: Replica) -> list[tuple[str, str]]:
     return [(event.regarding.kind, event.reason.value) for event in one.cluster.events]
 
 
-async def test_the_event_placed_is_on_the_vmi_and_not_on_the_pod(cluster: FaultyCluster) -> None:
+async def test_a_pod_that_gets_its_cores_says_so_itself_and_no_event_repeats_it(
+    cluster: FaultyCluster,
+) -> None:
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         await one.filter(pod)
         assert await one.bind(pod, "n1") == ""
-        assert await events(one) == [("VirtualMachineInstance", "Placed")]
+        assert await events(one) == []
+
+
+async def test_a_vm_that_runs_unpinned_has_one_event_on_its_vmi(cluster: FaultyCluster) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm", vcpus=9, on_failure=OnFailure.FLOAT)
+        assert await one.bind(pod, "n1") == ""
+        assert await events(one) == [("VirtualMachineInstance", "Floating")]
+
+
+async def test_a_plain_pod_that_runs_unpinned_has_the_event_itself(cluster: FaultyCluster) -> None:
+    async with replica(cluster) as one:
+        asked = PodRequest(request_with(9, on_failure=OnFailure.FLOAT), "")
+        pod = cluster.create_pod("plain", request=write_request(asked))
+        assert await one.bind(pod, "n1") == ""
+        assert await events(one) == [("Pod", "Floating")]
 
 
 async def test_for_a_pod_that_fits_the_refusals_of_other_nodes_are_not_written(
@@ -42,7 +62,7 @@ async def test_for_a_pod_that_fits_the_refusals_of_other_nodes_are_not_written(
         assert await one.bind(first, *chosen) == ""
         answer = await one.filter(asking_pod(cluster, "second", vcpus=6))
         assert answer.names == [name for name in ("n1", "n2") if name not in chosen]
-        assert (answer.failed, answer.unresolvable) == ({}, {})
+        assert answer.unresolvable == {}
         none = await one.filter(asking_pod(cluster, "third", vcpus=6))
         assert none.names == []
-        assert set(none.failed) == {"n1", "n2"}
+        assert set(none.unresolvable) == {"n1", "n2"}

@@ -14,12 +14,14 @@ from kvplace.core.errors import BadBody
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.scheduler.extender_protocol import (
     MAX_BODY,
+    MAX_NODES,
     BindingArgs,
     BindingResult,
     FilterResult,
     HostPriority,
     read_binding_args,
     read_extender_args,
+    read_preemption_args,
 )
 from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, disturbed, json_values
 
@@ -29,7 +31,7 @@ POD: dict[str, Any] = {
         "namespace": "prod",
         "uid": "uid-1",
         "annotations": {"kvplace.io/request": "{}", "other": "x"},
-        "labels": {"kubevirt.io": "virt-launcher"},
+        "labels": {"kubevirt.io": "virt-launcher", "kvplace.io/placed": "true"},
         "ownerReferences": [
             {"kind": "VirtualMachineInstance", "name": "db", "uid": "vmi-1", "controller": True}
         ],
@@ -147,6 +149,15 @@ def test_an_invalid_bind_is_refused_with_its_key(sent: object, sentence: str) ->
     assert str(caught.value).startswith(sentence)
 
 
+@pytest.mark.parametrize("form", ["NodeNames", "Nodes"])
+def test_more_nodes_than_any_cluster_has_are_refused(form: str) -> None:
+    names = [f"n{number}" for number in range(MAX_NODES + 1)]
+    nodes = {"items": [{"metadata": {"name": name}} for name in names]}
+    sent = ARGS | ({"NodeNames": names} if form == "NodeNames" else {"NodeNames": None, "Nodes": nodes})
+    with pytest.raises(BadBody, match="lists 20001 nodes, more than 20000"):
+        read_extender_args(json.dumps(sent).encode())
+
+
 def test_ten_megabytes_are_not_read() -> None:
     with pytest.raises(BadBody, match="bytes, more than 8388608; set nodeCacheCapable: true"):
         read_extender_args(body(ARGS | {"x": "y" * (10 << 20)}))
@@ -176,16 +187,38 @@ def test_any_body_is_read_or_refused_with_one_sentence(sent: bytes) -> None:
     ids=lambda sent: repr(sent[:12]),
 )
 def test_bodies_that_are_deep_long_or_no_text_are_no_crash(sent: bytes) -> None:
-    for read in (read_extender_args, read_binding_args):
+    for read in (read_extender_args, read_binding_args, read_preemption_args):
         with pytest.raises(BadBody):
             read(sent)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {},
+        {"Pod": None},
+        {"Pod": {"metadata": {"name": "without a UID"}}},
+        {"NodeNameToMetaVictims": {"n": {"Pods": [{}]}}},
+        {"NodeNameToMetaVictims": {"n": {"Pods": [{"UID": ""}]}}},
+        {"NodeNameToMetaVictims": {"n": {"Pods": [{"UID": 7}]}}},
+        {"NodeNameToMetaVictims": {"n": []}},
+        {"NodeNameToMetaVictims": []},
+        {"NodeNameToVictims": {"n": {"Pods": [{"metadata": None}]}}},
+        {"NodeNameToVictims": {"n": {"Pods": "all", "NumPDBViolations": 1}}},
+        {"NodeNameToVictims": {"n": {"NumPDBViolations": "many"}}},
+    ],
+    ids=json.dumps,
+)
+def test_preempt_requests_without_pod_or_with_victims_that_are_none_are_refused(sent: dict[str, Any]) -> None:
+    whole = {"Pod": {"metadata": {"uid": "u"}}} if "Pod" not in sent and sent else {}
+    with pytest.raises(BadBody):
+        read_preemption_args(json.dumps({**whole, **sent}).encode())
 
 
 def test_answers_have_exactly_the_keys_that_kube_scheduler_decodes() -> None:
     assert json.loads(msgspec.json.encode(FilterResult(names=[]))) == {
         "NodeNames": [],
         "Nodes": None,
-        "FailedNodes": {},
         "FailedAndUnresolvableNodes": {},
         "Error": "",
     }

@@ -72,7 +72,7 @@ async def test_the_next_pod_finds_the_held_cores_taken(cluster: FaultyCluster) -
     async with replica(cluster) as one:
         answers = [await one.filter(asking_pod(cluster, f"vm-{number}", 5)) for number in range(3)]
         assert [answer.names for answer in answers] == [["a"], ["b"], []]
-        assert answers[2].failed == dict.fromkeys(
+        assert answers[2].unresolvable == dict.fromkeys(
             ("a", "b"), "no socket with 5 free CPUs, best 3 on a socket 0"
         )
 
@@ -163,7 +163,7 @@ async def test_each_unusable_node_has_its_reason(cluster: FaultyCluster) -> None
     async with replica(cluster) as one:
         answer = await one.filter(asking_pod(cluster, "vm"), "bare", "odd", "typo", "torn", "ghost")
         assert answer.names == []
-        assert {**answer.failed, **answer.unresolvable} == {
+        assert answer.unresolvable == {
             "bare": "neither a NodeTopology object nor a cpu-map annotation describes the node",
             "ghost": "the node is not known to the API server",
             "odd": "its NodeTopology cannot be read: packages is missing; it must be a list",
@@ -190,22 +190,6 @@ async def test_the_cpu_map_of_a_node_narrows_what_its_topology_offers(cluster: F
         assert (await one.filter(asking_pod(cluster, "wide", 4))).names == []
 
 
-async def test_refusals_that_remain_on_an_empty_machine_are_unresolvable(
-    cluster: FaultyCluster,
-) -> None:
-    cluster.create_node("small", topology=EIGHT)
-    cluster.create_node("narrow", cpu_map='{"socket0": ["2", "3"]}', topology=EIGHT)
-    cluster.create_node("large", topology=TWO)
-    async with replica(cluster) as one:
-        await one.filter(asking_pod(cluster, "first", 8), "large")
-        await one.filter(asking_pod(cluster, "second", 8), "large")
-        answer = await one.filter(asking_pod(cluster, "vm", 12, scope=Scope.ANY))
-        assert set(answer.failed) == {"large"}
-        assert set(answer.unresolvable) == {"small", "narrow"}
-        answer = await one.filter(asking_pod(cluster, "vm2", 4, scope=Scope.ANY), "narrow")
-        assert set(answer.unresolvable) == {"narrow"}
-
-
 async def test_nodes_that_fail_alike_get_one_text_with_the_best_of_them_named(
     cluster: FaultyCluster,
 ) -> None:
@@ -220,7 +204,7 @@ async def test_nodes_that_fail_alike_get_one_text_with_the_best_of_them_named(
         answer = await one.filter(asking_pod(cluster, "vm", 4, scope=Scope.ONE_NUMA))
         assert REFUSALS.labels(Reason.NO_NUMA_NODE_FITS.value)._value.get() == refusals + 1
         told = "no NUMA node with 4 free CPUs, best 2 on worker-2 numa 0"
-        assert answer.failed == {f"worker-{number}": told for number in range(3)}
+        assert answer.unresolvable == {f"worker-{number}": told for number in range(3)}
         await one.events.finish()
         (event,) = [event for event in cluster.events if event.reason is EventReason.DOES_NOT_FIT]
         assert (event.regarding.kind, event.regarding.name) == ("VirtualMachineInstance", "vm")
@@ -301,8 +285,9 @@ async def test_complete_nodes_are_answered_with_complete_nodes(cluster: FaultyCl
     async with replica(cluster) as one:
         pod = asking_pod(cluster, "vm")
         body = (
-            '{"pod": {"metadata": {"name": "vm", "namespace": "default", "uid": "%s", "annotations": '
-            '{"%s": %s}}}, "nodes": {"items": [{"metadata": {"name": "a"}, "x": 1}, '
+            '{"pod": {"metadata": {"name": "vm", "namespace": "default", "uid": "%s", '
+            '"labels": {"kvplace.io/placed": "true"}, "annotations": {"%s": %s}}}, '
+            '"nodes": {"items": [{"metadata": {"name": "a"}, "x": 1}, '
             '{"metadata": {"name": "b"}}]}}'
         )
         quoted = '"' + pod.request.replace('"', '\\"') + '"'

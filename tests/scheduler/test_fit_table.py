@@ -1,11 +1,16 @@
-"""The fit table computes what has changed, and nothing twice."""
+"""The fit table finds the best node without placing on all of them, and computes nothing twice."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, TypeVar
 
 import pytest
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.node_choice import Candidate
+from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
@@ -13,106 +18,228 @@ from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine, NodeSnapshot, Unusable
-from kvplace.scheduler import fit_table
+from kvplace.scheduler import fit_table, ranking, slices
 from kvplace.scheduler.fit_table import FitTable
+from tests.core.allocator.random_cases import random_case, random_free, random_request
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.nodes.machines import EIGHT
 
+T = TypeVar("T")
 TWO_SOCKETS = make_topology(
     packages=(make_package(0, CpuMask(0x0F)), make_package(1, CpuMask(0xF0))),
     numa_nodes=(make_numa_node(0, CpuMask(0x0F), 0), make_numa_node(1, CpuMask(0xF0), 0)),
     l3_groups=(CpuMask(0x0F), CpuMask(0xF0)),
     cores=EIGHT.cores,
 )
-A, B = NodeName("a"), NodeName("b")
+A, B, C = NodeName("a"), NodeName("b"), NodeName("c")
 SIX = Request(6)
 """On one socket."""
+ALL = CpuMask(0xFF)
 
 
-def snapshot(topology: Topology) -> NodeSnapshot:
-    """Take a snapshot of a machine whose eight CPUs are free."""
-    return NodeSnapshot(NodeMachine(topology, topology.allocatable), Free(CpuMask(0xFF), CpuMask(0xFF)))
+def snapshot(topology: Topology, free: CpuMask = ALL) -> NodeSnapshot:
+    """Take a snapshot of a machine with these CPUs free."""
+    return NodeSnapshot(NodeMachine(topology, topology.allocatable), Free(free, free))
+
+
+def result(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end."""
+    return asyncio.run(work)
+
+
+def table_of(snapshot_of: Callable[[NodeName], NodeSnapshot | Unusable]) -> FitTable:
+    return FitTable(snapshot_of, Strategy.PACK)
+
+
+@pytest.fixture
+def placed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the VMs that were placed on some machine."""
+    found: list[int] = []
+
+    def place_and_count(topology: Topology, free: Free, request: Request) -> Placement | Refusal:
+        found.append(request.vcpus)
+        return place(topology, free, request)
+
+    monkeypatch.setattr(ranking, "place", place_and_count)
+    return found
 
 
 def test_machines_with_equal_free_cpus_and_other_sockets_have_answers_of_their_own() -> None:
     nodes = {NodeName("one"): snapshot(EIGHT), NodeName("two"): snapshot(TWO_SOCKETS)}
-    answers = FitTable(lambda node: nodes[node]).answers(nodes, SIX)
+    answers = result(table_of(nodes.__getitem__).answers(nodes, SIX))
     assert isinstance(answers[NodeName("one")], Candidate)
     assert isinstance(answers[NodeName("two")], Refusal)
 
 
-def test_a_node_is_asked_again_only_after_it_has_changed() -> None:
+def test_a_node_is_described_again_only_after_it_has_changed() -> None:
     asked: list[str] = []
 
-    def snapshot_of(node: str) -> NodeSnapshot:
+    def snapshot_of(node: NodeName) -> NodeSnapshot:
         asked.append(node)
         return snapshot(EIGHT)
 
-    table = FitTable(snapshot_of)
-    for _ in range(2):
-        table.answers([NodeName("a"), NodeName("b")], SIX)
-    assert asked == ["a", "b"]
-    table.node_changed(NodeName("b"))
-    table.answers([NodeName("a"), NodeName("b")], SIX)
-    assert asked == ["a", "b", "b"]
+    table = table_of(snapshot_of)
+    for request in (SIX, Request(2)):
+        result(table.answers([A, B], request))
+        result(table.best([A, B], request))
+    assert sorted(asked) == ["a", "b"]
+    table.node_changed(B)
+    result(table.best([A, B], SIX))
+    assert asked[2:] == ["b"]
 
 
-def test_nodes_in_the_same_state_share_one_placement() -> None:
+def test_nodes_in_the_same_state_share_one_placement(placed: list[int]) -> None:
     nodes = {A: snapshot(EIGHT), B: snapshot(EIGHT)}
-    answers = FitTable(lambda node: nodes[node]).answers(nodes, SIX)
+    answers = result(table_of(nodes.__getitem__).answers(nodes, SIX))
     first, second = answers.values()
     assert isinstance(first, Candidate)
     assert isinstance(second, Candidate)
-    assert first.placement is second.placement
-    assert first == Candidate(A, EIGHT, first.placement, nodes[A].free, 6)
+    assert placed == [6]
+    assert first.fit is second.fit
+    assert first == Candidate(A, Fit(EIGHT, first.placement, nodes[A].free, 6))
 
 
-def test_the_request_and_the_state_that_were_not_asked_for_longest_are_dropped(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_node_that_comes_back_to_its_state_is_not_placed_on_again(placed: list[int]) -> None:
+    nodes = {A: snapshot(EIGHT)}
+    table = table_of(nodes.__getitem__)
+    for _ in range(2):
+        result(table.best([A], SIX))
+        table.node_changed(A)  # as when a hold becomes a claim: what is free stays as it is
+    assert placed == [6]
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_node_is_the_one_that_placing_on_every_node_gives(seed: int, strategy: Strategy) -> None:
+    chance = Random(seed)
+    machines = [random_case(seed * 10 + number, 16)[0] for number in range(3)]
+    states: dict[NodeName, NodeSnapshot] = {}
+
+    def changed(name: NodeName) -> None:
+        topology = chance.choice(machines)
+        machine = NodeMachine(topology, topology.allocatable)
+        states[name] = NodeSnapshot(machine, random_free(chance, topology))
+
+    names = [NodeName(f"node-{number}") for number in range(24)]
+    for name in names:
+        changed(name)
+    table = FitTable(states.__getitem__, strategy)
+    state = states[names[0]]
+    requests = [random_request(chance, state.machine.topology, state.free) for _ in range(4)]
+    for _ in range(40):
+        request = chance.choice(requests)
+        asked = chance.sample(names, chance.choice([1, 5, 24]))
+        exhaustive = []
+        for name in asked:
+            topology, free = states[name].machine.topology, states[name].free
+            found = place(topology, free, request)
+            if isinstance(found, Placement):
+                exhaustive.append(Candidate(name, Fit(topology, found, free, request.vcpus)))
+        assert result(table.best(asked, request)) == best_candidate(exhaustive, strategy)
+        for name in chance.sample(names, chance.choice([0, 1, 6])):
+            changed(name)
+            table.node_changed(name)
+
+
+def test_only_nodes_that_can_be_the_best_are_placed_on(placed: list[int]) -> None:
+    nodes = {NodeName(f"node-{free}"): snapshot(EIGHT, CpuMask((1 << free) - 1)) for free in range(9)}
+    best = result(table_of(nodes.__getitem__).best(nodes, Request(4)))
+    assert best is not None
+    assert best.node == "node-4"
+    assert placed == [4]
+
+
+def test_nothing_is_placed_where_counting_shows_that_nothing_fits(placed: list[int]) -> None:
+    nodes = {A: snapshot(EIGHT, CpuMask(0x3F)), B: snapshot(TWO_SOCKETS, CpuMask(0x77))}
+    assert result(table_of(nodes.__getitem__).best(nodes, Request(7))) is None
+    assert placed == []
+
+
+def test_what_was_not_asked_for_longest_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, placed: list[int]
 ) -> None:
-    asked: list[str] = []
-    computed: list[int] = []
+    monkeypatch.setattr(fit_table, "_KEPT", 5)  # a bound and a placement of each request
+    table = table_of(lambda node: snapshot(EIGHT))
 
-    def snapshot_of(node: str) -> NodeSnapshot:
-        asked.append(node)
-        return snapshot(EIGHT)
-
-    def place_and_count(topology: Topology, free: Free, request: Request) -> Placement | Refusal:
-        computed.append(request.vcpus)
-        return place(topology, free, request)
-
-    monkeypatch.setattr(fit_table, "_REQUESTS", 2)
-    monkeypatch.setattr(fit_table, "place", place_and_count)
-    monkeypatch.setattr(fit_table, "_ANSWERS", 2)
-    table = FitTable(snapshot_of)
-
-    def ask(*sizes: int) -> tuple[int, list[int]]:
-        asked.clear()
-        computed.clear()
+    def ask(*sizes: int) -> list[int]:
+        placed.clear()
         for vcpus in sizes:
-            table.answers([A], Request(vcpus))
-        return len(asked), list(computed)
+            result(table.best([A], Request(vcpus)))
+        return list(placed)
 
-    assert ask(1, 2, 1, 3) == (3, [1, 2, 3])
-    assert ask(1, 3) == (0, [])
-    table.node_changed(A)
-    assert ask(3, 2) == (2, [])
-    assert ask(1) == (1, [1])  # its answer was the oldest of three
+    assert ask(1, 2, 1, 3, 1) == [1, 2, 3]
+    assert ask(2) == [2]
+    assert ask(1) == []
+
+
+def test_a_node_that_changes_between_two_slices_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices.Slice.__init__, "__defaults__", (1,))
+    nodes = {A: snapshot(EIGHT), B: snapshot(EIGHT, CpuMask(0x3F)), C: snapshot(EIGHT)}
+    table = table_of(nodes.__getitem__)
+
+    async def choose() -> list[Candidate | None]:
+        first = asyncio.create_task(table.best(nodes, SIX))
+        for _ in range(5):
+            await asyncio.sleep(0)  # the nodes have been counted
+        assert not first.done()
+        nodes[B] = snapshot(EIGHT, CpuMask(0x1F))
+        nodes[C] = snapshot(EIGHT, CpuMask(0x7F))
+        table.node_changed(B)
+        table.node_changed(C)
+        return [await first, await table.best(nodes, SIX)]
+
+    best, again = result(choose())
+    assert best is not None
+    assert best.node == C
+    assert best == again
+
+
+def test_others_have_their_turn_while_many_nodes_are_looked_at() -> None:
+    nodes = {NodeName(f"node-{number}"): snapshot(EIGHT, CpuMask(number)) for number in range(256)}
+    table = table_of(nodes.__getitem__)
+
+    async def turns_of_others() -> int:
+        turns = 0
+        answers = asyncio.create_task(table.answers(nodes, SIX))
+        while not answers.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert (await answers).keys() == nodes.keys()
+        return turns
+
+    assert result(turns_of_others()) > 10
 
 
 def test_only_what_a_narrowed_machine_could_not_hold_when_empty_never_fits() -> None:
     narrowed = NodeSnapshot(NodeMachine(EIGHT, CpuMask(0x3F)), Free(CpuMask(0x03), CpuMask(0x03)))
-    table = FitTable(lambda node: narrowed)
+    table = table_of(lambda node: narrowed)
     for vcpus, never in ((4, False), (6, False), (7, True)):
-        answer = table.answers([A], Request(vcpus))[A]
+        answer = result(table.answers([A], Request(vcpus)))[A]
         assert isinstance(answer, Refusal)
         assert answer.never is never
 
 
-def test_nodes_that_cannot_be_used_are_refused_and_not_kept() -> None:
+def test_nodes_that_cannot_be_used_are_refused_until_they_change() -> None:
     state: list[NodeSnapshot | Unusable] = [NOT_KNOWN, snapshot(EIGHT)]
-    table = FitTable(lambda node: state.pop(0))
-    refusal = table.answers([NodeName("a")], SIX)[NodeName("a")]
+    table = table_of(lambda node: state.pop(0))
+    refusal = result(table.answers([A], SIX))[A]
     assert isinstance(refusal, Refusal)
     assert (refusal.message, refusal.never) == ("the node is not known to the API server", True)
-    assert isinstance(table.answers([NodeName("a")], SIX)[NodeName("a")], Candidate)
+    table.node_changed(A)
+    assert isinstance(result(table.answers([A], SIX))[A], Candidate)
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    nodes: dict[NodeName, NodeSnapshot | Unusable] = {A: snapshot(EIGHT)}
+    table = table_of(lambda node: nodes.get(node, NOT_KNOWN))
+    kept = []
+    for number in range(300):
+        name = NodeName(f"node-{number}")
+        nodes[name] = snapshot(EIGHT, CpuMask(number & 0x7F))
+        result(table.best([A, name], SIX))
+        result(table.answers([A, name], SIX))
+        del nodes[name]
+        table.node_changed(name)
+        result(table.answers([A, name], SIX))  # kube-scheduler still names it
+        kept.append(table.kept)
+    assert max(kept) < 150

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from kvplace.core.annotations import REQUEST
+from kvplace.core.marks import PLACED_LABEL
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.http import Routes, extender_application
 from kvplace.scheduler.metrics import REJECTED_CALLS
@@ -54,6 +55,7 @@ def about(pod: PodRecord, **others: Any) -> dict[str, Any]:
         "namespace": pod.namespace,
         "uid": pod.uid,
         "annotations": {REQUEST: pod.request},
+        "labels": {PLACED_LABEL: "true"},
     }
     return {"Pod": {"metadata": metadata, "spec": {"containers": []}}, **others}
 
@@ -68,7 +70,6 @@ async def test_a_pod_goes_through_all_three_verbs(
         assert await answer.json() == {
             "NodeNames": ["a"],
             "Nodes": None,
-            "FailedNodes": {},
             "FailedAndUnresolvableNodes": {},
             "Error": "",
         }
@@ -130,8 +131,23 @@ async def test_ten_megabytes_get_400_and_what_to_do(
         assert answer.status == 200
 
 
+async def test_preempt_is_answered_with_the_victims_by_node(
+    one: Replica, url: str, session: aiohttp.ClientSession
+) -> None:
+    low = asking_pod(one.cluster, "low", 8)
+    assert await one.bind(low, "a") == ""
+    await one.until(lambda: bool(one.cache.pods.records[low.uid].node))
+    high = about(asking_pod(one.cluster, "high", 8), NodeNameToVictims=None)
+    high["Pod"]["spec"]["priority"] = 7
+    sent = {"Pods": [{"UID": low.uid}], "NumPDBViolations": 0}
+    body = {**high, "NodeNameToMetaVictims": {"a": sent}}
+    async with session.post(f"{url}/v1/preempt", json=body) as answer:
+        assert answer.status == 200
+        assert await answer.json() == {"NodeNameToMetaVictims": {"a": sent}}
+
+
 async def test_other_paths_and_methods_are_not_there(url: str, session: aiohttp.ClientSession) -> None:
-    async with session.post(f"{url}/v1/preempt", json={}) as answer:
+    async with session.post(f"{url}/v1/evict", json={}) as answer:
         assert answer.status == 404
     async with session.get(f"{url}/v1/filter") as answer:
         assert answer.status == 405

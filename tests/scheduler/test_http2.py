@@ -9,132 +9,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from aiohttp import web
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import DataReceived, ResponseReceived, StreamEnded, StreamReset
 
 from kvplace.scheduler.extender_protocol import MAX_BODY
-from kvplace.scheduler.http import Reply, Routes
 from kvplace.scheduler.http2 import Http2Connection
-from kvplace.scheduler.listener import ALPN_PROTOCOLS, _Listener, extender_listening
+from kvplace.scheduler.listener import ALPN_PROTOCOLS, ExtenderListener, extender_listening
+from kvplace.service.connections import ConnectionLimits
 from kvplace.service.settings import Address
+from tests.scheduler.http2_client import PSEUDO_HEADERS, Calls, Client, Wire, over_http1, over_http2
 
-PSEUDO_HEADERS = ((":method", "POST"), (":scheme", "https"), (":authority", "kvplace"))
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
-
-class Calls:
-    """Routes that keep what they are asked and answer when the test lets them."""
-
-    def __init__(self, answer: bytes = b"yes") -> None:
-        self.asked: list[tuple[str, str, bytes]] = []
-        self.done: list[str] = []
-        self.were_asked = asyncio.Event()
-        self.were_done = asyncio.Event()
-        self.may_answer = asyncio.Event()
-        self.may_answer.set()
-        self.answer = answer
-
-    async def __call__(self, method: str, path: str, body: bytes) -> Reply:
-        self.asked.append((method, path, body))
-        self.were_asked.set()
-        await self.may_answer.wait()
-        self.done.append(path)
-        self.were_done.set()
-        return Reply(200, "application/json", self.answer)
-
-    @property
-    def verbs(self) -> dict[str, Any]:
-        async def verb(body: bytes) -> Reply:
-            return await self("POST", "/v1/filter", body)
-
-        return {"/v1/filter": verb}
-
-    @property
-    def as_routes(self) -> Routes:
-        return cast(Routes, self)
-
-
-class Wire(asyncio.Transport):
-    """A transport whose other end is an h2 client in the same process."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = bytearray()
-        self.closed = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        assert not self.closed
-        self.sent += data
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Client:
-    """An h2 client of one connection."""
-
-    def __init__(self, routes: Calls) -> None:
-        self.wire = Wire()
-        self.ended: list[Http2Connection] = []
-        self.connection = Http2Connection(routes.as_routes, self.ended.append)
-        self.http = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
-        self.http.initiate_connection()
-        self.bodies: dict[int, bytes] = {}
-        self.statuses: dict[int, str] = {}
-        self.complete: set[int] = set()
-        self.reset: dict[int, ErrorCodes | int | None] = {}
-        self.connection.connection_made(self.wire)
-        self.exchange()
-
-    def ask(self, body: bytes, path: str | bytes = "/v1/filter") -> int:
-        stream = self.http.get_next_available_stream_id()
-        self.http.send_headers(stream, [*PSEUDO_HEADERS, (":path", path)], end_stream=not body)
-        self.exchange()
-        while body and stream not in self.reset:
-            part, body = body[:16_384], body[16_384:]
-            self.http.send_data(stream, part, end_stream=not body)
-            self.exchange()
-        return stream
-
-    def exchange(self, *, acknowledge: bool = True) -> None:
-        """Carry bytes to and fro until nobody has more to say."""
-        while True:
-            out = self.http.data_to_send()
-            if out:
-                self.connection.data_received(out)
-            back = bytes(self.wire.sent)
-            self.wire.sent.clear()
-            if not (out or back):
-                return
-            for event in self.http.receive_data(back):
-                match event:
-                    case ResponseReceived(stream_id=int(stream), headers=headers):
-                        self.statuses[stream] = dict(cast(list[tuple[str, str]], headers))[":status"]
-                    case DataReceived(stream_id=int(stream), data=bytes(data)):
-                        self.bodies[stream] = self.bodies.get(stream, b"") + data
-                        if acknowledge:
-                            self.http.acknowledge_received_data(event.flow_controlled_length or 0, stream)
-                    case StreamEnded(stream_id=int(stream)):
-                        self.complete.add(stream)
-                    case StreamReset(stream_id=int(stream)):
-                        self.reset[stream] = event.error_code
-                        self.complete.add(stream)
-
-    async def until_complete(self, *streams: int) -> None:
-        """Carry bytes until the streams have their answers; nothing else tells that a task is done."""
-        while not self.complete.issuperset(streams):
-            await asyncio.sleep(0)
-            self.exchange()
 
 
 async def test_a_call_is_answered_with_what_the_route_says() -> None:
@@ -285,9 +177,14 @@ async def test_a_call_that_comes_at_the_end_is_refused_as_not_begun() -> None:
 
 
 async def test_the_listener_keeps_no_connection_that_is_closed() -> None:
-    listener = _Listener(Calls().as_routes, cast(web.Server, None))
-    connection = listener.http2()
+    class AgreedOnHttp2(Wire):
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return SimpleNamespace(selected_alpn_protocol=lambda: "h2") if name == "ssl_object" else default
+
+    listener = ExtenderListener(Calls().as_routes, asyncio.Protocol, (), ConnectionLimits())
+    connection = listener.choose(AgreedOnHttp2())
     assert listener._http2 == {connection}
+    assert connection is not None
     connection.connection_lost(None)
     assert not listener._http2
 
@@ -298,7 +195,7 @@ async def test_the_listener_speaks_what_the_handshake_agreed_on(offered: str, tm
     with certificates(tmp_path) as (server, client):
         if offered:
             client.set_alpn_protocols([offered])
-        async with extender_listening(calls.as_routes, Address("127.0.0.1", 0), server) as address:
+        async with extender_listening(calls.as_routes, Address("127.0.0.1", 0), server) as (address, _):
             reader, writer = await asyncio.open_connection(
                 address.host, address.port, ssl=client, server_hostname="localhost"
             )
@@ -306,29 +203,6 @@ async def test_the_listener_speaks_what_the_handshake_agreed_on(offered: str, tm
             writer.close()
     assert answered.endswith(b"yes")
     assert calls.asked == [("POST", "/v1/filter", b"{}")]
-
-
-async def over_http1(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """Ask once as HTTP/1.1 does."""
-    writer.write(b"POST /v1/filter HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
-    return await reader.read()
-
-
-async def over_http2(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """Ask once as HTTP/2 does."""
-    http = H2Connection(H2Configuration(client_side=True))
-    http.initiate_connection()
-    pseudo = [(":method", "POST"), (":path", "/v1/filter"), (":scheme", "https"), (":authority", "a")]
-    http.send_headers(1, pseudo)
-    http.send_data(1, b"{}", end_stream=True)
-    answer = b""
-    while True:
-        writer.write(http.data_to_send())
-        for event in http.receive_data(await reader.read(65536)):
-            if isinstance(event, DataReceived):
-                answer += event.data or b""
-            elif isinstance(event, StreamEnded):
-                return answer
 
 
 @contextmanager

@@ -17,28 +17,16 @@ import aiohttp
 import pytest
 
 from harness.certificates import Certificates
-from kvplace.admission.settings import AdmissionSettings
 from kvplace.core.errors import Misconfigured
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.watches import EVERYTHING, NODES, PODS, Kind, Selector, WatchEvent
 from kvplace.serve.process import serving
-from kvplace.serve.settings import ServeSettings
 from kvplace.service.process import run_until_signal
-from kvplace.service.settings import Address, TlsFiles
+from kvplace.service.settings import Address
 from tests.kube.faulty_cluster import FaultyCluster
+from tests.serve.served import ready, settings_for
 
-LOOPBACK = Address("127.0.0.1", 0)
 FILTER = json.dumps({"Pod": {"metadata": {"name": "p", "uid": "u"}}, "NodeNames": ["n1"]})
-
-
-def settings_for(certificates: Certificates) -> ServeSettings:
-    return ServeSettings(
-        tls=TlsFiles(*certificates.serve, client_ca=certificates.ours.file, check_every_s=0.01),
-        admission=AdmissionSettings("hook"),
-        extender_address=LOOPBACK,
-        admission_address=LOOPBACK,
-        health_address=LOOPBACK,
-    )
 
 
 async def test_a_caller_with_a_certificate_of_the_client_ca_is_answered(certificates: Certificates) -> None:
@@ -125,11 +113,6 @@ class SlowCluster(FaultyCluster):
             await self.released.wait()
         async for event in super().watch(kind, selector):
             yield event
-
-
-async def ready(session: aiohttp.ClientSession, address: str) -> tuple[int, str]:
-    async with session.get(f"http://{address}/readyz") as answer:
-        return answer.status, await answer.text()
 
 
 @pytest.mark.parametrize("slow", [NODES, PODS])

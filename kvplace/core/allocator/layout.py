@@ -99,7 +99,10 @@ class PartCount:
 
 
 class Layout:
-    """The domains of one machine by scope, and the distances between its NUMA nodes by index."""
+    """The domains of one machine by scope, and the distances between its NUMA nodes by index.
+
+    Nothing here depends on memory or on reserved CPUs.
+    """
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -229,11 +232,14 @@ _layouts: dict[str, Layout] = {}
 
 
 def layout_of(topology: Topology) -> Layout:
-    """Return the layout of a machine; equal machines share one, and all together the size of the cache."""
-    layout = _layouts.get(topology.fingerprint)
+    """Return the layout of a machine; machines that differ in memory alone share one.
+
+    All together share the size of the cache.
+    """
+    layout = _layouts.get(topology.shape)
     if layout is None:
         if len(_layouts) >= _MOST_LAYOUTS:
             _layouts.clear()
-        layout = _layouts[topology.fingerprint] = Layout(topology)
+        layout = _layouts[topology.shape] = Layout(topology)
     layout.forget_beyond(_MOST_COUNTS // len(_layouts))
     return layout

@@ -110,6 +110,8 @@ class Supply:
 
     def segment_units(self, segments: Iterable[Segment]) -> int:
         """How many units lie in segments."""
+        if self.smt is Smt.PREFER:
+            return sum([(self.cpus & segment.cpus).bit_count() for segment in segments])
         return sum(self._count(segment).units for segment in segments)
 
     def units_by_package(self, part: NodePart) -> Mapping[int, int]:

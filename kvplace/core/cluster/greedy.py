@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from kvplace.core.cluster.draft import Draft, DraftNode, Shape
-from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
+from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.placement import Placement
 from kvplace.core.request import Scope
 
@@ -45,7 +45,7 @@ def by_strategy(strategy: Strategy) -> Chooser:
         if (node, shape) not in known:
             placement = node.place(shape)
             known[node, shape] = (
-                Candidate(node.node.name, node.node.topology, placement, node.free, shape.vcpus)
+                Candidate(node.node.name, Fit(node.node.topology, placement, node.free, shape.vcpus))
                 if placement is not None
                 else None
             )

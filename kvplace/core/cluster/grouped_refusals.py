@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvplace.core.quantity import counted
-from kvplace.core.refusal import THE_MACHINE, Reason, Refusal
+from kvplace.core.refusal import THE_MACHINE, Refusal
 from kvplace.core.scalars import NodeName
 
 
@@ -41,42 +41,44 @@ class GroupedRefusals:
     groups: tuple[RefusalGroup, ...]
 
     @property
-    def failed(self) -> dict[NodeName, str]:
-        """The texts by node, of nodes where the VM may fit later."""
-        return {node: text for node, text, never in self._texts() if not never}
+    def texts(self) -> dict[NodeName, str]:
+        """The texts by node."""
+        found: dict[NodeName, str] = {}
+        for group in self.groups:
+            found |= dict.fromkeys(group.nodes, group.text)
+        return found
 
     @property
-    def unresolvable(self) -> dict[NodeName, str]:
-        """The texts by node, of nodes where the VM does not fit even when they are empty."""
-        return {node: text for node, text, never in self._texts() if never}
+    def curable(self) -> list[NodeName]:
+        """The nodes where the VM would fit if others left."""
+        return [node for group in self.groups if not group.refusal.never for node in group.nodes]
 
     @property
     def summary(self) -> str:
         """All groups in one sentence."""
         return "; ".join(f"{counted(len(group.nodes), 'node')}: {group.text}" for group in self.groups)
 
-    def _texts(self) -> list[tuple[NodeName, str, bool]]:
-        return [
-            (node, text, group.refusal.never)
-            for group in self.groups
-            for text in [group.text]
-            for node in group.nodes
-        ]
-
 
 def grouped(refusals: Mapping[NodeName, Refusal]) -> GroupedRefusals:
     """Group nodes by what they refuse for."""
-    nodes_by_key: dict[tuple[Reason, bool, str], list[NodeName]] = {}
+    by_key: dict[tuple[str, bool, str], list[tuple[int, NodeName]]] = {}
     for node, refusal in refusals.items():
-        message = "" if "where" in refusal.shortfall else refusal.message
-        nodes_by_key.setdefault((refusal.reason, refusal.never, message), []).append(node)
+        shortfall = refusal.shortfall
+        message = "" if "where" in shortfall else refusal.message
+        # The name of a reason is hashed in a tenth of the time that the reason takes.
+        key = (refusal.reason._name_, refusal.never, message)
+        entry = (_missing(shortfall), node)
+        if key in by_key:
+            by_key[key].append(entry)
+        else:
+            by_key[key] = [entry]
     groups = []
-    for nodes in nodes_by_key.values():
-        best = min(nodes, key=lambda node: (_missing(refusals[node]), node))
-        groups.append(RefusalGroup(tuple(nodes), best, refusals[best]))
+    for entries in by_key.values():
+        _, best = min(entries)
+        groups.append(RefusalGroup(tuple([node for _, node in entries]), best, refusals[best]))
     return GroupedRefusals(tuple(sorted(groups, key=lambda group: (-len(group.nodes), group.text))))
 
 
-def _missing(refusal: Refusal) -> int:
-    missing = refusal.shortfall.get("missing", 0)
+def _missing(shortfall: Mapping[str, int | str]) -> int:
+    missing = shortfall.get("missing", 0)
     return missing if isinstance(missing, int) else 0

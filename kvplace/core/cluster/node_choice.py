@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
 from operator import attrgetter
+from typing import NamedTuple
 
 from kvplace.core.allocator.fragmentation import slots_lost
 from kvplace.core.cpuset import cpus_of
@@ -34,7 +35,10 @@ from kvplace.core.topology import Topology
 MAX_SCORE = 10
 """Highest score an extender may give (MaxExtenderPriority in k8s.io/kube-scheduler)."""
 
-Rank = tuple[int, int, int, int, int, int, int, int, int, NodeName]
+Standing = tuple[int, ...]
+"""The parts of the key that do not name the node."""
+
+Rank = tuple[Standing, NodeName]
 
 _STEPS = 32
 """A difference between shares is rounded to so many steps."""
@@ -64,60 +68,104 @@ _FULLER = "the node is fuller"
 _EMPTIER = "the node is emptier"
 _NAME = "first by name"
 _REASONS = {
-    Strategy.PACK: (*_LOCALITY, _CONTENTION, _EVEN, _PAGES, _L3, _FULLER, _FRAGMENTATION, _NAME),
-    Strategy.SPREAD: (*_LOCALITY, _CONTENTION, _EVEN, _PAGES, _L3, _EMPTIER, _FRAGMENTATION, _NAME),
-    Strategy.BALANCE: (*_LOCALITY, _CONTENTION, _EVEN, _EVEN, _PAGES, _L3, _FRAGMENTATION, _NAME),
+    Strategy.PACK: (*_LOCALITY, _CONTENTION, _EVEN, _PAGES, _L3, _FULLER, _FRAGMENTATION),
+    Strategy.SPREAD: (*_LOCALITY, _CONTENTION, _EVEN, _PAGES, _L3, _EMPTIER, _FRAGMENTATION),
+    Strategy.BALANCE: (*_LOCALITY, _CONTENTION, _EVEN, _EVEN, _PAGES, _L3, _FRAGMENTATION),
 }
-"""What each part of a rank says about the better node."""
+"""What each part of a standing says about the better node."""
+
+
+def standing(
+    strategy: Strategy,
+    locality: tuple[int, int, int],
+    contention: int,
+    balance: Balance,
+    idle_pages: bool,
+    l3_groups: int,
+    left: int,
+    fragmentation: int,
+) -> Standing:
+    """Put the parts of a standing in the order of the strategy; `contention` is as `effective` gives it."""
+    even = (contention, *balance.steps(strategy), int(idle_pages))
+    match strategy:
+        case Strategy.PACK:
+            return (*locality, *even, l3_groups, left, fragmentation)
+        case Strategy.SPREAD:
+            return (*locality, *even, l3_groups, -left, fragmentation)
+        case Strategy.BALANCE:
+            return (*locality, *even, l3_groups, fragmentation)
+
+
+class Balance(NamedTuple):
+    """How far apart the free shares of CPUs and memory of a node are, before and with the VM."""
+
+    before: float
+    after: float
+
+    def steps(self, strategy: Strategy) -> tuple[int, ...]:
+        """Round to coarse steps, so that the strategy decides among nodes where the VM makes no difference.
+
+        The change counts, as in kube-scheduler's NodeResourcesBalancedAllocation.
+        """
+        change = round(_STEPS * (self.after - self.before))
+        if strategy is Strategy.BALANCE:
+            return (round(_STEPS // 2 * self.after), change)
+        return (change,)
+
+
+def effective(strategy: Strategy, contention: int, *, names_cpus: bool) -> int:
+    """How much contention counts: `pack` stays on a node until the CPUs that a VM names are used twice."""
+    if strategy is Strategy.PACK and names_cpus:
+        return max(0, contention - _TWO_TO_A_CPU)
+    return contention
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A node that can hold the VM: the placement there, and what is free before."""
+class Fit:
+    """What a node in some state gives to a VM, and how good that is; equal for all nodes in this state."""
 
-    node: NodeName
     topology: Topology
     placement: Placement
     free: Free
+    """What is free before."""
     vcpus: int
     """Those of the VM: a placement in a shared pool does not name them."""
 
-    def rank(self, strategy: Strategy) -> Rank:
-        """The key by which nodes are compared; the smallest is the best."""
-        rank: Rank = getattr(self, strategy.value)
-        return rank
-
-    # A candidate lives until its node changes, and is compared for every VM that comes meanwhile.
+    # A fit lives until its nodes change, and is compared for every VM that comes meanwhile.
 
     @cached_property
-    def pack(self) -> Rank:
-        """The rank for `Strategy.PACK`."""
-        contention = self._contention
-        if self.placement.vcpus:
-            contention = max(0, contention - _TWO_TO_A_CPU)
-        resources = (contention, *self._balance, self._quality[3])
-        return (*self._locality, *resources, self._left, self._fragmentation, self.node)
+    def pack(self) -> Standing:
+        """The standing for `Strategy.PACK`."""
+        return self._standing(Strategy.PACK)
 
     @cached_property
-    def spread(self) -> Rank:
-        """The rank for `Strategy.SPREAD`."""
-        resources = (self._contention, *self._balance, self._quality[3])
-        return (*self._locality, *resources, -self._left, self._fragmentation, self.node)
+    def spread(self) -> Standing:
+        """The standing for `Strategy.SPREAD`."""
+        return self._standing(Strategy.SPREAD)
 
     @cached_property
-    def balance(self) -> Rank:
-        """The rank for `Strategy.BALANCE`."""
-        uneven = round(_STEPS // 2 * self._unevenness[1])
-        resources = (self._contention, uneven, *self._balance, self._quality[3])
-        return (*self._locality, *resources, self._fragmentation, self.node)
+    def balance(self) -> Standing:
+        """The standing for `Strategy.BALANCE`."""
+        return self._standing(Strategy.BALANCE)
 
-    @cached_property
-    def _quality(self) -> tuple[int, int, int, int]:
-        return quality(self.topology, self.placement)
+    def standing(self, strategy: Strategy) -> Standing:
+        """The key by which nodes are compared, without the name; the smallest is the best."""
+        found: Standing = getattr(self, strategy.value)
+        return found
 
-    @property
-    def _locality(self) -> tuple[int, int, int]:
-        return self._quality[:3]
+    def _standing(self, strategy: Strategy) -> Standing:
+        packages, nodes, distance, l3_groups = quality(self.topology, self.placement)
+        wants_pages = any(self.placement.huge_pages.values())
+        return standing(
+            strategy,
+            (packages, nodes, distance),
+            effective(strategy, self._contention, names_cpus=bool(self.placement.vcpus)),
+            self._balance,
+            not wants_pages and has_pages(self.free),
+            l3_groups,
+            self.free.cpus.bit_count(),
+            self._fragmentation,
+        )
 
     @cached_property
     def _contention(self) -> int:
@@ -127,22 +175,6 @@ class Candidate:
         uses = dict(self.free.uses)
         found = [uses.get(cpu, 0) for cpu in cpus_of(self.placement.cpus)]
         return sum(found) * 1000 // len(found) if self.placement.vcpus else crowd(found, self.vcpus)
-
-    @cached_property
-    def _balance(self) -> tuple[int, int]:
-        """How much farther the free shares move apart, and whether huge pages stay free unneeded.
-
-        The change counts, as in kube-scheduler's NodeResourcesBalancedAllocation, in coarse steps, so that
-        the strategy decides among nodes where the VM makes no difference.
-        """
-        before, after = self._unevenness
-        wants_pages = any(self.placement.huge_pages.values())
-        idle_pages = not wants_pages and any(count > 0 for _, _, count in self.free.huge_pages)
-        return (round(_STEPS * (after - before)), int(idle_pages))
-
-    @property
-    def _left(self) -> int:
-        return self.free.cpus.bit_count()
 
     @property
     def _taken(self) -> int:
@@ -155,16 +187,15 @@ class Candidate:
         return sum(placement.memory.values()) - pages
 
     @cached_property
-    def _unevenness(self) -> tuple[float, float]:
-        """The difference between the free shares of CPUs and memory, before and with the VM."""
-        whole = _plain_memory_of(self.topology)
+    def _balance(self) -> Balance:
+        whole = plain_memory_of(self.topology)
         if not self.free.memory or not whole or not self.placement.memory:
-            return (0.0, 0.0)
+            return Balance(0.0, 0.0)
         every = max(1, self.topology.allocatable.bit_count())
         left = (self.free.cpus & ~self._taken).bit_count()
         memory = sum(max(0, count) for _, count in self.free.memory)
-        return (
-            abs(self._left / every - memory / whole),
+        return Balance(
+            abs(self.free.cpus.bit_count() / every - memory / whole),
             abs(left / every - (memory - self._plain_memory) / whole),
         )
 
@@ -174,8 +205,46 @@ class Candidate:
         return sum(slots_lost(cpus.bit_count(), (cpus & ~self._taken).bit_count()) for cpus in before)
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A node that can hold the VM, and what it gives."""
+
+    node: NodeName
+    fit: Fit
+
+    @property
+    def placement(self) -> Placement:
+        """The VM's placement there."""
+        return self.fit.placement
+
+    @cached_property
+    def pack(self) -> Rank:
+        """The rank for `Strategy.PACK`."""
+        return (self.fit.pack, self.node)
+
+    @cached_property
+    def spread(self) -> Rank:
+        """The rank for `Strategy.SPREAD`."""
+        return (self.fit.spread, self.node)
+
+    @cached_property
+    def balance(self) -> Rank:
+        """The rank for `Strategy.BALANCE`."""
+        return (self.fit.balance, self.node)
+
+    def rank(self, strategy: Strategy) -> Rank:
+        """The key by which nodes are compared; the smallest is the best."""
+        rank: Rank = getattr(self, strategy.value)
+        return rank
+
+
+def has_pages(free: Free) -> bool:
+    """Whether any huge pages are free."""
+    return any(count > 0 for _, _, count in free.huge_pages)
+
+
 @lru_cache(maxsize=4096)
-def _plain_memory_of(topology: Topology) -> int:
+def plain_memory_of(topology: Topology) -> int:
     """The bytes outside huge pages that a machine has."""
     return sum(node.memory - bytes_in_pages(node.huge_pages) for node in topology.numa_nodes)
 
@@ -194,13 +263,14 @@ def best_candidate(candidates: Iterable[Candidate], strategy: Strategy) -> Candi
 
 def why(best: Candidate, other: Candidate, strategy: Strategy) -> str:
     """Give the reason why the chosen node was preferred to another one."""
-    places = zip(_REASONS[strategy], best.rank(strategy), other.rank(strategy), strict=True)
+    parts = (best.fit.standing(strategy), other.fit.standing(strategy))
+    places = zip(_REASONS[strategy], *parts, strict=True)
     return next((reason for reason, ours, theirs in places if ours != theirs), _NAME)
 
 
 def scores(candidates: Iterable[Candidate], strategy: Strategy) -> dict[NodeName, int]:
     """Score nodes from 0 to 10 by their rank: the best gets 10, equal ranks get equal scores."""
-    ranked = sorted((candidate.rank(strategy)[:-1], candidate.node) for candidate in candidates)
+    ranked = sorted((candidate.fit.standing(strategy), candidate.node) for candidate in candidates)
     places = {rank: place for place, rank in enumerate(dict.fromkeys(rank for rank, _ in ranked))}
     steps = max(1, len(places) - 1)
     return {node: MAX_SCORE - (places[rank] * MAX_SCORE) // steps for rank, node in ranked}

@@ -15,7 +15,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
-from kvplace.core.ledger import Claim, ClaimState, Ledger
+from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, PodUid
 from kvplace.core.topology import Topology
@@ -56,9 +56,7 @@ class Occupancy:
         claims = dict(self.ledger.claims)
         for uid in set(self.ledger.owners.values()) - set(claims):
             held = mask_of(cpu for cpu, owner in self.ledger.owners.items() if owner == uid)
-            claims[uid] = Claim(
-                uid, "", uid, "", Policy.EXCLUSIVE, ClaimState.CLAIMED, held, held, {}, {}, ""
-            )
+            claims[uid] = Claim(uid, "", uid, "", Policy.EXCLUSIVE, held, held, {}, {}, "")
         return tuple(sorted(claims.values(), key=lambda claim: (_first(claim.cpus | claim.owned), claim.uid)))
 
     @cached_property

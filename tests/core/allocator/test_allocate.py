@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cpuset import mask_of
 from kvplace.core.free import Free, free_of
-from kvplace.core.ledger import Claim, ClaimState, Ledger, LedgerChange
+from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
@@ -149,7 +149,6 @@ def _claim(uid: str, placement: Placement) -> Claim:
         pod=uid,
         vmi="",
         policy=placement.policy if placement.owned else Policy.SHARE,
-        state=ClaimState.CLAIMED,
         cpus=placement.cpus,
         owned=placement.owned,
         memory=placement.memory,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
+from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.cpuset import mask_of
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, LedgerChange
@@ -115,7 +115,8 @@ def test_a_node_is_not_crowded_with_sharing_vms_while_another_has_cpus_that_nobo
     for number in range(2 * 56):  # on 240 CPUs of each: 7 VMs in each of 8 pools have a CPU for each vCPU
         found = [
             Candidate(
-                NodeName(name), MACHINE, placed(ledger, request), free_of(MACHINE, ledger), request.vcpus
+                NodeName(name),
+                Fit(MACHINE, placed(ledger, request), free_of(MACHINE, ledger), request.vcpus),
             )
             for name, ledger in nodes.items()
         ]
@@ -133,7 +134,8 @@ def test_pack_puts_two_sharing_vms_to_a_cpu_before_it_takes_cpus_of_another_node
     for number in range(130):  # 120 of them are two to each of the 240 CPUs of a node
         found = [
             Candidate(
-                NodeName(name), MACHINE, placed(ledger, request), free_of(MACHINE, ledger), request.vcpus
+                NodeName(name),
+                Fit(MACHINE, placed(ledger, request), free_of(MACHINE, ledger), request.vcpus),
             )
             for name, ledger in nodes.items()
         ]

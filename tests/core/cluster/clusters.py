@@ -8,7 +8,7 @@ from random import Random
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.cluster_node import ClusterNode
-from kvplace.core.cluster.node_choice import Candidate, Strategy, best_candidate
+from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.cluster.planning import Plan, Tally, VmRequest
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, claim_of
@@ -122,7 +122,7 @@ def one_by_one(nodes: Sequence[ClusterNode], vms: Sequence[VmRequest], strategy:
             free = free_of(node.topology, Ledger(), claims[node.name])
             answer = place(node.topology, free, vm.request)
             if isinstance(answer, Placement):
-                candidates.append(Candidate(node.name, node.topology, answer, free, vm.request.vcpus))
+                candidates.append(Candidate(node.name, Fit(node.topology, answer, free, vm.request.vcpus)))
         best = best_candidate(candidates, strategy)
         if best is not None:
             claims[best.node].append(claim_of(PodUid(vm.id), best.placement))

@@ -29,8 +29,8 @@ def test_all_nodes_that_lack_the_same_get_the_text_of_the_one_that_lacks_least()
         }
     )
     text = "no NUMA node with 8 free CPUs, best 6 on w-17 numa 1"
-    assert groups.failed == {"w-1": text, "w-17": text, "w-2": text}
-    assert groups.unresolvable == {}
+    assert groups.texts == {"w-1": text, "w-17": text, "w-2": text}
+    assert set(groups.curable) == groups.texts.keys()
     assert groups.summary == f"3 nodes: {text}"
 
 
@@ -47,8 +47,8 @@ def test_what_time_may_mend_and_what_it_cannot_are_two_groups_the_larger_first()
             NodeName("c"): lacking(4, "numa 0", never=True),
         }
     )
-    assert set(groups.failed) == {"a"}
-    assert set(groups.unresolvable) == {"b", "c"}
+    assert groups.curable == ["a"]
+    assert set(groups.texts) == {"a", "b", "c"}
     assert groups.summary == (
         "2 nodes: no NUMA node with 8 free CPUs, best 4 on c numa 0; "
         "1 node: no NUMA node with 8 free CPUs, best 6 on a numa 0"
@@ -62,7 +62,7 @@ def test_nodes_that_cannot_be_used_for_different_reasons_keep_their_own() -> Non
             NodeName("b"): unusable("nothing describes it"),
         }
     )
-    assert groups.unresolvable == {"a": "its ledger cannot be read", "b": "nothing describes it"}
+    assert groups.texts == {"a": "its ledger cannot be read", "b": "nothing describes it"}
     assert groups.summary == "1 node: its ledger cannot be read; 1 node: nothing describes it"
 
 
@@ -82,4 +82,4 @@ def test_where_the_scope_is_the_machine_the_node_itself_is_named() -> None:
 
 def test_without_refusals_there_are_no_groups() -> None:
     groups = grouped({})
-    assert (groups.failed, groups.unresolvable, groups.summary) == ({}, {}, "")
+    assert (groups.texts, groups.curable, groups.summary) == ({}, [], "")

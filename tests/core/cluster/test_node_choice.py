@@ -12,6 +12,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.node_choice import (
     MAX_SCORE,
     Candidate,
+    Fit,
     Strategy,
     best_candidate,
     quality,
@@ -55,7 +56,7 @@ def candidate(node: str, cpus: int, free_cpus: int = 4) -> Candidate:
         numa_memory=NumaMemory.PREFERRED,
     )
     free = mask_of(range(free_cpus))
-    return Candidate(NodeName(node), MACHINE, placement, Free(free, free), 1)
+    return Candidate(NodeName(node), Fit(MACHINE, placement, Free(free, free), 1))
 
 
 candidates = st.lists(
@@ -108,7 +109,7 @@ def on_node(
     )
     found = place(topology, free, request)
     assert isinstance(found, Placement)
-    return Candidate(NodeName(name), topology, found, free, request.vcpus)
+    return Candidate(NodeName(name), Fit(topology, found, free, request.vcpus))
 
 
 @pytest.mark.parametrize("strategy", Strategy)

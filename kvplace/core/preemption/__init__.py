@@ -1,0 +1,1 @@
+"""Preemption: which VMs of lower priority have to go so that a VM fits its scope."""

@@ -1,0 +1,124 @@
+"""The values of preemption: who may be evicted, what is asked, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+from kvplace.core.free import Free, free_of
+from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.placement import Placement
+from kvplace.core.preemption.disruption_budgets import Taken, violations
+from kvplace.core.request import Request
+from kvplace.core.scalars import CpuMask, PodUid
+from kvplace.core.topology import Topology
+
+
+def _nothing() -> Mapping[str, int]:
+    return MappingProxyType({})
+
+
+_WEIGHT = 1 << 31
+"""Added to each priority before they are summed, as kube-scheduler does: more victims never weigh less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A pod on the node that may be evicted."""
+
+    uid: PodUid
+    priority: int
+    since: str = ""
+    """When it came, RFC 3339; of two with equal priority the younger one goes first."""
+    budgets: Taken = ()
+    """The disruption budgets that its eviction takes from."""
+    resources: Mapping[str, int] = field(default_factory=_nothing)
+    """What it requests of kube-scheduler."""
+
+    @property
+    def weight(self) -> int:
+        """What its eviction adds to the sum of priorities."""
+        return self.priority + _WEIGHT
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One node: what it has and who holds what of it."""
+
+    topology: Topology
+    ledger: Ledger
+    holds: tuple[Claim, ...] = ()
+    only: CpuMask | None = None
+    """The CPUs that the node gives out; None: all that its topology allows."""
+    pools_shrink: bool = False
+
+    def free_without(self, gone: Iterable[PodUid]) -> Free:
+        """Compute what is free once these pods are gone."""
+        left = frozenset(gone)
+        ledger = Ledger(
+            {cpu: owner for cpu, owner in self.ledger.owners.items() if owner not in left},
+            {uid: claim for uid, claim in self.ledger.claims.items() if uid not in left},
+        )
+        return free_of(self.topology, ledger, self.holds, only=self.only, pools_shrink=self.pools_shrink)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which tenants of one node must go for a VM to fit."""
+
+    machine: Machine
+    request: Request
+    tenants: tuple[Tenant, ...]
+    """Those with a claim whose priority is below the VM's."""
+    leaving: frozenset[PodUid] = frozenset()
+    """Pods whose cores come free anyway."""
+    certain: tuple[Tenant, ...] = ()
+    """Pods that are evicted in any case: kube-scheduler needs them gone. They may have no claim."""
+    needed: Mapping[str, int] = field(default_factory=_nothing)
+    """What the victims must request together: kube-scheduler counts these resources, too."""
+    violations: int = 0
+    """Violations of `certain` pods whose budgets are not known."""
+
+
+Cost = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Victims:
+    """The answer: who has to go, and where the VM then fits."""
+
+    tenants: tuple[Tenant, ...]
+    """The most important one first, as kube-scheduler expects them."""
+    violations: int
+    placement: Placement
+    quality: tuple[int, ...] = ()
+    """Locality of the placement; smaller is better."""
+    exact: bool = True
+    """Whether there is none of less cost; False when the search stopped at its bound."""
+
+    @cached_property
+    def cost(self) -> Cost:
+        """What kube-scheduler compares nodes by; smaller is better."""
+        return cost_of(self.tenants, self.violations)
+
+
+def cost_of(tenants: tuple[Tenant, ...], violated: int) -> Cost:
+    """Rate victims: budgets violated, highest priority, sum of priorities, number."""
+    return (
+        violated,
+        max((one.priority for one in tenants), default=-_WEIGHT),
+        sum(one.weight for one in tenants),
+        len(tenants),
+    )
+
+
+def by_importance(tenants: Iterable[Tenant]) -> tuple[Tenant, ...]:
+    """Sort pods as kube-scheduler does: highest priority first, then the oldest."""
+    return tuple(sorted(tenants, key=lambda one: (-one.priority, one.since, one.uid)))
+
+
+def violated_by(tenants: Iterable[Tenant]) -> int:
+    """Count the pods whose eviction violates a budget."""
+    return violations(one.budgets for one in by_importance(tenants))

@@ -1,0 +1,83 @@
+"""PodDisruptionBudgets as JSON spells them, and how core gets them.
+
+They are read when somebody preempts, not watched: KubeVirt keeps one for each VM that can migrate, and each
+changes with its VM, while preemption is rare.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvplace.core.preemption.disruption_budgets import DisruptionBudget, Operator, Requirement
+
+PATH = ("apis", "policy", "v1", "poddisruptionbudgets")
+
+
+class _BudgetObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Base of everything here: keys in camelCase."""
+
+
+class Expression(_BudgetObject, frozen=True):
+    """An entry of `matchExpressions`."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] | None = None
+
+
+class LabelSelector(_BudgetObject, frozen=True):
+    """A label selector."""
+
+    match_labels: dict[str, str] | None = None
+    match_expressions: tuple[Expression, ...] | None = None
+
+
+class Spec(_BudgetObject, frozen=True):
+    """Which pods a budget is about."""
+
+    selector: LabelSelector | None = None
+
+
+class Status(_BudgetObject, frozen=True):
+    """How many more of them may be evicted."""
+
+    disruptions_allowed: int = 0
+    disrupted_pods: dict[str, msgspec.Raw] | None = None
+
+
+class Metadata(_BudgetObject, frozen=True):
+    """The names of a budget."""
+
+    name: str = ""
+    namespace: str = ""
+
+
+class BudgetObject(_BudgetObject, frozen=True):
+    """A PodDisruptionBudget."""
+
+    metadata: Metadata
+    spec: Spec = Spec()
+    status: Status = Status()
+
+
+def disruption_budget(document: BudgetObject) -> DisruptionBudget:
+    """Read a PodDisruptionBudget; a selector with an operator that nobody knows selects nothing."""
+    selector = document.spec.selector or LabelSelector()
+    requirements = [
+        Requirement(key, Operator.IN, frozenset((value,)))
+        for key, value in (selector.match_labels or {}).items()
+    ]
+    try:
+        requirements += [
+            Requirement(one.key, Operator(one.operator), frozenset(one.values or ()))
+            for one in selector.match_expressions or ()
+        ]
+    except ValueError:
+        requirements = []
+    return DisruptionBudget(
+        namespace=document.metadata.namespace,
+        name=document.metadata.name,
+        requirements=tuple(requirements),
+        allowed=document.status.disruptions_allowed,
+        disrupted=frozenset(document.status.disrupted_pods or ()),
+    )

@@ -1,0 +1,197 @@
+"""What of a pod's spec decides to which nodes kube-scheduler may send it.
+
+Two pods of one scheduling shape are offered the same nodes, apart from the amounts that they ask for. A pod
+whose node also depends on other pods, on volumes or on devices has no shape: only kube-scheduler knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from hashlib import blake2b
+from types import MappingProxyType
+
+import msgspec
+
+from kvplace.core.quantity import parse_quantity
+from kvplace.kube.records import NO_SHAPE
+
+_ABSENT = msgspec.Raw(b"")
+_NODE_INDEPENDENT = frozenset(
+    {"configMap", "downwardAPI", "emptyDir", "hostPath", "image", "name", "nfs", "projected", "secret"}
+)
+"""The name of a volume, and the kinds of volumes that no filter of kube-scheduler looks at."""
+
+
+class _SpecObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Base of everything here: keys in camelCase, and not tracked by the garbage collector."""
+
+
+class AffinityToPods(_SpecObject, frozen=True):
+    """The pods that must be near, or must not be; preferences do not decide."""
+
+    required: tuple[msgspec.Raw, ...] | None = msgspec.field(
+        name="requiredDuringSchedulingIgnoredDuringExecution", default=None
+    )
+
+
+class Affinity(_SpecObject, frozen=True):
+    """Which nodes, and which other pods."""
+
+    node_affinity: msgspec.Raw = _ABSENT
+    pod_affinity: AffinityToPods | None = None
+    pod_anti_affinity: AffinityToPods | None = None
+
+
+class SpreadConstraint(_SpecObject, frozen=True):
+    """How evenly pods are spread."""
+
+    when_unsatisfiable: str = ""
+
+    @property
+    def is_hard(self) -> bool:
+        """Whether it is more than a preference."""
+        return self.when_unsatisfiable != "ScheduleAnyway"
+
+
+class ContainerPort(_SpecObject, frozen=True):
+    """A port; one of the host is there once."""
+
+    host_port: int = 0
+
+
+class Resources(_SpecObject, frozen=True):
+    """What a container asks for, by resource."""
+
+    requests: dict[str, msgspec.Raw] | None = None
+
+
+class Container(_SpecObject, frozen=True):
+    """A container, as far as it decides about nodes."""
+
+    ports: tuple[ContainerPort, ...] | None = None
+    resources: Resources = Resources()
+    restart_policy: str = ""
+    """`Always` makes an init container run as long as the pod."""
+
+
+class PodSpec(_SpecObject, frozen=True):
+    """The node of a pod, and what decides about it."""
+
+    node_name: str = ""
+    priority: int = 0
+    preemption_policy: str = ""
+    overhead: dict[str, msgspec.Raw] | None = None
+    scheduler_name: str = ""
+    node_selector: msgspec.Raw = _ABSENT
+    affinity: Affinity | None = None
+    tolerations: msgspec.Raw = _ABSENT
+    topology_spread_constraints: tuple[SpreadConstraint, ...] | None = None
+    scheduling_gates: tuple[msgspec.Raw, ...] | None = None
+    resource_claims: tuple[msgspec.Raw, ...] | None = None
+    containers: tuple[Container, ...] | None = None
+    init_containers: tuple[Container, ...] | None = None
+    volumes: tuple[dict[str, msgspec.Raw], ...] | None = None
+
+    @property
+    def shape(self) -> bytes:
+        """What pods have in common that are offered the same nodes; `NO_SHAPE` if a pod is on its own."""
+        if self._is_on_its_own:
+            return NO_SHAPE
+        resources = {name for container in self._containers for name in container.resources.requests or ()}
+        parts = (
+            self.scheduler_name.encode(),
+            bytes(self.node_selector),
+            bytes(self.affinity.node_affinity) if self.affinity is not None else b"",
+            bytes(self.tolerations),
+            *(name.encode() for name in sorted(resources)),
+        )
+        return blake2b(b"\0".join(parts), digest_size=16).digest()
+
+    @property
+    def resources(self) -> Mapping[str, int]:
+        """What kube-scheduler counts for the pod, in thousandths of each unit, by resource.
+
+        Its volumes that are attached to nodes are counted as one more resource, `VOLUMES`: nodes have limits.
+        """
+        ahead = [one for one in self.init_containers or () if one.restart_policy != "Always"]
+        beside = [one for one in self.init_containers or () if one.restart_policy == "Always"]
+        attached = sum(not volume.keys() <= _NODE_INDEPENDENT for volume in self.volumes or ())
+        return _counted(
+            tuple(_requested(one.resources.requests) for one in (*(self.containers or ()), *beside)),
+            tuple(_requested(one.resources.requests) for one in ahead),
+            _requested(self.overhead),
+            attached,
+        )
+
+    @property
+    def repels(self) -> bool:
+        """Whether the pod keeps others off its node."""
+        return bool(
+            self.affinity and self.affinity.pod_anti_affinity and self.affinity.pod_anti_affinity.required
+        )
+
+    @property
+    def depends_on_pods(self) -> bool:
+        """Whether more than amounts decides which other pods must leave a node before this one can come."""
+        return bool(
+            self.resource_claims
+            or self.repels
+            or any(
+                one.when_unsatisfiable != "ScheduleAnyway" for one in self.topology_spread_constraints or ()
+            )
+            or any(port.host_port for container in self._containers for port in container.ports or ())
+        )
+
+    @property
+    def _containers(self) -> tuple[Container, ...]:
+        return (*(self.containers or ()), *(self.init_containers or ()))
+
+    @property
+    def _is_on_its_own(self) -> bool:
+        affinity = self.affinity or Affinity()
+        towards_pods = (affinity.pod_affinity, affinity.pod_anti_affinity)
+        return bool(
+            self.scheduling_gates
+            or self.resource_claims
+            or any(pods is not None and pods.required for pods in towards_pods)
+            or any(spread.is_hard for spread in self.topology_spread_constraints or ())
+            or any(port.host_port for container in self._containers for port in container.ports or ())
+            or any(not volume.keys() <= _NODE_INDEPENDENT for volume in self.volumes or ())
+        )
+
+
+VOLUMES = "volumes"
+_Requested = tuple[tuple[str, bytes], ...]
+
+
+def _requested(resources: Mapping[str, msgspec.Raw] | None) -> _Requested:
+    return tuple((name, bytes(amount)) for name, amount in (resources or {}).items())
+
+
+@lru_cache(maxsize=1024)
+def _counted(
+    running: tuple[_Requested, ...], ahead: tuple[_Requested, ...], overhead: _Requested, volumes: int
+) -> Mapping[str, int]:
+    """Add up as kube-scheduler does; pods of one size share the answer."""
+    total = _sum(running)
+    for container in ahead:
+        for name, amount in _sum((container,)).items():
+            total[name] = max(total.get(name, 0), amount)
+    for name, amount in _sum((overhead,)).items():
+        total[name] = total.get(name, 0) + amount
+    if volumes:
+        total[VOLUMES] = volumes
+    return MappingProxyType(total)
+
+
+def _sum(containers: Iterable[_Requested]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for container in containers:
+        for name, amount in container:
+            try:
+                value = parse_quantity(msgspec.json.decode(amount, type=str | int)) * 1000
+            except (ValueError, msgspec.DecodeError):
+                continue  # the API server stores no such pod; whoever sends one must not stop anything
+            total[name] = total.get(name, 0) + -(-value.numerator // value.denominator)
+    return total

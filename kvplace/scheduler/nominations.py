@@ -1,0 +1,91 @@
+"""Nominating the nodes of planned pods, so that kube-scheduler looks at one node instead of thousands.
+
+kube-scheduler tries `status.nominatedNodeName` first, and all other nodes only if that one fails. The write
+costs the API server about a third of a binding, so it pays in large clusters only. It is a hint: nothing
+waits for it, and one that comes too late, or fails, changes nothing but the cost. A pod that somebody else
+has nominated, bound or changed since it was planned is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from kvplace.core.errors import KvplaceError
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.records import PodRecord
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.scheduler.holds import Holds
+from kvplace.scheduler.metrics import NOMINATIONS
+from kvplace.scheduler.waiting_pods import waits
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 4
+"""Nominations under way: enough to stay ahead of kube-scheduler, few enough to leave the rest to binds."""
+
+
+class NominationClient(Protocol):
+    """What nominating asks of a cluster."""
+
+    async def nominate_node(self, pod: PodRecord, node: NodeName) -> None:
+        """Nominate a node for a pod that is still as `pod` says.
+
+        Raises Conflict if it has changed, and Refused if it is gone or must not be nominated.
+        """
+        ...
+
+
+class Nominations:
+    """The planned pods whose nodes are still to be nominated, in kube-scheduler's order."""
+
+    def __init__(self, cluster: NominationClient, cache: NodeCache, holds: Holds, *, from_nodes: int) -> None:
+        """Nominate in clusters of at least `from_nodes` nodes; 0: never."""
+        self._cluster = cluster
+        self._cache = cache
+        self._holds = holds
+        self._from_nodes = from_nodes
+        self._due: dict[PodUid, NodeName] = {}
+        self._added = asyncio.Event()
+
+    def add(self, uid: PodUid, node: NodeName) -> None:
+        """Nominate a node for a pod soon, if the cluster is large enough."""
+        if 0 < self._from_nodes <= len(self._cache.nodes.records):
+            self._due[uid] = node
+            self._added.set()
+
+    def drop(self, uid: PodUid) -> None:
+        """Leave a pod alone: kube-scheduler has asked about it already."""
+        self._due.pop(uid, None)
+
+    async def run(self) -> None:
+        """Nominate until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_AT_ONCE):
+                group.create_task(self._nominate_all())
+
+    async def _nominate_all(self) -> None:
+        while True:
+            while not self._due:
+                self._added.clear()
+                await self._added.wait()
+            uid = next(iter(self._due))
+            await self._nominate(uid, self._due.pop(uid))
+
+    async def _nominate(self, uid: PodUid, node: NodeName) -> None:
+        pod = self._cache.pods.get(uid)
+        if pod is None or not waits(pod) or not self._is_planned(uid, node):
+            NOMINATIONS.labels("dropped").inc()
+            return
+        try:
+            await self._cluster.nominate_node(pod, node)
+        except KvplaceError as error:
+            NOMINATIONS.labels("failed").inc()
+            log.info("node %s is not nominated: %s", node, error, extra={"uid": uid, "node": node})
+        else:
+            NOMINATIONS.labels("written").inc()
+
+    def _is_planned(self, uid: PodUid, node: NodeName) -> bool:
+        """Whether a pod is to go to a node: by the plan, or by a claim that has gone along."""
+        return self._holds.planned_node(uid) == node or node in self._cache.ledgers.nodes_claimed_by(uid)

@@ -1,0 +1,375 @@
+"""The verb preempt: whom kube-scheduler evicts so that a VM of higher priority gets cores that fit its scope.
+
+kube-scheduler asks after it has found, on up to some hundred nodes, pods of lower priority whose eviction
+gives the VM enough CPUs in number. Which cores they have it does not know. The answer names one node, and on
+it the victims of least cost in kube-scheduler's own order whose cores make the VM fit. They may be others
+than those that were sent, and the node one that was not sent: where Filter has just found only cores missing.
+
+Nobody is evicted in vain: where a VM fits once those have ended that end anyway, it waits for them. What the
+victims leave is reserved for it (`reservations`).
+
+What kube-scheduler counts besides cores is not known here. So other victims than its own must request as much
+of each resource, and where more than amounts decides (affinity, host ports), its own victims stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol, TypeVar
+
+from kvplace.core.allocator.allocate import try_place
+from kvplace.core.errors import Unavailable
+from kvplace.core.ledger import claim_of
+from kvplace.core.marks import MARKER_RESOURCE
+from kvplace.core.preemption.disruption_budgets import DisruptionBudget, budgets_taken
+from kvplace.core.preemption.victim_search import Search, VictimSearch
+from kvplace.core.preemption.victims import Machine, Question, Tenant, Victims, violated_by
+from kvplace.core.request import OnFailure, Request
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.records import PodRecord
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_machine import Unusable
+from kvplace.scheduler.extender_protocol import PreemptionArgs, PreemptionResult, SentVictims
+from kvplace.scheduler.holds import Holds
+from kvplace.scheduler.metrics import PREEMPTIONS
+from kvplace.scheduler.pod_requests import PodRequests
+from kvplace.scheduler.reservations import Reservation
+
+log = logging.getLogger(__name__)
+
+MOST_NODES = 500
+"""Nodes that one call looks at: first those that kube-scheduler has sent."""
+MOST_SECONDS = 4.0
+"""How long one call looks; kube-scheduler schedules nothing meanwhile, and gives up after httpTimeout."""
+MOST_EQUALS = 16
+"""Nodes with equally cheap victims among which the one with the best placement is chosen."""
+PATIENCE_SECONDS = 120.0
+"""How long a pod waits for cores that come free anyway, before others are evicted for it."""
+_REFUSED = 64
+"""Pods whose refused nodes are remembered."""
+_REFUSED_SECONDS = 2.0
+"""How old a refusal may be: kube-scheduler asks Filter and preempt in one attempt."""
+_TERMINAL = ("Succeeded", "Failed")
+
+T = TypeVar("T")
+
+
+class BudgetReader(Protocol):
+    """What preemption asks of a cluster."""
+
+    async def read_disruption_budgets(self) -> tuple[DisruptionBudget, ...]:
+        """Read all PodDisruptionBudgets."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    nodes: tuple[NodeName, ...]
+    moment: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What the best node so far needs."""
+
+    node: NodeName
+    victims: Victims
+
+    @property
+    def rank(self) -> tuple[object, ...]:
+        return (self.victims.cost, self.victims.quality, self.node)
+
+
+class Preemptor:
+    """Answers preempt, and keeps the cores that it made free for whom they were made free."""
+
+    def __init__(
+        self,
+        cluster: BudgetReader,
+        cache: NodeCache,
+        requests: PodRequests,
+        holds: Holds,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` times how long others are waited for."""
+        self._cluster = cluster
+        self._cache = cache
+        self._requests = requests
+        self._holds = holds
+        self._clock = clock
+        self._reservations = holds.reservations
+        self._refused: OrderedDict[PodUid, _Refused] = OrderedDict()
+        self._waiting: dict[PodUid, float] = {}
+        """Since when pods wait for cores that come free anyway."""
+        self._priorities: Counter[int] = Counter()
+        """How many bound pods have each priority."""
+        cache.pods.subscribe(self._pod_seen)
+
+    # What Filter asks and says.
+
+    def may_help(self, pod: PodRecord) -> bool:
+        """Say whether anybody could be evicted for a pod at all."""
+        return any(priority < pod.priority for priority in self._priorities)
+
+    def refused(self, pod: PodRecord, nodes: Collection[NodeName]) -> None:
+        """Remember where only cores are missing: kube-scheduler has found everything else there."""
+        self._refused.pop(pod.uid, None)
+        self._refused[pod.uid] = _Refused(tuple(nodes), self._clock())
+        if len(self._refused) > _REFUSED:
+            self._refused.popitem(last=False)
+
+    def drop_expired(self) -> None:
+        """End the reservations whose victims have ended, or do not."""
+        for uid, reservation in list(self._reservations.by_pod.items()):
+            if self._is_awaited(reservation):
+                self._reservations.renew(uid)
+        self._reservations.drop_expired()
+
+    def reserved_node(self, pod: PodRecord, nodes: Collection[NodeName], request: Request) -> NodeName | None:
+        """Return the node where cores are reserved for a pod, once it fits there; they are held for it."""
+        own = self._reservations.by_pod.get(pod.uid)
+        return None if own is None else self._hold_reserved(pod, nodes, request, pod.uid, own)
+
+    def outranked_node(
+        self, pod: PodRecord, nodes: Collection[NodeName], request: Request
+    ) -> NodeName | None:
+        """Return a node where a pod fits on what is reserved for one of lower priority; it is held for it."""
+        for uid, reservation in list(self._reservations.by_pod.items()):
+            if reservation.priority < pod.priority:
+                node = self._hold_reserved(pod, nodes, request, uid, reservation)
+                if node is not None:
+                    return node
+        return None
+
+    def _hold_reserved(
+        self,
+        pod: PodRecord,
+        nodes: Collection[NodeName],
+        request: Request,
+        uid: PodUid,
+        reservation: Reservation,
+    ) -> NodeName | None:
+        node = reservation.node
+        if node not in nodes:
+            return None
+        taken = self._holds.on_node(node, but=pod.uid, least=pod.priority)
+        snapshot = self._cache.snapshot(node, taken)
+        if isinstance(snapshot, Unusable):
+            return None
+        placement = try_place(snapshot.machine.topology, snapshot.free, request)
+        if placement is None:
+            return None
+        self._reservations.drop(uid)
+        self._holds.hold(node, claim_of(pod.uid, placement))
+        return node
+
+    # The verb.
+
+    async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
+        """Answer which pods of which node have to go for a pod; an empty answer lets it wait."""
+        if not self._cache.has_synced:
+            raise Unavailable("kvplace has not read the cluster yet; it will in a moment")
+        asking = self._requests.read(args.pod)
+        if asking is None or asking.pod_request.request.options.on_failure is OnFailure.FLOAT:
+            PREEMPTIONS.labels("unchanged").inc()
+            return PreemptionResult.unchanged(args)
+        if args.never:
+            PREEMPTIONS.labels("none").inc()
+            return PreemptionResult()
+        own = self._reservations.by_pod.get(args.pod.uid)
+        if own is not None and self._is_awaited(own):
+            PREEMPTIONS.labels("waiting").inc()
+            return PreemptionResult()
+        offer = await self._best_offer(args, asking.pod_request.request)
+        if offer is None:
+            PREEMPTIONS.labels("none").inc()
+            return PreemptionResult()
+        if not offer.victims.tenants:
+            self._waiting.setdefault(args.pod.uid, self._clock())
+            PREEMPTIONS.labels("waiting").inc()
+            return PreemptionResult()
+        return self._evict(args, offer)
+
+    def _evict(self, args: PreemptionArgs, offer: _Offer) -> PreemptionResult:
+        pod, node, victims = args.pod, offer.node, offer.victims
+        uids = [one.uid for one in victims.tenants]
+        sent = args.victims.get(node)
+        violations = sent.violations if sent and set(sent.uids) == set(uids) else victims.violations
+        claim = claim_of(pod.uid, victims.placement, namespace=pod.namespace, pod=pod.name, vmi=pod.vmi)
+        self._reservations.reserve(Reservation(node, claim, pod.priority, frozenset(uids)))
+        self._waiting.pop(pod.uid, None)
+        PREEMPTIONS.labels("victims").inc()
+        log.info(
+            "preempts %d pods, violating %d disruption budgets",
+            len(uids),
+            violations,
+            extra={**args.about, "node": node, "victims": uids},
+        )
+        return PreemptionResult.evicting(node, uids, violations)
+
+    async def _best_offer(self, args: PreemptionArgs, request: Request) -> _Offer | None:
+        """Search the nodes, those first that may be cheapest, until no other can be better."""
+        budgets = await self._cluster.read_disruption_budgets()
+        started = self._clock()
+        candidates = self._candidates(args)
+        ranked = []
+        for node, sent in candidates.items():
+            questions = self._questions(node, args, sent, request, budgets)
+            least = [VictimSearch(question).least_cost for question in questions]
+            if least:
+                ranked.append((min(least), node))
+            await asyncio.sleep(0)
+        ranked.sort()
+        best: _Offer | None = None
+        equals = 0
+        for cost, node in ranked:
+            if best is not None:
+                equals += cost == best.victims.cost
+                if cost > best.victims.cost or not best.victims.tenants or equals > MOST_EQUALS:
+                    break
+            # Asked anew: a node may have changed meanwhile, and many searches at once would take memory.
+            for question in self._questions(node, args, candidates[node], request, budgets):
+                found = await _step_by_step(VictimSearch(question).best())
+                offer = _Offer(node, found) if found is not None else None
+                if offer is not None and (best is None or offer.rank < best.rank):
+                    best = offer
+            if self._clock() - started > MOST_SECONDS:
+                break
+        return best
+
+    def _candidates(self, args: PreemptionArgs) -> dict[NodeName, SentVictims]:
+        """The nodes that kube-scheduler has sent, and those where it has found only cores missing."""
+        refused = self._refused.pop(args.pod.uid, None)
+        known = refused is not None and self._clock() - refused.moment <= _REFUSED_SECONDS
+        nobody = SentVictims((), 0)
+        nodes = dict(args.victims)
+        for node in refused.nodes if refused is not None and known else ():
+            nodes.setdefault(node, nobody)
+        return dict(islice(nodes.items(), MOST_NODES))
+
+    def _questions(
+        self,
+        node: NodeName,
+        args: PreemptionArgs,
+        sent: SentVictims,
+        request: Request,
+        budgets: Sequence[DisruptionBudget],
+    ) -> Iterator[Question]:
+        """Ask with victims of our own choice, where possible, and with those that kube-scheduler needs."""
+        machine = self._cache.machine(node)
+        if isinstance(machine, Unusable) or isinstance(self._cache.snapshot(node), Unusable):
+            return
+        pod = args.pod
+        ledger = self._cache.ledger(node)
+        known = Machine(
+            machine.topology,
+            ledger,
+            tuple(self._holds.on_node(node, but=pod.uid, least=pod.priority)),
+            machine.allocatable,
+            machine.pools_shrink,
+        )
+        leaving = frozenset(uid for uid in ledger.claims if self._is_leaving(node, uid))
+        staying: frozenset[PodUid] = frozenset()
+        if self._is_impatient(pod.uid):
+            leaving, staying = staying, leaving
+        if not staying.isdisjoint(sent.uids):
+            return
+        uids = [uid for uid in sent.uids if uid not in leaving]
+        here = {
+            uid: record
+            for uid in (*ledger.claims, *uids)
+            if (record := self._cache.pods.get(uid)) is not None and record.node == node
+        }
+        tenants = {
+            uid: _tenant(record, claim.since if (claim := ledger.claims.get(uid)) else "", budgets)
+            for uid, record in here.items()
+            if record.priority < pod.priority and uid not in leaving | staying
+        }
+        ours = tuple(one for uid, one in tenants.items() if uid in ledger.claims)
+        amounts_decide = not args.depends_on_pods and not any(here[uid].repels for uid in uids if uid in here)
+        if amounts_decide:
+            ending = [self._cache.pods.get(uid) for uid in leaving.difference(sent.uids)]
+            yield Question(known, request, ours, leaving, needed=_needed(args, uids, here, ending))
+        if not amounts_decide or any(uid not in ledger.claims for uid in uids):
+            certain = tuple(tenants.get(uid) or Tenant(uid, pod.priority - 1) for uid in uids)
+            unknown = sent.violations - violated_by(one for one in certain if one.uid in tenants)
+            yield Question(known, request, ours, leaving, certain, violations=max(0, unknown))
+
+    def _is_awaited(self, reservation: Reservation) -> bool:
+        """Say whether somebody still has to end for a reservation."""
+        return any(self._is_leaving(reservation.node, victim) for victim in reservation.victims)
+
+    def _is_leaving(self, node: NodeName, uid: PodUid) -> bool:
+        """Say whether the claim of a pod comes free without anybody's doing."""
+        if uid not in self._cache.ledger(node).claims:
+            return False
+        pod = self._cache.pods.get(uid)
+        return pod is None or pod.deleting or pod.compute_terminated or pod.phase in _TERMINAL
+
+    def _is_impatient(self, uid: PodUid) -> bool:
+        since = self._waiting.get(uid)
+        return since is not None and self._clock() - since > PATIENCE_SECONDS
+
+    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        if before is not None and before.node:
+            self._priorities[before.priority] -= 1
+            if not self._priorities[before.priority]:
+                del self._priorities[before.priority]
+        if after is not None and after.node:
+            self._priorities[after.priority] += 1
+        pod = after or before
+        if pod is not None and (after is None or after.node):
+            self._reservations.drop(pod.uid)
+            self._refused.pop(pod.uid, None)
+            self._waiting.pop(pod.uid, None)
+
+
+async def _step_by_step(search: Search[T]) -> T:
+    """Carry out a search, letting others work after each placement."""
+    while True:
+        try:
+            next(search)
+        except StopIteration as ended:
+            answer: T = ended.value
+            return answer
+        await asyncio.sleep(0)
+
+
+def _tenant(pod: PodRecord, since: str, budgets: Sequence[DisruptionBudget]) -> Tenant:
+    taken: tuple[DisruptionBudget, ...] = ()
+    if any(budget.namespace == pod.namespace for budget in budgets):
+        labels = json.loads(pod.labels) if pod.labels else {}
+        taken = budgets_taken(budgets, pod.namespace, pod.name, labels)
+    return Tenant(pod.uid, pod.priority, since, taken, pod.resources)
+
+
+def _needed(
+    args: PreemptionArgs,
+    sent: Sequence[PodUid],
+    here: Mapping[PodUid, PodRecord],
+    ending: Sequence[PodRecord | None],
+) -> dict[str, int]:
+    """What victims must request together: as much as those that were sent, or as the pod if that is less.
+
+    What pods request that end anyway counts, too, as long as kube-scheduler counts it. Nothing is needed
+    on a node that was not sent: there is enough of everything but cores.
+    """
+    if not sent:
+        return {}
+    counted = [pod for pod in ending if pod is not None and pod.phase not in _TERMINAL]
+    needed: dict[str, int] = {}
+    for name, amount in args.resources.items():
+        if name == MARKER_RESOURCE:
+            continue
+        theirs = sum(here[uid].resources.get(name, 0) for uid in sent if uid in here)
+        least = min(amount, theirs) if all(uid in here for uid in sent) else amount
+        needed[name] = max(0, least - sum(pod.resources.get(name, 0) for pod in counted))
+    return needed

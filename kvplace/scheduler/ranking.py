@@ -1,0 +1,144 @@
+"""The states of all nodes for one request, the best first.
+
+States stand in the order of what is known about them: at first a bound by counting, a finer one or the
+placement itself when they come to the front. The first that is placed is the best, since no bound after it
+can win.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum
+
+from kvplace.core.allocator.allocate import place, try_place
+from kvplace.core.cluster.node_bound import StandingBound
+from kvplace.core.cluster.node_choice import Candidate, Fit, Standing, Strategy
+from kvplace.core.ledger import Ledger
+from kvplace.core.placement import Placement
+from kvplace.core.refusal import Refusal
+from kvplace.core.request import Request
+from kvplace.core.scalars import NodeName
+from kvplace.scheduler.node_states import NodeState, NodeStates
+from kvplace.scheduler.slices import Slice
+
+_COARSE_STEPS, _FINE_STEPS, _PLACE_STEPS, _REFUSE_STEPS = 4, 30, 200, 50
+_MANY = 16
+"""From so many new entries on it is faster to sort than to insert."""
+_SPARE = 64
+"""States without nodes that are kept at least until the next sweep."""
+
+
+class _Bound(Enum):
+    COARSE = "coarse"
+    FINE = "fine"
+
+
+_Entry = tuple[Standing, NodeName, int, _Bound | Fit, NodeState]
+"""Standing, first node when it was entered, number of the state (no two are equal), what is known."""
+
+
+class Ranking:
+    """What is known about every state for one request."""
+
+    def __init__(self, request: Request, strategy: Strategy) -> None:
+        self._request = request
+        self._strategy = strategy
+        self._bound = StandingBound(request, strategy)
+        self._seen = 0
+        """The number of the newest state that has been counted."""
+        self._answered = 0
+        """The number up to which every state has been answered for."""
+        self._order: list[_Entry] = []
+        self._answers: dict[NodeState, Fit | Refusal] = {}
+
+    def __len__(self) -> int:
+        return len(self._order) + len(self._answers)
+
+    def count(self, states: NodeStates, piece: Slice) -> None:
+        """Enter the states that are new, and forget those that are gone when they are many."""
+        if len(self._order) > 2 * len(states) + _SPARE or len(self._answers) > 2 * len(states) + _SPARE:
+            self._order = [entry for entry in self._order if entry[-1].nodes]
+            self._answers = {state: answer for state, answer in self._answers.items() if state.nodes}
+        entered: list[_Entry] = []
+        try:
+            for state in states.since(self._seen):
+                piece.spend(_COARSE_STEPS)
+                self._seen = state.number
+                bound = self._bound.coarse(state.counts)
+                if bound is not None:
+                    entered.append((bound, state.nodes[0], state.number, _Bound.COARSE, state))
+        finally:
+            if len(entered) < _MANY:
+                for entry in entered:
+                    insort(self._order, entry)
+            else:
+                self._order += entered
+                self._order.sort()
+
+    def best(self, asked: frozenset[NodeName], piece: Slice) -> Candidate | None:
+        """Choose the best of the asked nodes; None if none of them can hold the VM."""
+        best: tuple[Standing, NodeName, Fit] | None = None
+        order, index = self._order, 0
+        while index < len(order):
+            standing, entered_as, number, known, state = order[index]
+            if best is not None and standing > best[0]:
+                break
+            name = state.first_of(asked)
+            if not state.nodes:
+                del order[index]
+                self._answers.pop(state, None)
+            elif name is None or (best is not None and (standing, name) > best[:2]):
+                index += 1
+            elif isinstance(known, Fit):
+                best = (standing, name, known)
+                index += 1
+            else:
+                closer = self._look_closer(state, known, piece)
+                del order[index]
+                if closer is not None:
+                    entry = (closer[0], entered_as, number, closer[1], state)
+                    insert_at = bisect_left(order, entry)
+                    order.insert(insert_at, entry)
+                    index = min(index, insert_at)
+        return Candidate(best[1], best[2]) if best is not None else None
+
+    def answer_all(self, states: NodeStates, piece: Slice) -> Mapping[NodeState, Fit | Refusal]:
+        """Return what every state gives to the VM, or why it does not fit."""
+        for state in states.since(self._answered):
+            self._answer(state, piece)
+            self._answered = state.number
+        return self._answers
+
+    def _answer(self, state: NodeState, piece: Slice) -> Fit | Refusal:
+        answer = self._answers.get(state)
+        if answer is None:
+            fits = self._bound.coarse(state.counts) is not None
+            piece.spend(_PLACE_STEPS if fits else _REFUSE_STEPS)
+            answer = self._answers[state] = _ask(state, self._request, self._strategy)
+        return answer
+
+    def _look_closer(
+        self, state: NodeState, known: _Bound, piece: Slice
+    ) -> tuple[Standing, _Bound | Fit] | None:
+        """Return a better bound of a state or what it stands at; None if the VM does not fit."""
+        if known is _Bound.COARSE and state not in self._answers:
+            piece.spend(_FINE_STEPS)
+            bound = self._bound.fine(state.counts)
+            return (bound, _Bound.FINE) if bound is not None else None
+        answer = self._answer(state, piece)
+        return (answer.standing(self._strategy), answer) if isinstance(answer, Fit) else None
+
+
+def _ask(state: NodeState, request: Request, strategy: Strategy) -> Fit | Refusal:
+    machine, free = state.snapshot.machine, state.snapshot.free
+    answer = place(machine.topology, free, request)
+    if isinstance(answer, Placement):
+        fit = Fit(machine.topology, answer, free, request.vcpus)
+        fit.standing(strategy)  # computed here, where its steps are counted
+        return fit
+    # The allocator takes the whole machine for empty; a node may give out less of it.
+    if machine.is_narrowed and try_place(machine.topology, machine.free(Ledger()), request) is None:
+        return replace(answer, never=True)
+    return answer

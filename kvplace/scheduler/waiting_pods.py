@@ -1,0 +1,57 @@
+"""The pods that wait for their first try, by scheduling shape, in kube-scheduler's order.
+
+Only a pod that kube-scheduler has not tried yet is sure to be tried soon. One that was tried and refused
+comes again when something changes, nobody knows when, and one with a nominated node is about to go there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvplace.core.scalars import PodUid
+from kvplace.kube.records import PodRecord
+from kvplace.kube.store import Store
+
+
+class WaitingPods:
+    """Follows the pods of the node cache."""
+
+    def __init__(self, pods: Store[PodUid, PodRecord]) -> None:
+        self._by_shape: dict[bytes, dict[int, dict[PodUid, PodRecord]]] = {}
+        """Pods by shape and priority, in the order of their arrival."""
+        pods.subscribe(self._pod_seen)
+
+    def of_shape(self, shape: bytes) -> Iterator[PodRecord]:
+        """Return the waiting pods of a shape: those of higher priority first, then those that came first."""
+        by_priority = self._by_shape.get(shape, {})
+        for priority in sorted(by_priority, reverse=True):
+            yield from by_priority[priority].values()
+
+    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        if after is not None and waits(after):
+            self._by_shape.setdefault(after.shape, {}).setdefault(after.priority, {})[after.uid] = after
+        if before is not None and (after is None or not waits(after) or _place(before) != _place(after)):
+            self._remove(before)
+
+    def _remove(self, pod: PodRecord) -> None:
+        by_priority = self._by_shape.get(pod.shape, {})
+        waiting = by_priority.get(pod.priority, {})
+        waiting.pop(pod.uid, None)
+        if not waiting:
+            by_priority.pop(pod.priority, None)
+        if not by_priority:
+            self._by_shape.pop(pod.shape, None)
+
+
+def waits(pod: PodRecord) -> bool:
+    """Whether a pod waits for its first try and may be planned with others."""
+    return bool(
+        pod.shape
+        and pod.request
+        and not (pod.node or pod.nominated or pod.deleting or pod.was_tried)
+        and pod.phase == "Pending"
+    )
+
+
+def _place(pod: PodRecord) -> tuple[bytes, int]:
+    return pod.shape, pod.priority

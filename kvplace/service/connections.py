@@ -1,0 +1,297 @@
+"""Accepting connections within bounds: how many, how long a caller may take, and how much he may send.
+
+Whoever reaches a port may open connections and send nothing, or send slowly, or never read. Each of these
+ends after a time, and however many callers do it together, their connections and unread bytes stay limited.
+What a request may do once it is complete is left to the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, cast, runtime_checkable
+
+from aiohttp import StreamReader
+from aiohttp.web_protocol import RequestHandler
+
+from kvplace.core.errors import Misconfigured
+from kvplace.service.metrics import CUT_CONNECTIONS
+from kvplace.service.settings import Address
+
+_log = logging.getLogger(__name__)
+
+_BACKLOG = 128
+_PAUSE_S = 0.1
+"""Pause before accepting again when the process has no file descriptors left."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What the callers of one listener may take together and each."""
+
+    connections: int = 768
+    """Three API servers may have 200 changes under way each, and each may need a connection."""
+    handshake_s: float = 5.0
+    """For the TLS handshake."""
+    request_s: float = 10.0
+    """For one request from its first byte to its last, and for taking bytes of an answer."""
+    idle_s: float = 300.0
+    """Without a request. A new connection costs kube-scheduler and the API server a TLS handshake."""
+    unread_bytes: int = 128 << 20
+    """Of requests that are not complete, all connections together."""
+
+
+@runtime_checkable
+class KeepsOwnTime(Protocol):
+    """A protocol that knows itself when its caller is too slow: it serves several requests at once."""
+
+    def is_overdue(self, now: float) -> bool:
+        """Say whether the connection is to be cut; `now` is the loop's time."""
+        ...
+
+    def hang_up(self) -> None:
+        """Close the connection as soon as the answers under way are sent."""
+        ...
+
+
+Choose = Callable[[asyncio.Transport], asyncio.Protocol | None]
+"""Gives the protocol of a new connection, after its TLS handshake; None refuses the caller."""
+
+
+class Connections:
+    """The open connections of one listener."""
+
+    def __init__(self, name: str, choose: Choose, limits: ConnectionLimits) -> None:
+        """`name` is for metrics."""
+        self._name = name
+        self._choose = choose
+        self._limits = limits
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.BaseTransport | None, _Connection] = {}
+        self._unread = 0
+
+    @contextlib.contextmanager
+    def answering(self, transport: asyncio.BaseTransport | None, body: StreamReader) -> Iterator[None]:
+        """Let an answer take its time, once the body of its request has been read, while the block runs."""
+        connection = self._open.get(transport)
+        if connection is None:
+            yield
+            return
+        body.on_eof(connection.request_is_complete)
+        connection.answering(begins=True)
+        try:
+            yield
+        finally:
+            connection.answering(begins=False)
+
+    def hang_up(self) -> None:
+        """Let every connection end after the answers under way, so that callers connect again, elsewhere."""
+        for connection in list(self._open.values()):
+            connection.hang_up()
+
+    async def accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Accept connections until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except ConnectionError:
+                continue
+            except OSError as error:
+                _log.warning("%s cannot accept connections: %s", self._name, error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if len(self._handshakes) + len(self._open) >= self._limits.connections:
+                accepted.close()
+                self.count_cut("full")
+                continue
+            task = loop.create_task(self._take(accepted, tls))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def sweep(self) -> None:
+        """Cut off callers that are too slow, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(1.0, self._limits.request_s / 4))
+            now = loop.time()
+            for connection in list(self._open.values()):
+                if connection.is_overdue(now):
+                    connection.cut("slow")
+
+    async def end_handshakes(self) -> None:
+        """Give up the handshakes that are under way."""
+        for task in list(self._handshakes):
+            task.cancel()
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
+
+    def count_cut(self, why: str) -> None:
+        """Count a connection that was not served."""
+        CUT_CONNECTIONS.labels(self._name, why).inc()
+
+    async def _take(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Make the handshake; the connection then serves itself."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Connection(self, self._limits),
+                accepted,
+                ssl=tls,
+                ssl_handshake_timeout=self._limits.handshake_s if tls is not None else None,
+            )
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+            accepted.close()
+            self.count_cut("handshake")
+            _log.debug("a TLS handshake with %s failed: %s", self._name, error)
+
+    # Called by connections.
+
+    def opened(self, transport: asyncio.Transport, connection: _Connection) -> asyncio.Protocol | None:
+        """Note a connection; returns what serves it."""
+        self._open[transport] = connection
+        return self._choose(transport)
+
+    def closed(self, transport: asyncio.Transport) -> None:
+        """Forget a connection."""
+        self._open.pop(transport, None)
+
+    def has_room(self, more_bytes: int) -> bool:
+        """Count bytes of incomplete requests, or take some off; returns whether they are within the limit."""
+        self._unread += more_bytes
+        return self._unread <= self._limits.unread_bytes
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: passes everything on to the protocol that serves it, and watches the time."""
+
+    def __init__(self, all_connections: Connections, limits: ConnectionLimits) -> None:
+        self._all = all_connections
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._reading_since: float | None = self._loop.time()
+        """Since when a request is awaited or incomplete; None while one is answered, and between requests."""
+        self._blocked_since: float | None = None
+        """Since when the caller takes no more bytes."""
+        self._unread = 0
+        self._timed: KeepsOwnTime | None = None
+        self._is_answering = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = cast(asyncio.Transport, transport)
+        self._inner = self._all.opened(self._transport, self)
+        if self._inner is None:
+            self.cut("client")
+            return
+        if isinstance(self._inner, KeepsOwnTime):
+            self._timed = self._inner
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._inner is None:
+            return
+        if self._timed is None:
+            if self._reading_since is None:
+                self._reading_since = self._loop.time()
+            self._unread += len(data)
+            if not self._all.has_room(len(data)):
+                self.cut("bytes")
+                return
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return None if self._inner is None else self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._blocked_since = self._loop.time()
+        if self._inner is not None:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._blocked_since = None
+        if self._inner is not None:
+            self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_unread()
+        self._all.closed(self._transport)
+        if self._inner is not None:
+            self._inner.connection_lost(exc)
+
+    def answering(self, *, begins: bool) -> None:
+        self._is_answering = begins
+
+    def request_is_complete(self) -> None:
+        self._reading_since = None
+        self._forget_unread()
+
+    def is_overdue(self, now: float) -> bool:
+        allowed = self._limits.request_s
+        if self._blocked_since is not None and now - self._blocked_since > allowed:
+            return True
+        if self._timed is not None:
+            return self._timed.is_overdue(now)
+        return self._reading_since is not None and now - self._reading_since > allowed
+
+    def hang_up(self) -> None:
+        if self._timed is not None:
+            self._timed.hang_up()
+            return
+        if isinstance(self._inner, RequestHandler):
+            self._inner.close()  # ends after the answer under way
+        if not self._is_answering:
+            self._transport.close()
+
+    def cut(self, why: str) -> None:
+        self._all.count_cut(why)
+        self._transport.abort()
+
+    def _forget_unread(self) -> None:
+        self._all.has_room(-self._unread)
+        self._unread = 0
+
+
+@contextlib.asynccontextmanager
+async def accepting(
+    connections: Connections, address: Address, tls: ssl.SSLContext | None
+) -> AsyncIterator[Address]:
+    """Accept connections while the block runs; gives the address with the port really used.
+
+    Raises Misconfigured when the address cannot be used. Open connections are left to whoever serves them.
+    """
+    listening = await _open(address)
+    with listening:
+        tasks = [
+            asyncio.create_task(connections.accept(listening, tls)),
+            asyncio.create_task(connections.sweep()),
+        ]
+        try:
+            yield Address(*listening.getsockname()[:2])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await connections.end_handshakes()
+
+
+async def _open(address: Address) -> socket.socket:
+    try:
+        (family, kind, protocol, _, where), *_ = await asyncio.get_running_loop().getaddrinfo(
+            address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(where)
+            made.listen(_BACKLOG)
+            made.setblocking(False)
+        except OSError:
+            made.close()
+            raise
+    except OSError as error:
+        raise Misconfigured(f"cannot listen on {address}: {error.strerror or error}") from None
+    return made

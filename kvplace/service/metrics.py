@@ -1,0 +1,34 @@
+"""What every long-running process counts about itself, and the watch over its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prometheus_client import Counter, Gauge, Histogram
+
+LOOP_DELAYS = Histogram(
+    "kvplace_process_loop_delay_seconds",
+    "How much later than due the event loop came to a timer, four times a second.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0),
+)
+CERTIFICATE_END = Gauge(
+    "kvplace_process_certificate_end_timestamp_seconds",
+    "When the certificates of a file end, the first of them, as Unix time; use: server or client-ca.",
+    ["use"],
+)
+CUT_CONNECTIONS = Counter(
+    "kvplace_process_cut_connections_total",
+    "Connections that were not served, by listener and reason: full, handshake, client, slow, bytes.",
+    ["listener", "why"],
+)
+
+_EVERY_S = 0.25
+
+
+async def watch_loop() -> None:
+    """Measure the delay of the event loop until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _EVERY_S
+        await asyncio.sleep(_EVERY_S)
+        LOOP_DELAYS.observe(max(0.0, loop.time() - due))

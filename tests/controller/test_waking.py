@@ -1,0 +1,69 @@
+"""Pods that wait are tried again when cores come free, and not for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kvplace.controller.controller import ControllerSettings
+from kvplace.core.marks import RELEASED_AT
+from kvplace.core.scalars import NodeName
+from tests.controller.replicas import asking_pod, replica
+from tests.kube.faulty_cluster import FaultyCluster
+from tests.nodes.machines import EIGHT
+
+
+async def test_a_start_wakes_those_that_wait_since_whoever_freed_cores_before_may_not_have_come_to_it(
+    cluster: FaultyCluster,
+) -> None:
+    async with replica(cluster):
+        await asyncio.sleep(10.0)
+        assert RELEASED_AT not in cluster.node_annotations("n1")
+    asking_pod(cluster, "waiting", vcpus=6)
+    async with replica(cluster) as one:
+        await one.until(lambda: RELEASED_AT in cluster.node_annotations("n1"))
+
+
+async def test_many_releases_at_once_wake_the_waiting_pods_once(cluster: FaultyCluster) -> None:
+    async with replica(cluster, settings=ControllerSettings(wake_pause_s=60.0)) as one:
+        pods = [asking_pod(cluster, f"vm{number}") for number in range(4)]
+        for pod in pods:
+            await one.bind(pod, "n1")
+        waiting = asking_pod(cluster, "waiting", vcpus=8)
+        assert (await one.filter(waiting)).names == []
+        seen = len(one.cache.nodes.records[NodeName("n1")].resource_version)
+        versions = set()
+        one.cache.nodes.subscribe(lambda _, node: versions.add(node.resource_version if node else seen))
+        for pod in pods:
+            cluster.delete_pod("default", pod.name, force=True)
+        await one.until(lambda: not one.claims() and RELEASED_AT in cluster.node_annotations("n1"))
+        await asyncio.sleep(200.0)
+        assert len(versions) == 2  # as it was, and woken once
+        assert (await one.filter(waiting)).names == ["n1"]
+
+
+async def test_nobody_is_woken_when_nobody_waits(cluster: FaultyCluster) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        await one.bind(pod, "n1")
+        await one.until(lambda: one.cache.pods.records[pod.uid].node == "n1")
+        cluster.delete_pod("default", "vm", force=True)
+        await one.until(lambda: not one.claims())
+        assert RELEASED_AT not in cluster.node_annotations("n1")
+
+
+async def test_a_machine_that_is_described_late_or_anew_wakes_the_waiting_pods(
+    cluster: FaultyCluster,
+) -> None:
+    cluster.create_node("late")
+    async with replica(cluster) as one:
+        waiting = asking_pod(cluster, "waiting", vcpus=6)
+        assert (await one.filter(waiting, "late")).names == []
+        woken: list[str] = []
+        one.cache.nodes.subscribe(lambda _, node: woken.append(node.name if node else ""))
+        woken.clear()  # of what is known already
+        for times, (held, names) in enumerate(((0b111, []), (0, ["late"]), (0b11, ["late"])), 1):
+            cluster.put_topology("late", EIGHT, kubelet_cpus=held)
+            await one.until(lambda times=times: len(woken) >= times)
+            assert woken == ["late"] * times
+            assert (await one.filter(waiting, "late")).names == names
+            cluster.put_topology("late", EIGHT, kubelet_cpus=held)  # a report that says nothing new

@@ -1,0 +1,49 @@
+"""No placement on a node stands better than the bounds of the node say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvplace.core.allocator.allocate import place
+from kvplace.core.cluster.node_bound import NodeCounts, StandingBound
+from kvplace.core.cluster.node_choice import Fit, Strategy
+from kvplace.core.free import Free
+from kvplace.core.placement import Placement
+from kvplace.core.request import Request
+from kvplace.core.topology import Topology
+from tests.core.allocator.random_cases import crossed_case, random_case, scarce_memory_case
+from tests.core.machines import frees, requests, topologies
+
+
+def check(topology: Topology, free: Free, request: Request) -> None:
+    """Compare both bounds with the placement, for each strategy."""
+    placed = place(topology, free, request)
+    counts = NodeCounts(topology, free)
+    for strategy in Strategy:
+        bound = StandingBound(request, strategy)
+        coarse, fine = bound.coarse(counts), bound.fine(counts)
+        if isinstance(placed, Placement):
+            actual = Fit(topology, placed, free, request.vcpus).standing(strategy)
+            assert coarse is not None, (strategy, actual)
+            assert fine is not None, (strategy, actual)
+            assert coarse <= actual, (strategy, coarse, actual)
+            assert fine <= actual, (strategy, fine, actual)
+
+
+@pytest.mark.parametrize("case", [random_case, scarce_memory_case, crossed_case])
+def test_no_placement_on_a_random_machine_is_better_than_its_bounds(
+    case: Callable[[int, int], tuple[Topology, Free, Request]],
+) -> None:
+    for seed in range(800):
+        check(*case(seed, 16))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_no_placement_is_better_than_its_bounds(data: st.DataObject) -> None:
+    topology = data.draw(topologies())
+    check(topology, data.draw(frees(topology)), data.draw(requests()))

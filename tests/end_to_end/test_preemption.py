@@ -1,0 +1,234 @@
+"""An unmodified kube-scheduler evicts whose cores make a VM of high priority fit, and nobody in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.hollow_node import NodesInBackground, nodes_in_background
+from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.control_plane.watching import wait_for
+from harness.kvplace_cluster.installation import Installation, described_nodes
+from harness.kvplace_cluster.machines import node_shape, two_socket_machine
+from harness.kvplace_cluster.vms import VMIS, vmi_manifest
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.topology import Topology
+
+Json = dict[str, Any]
+BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
+PRIORITIES = {"low": 10, "middle": 20, "high": 1000}
+MACHINE = two_socket_machine(cores_per_socket=4, reserved_cores=0)
+"""Two sockets of eight CPUs."""
+
+
+@pytest.fixture(scope="module")
+def plane(kubernetes_programs: Path) -> Iterator[ControlPlane]:
+    """A cluster with priority classes."""
+    with ControlPlane() as running:
+        create_priority_classes(running)
+        yield running
+
+
+def create_priority_classes(plane: ControlPlane) -> None:
+    for name, value in PRIORITIES.items():
+        plane.request(
+            "POST",
+            "/apis/scheduling.k8s.io/v1/priorityclasses",
+            {"metadata": {"name": name}, "value": value},
+        )
+
+
+@pytest.fixture(scope="module")
+def installed(plane: ControlPlane) -> Iterator[Installation]:
+    """Kvplace with one replica and one kube-scheduler, as shipped; no right may be missing."""
+    with Installation(plane) as installation:
+        installation.add_scheduler(installation.replicas[0])
+        yield installation
+        assert installation.replicas[0].denials() == []
+
+
+@pytest.fixture
+def pods(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The path of the pods of a namespace of the test's own."""
+    namespace = plane.create_namespace(f"ns-{abs(hash(request.node.name)) % 10**8}")
+    yield f"/api/v1/namespaces/{namespace}/pods"
+    plane.remove_namespace(namespace)
+
+
+@contextmanager
+def nodes(
+    plane: ControlPlane, installed: Installation, machines: dict[str, Topology]
+) -> Iterator[NodesInBackground]:
+    shapes = [node_shape(name, machine) for name, machine in machines.items()]
+    with nodes_in_background(plane, shapes) as background, described_nodes(installed, machines):
+        yield background
+
+
+def create(plane: ControlPlane, pods: str, name: str, cpus: int, priority: str, **more: Any) -> None:
+    spec = {
+        "priorityClassName": priority,
+        "containers": [
+            {"name": "work", "image": "work.test/work", "resources": {"limits": {"cpu": str(cpus)}}}
+        ],
+        **more,
+    }
+    metadata = {"name": name, "annotations": {"cpu-set": "one-socket"}, "labels": {"name": name}}
+    plane.request("POST", pods, {"metadata": metadata, "spec": spec})
+
+
+def bound(plane: ControlPlane, pods: str, name: str) -> Placement:
+    pod = wait_for(plane, pods, name, lambda pod: bool(pod["spec"].get("nodeName")))
+    return PodPlacement.from_json(pod["metadata"]["annotations"][PLACEMENT]).placement
+
+
+def running(plane: ControlPlane, pods: str, name: str, cpus: int, priority: str) -> Placement:
+    create(plane, pods, name, cpus, priority)
+    return bound(plane, pods, name)
+
+
+def told(plane: ControlPlane, pods: str, name: str, word: str) -> str:
+    """Wait until kube-scheduler says this of a pod, and return all that it says."""
+
+    def message(pod: Json) -> str:
+        conditions = pod.get("status", {}).get("conditions", [])
+        return next((str(one.get("message", "")) for one in conditions if one["type"] == "PodScheduled"), "")
+
+    return message(wait_for(plane, pods, name, lambda pod: word in message(pod)))
+
+
+def evicted(plane: ControlPlane, pods: str) -> set[str]:
+    """The pods that kube-scheduler has chosen as victims."""
+    return {
+        pod["metadata"]["name"]
+        for pod in plane.request("GET", pods)["items"]
+        if any(one["type"] == "DisruptionTarget" for one in pod["status"].get("conditions", []))
+    }
+
+
+def test_the_vms_of_one_socket_go_and_their_cores_are_the_new_vms_once_their_containers_have_ended(
+    plane: ControlPlane, installed: Installation, pods: str
+) -> None:
+    namespace = pods.split("/")[4]
+    with nodes(plane, installed, {"full": MACHINE}) as background:
+        where = {}
+        for number, priority in enumerate(("low", "middle", "low", "low")):
+            where[f"vm-{number}"] = running(plane, pods, f"vm-{number}", 4, priority)
+        sockets = {name: placement.packages for name, placement in where.items()}
+        (spared,) = sockets["vm-1"]
+        doomed = {name for name, packages in sockets.items() if packages != (spared,)}
+        assert len(doomed) == 2
+        for name in doomed:
+            background.do(background.nodes.hold_termination(namespace, name))
+
+        create(plane, pods, "important", 8, "high")
+        for name in doomed:
+            wait_for(plane, pods, name, lambda pod: "deletionTimestamp" in pod["metadata"])
+        first, second = sorted(doomed)
+        background.do(background.nodes.allow_termination(namespace, first))
+        create(plane, pods, "greedy", 4, "low")  # as the evicted VM that is created again
+        told(plane, pods, "greedy", "Insufficient")
+        assert not plane.request("GET", f"{pods}/important")["spec"].get("nodeName")
+        background.do(background.nodes.allow_termination(namespace, second))
+
+        placement = bound(plane, pods, "important")
+        freed = where[first].owned | where[second].owned
+        assert format_cpu_list(placement.owned) == format_cpu_list(freed)
+        left = {pod["metadata"]["name"] for pod in plane.request("GET", pods)["items"]}
+        assert left == (where.keys() - doomed) | {"important", "greedy"}
+        assert evicted(plane, pods) == set()
+
+
+def test_pods_of_a_disruption_budget_are_spared_where_others_can_go(
+    plane: ControlPlane, installed: Installation, pods: str
+) -> None:
+    namespace = pods.split("/")[4]
+    with nodes(plane, installed, {"full": MACHINE}):
+        sockets = {
+            name: running(plane, pods, name, 8, priority).packages
+            for name, priority in (("kept", "low"), ("other", "middle"))
+        }
+        assert sockets["kept"] != sockets["other"]
+        budget = {
+            "metadata": {"name": "kept"},
+            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"name": "kept"}}},
+        }
+        plane.request("POST", BUDGETS.format(namespace), budget)
+        create(plane, pods, "important", 8, "high")
+        assert bound(plane, pods, "important").packages == sockets["other"]
+        assert not plane.request("GET", f"{pods}/kept")["metadata"].get("deletionTimestamp")
+
+
+def test_nobody_is_evicted_where_the_cores_of_all_victims_would_not_do(
+    plane: ControlPlane, installed: Installation, pods: str
+) -> None:
+    """kube-scheduler counts eight CPUs that evictions would free: four on each socket."""
+    with nodes(plane, installed, {"full": MACHINE}):
+        for number in range(2):
+            first = running(plane, pods, f"stays-{number}", 5, "high")
+            second = running(plane, pods, f"low-{number}", 3, "low")
+            assert first.packages == second.packages
+        create(plane, pods, "important", 6, "high")
+        told(plane, pods, "important", "no candidate node for preemption")
+        assert evicted(plane, pods) == set()
+
+
+def test_where_only_cores_are_missing_on_every_node_kube_scheduler_finds_nobody_to_evict(
+    plane: ControlPlane, installed: Installation, pods: str
+) -> None:
+    """CPUs are enough in number without any eviction, so it does not ask."""
+    with nodes(plane, installed, {"scattered": MACHINE}):
+        for number in range(2):
+            running(plane, pods, f"low-{number}", 5, "low")
+        create(plane, pods, "important", 6, "high")
+        message = told(plane, pods, "important", "no socket with 6 free CPUs, best 3 on scattered socket 0")
+        assert "Preemption is not helpful for scheduling" in message
+        assert evicted(plane, pods) == set()
+
+
+def test_where_only_cores_are_missing_others_are_evicted_if_kube_scheduler_asks_about_another_node(
+    plane: ControlPlane, installed: Installation, pods: str
+) -> None:
+    machines = {"scattered": MACHINE, "full": MACHINE}
+    with nodes(plane, installed, machines):
+        for name, cpus, priority in (
+            ("full-0", 8, "middle"),
+            ("full-1", 8, "middle"),
+            ("scattered-0", 5, "low"),
+            ("scattered-1", 5, "low"),
+        ):
+            selector = {"kubernetes.io/hostname": name.partition("-")[0]}
+            create(plane, pods, name, cpus, priority, nodeSelector=selector)
+            bound(plane, pods, name)
+        create(plane, pods, "important", 6, "high")
+        bound(plane, pods, "important")
+        left = {pod["metadata"]["name"] for pod in plane.request("GET", pods)["items"]}
+        assert left >= {"important", "full-0", "full-1"}
+        assert len(left) == 4
+
+
+def test_a_kubevirt_vm_gets_the_cores_of_another_one_though_two_kube_schedulers_preempt_for_it(
+    cluster: ControlPlane, virt: KubeVirt, kvplace: Installation, vm_namespace: str
+) -> None:
+    create_priority_classes(cluster)
+    pods = f"/api/v1/namespaces/{vm_namespace}/pods"
+    with nodes(cluster, kvplace, {"full": MACHINE}):
+        where = {}
+        for name, priority in (("low", "low"), ("middle", "middle")):
+            virt.create(VMIS, vm_namespace, vmi_manifest(name, cores=8, priorityClassName=priority))
+            where[name] = bound(cluster, pods, virt.launcher_pod(vm_namespace, name)["metadata"]["name"])
+        virt.create(VMIS, vm_namespace, vmi_manifest("high", cores=8, priorityClassName="high"))
+        placement = bound(cluster, pods, virt.launcher_pod(vm_namespace, "high")["metadata"]["name"])
+
+        assert placement.owned == where["low"].owned
+        virt.vmi_in_phase(vm_namespace, "high", "Scheduled")
+        survivor = virt.launcher_pod(vm_namespace, "middle")
+        assert "deletionTimestamp" not in survivor["metadata"]
+        cluster.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{vm_namespace}/{VMIS}")
+        ledgers = "/apis/kvplace.io/v1alpha1/nodeledgers"
+        wait_for(cluster, ledgers, "full", lambda ledger: not ledger["spec"]["claims"])

@@ -1,0 +1,128 @@
+"""Each right of `serve` is needed: without it the API server denies a call that `serve` makes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+
+import pytest
+import yaml
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from harness.control_plane.cluster import ControlPlane, Json
+from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.credentials import CredentialOptions
+from kvplace.kube.session import open_session
+from tests.manifests.conftest import MANIFESTS
+from tests.manifests.recorded_rights import denied_rights
+
+Granted = tuple[str, str, str]
+"""API group, resource, verb."""
+
+
+def _granted() -> list[Granted]:
+    documents = yaml.safe_load_all((MANIFESTS / "rbac" / "serve.yaml").read_text())
+    (role,) = [found for found in documents if found["kind"] == "ClusterRole"]
+    return [
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    ]
+
+
+GRANTED = _granted()
+
+
+@pytest.fixture(scope="module")
+def plane(cluster: ControlPlane) -> ControlPlane:
+    """Serve VMIs too: of a kind that is not served nobody is denied anything."""
+    cluster.request(
+        "POST",
+        "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+        {
+            "metadata": {"name": "virtualmachineinstances.kubevirt.io"},
+            "spec": {
+                "group": "kubevirt.io",
+                "scope": "Namespaced",
+                "names": {
+                    "kind": "VirtualMachineInstance",
+                    "listKind": "VirtualMachineInstanceList",
+                    "plural": "virtualmachineinstances",
+                    "singular": "virtualmachineinstance",
+                },
+                "versions": [
+                    {
+                        "name": "v1",
+                        "served": True,
+                        "storage": True,
+                        "schema": {
+                            "openAPIV3Schema": {
+                                "type": "object",
+                                "x-kubernetes-preserve-unknown-fields": True,
+                            }
+                        },
+                    }
+                ],
+            },
+        },
+    )
+    cluster.kubectl("wait", "--for=condition=Established", "crd/virtualmachineinstances.kubevirt.io")
+    return cluster
+
+
+def account_with(plane: ControlPlane, rights: Iterable[Granted]) -> str:
+    """Make a service account in kvplace-system with these rights alone."""
+    name = f"serve-{secrets.token_hex(4)}"
+    rules: list[Json] = [
+        {"apiGroups": [group], "resources": [resource], "verbs": [verb]} for group, resource, verb in rights
+    ]
+    plane.create_service_account("kvplace-system", name)
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    plane.request("POST", f"{rbac}/clusterroles", {"metadata": {"name": name}, "rules": rules})
+    plane.request(
+        "POST",
+        f"{rbac}/clusterrolebindings",
+        {
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "kvplace-system"}],
+        },
+    )
+    return name
+
+
+class NotYetGranted(Exception):
+    """The API server has not taken a role into use yet, as it does some moments after it has stored it."""
+
+
+@retry(
+    retry=retry_if_exception_type(NotYetGranted),
+    wait=wait_fixed(0.1),
+    stop=stop_after_delay(30),
+    reraise=True,
+)
+async def denied_without(plane: ControlPlane, account: str, *, at_most: int) -> set[tuple[str, str]]:
+    """Make every call of `serve` with the rights of an account; returns what is denied."""
+    options = CredentialOptions(kubeconfig=str(plane.service_account_kubeconfig("kvplace-system", account)))
+    cluster = ApiCluster(await open_session(options))
+    try:
+        denied = await denied_rights(cluster, "serve")
+    finally:
+        await cluster.close()
+    if len(denied) > at_most:
+        raise NotYetGranted(denied)
+    return denied
+
+
+async def test_with_all_of_its_rights_serve_is_denied_nothing(plane: ControlPlane) -> None:
+    assert await denied_without(plane, account_with(plane, GRANTED), at_most=0) == set()
+
+
+@pytest.mark.parametrize("taken", GRANTED, ids=lambda right: f"{right[2]} {right[1]}")
+async def test_without_any_one_of_its_rights_serve_is_denied_just_that(
+    plane: ControlPlane, taken: Granted
+) -> None:
+    account = account_with(plane, [right for right in GRANTED if right != taken])
+    assert await denied_without(plane, account, at_most=1) == {(taken[1], taken[2])}

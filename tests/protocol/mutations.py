@@ -1,0 +1,289 @@
+"""Ways to break kvplace on purpose: each is a mistake that somebody could make, and that stories must notice.
+
+`python -m tests.protocol --mutation NAME --count N` tells stories with one of them until a promise breaks.
+
+Not here, since it takes stories by the thousand until they meet: a claim that is released although a bind has
+taken it over (tests/controller/test_races.py notices it), and claims that are not restored
+(tests/controller/test_controller.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kvplace.controller import claim_action, reconciler, relocator
+from kvplace.controller.claim_action import ClaimAction
+from kvplace.controller.reconciler import Reconciler
+from kvplace.controller.relocation_step import Finish, Wait
+from kvplace.controller.relocator import Relocator
+from kvplace.core import relocation
+from kvplace.core.errors import Conflict, Unavailable
+from kvplace.core.ledger import Claim, LedgerChange, Relocation, claim_of
+from kvplace.core.placement import PodPlacement
+from kvplace.kube.ledgers import Ledgers
+from kvplace.kube.records import PodRecord
+from kvplace.scheduler import binder
+from kvplace.scheduler.binder import Binder
+from kvplace.scheduler.holds import Holds
+
+Mutation = Callable[[], None]
+MUTATIONS: dict[str, Mutation] = {}
+"""By name; applying one lasts until the process ends."""
+
+
+def _mutation(apply: Mutation) -> Mutation:
+    MUTATIONS[apply.__name__.replace("_", "-")] = apply
+    return apply
+
+
+def _real(owner: object, name: str) -> Any:
+    """Return what is there now."""
+    return vars(owner)[name]
+
+
+def _put(owner: object, name: str, mutated: object) -> None:
+    """Replace what is there, and must be."""
+    assert name in vars(owner), f"{owner} has no {name} any more"
+    setattr(owner, name, mutated)
+
+
+class _Altered:
+    """An object with some attributes replaced."""
+
+    def __init__(self, real: object, **changed: object) -> None:
+        self.__dict__ |= changed
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def _twin(of: Any, **changed: object) -> Any:
+    """Copy an object with some attributes replaced."""
+    twin = copy.copy(of)
+    twin.__dict__ |= changed
+    return twin
+
+
+# Binding.
+
+
+@_mutation
+def bind_without_storing_the_claim() -> None:
+    real = _real(Binder, "_claim_cores")
+
+    async def claim_cores(self: Binder, args: Any, pod_request: Any) -> Any:
+        async def change(node: Any, decide: Any) -> Any:
+            return decide(self._cache.ledger(node))[1]
+
+        ledgers = _Altered(self._cache.ledgers, change=change)
+        return await real(_twin(self, _cache=_Altered(self._cache, ledgers=ledgers)), args, pod_request)
+
+    _put(Binder, "_claim_cores", claim_cores)
+
+
+@_mutation
+def bind_without_the_cores() -> None:
+    _put(binder, "result_annotations", lambda *_args, **_options: {})
+
+
+@_mutation
+def answer_yes_without_having_an_answer() -> None:
+    real = _real(Binder, "_bind_pod")
+
+    async def bind_pod(self: Binder, *args: Any) -> None:
+        try:
+            await real(self, *args)
+        except Unavailable:
+            return
+
+    _put(Binder, "_bind_pod", bind_pod)
+
+
+@_mutation
+def forget_that_the_pod_is_bound_already() -> None:
+    _put(binder, "is_bound_with", lambda *_args, **_options: False)
+
+
+@_mutation
+def release_whatever_claim_the_pod_has_after_a_failed_bind() -> None:
+    async def release(self: Binder, args: Any, _decision: Any) -> None:
+        await self._cache.ledgers.change(
+            args.node, lambda _ledger: (LedgerChange(releases=(args.uid,)), None)
+        )
+
+    _put(Binder, "_release", release)
+
+
+@_mutation
+def release_a_claim_that_was_taken_over() -> None:
+    real = _real(Binder, "_release")
+
+    async def release(self: Binder, args: Any, decision: Any) -> None:
+        await real(self, args, decision and replace(decision, is_new=True))
+
+    _put(Binder, "_release", release)
+
+
+@_mutation
+def leave_the_date_of_a_claim_that_is_taken_over() -> None:
+    _put(binder, "rfc3339", lambda _moment: "2026-01-02T00:00:00Z")
+
+
+@_mutation
+def keep_holds_for_ever() -> None:
+    _put(Holds, "drop", lambda _self, _uid: None)
+
+
+# Ledgers.
+
+
+@_mutation
+def take_a_409_for_success() -> None:
+    real = _real(Ledgers, "_store")
+
+    async def store(self: Ledgers, record: Any, pending: Any) -> Any:
+        async def write_ledger(before: Any, change: LedgerChange) -> Any:
+            try:
+                return await self._cluster.write_ledger(before, change)
+            except Conflict:
+                return replace(before, ledger=before.ledger.after(change))
+
+        altered = _Altered(self._cluster, write_ledger=write_ledger)
+        return await real(_twin(self, _cluster=altered), record, pending)
+
+    _put(Ledgers, "_store", store)
+
+
+# Releasing and restoring.
+
+
+@_mutation
+def release_without_reading_the_pod() -> None:
+    real = _real(reconciler, "action_from_cache")
+
+    def action(*args: Any, **options: Any) -> ClaimAction:
+        found = real(*args, **options)
+        return ClaimAction.RELEASE if found is ClaimAction.READ_POD else found
+
+    _put(reconciler, "action_from_cache", action)
+
+
+@_mutation
+def release_when_the_deletion_begins() -> None:
+    real = _real(claim_action, "has_ended")
+    _put(claim_action, "has_ended", lambda pod: pod.deleting or real(pod))
+
+
+@_mutation
+def release_impatiently() -> None:
+    real = _real(Reconciler, "__init__")
+
+    def init(self: Reconciler, *args: Any, **options: Any) -> None:
+        real(self, *args, **{**options, "patience_s": 1.0})
+
+    _put(Reconciler, "__init__", init)
+
+
+@_mutation
+def take_a_pod_of_the_same_name_for_the_same_pod() -> None:
+    real = _real(reconciler, "action_from_live_pod")
+
+    def action(claim: Claim, node: Any, pod: PodRecord | None, **options: Any) -> ClaimAction:
+        same = replace(pod, uid=claim.uid) if pod is not None else None
+        found: ClaimAction = real(claim, node, same, **options)
+        return found
+
+    _put(reconciler, "action_from_live_pod", action)
+
+
+@_mutation
+def never_release_what_is_gone() -> None:
+    real = _real(reconciler, "action_from_live_pod")
+
+    def action(claim: Claim, node: Any, pod: PodRecord | None, **options: Any) -> ClaimAction:
+        found: ClaimAction = real(claim, node, pod, **options)
+        return ClaimAction.KEEP if pod is None else found
+
+    _put(reconciler, "action_from_live_pod", action)
+
+
+@_mutation
+def ignore_the_containers_that_the_agent_reports() -> None:
+    _put(Reconciler, "_runs", lambda _self, _node, _uid: False)
+
+
+@_mutation
+def take_the_agents_silence_for_an_end() -> None:
+    _put(reconciler, "REPORT_S", 0.0)
+
+
+@_mutation
+def restore_although_the_claim_is_being_relocated() -> None:
+    def agrees(_self: Reconciler, claim: Claim, pod: PodRecord) -> bool:
+        expected = claim_action.claim_of_bound_pod(pod)
+        return expected is None or expected.owned == claim.owned
+
+    _put(Reconciler, "_agrees", agrees)
+    _put(reconciler, "replaces", lambda restored, stored: stored is None or restored.owned != stored.owned)
+
+
+# Relocating.
+
+
+@_mutation
+def give_up_the_old_cores_at_once() -> None:
+    def claim_while_relocating(claim: Claim, moving: Relocation) -> Claim:
+        new = claim_of(claim.uid, moving.next.placement, pod=claim.pod, namespace=claim.namespace)
+        return replace(new, relocation=moving)
+
+    _put(relocator, "claim_while_relocating", claim_while_relocating)
+
+
+@_mutation
+def give_up_the_old_cores_before_the_agent_has_confirmed() -> None:
+    real = _real(relocator, "next_step")
+
+    def step(pod: PodRecord, claim: Claim | None, *args: Any, **options: Any) -> Any:
+        found = real(pod, claim, *args, **options)
+        if isinstance(found, Wait) and claim is not None and claim.relocation is not None:
+            return Finish(claim.relocation.next)
+        return found
+
+    _put(relocator, "next_step", step)
+
+
+@_mutation
+def give_up_the_new_cores_when_the_agent_has_failed() -> None:
+    real = _real(relocation, "way_back")
+
+    def way_back(claim: Claim, failed: PodPlacement) -> Claim:
+        back: Claim = real(claim, failed)
+        assert back.relocation is not None
+        old = back.relocation.next.placement
+        return replace(back, cpus=old.cpus, owned=old.owned)
+
+    _put(relocator, "way_back", way_back)
+
+
+@_mutation
+def let_others_take_cpus_of_a_pool_that_becomes_shared_ones() -> None:
+    real = _real(relocation, "claim_while_relocating")
+    _put(
+        relocator,
+        "claim_while_relocating",
+        lambda claim, moving: replace(real(claim, moving), policy=claim.policy),
+    )
+
+
+@_mutation
+def finish_on_what_the_cache_says_of_another_revision() -> None:
+    real = _real(Relocator, "_finish")
+
+    async def finish(self: Relocator, node: Any, pod: PodRecord, in_force: PodPlacement) -> None:
+        await real(self, node, pod, replace(in_force, revision=in_force.revision + 5))
+
+    _put(Relocator, "_finish", finish)

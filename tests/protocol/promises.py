@@ -1,0 +1,273 @@
+"""The promises of the design, checked after every step of a story.
+
+What is looked at is the truth that no process of kvplace sees whole: stored objects and running containers.
+Only what a step has changed is looked at again. Numbers are those of the design's section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from kvplace.controller.claim_action import has_ended
+from kvplace.core.allocator.allocate import try_place
+from kvplace.core.cpuset import mask_of
+from kvplace.core.errors import Corrupt
+from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import Policy
+from kvplace.core.request_document import read_pod_request
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
+from kvplace.kube.object_log import ObjectLog
+from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.nodes.node_machine import Unusable, describe_node
+from tests.kube.faulty_cluster import FaultyCluster
+from tests.protocol.diary import Diary
+from tests.protocol.node import ContainerChanges, SimulatedNode, read_placement
+
+R = TypeVar("R")
+
+
+class BrokenPromise(AssertionError):
+    """A promise of the design does not hold."""
+
+
+class _Changes(Generic[R]):
+    """Reads each change of a kind once."""
+
+    def __init__(self, log: ObjectLog[R]) -> None:
+        self._log = log
+        self._read = 0
+
+    @property
+    def end(self) -> int:
+        """How many changes there were."""
+        return self._log._forgotten + len(self._log._log)
+
+    def new(self) -> list[tuple[R | None, R | None]]:
+        """Return what has changed since the last call, before and after."""
+        log = self._log
+        entries = log._log[max(0, self._read - log._forgotten) :]
+        self._read = self.end
+        return [
+            (before.record if before is not None else None, after.record if after is not None else None)
+            for before, after in entries
+        ]
+
+
+class Promises:
+    """Watches the truth of one story."""
+
+    def __init__(
+        self,
+        cluster: FaultyCluster,
+        nodes: Iterable[SimulatedNode],
+        containers: ContainerChanges,
+        diary: Diary,
+    ) -> None:
+        self.broken: BrokenPromise | None = None
+        """The first promise that did not hold."""
+        self.edited: set[str] = set()
+        """VMIs and plain pods whose owner has asked for something else, by UID."""
+        self.robbed: dict[PodUid, NodeName] = {}
+        """Pods whose claim a foreign client took away there: nothing is promised until they have it all."""
+        self.disturbed: set[NodeName] = set()
+        """Nodes where that has happened: others may have been given the CPUs to share meanwhile."""
+        self._cluster = cluster
+        self._diary = diary
+        self._nodes = {node.name: node for node in nodes}
+        self._pod_changes: _Changes[PodRecord] = _Changes(cluster._pods)
+        self._ledger_changes: _Changes[LedgerRecord] = _Changes(cluster._ledgers)
+        self.agreeing = 0
+        """How many pods the last such check was about."""
+        self._containers = containers
+        self._seen = 0
+        self._in_force: dict[PodUid, PodPlacement | None] = {}
+        self._pods: dict[PodUid, PodRecord] = {}
+        self._ledgers: dict[NodeName, Ledger] = {}
+
+    def look(self) -> None:
+        """Look at what the last step has changed, until a promise is broken."""
+        seen = self._pod_changes.end + self._ledger_changes.end + self._containers.changes
+        if seen == self._seen or self.broken is not None:
+            return
+        self._seen = seen
+        touched: set[NodeName] = set()
+        try:
+            for before, after in self._ledger_changes.new():
+                touched.add(self._ledger_changed(before, after))
+            for old, new in self._pod_changes.new():
+                touched.add(self._pod_changed(old, new))
+            touched |= self._containers.take()
+            for name in touched & self._nodes.keys():
+                self._check_node(self._nodes[name])
+        except (BrokenPromise, Corrupt) as error:
+            self.break_one(str(error))
+
+    def break_one(self, why: str) -> None:
+        """Note a promise that does not hold; the first one counts."""
+        if self.broken is None:
+            self.broken = BrokenPromise(why)
+            self._diary.step("", f"BROKEN {why}")
+
+    def raise_broken(self) -> None:
+        """Raise the first promise that did not hold, if there was one."""
+        if self.broken is not None:
+            raise self.broken
+
+    def pods(self) -> list[PodRecord]:
+        """Return all pods that there are."""
+        return list(self._pods.values())
+
+    def ledger(self, node: NodeName) -> Ledger:
+        """Return a node's ledger, empty if it has none."""
+        return self._ledgers.get(node) or Ledger()
+
+    # Promise 1: one owner per CPU.
+
+    def _ledger_changed(self, before: LedgerRecord | None, after: LedgerRecord | None) -> NodeName:
+        record = after or before
+        assert record is not None
+        node, old = record.node, self._ledgers.get(record.node, Ledger())
+        if record.problem:
+            return node  # unreadable for a while: what was in it counts
+        new = after.ledger if after is not None else Ledger()
+        for cpu, owner in new.owners.items():
+            if old.owners.get(cpu, owner) != owner:
+                raise BrokenPromise(f"1: CPU {cpu} of {node} went from {old.owners[cpu]} to {owner}")
+        new.check()
+        owned = mask_of(new.owners)
+        for claim in new.claims.values():
+            is_settled = claim.relocation is None and claim.uid in self._pods and node not in self.disturbed
+            named = claim.cpus & ~claim.owned if claim.policy is not Policy.NUMA else NO_CPUS
+            if named & owned and is_settled:
+                raise BrokenPromise(
+                    f"1: {claim.uid} shares CPUs {named & owned:#b} of {node} with their owner"
+                )
+        self._ledgers[node] = new
+        for uid in [uid for uid, where in self.robbed.items() if where == node]:
+            if uid in new.claims and not self._alone_on(node, uid) & ~new.claims[uid].owned:
+                del self.robbed[uid]
+        return node
+
+    def _alone_on(self, node: NodeName, uid: PodUid) -> CpuMask:
+        running = self._nodes[node].containers.get(uid)
+        return running.alone_on if running is not None else NO_CPUS
+
+    def _check_node(self, node: SimulatedNode) -> None:
+        ledger = self.ledger(node.name)
+        taken = NO_CPUS
+        for uid, running in node.containers.items():
+            alone = running.alone_on
+            claim = ledger.claims.get(uid)
+            if uid not in self.robbed:
+                if alone & taken:
+                    raise BrokenPromise(f"1: two pods run on CPUs {alone & taken:#b} of {node.name}")
+                if not node.is_forgotten and alone & ~(claim.owned if claim is not None else NO_CPUS):
+                    raise BrokenPromise(f"6: {uid} runs on {alone:#b} of {node.name} and has {_owned(claim)}")
+                taken |= alone
+            self._check_moves(uid, running.in_force)
+        for pod in self._pods.values():
+            if pod.node == node.name and pod.uid not in self.robbed:
+                self._check_bound(pod, ledger.claims.get(pod.uid))
+
+    # Promise 2: a pod is bound only after its claim is stored, node and cores in one write.
+
+    def _check_bound(self, pod: PodRecord, claim: Claim | None) -> None:
+        if has_ended(pod) or not pod.placement:
+            return
+        bound = read_placement(pod.placement)
+        if bound.placement.floats:
+            return
+        if claim is None or (bound.placement.owned & ~claim.owned) or (bound.placement.cpus & ~claim.cpus):
+            raise BrokenPromise(f"2: {pod.name} is bound to {pod.node} and its claim has {_owned(claim)}")
+
+    def _pod_changed(self, before: PodRecord | None, after: PodRecord | None) -> NodeName:
+        pod = after or before
+        assert pod is not None
+        if after is None:
+            self._pods.pop(pod.uid, None)
+            return pod.node
+        self._pods[pod.uid] = after
+        if after.placement:
+            bound = read_placement(after.placement)
+            if (bound.pod_uid, bound.node) != (after.uid, after.node):
+                raise BrokenPromise(
+                    f"2: the placement of {after.name} is for {bound.pod_uid} on {bound.node}"
+                )
+            if bound.revision > 1 and not {after.uid, after.vmi_uid} & self.edited:
+                raise BrokenPromise(f"7: {after.name} was moved, and nobody had asked for it")
+        if before is not None and before.node and after.node != before.node:
+            raise BrokenPromise(f"2: {after.name} went from {before.node} to {after.node}")
+        return after.node
+
+    def answered_yes(self, pod: PodRecord, node: NodeName) -> None:
+        """Check a bind that was answered with yes: the pod is bound there, unless it is gone."""
+        live = self._pods.get(pod.uid)
+        if live is not None and (live.node != node or not live.placement):
+            self.break_one(f"2: {pod.name} is not bound to {node}, as was answered")
+
+    # Promise 6: cores come free when nobody uses them any more.
+
+    def check_claims(self) -> None:
+        """Check, in calm, that every claim belongs to a pod that is bound with it."""
+        for node, ledger in self._ledgers.items():
+            for uid, claim in ledger.claims.items():
+                pod = self._pods.get(uid)
+                if pod is None or pod.node != node or has_ended(pod):
+                    raise BrokenPromise(
+                        f"6: {claim.pod} has {_owned(claim)} of {node} and does not run there"
+                    )
+
+    def check_waiting(self) -> None:
+        """Check, in calm, that a pod waits only for cores that are not free."""
+        for pod in self._pods.values():
+            if pod.node or pod.deleting:
+                continue
+            request = read_pod_request(pod.request).request
+            for name, node in self._cluster._nodes.records.items():
+                machine = describe_node(node, self._cluster._topologies.get(name))
+                if isinstance(machine, Unusable):
+                    continue
+                if try_place(machine.topology, machine.free(self.ledger(node.name)), request) is not None:
+                    raise BrokenPromise(f"6: {pod.name} waits, and it fits on {name}")
+
+    def check_the_end(self) -> None:
+        """Check, when all pods are gone, that all cores are free."""
+        for node, ledger in self._ledgers.items():
+            if ledger.claims or ledger.owners:
+                raise BrokenPromise(f"6: after all pods are gone {node} still has {ledger}")
+
+    # Promise 7: nothing is lost, and nothing moves that nobody asked to move.
+
+    def _check_moves(self, uid: PodUid, in_force: PodPlacement | None) -> None:
+        known = self._in_force.get(uid)
+        is_back = known is not None and (in_force is None or in_force.revision <= known.revision)
+        if in_force != known and is_back:
+            raise BrokenPromise(f"7: {uid} went from {known} back to {in_force}")
+        self._in_force[uid] = in_force
+
+    def check_agreement(self) -> None:
+        """Check, in calm, that ledger, pod and node agree about every pod that runs."""
+        self.agreeing = 0
+        for node in self._nodes.values():
+            ledger = self.ledger(node.name)
+            for uid, running in node.containers.items():
+                pod = self._pods.get(uid)
+                if pod is None:
+                    raise BrokenPromise(f"7: a container of {uid} runs on {node.name}, and its pod is gone")
+                if not pod.placement or uid in self.robbed:
+                    continue
+                bound = read_placement(pod.placement)
+                if running.in_force != bound:
+                    raise BrokenPromise(f"7: {pod.name} runs by {running.in_force}, not by {bound}")
+                claim, placement = ledger.claims.get(uid), bound.placement
+                held = None if claim is None else (claim.cpus, claim.owned, claim.relocation)
+                wanted = None if placement.floats else (placement.cpus, placement.owned, None)
+                if held != wanted:
+                    raise BrokenPromise(f"7: {pod.name} should hold {wanted} and holds {held}")
+                self.agreeing += 1
+
+
+def _owned(claim: Claim | None) -> str:
+    return "no claim" if claim is None else f"{claim.owned:#b}"

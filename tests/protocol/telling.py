@@ -1,0 +1,17 @@
+"""Telling stories in a process of their own, as when they are replayed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Tell stories in a process of their own, as when they are replayed."""
+    command = [sys.executable, "-m", "tests.protocol", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    return subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)

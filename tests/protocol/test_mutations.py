@@ -1,0 +1,21 @@
+"""Stories notice what they are there to notice: kvplace is broken on purpose, and a promise breaks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.protocol.mutations import MUTATIONS
+from tests.protocol.telling import run
+
+STORIES = 600
+"""Most are noticed within thirty."""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mistake_breaks_a_promise(name: str) -> None:
+    answer = run("--mutation", name, "--count", str(STORIES))
+    assert answer.returncode == 1, f"{STORIES} stories do not notice: {name}"
+    assert re.search(r"^story \d+: [1267]: ", answer.stderr, re.MULTILINE), answer.stderr

@@ -1,0 +1,140 @@
+"""In a large cluster the nodes of planned pods are nominated, unless it is too late."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvplace.core.errors import Unavailable
+from kvplace.core.scalars import NodeName
+from kvplace.kube.records import PodRecord
+from kvplace.kube.watches import PODS
+from kvplace.scheduler.extender import ExtenderSettings
+from tests.controller.replicas import Replica, asking_pod, replica
+from tests.kube.faults import Operation
+from tests.nodes.machines import EIGHT
+from tests.scheduler.counting import Counting
+
+ALWAYS = ExtenderSettings(nominate_from_nodes=1)
+
+
+@pytest.fixture
+def cluster() -> Counting:
+    """Three nodes of eight CPUs."""
+    made = Counting()
+    for name in ("a", "b", "c"):
+        made.create_node(name, topology=EIGHT)
+    return made
+
+
+def several(cluster: Counting, count: int, vcpus: int = 4) -> list[PodRecord]:
+    return [asking_pod(cluster, f"vm-{number}", vcpus, shape=b"of one kind") for number in range(count)]
+
+
+async def seen(one: Replica, count: int) -> None:
+    await one.until(lambda: len(one.cache.pods.records) >= count)
+
+
+def nominated(cluster: Counting) -> dict[str, str]:
+    return {pod.name: pod.nominated for pod in cluster._pods.records.values() if pod.nominated}
+
+
+async def test_planned_pods_get_their_nodes_nominated_and_the_one_asked_about_does_not(
+    cluster: Counting,
+) -> None:
+    pods = several(cluster, 5)
+    async with replica(cluster, extending=ALWAYS) as one:
+        await seen(one, 5)
+        await one.filter(pods[0])
+        await one.until(lambda: len(nominated(cluster)) == 4)
+        assert nominated(cluster) == {"vm-1": "a", "vm-2": "b", "vm-3": "b", "vm-4": "c"}
+        assert (await one.filter(cluster.pod("vm-1"), "a")).names == ["a"]
+        assert await one.bind(pods[1], "a") == ""
+        assert cluster.pod("vm-1").nominated == ""
+
+
+@pytest.mark.parametrize("from_nodes", [0, 4])
+async def test_nothing_is_nominated_in_a_small_cluster_or_when_it_is_switched_off(
+    cluster: Counting, from_nodes: int
+) -> None:
+    pods = several(cluster, 3)
+    async with replica(cluster, extending=ExtenderSettings(nominate_from_nodes=from_nodes)) as one:
+        await seen(one, 3)
+        await one.filter(pods[0])
+        await asyncio.sleep(1)
+        assert nominated(cluster) == {}
+
+
+async def test_a_pod_that_was_claimed_along_is_nominated_to_its_claim(cluster: Counting) -> None:
+    first, second = several(cluster, 2)
+    async with replica(cluster, extending=ALWAYS) as one:
+        sending = cluster.faults.hold(Operation.NOMINATE_NODE)
+        await seen(one, 2)
+        await one.filter(first)
+        await sending.reached.wait()
+        assert await one.bind(first, "a") == ""
+        sending.release()
+        await one.until(lambda: nominated(cluster) == {"vm-1": "a"})
+        assert second.uid in one.claims("a")
+
+
+async def test_a_nomination_that_fails_changes_nothing(cluster: Counting) -> None:
+    pods = several(cluster, 3)
+    async with replica(cluster, extending=ALWAYS) as one:
+        cluster.faults.fail(Operation.NOMINATE_NODE, Unavailable("connection refused"))
+        await seen(one, 3)
+        await one.filter(pods[0])
+        await one.until(lambda: len(nominated(cluster)) == 1)
+        for pod in pods:
+            names = (await one.filter(pod)).names or [NodeName("")]
+            assert await one.bind(pod, names[0]) == ""
+
+
+async def test_what_somebody_else_has_nominated_since_stays(cluster: Counting) -> None:
+    first, _ = several(cluster, 2)
+    async with replica(cluster, extending=ALWAYS) as one:
+        await seen(one, 2)
+        cluster.pause_watches(PODS)
+        cluster.change_pod("default", "vm-1", nominated="c")
+        await one.filter(first)
+        await asyncio.sleep(1)
+        assert nominated(cluster) == {"vm-1": "c"}
+
+
+async def test_a_pod_that_kube_scheduler_asks_about_meanwhile_is_not_nominated(cluster: Counting) -> None:
+    pods = several(cluster, 8, 1)
+    async with replica(cluster, extending=ALWAYS) as one:
+        sending = cluster.faults.hold(Operation.NOMINATE_NODE)
+        await seen(one, 8)
+        await one.filter(pods[0])
+        await sending.reached.wait()
+        await one.filter(pods[7])
+        sending.release()
+        await one.until(lambda: len(nominated(cluster)) == 6)
+        await asyncio.sleep(1)
+        assert "vm-7" not in nominated(cluster)
+
+
+async def test_a_nominated_pod_whose_cores_are_gone_is_refused_there_and_placed_elsewhere(
+    cluster: Counting,
+) -> None:
+    pods = several(cluster, 2, 4)
+    async with replica(cluster, extending=ALWAYS) as one, replica(cluster) as other:
+        await seen(one, 2)
+        await one.filter(pods[0])
+        await one.until(lambda: nominated(cluster) == {"vm-1": "a"})
+        assert await other.bind(asking_pod(cluster, "foreign", 8), "a") == ""
+        await one.until(lambda: one.claims("a"))
+        assert (await one.filter(cluster.pod("vm-1"), "a")).names == []
+        assert (await one.filter(cluster.pod("vm-1"))).names == ["b"]
+
+
+async def test_pods_are_not_planned_over_the_nominated_node_alone(cluster: Counting) -> None:
+    pods = several(cluster, 3, 2)
+    cluster.change_pod("default", "vm-0", nominated="c")
+    async with replica(cluster, extending=ALWAYS) as one:
+        await seen(one, 3)
+        assert (await one.filter(cluster.pod("vm-0"), "c")).names == ["c"]
+        assert one.held() == 1
+        assert (await one.filter(pods[1])).names == ["c"]

@@ -1,0 +1,285 @@
+"""Preempt names the victims whose cores make the VM fit, and nobody in vain; what they leave is reserved."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+
+import msgspec
+import pytest
+
+from kvplace.core.preemption.disruption_budgets import DisruptionBudget, Operator, Requirement
+from kvplace.core.request import OnFailure, Scope
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.records import PodRecord
+from kvplace.scheduler.extender_protocol import (
+    PreemptionArgs,
+    PreemptionResult,
+    SentVictims,
+    read_preemption_args,
+)
+from tests.controller.replicas import Replica, asking_pod, replica
+from tests.kube.faulty_cluster import FaultyCluster
+from tests.nodes.machines import EIGHT, TWO
+
+HIGH = 1000
+
+
+@pytest.fixture
+def cluster() -> FaultyCluster:
+    return FaultyCluster()
+
+
+@pytest.fixture
+async def one(cluster: FaultyCluster) -> AsyncIterator[Replica]:
+    """A replica on two nodes: `two` with two NUMA nodes of eight CPUs, `eight` with one socket of eight."""
+    cluster.create_node("two", topology=TWO)
+    async with replica(cluster) as made:
+        yield made
+
+
+async def running(one: Replica, name: str, vcpus: int, node: str = "two", **asked: object) -> PodRecord:
+    """Bind a VM to a node."""
+    asked = {"scope": Scope.ONE_NUMA, **asked}
+    pod = asking_pod(one.cluster, name, vcpus, **asked)  # type: ignore[arg-type]
+    assert (await one.filter(pod, node)).names == [node]
+    assert await one.bind(pod, node) == ""
+    await one.until(lambda: one.cache.pods.records[pod.uid].node == node)
+    return one.cache.pods.records[pod.uid]
+
+
+def important(cluster: FaultyCluster, name: str = "important", vcpus: int = 8, **asked: object) -> PodRecord:
+    asked = {"scope": Scope.ONE_NUMA, "priority": HIGH, **asked}
+    return asking_pod(cluster, name, vcpus, **asked)  # type: ignore[arg-type]
+
+
+def sent(
+    pod: PodRecord, violations: int = 0, *, alone: bool = True, **nodes: Iterable[PodRecord]
+) -> PreemptionArgs:
+    """What kube-scheduler sends."""
+    victims = {
+        NodeName(node): SentVictims(tuple(one.uid for one in pods), violations)
+        for node, pods in nodes.items()
+    }
+    return PreemptionArgs(pod, pod.resources, not alone, False, victims)
+
+
+async def answer(one: Replica, args: PreemptionArgs) -> dict[str, list[str]]:
+    """The names of the victims by node."""
+    result = await one.extender.preempt(args)
+    names = {uid: record.name for uid, record in one.cache.pods.records.items()}
+    return {
+        node: [names.get(each.uid, each.uid) for each in victims.pods]
+        for node, victims in result.victims.items()
+    }
+
+
+async def test_the_victims_are_those_whose_cores_lie_together_not_those_that_were_sent(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 4) for number in range(4)]  # two on each NUMA node
+    apart = [vms[0], vms[2]]
+    nodes = [one.claims("two")[vm.uid].cpus for vm in vms]
+    assert nodes[0] | nodes[1] == TWO.numa_nodes[0].cpus
+    found = await answer(one, sent(important(one.cluster), two=apart))
+    assert found in ({"two": ["vm-0", "vm-1"]}, {"two": ["vm-2", "vm-3"]})
+
+
+async def test_the_lowest_priorities_go_first(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 4, priority=number) for number in range(4)]
+    assert await answer(one, sent(important(one.cluster), two=vms)) == {"two": ["vm-1", "vm-0"]}
+
+
+async def test_pods_that_ran_before_a_replica_started_are_known_to_it(cluster: FaultyCluster) -> None:
+    cluster.create_node("two", topology=TWO)
+    async with replica(cluster) as before:
+        vms = [await running(before, f"vm-{number}", 8) for number in range(2)]
+    async with replica(cluster) as after:
+        assert await answer(after, sent(important(cluster), two=vms)) == {"two": ["vm-0"]}
+
+
+async def test_where_no_victims_help_nobody_is_evicted(one: Replica) -> None:
+    low = [await running(one, f"low-{number}", 4) for number in range(2)]
+    await running(one, "equal", 4, priority=HIGH)
+    await running(one, "higher", 4, priority=HIGH + 1)
+    assert await answer(one, sent(important(one.cluster, vcpus=16, scope=Scope.ANY), two=low)) == {}
+    assert await answer(one, sent(important(one.cluster, "other"), two=low)) == {"two": ["low-0", "low-1"]}
+
+
+async def test_a_node_where_filter_has_just_found_only_cores_missing_is_looked_at_too(one: Replica) -> None:
+    """kube-scheduler finds no victims there: in number there are CPUs enough."""
+    one.cluster.create_node("eight", topology=EIGHT)
+    keep = [await running(one, f"vm-{number}", 6) for number in range(2)]  # leaves 2 + 2
+    await running(one, "other", 8, "eight", scope=Scope.ONE_SOCKET, priority=5)
+    pod = important(one.cluster, vcpus=4)
+    assert (await one.filter(pod, "two")).names == []
+    other = one.cache.pods.records
+    on_eight = [record for record in other.values() if record.node == "eight"]
+    assert await answer(one, sent(pod, eight=on_eight)) == {"two": ["vm-0"]}
+    assert keep[0].name == "vm-0"
+
+
+async def test_victims_that_end_anyway_are_waited_for_and_nobody_else_is_evicted(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
+    one.cluster.delete_pod("default", "vm-0")
+    await one.until(lambda: one.cache.pods.records[vms[0].uid].deleting)
+    assert await answer(one, sent(important(one.cluster), two=[vms[1]])) == {}
+
+
+async def test_a_pod_that_waits_in_vain_may_evict_others_after_a_while(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
+    one.cluster.delete_pod("default", "vm-0")
+    await one.until(lambda: one.cache.pods.records[vms[0].uid].deleting)
+    pod = important(one.cluster)
+    assert await answer(one, sent(pod, two=[vms[1]])) == {}
+    await asyncio.sleep(121)
+    assert await answer(one, sent(pod, two=[vms[1]])) == {"two": ["vm-1"]}
+
+
+async def test_what_victims_leave_is_kept_for_whom_they_were_evicted(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
+    pod = important(one.cluster)
+    assert (await one.filter(pod)).names == []
+    assert await answer(one, sent(pod, two=vms)) == {"two": ["vm-0"]}
+    one.cluster.delete_pod("default", "vm-0")
+    await one.until(lambda: one.cache.pods.records[vms[0].uid].deleting)
+
+    assert (await one.filter(pod)).names == []  # its QEMU still runs
+    assert await answer(one, sent(pod, two=[vms[1]])) == {}
+    assert await answer(one, sent(important(one.cluster, "next"), two=[vms[1]])) == {"two": ["vm-1"]}
+
+    one.cluster.change_pod("default", "vm-0", compute_terminated=True)
+    await one.until(lambda: vms[0].uid not in one.claims("two"))
+    await one.until(lambda: vms[0].uid not in one.cache.ledger(NodeName("two")).claims)
+    again = asking_pod(one.cluster, "vm-0-again", 4)
+    assert (await one.filter(again)).names == []  # the evicted VM, created again
+    assert (await one.filter(pod)).names == ["two"]
+    assert await one.bind(pod, "two") == ""
+
+
+async def test_a_pod_of_still_higher_priority_takes_what_is_reserved(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 8, priority=number * 5000) for number in range(2)]
+    pod = important(one.cluster)
+    assert await answer(one, sent(pod, two=vms[:1])) == {"two": ["vm-0"]}
+    one.cluster.delete_pod("default", "vm-0", force=True)
+    await one.until(lambda: vms[0].uid not in one.cache.ledger(NodeName("two")).claims)
+    equal = important(one.cluster, "equal")
+    assert (await one.filter(equal)).names == []
+    assert (await one.filter(important(one.cluster, "higher", priority=HIGH + 1))).names == ["two"]
+
+
+async def test_a_reservation_ends_when_nobody_is_evicted(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 6) for number in range(2)]
+    pod = important(one.cluster, vcpus=8)
+    assert await answer(one, sent(pod, two=vms[:1])) == {"two": ["vm-0"]}
+    small = asking_pod(one.cluster, "small", 2, scope=Scope.ONE_NUMA)
+    first = await one.filter(small)
+    held = one.extender.holds.of_pod(small.uid, NodeName("two"))
+    assert first.names == ["two"]
+    assert held is not None
+    assert held.cpus & TWO.numa_nodes[1].cpus  # not beside the victim
+    await asyncio.sleep(31)
+    assert (await one.filter(important(one.cluster, "none", vcpus=16))).names == []
+    assert pod.uid not in one.extender.holds.reservations.by_pod
+
+
+async def test_disruption_budgets_are_respected_and_their_violations_counted(one: Replica) -> None:
+    vms = [
+        await running(
+            one, f"vm-{number}", 4, labels={"app": "kept" if number < 2 else "any"}, priority=number
+        )
+        for number in range(4)
+    ]
+    kept = Requirement("app", Operator.IN, frozenset({"kept"}))
+    one.cluster.disruption_budgets = [DisruptionBudget("default", "kept", (kept,), allowed=0)]
+    pod = important(one.cluster)
+    result = await one.extender.preempt(sent(pod, 2, two=vms[:2]))
+    assert result == PreemptionResult.evicting(NodeName("two"), [vms[3].uid, vms[2].uid], 0)
+
+    whole = important(one.cluster, "whole", 16, scope=Scope.ANY, priority=HIGH + 1)
+    everybody = await one.extender.preempt(sent(whole, 7, two=vms))
+    assert everybody.victims[NodeName("two")].violations == 7  # kube-scheduler's own victims and number
+
+
+async def test_the_violations_of_other_victims_are_counted_here(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 4, labels={"app": "kept"}) for number in range(4)]
+    kept = Requirement("app", Operator.EXISTS)
+    one.cluster.disruption_budgets = [DisruptionBudget("default", "kept", (kept,), allowed=1)]
+    result = await one.extender.preempt(sent(important(one.cluster), 1, two=[vms[0], vms[3]]))
+    (victims,) = result.victims.values()
+    assert (len(victims.pods), victims.violations) == (2, 1)
+
+
+async def test_pods_without_cores_stay_victims_only_where_they_are_needed(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
+    stranger = PodRecord("default", "stranger", PodUid("stranger"))
+    pod = important(one.cluster)
+    args = sent(pod, two=[stranger])
+    assert await answer(one, args) == {"two": ["vm-0"]}  # gives as much as the pod itself requests
+    tied = sent(important(one.cluster, "tied", priority=HIGH + 1), alone=False, two=[stranger, vms[0]])
+    assert await answer(one, tied) == {"two": ["stranger", "vm-0"]}
+
+
+async def test_who_does_not_care_for_cores_is_passed_on_unchanged(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
+    plain = one.cluster.create_pod("plain", priority=HIGH, resources={"cpu": 8000})
+    floating = important(one.cluster, "floating", on_failure=OnFailure.FLOAT)
+    for pod in (plain, floating):
+        assert await answer(one, sent(pod, two=vms)) == {"two": ["vm-0", "vm-1"]}
+
+
+async def test_a_pod_that_must_not_preempt_does_not(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
+    pod = important(one.cluster)
+    args = PreemptionArgs(pod, pod.resources, False, True, sent(pod, two=vms).victims)
+    assert await answer(one, args) == {}
+
+
+def test_requests_are_read_in_both_forms_and_any_case() -> None:
+    pod = {
+        "metadata": {"name": "vm", "namespace": "shop", "uid": "u"},
+        "spec": {
+            "priority": 7,
+            "preemptionPolicy": "Never",
+            "containers": [{"resources": {"requests": {"cpu": "1500m", "memory": "1Gi", "a": "x", "b": []}}}],
+        },
+    }
+    meta = {"Pods": [{"UID": "a"}, {"UID": "b"}], "NumPDBViolations": 2}
+    whole = {"pods": [{"metadata": {"uid": "a"}}, {"metadata": {"uid": "b"}}], "numPDBViolations": 2}
+    for body in (
+        {"Pod": pod, "NodeNameToMetaVictims": {"n": meta, "gone": None}, "NodeNameToVictims": None},
+        {"pod": pod, "nodeNameToVictims": {"n": whole, "gone": {"pods": None}}},
+    ):
+        args = read_preemption_args(json.dumps(body).encode())
+        assert args.victims == {"n": SentVictims(("a", "b"), 2), "gone": SentVictims((), 0)}  # type: ignore[arg-type]
+        assert (args.pod.priority, args.never, args.depends_on_pods) == (7, True, False)
+        assert args.resources == {"cpu": 1500, "memory": 1000 << 30}  # what is no amount counts nothing
+
+
+async def test_a_hundred_nodes_are_answered_without_holding_up_others(cluster: FaultyCluster) -> None:
+    for number in range(100):
+        cluster.create_node(f"n{number:03d}", topology=TWO)
+    async with replica(cluster) as one:
+        vms = {}
+        for number in range(100):
+            name = f"n{number:03d}"
+            vms[name] = [await running(one, f"{name}-{part}", 8, name, priority=number) for part in range(2)]
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(others())
+        args = sent(important(cluster), 0, alone=True, **{name: pods[:1] for name, pods in vms.items()})
+        assert await answer(one, args) == {"n000": ["n000-0"]}
+        beside.cancel()
+        assert turns >= 100
+
+
+def test_an_answer_has_the_shape_that_kube_scheduler_reads() -> None:
+    result = PreemptionResult.evicting(NodeName("n"), [PodUid("a")], 1)
+    assert json.loads(msgspec.json.encode(result)) == {
+        "NodeNameToMetaVictims": {"n": {"Pods": [{"UID": "a"}], "NumPDBViolations": 1}}
+    }

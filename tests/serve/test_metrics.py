@@ -1,0 +1,108 @@
+"""What `/metrics` of `serve` says about the cluster, as of the moment of the scrape."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from harness.certificates import Certificates
+from kvplace.core.annotations import REQUEST
+from kvplace.core.marks import PLACED_LABEL
+from kvplace.core.scalars import NodeName
+from kvplace.serve.process import serving
+from kvplace.service.settings import Address
+from tests.controller.replicas import asking_pod
+from tests.kube.claims import claim, taking
+from tests.kube.faulty_cluster import FaultyCluster
+from tests.nodes.machines import EIGHT, TWO
+from tests.serve.served import settings_for
+
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+async def scraped(address: Address) -> dict[Sample, float]:
+    """Read the metrics as Prometheus does."""
+    async with aiohttp.ClientSession() as session, session.get(f"http://{address}/metrics") as answer:
+        assert answer.status == 200
+        text = await answer.text()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def gauge(samples: dict[Sample, float], name: str, **labels: str) -> float:
+    return samples[f"kvplace_{name}", tuple(sorted(labels.items()))]
+
+
+async def test_a_bind_is_seen_in_holes_claims_ledger_writes_and_placement_time(
+    certificates: Certificates,
+) -> None:
+    cluster = FaultyCluster()
+    cluster.create_node("a", topology=TWO)
+    cluster.create_node("without-description")
+    waiting = asking_pod(cluster, "waiting", 16)
+    pod = asking_pod(cluster, "vm", 4)
+    async with (
+        serving(settings_for(certificates), cluster) as addresses,
+        aiohttp.ClientSession() as session,
+    ):
+        before = await scraped(addresses["health"])
+        assert gauge(before, "cluster_nodes", state="usable") == 1
+        assert gauge(before, "cluster_nodes", state="unusable") == 1
+        assert gauge(before, "cluster_pods", state="waiting") == 2
+        assert gauge(before, "cluster_free_cpus") == 16
+        assert gauge(before, "cluster_nodes_with_hole", scope="numa", cpus="8") == 1
+
+        async def ask(verb: str, body: Any) -> Any:
+            async with session.post(
+                f"https://{addresses['extender']}/v1/{verb}",
+                data=json.dumps(body),
+                ssl=certificates.as_client(certificates.client),
+            ) as answer:
+                return await answer.json()
+
+        metadata = {
+            "name": "vm",
+            "namespace": "default",
+            "uid": pod.uid,
+            "annotations": {REQUEST: pod.request},
+            "labels": {PLACED_LABEL: "true"},
+        }
+        await ask("filter", {"Pod": {"metadata": metadata, "spec": {}}, "NodeNames": ["a"]})
+        held = await scraped(addresses["health"])
+        assert gauge(held, "extender_holds") == 1
+        assert gauge(held, "cluster_free_cpus") == 16
+        binding = {"PodName": "vm", "PodNamespace": "default", "PodUID": pod.uid, "Node": "a"}
+        assert await ask("bind", binding) == {"Error": ""}
+        after = await scraped(addresses["health"])
+    assert gauge(after, "extender_holds") == 0
+    assert gauge(after, "cluster_claims") == 1
+    assert gauge(after, "cluster_free_cpus") == 12
+    assert gauge(after, "cluster_pods", state="bound") == 1
+    assert gauge(after, "cluster_largest_hole_cpus", scope="numa") == 8
+    assert gauge(after, "watch_age_seconds", kind="pods") >= 0
+    assert (
+        gauge(after, "process_certificate_end_timestamp_seconds", use="server")
+        > datetime.now(UTC).timestamp()
+    )
+    for counted in ("extender_placement_seconds_count", "ledger_write_seconds_count", "ledger_changes_total"):
+        assert gauge(after, counted) == gauge(before, counted) + 1
+    assert waiting.uid in {one.uid for one in cluster._pods.records.values()}
+
+
+async def test_the_oldest_claim_without_a_bound_pod_has_its_age(certificates: Certificates) -> None:
+    cluster = FaultyCluster()
+    cluster.create_node("a", topology=EIGHT)
+    pod = asking_pod(cluster, "vm")
+    since = (datetime.now(UTC) - timedelta(seconds=30)).isoformat(timespec="seconds").replace("+00:00", "Z")
+    empty = await cluster.create_ledger(NodeName("a"))
+    await cluster.write_ledger(empty, taking(claim(pod.uid, 0, 1, pod="vm", since=since)))
+    async with serving(settings_for(certificates), cluster) as addresses:
+        found = await scraped(addresses["health"])
+    assert 30 <= gauge(found, "ledger_oldest_unbound_claim_seconds") < 90
