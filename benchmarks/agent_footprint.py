@@ -160,7 +160,7 @@ def node_with_pods(plane: ControlPlane, pods: int) -> list[str]:
     """Install the rights of an agent, and make a node with running pods; returns their UIDs."""
     for folder in ("crd", "agent", "node-resource-topology"):
         plane.kubectl("apply", "--server-side", "-k", str(MANIFESTS / folder))
-    plane.kubectl("wait", "--for=condition=Established", "crd", "--all")
+    plane.wait_for_crds()
     plane.request("POST", "/api/v1/nodes", {"metadata": {"name": NODE, "labels": {"a": "b"}}})
     path = "/api/v1/namespaces/default/pods"
     uids = []

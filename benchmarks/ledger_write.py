@@ -102,7 +102,7 @@ class Server:
 def served(plane: ControlPlane, crd: Json) -> Iterator[None]:
     """Install a custom resource until it is served."""
     plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(crd))
-    plane.kubectl("wait", "--for=condition=Established", f"crd/{crd['metadata']['name']}")
+    plane.wait_for_crds(crd["metadata"]["name"])
     yield
 
 

@@ -37,6 +37,8 @@ SERVICE_SUBNET = IPv4Network("10.96.0.0/16")
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 SERVER_SIDE_APPLY = "application/apply-patch+yaml"
+_ATTEMPTS_TO_WAIT = 500
+"""Each is a start of kubectl, so they last half a minute and more."""
 
 
 class RequestRefused(Exception):
@@ -275,6 +277,22 @@ class ControlPlane:
                 f"kubectl {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}"
             )
         return done.stdout
+
+    def wait_for_crds(self, *names: str) -> None:
+        """Wait until the API server serves these custom resource definitions, without names all there are.
+
+        `kubectl wait` gives up on one whose conditions nobody has written yet; it is asked again then.
+        """
+        which = [f"crd/{name}" for name in names] or ["crd", "--all"]
+        for _ in range(_ATTEMPTS_TO_WAIT):
+            try:
+                self.kubectl("wait", "--for=condition=Established", "--timeout=60s", *which)
+            except KubectlFailed as failed:
+                if ".status.conditions accessor error" not in str(failed):
+                    raise
+            else:
+                return
+        raise KubectlFailed(f"{' '.join(which)}: the API server wrote no conditions")
 
     def kubectl_environment(self, kubeconfig: Path | None = None) -> dict[str, str]:
         """Return an environment in which kubectl talks to this cluster and leaves the user's own files

@@ -25,12 +25,11 @@ def ledger_server(control_plane: ControlPlane) -> ControlPlane:
         "policy/ledger-deletion.yaml",
     ):
         control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(MANIFESTS / file))
-    for kind in (
+    control_plane.wait_for_crds(
         "nodeledgers.kvplace.io",
         "nodetopologies.kvplace.io",
         "noderesourcetopologies.topology.node.k8s.io",
-    ):
-        control_plane.kubectl("wait", "--for=condition=Established", f"crd/{kind}")
+    )
     wait_until_guarded(control_plane)
     return control_plane
 

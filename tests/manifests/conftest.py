@@ -86,4 +86,4 @@ def agent(cluster: ControlPlane) -> Iterator[Agent]:
 def resource_topologies(cluster: ControlPlane, manifests: Path) -> None:
     """Install the kind NodeResourceTopology, as docs/agent.md says."""
     cluster.kubectl("apply", "--server-side", "-k", f"{manifests}/node-resource-topology")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/noderesourcetopologies.topology.node.k8s.io")
+    cluster.wait_for_crds("noderesourcetopologies.topology.node.k8s.io")

@@ -68,7 +68,7 @@ def plane(cluster: ControlPlane) -> ControlPlane:
             },
         },
     )
-    cluster.kubectl("wait", "--for=condition=Established", "crd/virtualmachineinstances.kubevirt.io")
+    cluster.wait_for_crds("virtualmachineinstances.kubevirt.io")
     return cluster
 
 

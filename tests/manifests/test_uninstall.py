@@ -46,10 +46,12 @@ def everything(cluster: ControlPlane) -> set[str]:
 
 
 def test_nothing_is_left_although_a_ledger_still_has_owners(cluster: ControlPlane, manifests: Path) -> None:
+    made_by_the_api_server = ("namespace/default", "namespace/kube-node-lease", "namespace/kube-public")
+    cluster.kubectl("wait", "--for=create", *made_by_the_api_server)
     before = everything(cluster)
     folder = str(manifests / "own-certificates")
     cluster.kubectl("apply", *STRICTLY, "-k", folder)
-    cluster.kubectl("wait", "--for=condition=Established", "crd", "--all")
+    cluster.wait_for_crds()
     cluster.kubectl("apply", "-f", "-", stdin=LEDGER)
     refused(lambda: cluster.request("DELETE", "/apis/kvplace.io/v1alpha1/nodeledgers/worker?dryRun=All"))
     assert everything(cluster) - before

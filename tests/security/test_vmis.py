@@ -26,7 +26,7 @@ def vmis(tenant: Tenant) -> str:
         yaml.CSafeLoader,
     )
     cluster.request("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{crd['metadata']['name']}")
+    cluster.wait_for_crds(crd["metadata"]["name"])
     cluster.kubectl(
         *("create", "role", "edits-vmis", "--verb=*", "--resource=virtualmachineinstances.kubevirt.io"),
         f"--namespace={tenant.namespace}",
