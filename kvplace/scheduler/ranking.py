@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import Enum
 
-from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.cluster.node_bound import StandingBound
 from kvplace.core.cluster.node_choice import Candidate, Fit, Standing, Strategy
-from kvplace.core.ledger import Ledger
-from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
+from kvplace.nodes.node_answer import answer_of
 from kvplace.scheduler.node_states import NodeState, NodeStates
 from kvplace.scheduler.slices import Slice
 
@@ -116,7 +113,9 @@ class Ranking:
         if answer is None:
             fits = self._bound.coarse(state.counts) is not None
             piece.spend(_PLACE_STEPS if fits else _REFUSE_STEPS)
-            answer = self._answers[state] = _ask(state, self._request, self._strategy)
+            answer = self._answers[state] = answer_of(state.snapshot, self._request)
+            if isinstance(answer, Fit):
+                answer.standing(self._strategy)  # computed here, where its steps are counted
         return answer
 
     def _look_closer(
@@ -129,16 +128,3 @@ class Ranking:
             return (bound, _Bound.FINE) if bound is not None else None
         answer = self._answer(state, piece)
         return (answer.standing(self._strategy), answer) if isinstance(answer, Fit) else None
-
-
-def _ask(state: NodeState, request: Request, strategy: Strategy) -> Fit | Refusal:
-    machine, free = state.snapshot.machine, state.snapshot.free
-    answer = place(machine.topology, free, request)
-    if isinstance(answer, Placement):
-        fit = Fit(machine.topology, answer, free, request.vcpus)
-        fit.standing(strategy)  # computed here, where its steps are counted
-        return fit
-    # The allocator takes the whole machine for empty; a node may give out less of it.
-    if machine.is_narrowed and try_place(machine.topology, machine.free(Ledger()), request) is None:
-        return replace(answer, never=True)
-    return answer

@@ -17,8 +17,9 @@ from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
+from kvplace.nodes import node_answer
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine, NodeSnapshot, Unusable
-from kvplace.scheduler import fit_table, ranking, slices
+from kvplace.scheduler import fit_table, slices
 from kvplace.scheduler.fit_table import FitTable
 from tests.core.allocator.random_cases import random_case, random_free, random_request
 from tests.core.machines import make_numa_node, make_package, make_topology
@@ -60,7 +61,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(request.vcpus)
         return place(topology, free, request)
 
-    monkeypatch.setattr(ranking, "place", place_and_count)
+    monkeypatch.setattr(node_answer, "place", place_and_count)
     return found
 
 

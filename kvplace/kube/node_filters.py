@@ -1,0 +1,187 @@
+"""Why kube-scheduler would not send a pod to a node, apart from cores: the filters that are cheap to repeat.
+
+As in kube-scheduler's plugins NodeUnschedulable, NodeName, TaintToleration and NodeAffinity; the others, such
+as volumes, ports and affinity to pods, only kube-scheduler answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+_UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+_READY = "Ready"
+_REPELLING = ("NoSchedule", "NoExecute")
+_OF_UNREADY_NODES = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+class _ApiObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """Base of everything here: keys in camelCase, and not tracked by the garbage collector."""
+
+
+class Taint(_ApiObject, frozen=True):
+    """A taint of a node."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
+
+class Toleration(_ApiObject, frozen=True):
+    """A toleration of a pod."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+    def tolerates(self, taint: Taint) -> bool:
+        """Say whether a taint does not keep the pod away."""
+        if self.effect and self.effect != taint.effect:
+            return False
+        if self.key and self.key != taint.key:
+            return False
+        return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
+
+
+class Requirement(_ApiObject, frozen=True):
+    """One condition on a label or field."""
+
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] | None = None
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Say whether labels meet it; an operator that is not known is not met."""
+        value, values = labels.get(self.key), self.values or ()
+        match self.operator:
+            case "In":
+                return value in values
+            case "NotIn":
+                return value not in values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case "Gt" | "Lt" if value is not None and len(values) == 1:
+                try:
+                    difference = int(value) - int(values[0])
+                except ValueError:
+                    return False
+                return difference > 0 if self.operator == "Gt" else difference < 0
+            case _:
+                return False
+
+
+class Term(_ApiObject, frozen=True):
+    """Conditions that must all hold; a term without any selects nothing."""
+
+    match_expressions: tuple[Requirement, ...] | None = None
+    match_fields: tuple[Requirement, ...] | None = None
+
+    def selects(self, node: NodeObject) -> bool:
+        """Say whether a node meets them."""
+        expressions, fields = self.match_expressions or (), self.match_fields or ()
+        name = {"metadata.name": node.metadata.name}
+        return bool(expressions or fields) and (
+            all(one.holds(node.metadata.labels or {}) for one in expressions)
+            and all(one.holds(name) for one in fields)
+        )
+
+
+class Terms(_ApiObject, frozen=True):
+    """Terms of which one must select the node."""
+
+    node_selector_terms: tuple[Term, ...] | None = None
+
+
+class NodeAffinity(_ApiObject, frozen=True):
+    """What a pod demands of its node; preferences do not matter here."""
+
+    required: Terms | None = msgspec.field(
+        name="requiredDuringSchedulingIgnoredDuringExecution", default=None
+    )
+
+
+class Affinity(_ApiObject, frozen=True):
+    """The part of a pod's affinity that is about nodes."""
+
+    node_affinity: NodeAffinity | None = None
+
+
+class PodDemands(_ApiObject, frozen=True):
+    """What the spec of a pod, or of a VMI, demands of a node."""
+
+    node_selector: dict[str, str] | None = None
+    affinity: Affinity | None = None
+    tolerations: tuple[Toleration, ...] | None = None
+
+
+class NodeMetadata(_ApiObject, frozen=True):
+    """Name and labels of a node."""
+
+    name: str = ""
+    labels: dict[str, str] | None = None
+
+
+class NodeSpec(_ApiObject, frozen=True):
+    """What keeps pods away."""
+
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] | None = None
+
+
+class NodeCondition(_ApiObject, frozen=True):
+    """A condition of a node."""
+
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
+class NodeStatus(_ApiObject, frozen=True):
+    """The conditions of a node."""
+
+    conditions: tuple[NodeCondition, ...] | None = None
+
+
+class NodeObject(_ApiObject, frozen=True):
+    """A node, as far as these filters look at it."""
+
+    metadata: NodeMetadata = NodeMetadata()
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its kubelet says so; a node without the condition has not begun."""
+        return any(one.type == _READY and one.status == "True" for one in self.status.conditions or ())
+
+
+def obstacle(node: NodeObject, demands: PodDemands) -> str:
+    """Say in one clause why a pod cannot go to a node; empty when none of these filters objects."""
+    tolerations = demands.tolerations or ()
+    taints = [one for one in node.spec.taints or () if one.effect in _REPELLING]
+    if node.spec.unschedulable and not _tolerated(Taint(_UNSCHEDULABLE, "", "NoSchedule"), tolerations):
+        return "the node is cordoned (spec.unschedulable)"
+    repelling = [one for one in taints if not _tolerated(one, tolerations)]
+    if not node.is_ready and (not repelling or repelling[0].key in _OF_UNREADY_NODES):
+        return "the node is not Ready"
+    if repelling:
+        return f"the taint {repelling[0]} is not tolerated"
+    labels = node.metadata.labels or {}
+    for key, value in (demands.node_selector or {}).items():
+        if labels.get(key) != value:
+            return f"the node does not have the label {key}={value}"
+    required = demands.affinity and demands.affinity.node_affinity and demands.affinity.node_affinity.required
+    if required and not any(term.selects(node) for term in required.node_selector_terms or ()):
+        return "the node is not one that the pod's nodeAffinity allows"
+    return ""
+
+
+def _tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
+    return any(one.tolerates(taint) for one in tolerations)

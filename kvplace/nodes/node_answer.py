@@ -1,0 +1,24 @@
+"""What a node answers to a request: the question that Filter, Bind and `explain` ask alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvplace.core.allocator.allocate import place, try_place
+from kvplace.core.cluster.node_choice import Fit
+from kvplace.core.ledger import Ledger
+from kvplace.core.refusal import Refusal
+from kvplace.core.request import Request
+from kvplace.nodes.node_machine import NodeSnapshot
+
+
+def answer_of(node: NodeSnapshot, request: Request) -> Fit | Refusal:
+    """Say what a node in this state gives to a VM, or why it does not fit."""
+    machine = node.machine
+    answer = place(machine.topology, node.free, request)
+    if not isinstance(answer, Refusal):
+        return Fit(machine.topology, answer, node.free, request.vcpus)
+    # The allocator takes the whole machine for empty; a node may give out less of it.
+    if machine.is_narrowed and try_place(machine.topology, machine.free(Ledger()), request) is None:
+        return replace(answer, never=True)
+    return answer

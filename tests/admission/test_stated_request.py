@@ -1,0 +1,72 @@
+"""What a VM, VMI or pod states is read before it is created, exactly as admission will store it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvplace.admission.stated_request import stated_request
+from kvplace.core.errors import BadAnnotation, BadBody, Misconfigured
+from kvplace.core.request import EmulatorThreads, Policy
+from tests.admission.makers import ASKS, Json, plain_pod, vm, vmi, vmi_of, written_request
+from tests.admission.pod_admission import admit, launcher
+
+DOMAINS: tuple[Json, ...] = (
+    {},
+    {"cpu": {"sockets": 2, "cores": 3, "threads": 2}, "ioThreadsPolicy": "shared"},
+    {"memory": {"guest": "8Gi", "hugepages": {"pageSize": "1Gi"}}},
+    {"cpu": {}, "resources": {"limits": {"cpu": "3"}, "requests": {"memory": "1Gi"}}},
+)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize(
+    "annotations",
+    [ASKS, {"kvplace.io/cpu-policy": "share", "kvplace.io/explain": "true"}, {"cpu-set": "one-l3"}],
+)
+def test_a_vmi_states_the_request_that_its_pod_gets(domain: Json, annotations: dict[str, str]) -> None:
+    pod = launcher(annotations=annotations)
+    owner = vmi_of(pod, **domain)
+    owner["metadata"]["annotations"] = annotations
+    stored = written_request(admit(pod, owner)[0])
+    assert stated_request(owner) == stored
+
+
+def test_a_vm_states_what_its_vmi_would() -> None:
+    assert stated_request(vm()) == stated_request(vmi())
+
+
+def test_a_plain_pod_states_the_request_that_it_gets_and_nothing_that_needs_a_vm() -> None:
+    pod = plain_pod({"cpu-set": "one-numa", "kvplace.io/emulator-threads": "isolate"})
+    stated = stated_request(pod)
+    assert stated == written_request(admit(pod)[0])
+    assert stated is not None
+    assert stated.request.options.emulator_threads is EmulatorThreads.SHARED
+
+
+@pytest.mark.parametrize(
+    "annotations", [None, {}, {"team": "db"}, {"kvplace.io/cpu-policy": Policy.NONE.value}]
+)
+@pytest.mark.parametrize("make", [vmi, vm, plain_pod])
+def test_what_asks_for_no_cores_states_nothing(make: Any, annotations: dict[str, str] | None) -> None:
+    assert stated_request(make(annotations)) is None
+
+
+@pytest.mark.parametrize("make", [vmi, vm, plain_pod])
+def test_what_admission_would_refuse_is_refused_with_its_sentence(make: Any) -> None:
+    with pytest.raises(BadAnnotation, match="did you mean 'one-numa'"):
+        stated_request(make({"cpu-set": "one-num"}))
+
+
+def test_a_size_that_is_written_elsewhere_is_not_guessed() -> None:
+    small = vm()
+    small["spec"]["instancetype"] = {"name": "u1.small"}
+    with pytest.raises(Misconfigured, match="virtctl expand"):
+        stated_request(small)
+
+
+@pytest.mark.parametrize("kind", [None, "Deployment", 3])
+def test_another_kind_is_named(kind: object) -> None:
+    with pytest.raises(BadBody, match="it must be VirtualMachine, VirtualMachineInstance or Pod"):
+        stated_request({"kind": kind})
