@@ -81,5 +81,5 @@ def _object(
             yield from violations(entry, properties[key], f"{path}.{key}", whole)
         elif isinstance(others, dict):
             yield from violations(entry, others, f"{path}.{key}", whole)
-        elif not schema.get("x-kubernetes-preserve-unknown-fields"):
+        elif others is not True and not schema.get("x-kubernetes-preserve-unknown-fields"):
             yield f"{path}.{key} is not known to the schema"

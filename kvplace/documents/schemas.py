@@ -11,6 +11,7 @@ from kvplace.documents.cluster import ClusterDocument
 from kvplace.documents.model import json_schema
 from kvplace.documents.request import request_schema
 from kvplace.documents.requests import RequestsDocument
+from kvplace.documents.rollout import RolloutDocument
 from kvplace.documents.scenario import ScenarioDocument
 from kvplace.documents.serve import ServeDocument
 
@@ -18,6 +19,7 @@ _SCHEMAS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "cluster": partial(json_schema, ClusterDocument),
     "request": request_schema,
     "requests": partial(json_schema, RequestsDocument),
+    "rollout": partial(json_schema, RolloutDocument),
     "scenario": partial(json_schema, ScenarioDocument),
     "serve": partial(json_schema, ServeDocument),
 }

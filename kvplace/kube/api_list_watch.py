@@ -20,6 +20,7 @@ from kvplace.kube.session import (
     Call,
     LineStream,
     Session,
+    path_of,
 )
 from kvplace.kube.watches import Apply, Delete, Selector
 
@@ -61,6 +62,13 @@ class Resource(Generic[R]):
         """Describe a resource whose objects the decoder reads; `record` raises Unreadable then."""
         return cls(name, path, lambda raw: record(decoded(decoder, raw, name)), metadata_only)
 
+    def path_in(self, namespace: str) -> str:
+        """Return the path of the resource in a namespace; of all of its objects for an empty one."""
+        if not namespace:
+            return self.path
+        version, _, plural = self.path.rpartition("/")
+        return f"{version}{path_of('namespaces', namespace, plural)}"
+
 
 class ApiListWatch(Generic[R]):
     """The selected objects of one resource, as the list+watch state machine wants them."""
@@ -71,6 +79,7 @@ class ApiListWatch(Generic[R]):
         self._session = session
         self._resource = resource
         self._page_size = page_size
+        self._path = resource.path_in(selector.namespace)
         self._selection = {
             parameter: ",".join(f"{name}={value}" for name, value in chosen.items())
             for parameter, chosen in (("labelSelector", selector.labels), ("fieldSelector", selector.fields))
@@ -115,7 +124,7 @@ class ApiListWatch(Generic[R]):
         return Call(
             verb,
             self._resource.name,
-            self._resource.path,
+            self._path,
             query={**query, **self._selection},
             accept=metadata_only if self._resource.metadata_only else JSON,
         )

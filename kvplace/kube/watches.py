@@ -21,6 +21,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 NAME_FIELD = "metadata.name"
+NAMESPACE_FIELD = "metadata.namespace"
 NODE_FIELD = "spec.nodeName"
 
 
@@ -42,7 +43,11 @@ class Kind(Generic[K, R]):
 PODS: Kind[PodUid, PodRecord] = Kind(
     "pods",
     lambda record: record.uid,
-    {NAME_FIELD: lambda record: record.name, NODE_FIELD: lambda record: record.node},
+    {
+        NAME_FIELD: lambda record: record.name,
+        NAMESPACE_FIELD: lambda record: record.namespace,
+        NODE_FIELD: lambda record: record.node,
+    },
 )
 NODES: Kind[NodeName, NodeRecord] = Kind(
     "nodes", lambda record: record.name, {NAME_FIELD: lambda record: record.name}
@@ -51,7 +56,9 @@ TOPOLOGIES: Kind[NodeName, TopologyRecord] = Kind(
     "nodetopologies", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
 )
 VMIS: Kind[str, VmiRecord] = Kind(
-    "virtualmachineinstances", lambda record: record.uid, {NAME_FIELD: lambda record: record.name}
+    "virtualmachineinstances",
+    lambda record: record.uid,
+    {NAME_FIELD: lambda record: record.name, NAMESPACE_FIELD: lambda record: record.namespace},
 )
 LEDGERS: Kind[NodeName, LedgerRecord] = Kind(
     "nodeledgers", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
@@ -64,18 +71,21 @@ class Selector:
 
     labels: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
+    namespace: str = ""
+    """Only objects of this namespace, for which a right in that namespace is enough; empty for all."""
 
     def check(self, kind: Kind[K, R]) -> None:
         """Raise ValueError for a field that the API server does not select this kind by."""
-        for name in self.fields:
+        for name in (*self.fields, *([NAMESPACE_FIELD] if self.namespace else ())):
             if name not in kind.fields:
                 known = ", ".join(kind.fields)
                 raise ValueError(f"{kind.name} cannot be selected by field {name}, only by {known}")
 
     def selects(self, kind: Kind[K, R], record: R, labels: Mapping[str, str]) -> bool:
         """Say whether a watch with this selector reports an object."""
+        fields = {**self.fields, **({NAMESPACE_FIELD: self.namespace} if self.namespace else {})}
         return all(labels.get(name) == value for name, value in self.labels.items()) and all(
-            kind.fields[name](record) == value for name, value in self.fields.items()
+            kind.fields[name](record) == value for name, value in fields.items()
         )
 
 

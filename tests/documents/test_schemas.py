@@ -14,6 +14,8 @@ from kvplace.documents.cluster import ClusterDocument
 from kvplace.documents.model import Document, read_model
 from kvplace.documents.reading import read_document
 from kvplace.documents.requests import RequestsDocument
+from kvplace.documents.rollout import EXAMPLE as ROLLOUT_EXAMPLE
+from kvplace.documents.rollout import RolloutDocument
 from kvplace.documents.scenario import ScenarioDocument
 from kvplace.documents.schemas import SCHEMA_NAMES, schema_of
 from kvplace.documents.serve import ServeDocument
@@ -46,12 +48,22 @@ SERVE: dict[str, Any] = {
     "extenderAddress": "[::]:1", "admissionAddress": "0.0.0.0:2", "healthAddress": "0.0.0.0:3",
     "logLevel": "debug",
 }  # fmt: skip
+ROLLOUT: dict[str, Any] = {
+    "name": "shop", "namespace": "test", "waves": [1, "10%"], "maxInFlight": 20, "maxFailures": 3,
+    "until": "running", "timeout": "15m",
+    "vms": [
+        {"name": "web", "count": 3, "template": "web.yaml"},
+        {"names": ["a", "b"], "template": {"kind": "VirtualMachine"}},
+    ],
+}  # fmt: skip
 WHOLE: list[tuple[str, type[Document], dict[str, Any]]] = [
     ("cluster", ClusterDocument, {"nodes": NODES}),
     ("scenario", ScenarioDocument, SCENARIO),
     ("scenario", ScenarioDocument, TRACE),
     ("requests", RequestsDocument, REQUESTS),
     ("serve", ServeDocument, SERVE),
+    ("rollout", RolloutDocument, ROLLOUT),
+    ("rollout", RolloutDocument, read_document(ROLLOUT_EXAMPLE, "the example")),
 ]
 
 

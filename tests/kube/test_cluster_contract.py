@@ -251,6 +251,15 @@ class Contract:
         assert [*reported[:2], reported[-1]] == [(InitApply, "here"), (Apply, "comes"), (Delete, "here")]
         assert {name for _, name in reported} == {"here", "comes"}
 
+    async def test_pods_are_selected_by_namespace(self, world: World) -> None:
+        world.create_pod("early")
+        one, other = Selector(namespace=world.namespace), Selector(namespace="kube-system")
+        async with watching(world.cluster, PODS, one) as here, watching(world.cluster, PODS, other) as there:
+            late = world.create_pod("late")
+            await here.until(lambda event: event.record.uid == late)
+        assert not of_namespace(there, world)
+        assert of_namespace(here, world) == [(InitApply, "early"), (Apply, "late")]
+
     @pytest.mark.parametrize("kind", [NODES, TOPOLOGIES, LEDGERS])
     async def test_one_object_is_selected_by_name(self, world: World, kind: Kind[Any, Any]) -> None:
         mine, other = world.named("mine"), world.named("other")
@@ -276,6 +285,8 @@ class Contract:
     def test_a_field_that_the_api_server_does_not_select_by_is_an_error_at_once(self, world: World) -> None:
         with pytest.raises(ValueError, match=r"nodes cannot be selected by field spec\.nodeName"):
             world.cluster.watch(NODES, Selector(fields={NODE_FIELD: "worker"}))
+        with pytest.raises(ValueError, match=r"nodes cannot be selected by field metadata\.namespace"):
+            world.cluster.watch(NODES, Selector(namespace="default"))
 
     # Watching
 
