@@ -5,6 +5,7 @@
     Wait  ──▶ the node's agent carries it out and reports the revision
     Finish ─▶ ledger: the claim holds the new placement alone
     GoBack ─▶ the agent reports that it failed: the old placement becomes one more revision
+    Resume ─▶ it reports so of a relocation that somebody has taken out of the ledger: put it back there
 
 Each step follows from the ledger, the pod and the agent's report alone, so it does not matter who made the
 last one, or whether its answer arrived.
@@ -18,7 +19,7 @@ from typing import TypeAlias
 from kvplace.controller.claim_action import has_ended
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.ledger import Claim
+from kvplace.core.ledger import Claim, Relocation
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import GuestNuma, PinningOptions, Policy
 from kvplace.core.request_document import PodRequest, read_pod_request
@@ -62,7 +63,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The agent has not reported yet."""
+    """Somebody else is next: the agent, or the reconciler, which restores a claim that was taken away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,14 @@ class GoBack:
     why: str
 
 
-Step: TypeAlias = Nothing | Cannot | Begin | Write | Wait | Finish | GoBack
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The agent has undone a revision, and the ledger no longer knows what the pod runs by instead."""
+
+    relocation: Relocation
+
+
+Step: TypeAlias = Nothing | Cannot | Begin | Write | Wait | Finish | GoBack | Resume
 
 
 def next_step(
@@ -105,6 +113,9 @@ def next_step(
         return Nothing()  # the reconciler and the agent report it
     if claim is not None and claim.relocation is not None:
         return _go_on(claim, placed, report)
+    undone_to = _undone_to(placed, report)
+    if placed is not None and undone_to is not None:
+        return Resume(Relocation(placed, undone_to)) if _holds(claim, placed) else Wait()
     if asked is None:
         return Nothing()
     try:
@@ -121,8 +132,30 @@ def next_step(
     obstacle = _obstacle(pod, placed, asked, enforces=enforces, migrates=migrates)
     if obstacle:
         return Cannot(obstacle)
+    if placed is not None and not _holds(claim, placed):
+        return Wait()
     asking = replace(pod_request, request=replace(pod_request.request, options=asked))
     return Begin(asking, placed)
+
+
+def _undone_to(placed: PodPlacement | None, report: PodReport | None) -> PodPlacement | None:
+    """Return what a pod runs by because its agent has undone the newest revision; None if it has not."""
+    if placed is None or report is None or report.failed_revision != placed.revision:
+        return None
+    try:
+        found = PodPlacement.from_json(report.undone_to)
+    except BadAnnotation:
+        return None
+    is_before = (found.pod_uid, found.node) == (placed.pod_uid, placed.node)
+    return found if is_before and found.revision < placed.revision else None
+
+
+def _holds(claim: Claim | None, placed: PodPlacement) -> bool:
+    """Whether a claim holds all that a pod uses: a relocation keeps only what its claim holds already."""
+    cpus, owned = placed.placement.cpus, placed.placement.owned
+    if claim is None:
+        return placed.placement.floats
+    return not (cpus & ~claim.cpus or owned & ~claim.owned)
 
 
 def _go_on(claim: Claim, placed: PodPlacement | None, report: PodReport | None) -> Step:

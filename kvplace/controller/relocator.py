@@ -15,7 +15,17 @@ from typing import Protocol
 from kvplace.controller.claim_action import has_ended
 from kvplace.controller.metrics import RELOCATIONS
 from kvplace.controller.pod_index import PodIndex
-from kvplace.controller.relocation_step import Begin, Cannot, Finish, GoBack, Nothing, Wait, Write, next_step
+from kvplace.controller.relocation_step import (
+    Begin,
+    Cannot,
+    Finish,
+    GoBack,
+    Nothing,
+    Resume,
+    Wait,
+    Write,
+    next_step,
+)
 from kvplace.core.allocator.allocate import place, try_place
 from kvplace.core.annotations import CRANE_RESULT, read_options
 from kvplace.core.cpu_map import CPU_MAP
@@ -25,7 +35,13 @@ from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_o
 from kvplace.core.log_fields import about_pod
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.refusal import Refusal
-from kvplace.core.relocation import claim_after_relocation, claim_while_relocating, way_back
+from kvplace.core.relocation import (
+    claim_after_relocation,
+    claim_while_relocating,
+    claim_with_lost_relocation,
+    held_by_others,
+    way_back,
+)
 from kvplace.core.request import PinningOptions, Policy, Request
 from kvplace.core.request_document import read_pod_request
 from kvplace.core.result_annotations import result_annotations
@@ -147,6 +163,8 @@ class Relocator:
             case GoBack(failed, why):
                 await self._go_back(node, pod, failed, why)
                 return True
+            case Resume(relocation):
+                return await self._resume(node, pod, relocation)
 
     def _asked(self, pod: PodRecord) -> PinningOptions | None:
         """Read what a pod's owner asks for now; None where nobody has edited it."""
@@ -267,6 +285,28 @@ class Relocator:
 
         await self._cache.ledgers.change(node, decide)
         await self._cannot(pod, f"revision {failed.revision} failed on {node} and was undone: {why}")
+
+    # Resume.
+
+    async def _resume(self, node: NodeName, pod: PodRecord, lost: Relocation) -> bool:
+        """Claim again what the pod runs by, beside its newest placement; returns whether that was done."""
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, str]:
+            stored = ledger.claims.get(pod.uid)
+            if stored is None or stored.relocation is not None or stored.revision > lost.next.revision:
+                return LedgerChange(), ""  # another replica was faster
+            claim = claim_with_lost_relocation(stored, lost)
+            if taken := held_by_others(ledger, claim):
+                return LedgerChange(), (
+                    f"revision {lost.next.revision} failed on {node} and was undone, but CPUs "
+                    f"{format_cpu_list(taken)}, on which it runs, belong to others by now; restart it"
+                )
+            return LedgerChange(claims=(claim,)), ""
+
+        why = await self._cache.ledgers.change(node, decide)
+        if why:
+            await self._cannot(pod, why)
+        return not why
 
     # Answers.
 

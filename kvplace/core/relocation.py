@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from kvplace.core.ledger import Claim, Relocation, claim_of
-from kvplace.core.placement import PodPlacement
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Policy
+from kvplace.core.scalars import NO_CPUS, CpuMask
 
 _Key = TypeVar("_Key")
 _Amount = TypeVar("_Amount", bound=int)
@@ -64,6 +65,28 @@ def way_back(claim: Claim, failed: PodPlacement) -> Claim:
     back = before or PodPlacement.floating(pod_uid=failed.pod_uid, node=failed.node)
     again = replace(back, revision=failed.revision + 1, options=failed.options)
     return replace(claim, relocation=Relocation(again, again))
+
+
+def claim_with_lost_relocation(claim: Claim, lost: Relocation) -> Claim:
+    """Return what a claim held before somebody took it out of the ledger during a relocation."""
+    before = lost.previous.placement if lost.previous is not None else Placement(Policy.NONE, (), NO_CPUS)
+    held = claim_of(
+        claim.uid,
+        before,
+        namespace=claim.namespace,
+        pod=claim.pod,
+        vmi=claim.vmi,
+        since=claim.since,
+        revision=claim.revision,
+    )
+    return claim_while_relocating(held, lost)
+
+
+def held_by_others(ledger: Ledger, claim: Claim) -> CpuMask:
+    """Return the CPUs of a claim that other pods own, or name where it would own them."""
+    others = ledger.after(LedgerChange(releases=(claim.uid,)))
+    own_pool = claim.cpus & ~claim.owned if claim.policy is Policy.NUMA else NO_CPUS
+    return CpuMask(claim.cpus & ~own_pool & others.owned | claim.owned & others.named)
 
 
 def _larger(one: Mapping[_Key, _Amount], other: Mapping[_Key, _Amount]) -> dict[_Key, _Amount]:

@@ -71,5 +71,5 @@ def _pod_document(pod: PodReport) -> dict[str, Any]:
         "drift": pod.drift[:1024],
     }
     # Revisions begin at 1; 0 means none, which is no field.
-    numbers = {"revision": pod.revision, "failedRevision": pod.failed_revision}
-    return {**document, **{key: number for key, number in numbers.items() if number}}
+    optional = {"revision": pod.revision, "failedRevision": pod.failed_revision, "undoneTo": pod.undone_to}
+    return {**document, **{key: value for key, value in optional.items() if value}}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvplace.controller.relocator import RELOCATED
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Unavailable
+from kvplace.core.ledger import LedgerChange
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy, Scope
 from kvplace.core.request_document import PodRequest, write_request
@@ -224,6 +225,55 @@ async def test_what_the_agent_cannot_carry_out_is_taken_back_and_not_tried_again
         assert found is not None
         assert found.status is False
         assert "no free huge pages" in found.message
+
+
+async def test_what_failed_is_taken_back_although_somebody_has_taken_the_claim_away_meanwhile(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await wide(one, agent)
+        first = agent.stored(pod).placement
+        edit(cluster, pod, {"cpu-set": "one-numa"})
+        second = await until_written(one, agent, pod, 2)
+        cluster.put_ledger("n1", agent.ledger.after(LedgerChange(releases=(pod.uid,))))
+        await one.until(lambda: pod.uid in agent.ledger.claims)
+        assert agent.ledger.claims[pod.uid].owned == second.placement.owned
+        agent.fail(pod)
+        back = await until_written(one, agent, pod, 3)
+        assert back.placement == first
+        agent.carry_out(pod)
+        await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
+        assert agent.ledger.claims[pod.uid].owned == first.owned
+
+
+async def test_when_its_former_cores_were_given_away_meanwhile_its_owner_is_told_to_restart_it(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await wide(one, agent)
+        edit(cluster, pod, {"cpu-set": "one-numa"})
+        await until_written(one, agent, pod, 2)
+        cluster.put_ledger("n1", agent.ledger.after(LedgerChange(releases=(pod.uid,))))
+        await one.until(lambda: pod.uid in agent.ledger.claims)
+        assert await one.bind(asking_pod(cluster, "other", 6, scope=Scope.ANY), "n1") == ""
+        before = agent.ledger
+        agent.fail(pod)
+        await one.until(lambda: "restart" in str(condition(cluster, pod)))
+        assert (agent.ledger, agent.stored(pod).revision) == (before, 2)
+
+
+async def test_a_vm_is_not_moved_before_a_claim_that_was_taken_away_is_back(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await wide(one, agent)
+        held = agent.ledger.claims[pod.uid]
+        edit(cluster, pod, {"cpu-set": "one-numa"})
+        cluster.put_ledger("n1", agent.ledger.after(LedgerChange(releases=(pod.uid,))))
+        await one.until(lambda: one.cache.ledger(NodeName("n1")).claims.get(pod.uid) is None)
+        await one.controller.relocator.relocate(NodeName("n1"))
+        await until_written(one, agent, pod, 2)
+        assert not held.owned & ~agent.ledger.claims[pod.uid].owned
 
 
 async def test_a_way_back_that_fails_too_waits_for_the_agent_instead_of_going_in_circles(

@@ -80,12 +80,21 @@ class SimulatedNode:
     """What the agent has written last."""
     _agent_wakes: asyncio.Event = field(default_factory=asyncio.Event)
     _kubelet_wakes: asyncio.Event = field(default_factory=asyncio.Event)
+    _restarts: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.topology = self.machines[0]
 
     async def run(self) -> None:
-        """Play kubelet and agent until cancelled."""
+        """Play kubelet and agent until cancelled, each time from what the API server knows then."""
+        while True:
+            self._restarts.clear()
+            async with asyncio.TaskGroup() as group:
+                life = group.create_task(self._live())
+                await self._restarts.wait()
+                life.cancel()
+
+    async def _live(self) -> None:
         pods = Store(PODS, Selector(fields={NODE_FIELD: self.name}))
         pods.subscribe(lambda _before, _after: self.wake())
         async with asyncio.TaskGroup() as group:
@@ -108,8 +117,11 @@ class SimulatedNode:
     def register(self, pods: Iterable[PodUid]) -> None:
         """Register with the API server, again if need be; `pods` are those that it knows.
 
-        What nobody else can know of, containers of pods that are gone, has been ended by then.
+        A kubelet registers when it starts only, so one whose Node was deleted has been started again. What
+        nobody else can know of, containers of pods that are gone, has been ended by then.
         """
+        if self.view._nodes.get(self.name) is None:
+            self._restarts.set()
         if self.is_forgotten:
             for uid in self.containers.keys() - set(pods):
                 self._kill(uid)
@@ -141,6 +153,8 @@ class SimulatedNode:
 
     async def _start(self, pod: PodRecord) -> None:
         """Start the container of a pod as the kubelet knows it; it may be gone by now."""
+        if self._restarts.is_set():
+            return
         in_force = read_placement(pod.placement) if pod.placement else None
         self.containers[pod.uid] = Running(in_force)
         self._changed()
@@ -208,6 +222,7 @@ class SimulatedNode:
                 running=True,
                 pinned=running.moving_to is None,
                 failed_revision=running.failed,
+                undone_to=running.in_force.to_json() if running.failed and running.in_force else "",
                 drift="it could not be moved" if running.failed else "",
             )
             for uid, running in self.containers.items()

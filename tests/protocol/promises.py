@@ -13,8 +13,9 @@ from kvplace.controller.claim_action import has_ended
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Corrupt
-from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.placement import PodPlacement
+from kvplace.core.relocation import held_by_others
 from kvplace.core.request import Policy
 from kvplace.core.request_document import read_pod_request
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
@@ -23,7 +24,7 @@ from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.nodes.node_machine import Unusable, describe_node
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.protocol.diary import Diary
-from tests.protocol.node import ContainerChanges, SimulatedNode, read_placement
+from tests.protocol.node import ContainerChanges, Running, SimulatedNode, read_placement
 
 R = TypeVar("R")
 
@@ -256,7 +257,7 @@ class Promises:
                 pod = self._pods.get(uid)
                 if pod is None:
                     raise BrokenPromise(f"7: a container of {uid} runs on {node.name}, and its pod is gone")
-                if not pod.placement or uid in self.robbed:
+                if not pod.placement or (uid in self.robbed and self._given_away(ledger, uid, running)):
                     continue
                 bound = read_placement(pod.placement)
                 if running.in_force != bound:
@@ -267,6 +268,13 @@ class Promises:
                 if held != wanted:
                     raise BrokenPromise(f"7: {pod.name} should hold {wanted} and holds {held}")
                 self.agreeing += 1
+
+    def _given_away(self, ledger: Ledger, uid: PodUid, running: Running) -> bool:
+        """Whether CPUs on which a robbed pod runs are others' by now, which only a person can mend."""
+        if running.in_force is None:
+            return False
+        placement = running.in_force.placement
+        return bool(held_by_others(ledger, claim_of(uid, placement)))
 
 
 def _owned(claim: Claim | None) -> str:
