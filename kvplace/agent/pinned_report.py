@@ -17,9 +17,9 @@ from kvplace.agent.verification import (
     ThreadDifference,
 )
 from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.marks import PINNED
 from kvplace.kube.conditions import Condition
 
-PINNED = "kvplace.io/Pinned"
 _SHOWN = 3
 """Differences that a message names; the others are only counted."""
 

@@ -29,9 +29,10 @@ from kvplace.agent.enforced_containers import EnforcedContainers
 from kvplace.agent.libvirt_pins import LibvirtFailed, LibvirtPins
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
-from kvplace.agent.pinned_report import PINNED, Verdict, differences_in_words
+from kvplace.agent.pinned_report import Verdict, differences_in_words
 from kvplace.agent.pinning_sweep import Finding, PinningSweep
 from kvplace.agent.verification import CpusetDifference
+from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, PodUid
 from kvplace.kube.conditions import Condition

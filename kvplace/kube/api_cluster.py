@@ -124,8 +124,11 @@ class ApiCluster:
 
     def list_watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> ListWatch[R]:
         """Return the selected objects of a kind as `step` wants them."""
-        selector.check(kind)
-        return ApiListWatch(self._session, self._resources[kind], selector, page_size=self._page_size)
+        return self._list_watch(kind, selector)
+
+    async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
+        """Read all selected objects of a kind once, page by page; raises the errors of this module."""
+        return await self._list_watch(kind, selector).read_all()
 
     async def bind(
         self, namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]
@@ -164,15 +167,7 @@ class ApiCluster:
 
     async def read_disruption_budgets(self) -> tuple[DisruptionBudget, ...]:
         """Read all PodDisruptionBudgets of the cluster, page by page."""
-        listing = ApiListWatch(self._session, _BUDGETS, EVERYTHING, page_size=self._page_size)
-        found: list[DisruptionBudget] = []
-        page = ""
-        while True:
-            answer = await listing.list_page(page)
-            found += answer.records
-            page = answer.next_page
-            if not page:
-                return tuple(found)
+        return await ApiListWatch(self._session, _BUDGETS, EVERYTHING, page_size=self._page_size).read_all()
 
     async def replace_placement(
         self, namespace: str, pod: str, uid: PodUid, annotations: Mapping[str, str | None]
@@ -446,6 +441,10 @@ class ApiCluster:
     async def close(self) -> None:
         """End all watches and connections."""
         await self._session.close()
+
+    def _list_watch(self, kind: Kind[K, R], selector: Selector) -> ApiListWatch[R]:
+        selector.check(kind)
+        return ApiListWatch(self._session, self._resources[kind], selector, page_size=self._page_size)
 
     def _ledger_record(self, document: CustomObject) -> LedgerRecord:
         """Read a watched ledger, unless it is the echo of a write of ours, as most are.

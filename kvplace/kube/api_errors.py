@@ -3,9 +3,10 @@
 409                                Conflict
 422 by the ownership rule          OwnershipConflict
 422 and 400 otherwise              Rejected (Misconfigured): the manifests do not match the cluster
-404                                Missing (Refused)
+404                                Missing (Refused), with the resource
 410                                Expired (Unavailable): the past that was asked for is forgotten
-401 after fresh credentials, 403   Forbidden
+401 after fresh credentials        Unauthenticated (Forbidden)
+403                                Denied (Forbidden), with the right that is missing
 429, 5xx, timeouts, connections    ApiUnavailable, with the pause that the server asks for
 """
 
@@ -63,6 +64,25 @@ class Unreadable(Unavailable):
 class Missing(Refused):
     """There is no such object, or the API server does not serve its kind."""
 
+    def __init__(self, what: str, resource: str = "") -> None:
+        super().__init__(what)
+        self.resource = resource
+
+
+class Unauthenticated(Forbidden):
+    """The API server does not know who we are."""
+
+
+class Denied(Forbidden):
+    """We lack a right."""
+
+    def __init__(self, verb: str, resource: str, said: str) -> None:
+        super().__init__(f"the API server denies {verb} on {resource} ({said}); check the role in manifests/")
+        self.verb = verb
+        self.resource = resource
+        self.said = said
+        """The API server's own words, which name the user."""
+
 
 class Rejected(Misconfigured):
     """The API server finds the content of a write invalid."""
@@ -101,15 +121,13 @@ def error_of_status(
     said = status.message or status.reason or f"HTTP {status.code}"
     match status.code:
         case 401:
-            return Forbidden(
+            return Unauthenticated(
                 f"{what}: the API server rejects the credentials ({said}); renew the token or kubeconfig"
             )
         case 403:
-            return Forbidden(
-                f"the API server denies {verb} on {resource} ({said}); check the role in manifests/"
-            )
+            return Denied(verb, resource, said)
         case 404:
-            return Missing(f"{what}: {said}")
+            return Missing(f"{what}: {said}", resource)
         case 409:
             return Conflict(f"{what}: {said}")
         case 410:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
 import msgspec
 
-from kvplace.kube.api_errors import decoded, error_of_status, read_status
+from kvplace.kube.api_errors import Expired, decoded, error_of_status, read_status
 from kvplace.kube.list_watch import Change, Page
 from kvplace.kube.objects import ObjectList, VersionOnly, WatchLine
 from kvplace.kube.session import (
@@ -80,10 +80,11 @@ class ApiListWatch(Generic[R]):
         self._resource = resource
         self._page_size = page_size
         self._path = resource.path_in(selector.namespace)
+        labels = [*_equal(selector.labels), *map(str, selector.label_terms)]
         self._selection = {
-            parameter: ",".join(f"{name}={value}" for name, value in chosen.items())
-            for parameter, chosen in (("labelSelector", selector.labels), ("fieldSelector", selector.fields))
-            if chosen
+            parameter: ",".join(terms)
+            for parameter, terms in (("labelSelector", labels), ("fieldSelector", _equal(selector.fields)))
+            if terms
         }
 
     @property
@@ -109,6 +110,23 @@ class ApiListWatch(Generic[R]):
             answer.metadata.resource_version,
         )
 
+    async def read_all(self) -> tuple[R, ...]:
+        """Read the whole list once; one that expires between two pages is begun again, once."""
+        try:
+            return await self._pages()
+        except Expired:
+            return await self._pages()
+
+    async def _pages(self) -> tuple[R, ...]:
+        found: list[R] = []
+        page = ""
+        while True:
+            answer = await self.list_page(page)
+            found += answer.records
+            page = answer.next_page
+            if not page:
+                return tuple(found)
+
     async def open_watch(self, resource_version: str) -> ApiStream[R]:
         query = {
             "watch": "1",
@@ -128,6 +146,10 @@ class ApiListWatch(Generic[R]):
             query={**query, **self._selection},
             accept=metadata_only if self._resource.metadata_only else JSON,
         )
+
+
+def _equal(chosen: Mapping[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in chosen.items()]
 
 
 class ApiStream(Generic[R_co]):

@@ -1,23 +1,28 @@
 """The address of the API server and the credentials for it.
 
-In a pod they are its service account's, which are read here: the token again once a minute, since the kubelet
-replaces it. kubeconfig files, exec plugins, OIDC and client certificates are left to the official client
-(`kubernetes.aio.config`), which is imported only for them: it takes half a second and 35 MB. Everything is
-loaded again when the API server answers 401, which covers what has been rotated.
+In a pod they are its service account's, else those of a context of a kubeconfig. Tokens and client
+certificates are read here; a token in a file is read again once a minute, since the kubelet replaces it.
+Plugins (`exec`) and OIDC are left to the official client (`kubernetes.aio.config`), which is imported only
+for them: it takes half a second and 35 MB. Everything is loaded again when the API server answers 401, which
+covers what has been rotated.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
 import os
 import ssl
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvplace.core.errors import Misconfigured
+from kvplace.kube.kubeconfig import KubeContext, kubeconfig_files, read_context
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet mounts a pod's token and the CA of the API server."""
@@ -30,9 +35,22 @@ class CredentialOptions:
     """Which configuration to use; by default that of kubectl, or the pod's service account."""
 
     kubeconfig: str | None = None
+    """One file, or several as KUBECONFIG lists them."""
     context: str | None = None
+    """Name of a context; None for the current one."""
     token: str | None = None
     """Bearer token to use instead of the user in the kubeconfig."""
+    user: str | None = None
+    """Act as this user, with the right to impersonate it."""
+    groups: tuple[str, ...] = ()
+    """The groups of that user."""
+
+    @property
+    def impersonation(self) -> tuple[tuple[str, str], ...]:
+        """The headers that ask the API server to act as that user."""
+        if self.user is None:
+            return ()
+        return ("Impersonate-User", self.user), *(("Impersonate-Group", group) for group in self.groups)
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,8 @@ class Credentials:
     server: str
     authorization: Callable[[], Awaitable[str | None]]
     """Returns the Authorization header; None when a client certificate is used instead."""
+    namespace: str = "default"
+    """The namespace of calls that name none."""
     tls: ssl.SSLContext | None = None
     """None for a server without TLS."""
     proxy: str | None = None
@@ -50,18 +70,14 @@ class Credentials:
 
 async def load_credentials(options: CredentialOptions) -> Credentials:
     """Load the configuration; raises Misconfigured that says what is missing and where."""
-    path = options.kubeconfig or _default_kubeconfig()
-    if path is not None:
-        return await _of_kubeconfig(path, options)
+    files = kubeconfig_files(options.kubeconfig)
+    if files is not None:
+        return await _of_context(read_context(files, options.context), options.token)
+    if options.context is not None:
+        raise Misconfigured(
+            f"there is no kubeconfig with a context {options.context!r}: name one with --kubeconfig"
+        )
     return _of_pod(options.token)
-
-
-def _default_kubeconfig() -> str | None:
-    named = os.environ.get("KUBECONFIG")
-    if named:
-        return named
-    usual = Path("~/.kube/config").expanduser()
-    return str(usual) if usual.exists() else None
 
 
 def _of_pod(token: str | None) -> Credentials:
@@ -74,15 +90,24 @@ def _of_pod(token: str | None) -> Credentials:
     ca = SERVICE_ACCOUNT / "ca.crt"
     try:
         tls = ssl.create_default_context(cafile=ca)
-        reread = ServiceAccountToken(SERVICE_ACCOUNT / "token")
+        reread = TokenFile(SERVICE_ACCOUNT / "token")
     except (OSError, ValueError) as error:
         raise Misconfigured(f"the service account below {SERVICE_ACCOUNT} cannot be used: {error}") from error
     address = f"[{host}]" if ":" in host else host
-    return Credentials(f"https://{address}:{port}", _fixed(token) if token else reread, tls)
+    return Credentials(
+        f"https://{address}:{port}", _fixed(token) if token else reread, _namespace_of_pod(), tls
+    )
 
 
-class ServiceAccountToken:
-    """The token of a service account, read again once a minute."""
+def _namespace_of_pod() -> str:
+    try:
+        return (SERVICE_ACCOUNT / "namespace").read_text().strip() or "default"
+    except (OSError, ValueError):
+        return "default"
+
+
+class TokenFile:
+    """A token that somebody replaces in its file, read again once a minute."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Read it; raises OSError, or ValueError for an empty file."""
@@ -105,60 +130,106 @@ class ServiceAccountToken:
         return f"Bearer {token}"
 
 
-async def _of_kubeconfig(path: str, options: CredentialOptions) -> Credentials:
+async def _of_context(context: KubeContext, token: str | None) -> Credentials:
+    if token is None and {"exec", "auth-provider"} & context.user.keys():
+        return await _of_plugin(context)
+    user: Mapping[str, Any] = context.user if token is None else {"token": token}
+    try:
+        return _credentials(context, _authorization(user), user)
+    except (OSError, ValueError, TypeError) as error:
+        raise _unusable(context, error) from error
+
+
+async def _of_plugin(context: KubeContext) -> Credentials:
+    """Let the official client call the program that issues the token or certificate."""
     from kubernetes.aio import client, config
-    from yaml import YAMLError
 
     configuration = client.Configuration()
     try:
         await config.load_kube_config(
-            config_file=path,
-            context=options.context,
+            config_file=context.files,
+            context=context.name,
             client_configuration=configuration,
             persist_config=False,
         )
-        return _of_configuration(configuration, options.token)
-    except (
-        config.ConfigException,
-        YAMLError,
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-    ) as error:
-        raise Misconfigured(f"kubeconfig {path} cannot be used: {error}") from error
+        issued = {"client-certificate": configuration.cert_file, "client-key": configuration.key_file}
+
+        async def authorization() -> str | None:
+            header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+            return None if header is None else str(header)
+
+        return _credentials(context, authorization, issued)
+    except (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _unusable(context, error) from error
 
 
-def _of_configuration(configuration: Any, token: str | None) -> Credentials:
-    """Take over a `kubernetes.aio.client.Configuration`."""
-
-    async def authorization() -> str | None:
-        header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-        return None if header is None else str(header)
-
-    server = configuration.host.rstrip("/")
-    return Credentials(
-        server,
-        authorization if token is None else _fixed(token),
-        _tls(configuration, with_certificate=token is None) if server.startswith("https:") else None,
-        configuration.proxy,
-        configuration.tls_server_name,
+def _unusable(context: KubeContext, error: Exception) -> Misconfigured:
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    where = f": {error.filename}" if isinstance(error, OSError) and error.filename else ""
+    return Misconfigured(
+        f"context {context.name!r} of kubeconfig {context.files} cannot be used{where}: {said}"
     )
 
 
-def _fixed(token: str) -> Callable[[], Awaitable[str]]:
-    async def authorization() -> str:
-        return f"Bearer {token}"
+def _credentials(
+    context: KubeContext, authorization: Callable[[], Awaitable[str | None]], user: Mapping[str, Any]
+) -> Credentials:
+    cluster = context.cluster
+    server = cluster["server"].rstrip("/")
+    return Credentials(
+        server,
+        authorization,
+        context.namespace or "default",
+        _tls(cluster, user) if server.startswith("https:") else None,
+        cluster.get("proxy-url"),
+        cluster.get("tls-server-name"),
+    )
+
+
+def _authorization(user: Mapping[str, Any]) -> Callable[[], Awaitable[str | None]]:
+    if user.get("tokenFile"):
+        return TokenFile(Path(user["tokenFile"]))
+    if user.get("token"):
+        return _fixed(user["token"])
+    if user.get("username"):
+        secret = f"{user['username']}:{user.get('password', '')}".encode()
+        return _header(f"Basic {base64.b64encode(secret).decode()}")
+    return _header(None)
+
+
+def _fixed(token: str) -> Callable[[], Awaitable[str | None]]:
+    return _header(f"Bearer {token}")
+
+
+def _header(value: str | None) -> Callable[[], Awaitable[str | None]]:
+    async def authorization() -> str | None:
+        return value
 
     return authorization
 
 
-def _tls(configuration: Any, *, with_certificate: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
-    if with_certificate and configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
-    if not configuration.verify_ssl:
+def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
+    ca = _bytes(cluster, "certificate-authority")
+    context = ssl.create_default_context(cadata=None if ca is None else ca.decode())
+    certificate, key = _bytes(user, "client-certificate"), _bytes(user, "client-key")
+    if certificate is not None:
+        # OpenSSL reads them from a file only; the key is in it for no longer than that takes.
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(certificate + b"\n" + (key or b""))
+            file.flush()
+            context.load_cert_chain(file.name)
+    if cluster.get("insecure-skip-tls-verify"):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def _bytes(section: Mapping[str, Any], name: str) -> bytes | None:
+    """Return what a kubeconfig gives in place, in base64, or as a file; raises OSError and ValueError."""
+    if encoded := section.get(f"{name}-data"):
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except (binascii.Error, TypeError) as error:
+            raise ValueError(f"{name}-data is not in base64 ({error})") from None
+    path = section.get(name)
+    return Path(path).read_bytes() if path else None

@@ -93,6 +93,11 @@ class MemoryCluster:
         selector.check(kind)
         return cast(ObjectLog[R], self._logs[kind]).watch(selector)
 
+    async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
+        await asyncio.sleep(0)
+        selector.check(kind)
+        return cast(ObjectLog[R], self._logs[kind]).selected(selector)
+
     async def bind(
         self, namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]
     ) -> None:

@@ -58,6 +58,14 @@ class ObjectLog(Generic[R]):
         known = self._objects.get(key)
         return known.record if known is not None else None
 
+    def selected(self, selector: Selector) -> tuple[R, ...]:
+        """Return the records that a selector selects."""
+        return tuple(
+            known.record
+            for known in self._objects.values()
+            if selector.selects(self._kind, known.record, known.labels)
+        )
+
     def labels(self, key: Hashable) -> Mapping[str, str]:
         """Return the labels of an object that is there."""
         return self._objects[key].labels

@@ -119,6 +119,16 @@ class Session:
         return self._limits
 
     @property
+    def server(self) -> str:
+        """The URL of the API server."""
+        return self._credentials.server
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of calls that name none."""
+        return self._credentials.namespace
+
+    @property
     def closed(self) -> bool:
         return self._closed.is_set()
 
@@ -210,12 +220,12 @@ class Session:
     ) -> aiohttp.ClientResponse:
         if self.closed:
             raise ApiUnavailable(f"{call.verb} {call.resource}: the session is closed")
-        headers = {"Accept": call.accept}
+        headers = [("Accept", call.accept), *self._options.impersonation]
         if call.body is not None:
-            headers["Content-Type"] = call.patch_type if call.verb == "patch" else JSON
+            headers.append(("Content-Type", call.patch_type if call.verb == "patch" else JSON))
         authorization = await credentials.authorization()
         if authorization is not None:
-            headers["Authorization"] = authorization
+            headers.append(("Authorization", authorization))
         query = "?" + urlencode(call.query) if call.query else ""
         return await self._http.request(
             METHODS[call.verb],

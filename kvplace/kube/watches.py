@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from kvplace.core.errors import KvplaceError
+from kvplace.core.label_terms import LabelTerms
 from kvplace.core.marks import EDITED_LABEL, PLACED_LABEL
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord, VmiRecord
@@ -73,6 +74,8 @@ class Selector:
     fields: Mapping[str, str] = field(default_factory=dict)
     namespace: str = ""
     """Only objects of this namespace, for which a right in that namespace is enough; empty for all."""
+    label_terms: LabelTerms = ()
+    """Further conditions on labels, as a person asks for them."""
 
     def check(self, kind: Kind[K, R]) -> None:
         """Raise ValueError for a field that the API server does not select this kind by."""
@@ -84,8 +87,10 @@ class Selector:
     def selects(self, kind: Kind[K, R], record: R, labels: Mapping[str, str]) -> bool:
         """Say whether a watch with this selector reports an object."""
         fields = {**self.fields, **({NAMESPACE_FIELD: self.namespace} if self.namespace else {})}
-        return all(labels.get(name) == value for name, value in self.labels.items()) and all(
-            kind.fields[name](record) == value for name, value in fields.items()
+        return (
+            all(labels.get(name) == value for name, value in self.labels.items())
+            and all(kind.fields[name](record) == value for name, value in fields.items())
+            and all(term.holds(labels) for term in self.label_terms)
         )
 
 

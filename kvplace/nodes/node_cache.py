@@ -26,7 +26,7 @@ from kvplace.kube.watches import (
     VMIS,
     WatchClient,
 )
-from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node
+from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of
 
 
 class NodeClient(WatchClient, LedgerClient, Protocol):
@@ -42,8 +42,9 @@ class NodeCache:
         self.topologies = Store(TOPOLOGIES)
         self.edited_vmis = Store(VMIS, EDITED_VMIS)
         """Complete some time after the others, and never where KubeVirt is not installed."""
-        self._ledger_store = Store(LEDGERS)
-        self.ledgers = Ledgers(cluster, self._ledger_store)
+        self.ledger_store = Store(LEDGERS)
+        """As watched; what was written a moment ago is in `ledgers` first."""
+        self.ledgers = Ledgers(cluster, self.ledger_store)
         self._machines: dict[NodeName, NodeMachine | Unusable] = {}
         self._largest: int | None = None
         self._listeners: list[Callable[[NodeName], None]] = []
@@ -54,7 +55,7 @@ class NodeCache:
     @property
     def stores(self) -> tuple[Store[Any, Any], ...]:
         """The stores that must be complete before anything is decided."""
-        return (self.pods, self.nodes, self.topologies, self._ledger_store)
+        return (self.pods, self.nodes, self.topologies, self.ledger_store)
 
     @property
     def watched(self) -> tuple[Store[Any, Any], ...]:
@@ -97,13 +98,7 @@ class NodeCache:
 
     def snapshot(self, node: NodeName, holds: Iterable[Claim] = ()) -> NodeSnapshot | Unusable:
         """Return the node's machine and what is free there now, after `holds`."""
-        machine = self.machine(node)
-        if isinstance(machine, Unusable):
-            return machine
-        record = self.ledgers.current(node)
-        if record is not None and record.problem:
-            return Unusable(f"its ledger cannot be read: {record.problem}")
-        return NodeSnapshot(machine, machine.free(self.ledger(node), holds))
+        return snapshot_of(self.machine(node), self.ledgers.current(node), holds)
 
     def subscribe(self, listener: Callable[[NodeName], None]) -> None:
         """Call the listener with a node's name after each change of its machine or its ledger."""

@@ -12,7 +12,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.scalars import NO_CPUS, CpuMask, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
-from kvplace.kube.records import NodeRecord, TopologyRecord
+from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,17 @@ def describe_node(node: NodeRecord | None, described: TopologyRecord | None) -> 
     if sockets is not None:
         allocatable &= _union(sockets)
     return NodeMachine(topology, allocatable, described.enforcement is not Enforcement.NONE)
+
+
+def snapshot_of(
+    machine: NodeMachine | Unusable, record: LedgerRecord | None, holds: Iterable[Claim] = ()
+) -> NodeSnapshot | Unusable:
+    """Combine a node's machine with its ledger, None when it has none yet, and the tentative `holds`."""
+    if isinstance(machine, Unusable):
+        return machine
+    if record is not None and record.problem:
+        return Unusable(f"its ledger cannot be read: {record.problem}")
+    return NodeSnapshot(machine, machine.free(Ledger() if record is None else record.ledger, holds))
 
 
 def _of_cpu_map(sockets: dict[PackageId, CpuMask]) -> NodeMachine | Unusable:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvplace.agent.cpusets import ClaimRefusal, RefusalReason
-from kvplace.agent.pinned_report import PINNED, Verdict
+from kvplace.agent.pinned_report import Verdict
 from kvplace.agent.verification import (
     CpusetDifference,
     Difference,
@@ -19,6 +19,7 @@ from kvplace.agent.verification import (
     ThreadDifference,
 )
 from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.marks import PINNED
 from kvplace.core.scalars import Bytes, NumaId
 from kvplace.kube.conditions import Condition
 from kvplace.linux.affinity import Tid

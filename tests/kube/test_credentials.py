@@ -14,7 +14,7 @@ from kvplace.kube import credentials
 from kvplace.kube.credentials import (
     TOKEN_AGE_S,
     CredentialOptions,
-    ServiceAccountToken,
+    TokenFile,
     load_credentials,
 )
 
@@ -57,7 +57,7 @@ async def test_a_given_token_goes_before_that_of_the_service_account() -> None:
 
 async def test_the_token_is_read_again_once_a_minute_and_an_unreadable_one_is_not_taken(pod: Path) -> None:
     now = 0.0
-    token = ServiceAccountToken(pod / "token", lambda: now)
+    token = TokenFile(pod / "token", lambda: now)
     (pod / "token").write_text("second")
     assert await token() == "Bearer first"
     now += TOKEN_AGE_S

@@ -17,11 +17,11 @@ from kvplace.agent.cpusets import Cpusets, decide_cpusets
 from kvplace.agent.libvirt_pins import LibvirtPins
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
-from kvplace.agent.pinned_report import PINNED
 from kvplace.agent.pinning_guard import PinningGuard
 from kvplace.agent.relocation import Relocations
 from kvplace.core.cpuset import cpus_of, mask_of, parse_cpu_list
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.core.marks import PINNED
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import ContainerId, CpuId, CpuMask, NodeName, PodUid

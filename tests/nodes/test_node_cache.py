@@ -123,4 +123,4 @@ def test_it_has_synced_once_every_store_has() -> None:
 
 
 def see_ledger(cache: NodeCache, record: LedgerRecord) -> None:
-    cache._ledger_store.apply(Apply(record))
+    cache.ledger_store.apply(Apply(record))

@@ -1,0 +1,141 @@
+"""Opens the cluster that a user's flags name, and says in one sentence what is in the way.
+
+A missing right is named together with the role that gives it, and a cluster without kvplace, or with another
+version of its objects, is told from one that does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import msgspec
+
+from kvplace import __version__
+from kvplace.cli.cluster_flags import ClusterFlags
+from kvplace.core.errors import Forbidden, KvplaceError, Misconfigured, Unavailable
+from kvplace.kube.api_cluster import GROUP, VERSION, ApiCluster
+from kvplace.kube.api_errors import ApiUnavailable, Denied, Missing, Unauthenticated
+from kvplace.kube.credentials import CredentialOptions
+from kvplace.kube.session import Call, Limits, Session, open_session
+from kvplace.kube.watches import PLACED_PODS, Selector
+
+T = TypeVar("T")
+
+OUR_RESOURCES = ("nodeledgers", "nodetopologies")
+_PAGE = 500
+_ROLES = {
+    **dict.fromkeys(("nodes", "pods", *OUR_RESOURCES), "kvplace-viewer"),
+}
+"""The role in manifests/rbac/people.yaml that gives the rights on a resource."""
+
+
+@dataclass(frozen=True)
+class LiveCluster:
+    """An open cluster and what the user wants to see of it."""
+
+    session: Session
+    api: ApiCluster
+    flags: ClusterFlags
+
+    @property
+    def namespace(self) -> str:
+        """The chosen namespace; empty for all."""
+        if self.flags.all_namespaces:
+            return ""
+        return self.flags.namespace or self.session.namespace
+
+    @property
+    def vms(self) -> Selector:
+        """The pods that ask for cores in the chosen namespace, with the chosen labels."""
+        return replace(PLACED_PODS, namespace=self.namespace, label_terms=self.flags.selector)
+
+
+@contextlib.asynccontextmanager
+async def open_cluster(flags: ClusterFlags) -> AsyncIterator[LiveCluster]:
+    """Open the cluster while the block runs; errors of the API server leave it in words for people."""
+    if flags.all_namespaces and flags.namespace is not None:
+        raise Misconfigured("-n and -A exclude each other: name one namespace, or ask for all")
+    if flags.as_groups and flags.as_user is None:
+        raise Misconfigured("--as-group needs --as: a group is impersonated together with a user")
+    options = CredentialOptions(flags.kubeconfig, flags.context, user=flags.as_user, groups=flags.as_groups)
+    limits = Limits()
+    if flags.request_timeout is not None:
+        limits = replace(limits, answer_s=flags.request_timeout, page_s=flags.request_timeout)
+    session = await open_session(options, limits)
+    try:
+        yield LiveCluster(session, ApiCluster(session, page_size=_PAGE), flags)
+    except KvplaceError as error:
+        raise await _for_people(error, session) from error
+    finally:
+        await session.close()
+
+
+def run_with_cluster(flags: ClusterFlags, body: Callable[[LiveCluster], Awaitable[T]]) -> T:
+    """Open the cluster, await the body with it and close it again."""
+
+    async def run() -> T:
+        async with open_cluster(flags) as cluster:
+            return await body(cluster)
+
+    return asyncio.run(run())
+
+
+async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:
+    match error:
+        case Unauthenticated():
+            return Forbidden(
+                f"{session.server} does not accept the credentials of the kubeconfig; they may have expired: "
+                "log in again, or choose another user with --context"
+            )
+        case Denied():
+            return Forbidden(_missing_right(error))
+        case Missing() if error.resource in OUR_RESOURCES:
+            return await _not_installed(error, session) or error
+        case ApiUnavailable(status=0):
+            return Unavailable(f"{session.server} does not answer ({error}); check the network and --context")
+        case _:
+            return error
+
+
+def _missing_right(error: Denied) -> str:
+    role = _ROLES.get(error.resource)
+    mend = (
+        f"the ClusterRole {role} of manifests/rbac/people.yaml gives this right"
+        if role is not None
+        else "ask the cluster's administrator for this right"
+    )
+    return f"you may not {error.verb} {error.resource} ({error.said}); {mend}"
+
+
+async def _not_installed(error: Missing, session: Session) -> Misconfigured | None:
+    """Say why the cluster does not serve one of our kinds."""
+    try:
+        body = await session.request(Call("get", GROUP, f"/apis/{GROUP}"))
+    except Missing:
+        return Misconfigured(
+            f"{session.server} has no kvplace: its objects are not installed; see docs/install.md"
+        )
+    except KvplaceError:
+        return None
+    versions = [found.version for found in _GROUP.decode(body).versions]
+    if VERSION not in versions:
+        return Misconfigured(
+            f"{session.server} serves {GROUP} in {', '.join(versions)}, and kvplace {__version__} reads "
+            f"{VERSION}: use the kvplace of the cluster's version"
+        )
+    return Misconfigured(f"{session.server} does not serve {error.resource}: apply manifests/crd")
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _Group(msgspec.Struct):
+    versions: list[_Version]
+
+
+_GROUP = msgspec.json.Decoder(_Group)

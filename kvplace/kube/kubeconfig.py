@@ -1,0 +1,133 @@
+"""kubeconfig files as kubectl reads them: which files count, how they are merged, and what a context names.
+
+Of several files (KUBECONFIG may list them, as PATH does) the first that has an entry wins, and files that do
+not exist are skipped. Relative paths are relative to the file that they are in. Every error names the file
+and what to change.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvplace.core.errors import Misconfigured
+
+_PATHS = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
+_LISTS = ("clusters", "users", "contexts")
+_USUAL = "~/.kube/config"
+
+
+@dataclass(frozen=True, slots=True)
+class KubeContext:
+    """One context with all that it refers to; paths are absolute."""
+
+    files: str
+    """Where it was read, as KUBECONFIG spells it."""
+    name: str
+    namespace: str
+    """The namespace of calls that name none; empty where the context names none either."""
+    cluster: Mapping[str, Any]
+    user: Mapping[str, Any]
+
+
+def kubeconfig_files(named: str | None) -> str | None:
+    """Return the files to read, as KUBECONFIG spells them: those named or the user's own, else None."""
+    chosen = named or os.environ.get("KUBECONFIG")
+    if chosen:
+        return chosen
+    usual = Path(_USUAL).expanduser()
+    return str(usual) if usual.exists() else None
+
+
+def read_context(files: str, wanted: str | None) -> KubeContext:
+    """Read the wanted context, by default the current one; raises Misconfigured."""
+    entries, current = _merged(files)
+    contexts = entries["contexts"]
+    name = wanted or current
+    if not name:
+        raise Misconfigured(
+            f"kubeconfig {files} has no current-context: choose one with --context{_listed(contexts)}"
+        )
+    if name not in contexts:
+        near = difflib.get_close_matches(name, contexts, n=1)
+        mend = f"; did you mean {near[0]!r}?" if near else f": choose another one{_listed(contexts)}"
+        raise Misconfigured(f"kubeconfig {files} has no context {name!r}{mend}")
+    context = contexts[name]
+    parts: dict[str, Mapping[str, Any]] = {}
+    for kind in ("cluster", "user"):
+        referred = context.get(kind, "")
+        known = entries[f"{kind}s"]
+        if kind == "user" and not referred:
+            parts[kind] = {}
+        elif referred not in known:
+            raise Misconfigured(
+                f"context {name!r} of kubeconfig {files} names the {kind} {referred!r}, which is not there"
+            )
+        else:
+            parts[kind] = known[referred]
+    if not isinstance(parts["cluster"].get("server"), str) or not parts["cluster"]["server"]:
+        raise Misconfigured(
+            f"the cluster {context['cluster']!r} of kubeconfig {files} has no server, its URL"
+        )
+    return KubeContext(files, name, str(context.get("namespace") or ""), parts["cluster"], parts["user"])
+
+
+def context_names(files: str) -> tuple[str, ...]:
+    """Return the names of all contexts; raises Misconfigured."""
+    return tuple(_merged(files)[0]["contexts"])
+
+
+def _merged(files: str) -> tuple[dict[str, dict[str, Mapping[str, Any]]], str]:
+    from kvplace.documents.reading import read_document, read_text
+
+    paths = [Path(part).expanduser() for part in files.split(os.pathsep) if part]
+    existing = [path for path in paths if path.exists()]
+    if not existing:
+        raise Misconfigured(
+            f"kubeconfig {files} does not exist: give another one with --kubeconfig or KUBECONFIG"
+        )
+    entries: dict[str, dict[str, Mapping[str, Any]]] = {kind: {} for kind in _LISTS}
+    current = ""
+    for path in existing:
+        what = f"kubeconfig {path}"
+        document = read_document(read_text(str(path), what), what)
+        for kind in _LISTS:
+            for name, content in _entries(document, kind, what):
+                entries[kind].setdefault(name, _absolute(content, path.absolute().parent))
+        current = current or str(document.get("current-context") or "")
+    return entries, current
+
+
+def _entries(document: Mapping[str, Any], kind: str, what: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The named entries of a list of a kubeconfig."""
+    found = document.get(kind) or []
+    if not isinstance(found, list):
+        raise Misconfigured(f"{what}: {kind} must be a list of names with their settings")
+    entries: list[tuple[str, Mapping[str, Any]]] = []
+    for entry in found:
+        content = entry.get(kind[:-1]) or {} if isinstance(entry, dict) else None
+        if (
+            not isinstance(entry, dict)
+            or not isinstance(entry.get("name"), str)
+            or not isinstance(content, dict)
+        ):
+            raise Misconfigured(f"{what}: every entry of {kind} must have a name and a {kind[:-1]}")
+        entries.append((entry["name"], content))
+    return entries
+
+
+def _absolute(content: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    paths = {
+        key: str(folder / content[key])
+        for key in _PATHS
+        if isinstance(content.get(key), str) and content[key]
+    }
+    return {**content, **paths}
+
+
+def _listed(contexts: Mapping[str, object]) -> str:
+    return f", for example {', '.join(list(contexts)[:5])}" if contexts else ""

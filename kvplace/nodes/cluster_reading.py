@@ -1,0 +1,73 @@
+"""A view of the cluster, read once: the lists of its four kinds, page by page and at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from kvplace.core.scalars import NodeName
+from kvplace.kube.watches import (
+    EVERYTHING,
+    LEDGERS,
+    NAME_FIELD,
+    NODE_FIELD,
+    NODES,
+    PLACED_PODS,
+    PODS,
+    TOPOLOGIES,
+    Kind,
+    Selector,
+)
+from kvplace.nodes.cluster_view import ClusterView, VmView, cluster_view, vm_views
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+
+class ListClient(Protocol):
+    """A cluster whose objects can be listed."""
+
+    async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
+        """Read all selected objects of a kind once."""
+        ...
+
+
+async def read_cluster(cluster: ListClient, *, pods: Selector = PLACED_PODS) -> ClusterView:
+    """Read all nodes and the selected VMs, which needs rights on the whole cluster."""
+    nodes, topologies, ledgers, found = await _together(
+        cluster.read_all(NODES),
+        cluster.read_all(TOPOLOGIES),
+        cluster.read_all(LEDGERS),
+        cluster.read_all(PODS, pods),
+    )
+    return cluster_view(nodes, topologies, ledgers, found)
+
+
+async def read_node(cluster: ListClient, name: NodeName) -> ClusterView:
+    """Read one node and the VMs on it; the view is empty where nothing of it is left."""
+    selector = Selector(fields={NAME_FIELD: name})
+    nodes, topologies, ledgers, pods = await _together(
+        cluster.read_all(NODES, selector),
+        cluster.read_all(TOPOLOGIES, selector),
+        cluster.read_all(LEDGERS, selector),
+        cluster.read_all(PODS, replace(PLACED_PODS, fields={NODE_FIELD: name})),
+    )
+    return cluster_view(nodes, topologies, ledgers, pods)
+
+
+async def read_vms(cluster: ListClient, selector: Selector = PLACED_PODS) -> tuple[VmView, ...]:
+    """Read the selected VMs alone, for which the right to list pods suffices; they have no claims."""
+    return tuple(vm_views(await cluster.read_all(PODS, selector), {}).values())
+
+
+async def _together(*lists: Awaitable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Read at the same time; when one fails the others are given up."""
+    tasks = [asyncio.ensure_future(each) for each in lists]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

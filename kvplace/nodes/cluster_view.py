@@ -1,0 +1,251 @@
+"""What people are shown of a cluster: every node with its CPUs and claims, every VM with its place and state.
+
+Values of one moment, made of the records that the API server gives: from lists that were read once
+(`cluster_reading`), or from watches (`watched_view`). A VM here is a pod that asks for cores, so a plain pod
+is one, too, and during a live migration there are two of a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from kvplace.core.cpuset import union
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.holes import Holes, holes_of
+from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.marks import PINNED
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request_document import PodRequest, read_pod_request
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
+from kvplace.kube.conditions import Condition
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, PodReport, TopologyRecord
+from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node: its machine, its ledger and what follows from them."""
+
+    name: NodeName
+    machine: NodeMachine | Unusable
+    """The machine, or why nothing can be placed on the node."""
+    described: TopologyRecord | None = None
+    ledger_record: LedgerRecord | None = None
+    exists: bool = True
+    """Whether the API server has the node; of one that is gone, ledger or NodeTopology may be left."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Its claims; an empty ledger where there is none."""
+        return Ledger() if self.ledger_record is None else self.ledger_record.ledger
+
+    @cached_property
+    def snapshot(self) -> NodeSnapshot | Unusable:
+        """Its machine and what is free there, as the scheduler sees it."""
+        return snapshot_of(self.machine, self.ledger_record)
+
+    @property
+    def problem(self) -> str:
+        """One clause that says why nothing can be placed there; empty where something can."""
+        return self.snapshot.problem if isinstance(self.snapshot, Unusable) else ""
+
+    @property
+    def reports(self) -> Mapping[PodUid, PodReport]:
+        """What its agent measures, by pod."""
+        return {} if self.described is None else self.described.pods
+
+    @cached_property
+    def holes(self) -> Holes | None:
+        """What is free, and its largest holes; None where nothing can be placed."""
+        if isinstance(self.snapshot, Unusable):
+            return None
+        machine = self.snapshot.machine
+        return holes_of(machine.topology, machine.allocatable, self.snapshot.free.cpus)
+
+    @property
+    def cpus(self) -> CpuMask:
+        """All CPUs of the machine."""
+        return NO_CPUS if isinstance(self.machine, Unusable) else self.machine.topology.cpus
+
+    @property
+    def reserved(self) -> CpuMask:
+        """CPUs that are never given out: reserved, held by the kubelet, or not in the node's cpu-map."""
+        return NO_CPUS if isinstance(self.machine, Unusable) else self.cpus & ~self.machine.allocatable
+
+    @property
+    def owned(self) -> CpuMask:
+        """CPUs that one VM has for itself."""
+        return self.ledger.owned
+
+    @cached_property
+    def shared(self) -> CpuMask:
+        """CPUs without an owner that VMs share."""
+        return union((self.ledger.named, *self.ledger.numa_pools)) & ~self.owned
+
+    @property
+    def free(self) -> CpuMask:
+        """CPUs that an exclusive VM could get."""
+        return NO_CPUS if isinstance(self.snapshot, Unusable) else self.snapshot.free.cpus
+
+
+class VmState(Enum):
+    """How far a VM has come; the values are for people."""
+
+    WAITING = "Waiting"
+    """It has no node yet."""
+    BOUND = "Bound"
+    """Node and cores are chosen; it does not run yet."""
+    RUNNING = "Running"
+    """It runs; the agent has not measured its threads yet, or there is none."""
+    PINNED = "Pinned"
+    """Every thread has been read back on the cores of the newest placement."""
+    NOT_PINNED = "NotPinned"
+    """It runs, and the agent says that threads are not where they should be."""
+    FLOATING = "Floating"
+    """It runs without cores of its own: nothing fitted and its user asked to `float` then, or for `none`."""
+    ENDING = "Ending"
+    """It is being deleted."""
+    ENDED = "Ended"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class VmView:
+    """One pod that asks for cores: what it asked for, where it sits and whether that is measured."""
+
+    pod: PodRecord
+    claim: Claim | None = None
+    """What it holds in its node's ledger; None when that is nothing, or was not read."""
+
+    @property
+    def namespace(self) -> str:
+        return self.pod.namespace
+
+    @property
+    def name(self) -> str:
+        """The name of its VMI, or of the plain pod."""
+        return self.pod.vmi or self.pod.name
+
+    @property
+    def is_vmi(self) -> bool:
+        """Whether it is a VM of KubeVirt; otherwise a plain pod."""
+        return bool(self.pod.vmi)
+
+    @property
+    def node(self) -> NodeName:
+        """Empty while it waits."""
+        return self.pod.node
+
+    @cached_property
+    def request(self) -> PodRequest | None:
+        """What it asks for; None when kvplace could not have written that."""
+        try:
+            return read_pod_request(self.pod.request)
+        except BadAnnotation:
+            return None
+
+    @cached_property
+    def placement(self) -> PodPlacement | None:
+        """The cores that it was given last; None before that, and when kvplace could not have written it."""
+        try:
+            placement = PodPlacement.from_json(self.pod.placement) if self.pod.placement else None
+        except BadAnnotation:
+            return None
+        return placement if placement is None or placement.pod_uid == self.pod.uid else None
+
+    @property
+    def pinned(self) -> Condition | None:
+        """What the agent says about its threads."""
+        return self.pod.condition(PINNED)
+
+    @property
+    def state(self) -> VmState:
+        """How far it has come."""
+        if self.pod.phase in _OVER:
+            return _OVER[self.pod.phase]
+        if self.pod.deleting:
+            return VmState.ENDING
+        if not self.node:
+            return VmState.WAITING
+        if self.pod.phase != "Running":
+            return VmState.BOUND
+        if self.placement is not None and self.placement.placement.floats:
+            return VmState.FLOATING
+        if self.pinned is None or self.pinned.status is None:
+            return VmState.RUNNING
+        return VmState.PINNED if self.pinned.status else VmState.NOT_PINNED
+
+
+_OVER = {"Succeeded": VmState.ENDED, "Failed": VmState.FAILED}
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """Nodes by name and VMs by pod UID, both in the order of their names."""
+
+    nodes: Mapping[NodeName, NodeView]
+    vms: Mapping[PodUid, VmView]
+
+    @cached_property
+    def by_node(self) -> Mapping[NodeName, tuple[VmView, ...]]:
+        """The VMs on each node that has some."""
+        found: dict[NodeName, list[VmView]] = {}
+        for vm in self.vms.values():
+            if vm.node:
+                found.setdefault(vm.node, []).append(vm)
+        return {node: tuple(vms) for node, vms in found.items()}
+
+    def named(self, namespace: str, name: str) -> tuple[VmView, ...]:
+        """Return the VMs whose VMI or pod has this name."""
+        return tuple(
+            vm for vm in self.vms.values() if vm.namespace == namespace and name in (vm.pod.vmi, vm.pod.name)
+        )
+
+
+def node_view(
+    name: NodeName,
+    node: NodeRecord | None,
+    described: TopologyRecord | None,
+    ledger: LedgerRecord | None,
+) -> NodeView:
+    """Combine what is known of a node."""
+    return NodeView(name, describe_node(node, described), described, ledger, node is not None)
+
+
+def cluster_view(
+    nodes: Iterable[NodeRecord],
+    topologies: Iterable[TopologyRecord],
+    ledgers: Iterable[LedgerRecord],
+    pods: Iterable[PodRecord],
+) -> ClusterView:
+    """Combine lists; a node that is in one of them only is in the view, too."""
+    known = {node.name: node for node in nodes}
+    described = {topology.node: topology for topology in topologies}
+    written = {ledger.node: ledger for ledger in ledgers}
+    names = sorted({*known, *described, *written})
+    views = {name: node_view(name, known.get(name), described.get(name), written.get(name)) for name in names}
+    return ClusterView(views, vm_views(pods, views))
+
+
+def vm_views(
+    pods: Iterable[PodRecord],
+    nodes: Mapping[NodeName, NodeView],
+    *,
+    known: Mapping[PodUid, VmView] | None = None,
+) -> dict[PodUid, VmView]:
+    """Return the VMs of pods, with the claims that these nodes have for them.
+
+    Of those that are `known`, the unchanged ones are kept.
+    """
+    views = []
+    for pod in pods:
+        node = nodes.get(pod.node)
+        claim = None if node is None else node.ledger.claims.get(pod.uid)
+        before = None if known is None else known.get(pod.uid)
+        unchanged = before is not None and before.pod is pod and before.claim is claim
+        views.append(before if unchanged and before is not None else VmView(pod, claim))
+    views.sort(key=lambda vm: (vm.namespace, vm.name, vm.pod.name, vm.pod.uid))
+    return {vm.pod.uid: vm for vm in views}

@@ -1,0 +1,163 @@
+"""kubeconfig files: which context counts, how files are merged, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.certificates import Certificates
+from kvplace.core.errors import Misconfigured
+from kvplace.kube.credentials import CredentialOptions, load_credentials
+from kvplace.kube.kubeconfig import context_names, read_context
+
+
+def config(folder: Path, name: str = "config", *, current: str = "here", **context: Any) -> Path:
+    """Write a kubeconfig with the contexts `here` and `there`."""
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    document = {
+        "clusters": [
+            {"name": "c", "cluster": {"server": "https://one:6443/", "certificate-authority": "ca.crt"}},
+            {"name": "plain", "cluster": {"server": "http://two:8080"}},
+        ],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [
+            {"name": "here", "context": {"cluster": "c", "user": "u", **context}},
+            {"name": "there", "context": {"cluster": "plain", "user": "u", "namespace": "team-a"}},
+        ],
+        "current-context": current,
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+def test_the_current_context_counts_unless_another_one_is_wanted(tmp_path: Path) -> None:
+    path = str(config(tmp_path))
+    assert read_context(path, None).name == "here"
+    assert (read_context(path, "there").namespace, read_context(path, None).namespace) == ("team-a", "")
+    assert context_names(path) == ("here", "there")
+
+
+def test_relative_paths_are_relative_to_the_file_that_they_are_in(tmp_path: Path) -> None:
+    found = read_context(str(config(tmp_path, "sub/config")), None)
+    assert found.cluster["certificate-authority"] == str(tmp_path / "sub" / "ca.crt")
+
+
+def test_of_several_files_the_first_entry_wins_and_missing_files_are_skipped(tmp_path: Path) -> None:
+    first = config(tmp_path, "first", current="", namespace="from-first")
+    second = config(tmp_path, "second", current="there", namespace="from-second")
+    files = os.pathsep.join(map(str, (tmp_path / "missing", first, second)))
+    assert read_context(files, None).name == "there"
+    assert read_context(files, "here").namespace == "from-first"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [("thre", "did you mean 'there'"), ("mars", "for example here, there")],
+)
+def test_an_unknown_context_gets_a_suggestion(tmp_path: Path, wanted: str, said: str) -> None:
+    with pytest.raises(Misconfigured, match=f"no context '{wanted}'.*{said}"):
+        read_context(str(config(tmp_path)), wanted)
+
+
+def test_without_a_current_context_one_must_be_chosen(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=r"--context, for example here, there"):
+        read_context(str(config(tmp_path, current="")), None)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"clusters": 7}, "clusters must be a list"),
+        ({"users": [{"user": {}}]}, "users must have a name"),
+        ({"users": []}, "names the user 'u', which is not there"),
+        ({"clusters": [{"name": "c", "cluster": {}}]}, "has no server"),
+    ],
+)
+def test_a_kubeconfig_that_contradicts_itself_is_named(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    path = config(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(Misconfigured, match=said):
+        read_context(str(path), None)
+
+
+@pytest.mark.parametrize("content", [b"\x00\xff", b"a: [", b"- a", b"", b"a: 1\na: 2"])
+def test_a_file_that_is_no_kubeconfig_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "config"
+    path.write_bytes(content)
+    with pytest.raises(Misconfigured, match=f"kubeconfig {path}"):
+        read_context(str(path), None)
+
+
+async def test_a_client_certificate_may_be_in_the_kubeconfig_and_its_key_stays_in_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    ours = Certificates.issue(tmp_path).ours
+    certificate, key = ours.issue("me")
+    (tmp_path / "ca.crt").write_bytes(ours.file.read_bytes())
+    path = config(tmp_path)
+    document = json.loads(path.read_text())
+    document["users"][0]["user"] = {
+        "client-certificate-data": encoded(certificate),
+        "client-key-data": encoded(key),
+    }
+    path.write_text(json.dumps(document))
+    found = await load_credentials(CredentialOptions(str(path)))
+    assert found.tls is not None
+    assert (await found.authorization(), found.server) == (None, "https://one:6443")
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def encoded(path: Path) -> str:
+    import base64
+
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+@pytest.mark.parametrize(
+    ("user", "header"),
+    [
+        ({"token": "t"}, "Bearer t"),
+        ({"username": "me", "password": "pw"}, "Basic bWU6cHc="),
+        ({"tokenFile": "token"}, "Bearer from-file"),
+        ({}, None),
+    ],
+)
+async def test_every_way_to_say_who_one_is_without_a_plugin(
+    tmp_path: Path, user: dict[str, Any], header: str | None
+) -> None:
+    path = config(tmp_path, current="there")
+    (tmp_path / "token").write_text("from-file\n")
+    document = json.loads(path.read_text())
+    document["users"][0]["user"] = user
+    path.write_text(json.dumps(document))
+    found = await load_credentials(CredentialOptions(str(path)))
+    assert (await found.authorization(), found.namespace) == (header, "team-a")
+
+
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        ({"client-certificate-data": "%%%"}, "client-certificate-data is not in base64"),
+        ({"client-certificate": "nowhere"}, "nowhere: No such file"),
+        ({"tokenFile": "nowhere"}, "nowhere: No such file"),
+    ],
+)
+async def test_credentials_that_cannot_be_read_are_named(
+    tmp_path: Path, user: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "ca.crt").write_bytes(Certificates.issue(tmp_path).ours.file.read_bytes())
+    path = config(tmp_path)
+    document = json.loads(path.read_text())
+    document["users"][0]["user"] = user
+    path.write_text(json.dumps(document))
+    with pytest.raises(Misconfigured, match=f"context 'here' of kubeconfig.*{said}"):
+        await load_credentials(CredentialOptions(str(path)))
