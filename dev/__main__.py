@@ -15,7 +15,7 @@ from dev.step import StepFailed, become, in_ci, run, say, show
 PROJECT = Path(__file__).resolve().parent.parent
 VENV = Environment(PROJECT)
 RUNTIME = (Section.RUNTIME, Section.BUILD)
-CHECKS = (*RUNTIME, Section.TESTS, Section.LINT, Section.OPTIMAL, Section.BENCH)
+CHECKS = (*RUNTIME, Section.TESTS, Section.LINT, Section.OPTIMAL, Section.BENCH, Section.RELEASE)
 
 
 def demo(arguments: list[str]) -> int:
@@ -74,6 +74,20 @@ def node(arguments: list[str]) -> int:
     return show(command, cwd=PROJECT, environment=_environment())
 
 
+def images(arguments: list[str]) -> int:
+    """Builds kvplace's container images as OCI archives in dist/, without a container engine."""
+    return release(["--images-only", *arguments])
+
+
+def release(arguments: list[str]) -> int:
+    """Makes wheel, images, manifests, chart and kubectl plugin in dist/, with digests; `--help` says more."""
+    # Only what the images are made of: no other package of this machine may get into them.
+    packages = system_packages
+    packages.ensure({**packages.COMPILER, **packages.python_headers()})
+    VENV.ensure((*RUNTIME, Section.AGENT, Section.RELEASE))
+    return show([VENV.python, "-m", "release", *arguments], cwd=PROJECT, environment=_environment())
+
+
 def constraints(arguments: list[str]) -> int:
     """Resolves pyproject.toml into constraints.txt; `--upgrade` takes the newest versions that fit."""
     VENV.ensure((*RUNTIME, Section.DEV))
@@ -107,6 +121,8 @@ TARGETS: dict[str, Callable[[list[str]], int]] = {
     "mutants": mutants,
     "cluster": cluster,
     "node": node,
+    "images": images,
+    "release": release,
     "constraints": constraints,
     "clean": clean,
 }

@@ -24,6 +24,7 @@ class Section(StrEnum):
     AGENT = "agent"
     OPTIMAL = "optimal"
     BENCH = "bench"
+    RELEASE = "release"
     MUTATION = "mutation"
     DEV = "dev"
 
@@ -36,6 +37,7 @@ _SELECTIONS: dict[Section, tuple[str, ...]] = {
     Section.AGENT: ("--extra", "agent"),
     Section.OPTIMAL: ("--extra", "optimal"),
     Section.BENCH: ("--extra", "bench"),
+    Section.RELEASE: ("--group", "release"),
     Section.MUTATION: ("--group", "mutation"),
     Section.DEV: ("--group", "dev"),
 }

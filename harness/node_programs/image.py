@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.build_cache import Say, built_once, say_to_stderr
-from harness.node_programs.oci_archive import Attributes, ImageConfiguration, write_archive, write_layer
+from harness.node_programs.oci_archive import (
+    Attributes,
+    ImageConfiguration,
+    LayerFile,
+    write_archive,
+    write_layer,
+)
 
 # An archive of our own sources is another one after every change of them.
 _UNUSED_DAYS = 0.25
@@ -51,21 +57,23 @@ def archive(image: Image, say: Say = say_to_stderr) -> Path:
 
     Raises `BuildFailed` when a program that belongs into the image cannot be had.
     """
-    fingerprints = [layer.fingerprint() for layer in image.layers]
     contents = f"image {image.reference}"
 
     def build(folder: Path) -> None:
         say(f"building {contents}")
-        layers = [
-            _layer(layer, fingerprint, say)
-            for layer, fingerprint in zip(image.layers, fingerprints, strict=True)
-        ]
+        layers = [LayerFile.plain(layer) for layer in layers_of(image, say)]
         write_archive(folder / "image.tar", image.reference, layers, image.configuration)
 
+    fingerprints = [layer.fingerprint() for layer in image.layers]
     fingerprint = digest_of([image.reference, repr(image.configuration), *fingerprints])
     name = f"image-{image.name}"
     folder = built_once(name, fingerprint, build, contents=contents, unused_days=_UNUSED_DAYS, say=say)
     return folder / "image.tar"
+
+
+def layers_of(image: Image, say: Say = say_to_stderr) -> list[Path]:
+    """Return the image's layers, lowest first, each as a file named by its digest."""
+    return [_layer(layer, say) for layer in image.layers]
 
 
 def digest_of(parts: Iterable[str]) -> str:
@@ -76,7 +84,7 @@ def digest_of(parts: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def _layer(layer: Layer, fingerprint: str, say: Say) -> Path:
+def _layer(layer: Layer, say: Say) -> Path:
     def build(folder: Path) -> None:
         root = folder / "root"
         root.mkdir()
@@ -86,6 +94,8 @@ def _layer(layer: Layer, fingerprint: str, say: Say) -> Path:
 
     contents = f"layer {layer.name}"
     name = f"layer-{layer.name}"
-    folder = built_once(name, fingerprint, build, contents=contents, unused_days=_UNUSED_DAYS, say=say)
+    folder = built_once(
+        name, layer.fingerprint(), build, contents=contents, unused_days=_UNUSED_DAYS, say=say
+    )
     (blob,) = folder.iterdir()
     return blob

@@ -5,10 +5,8 @@ The interpreter and its packages are those that run this process instead of a re
 
 from __future__ import annotations
 
-import compileall
 import configparser
 import hashlib
-import py_compile
 import shutil
 import subprocess
 import sys
@@ -23,7 +21,7 @@ from harness.go_build import tail
 from harness.node_programs.containerfile import Containerfile, Copy
 from harness.node_programs.image import Image, Layer
 from harness.node_programs.oci_archive import Attributes
-from harness.node_programs.python_layers import VERSION, interpreter_layer, packages_layer
+from harness.node_programs.python_layers import VERSION, compile_below, interpreter_layer, packages_layer
 from harness.node_programs.root_filesystem import RootFilesystem
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -73,16 +71,9 @@ def _lay_out_kvplace(files: RootFilesystem, recipe: Containerfile) -> Attributes
             _copy(files, copy)
     for copy in recipe.copies(of_last_stage=True):
         _copy(files, copy)
-    compiled = compileall.compile_dir(
-        files.at(_HOME),
-        quiet=1,
-        force=True,
-        stripdir=files.root,
-        prependdir="/",
-        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-    )
+    compiled = compile_below(files.at(_HOME), files.root)
     if not compiled:
-        raise BuildFailed(f"a module that {recipe.path} copies cannot be compiled; see above")
+        raise BuildFailed(f"a module that {recipe.path} copies cannot be compiled: `./make lint` names it")
     return Attributes()
 
 

@@ -7,9 +7,11 @@ bytes, so a runtime stores a layer that several images share only once.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,8 +69,8 @@ def write_layer(root: Path, folder: Path, attributes: Attributes | None = None) 
     def described(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = attributes.owner(member.name)
         member.uname = member.gname = ""
-        # Python compares the times of its sources with those in its bytecode, in whole seconds.
-        member.mtime = int(member.mtime) if member.name.endswith(".py") else 0
+        member.mtime = 0
+        member.mode = member.mode | 0o755 if member.isdir() else member.mode & ~0o022
         if capability := attributes.capabilities.get(member.name):
             member.pax_headers = {"SCHILY.xattr.security.capability": capability}
         return member
@@ -82,40 +84,75 @@ def write_layer(root: Path, folder: Path, attributes: Attributes | None = None) 
     return unnamed.rename(folder / digest)
 
 
-def write_archive(
-    target: Path, reference: str, layers: Sequence[Path], configuration: ImageConfiguration
-) -> None:
-    """Write an image of layers that `write_layer` made, lowest first.
+@dataclass(frozen=True, slots=True)
+class LayerFile:
+    """A layer as a file named by its digest, and the digest of what it holds unpacked."""
 
-    The reference must be whole, as a container runtime looks it up: with a registry and a tag.
+    path: Path
+    diff_id: str
+    media_type: str
+
+    @classmethod
+    def plain(cls, path: Path) -> LayerFile:
+        """Take a layer as `write_layer` wrote it."""
+        return cls(path, path.name, f"{_MEDIA_TYPE}.layer.v1.tar")
+
+    @classmethod
+    def compressed(cls, path: Path, folder: Path) -> LayerFile:
+        """Compress such a layer into a folder; equal layers give equal files, whenever that is done."""
+        unnamed = folder / f"{path.name}.gz"
+        with (
+            path.open("rb") as content,
+            unnamed.open("wb") as raw,
+            gzip.GzipFile(fileobj=raw, filename="", mode="wb", compresslevel=6, mtime=0) as packed,
+        ):
+            shutil.copyfileobj(content, packed, 1 << 20)
+        with unnamed.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        return cls(unnamed.rename(folder / digest), path.name, f"{_MEDIA_TYPE}.layer.v1.tar+gzip")
+
+
+def write_archive(
+    target: Path,
+    reference: str,
+    layers: Sequence[LayerFile],
+    configuration: ImageConfiguration,
+    *,
+    created: str = "",
+) -> str:
+    """Write an image of layers, lowest first, and return its digest.
+
+    The reference must be whole, as a container runtime looks it up: with a registry and a tag. A runtime that
+    imports the archive finds the image by tag and by digest. `created` is a date as RFC 3339 writes it.
     """
-    described_layers = [
-        {
-            "mediaType": f"{_MEDIA_TYPE}.layer.v1.tar",
-            "digest": f"sha256:{layer.name}",
-            "size": layer.stat().st_size,
-        }
-        for layer in layers
-    ]
     image = {
         "architecture": "amd64",
         "os": "linux",
+        **({"created": created} if created else {}),
         "config": configuration.document(),
-        "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in described_layers]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer.diff_id}" for layer in layers]},
     }
+    described_layers = [
+        {
+            "mediaType": layer.media_type,
+            "digest": f"sha256:{layer.path.name}",
+            "size": layer.path.stat().st_size,
+        }
+        for layer in layers
+    ]
     config, config_blob = _described("config.v1", image)
     document = {"schemaVersion": 2, "mediaType": f"{_MEDIA_TYPE}.manifest.v1+json"}
     manifest, manifest_blob = _described(
         "manifest.v1", {**document, "config": config, "layers": described_layers}
     )
-    names = {
-        "io.containerd.image.name": reference,
-        "org.opencontainers.image.ref.name": reference.rsplit(":", 1)[1],
-    }
+    digest = str(manifest["digest"])
+    repository, tag = reference.rsplit(":", 1)
+    by_tag = {"io.containerd.image.name": reference, "org.opencontainers.image.ref.name": tag}
+    by_digest = {"io.containerd.image.name": f"{repository}@{digest}"}
     index = {
         "schemaVersion": 2,
         "mediaType": f"{_MEDIA_TYPE}.index.v1+json",
-        "manifests": [{**manifest, "annotations": names}],
+        "manifests": [{**manifest, "annotations": names} for names in (by_tag, by_digest)],
     }
     with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as archive:
         _add(archive, "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
@@ -123,10 +160,11 @@ def write_archive(
         for blob in (manifest_blob, config_blob):
             _add(archive, f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}", blob)
         for layer in layers:
-            member = tarfile.TarInfo(f"blobs/sha256/{layer.name}")
-            member.size = layer.stat().st_size
-            with layer.open("rb") as content:
+            member = tarfile.TarInfo(f"blobs/sha256/{layer.path.name}")
+            member.size = layer.path.stat().st_size
+            with layer.path.open("rb") as content:
                 archive.addfile(member, content)
+    return digest
 
 
 def _described(kind: str, document: object) -> tuple[dict[str, object], bytes]:

@@ -5,11 +5,10 @@ The interpreter is laid out as in docker.io/library/python, below /usr/local, wh
 
 from __future__ import annotations
 
-import compileall
 import importlib.machinery
 import importlib.metadata
-import py_compile
 import shutil
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
@@ -28,8 +27,10 @@ VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _STANDARD_LIBRARY = Path(f"/usr/local/lib/{VERSION}")
 _LEFT_OUT = (
     *("site-packages", "dist-packages", "test", "tests", "idlelib", "turtledemo", "tkinter", "ensurepip"),
-    *("lib2to3", "config-*", "_test*.so", "_tkinter*.so", "*.a", "*.opt-?.pyc"),
+    *("lib2to3", "config-*", "_test*.so", "_tkinter*.so", "*.a", "__pycache__"),
 )
+_ABOUT_THE_INSTALLATION = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
+"""Files of a distribution's metadata that differ between installations of the same distribution."""
 
 
 def interpreter_layer() -> Layer:
@@ -65,7 +66,7 @@ def _lay_out_interpreter(root: Path) -> Attributes:
     shutil.copytree(
         _standard_library(), files.at(_STANDARD_LIBRARY), ignore=shutil.ignore_patterns(*_LEFT_OUT)
     )
-    _compile_stale(files.at(_STANDARD_LIBRARY), files.root)
+    compile_below(files.at(_STANDARD_LIBRARY), files.root)
     for library in _interpreters_libraries():
         inside = library.is_relative_to(sys.base_prefix) and not library.is_relative_to("/usr/lib")
         files.file(library, f"/usr/local/lib/{library.name}" if inside else library)
@@ -78,26 +79,29 @@ def _lay_out_packages(files: RootFilesystem, pins: Iterable[Requirement], target
     for pin in pins:
         for member in _installed(pin.name).files or ():
             source = Path(str(member.locate())).resolve()
-            if ".." in member.parts or not source.is_file():
+            left_out = member.name in _ABOUT_THE_INSTALLATION or member.suffix == ".pyc"
+            if left_out or ".." in member.parts or not source.is_file():
                 continue
             if source.suffix == ".so":
                 files.program(source, target / member)
             else:
                 files.file(source, target / member)
-    _compile_stale(files.at(target), files.root)
+    compile_below(files.at(target), files.root)
     files.add_libraries(present=_interpreters_libraries(), besides=site_packages.resolve())
     return Attributes()
 
 
-def _compile_stale(folder: Path, root: Path) -> None:
-    """Compile what has no bytecode or old one: a container's root file system is read-only."""
-    compileall.compile_dir(
-        folder,
-        quiet=2,  # packages come with templates and tests that are no Python
-        stripdir=root,
-        prependdir="/",
-        invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP,
-    )
+def compile_below(folder: Path, root: Path) -> bool:
+    """Compile everything in a folder of an image, whose root file system is read-only when it runs.
+
+    The bytecode names no time and no path of this machine, so equal sources give equal layers, and Python
+    never compares it with its source. Returns whether every file could be compiled: packages come with
+    templates and tests that are no Python.
+    """
+    where = ("-s", str(root), "-p", "/", str(folder))
+    how = ("-qq", "-f", "-j", "0", "--invalidation-mode", "unchecked-hash")
+    # In a process of its own: it divides the work between processes, and this one may have threads.
+    return subprocess.run([sys.executable, "-m", "compileall", *how, *where], check=False).returncode == 0
 
 
 @cache

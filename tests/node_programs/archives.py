@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import tarfile
@@ -17,8 +18,10 @@ class ReadImage:
     """What an archive says about its one image, every digest and size checked."""
 
     reference: str
+    digest: str
     config: Json
     layers: tuple[bytes, ...]
+    """Unpacked."""
 
 
 def read_archive(path: Path) -> ReadImage:
@@ -38,9 +41,16 @@ def read_archive(path: Path) -> ReadImage:
             return found
 
         assert json.loads(content("oci-layout")) == {"imageLayoutVersion": "1.0.0"}
-        (described,) = json.loads(content("index.json"))["manifests"]
+        described, by_digest = json.loads(content("index.json"))["manifests"]
         manifest = json.loads(blob(described))
         config = json.loads(blob(manifest["config"]))
-        layers = tuple(blob(layer) for layer in manifest["layers"])
+        layers = tuple(
+            gzip.decompress(blob(layer)) if layer["mediaType"].endswith("+gzip") else blob(layer)
+            for layer in manifest["layers"]
+        )
     assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
-    return ReadImage(described["annotations"]["io.containerd.image.name"], config, layers)
+    reference = described["annotations"]["io.containerd.image.name"]
+    digest = described["digest"]
+    assert by_digest["digest"] == digest
+    assert by_digest["annotations"]["io.containerd.image.name"] == f"{reference.rpartition(':')[0]}@{digest}"
+    return ReadImage(reference, digest, config, layers)

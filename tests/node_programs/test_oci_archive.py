@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.node_programs.oci_archive import Attributes, ImageConfiguration, write_archive, write_layer
+from harness.node_programs.oci_archive import (
+    Attributes,
+    ImageConfiguration,
+    LayerFile,
+    write_archive,
+    write_layer,
+)
 from tests.node_programs.archives import read_archive
 
 CAPABILITY = "\x01\0\0\x02\0\x04\0\0" + "\0" * 12
@@ -25,7 +31,6 @@ def root(tmp_path: Path) -> Path:
     (root / "bin" / "alias").symlink_to("program")
     (root / "home" / "qemu").mkdir(parents=True)
     (root / "home" / "qemu" / "module.py").write_text("pass\n")
-    os.utime(root / "home" / "qemu" / "module.py", (1_700_000_000.75, 1_700_000_000.75))
     return root
 
 
@@ -40,7 +45,7 @@ def test_an_archive_holds_every_layer_under_its_digest_and_what_a_container_runs
     other = tmp_path / "other"
     other.mkdir()
     (other / "file").write_text("upper")
-    layers = [write_layer(root, tmp_path), write_layer(other, tmp_path)]
+    layers = [LayerFile.plain(write_layer(folder, tmp_path)) for folder in (root, other)]
     configuration = ImageConfiguration(
         entrypoint=("/bin/program",),
         command=("serve",),
@@ -49,8 +54,9 @@ def test_an_archive_holds_every_layer_under_its_digest_and_what_a_container_runs
         labels={"title": "a program"},
         ports=("8443", "53/udp"),
     )
-    write_archive(tmp_path / "image.tar", "docker.io/tests/program:1", layers, configuration)
+    digest = write_archive(tmp_path / "image.tar", "docker.io/tests/program:1", layers, configuration)
     image = read_archive(tmp_path / "image.tar")
+    assert image.digest == digest
     assert image.reference == "docker.io/tests/program:1"
     assert image.config["config"] == {
         "Entrypoint": ["/bin/program"],
@@ -84,13 +90,22 @@ def test_the_same_files_make_the_same_layer_whenever_they_were_written(root: Pat
     first = write_layer(root, tmp_path)
     os.utime(root / "bin" / "program", (1, 1))
     os.utime(root / "bin", (2, 2))
+    (root / "home" / "qemu" / "module.py").chmod(0o664)
     assert write_layer(root, tmp_path).name == first.name
     (root / "bin" / "program").write_bytes(b"changed")
     assert write_layer(root, tmp_path).name != first.name
 
 
-def test_a_python_source_keeps_its_time_because_its_bytecode_names_it(root: Path, tmp_path: Path) -> None:
-    found = members(write_layer(root, tmp_path).read_bytes())
-    assert {name: member.mtime for name, member in found.items() if member.mtime} == {
-        "home/qemu/module.py": 1_700_000_000
-    }
+def test_a_compressed_layer_holds_the_same_and_is_the_same_file_whenever_it_is_made(
+    root: Path, tmp_path: Path
+) -> None:
+    layer = write_layer(root, tmp_path)
+    folders = [tmp_path / name for name in ("once", "again")]
+    for folder in folders:
+        folder.mkdir()
+    once, again = (LayerFile.compressed(layer, folder) for folder in folders)
+    assert once.path.name == again.path.name
+    written = write_archive(tmp_path / "image.tar", "a/b:1", [once], ImageConfiguration())
+    image = read_archive(tmp_path / "image.tar")
+    assert image.layers == (layer.read_bytes(),)
+    assert image.digest == written

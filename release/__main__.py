@@ -1,0 +1,113 @@
+"""`python -m release [VERSION]`: everything of a release in one folder, each file with its SHA-256 digest."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import yaml
+
+from harness.build_cache import BuildFailed
+from harness.node_programs.image import layers_of
+from kvplace import __version__
+from release.archives import write_tar_gz
+from release.checksums import UnusableKey, read_key, sign, write_checksums
+from release.images import IMAGES, build_images
+from release.manifests import ImageNotNamed, copy_manifests
+from release.plugin import krew_manifest, write_plugin
+from release.source_date import source_date
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make a release, or its images alone, and print the folder; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    if options.version not in (None, __version__):
+        print(
+            f"release: this checkout is version {__version__}, not {options.version}: set __version__ in "
+            f"kvplace/__init__.py and the tags in manifests/ first (tests/manifests says which)",
+            file=sys.stderr,
+        )
+        return 2
+    folder: Path = options.folder or PROJECT / "dist" / __version__
+    try:
+        key = read_key(options.key) if options.key else None
+        if options.images_only:
+            build_images(folder, options.registry, __version__, source_date(PROJECT))
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            _release(folder, options.registry, options.url, source_date(PROJECT))
+        checksums = write_checksums(folder)
+        if key is not None:
+            sign(checksums, key)
+    except (BuildFailed, UnusableKey, ImageNotNamed) as failed:
+        print(f"release: {failed}", file=sys.stderr)
+        return 1
+    print(folder)
+    return 0
+
+
+def _release(folder: Path, registry: str, url: str, date: datetime) -> None:
+    folder.mkdir(parents=True)
+    _build_distributions(folder, date)
+    images = build_images(folder / "images", registry, __version__, date)
+    with tempfile.TemporaryDirectory(prefix="kvplace-release-") as name:
+        scratch = Path(name)
+        copy_manifests(scratch / "manifests", images)
+        write_tar_gz(
+            folder / f"kvplace-manifests-{__version__}.tar.gz", scratch / "manifests", "manifests", date
+        )
+        plugin = folder / f"kubectl-kvplace-{__version__}-linux-amd64.tar.gz"
+        write_plugin(plugin, layers_of(IMAGES["serve"](f"{registry}/serve:{__version__}")), scratch, date)
+    digest = write_checksums(folder).read_text().partition(f"  {plugin.name}")[0].splitlines()[-1]
+    manifest = krew_manifest(__version__, url, plugin, digest)
+    (folder / "kvplace.krew.yaml").write_text(yaml.safe_dump(manifest, sort_keys=False))
+
+
+def _build_distributions(folder: Path, date: datetime) -> None:
+    """Build wheel and source archive with the pinned tools of this environment."""
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    environment = {"SOURCE_DATE_EPOCH": str(int(date.timestamp()))}
+    built = subprocess.run(
+        ["env", *(f"{name}={value}" for name, value in environment.items()), *command],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if built.returncode != 0:
+        raise BuildFailed(f"hatchling made no wheel:\n{built.stderr.strip()}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="./make release",
+        description="Make wheel, source archive, images, manifests and kubectl plugin, with digests.",
+    )
+    parser.add_argument("version", nargs="?", help=f"must be that of this checkout: {__version__}")
+    parser.add_argument(
+        "--registry",
+        default="docker.io/kvplace",
+        metavar="PREFIX",
+        help="what stands in front of the images' names (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--url",
+        default=f"https://github.com/kvplace/kvplace/releases/download/v{__version__}",
+        help="the folder that people will download the release from (default: %(default)s)",
+    )
+    parser.add_argument("--key", type=Path, metavar="FILE", help="ECDSA key in PEM that signs SHA256SUMS")
+    parser.add_argument("--folder", type=Path, help=f"default: dist/{__version__}")
+    parser.add_argument("--images-only", action="store_true", help="only the images and their software lists")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
