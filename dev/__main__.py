@@ -150,7 +150,9 @@ def main(words: list[str]) -> int:
 def _prepare_tests() -> None:
     packages = system_packages
     headers = packages.python_headers()
-    packages.ensure({**packages.COMPILER, **headers, **packages.REAL_MACHINES, **packages.REAL_NODES})
+    packages.ensure(
+        {**packages.COMPILER, **headers, **packages.REAL_MACHINES, **packages.SHELLS, **packages.REAL_NODES}
+    )
     VENV.ensure((*CHECKS, Section.AGENT) if system_packages.can_compile() else CHECKS)
 
 

@@ -27,6 +27,8 @@ REAL_MACHINES = {
     "busybox-static": "what an emulated machine starts with, before it has this one's files",
     "hwloc-nox": "lstopo, whose view of a machine is compared with ours",
 }
+# Shells in which the completion of words is tried.
+SHELLS = {"zsh": "completes as its script says", "fish": "the same"}
 # Whole nodes run on this machine: containerd, kubelet and virt-handler with their pods.
 REAL_NODES = {
     "runc": "what containerd starts containers with",

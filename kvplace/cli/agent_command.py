@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from kvplace.cli.words import Words
+
 _PATH = click.Path(path_type=Path)
 
 
@@ -25,7 +27,7 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option(
     "--enforcement",
-    type=click.Choice(["auto", "nri", "cgroup", "none"]),
+    type=Words(["auto", "nri", "cgroup", "none"]),
     default="auto",
     show_default=True,
     help="How containers are kept off the CPUs of others; auto: nri where the container runtime offers it.",
@@ -44,7 +46,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--health-address", default="0.0.0.0:8082", show_default=True, metavar="HOST:PORT")
 @click.option(
     "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
+    type=Words(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
 )

@@ -5,7 +5,6 @@ Claims that contradict each other are kept: the map is where one sees them.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +12,7 @@ from kvplace.core.cpuset import cpus_of
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadBody
 from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.near_words import did_you_mean
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import CpuId, PodUid
 
@@ -140,8 +140,7 @@ class ClaimsByNode:
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {printable(near[0])!r}?" if near else ""
+    return did_you_mean(name, map(printable, known))
 
 
 def _few(names: Sequence[str]) -> str:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
+
+from kvplace.cli.completion import names_and_files
+from kvplace.cli.files import InputFile
 
 if TYPE_CHECKING:
     from kvplace.machines.machine import Machine
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_CPU_MANAGER_STATE = click.Path(path_type=Path, dir_okay=False)
-
 
 def cpu_manager_state_option(function: _Function) -> _Function:
     """Add `--cpu-manager-state FILE` to a command, as its argument `cpu_manager_state`."""
     option = click.option(
         "--cpu-manager-state",
-        type=_CPU_MANAGER_STATE,
+        type=InputFile(),
         metavar="FILE",
         help="The kubelet's cpu_manager_state: CPUs that its static policy holds are not free.",
     )
@@ -32,19 +32,30 @@ def complete_machine(_context: click.Context, _argument: click.Parameter, begun:
     """Complete the name of a server type, or else of a file."""
     from kvplace.machines.shipped import machine_names
 
-    names = [CompletionItem(name) for name in machine_names() if name.startswith(begun)]
-    return names or [CompletionItem(begun, type="file")]
+    return names_and_files(list(machine_names()), begun)
 
 
-def chosen_machine(name: str | None, *, reserved: str | None = None, state: Path | None = None) -> Machine:
+def machine_argument(function: _Function) -> _Function:
+    """Add the machine to a command, as its argument `machine`; None is this machine."""
+    argument = click.argument(
+        "machine",
+        type=InputFile(),
+        metavar="[FILE]",
+        required=False,
+        shell_complete=complete_machine,
+    )
+    return argument(function)
+
+
+def chosen_machine(name: str | None, *, reserved: str | None = None, state: str | None = None) -> Machine:
     """Find a machine, and replace its reserved CPUs and those that the kubelet's `state` file holds."""
-    from kvplace.documents.reading import read_text
+    from kvplace.documents.reading import read_text, source_name
     from kvplace.machines.machine import find_machine
 
     machine = find_machine(name)
     if reserved is not None:
         machine = machine.with_reserved(reserved, "--reserved")
     if state is not None:
-        text = read_text(str(state.absolute()), f"--cpu-manager-state {state}")
-        machine = machine.with_kubelet_cpus(text, str(state))
+        what = source_name(state)
+        machine = machine.with_kubelet_cpus(read_text(state, f"--cpu-manager-state {what}"), what)
     return machine

@@ -7,7 +7,6 @@ runs: help and completion stay quick, and a command that needs no cluster never 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import io
 import os
@@ -19,9 +18,24 @@ from typing import Any, NoReturn
 import click
 
 from kvplace import __version__
+from kvplace.cli.completion import VARIABLE, answer_shells
 from kvplace.core.errors import ExitCode, KvplaceError, exit_code_of
+from kvplace.core.near_words import did_you_mean
 
-COMMANDS = ("agent", "demo", "map", "place", "plan", "rewrite", "schema", "serve", "simulate", "topology")
+COMMANDS = (
+    "agent",
+    "completion",
+    "demo",
+    "help",
+    "map",
+    "place",
+    "plan",
+    "rewrite",
+    "schema",
+    "serve",
+    "simulate",
+    "topology",
+)
 """Each is the function `command` of the module of that name."""
 
 EXIT_CODES = """\b
@@ -49,8 +63,9 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest a command for a misspelt one, as click does for options."""
-        if args[0] not in COMMANDS and (near := difflib.get_close_matches(args[0], COMMANDS, n=1)):
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        if args[0] not in COMMANDS:
+            hint = did_you_mean(args[0], COMMANDS)
+            ctx.fail(f"no such command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
 
 
@@ -87,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
+    if VARIABLE in os.environ:
+        answer_shells()
     try:
         answer: Any = cli.main(arguments, prog_name=_program(), standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

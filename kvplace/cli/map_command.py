@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, TextIO
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.machine import chosen_machine, complete_machine, cpu_manager_state_option
+from kvplace.cli.completion import names_and_files
+from kvplace.cli.files import InputFile
+from kvplace.cli.machine import chosen_machine, cpu_manager_state_option, machine_argument
 from kvplace.cli.output import console, say
 from kvplace.core.errors import BadBody
 
@@ -65,14 +67,14 @@ class Target:
 
 
 def _complete_target(_context: click.Context, _option: click.Parameter, begun: str) -> list[CompletionItem]:
-    forms = [CompletionItem(form.value) for form in Form if form.value.startswith(begun)]
-    return forms or [CompletionItem(begun, type="file")]
+    return names_and_files([form.value for form in Form], begun)
 
 
 @click.command("map", short_help="Draw the cores of a machine and the VMs on them.")
-@click.argument("machine", metavar="[FILE]", required=False, shell_complete=complete_machine)
+@machine_argument
 @click.option(
     "--placements",
+    type=InputFile(),
     metavar="FILE",
     help="The VMs on the machine, - for stdin: answers of `kvplace place --keep -o json`, a plan of "
     "`kvplace plan -o json`, a NodeLedger (`kubectl get nodeledger NODE -o yaml`), or pods "
@@ -107,7 +109,7 @@ def command(
     machine: str | None,
     placements: str | None,
     node: str | None,
-    cpu_manager_state: Path | None,
+    cpu_manager_state: str | None,
     foreign: str | None,
     found: tuple[str, ...],
     target: Target,

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from kvplace.cli.words import Words
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -33,7 +35,7 @@ def output_option(*outputs: Output) -> Callable[[_Function], _Function]:
     return click.option(
         "-o",
         "--output",
-        type=click.Choice([output.value for output in outputs]),
+        type=Words([output.value for output in outputs]),
         default=outputs[0].value,
         show_default=True,
         callback=lambda _context, _option, value: Output(value),

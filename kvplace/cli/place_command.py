@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import click
 
+from kvplace.cli.files import InputFile, take_stdin
 from kvplace.cli.machine import chosen_machine, complete_machine, cpu_manager_state_option
 from kvplace.cli.output import Output, output_option, say
 from kvplace.core.errors import ExitCode
@@ -17,6 +17,7 @@ from kvplace.core.errors import ExitCode
 @click.option(
     "--topology",
     "machine",
+    type=InputFile(),
     required=True,
     metavar="FILE",
     shell_complete=complete_machine,
@@ -48,7 +49,7 @@ def command(
     make_room: bool,
     thorough: bool,
     explain: bool,
-    cpu_manager_state: Path | None,
+    cpu_manager_state: str | None,
     output: Output,
 ) -> int:
     """Answer requests, one JSON object per line on stdin, with the CPUs that each VM would get.
@@ -69,6 +70,7 @@ def command(
         raise click.UsageError("--make-room moves the VMs that --keep has kept; give both")
     if thorough and not make_room:
         raise click.UsageError("--thorough is an option of --make-room; give both")
+    take_stdin(click.get_current_context(), "the requests", ", one JSON object per line")
     found = chosen_machine(machine, state=cpu_manager_state)
     for note in found.notes:
         say(note)
@@ -82,8 +84,6 @@ def command(
         thorough=thorough,
         explain=explain,
     )
-    if sys.stdin.isatty():
-        say("reading requests from the terminal, one JSON object per line; Ctrl-D ends")
     kinds: set[AnswerKind] = set()
     for number, line in numbered_lines(sys.stdin.buffer):
         answer = session.answer(line, number)

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvplace.cli.files import InputFile
 from kvplace.cli.output import Output, output_option, print_document, print_table, say
+from kvplace.cli.words import Words
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
 
@@ -18,18 +20,20 @@ if TYPE_CHECKING:
 @click.command("plan", short_help="Place many VMs at once on the nodes of a cluster.")
 @click.option(
     "--cluster",
+    type=InputFile(),
     metavar="FILE",
     help="The cluster document, - for stdin (see `kvplace schema cluster`); default: six nodes to try it on.",
 )
 @click.option(
     "--requests",
+    type=InputFile(),
     required=True,
     metavar="FILE",
     help="The VMs, - for stdin: requests as for `kvplace place`, one per line or as a list in JSON or YAML.",
 )
 @click.option(
     "--strategy",
-    type=click.Choice([strategy.value for strategy in Strategy]),
+    type=Words([strategy.value for strategy in Strategy]),
     default=Strategy.PACK.value,
     show_default=True,
     help="Which nodes VMs go to while everything fits.",
@@ -69,8 +73,6 @@ def command(
     from kvplace.plan.plan_cluster import read_plan_cluster
     from kvplace.plan.vm_requests import read_vm_requests
 
-    if cluster == requests == "-":
-        raise click.UsageError("--cluster and --requests cannot both be stdin")
     nodes = read_plan_cluster(cluster)
     vms = read_vm_requests(requests, (vm.id for node in nodes for vm in node.running))
     bound = mip_bound(nodes, vms, seconds=seconds) if optimal else None

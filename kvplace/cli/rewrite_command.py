@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvplace.cli.files import InputFile
 from kvplace.cli.machine import complete_machine
 from kvplace.cli.output import say
 from kvplace.core.errors import BadAnnotation, BadBody, BadDomainXml, Misconfigured
@@ -20,32 +21,32 @@ if TYPE_CHECKING:
 
 _VMI = "VirtualMachineInstance"
 _MAX_PLACEMENT_BYTES = 1024 * 1024
-_FILE = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 
 
 @click.command("rewrite", short_help="Pin the threads of a libvirt domain by a placement.")
-@click.option("--domain", type=_FILE, required=True, help="The domain XML; - is stdin.")
+@click.option("--domain", type=InputFile(), required=True, help="The domain XML; - is stdin.")
 @click.option(
     "--placement",
-    type=_FILE,
+    type=InputFile(),
     help="A pod's annotation kvplace.io/placement, or an answer of `kvplace place -o json`; - is stdin.",
 )
 @click.option("--cpu-map", metavar="JSON", help='A bare cpu-map, for example {"socket0": ["2", "34"]}.')
 @click.option(
     "--topology",
     "machine",
+    type=InputFile(),
     metavar="FILE",
     shell_complete=complete_machine,
     help="The machine; needed only to bind the memory of guest NUMA cells.",
 )
 @click.option(
     "--vmi",
-    type=_FILE,
+    type=InputFile(),
     help="The VirtualMachineInstance that the hook gets with the domain; - is stdin. It does not change the "
     "answer; a note about it goes to stderr.",
 )
 def command(
-    domain: Path, placement: Path | None, cpu_map: str | None, machine: str | None, vmi: Path | None
+    domain: str, placement: str | None, cpu_map: str | None, machine: str | None, vmi: str | None
 ) -> None:
     """Print a libvirt domain with its threads pinned and its memory bound by a placement."""
     from kvplace.core.placement import PodPlacement
@@ -53,10 +54,6 @@ def command(
 
     if (placement is None) == (cpu_map is None):
         raise click.UsageError("give either --placement or --cpu-map", click.get_current_context())
-    if [str(path) for path in (domain, placement, vmi)].count("-") > 1:
-        raise click.UsageError(
-            "only one of --domain, --placement and --vmi can be stdin", click.get_current_context()
-        )
     xml = _read(domain, MAX_DOMAIN_BYTES)
     chosen = PodPlacement.of_cpu_map(cpu_map or "") if placement is None else _placement(placement)
     if chosen.placement.floats:
@@ -73,14 +70,14 @@ def command(
     sys.stdout.buffer.flush()
 
 
-def _placement(path: Path) -> PodPlacement:
+def _placement(path: str) -> PodPlacement:
     """Read an annotation, or one answer of `kvplace place` that holds one."""
     from kvplace.core.placement import PodPlacement
     from kvplace.core.strict_json import json_object
     from kvplace.documents.reading import read_text
 
     what = _called("--placement", path)
-    text = read_text(str(path), what, _MAX_PLACEMENT_BYTES)
+    text = read_text(path, what, _MAX_PLACEMENT_BYTES)
     lines = text.strip().splitlines()
     if not lines:
         raise BadBody(f"{what} is empty; give one answer of `kvplace place -o json`")
@@ -97,13 +94,13 @@ def _placement(path: Path) -> PodPlacement:
         raise BadBody(f"{what}: the placement {error.mend}") from None
 
 
-def _notes_about(path: Path) -> tuple[str, ...]:
+def _notes_about(path: str) -> tuple[str, ...]:
     """Return what a VMI means for the domain; raises BadBody when it is not a VMI."""
     from kvplace.documents.reading import read_document, read_text
     from kvplace.hook.define_domain import MIGRATION_TARGET, is_migration_target
 
     what = _called("--vmi", path)
-    vmi = read_document(read_text(str(path), what), what)
+    vmi = read_document(read_text(path, what), what)
     if vmi.get("kind", _VMI) != _VMI or "metadata" not in vmi:
         raise BadBody(f"{what} is not a {_VMI}; give the output of `kubectl get vmi NAME -o json`")
     try:
@@ -112,8 +109,8 @@ def _notes_about(path: Path) -> tuple[str, ...]:
         raise BadBody(f"{what}: status.migrationState must be a mapping") from None
 
 
-def _called(option: str, path: Path) -> str:
-    return option if str(path) == "-" else f"{option} {path}"
+def _called(option: str, path: str) -> str:
+    return option if path == "-" else f"{option} {path}"
 
 
 def _nodes(machine: str | None) -> Mapping[CpuId, NumaId]:
@@ -128,13 +125,13 @@ def _nodes(machine: str | None) -> Mapping[CpuId, NumaId]:
     return {CpuId(cpu): NumaId(node.id) for node in nodes for cpu in cpus_of(node.cpus)}
 
 
-def _read(path: Path, most: int) -> bytes:
+def _read(path: str, most: int) -> bytes:
     what = _called("--domain", path)
     try:
-        if str(path) == "-":
+        if path == "-":
             content = sys.stdin.buffer.read(most + 1)
         else:
-            with path.open("rb") as file:
+            with Path(path).open("rb") as file:
                 content = file.read(most + 1)
     except OSError as error:
         raise BadBody(f"{what} cannot be read: {error.strerror}") from None

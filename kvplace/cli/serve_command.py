@@ -6,24 +6,27 @@ from pathlib import Path
 
 import click
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
+from kvplace.cli.files import InputFile
+from kvplace.cli.words import Words
+
+_FILE = click.Path(path_type=Path, dir_okay=False)  # read again when they change, so never stdin
 
 
-def _read_config(context: click.Context, _option: click.Parameter, path: Path | None) -> None:
+def _read_config(context: click.Context, _option: click.Parameter, path: str | None) -> None:
     """Make the settings of a file the defaults of the flags."""
     if path is None:
         return
     from kvplace.documents.model import read_model
-    from kvplace.documents.reading import load_document
+    from kvplace.documents.reading import load_document, source_name
     from kvplace.documents.serve import ServeDocument
 
-    context.default_map = read_model(ServeDocument, load_document(path), str(path)).given()
+    context.default_map = read_model(ServeDocument, load_document(Path(path)), source_name(path)).given()
 
 
 @click.command("serve", short_help="Run the extender, admission and controller.")
 @click.option(
     "--config",
-    type=_FILE,
+    type=InputFile(),
     is_eager=True,
     expose_value=False,
     callback=_read_config,
@@ -86,14 +89,14 @@ def _read_config(context: click.Context, _option: click.Parameter, path: Path | 
 )
 @click.option(
     "--strategy",
-    type=click.Choice(["pack", "spread", "balance"]),
+    type=Words(["pack", "spread", "balance"]),
     default="pack",
     show_default=True,
     help="How nodes are chosen where a VM sits equally well.",
 )
 @click.option(
     "--mode",
-    type=click.Choice(["decide", "advise"]),
+    type=Words(["decide", "advise"]),
     default="decide",
     show_default=True,
     help="Whether filter answers with the one best node or with all that fit.",
@@ -111,7 +114,7 @@ def _read_config(context: click.Context, _option: click.Parameter, path: Path | 
 @click.option("--health-address", default="0.0.0.0:8081", show_default=True, metavar="HOST:PORT")
 @click.option(
     "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
+    type=Words(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
 )

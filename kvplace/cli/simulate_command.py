@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvplace.cli.files import InputFile
 from kvplace.cli.output import Output, output_option, print_document, print_table, say
 from kvplace.core.errors import ExitCode
 
@@ -21,13 +22,13 @@ _PROGRESS_INTERVAL_S = 2.0
 @click.command("simulate", short_help="Simulate a load of VMs on a cluster of your machines.")
 @click.option(
     "--scenario",
-    type=click.Path(path_type=Path),
+    type=InputFile(),
     metavar="FILE",
     help="The scenario, - for stdin (see `kvplace schema scenario`); default: the example.",
 )
 @click.option("--example", is_flag=True, help="Print the example scenario, as a start for your own.")
 @output_option(Output.TABLE, Output.JSON)
-def command(scenario: Path | None, example: bool, output: Output) -> int:
+def command(scenario: str | None, example: bool, output: Output) -> int:
     """Simulate VMs that arrive at a cluster and end, for each strategy and seed of a scenario.
 
     The report counts VMs that were placed, refused, refused although enough was free, and spread over more
@@ -44,7 +45,7 @@ def command(scenario: Path | None, example: bool, output: Output) -> int:
     if example:
         click.echo(example_text(), nl=False)
         return ExitCode.DONE
-    chosen = example_scenario() if scenario is None else load_scenario(scenario)
+    chosen = example_scenario() if scenario is None else load_scenario(Path(scenario))
     seeds = chosen.seeds if chosen.mix is not None else (None,)
     runs = [(strategy, seed) for strategy in chosen.strategies for seed in seeds]
     outcomes = []

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.machine import chosen_machine, complete_machine, cpu_manager_state_option
+from kvplace.cli.machine import chosen_machine, cpu_manager_state_option, machine_argument
 from kvplace.cli.output import (
     Output,
     cpu_lines,
@@ -49,11 +48,11 @@ class _NamingMachines(click.Command):
 
 
 @click.command("topology", cls=_NamingMachines, short_help="Show sockets, NUMA nodes and cores of a machine.")
-@click.argument("file", required=False, shell_complete=complete_machine)
+@machine_argument
 @click.option("--reserved", metavar="CPUS", help="CPUs to reserve for the host, for example 0-1,64-65.")
 @cpu_manager_state_option
 @output_option(*Output)
-def command(file: str | None, reserved: str | None, cpu_manager_state: Path | None, output: Output) -> None:
+def command(machine: str | None, reserved: str | None, cpu_manager_state: str | None, output: Output) -> None:
     """Show the sockets, NUMA nodes, L3 caches, cores and distances of a machine.
 
     FILE is a folder or tar archive with the machine's sys/ (and proc/), a NodeTopology as JSON or YAML, the
@@ -64,18 +63,18 @@ def command(file: str | None, reserved: str | None, cpu_manager_state: Path | No
     """
     from kvplace.core.node_topology import KIND, node_name, node_topology
 
-    machine = chosen_machine(file, reserved=reserved, state=cpu_manager_state)
-    for note in machine.notes:
+    known = chosen_machine(machine, reserved=reserved, state=cpu_manager_state)
+    for note in known.notes:
         say(note)
-    name = node_name(machine.name)
-    if name != machine.name and output in (Output.NAME, Output.JSON, Output.YAML):
-        say(f"the node is named {name}: {machine.name!r} is not a name that a node can have")
+    name = node_name(known.name)
+    if name != known.name and output in (Output.NAME, Output.JSON, Output.YAML):
+        say(f"the node is named {name}: {known.name!r} is not a name that a node can have")
     if output is Output.NAME:
         click.echo(f"{KIND.lower()}.kvplace.io/{name}")
     elif output in (Output.JSON, Output.YAML):
-        print_document(node_topology(machine.name, machine.topology, machine.kubelet_cpus), output)
+        print_document(node_topology(known.name, known.topology, known.kubelet_cpus), output)
     else:
-        _print_tables(machine, wide=output is Output.WIDE)
+        _print_tables(known, wide=output is Output.WIDE)
 
 
 def _print_tables(machine: Machine, *, wide: bool) -> None:

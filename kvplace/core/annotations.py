@@ -6,13 +6,13 @@ spellings that contradict each other are refused, it only decides which of two k
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from enum import Enum
 from typing import TypeVar
 
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import BadAnnotation
+from kvplace.core.near_words import did_you_mean, near_word
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import (
     EmulatorThreads,
@@ -129,9 +129,7 @@ def _lookup(annotations: Mapping[str, str], key: str, words: Mapping[str, _Value
     if value is None:
         return None
     if value not in words:
-        near = difflib.get_close_matches(value.lower(), words, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise BadAnnotation(key, value, f"must be one of {', '.join(words)}{hint}")
+        raise BadAnnotation(key, value, f"must be one of {', '.join(words)}{did_you_mean(value, words)}")
     return words[value]
 
 
@@ -158,9 +156,9 @@ def _refuse_unknown_keys(annotations: Mapping[str, str]) -> None:
         if not key.startswith(PREFIX) or key in (*ASKING, *RESULTS, VM_SIZE):
             continue
         asking = [known.removeprefix(PREFIX) for known in ASKING if known.startswith(PREFIX)]
-        near = difflib.get_close_matches(key.removeprefix(PREFIX).lower(), asking, n=1)
+        near = near_word(key.removeprefix(PREFIX), asking)
         hint = (
-            f"did you mean {PREFIX}{near[0]}?"
+            f"did you mean {PREFIX}{near}?"
             if near
             else f"known are {', '.join(PREFIX + known for known in asking)}"
         )

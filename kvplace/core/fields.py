@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from kvplace.core.cpuset import MAX_CPU, parse_cpu_list
 from kvplace.core.huge_pages import read_page_counts
+from kvplace.core.near_words import did_you_mean
 from kvplace.core.quantity import parse_bytes
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.core.strict_json import shown, unknown_key
@@ -61,7 +62,8 @@ class Fields:
         for member in kind:
             if member.value == value:
                 return member
-        raise self.bad(key, f"one of {', '.join(str(member.value) for member in kind)}")
+        words = [str(member.value) for member in kind]
+        raise self.bad(key, f"one of {', '.join(words)}{did_you_mean(value, words)}")
 
     def whole(self, key: str, most: int, *, least: int = 0, default: int | None = None) -> int:
         """Read a whole number."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from kvplace.core.errors import BadBody
+from kvplace.core.near_words import did_you_mean
 
 Json: TypeAlias = dict[str, Any]
 
@@ -29,14 +30,11 @@ def json_object(text: str, *, what: str, like: str = "") -> Json:
 
 def unknown_key(document: Mapping[str, Any], known: Iterable[str], at: str = "") -> str:
     """Name the first key that is not known, and the one that is probably meant; empty when all are known."""
-    import difflib  # seldom needed, and slow to load
-
     known = tuple(known)
     for key in document:
         if key not in known:
-            near = difflib.get_close_matches(str(key)[:60], known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            return f"{at}{shown(key)} is not known; {hint}"
+            hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
+            return f"{at}{shown(key)} is not known{hint}"
     return ""
 
 

@@ -30,11 +30,16 @@ def source_name(source: str) -> str:
     return "<stdin>" if source == "-" else source
 
 
+def read_stdin(most_bytes: int) -> bytes:
+    """Read stdin, and one byte more than the most that are allowed where there are more."""
+    return sys.stdin.buffer.read(most_bytes + 1)
+
+
 def read_text(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
     """Read a file, or stdin for `-`, as text in UTF-8; raises BadBody, which calls it `what`."""
     try:
         if source == "-":
-            content = sys.stdin.buffer.read(most_bytes + 1)
+            content = read_stdin(most_bytes)
         else:
             with Path(source).open("rb") as file:
                 content = file.read(most_bytes + 1)

@@ -25,6 +25,7 @@ from kvplace.core.node_topology import KIND, read_node_topology
 from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.strict_json import kind_of, shown
 from kvplace.core.topology import Topology
+from kvplace.documents.reading import read_stdin, source_name
 from kvplace.linux.cpu_manager_state import read_cpu_manager_state
 from kvplace.linux.sysfs import discover
 from kvplace.linux.tree import (
@@ -76,12 +77,14 @@ class Machine:
 
 
 def find_machine(name: str | None) -> Machine:
-    """Read a machine from a file, or one that comes with kvplace by its name, or, for None, this one.
+    """Read a machine from a file or, for `-`, stdin; or one that comes with kvplace by its name, or this one.
 
     Raises BadTopology or BadBody that names the file or machine.
     """
     if name is None:
         return _of_tree(Path("/"), None, platform.node() or "localhost")
+    if name == "-":
+        return _of_content(Path(source_name(name)), read_stdin(MAX_ARCHIVE_BYTES))
     if not name:
         raise BadTopology("the name of the machine is empty; give a file, or leave it out for this machine")
     path = Path(name)
@@ -103,6 +106,10 @@ def read_machine_at(path: Path) -> Machine:
         raise BadTopology(f"{path} does not exist; give {_EXPECTED}") from None
     except OSError as error:
         raise BadTopology(f"{path} cannot be read: {error.strerror}; give {_EXPECTED}") from None
+    return _of_content(path, content)
+
+
+def _of_content(path: Path, content: bytes) -> Machine:
     if len(content) > MAX_ARCHIVE_BYTES:
         raise BadTopology(f"{path} is longer than {MAX_ARCHIVE_BYTES >> 20} MiB; give {_EXPECTED}")
     text = content.removeprefix(codecs.BOM_UTF8).lstrip()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 
 from kvplace.core.errors import BadTopology
+from kvplace.core.near_words import did_you_mean
 from kvplace.core.topology import Topology
 from kvplace.machines.server_types import SERVER_TYPES, topology_of
 
@@ -21,6 +21,5 @@ def read_machine(name: str) -> Topology:
     for server in SERVER_TYPES:
         if server.name == name:
             return topology_of(server)
-    near = difflib.get_close_matches(name, machine_names(), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(machine_names())}"
-    raise BadTopology(f"no machine {name!r} comes with kvplace; {hint}")
+    hint = did_you_mean(name, machine_names()) or f"; there are: {', '.join(machine_names())}"
+    raise BadTopology(f"no machine {name!r} comes with kvplace{hint}")

@@ -15,12 +15,18 @@ from tests.cli.calls import COMMAND
     [
         ("kvplace sch", ["plain,schema"]),
         ("kvplace schema re", ["plain,request", "plain,requests"]),
-        ("kvplace topology epyc-75", ["plain,epyc-7502p"]),
-        ("kvplace map epyc-75", ["plain,epyc-7502p"]),
-        ("kvplace place --topology epyc-75", ["plain,epyc-7502p"]),
+        ("kvplace topology epyc-75", ["plain,epyc-7502p", "file,epyc-75"]),
+        ("kvplace map epyc-75", ["plain,epyc-7502p", "file,epyc-75"]),
+        ("kvplace place --topology epyc-75", ["plain,epyc-7502p", "file,epyc-75"]),
         ("kvplace topology ./mach", ["file,./mach"]),
-        ("kvplace map -o js", ["plain,json"]),
+        ("kvplace map -o js", ["plain,json", "file,js"]),
         ("kvplace map -o core", ["file,core"]),
+        ("kvplace plan --requests vm", ["file,vm"]),
+        ("kvplace plan --strategy = pa", ["plain,pack"]),
+        ("kvplace agent --log-level wa", ["plain,warning"]),
+        ("kvplace completion z", ["plain,zsh"]),
+        ("kvplace help sim", ["plain,simulate"]),
+        ("kvplace no-such --thing x", []),
     ],
 )
 def test_the_shell_completes_a_word(words: str, offered: list[str]) -> None:
@@ -32,5 +38,5 @@ def test_the_shell_completes_a_word(words: str, offered: list[str]) -> None:
         text=True,
         check=False,
     )
-    assert done.stdout.splitlines() == offered
+    assert done.stdout.split() == offered
     assert done.stderr == ""

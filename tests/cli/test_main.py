@@ -43,8 +43,8 @@ def test_without_a_command_the_help_goes_to_stderr_as_wrong_usage(kvplace: Calle
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["mapp"], "No such command 'mapp'. Did you mean 'map'?"),
-        (["xyz"], "No such command 'xyz'"),
+        (["mapp"], "no such command 'mapp'; did you mean 'map'?"),
+        (["xyz"], "no such command 'xyz'"),
         (["place"], "Missing option '--topology'"),
         (["map", "epyc-7502p", "--leger", "x"], "No such option"),
         (["topology", "vax"], "no machine 'vax' comes with kvplace"),

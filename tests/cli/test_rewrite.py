@@ -151,4 +151,4 @@ def test_a_missing_file_and_an_invalid_cpu_map_are_named(
     assert "none.xml cannot be read: No such file or directory" in called.err
     assert "annotation cpu-map" in kvplace("rewrite", "--domain", str(domain), "--cpu-map", "{}").err
     both = kvplace("rewrite", "--domain", "-", "--placement", "-")
-    assert "only one of --domain, --placement and --vmi can be stdin" in both.err
+    assert "--domain and --placement cannot both be stdin" in both.err

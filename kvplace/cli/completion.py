@@ -1,0 +1,118 @@
+"""Completion: what a shell may offer for the word at the cursor, and the scripts that teach shells to ask.
+
+A shell calls `kvplace` itself for every Tab, so an answer must be quick, and whatever goes wrong is silent: a
+message would land in the middle of the line that somebody types. Click knows commands and options; zsh and
+fish have its scripts. The one of bash is our own: bash splits words at `=`, and offers names beside files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+)
+
+if TYPE_CHECKING:
+    import click
+
+VARIABLE = "_KVPLACE_COMPLETE"
+"""The variable by which a shell asks; click derives its name from that of the program."""
+
+_BASH = """\
+# Completion of %(prog_name)s for bash 4.4 or newer.
+%(complete_func)s() {
+    local IFS=$'\\n' type value files= cur=${COMP_WORDS[COMP_CWORD]}
+    [[ $cur == = ]] && cur=
+    COMPREPLY=()
+    while IFS=, read -r type value; do
+        case $type in
+            plain) COMPREPLY+=("$value") ;;
+            file) files=yes ;;
+        esac
+    done < <(COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \\
+        %(complete_var)s=bash_complete "$1" 2>/dev/null)
+    [[ $files ]] || return 0
+    if ((${#COMPREPLY[@]})); then
+        compopt -o filenames
+        COMPREPLY+=($(compgen -f -- "$cur"))
+    else
+        compopt -o default
+    fi
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+
+def completions(shell: ShellComplete, arguments: list[str], begun: str) -> list[CompletionItem]:
+    """Return what may be offered for a word that was begun; nothing when the line makes no sense."""
+    try:
+        return ShellComplete.get_completions(shell, arguments, begun)
+    except Exception:  # as the module says: nothing may be printed here, whatever went wrong
+        return []
+
+
+class _Bash(BashComplete):
+    source_template = _BASH
+
+    def source(self) -> str:
+        return self.source_template % self.source_vars()
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        arguments, begun = super().get_completion_args()
+        words: list[str] = []
+        for word in [*arguments, begun]:
+            if words and words[-1].startswith("--") and (word == "=" or words[-1].endswith("=")):
+                words[-1] += word
+            else:
+                words.append(word)
+        return words[:-1], words[-1]
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        return completions(self, args, incomplete)
+
+
+def _with_option(shell: ShellComplete, arguments: list[str], begun: str) -> list[CompletionItem]:
+    """Offer whole words to a shell that does not split `--option=value`."""
+    option, equals, _ = begun.partition("=")
+    found = completions(shell, arguments, begun)
+    if equals and option.startswith("--"):
+        for item in found:
+            item.value = f"{option}={item.value}" if item.type == "plain" else item.value
+    return found
+
+
+class _Zsh(ZshComplete):
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        return _with_option(self, args, incomplete)
+
+
+class _Fish(FishComplete):
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        return _with_option(self, args, incomplete)
+
+
+_SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
+SHELLS = tuple(_SHELLS)
+
+
+def completion_script(cli: click.Command, shell: str) -> str:
+    """Give the script of a shell, to be sourced by it."""
+    return _SHELLS[shell](cli, {}, "kvplace", VARIABLE).source()
+
+
+def answer_shells() -> None:
+    """Have click answer a shell that asks by the environment as described here."""
+    for shell in _SHELLS.values():
+        add_completion_class(shell)
+
+
+def names_and_files(names: list[str], begun: str) -> list[CompletionItem]:
+    """Offer the names that begin so, and files."""
+    found = [CompletionItem(name) for name in names if name.startswith(begun)]
+    return [*found, CompletionItem(begun, type="file")]

@@ -1,0 +1,24 @@
+"""`kvplace completion`: the script that teaches a shell to complete the words of `kvplace`."""
+
+from __future__ import annotations
+
+import click
+
+from kvplace.cli.completion import SHELLS, completion_script
+from kvplace.cli.words import Words
+
+
+@click.command("completion", short_help="Print the script that makes a shell complete words.")
+@click.argument("shell", type=Words(SHELLS), metavar="SHELL")
+@click.pass_context
+def command(context: click.Context, shell: str) -> None:
+    """Print the script with which a shell completes words: commands, options, server types, files.
+
+    \b
+    bash   echo 'source <(kvplace completion bash)' >> ~/.bashrc
+    zsh    echo 'source <(kvplace completion zsh)' >> ~/.zshrc      after compinit
+    fish   kvplace completion fish > ~/.config/fish/completions/kvplace.fish
+
+    `kubectl kvplace` needs none of it: kubectl's own completion finds kubectl_complete-kvplace on PATH.
+    """  # noqa: D301 - click needs the literal backslash
+    click.echo(completion_script(context.find_root().command, shell), nl=False)

@@ -1,0 +1,41 @@
+"""Files that somebody names on the command line; `-` is stdin, which only one of them can be."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from click.shell_completion import CompletionItem
+
+_STDIN = "kvplace.stdin"
+"""Key of the context under which the option is kept that reads stdin."""
+
+
+class InputFile(click.ParamType[str]):
+    """A file or folder that is read, by its name; `-` is stdin. Whether it can be read, its reader says."""
+
+    name = "file"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name; raises UsageError for the second option that is to read stdin."""
+        if value == "-" and ctx is not None and param is not None and not ctx.resilient_parsing:
+            take_stdin(ctx, param.opts[0] if isinstance(param, click.Option) else param.human_readable_name)
+        return value
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Let the shell complete the name of a file."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+def take_stdin(context: click.Context, what: str, form: str = "") -> None:
+    """Read stdin for an option, by its name; raises UsageError when another one does, too.
+
+    Says on a terminal what is waited for, and in which `form`: it looks as if the program hung.
+    """
+    other = context.meta.setdefault(_STDIN, what)
+    if other != what:
+        raise click.UsageError(f"{other} and {what} cannot both be stdin", context)
+    if sys.stdin.isatty():
+        click.echo(f"kvplace: reading {what} from the terminal{form}; Ctrl-D ends it", err=True)

@@ -1,0 +1,56 @@
+"""A shell on a terminal, as a person has it: what is typed, and what then stands on the screen."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+_PATIENCE_S = 60.0
+_ESCAPES = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>])")
+
+
+class Terminal:
+    """A program on a terminal; ends with the block."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._outer, inner = pty.openpty()
+        self._process = subprocess.Popen(
+            command,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            env={**os.environ, "TERM": "xterm", **environment},
+            start_new_session=True,
+        )
+        os.close(inner)
+        self._seen = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._outer)
+
+    def type(self, text: str) -> None:
+        """Type keys."""
+        os.write(self._outer, text.encode())
+
+    def read_until(self, words: str) -> str:
+        """Return what the screen has shown since the last call, once it shows these words."""
+        os.set_blocking(self._outer, False)
+        give_up = time.monotonic() + _PATIENCE_S
+        while words not in self._seen:
+            assert time.monotonic() < give_up, f"no {words!r} on the screen, only {self._seen!r}"
+            try:
+                self._seen += _ESCAPES.sub("", os.read(self._outer, 65536).decode(errors="replace"))
+            except BlockingIOError:
+                time.sleep(0.01)
+        before, _, self._seen = self._seen.partition(words)
+        return before + words
