@@ -113,7 +113,7 @@ def _print_diff(lines: list[str], out: Console) -> None:
 
 
 def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Console) -> None:
-    from kvplace.simulate.percentiles import Percentiles
+    from kvplace.core.percentiles import Percentiles
 
     ordered = report.settings.vms
     servers = len({topology.fingerprint for topology in report.machines.values()})

@@ -42,7 +42,8 @@ EXIT_CODES = """\b
 Exit codes:
   0  done             3  does not fit: a true answer
   1  failed           4  partly done: some fit, some do not
-  2  invalid input    130  interrupted
+  2  invalid input    5  timed out
+                      130  interrupted
 """
 
 

@@ -80,6 +80,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     DOES_NOT_FIT = 3
     PARTLY_DONE = 4
+    TIMED_OUT = 5
     INTERRUPTED = 130
 
 

@@ -6,6 +6,7 @@ are strings and so are dates, as in JSON. Every error is one sentence that names
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -60,6 +61,18 @@ def read_document(text: str, what: str) -> Json:
         held = "nothing" if found is None else kind_of(found)
         raise BadBody(f"{what} contains {held}; it must be a mapping of keys to values")
     return found
+
+
+def read_values(text: str, what: str) -> tuple[object, ...]:
+    """Read the documents of a text, which lines of `---` divide in YAML; empty ones are left out."""
+    if text.lstrip()[:1] in ("{", "["):
+        return (read_value(text, what),)
+    parts = [part for part in re.split(r"^---(?=\s|$)", text, flags=re.MULTILINE) if part.strip()]
+    whats = (
+        [what] if len(parts) == 1 else [f"{what}: document {number}" for number in range(1, len(parts) + 1)]
+    )
+    found = (read_value(part, one) for part, one in zip(parts, whats, strict=True))
+    return tuple(value for value in found if value is not None)
 
 
 def read_value(text: str, what: str) -> object:

@@ -18,7 +18,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Self, TypeAlias
 
-from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from kvplace.core.strict_json import shown
@@ -108,6 +116,7 @@ Name: TypeAlias = Annotated[
 Duration: TypeAlias = Annotated[
     float,
     PlainValidator(_duration),
+    PlainSerializer(lambda seconds: f"{seconds:.0f}s"),
     WithJsonSchema({"type": "string", "pattern": _DURATION, "examples": ["90s", "15m"]}),
 ]
 Wave: TypeAlias = Annotated[
@@ -146,7 +155,7 @@ class TemplatedVms(Document):
 class RolloutDocument(Document):
     """What `kvplace rollout create` makes."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(alias_generator=to_camel)
 
     name: Name
     """The rollout; its VMs carry it as their label kvplace.io/rollout."""

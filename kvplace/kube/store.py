@@ -52,7 +52,7 @@ class Store(Generic[K, R]):
         self._clock = clock
         self._heard_at = clock()
         self._failed_at: float | None = None
-        self._selector = selector
+        self.selector = selector
         self._records: dict[K, R] = {}
         self._incoming: dict[K, R] | None = None
         self._subscribers: list[Callable[[R | None, R | None], None]] = []
@@ -96,7 +96,7 @@ class Store(Generic[K, R]):
 
     async def run(self, cluster: WatchClient) -> None:
         """Follow the cluster until cancelled or until it is closed."""
-        async for event in cluster.watch(self.kind, self._selector):
+        async for event in cluster.watch(self.kind, self.selector):
             self.apply(event)
 
     def apply(self, event: WatchEvent[R]) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 from kvplace.core.drawing.core_map import CoreMap, core_map_document, draw
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import API_VERSION
+from kvplace.core.percentiles import Percentiles
 from kvplace.core.placement import Placement
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.domainxml.document import parse
-from kvplace.simulate.percentiles import Percentiles
 
 KIND = "DemoReport"
 

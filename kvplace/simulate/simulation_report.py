@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from kvplace.core.node_topology import API_VERSION
+from kvplace.core.percentiles import Percentiles
 from kvplace.core.refusal import Reason
 from kvplace.simulate.cluster_state import ClusterState
-from kvplace.simulate.percentiles import Percentiles
 from kvplace.simulate.scenario import Scenario
 from kvplace.simulate.simulation import Outcome, Splits
 

@@ -1,0 +1,168 @@
+"""VMs in this process: the calls of a rollout, and a KubeVirt that does what a test tells it to.
+
+The rules are those of an API server: a document is created once, an application makes or keeps an object, a
+deletion concerns one UID. `bind`, `run` and `pin` play scheduler, virt-handler and agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from kvplace.core.errors import Conflict
+from kvplace.core.marks import ROLLOUT_LABEL
+from kvplace.core.scalars import NodeName
+from kvplace.kube.object_log import ObjectLog
+from kvplace.kube.quotas import Quota
+from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject
+from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+NAMESPACE = "default"
+
+
+class MemoryRollouts:
+    """VMs, VMIs and pods of the namespace `default`."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        """The clock of the API server, in seconds since 1970."""
+        self.documents: dict[str, str] = {}
+        self.quotas: tuple[Quota, ...] = ()
+        self.applied: list[str] = []
+        """The name of every VM that was really made, in order; one that is made twice is here twice."""
+        self.manifests: dict[str, Mapping[str, Any]] = {}
+        self._uids = itertools.count(1)
+        self._vms: ObjectLog[VmObject] = ObjectLog(VMS)
+        self._vmis: ObjectLog[VmiObjectPhase] = ObjectLog(VMI_PHASES)
+        self._pods: ObjectLog[LauncherPod] = ObjectLog(LAUNCHERS)
+        self._logs: Mapping[Kind[Any, Any], ObjectLog[Any]] = {
+            VMS: self._vms,
+            VMI_PHASES: self._vmis,
+            LAUNCHERS: self._pods,
+        }
+
+    # The calls of a rollout.
+
+    def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
+        selector.check(kind)
+        return cast(ObjectLog[R], self._logs[kind]).watch(selector)
+
+    async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
+        await asyncio.sleep(0)
+        selector.check(kind)
+        return cast(ObjectLog[R], self._logs[kind]).selected(selector)
+
+    async def apply_vm(self, vm: Mapping[str, Any], *, dry_run: bool = False) -> None:
+        await asyncio.sleep(0)
+        name = vm["metadata"]["name"]
+        if dry_run:
+            return
+        log: ObjectLog[Any] = self._vms if vm["kind"] == "VirtualMachine" else self._vmis
+        if log.get(name) is not None:
+            if self.manifests.get(name) != vm:
+                raise Conflict(f"{name} was written by somebody else")
+            return
+        self.applied.append(name)
+        self.manifests[name] = vm
+        rollout = vm["metadata"].get("labels", {}).get(ROLLOUT_LABEL, "")
+        labels = {ROLLOUT_LABEL: rollout}
+        if vm["kind"] == "VirtualMachine":
+            self._vms.put(name, VmObject(NAMESPACE, name, self._uid(), self.now, rollout), labels)
+        if vm["kind"] != "VirtualMachine" or vm["spec"].get("runStrategy") != "Halted":
+            self._vmis.put(name, VmiObjectPhase(NAMESPACE, name, self._uid(), self.now, rollout), labels)
+            pod = LauncherPod(NAMESPACE, f"virt-launcher-{name}", self._uid(), name, rollout)
+            self._pods.put(name, pod, labels)
+
+    async def delete_vm(self, kind: str, namespace: str, name: str, uid: str) -> None:
+        await asyncio.sleep(0)
+        log: ObjectLog[Any] = self._vms if kind == "VirtualMachine" else self._vmis
+        known = log.get(name)
+        if known is None:
+            return
+        if known.uid != uid:
+            raise Conflict(f"{name} has UID {known.uid}, not {uid}")
+        for each in self._logs.values():
+            each.remove(name)
+
+    async def read_documents(self, namespace: str, rollout: str = "") -> Mapping[str, str]:
+        await asyncio.sleep(0)
+        return {name: text for name, text in self.documents.items() if rollout in ("", name)}
+
+    async def store_document(self, namespace: str, rollout: str, text: str) -> None:
+        await asyncio.sleep(0)
+        if rollout in self.documents:
+            raise Conflict(f"kvplace-rollout-{rollout} exists")
+        self.documents[rollout] = text
+
+    async def delete_document(self, namespace: str, rollout: str) -> None:
+        await asyncio.sleep(0)
+        self.documents.pop(rollout, None)
+
+    async def read_quotas(self, namespace: str) -> tuple[Quota, ...]:
+        await asyncio.sleep(0)
+        return self.quotas
+
+    async def close(self) -> None:
+        """End all watches."""
+        for log in self._logs.values():
+            log.close()
+
+    # What KubeVirt, the scheduler and the agent do.
+
+    @property
+    def vms(self) -> list[VmObject]:
+        """The VirtualMachines that are there."""
+        return list(self._vms.records.values())
+
+    @property
+    def waiting(self) -> list[str]:
+        """The VMs whose pod has no node yet."""
+        return [pod.vmi for pod in self._pods.records.values() if not pod.node]
+
+    def bind(self, name: str, node: str = "worker") -> None:
+        self._change_pod(name, node=NodeName(node), bound_since=self.now, waiting="")
+
+    def run(self, name: str) -> None:
+        self._change_vmi(name, phase="Running", running_since=self.now)
+        self._change_pod(name, phase="Running")
+
+    def pin(self, name: str) -> None:
+        self._change_pod(name, pinned_since=self.now)
+
+    def keep_waiting(self, name: str, why: str) -> None:
+        self._change_pod(name, waiting=why)
+
+    def fail(self, name: str, why: str) -> None:
+        self._change_vmi(name, phase="Failed", failure=why)
+
+    def refuse_vmi(self, name: str, why: str) -> None:
+        """Let virt-controller fail to make the VMI of a VM."""
+        vm = self._vms.get(name)
+        assert vm is not None, name
+        self._vms.put(name, replace(vm, failure=why))
+        self._vmis.remove(name)
+        self._pods.remove(name)
+
+    def forget_the_past(self) -> None:
+        """Make every watch list again."""
+        for log in self._logs.values():
+            log.relist_all()
+
+    def _change_pod(self, name: str, **changes: Any) -> None:
+        pod = self._pods.get(name)
+        assert pod is not None, name
+        self._pods.put(name, replace(pod, **changes))
+
+    def _change_vmi(self, name: str, **changes: Any) -> None:
+        vmi = self._vmis.get(name)
+        assert vmi is not None, name
+        self._vmis.put(name, replace(vmi, **changes))
+
+    def _uid(self) -> str:
+        return f"uid-{next(self._uids)}"

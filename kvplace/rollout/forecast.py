@@ -1,0 +1,74 @@
+"""Where the VMs of a rollout will probably go, and which will not fit.
+
+The planning code of `kvplace plan` on what is free now. It is a forecast: the scheduler decides one VM after
+the other, others may be faster, and what only kube-scheduler knows (taints, selectors) is not in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.cluster.node_choice import Strategy
+from kvplace.core.cluster.planning import VmRequest, plan
+from kvplace.core.quantity import counted
+from kvplace.core.scalars import NodeName
+from kvplace.plan.plan_report import RefusedVms, refused_vms
+from kvplace.rollout.wanted import WantedVm
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The answer for every VM."""
+
+    nodes: Mapping[str, NodeName]
+    """The node of each VM that fits."""
+    refused: tuple[RefusedVms, ...]
+    """VMs that fit nowhere, those with equal requests together."""
+    unplanned: tuple[str, ...]
+    """VMs that ask for no cores, or whose size is not known yet."""
+
+    @property
+    def by_node(self) -> Mapping[NodeName, int]:
+        """How many VMs go to each node, in the order of the nodes' names."""
+        found = Counter(self.nodes.values())
+        return {node: found[node] for node in sorted(found)}
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """The VMs that do not fit, with the reason."""
+        return {
+            name: f"does not fit: {group.reasons.summary}" for group in self.refused for name in group.ids
+        }
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """Sentences for a person who is asked to confirm."""
+        lines = []
+        if self.nodes:
+            nodes = counted(len(self.by_node), "node")
+            lines.append(f"{counted(len(self.nodes), 'VM')} will get cores on {nodes}, as it looks now")
+        if self.unplanned:
+            lines.append(
+                f"{counted(len(self.unplanned), 'VM')} without a request for cores, placed by kube-scheduler"
+            )
+        for group in self.refused:
+            more = f" and {len(group.ids) - 1} more" if len(group.ids) > 1 else ""
+            lines.append(f"{group.ids[0]}{more} will not fit: {group.reasons.summary}")
+        return tuple(lines)
+
+
+def forecast(
+    nodes: Sequence[ClusterNode], vms: Iterable[WantedVm], strategy: Strategy = Strategy.PACK
+) -> Forecast:
+    """Plan the VMs that ask for cores on nodes with what runs there."""
+    wanted = list(vms)
+    requests = [VmRequest(vm.name, vm.template.request) for vm in wanted if vm.template.request is not None]
+    found = plan(nodes, requests, strategy)
+    return Forecast(
+        {vm.id: vm.node for vm in found.planned},
+        tuple(refused_vms(found)),
+        tuple(vm.name for vm in wanted if vm.template.request is None),
+    )

@@ -1,0 +1,84 @@
+"""How far one VM has come, from the objects behind it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvplace.core.scalars import NodeName
+from kvplace.core.vm_stage import VmStage
+from kvplace.kube.records import NO_NODE
+from kvplace.kube.vm_progress import LauncherPod, VmiObjectPhase, VmObject
+
+_OVER = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the cluster says about a VM at one moment."""
+
+    stage: VmStage | None = None
+    """None while it does not exist."""
+    seconds: dict[VmStage, float] = field(default_factory=dict)
+    """How long after its creation it reached each stage, by the clocks of the cluster, in whole seconds."""
+    node: NodeName = NO_NODE
+    failure: str = ""
+    """Why it will come no further by itself."""
+    waiting: str = ""
+    """What its next stage waits for, where somebody says it."""
+    has_ended: bool = False
+    """Whether its guest has shut down by itself."""
+
+
+NOT_THERE = Observed()
+
+
+def observe(
+    kind: str, vm: VmObject | None, vmi: VmiObjectPhase | None, pods: Iterable[LauncherPod]
+) -> Observed:
+    """Combine the objects of a VM that was made from a manifest of this kind."""
+    made = vm if kind == "VirtualMachine" else vmi
+    if made is None:
+        return NOT_THERE
+    pod = _pod(pods)
+    phase = "" if vmi is None else vmi.phase
+    reached: dict[VmStage, float | None] = {VmStage.CREATED: made.created}
+    if pod is not None and pod.node:
+        reached[VmStage.BOUND] = pod.bound_since
+    if vmi is not None and phase in ("Running", "Succeeded"):
+        reached.setdefault(VmStage.BOUND, vmi.running_since)
+        reached[VmStage.RUNNING] = vmi.running_since
+        if pod is not None and pod.pinned_since is not None:
+            reached[VmStage.PINNED] = pod.pinned_since
+    return Observed(
+        max(reached, key=lambda stage: stage.rank),
+        {stage: max(0.0, at - made.created) for stage, at in reached.items() if at is not None},
+        NO_NODE if pod is None else pod.node,
+        _failure(made, vm, vmi),
+        _waiting(vmi, pod),
+        phase == "Succeeded",
+    )
+
+
+def _pod(pods: Iterable[LauncherPod]) -> LauncherPod | None:
+    """Return the pod that counts: while a VM migrates there are two."""
+    alive = [pod for pod in pods if not pod.deleting and pod.phase not in _OVER]
+    return max(alive, key=lambda pod: (pod.pinned_since is not None, bool(pod.node), pod.name), default=None)
+
+
+def _failure(made: VmObject | VmiObjectPhase, vm: VmObject | None, vmi: VmiObjectPhase | None) -> str:
+    if made.deleting:
+        return "it is being deleted"
+    if vmi is not None and vmi.phase == "Failed":
+        return f"KubeVirt reports that it failed: {vmi.failure or 'no reason given'}"
+    if vm is not None and vmi is None and vm.failure:
+        return vm.failure
+    return ""
+
+
+def _waiting(vmi: VmiObjectPhase | None, pod: LauncherPod | None) -> str:
+    if pod is not None and not pod.node and pod.waiting:
+        return pod.waiting
+    if vmi is not None and vmi.phase != "Running":
+        return vmi.failure
+    return "" if pod is None or pod.pinned_since is not None else pod.unpinned

@@ -1,0 +1,36 @@
+"""What a rollout asks of a cluster; `ApiRollouts` and `MemoryRollouts` answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.kube.quotas import Quota
+from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+NodeReader: TypeAlias = Callable[[], Awaitable[Sequence[ClusterNode]]]
+"""Reads the nodes with what runs there, for the forecast."""
+
+
+class RolloutCluster(Protocol):
+    """VMs and the documents of rollouts."""
+
+    def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]: ...
+
+    async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]: ...
+
+    async def apply_vm(self, vm: Mapping[str, Any], *, dry_run: bool = False) -> None: ...
+
+    async def delete_vm(self, kind: str, namespace: str, name: str, uid: str) -> None: ...
+
+    async def read_documents(self, namespace: str, rollout: str = "") -> Mapping[str, str]: ...
+
+    async def store_document(self, namespace: str, rollout: str, text: str) -> None: ...
+
+    async def delete_document(self, namespace: str, rollout: str) -> None: ...
+
+    async def read_quotas(self, namespace: str) -> tuple[Quota, ...]: ...

@@ -1,0 +1,131 @@
+"""What is looked at before a rollout makes its first VM: names that are taken, quotas, rights, templates.
+
+Every mistake that can be known beforehand is one sentence then, with nothing made. Templates are checked by
+the API server itself, by a dry run of the first VM of each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from kvplace.core.errors import Forbidden, Misconfigured, Refused
+from kvplace.core.marks import ROLLOUT_LABEL
+from kvplace.core.quantity import counted, format_bytes
+from kvplace.core.strict_json import shown
+from kvplace.kube.api_errors import Missing, Rejected
+from kvplace.kube.quotas import Quota
+from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject
+from kvplace.kube.watches import Selector
+from kvplace.rollout.port import RolloutCluster
+from kvplace.rollout.wanted import Rollout, WantedVm
+
+_SHOWN_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What exists already of a rollout."""
+
+    vms: tuple[VmObject, ...]
+    vmis: tuple[VmiObjectPhase, ...]
+    pods: tuple[LauncherPod, ...]
+
+
+async def look(cluster: RolloutCluster, rollout: Rollout) -> Found:
+    """Read what exists of a rollout; raises Refused when a VM of its names belongs to somebody else."""
+    everything = Selector(namespace=rollout.namespace)
+    try:
+        vms = await cluster.read_all(VMS, everything)
+        vmis = await cluster.read_all(VMI_PHASES, everything)
+    except Missing as error:
+        raise Misconfigured(
+            "the cluster serves no VirtualMachines: install KubeVirt, or choose another cluster"
+        ) from error
+    rollouts = {one.name: one.rollout for one in vms} | {one.name: one.rollout for one in vmis}
+    foreign = {
+        name: owner for name, owner in rollouts.items() if name in rollout.by_name and owner != rollout.name
+    }
+    if foreign:
+        raise Refused(_taken(rollout, foreign))
+    pods = await cluster.read_all(
+        LAUNCHERS, Selector({ROLLOUT_LABEL: rollout.name}, namespace=rollout.namespace)
+    )
+    return Found(
+        tuple(one for one in vms if one.rollout == rollout.name),
+        tuple(one for one in vmis if one.rollout == rollout.name),
+        pods,
+    )
+
+
+async def check(cluster: RolloutCluster, rollout: Rollout, missing: Sequence[WantedVm]) -> None:
+    """Check that the `missing` VMs of a rollout can be made; raises Misconfigured or Refused."""
+    first = {id(vm.template): vm for vm in reversed(missing)}
+    for vm in reversed(first.values()):
+        await _dry_run(cluster, rollout, vm)
+    try:
+        quotas = await cluster.read_quotas(rollout.namespace)
+    except Forbidden:
+        return  # who may not read them hears of them from the API server
+    problem = quota_problem(quotas, missing)
+    if problem is not None:
+        raise Refused(f"namespace {rollout.namespace}: {problem}; raise the quota, or roll out fewer")
+
+
+def quota_problem(quotas: Iterable[Quota], vms: Sequence[WantedVm]) -> str | None:
+    """Say which quota the VMs would exceed; None when none that can be foretold."""
+    wanted = _wanted(vms)
+    for quota in quotas:
+        for resource, amount in wanted.items():
+            left = quota.left(resource)
+            if left is not None and amount > left:
+                is_bytes = resource == "requests.memory"
+                need = format_bytes(int(amount)) if is_bytes else str(amount)
+                rest = format_bytes(max(0, int(left))) if is_bytes else str(left)
+                return f"quota {quota.name} has {rest} of {resource} left, and the VMs need {need}"
+    return None
+
+
+def _wanted(vms: Sequence[WantedVm]) -> dict[str, Fraction]:
+    """Count what the VMs take at least; QEMU's overhead comes on top."""
+    kinds = Counter(vm.template.kind for vm in vms)
+    memory = sum(vm.template.request.memory for vm in vms if vm.template.request is not None)
+    amounts = {
+        "count/virtualmachines.kubevirt.io": kinds["VirtualMachine"],
+        "count/virtualmachineinstances.kubevirt.io": len(vms),
+        "count/pods": len(vms),
+        "pods": len(vms),
+        "requests.memory": memory,
+        "memory": memory,
+    }
+    return {resource: Fraction(amount) for resource, amount in amounts.items() if amount}
+
+
+async def _dry_run(cluster: RolloutCluster, rollout: Rollout, vm: WantedVm) -> None:
+    try:
+        await cluster.apply_vm(rollout.manifest(vm), dry_run=True)
+    except Missing as error:
+        if "namespaces" in str(error):
+            raise Misconfigured(
+                f"there is no namespace {rollout.namespace}; create it, or choose another one with -n"
+            ) from error
+        raise Misconfigured(
+            f"the cluster serves no {vm.template.kind} ({error}); install KubeVirt, or choose another cluster"
+        ) from error
+    except Rejected as error:
+        raise Misconfigured(f"the template of {vm.name} is refused: {error}") from error
+
+
+def _taken(rollout: Rollout, foreign: dict[str, str]) -> str:
+    names = sorted(foreign)
+    listed = ", ".join(
+        f"{name} (of rollout {foreign[name]})" if foreign[name] else name for name in names[:_SHOWN_NAMES]
+    )
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return (
+        f"{counted(len(names), 'VM')} of these names in namespace {rollout.namespace} "
+        f"{'is' if len(names) == 1 else 'are'} not of rollout {shown(rollout.name)}: {listed}{more}; "
+        "choose another name, or delete them"
+    )

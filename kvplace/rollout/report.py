@@ -1,0 +1,136 @@
+"""What a rollout has come to: counts, failures and times, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvplace.core.errors import ExitCode
+from kvplace.core.percentiles import Percentiles
+from kvplace.core.vm_stage import VmStage
+from kvplace.rollout.tracker import TrackedVm
+from kvplace.rollout.waves import Status
+
+TIMED_STAGES = (VmStage.BOUND, VmStage.RUNNING, VmStage.PINNED)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A VM that is not there, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many VMs have reached each stage; a VM counts for all stages that it has passed."""
+
+    wanted: int
+    there: int
+    """VMs at their goal."""
+    failed: int
+    reached: Mapping[VmStage, int]
+
+    @property
+    def sentence(self) -> str:
+        """All of it in one line."""
+        stages = ", ".join(f"{count} {stage.value}" for stage, count in self.reached.items())
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{stages}{failed}; {self.there} of {self.wanted} VMs are there"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcome of a run, or the state that `status` finds."""
+
+    rollout: str
+    namespace: str
+    counts: Counts
+    failed: tuple[Failure, ...]
+    unfinished: tuple[Failure, ...]
+    """VMs that are on their way or still to make, with what they wait for."""
+    seconds: Mapping[VmStage, Percentiles]
+    """How long VMs took from their creation to each stage."""
+    timed_out: bool = False
+    interrupted: bool = False
+    duration: float | None = None
+    """Seconds that the run took."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.interrupted:
+            return ExitCode.INTERRUPTED
+        if self.timed_out:
+            return ExitCode.TIMED_OUT
+        if not self.failed and not self.unfinished:
+            return ExitCode.DONE
+        return ExitCode.PARTLY_DONE
+
+    def document(self) -> dict[str, Any]:
+        """Write it as JSON; what has timed out is among the failed."""
+        failed = [*self.failed, *(self.unfinished if self.timed_out else ())]
+        return {
+            **{stage.value: count for stage, count in self.counts.reached.items()},
+            "failed": [{"name": one.name, "reason": one.reason} for one in failed],
+            "seconds": {
+                stage.value: {
+                    "p50": round(times.p50, 3),
+                    "p95": round(times.p95, 3),
+                    "max": round(times.max, 3),
+                }
+                for stage, times in self.seconds.items()
+            },
+        }
+
+
+def count(vms: Iterable[TrackedVm], left_out: int = 0) -> Counts:
+    """Count tracked VMs; `left_out` are VMs that are not even tried."""
+    found = list(vms)
+    stages = [vm.observed.stage for vm in found]
+    return Counts(
+        len(found) + left_out,
+        sum(vm.is_there for vm in found),
+        sum(vm.status is Status.FAILED for vm in found) + left_out,
+        {stage: sum(known is not None and known.includes(stage) for known in stages) for stage in VmStage},
+    )
+
+
+def report_of(
+    rollout: str,
+    namespace: str,
+    vms: Iterable[TrackedVm],
+    left_out: Mapping[str, str],
+    *,
+    timed_out: bool = False,
+    interrupted: bool = False,
+    duration: float | None = None,
+) -> Report:
+    """Sum up; `left_out` are VMs that were not tried, with the reason."""
+    found = list(vms)
+    failed = [Failure(vm.wanted.name, vm.failure) for vm in found if vm.failure]
+    failed += [Failure(name, why) for name, why in left_out.items()]
+    late = f" after {duration:.0f} s" if timed_out and duration is not None else ""
+    unfinished = [
+        Failure(vm.wanted.name, _unfinished(vm, late)) for vm in found if not vm.failure and not vm.is_there
+    ]
+    times = {stage: [vm.seconds[stage] for vm in found if stage in vm.seconds] for stage in TIMED_STAGES}
+    return Report(
+        rollout,
+        namespace,
+        count(found, len(left_out)),
+        tuple(failed),
+        tuple(unfinished),
+        {stage: Percentiles.of(seconds) for stage, seconds in times.items()},
+        timed_out,
+        interrupted,
+        duration,
+    )
+
+
+def _unfinished(vm: TrackedVm, late: str) -> str:
+    if vm.observed.stage is None:
+        return f"not made{late}"
+    waiting = f": {vm.observed.waiting}" if vm.observed.waiting else ""
+    return f"{vm.observed.stage.value}, not {vm.wanted.goal.value}{late}{waiting}"

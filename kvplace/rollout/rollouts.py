@@ -1,0 +1,181 @@
+"""The rollouts of one namespace: prepared, created, resumed, looked at and deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvplace.core.errors import Conflict, Refused, Unavailable
+from kvplace.core.marks import ROLLOUT_LABEL
+from kvplace.core.strict_json import shown
+from kvplace.kube.retry import retrying
+from kvplace.kube.store import Store
+from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
+from kvplace.kube.watches import Selector
+from kvplace.rollout.forecast import Forecast, forecast
+from kvplace.rollout.port import NodeReader, RolloutCluster
+from kvplace.rollout.preflight import Found, check, look
+from kvplace.rollout.report import Report, report_of
+from kvplace.rollout.run import RolloutRun
+from kvplace.rollout.tracker import Tracker
+from kvplace.rollout.wanted import Rollout, WantedVm, stored_rollout
+
+_AT_ONCE = 16
+_ATTEMPTS = 6
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A rollout that has been checked against the cluster, and what is foretold of it."""
+
+    rollout: Rollout
+    missing: tuple[WantedVm, ...]
+    """The VMs that are still to be made."""
+    forecast: Forecast
+    is_new: bool
+    """Whether the cluster does not know the rollout yet."""
+
+
+class Rollouts:
+    """What can be done with rollouts in one namespace."""
+
+    def __init__(self, cluster: RolloutCluster, namespace: str, read_nodes: NodeReader) -> None:
+        self.namespace = namespace
+        self._cluster = cluster
+        self._read_nodes = read_nodes
+
+    async def prepare(self, rollout: Rollout) -> Prepared:
+        """Check everything that can be known before a VM is made, and plan the missing ones.
+
+        Raises Refused or Misconfigured; nothing has been written then.
+        """
+        known = (await self._cluster.read_documents(rollout.namespace, rollout.name)).get(rollout.name)
+        if known is not None and not _is_same(known, rollout.text):
+            raise Refused(
+                f"there is a rollout {shown(rollout.name)} of other VMs in namespace {rollout.namespace}: "
+                f"`kvplace rollout resume {rollout.name}` goes on with it, `kvplace rollout delete "
+                f"{rollout.name}` removes it; or choose another name"
+            )
+        missing = _missing(rollout, await look(self._cluster, rollout))
+        if missing:
+            await check(self._cluster, rollout, missing)
+        asks = any(vm.template.request is not None for vm in missing)
+        nodes = await self._read_nodes() if asks else ()
+        return Prepared(rollout, missing, forecast(nodes, missing), known is None)
+
+    async def begin(self, prepared: Prepared, *, everything: bool = False) -> RolloutRun:
+        """Store the document of a new rollout and return its run, which makes the VMs.
+
+        VMs that will not fit are left out, unless `everything` is to be made and may wait for room.
+        """
+        rollout = prepared.rollout
+        if prepared.is_new:
+            try:
+                await self._cluster.store_document(rollout.namespace, rollout.name, rollout.text)
+            except Conflict:
+                raise Refused(
+                    f"somebody else has just begun a rollout {shown(rollout.name)} in namespace "
+                    f"{rollout.namespace}; choose another name"
+                ) from None
+        return RolloutRun(self._cluster, rollout, {} if everything else prepared.forecast.left_out)
+
+    async def create(self, prepared: Prepared, *, everything: bool = False) -> Report:
+        """Make the VMs and wait for them, as `RolloutRun.run` does."""
+        return await (await self.begin(prepared, everything=everything)).run()
+
+    async def stored(self, name: str) -> Rollout:
+        """Read a rollout back from the cluster; raises Refused when there is none of that name."""
+        found = await self._cluster.read_documents(self.namespace, name)
+        if name not in found:
+            raise Refused(
+                f"namespace {self.namespace} has no rollout {shown(name)}; `kvplace rollout list` names them"
+            )
+        return stored_rollout(found[name], self.namespace, name)
+
+    async def names(self) -> tuple[str, ...]:
+        """Return the names of all rollouts of the namespace."""
+        return tuple(sorted(await self._cluster.read_documents(self.namespace)))
+
+    async def status(self, name: str) -> Report:
+        """Say how far a rollout is."""
+        rollout = await self.stored(name)
+        found = await look(self._cluster, rollout)
+        tracker = Tracker(rollout)
+        tracker.take_in(found.vms, found.vmis, found.pods)
+        return report_of(name, rollout.namespace, tracker.vms.values(), {})
+
+    async def delete(self, name: str, *, timeout_s: float = 600.0) -> int:
+        """Delete a rollout's VMs, wait until they are gone, and forget it; returns how many there were.
+
+        Raises Refused when there is nothing of that name, and Unavailable when VMs are left after the time.
+        """
+        ours = Selector({ROLLOUT_LABEL: name}, namespace=self.namespace)
+        vms = {vm.name: vm for vm in await self._cluster.read_all(VMS, ours)}
+        vmis = {vmi.name: vmi for vmi in await self._cluster.read_all(VMI_PHASES, ours)}
+        doomed = [("VirtualMachine", vm.name, vm.uid) for vm in vms.values()]
+        doomed += [
+            ("VirtualMachineInstance", one.name, one.uid) for one in vmis.values() if one.name not in vms
+        ]
+        if not doomed and name not in await self._cluster.read_documents(self.namespace, name):
+            raise Refused(f"namespace {self.namespace} has no rollout {shown(name)} and no VMs of one")
+        at_once = asyncio.Semaphore(_AT_ONCE)
+
+        async def delete(kind: str, vm: str, uid: str) -> None:
+            policy = retrying(attempts=_ATTEMPTS, retried=lambda error: isinstance(error, Unavailable))
+            async with at_once:
+                await policy(self._cluster.delete_vm, kind, self.namespace, vm, uid)
+
+        answers = await asyncio.gather(*(delete(*one) for one in doomed), return_exceptions=True)
+        for answer in answers:
+            # A conflict is another VM that somebody has made under the name meanwhile.
+            if isinstance(answer, BaseException) and not isinstance(answer, Conflict):
+                raise answer
+        await self._wait_until_gone(name, ours, timeout_s)
+        await self._cluster.delete_document(self.namespace, name)
+        return len(doomed)
+
+    async def _wait_until_gone(self, name: str, ours: Selector, timeout_s: float) -> None:
+        changed = asyncio.Event()
+        vms, vmis, pods = Store(VMS, ours), Store(VMI_PHASES, ours), Store(LAUNCHERS, ours)
+
+        async def follow() -> None:
+            async with asyncio.TaskGroup() as group:
+                for store in (vms, vmis, pods):
+                    group.create_task(store.run(self._cluster))
+
+        def left() -> Mapping[str, object]:
+            return {**vms.records, **vmis.records, **pods.records}
+
+        vms.subscribe(lambda _before, _after: changed.set())
+        vmis.subscribe(lambda _before, _after: changed.set())
+        pods.subscribe(lambda _before, _after: changed.set())
+        following = asyncio.create_task(follow())
+        try:
+            async with asyncio.timeout(timeout_s):
+                for store in (vms, vmis, pods):
+                    await store.wait_until_synced()
+                while left():
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            raise Unavailable(
+                f"{len({**vms.records, **vmis.records})} VMs of rollout {shown(name)} are still there after "
+                f"{timeout_s:.0f} s; delete it again to go on waiting"
+            ) from None
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+def _is_same(stored: str, text: str) -> bool:
+    try:
+        return bool(json.loads(stored) == json.loads(text))
+    except ValueError:
+        return False
+
+
+def _missing(rollout: Rollout, found: Found) -> tuple[WantedVm, ...]:
+    there = {vm.name for vm in found.vms} | {vmi.name for vmi in found.vmis}
+    return tuple(vm for vm in rollout.vms if vm.name not in there)

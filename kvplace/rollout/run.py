@@ -1,0 +1,171 @@
+"""One run of a rollout: makes the VMs that are missing, in waves, and follows all of them to their goal.
+
+Everything is told by three watches; nothing is polled. A run can be stopped or killed at any moment, and
+another one goes on from what is in the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Unavailable
+from kvplace.core.marks import ROLLOUT_LABEL
+from kvplace.kube.retry import retrying
+from kvplace.kube.store import Store
+from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
+from kvplace.kube.watches import Selector
+from kvplace.rollout.port import RolloutCluster
+from kvplace.rollout.report import Counts, Report, count, report_of
+from kvplace.rollout.tracker import Tracker
+from kvplace.rollout.wanted import Rollout, WantedVm
+from kvplace.rollout.waves import Status, due, wave_ends
+
+_AT_ONCE = 16
+"""Applications that the API server has to answer at the same time."""
+_ATTEMPTS = 6
+_GATHERING_S = 0.02
+"""Changes that come so shortly after another are looked at together."""
+
+
+class RolloutRun:
+    """Makes and follows the VMs of one rollout."""
+
+    def __init__(
+        self,
+        cluster: RolloutCluster,
+        rollout: Rollout,
+        left_out: Mapping[str, str] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`left_out` are VMs that are not made, with the reason; they count as failed."""
+        self._cluster = cluster
+        self._rollout = rollout
+        self._left_out = dict(left_out or {})
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._stopped = False
+        self._tracker = Tracker(rollout, clock=clock, on_change=self._changed.set)
+        self._order = [vm for vm in rollout.vms if vm.name not in self._left_out]
+        self._tracked = [self._tracker.vms[vm.name] for vm in self._order]
+        self._ends = wave_ends(rollout.document.waves, len(self._order))
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
+        self._applications: set[asyncio.Task[None]] = set()
+
+    @property
+    def counts(self) -> Counts:
+        """How far all VMs are at this moment."""
+        return count(self._tracked, len(self._left_out))
+
+    def stop(self) -> None:
+        """Make nothing more; `run` returns as soon as the API server has answered what was sent."""
+        self._stopped = True
+        self._changed.set()
+
+    async def run(self) -> Report:
+        """Make the VMs and follow them until all are there or have failed, or the time is over.
+
+        Raises Forbidden when a right to watch them is missing.
+        """
+        began = self._clock()
+        deadline = began + self._rollout.document.timeout
+        async with contextlib.AsyncExitStack() as watching:
+            stores = await watching.enter_async_context(self._watching())
+            timed_out = False
+            try:
+                while not self._is_complete():
+                    if self._clock() >= deadline:
+                        timed_out = True
+                        break
+                    _raise_forbidden(stores)
+                    if all(store.has_synced for store in stores):
+                        self._make_more()
+                    await self._wait(deadline)
+            finally:
+                await asyncio.gather(*self._applications, return_exceptions=True)
+            return report_of(
+                self._rollout.name,
+                self._rollout.namespace,
+                self._tracked,
+                self._left_out,
+                timed_out=timed_out,
+                interrupted=self._stopped and not self._is_settled(),
+                duration=self._clock() - began,
+            )
+
+    def _is_settled(self) -> bool:
+        return all(vm.status.is_settled for vm in self._tracked)
+
+    def _is_complete(self) -> bool:
+        if self._stopped or self._is_settled():
+            return True
+        limit = self._rollout.document.max_failures
+        statuses = [vm.status for vm in self._tracked]
+        return (
+            limit is not None and statuses.count(Status.FAILED) >= limit and Status.UNDER_WAY not in statuses
+        )
+
+    def _make_more(self) -> None:
+        document = self._rollout.document
+        statuses = [vm.status for vm in self._tracked]
+        for number in list(due(statuses, self._ends, document.max_in_flight, document.max_failures)):
+            vm = self._order[number]
+            self._tracker.sends(vm.name)
+            task = asyncio.create_task(self._make(vm))
+            self._applications.add(task)
+            task.add_done_callback(self._applications.discard)
+
+    async def _make(self, vm: WantedVm) -> None:
+        async with self._at_once:
+            if self._stopped:
+                self._tracker.takes_back(vm.name)
+                return
+            self._tracker.sends(vm.name)
+            policy = retrying(attempts=_ATTEMPTS, retried=lambda error: isinstance(error, Unavailable))
+            try:
+                await policy(self._cluster.apply_vm, self._rollout.manifest(vm))
+            except Conflict as error:
+                self._tracker.refused(vm.name, f"somebody else has written it: {error}")
+            except KvplaceError as error:
+                self._tracker.refused(vm.name, str(error))
+
+    async def _wait(self, deadline: float) -> None:
+        """Wait until something has changed, or the deadline has come."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), max(0.0, deadline - self._clock()))
+            await asyncio.sleep(_GATHERING_S)
+        self._changed.clear()
+
+    @contextlib.asynccontextmanager
+    async def _watching(self) -> Any:
+        selector = Selector({ROLLOUT_LABEL: self._rollout.name}, namespace=self._rollout.namespace)
+        vms, vmis, pods = Store(VMS, selector), Store(VMI_PHASES, selector), Store(LAUNCHERS, selector)
+        vms.subscribe(self._tracker.vm_changed)
+        vmis.subscribe(self._tracker.vmi_changed)
+        pods.subscribe(self._tracker.pod_changed)
+        stores: tuple[Store[Any, Any], ...] = (vms, vmis, pods)
+        tasks = [asyncio.create_task(self._follow(store)) for store in stores]
+        try:
+            yield stores
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, store: Store[Any, Any]) -> None:
+        """Follow one kind; what says that a watch works or not also wakes the run."""
+        async for event in self._cluster.watch(store.kind, store.selector):
+            had_synced = store.has_synced
+            store.apply(event)
+            if store.failure is not None or store.has_synced != had_synced:
+                self._changed.set()
+
+
+def _raise_forbidden(stores: tuple[Store[Any, Any], ...]) -> None:
+    for store in stores:
+        if isinstance(store.failure, Forbidden):
+            raise store.failure

@@ -1,0 +1,154 @@
+"""Templates: VirtualMachines and VirtualMachineInstances as people write them, of which many are made.
+
+A template gives its labels, annotations and spec. Its name, its status and what an API server has written
+into it are left out, so that an object that was read from a cluster serves as one, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvplace.admission.stated_request import stated_request
+from kvplace.core.annotations import ASKING, read_options
+from kvplace.core.errors import BadBody, KvplaceError, Misconfigured
+from kvplace.core.marks import ROLLOUT_LABEL
+from kvplace.core.request import OnFailure, Policy, Request
+from kvplace.core.strict_json import Json, shown
+from kvplace.core.vm_stage import VmStage
+from kvplace.documents.reading import read_text, read_values, source_name
+
+API_VERSION = "kubevirt.io/v1"
+KINDS = ("VirtualMachine", "VirtualMachineInstance")
+_WRITTEN_BY_KUBECTL = "kubectl.kubernetes.io/"
+_STAYS_OFF = ("Halted", "Manual", "WaitAsReceiver")
+
+
+@dataclass(frozen=True)
+class Template:
+    """One template, and what its VMs ask for."""
+
+    content: Mapping[str, Any]
+    kind: str
+    request: Request | None
+    """None where the VMs ask for no cores, or their size is not known before they are made."""
+    goal: VmStage
+    """The last stage that its VMs reach."""
+
+    def manifest(self, name: str, namespace: str, rollout: str) -> Json:
+        """Write the VM of that name; the rollout's label is on it, its VMI and its pod."""
+        label = {ROLLOUT_LABEL: rollout}
+        spec = self.content["spec"]
+        if self.kind == "VirtualMachine":
+            inner = spec["template"]
+            metadata = inner.get("metadata") or {}
+            labels = {**(metadata.get("labels") or {}), **label}
+            spec = {**spec, "template": {**inner, "metadata": {**metadata, "labels": labels}}}
+        metadata = {"name": name, "namespace": namespace, "labels": {**self._kept("labels"), **label}}
+        if annotations := self._kept("annotations"):
+            metadata["annotations"] = annotations
+        return {"apiVersion": API_VERSION, "kind": self.kind, "metadata": metadata, "spec": spec}
+
+    def _kept(self, part: str) -> dict[str, str]:
+        given = (self.content.get("metadata") or {}).get(part) or {}
+        return {key: value for key, value in given.items() if not key.startswith(_WRITTEN_BY_KUBECTL)}
+
+
+def read_template(content: Mapping[str, Any], what: str, until: VmStage = VmStage.PINNED) -> Template:
+    """Check a template; raises Misconfigured, which begins with `what`."""
+    kind = content.get("kind")
+    if kind not in KINDS:
+        raise BadBody(f"{what}: kind is {shown(kind)}; it must be {' or '.join(KINDS)}")
+    if content.get("apiVersion") != API_VERSION:
+        raise BadBody(f"{what}: apiVersion is {shown(content.get('apiVersion'))}; it must be {API_VERSION}")
+    _check_shape(content, kind, what)
+    try:
+        return _template(content, kind, until)
+    except KvplaceError as error:
+        raise Misconfigured(f"{what}: {error}") from None
+
+
+def read_manifests(source: str) -> Iterator[tuple[str, Json]]:
+    """Read what a file holds, or stdin for `-`: one mapping, several, or a List; with a name for each."""
+    what = source_name(source)
+    found = read_values(read_text(source, what), what)
+    several = len(found) > 1
+    for number, content in enumerate(found, 1):
+        where = f"{what}: document {number}" if several else what
+        if not isinstance(content, dict):
+            raise BadBody(f"{where} is no template; write a {' or '.join(KINDS)}")
+        if content.get("kind") == "List" and isinstance(content.get("items"), list):
+            for index, item in enumerate(content["items"]):
+                if not isinstance(item, dict):
+                    raise BadBody(f"{where}: items[{index}] is no {' or '.join(KINDS)}")
+                yield f"{where}: items[{index}]", item
+        else:
+            yield where, content
+
+
+def template_file(path: str, folder: Path) -> tuple[str, Json]:
+    """Read the one template of a file that a document in `folder` names."""
+    source = path if path == "-" else str(folder / path)
+    found = list(read_manifests(source))
+    if len(found) != 1:
+        raise BadBody(f"{source_name(source)} holds {len(found)} templates; name a file with one of them")
+    return found[0]
+
+
+def _template(content: Mapping[str, Any], kind: str, until: VmStage) -> Template:
+    spec = content["spec"]
+    of_vmi = content if kind == "VirtualMachineInstance" else spec["template"]
+    annotations = (of_vmi.get("metadata") or {}).get("annotations") or {}
+    options = read_options(annotations)
+    if kind == "VirtualMachine":
+        misplaced = (content.get("metadata") or {}).get("annotations") or {}
+        for key in ASKING:
+            if key in misplaced and key not in annotations:
+                raise Misconfigured(
+                    f"annotation {key} has no effect on the VM itself; move it to "
+                    "spec.template.metadata.annotations"
+                )
+    sized = not spec.get("instancetype")
+    stated = stated_request(content) if sized else None
+    asks = options is not None and options.policy is not Policy.NONE
+    goals = [until]
+    if kind == "VirtualMachine" and (spec.get("runStrategy") in _STAYS_OFF or spec.get("running") is False):
+        goals.append(VmStage.CREATED)
+    if not asks or options is None or options.on_failure is OnFailure.FLOAT:
+        goals.append(VmStage.RUNNING)
+    goal = min(goals, key=lambda stage: stage.rank)
+    return Template(content, kind, None if stated is None else stated.request, goal)
+
+
+def _check_shape(content: Mapping[str, Any], kind: str, what: str) -> None:
+    """Raise BadBody where a mapping is missing, or texts of metadata are none."""
+    _mapping(content, "spec", what)
+    holders = [(content, "metadata", False)]
+    if kind == "VirtualMachine":
+        _mapping(content["spec"], "template", f"{what}: spec")
+        _mapping(content["spec"]["template"], "spec", f"{what}: spec.template")
+        holders.append((content["spec"]["template"], "spec.template.metadata", True))
+    for holder, path, _ in holders:
+        metadata = holder.get("metadata")
+        if metadata is None:
+            continue
+        if not isinstance(metadata, dict):
+            raise BadBody(f"{what}: {path} is {shown(metadata)}; it must be a mapping")
+        for part in ("labels", "annotations"):
+            texts = metadata.get(part) or {}
+            if not isinstance(texts, dict):
+                raise BadBody(f"{what}: {path}.{part} is {shown(texts)}; it must be a mapping")
+            for key, value in texts.items():
+                if not isinstance(value, str):
+                    raise BadBody(
+                        f"{what}: {path}.{part}.{key} is {shown(value)}; it must be a string, so quote it"
+                    )
+
+
+def _mapping(content: Mapping[str, Any], key: str, what: str) -> None:
+    if key not in content:
+        raise BadBody(f"{what}: {key} is missing")
+    if not isinstance(content[key], dict):
+        raise BadBody(f"{what}: {key} is {shown(content[key])}; it must be a mapping")

@@ -1,0 +1,144 @@
+"""The state of every VM of a rollout, kept up to date by watches and by what the run itself does.
+
+Times of a VM that this run makes count from the moment it was sent, by this process's clock. Those of others
+are the cluster's, whose clocks tell whole seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kvplace.core.vm_stage import VmStage
+from kvplace.kube.vm_progress import LauncherPod, VmiObjectPhase, VmObject
+from kvplace.rollout.observed import NOT_THERE, Observed, observe
+from kvplace.rollout.wanted import Rollout, WantedVm
+from kvplace.rollout.waves import Status
+
+_DELETED = "it was deleted while the rollout ran"
+
+
+@dataclass(slots=True)
+class TrackedVm:
+    """One VM: its objects, and what follows from them."""
+
+    wanted: WantedVm
+    vm: VmObject | None = None
+    vmi: VmiObjectPhase | None = None
+    pods: dict[str, LauncherPod] = field(default_factory=dict)
+    observed: Observed = NOT_THERE
+    sent_at: float | None = None
+    """When this run sent it; None when another one did, or nobody yet."""
+    refusal: str = ""
+    """Why it could not be made."""
+    was_there: bool = False
+    seconds: dict[VmStage, float] = field(default_factory=dict)
+    """How long it took to reach each stage."""
+
+    @property
+    def failure(self) -> str:
+        """Why it will come no further; empty while it may."""
+        if self.observed.stage is None:
+            return _DELETED if self.was_there else self.refusal
+        if self.observed.has_ended and not self.is_there:
+            return f"its guest shut down before it was {self.wanted.goal.value}"
+        return self.observed.failure
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has reached its goal."""
+        stage = self.observed.stage
+        return stage is not None and stage.includes(self.wanted.goal)
+
+    @property
+    def status(self) -> Status:
+        if self.failure:
+            return Status.FAILED
+        if self.is_there:
+            return Status.THERE
+        return Status.TO_MAKE if self.observed.stage is None and self.sent_at is None else Status.UNDER_WAY
+
+
+class Tracker:
+    """All VMs of a rollout."""
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_change` is called after every change of any VM."""
+        self.vms = {vm.name: TrackedVm(vm) for vm in rollout.vms}
+        self._clock = clock
+        self._on_change = on_change
+
+    def sends(self, name: str) -> None:
+        """Note that a VM is sent now."""
+        self.vms[name].sent_at = self._clock()
+
+    def takes_back(self, name: str) -> None:
+        """Note that a VM was not sent after all."""
+        self.vms[name].sent_at = None
+
+    def refused(self, name: str, why: str) -> None:
+        """Note that a VM could not be made."""
+        self.vms[name].refusal = why
+        self._on_change()
+
+    def vm_changed(self, before: VmObject | None, after: VmObject | None) -> None:
+        """Take in a VirtualMachine."""
+        either = after or before
+        tracked = None if either is None else self.vms.get(either.name)
+        if tracked is not None:
+            tracked.vm = after
+            self._look(tracked)
+
+    def vmi_changed(self, before: VmiObjectPhase | None, after: VmiObjectPhase | None) -> None:
+        """Take in a VirtualMachineInstance."""
+        either = after or before
+        tracked = None if either is None else self.vms.get(either.name)
+        if tracked is not None:
+            tracked.vmi = after
+            self._look(tracked)
+
+    def pod_changed(self, before: LauncherPod | None, after: LauncherPod | None) -> None:
+        """Take in a pod of a VM."""
+        either = after or before
+        tracked = None if either is None else self.vms.get(either.vmi)
+        if tracked is None or either is None:
+            return
+        if after is None:
+            tracked.pods.pop(either.uid, None)
+        else:
+            tracked.pods[either.uid] = after
+        self._look(tracked)
+
+    def take_in(
+        self, vms: Iterable[VmObject], vmis: Iterable[VmiObjectPhase], pods: Iterable[LauncherPod]
+    ) -> None:
+        """Take in lists that were read once."""
+        for vm in vms:
+            self.vm_changed(None, vm)
+        for vmi in vmis:
+            self.vmi_changed(None, vmi)
+        for pod in pods:
+            self.pod_changed(None, pod)
+
+    def _look(self, tracked: TrackedVm) -> None:
+        observed = observe(tracked.wanted.template.kind, tracked.vm, tracked.vmi, tracked.pods.values())
+        tracked.observed = observed
+        if observed.stage is not None:
+            tracked.was_there = True
+            for stage in VmStage:
+                if observed.stage.includes(stage) and stage not in tracked.seconds:
+                    self._reached(tracked, stage, observed.seconds)
+        self._on_change()
+
+    def _reached(self, tracked: TrackedVm, stage: VmStage, seconds: Mapping[VmStage, float]) -> None:
+        if tracked.sent_at is not None:
+            tracked.seconds[stage] = self._clock() - tracked.sent_at
+        elif stage in seconds:
+            tracked.seconds[stage] = seconds[stage]

@@ -1,0 +1,85 @@
+"""Templates, rollouts and a cluster that moves VMs along, for the tests of rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.scalars import NodeName
+from kvplace.kube.memory_rollouts import NAMESPACE, MemoryRollouts
+from kvplace.machines.shipped import read_machine
+from kvplace.rollout.rollouts import Rollouts
+from kvplace.rollout.wanted import Rollout, read_rollout
+
+Json = dict[str, Any]
+
+
+ASKING = {"cpu-set": "one-numa"}
+
+
+def vmi(*, cores: int = 2, annotations: Mapping[str, str] = ASKING) -> Json:
+    return {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {"annotations": dict(annotations)},
+        "spec": {"domain": {"cpu": {"cores": cores}, "memory": {"guest": "1Gi"}, "devices": {}}},
+    }
+
+
+def vm(*, cores: int = 2, run: str = "Always", annotations: Mapping[str, str] = ASKING) -> Json:
+    inner = vmi(cores=cores, annotations=annotations)
+    return {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": "template", "labels": {"app": "web"}},
+        "spec": {
+            "runStrategy": run,
+            "template": {"metadata": inner["metadata"], "spec": inner["spec"]},
+        },
+    }
+
+
+def rollout(count: int = 6, *, template: Json | None = None, **keys: Any) -> Rollout:
+    document = {"name": "web", "vms": [{"template": template or vm(), "count": count}], **keys}
+    return read_rollout(document, NAMESPACE)
+
+
+async def one_server() -> Sequence[ClusterNode]:
+    return [ClusterNode(NodeName("worker"), read_machine("epyc-7502p"))]
+
+
+def rollouts_of(cluster: MemoryRollouts) -> Rollouts:
+    return Rollouts(cluster, NAMESPACE, one_server)
+
+
+def advance(cluster: MemoryRollouts, name: str) -> None:
+    """Let a VM come all the way."""
+    cluster.bind(name)
+    cluster.run(name)
+    cluster.pin(name)
+
+
+@contextlib.asynccontextmanager
+async def moving(
+    cluster: MemoryRollouts, step: Callable[[MemoryRollouts, str], None] = advance
+) -> AsyncIterator[None]:
+    """Take one step with every new VM as long as the block runs."""
+
+    async def move() -> None:
+        seen: set[str] = set()
+        while True:
+            for name in cluster.waiting:
+                if name not in seen:
+                    seen.add(name)
+                    step(cluster, name)
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(move())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

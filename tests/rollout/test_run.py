@@ -1,0 +1,337 @@
+"""Runs of rollouts on a cluster in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kvplace.core.errors import Conflict, ExitCode, Forbidden, Refused, Unavailable
+from kvplace.core.marks import ROLLOUT_LABEL
+from kvplace.core.vm_stage import VmStage
+from kvplace.kube.memory_rollouts import NAMESPACE, MemoryRollouts
+from kvplace.rollout.report import Report
+from tests.rollout.examples import advance, moving, one_server, rollout, rollouts_of, vm, vmi
+
+NAMES = [f"web-{number:02}" for number in range(1, 7)]
+
+
+async def created(cluster: MemoryRollouts, **keys: Any) -> Report:
+    rollouts = rollouts_of(cluster)
+    return await rollouts.create(await rollouts.prepare(rollout(**keys)))
+
+
+@pytest.mark.parametrize("template", [vm(), vmi()])
+async def test_every_vm_is_made_once_and_followed_until_it_is_pinned(template: dict[str, Any]) -> None:
+    cluster = MemoryRollouts()
+    async with moving(cluster):
+        report = await created(cluster, template=template)
+    assert cluster.applied == NAMES
+    assert report.document() == {
+        "created": 6,
+        "bound": 6,
+        "running": 6,
+        "pinned": 6,
+        "failed": [],
+        "seconds": {
+            stage: {key: pytest.approx(0, abs=60) for key in ("p50", "p95", "max")}
+            for stage in ("bound", "running", "pinned")
+        },
+    }
+    assert report.exit_code is ExitCode.DONE
+    for name in NAMES:
+        made = cluster.manifests[name]
+        assert made["metadata"]["labels"][ROLLOUT_LABEL] == "web"
+        if made["kind"] == "VirtualMachine":
+            assert made["metadata"]["labels"]["app"] == "web"
+            assert made["spec"]["template"]["metadata"]["labels"] == {ROLLOUT_LABEL: "web"}
+
+
+async def test_no_more_vms_than_allowed_are_on_their_way() -> None:
+    cluster = MemoryRollouts()
+    most = 0
+
+    def step(cluster: MemoryRollouts, name: str) -> None:
+        nonlocal most
+        most = max(most, len(cluster.waiting))
+        advance(cluster, name)
+
+    async with moving(cluster, step):
+        await created(cluster, maxInFlight=2)
+    assert most <= 2
+    assert cluster.applied == NAMES
+
+
+async def test_a_wave_that_fails_too_often_is_the_last_one() -> None:
+    cluster = MemoryRollouts()
+    async with moving(cluster, lambda cluster, name: cluster.fail(name, "no such image")):
+        report = await created(cluster, waves=[2], maxFailures=2)
+    assert cluster.applied == NAMES[:2]
+    assert [one.name for one in report.failed] == NAMES[:2]
+    assert "no such image" in report.failed[0].reason
+    assert [one.reason for one in report.unfinished] == ["not made"] * 4
+    assert report.exit_code is ExitCode.PARTLY_DONE
+
+
+async def test_what_is_not_there_in_time_is_among_the_failed_with_what_it_waits_for() -> None:
+    cluster = MemoryRollouts()
+
+    def step(cluster: MemoryRollouts, name: str) -> None:
+        if name == "web-03":
+            cluster.keep_waiting(name, "0/1 nodes are available: 1 too few cores.")
+        else:
+            advance(cluster, name)
+
+    async with moving(cluster, step):
+        report = await created(cluster, timeout="1s")
+    assert report.exit_code is ExitCode.TIMED_OUT
+    (failed,) = report.document()["failed"]
+    assert failed == {
+        "name": "web-03",
+        "reason": "created, not pinned after 1 s: 0/1 nodes are available: 1 too few cores.",
+    }
+
+
+async def test_vms_that_do_not_fit_are_not_made_and_named_with_the_reason() -> None:
+    cluster = MemoryRollouts()
+    async with moving(cluster):
+        report = await created(cluster, template=vm(cores=20))
+    assert cluster.applied == NAMES[:3]
+    assert [one.name for one in report.failed] == NAMES[3:]
+    assert all("does not fit: 1 node:" in one.reason for one in report.failed)
+    assert report.exit_code is ExitCode.PARTLY_DONE
+
+
+async def test_vms_that_do_not_fit_are_made_when_they_are_to_wait_for_room() -> None:
+    cluster = MemoryRollouts()
+    rollouts = rollouts_of(cluster)
+    async with moving(cluster):
+        prepared = await rollouts.prepare(rollout(template=vm(cores=20)))
+        report = await rollouts.create(prepared, everything=True)
+    assert cluster.applied == NAMES
+    assert report.exit_code is ExitCode.DONE
+
+
+@pytest.mark.parametrize(
+    ("template", "goal"),
+    [
+        (vm(annotations={"app": "no-request"}), VmStage.RUNNING),
+        (vm(run="Halted"), VmStage.CREATED),
+        (vm(annotations={"kvplace.io/on-failure": "float"}), VmStage.RUNNING),
+        (vm(annotations={"kvplace.io/cpu-policy": "none"}), VmStage.RUNNING),
+    ],
+)
+async def test_a_vm_that_is_never_pinned_is_not_waited_for(template: dict[str, Any], goal: VmStage) -> None:
+    cluster = MemoryRollouts()
+
+    def step(cluster: MemoryRollouts, name: str) -> None:
+        cluster.bind(name)
+        cluster.run(name)
+
+    async with moving(cluster, step):
+        report = await created(cluster, template=template)
+    assert report.exit_code is ExitCode.DONE
+    assert report.counts.reached[goal] == 6
+    assert report.counts.reached[VmStage.PINNED] == 0
+
+
+async def test_a_vm_that_somebody_deletes_is_not_made_again() -> None:
+    cluster = MemoryRollouts()
+    rollouts = rollouts_of(cluster)
+
+    def step(cluster: MemoryRollouts, name: str) -> None:
+        if name == "web-02":
+            uid = next(one.uid for one in cluster.vms if one.name == name)
+            tasks.add(asyncio.ensure_future(cluster.delete_vm("VirtualMachine", NAMESPACE, name, uid)))
+        else:
+            advance(cluster, name)
+
+    tasks: set[asyncio.Future[None]] = set()
+    async with moving(cluster, step):
+        report = await rollouts.create(await rollouts.prepare(rollout()))
+    await asyncio.gather(*tasks)
+    assert [(one.name, one.reason) for one in report.failed] == [
+        ("web-02", "it was deleted while the rollout ran")
+    ]
+    assert cluster.applied == NAMES
+
+
+async def test_watches_that_list_again_change_nothing() -> None:
+    cluster = MemoryRollouts()
+
+    def step(cluster: MemoryRollouts, name: str) -> None:
+        cluster.forget_the_past()
+        advance(cluster, name)
+
+    async with moving(cluster, step):
+        report = await created(cluster)
+    assert cluster.applied == NAMES
+    assert report.exit_code is ExitCode.DONE
+
+
+class Breaking(MemoryRollouts):
+    """Fails at one write, before or after it has been carried out."""
+
+    def __init__(self, at: int, *, done: bool, error: Exception | None = None) -> None:
+        super().__init__()
+        self._at = at
+        self._done = done
+        self._error = error
+        self.writes = 0
+
+    async def apply_vm(self, vm: Mapping[str, Any], *, dry_run: bool = False) -> None:
+        if dry_run:
+            return
+        self.writes += 1
+        breaks = self.writes == self._at
+        if breaks and not self._done:
+            raise self._error or asyncio.CancelledError
+        await super().apply_vm(vm)
+        if breaks:
+            raise self._error or asyncio.CancelledError
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("at", range(1, 7))
+async def test_an_answer_that_is_lost_makes_no_vm_twice_and_loses_none(at: int, *, done: bool) -> None:
+    cluster = Breaking(at, done=done, error=Unavailable("the connection broke"))
+    async with moving(cluster):
+        report = await created(cluster)
+    assert sorted(cluster.applied) == NAMES
+    assert report.exit_code is ExitCode.DONE
+
+
+@pytest.mark.parametrize("in_flight", [1, 3, 6])
+@pytest.mark.parametrize("at", range(1, 7))
+async def test_a_run_that_is_stopped_at_any_vm_is_resumed_with_every_vm_once(at: int, in_flight: int) -> None:
+    cluster = MemoryRollouts()
+    rollouts = rollouts_of(cluster)
+    run = await rollouts.begin(await rollouts.prepare(rollout(maxInFlight=in_flight)))
+
+    def step(cluster: MemoryRollouts, name: str) -> None:
+        if name == NAMES[at - 1]:
+            run.stop()
+        advance(cluster, name)
+
+    async with moving(cluster, step):
+        stopped = await run.run()
+        assert stopped.interrupted == (len(cluster.applied) < 6 or bool(stopped.unfinished))
+        report = await rollouts.create(await rollouts.prepare(await rollouts.stored("web")))
+    assert sorted(cluster.applied) == NAMES
+    assert report.exit_code is ExitCode.DONE
+    assert report.counts.reached[VmStage.PINNED] == 6
+
+
+@pytest.mark.parametrize("turns", range(0, 60, 3))
+async def test_a_run_that_is_killed_at_any_moment_is_resumed_with_every_vm_once(turns: int) -> None:
+    cluster = MemoryRollouts()
+    rollouts = rollouts_of(cluster)
+    async with moving(cluster):
+        killed = asyncio.create_task(created(cluster, maxInFlight=2))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        killed.cancel()
+        await asyncio.gather(killed, return_exceptions=True)
+        report = await rollouts.create(await rollouts.prepare(rollout(maxInFlight=2)))
+    assert sorted(cluster.applied) == NAMES
+    assert report.exit_code is ExitCode.DONE
+
+
+async def test_a_right_that_is_missing_for_single_vms_is_the_reason_of_their_failure() -> None:
+    cluster = Breaking(2, done=False, error=Forbidden("exceeded quota: small"))
+    async with moving(cluster):
+        report = await created(cluster)
+    assert [(one.name, one.reason) for one in report.failed] == [("web-02", "exceeded quota: small")]
+
+
+async def test_the_same_rollout_again_goes_on_and_another_one_of_its_name_is_refused() -> None:
+    cluster = MemoryRollouts()
+    async with moving(cluster):
+        await created(cluster)
+        again = await created(cluster)
+    assert cluster.applied == NAMES
+    assert again.exit_code is ExitCode.DONE
+    with pytest.raises(Refused, match=r"there is a rollout 'web' of other VMs .* resume web"):
+        await created(cluster, count=7)
+
+
+async def test_a_name_that_somebody_takes_in_the_same_moment_is_refused() -> None:
+    cluster = MemoryRollouts()
+    rollouts = rollouts_of(cluster)
+    prepared = await rollouts.prepare(rollout())
+    await cluster.store_document(NAMESPACE, "web", "{}")
+    with pytest.raises(Refused, match="somebody else has just begun"):
+        await rollouts.begin(prepared)
+
+
+async def test_status_tells_what_the_vms_say_and_delete_leaves_nothing() -> None:
+    cluster = MemoryRollouts()
+    rollouts = rollouts_of(cluster)
+
+    def step(cluster: MemoryRollouts, name: str) -> None:
+        cluster.bind(name)
+        cluster.now += 3
+        cluster.run(name)
+        if name != "web-05":
+            cluster.pin(name)
+
+    async with moving(cluster, step):
+        await rollouts.create(await rollouts.prepare(rollout(until="running")))
+    assert await rollouts.names() == ("web",)
+    status = await rollouts.status("web")
+    assert status.counts.reached == {
+        VmStage.CREATED: 6, VmStage.BOUND: 6, VmStage.RUNNING: 6, VmStage.PINNED: 5
+    }  # fmt: skip
+    assert status.seconds[VmStage.RUNNING].p50 >= 3
+    assert await rollouts.delete("web") == 6
+    assert await rollouts.names() == ()
+    assert not cluster.vms
+    with pytest.raises(Refused, match="no rollout 'web'"):
+        await rollouts.delete("web")
+    with pytest.raises(Refused, match="no rollout 'web'"):
+        await rollouts.status("web")
+
+
+async def test_a_vm_of_somebody_else_is_refused_before_anything_is_made() -> None:
+    cluster = MemoryRollouts()
+    foreign = {**vm(), "metadata": {"name": "web-04", "labels": {}}}
+    await cluster.apply_vm(foreign)
+    cluster.applied.clear()
+    with pytest.raises(Refused, match=r"1 VM of these names .* web-04; choose another name"):
+        await created(cluster)
+    assert cluster.applied == []
+    assert cluster.documents == {}
+
+
+async def test_a_vm_that_appears_meanwhile_is_left_alone() -> None:
+    cluster = MemoryRollouts()
+    rollouts = rollouts_of(cluster)
+    prepared = await rollouts.prepare(rollout())
+    foreign = {**vm(), "metadata": {"name": "web-04", "labels": {}}}
+    await cluster.apply_vm(foreign)
+    async with moving(cluster):
+        report = await rollouts.create(prepared)
+    (failed,) = report.failed
+    assert failed.name == "web-04"
+    assert "somebody else has written it" in failed.reason
+    assert cluster.manifests["web-04"] == foreign
+
+
+async def test_a_deletion_spares_a_vm_that_was_made_again() -> None:
+    cluster = MemoryRollouts()
+    async with moving(cluster):
+        await created(cluster)
+    with pytest.raises(Conflict):
+        await cluster.delete_vm("VirtualMachine", NAMESPACE, "web-01", "another")
+
+
+async def test_the_forecast_names_nodes_and_what_is_left_to_others() -> None:
+    cluster = MemoryRollouts()
+    rollouts = rollouts_of(cluster)
+    prepared = await rollouts.prepare(rollout(template=vm(cores=20)))
+    assert dict(prepared.forecast.by_node) == {(await one_server())[0].name: 3}
+    first, second = prepared.forecast.summary
+    assert first == "3 VMs will get cores on 1 node, as it looks now"
+    assert second.startswith("web-04 and 2 more will not fit: 1 node: ")

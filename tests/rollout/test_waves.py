@@ -1,0 +1,53 @@
+"""Which VMs are made next."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.rollout.waves import Status, due, wave_ends
+
+TO_MAKE, UNDER_WAY, THERE, FAILED = Status
+
+
+def test_what_the_waves_leave_forms_the_last_one() -> None:
+    assert wave_ends([1, "10%"], 500) == (1, 51, 500)
+    assert wave_ends([], 7) == (7,)
+    assert wave_ends([100], 7) == (7,)
+    assert wave_ends(["1%"], 7) == (1, 7)
+    assert wave_ends([1], 0) == (0,)
+
+
+def test_a_wave_begins_when_all_vms_before_it_are_there_or_have_failed() -> None:
+    ends = wave_ends([2], 4)
+    assert list(due([TO_MAKE] * 4, ends, 10)) == [0, 1]
+    assert list(due([THERE, UNDER_WAY, TO_MAKE, TO_MAKE], ends, 10)) == []
+    assert list(due([THERE, FAILED, TO_MAKE, TO_MAKE], ends, 10)) == [2, 3]
+
+
+def test_nothing_more_is_made_after_too_many_failures() -> None:
+    statuses = [FAILED, FAILED, TO_MAKE]
+    assert list(due(statuses, (3,), 10, max_failures=3)) == [2]
+    assert list(due(statuses, (3,), 10, max_failures=2)) == []
+
+
+@given(
+    st.lists(st.sampled_from(Status), max_size=30),
+    st.lists(st.one_of(st.integers(1, 12), st.sampled_from(["1%", "30%", "100%"])), max_size=4),
+    st.integers(1, 12),
+)
+def test_never_more_than_allowed_are_under_way_and_no_vm_is_made_twice(
+    statuses: list[Status], sizes: list[int | str], most: int
+) -> None:
+    ends = wave_ends(sizes, len(statuses))
+    assert list(ends) == sorted(ends)
+    assert ends[-1] == len(statuses)
+    made = list(due(statuses, ends, most))
+    assert all(statuses[number] is TO_MAKE for number in made)
+    assert len(set(made)) == len(made)
+    assert not made or len(made) + statuses.count(UNDER_WAY) <= most
+    if TO_MAKE in statuses and UNDER_WAY not in statuses:
+        assert made, "with nothing under way the rollout goes on"
+    for number in made:
+        before = next((end for end in reversed((0, *ends)) if end <= number), 0)
+        assert all(status.is_settled for status in statuses[:before])
