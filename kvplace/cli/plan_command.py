@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.files import InputFile
 from kvplace.cli.output import Output, output_option, print_document, print_table, say
 from kvplace.cli.words import Words
@@ -13,6 +14,7 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
+    from kvplace.core.cluster.cluster_node import ClusterNode
     from kvplace.core.cluster.planning import Plan
     from kvplace.plan.mip_bound import MipBound
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     type=InputFile(),
     metavar="FILE",
     help="The cluster document, - for stdin (see `kvplace schema cluster`); default: six nodes to try it on.",
+)
+@click.option(
+    "--live", is_flag=True, help="Plan on the cluster of the kubeconfig; --context and others imply it."
 )
 @click.option(
     "--requests",
@@ -48,9 +53,12 @@ if TYPE_CHECKING:
     help="Time limit of --optimal.",
 )
 @output_option(*Output)
+@cluster_flags(namespaced=False, selector=False)
 def command(
     *,
     cluster: str | None,
+    live: bool,
+    flags: ClusterFlags,
     requests: str,
     strategy: str,
     make_room: bool,
@@ -64,6 +72,8 @@ def command(
     {"id": "db", "vcpus": 8, "cpuSet": "one-numa", "memory": "32Gi"}
     {"id": "web", "vcpus": 2, "count": 20}              20 equal VMs
 
+    With --live the VMs are planned on the nodes of a real cluster as they are now; nothing is written there.
+
     All VMs are considered together, so more of them fit than one after the other; both counts are printed.
 
     Exit code 0 when every VM was placed, 3 when none was, 4 when some were.
@@ -73,7 +83,12 @@ def command(
     from kvplace.plan.plan_cluster import read_plan_cluster
     from kvplace.plan.vm_requests import read_vm_requests
 
-    nodes = read_plan_cluster(cluster)
+    if live or flags.are_given:
+        if cluster is not None:
+            raise click.UsageError("--cluster is a document; leave it out to plan on the live cluster")
+        nodes = _live_nodes(flags)
+    else:
+        nodes = read_plan_cluster(cluster)
     vms = read_vm_requests(requests, (vm.id for node in nodes for vm in node.running))
     bound = mip_bound(nodes, vms, seconds=seconds) if optimal else None
     hint = bound.hint if bound is not None else ()
@@ -92,6 +107,20 @@ def command(
     if not found.refused:
         return ExitCode.DONE
     return ExitCode.PARTLY_DONE if found.planned else ExitCode.DOES_NOT_FIT
+
+
+def _live_nodes(flags: ClusterFlags) -> tuple[ClusterNode, ...]:
+    from kvplace.cli.live_cluster import run_with_cluster
+    from kvplace.core.quantity import counted
+    from kvplace.nodes.cluster_reading import read_cluster
+    from kvplace.nodes.planning_nodes import planning_nodes
+
+    view = run_with_cluster(flags, lambda live: read_cluster(live.api))
+    nodes = planning_nodes(view)
+    if len(nodes) < len(view.nodes):
+        problem = next(f"{name}: {node.problem}" for name, node in view.nodes.items() if node.problem)
+        say(f"{counted(len(view.nodes) - len(nodes), 'node')} cannot hold VMs, for example {problem}")
+    return nodes
 
 
 def _print(plan: Plan, bound: MipBound | None, *, wide: bool) -> None:

@@ -18,9 +18,11 @@ class ClusterNode:
     name: NodeName
     topology: Topology
     running: tuple[Occupant, ...] = ()
+    pools_shrink: bool = False
+    """Whether an agent can take CPUs out of the pools of `numa` VMs."""
 
     @property
     def free(self) -> Free:
         """What the running VMs leave free."""
         claims = [claim_of(PodUid(vm.id), vm.placement) for vm in self.running]
-        return free_of(self.topology, Ledger(), claims)
+        return free_of(self.topology, Ledger(), claims, pools_shrink=self.pools_shrink)

@@ -111,7 +111,7 @@ class DraftNode:
             *(claim_of(PodUid(f"running-{number}"), vm.placement) for number, vm in enumerate(self.running)),
             *(claim_of(PodUid(f"planned-{number}"), placement) for number, placement in self.planned.items()),
         ]
-        return free_of(self.node.topology, Ledger(), claims)
+        return free_of(self.node.topology, Ledger(), claims, pools_shrink=self.node.pools_shrink)
 
     def place(self, shape: Shape) -> Placement | None:
         """Place one more VM on this node."""

@@ -1,0 +1,85 @@
+"""The nodes of a live cluster as plans start from them: the same values as those of a cluster document."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.ledger import Claim
+from kvplace.core.occupant import Occupant
+from kvplace.core.placement import Placement
+from kvplace.core.request import PinningOptions, Policy, Request
+from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.topology import Topology
+from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
+from kvplace.nodes.node_machine import NodeMachine, Unusable
+
+
+def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
+    """Return every node on which something can be placed, with the VMs that its ledger names.
+
+    A VM is called `namespace/name`. One whose placement is not known, or that is getting other cores, holds
+    what its claim says and stays there.
+    """
+    narrowed: dict[tuple[str, CpuMask], Topology] = {}
+    names = Counter(_name(claim) for node in view.nodes.values() for claim in node.ledger.claims.values())
+    found = []
+    for name, node in view.nodes.items():
+        if isinstance(node.snapshot, Unusable):
+            continue
+        machine = node.snapshot.machine
+        key = (machine.topology.fingerprint, machine.allocatable)
+        topology = narrowed.setdefault(key, _given_out(machine))
+        running = tuple(
+            Occupant(_name(claim) if names[_name(claim)] == 1 else _pod(claim), *_placed(view, node, claim))
+            for claim in node.ledger.claims.values()
+        )
+        found.append(ClusterNode(NodeName(name), topology, running, pools_shrink=machine.pools_shrink))
+    return tuple(found)
+
+
+def _given_out(machine: NodeMachine) -> Topology:
+    """The topology with the CPUs reserved that the node does not give out."""
+    if not machine.is_narrowed:
+        return machine.topology
+    return replace(machine.topology, reserved=CpuMask(machine.topology.cpus & ~machine.allocatable))
+
+
+def _placed(view: ClusterView, node: NodeView, claim: Claim) -> tuple[Request, Placement]:
+    vm = view.vms.get(claim.uid)
+    known = _as_claimed(vm, claim) if vm is not None and claim.relocation is None else None
+    if known is not None:
+        return known
+    options = PinningOptions(policy=Policy.IMMOVABLE)
+    held = Placement(
+        claim.policy,
+        (),
+        claim.cpus,
+        claim.owned,
+        numa_nodes=tuple(node.machine.topology.nodes_of(claim.cpus))
+        if isinstance(node.machine, NodeMachine)
+        else (),
+        memory=claim.memory,
+        huge_pages=claim.huge_pages,
+    )
+    return Request(max(1, claim.cpus.bit_count()), options), held
+
+
+def _as_claimed(vm: VmView, claim: Claim) -> tuple[Request, Placement] | None:
+    """The VM's own request and placement, where they say what its claim says."""
+    if vm.request is None or vm.placement is None:
+        return None
+    placement = vm.placement.placement
+    if (placement.cpus, placement.owned) != (claim.cpus, claim.owned):
+        return None
+    options = vm.placement.options or vm.request.request.options
+    return replace(vm.request.request, options=options), placement
+
+
+def _name(claim: Claim) -> str:
+    return f"{claim.namespace}/{claim.vmi or claim.pod}"
+
+
+def _pod(claim: Claim) -> str:
+    return f"{claim.namespace}/{claim.pod}"
