@@ -19,7 +19,13 @@ from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.conditions import Condition
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventReason, EventRecord, ObjectReference
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.kube.records import (
+    LedgerRecord,
+    NodeRecord,
+    PodRecord,
+    ResourceTopologyRecord,
+    TopologyRecord,
+)
 from kvplace.kube.session import open_session
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES, VMIS, Alive, Interrupted, Kind
@@ -142,13 +148,13 @@ def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[o
     record = PodRecord("b", "a", PodUid("u"))
     there = TopologyRecord(NodeName("worker"), EIGHT, resource_version="1")
 
-    async def write_topologies() -> None:
-        await cluster.write_topology(node, EIGHT, None)
-        await cluster.write_topology(node, EIGHT, there)
-
-    async def write_resource_topologies() -> None:
-        made = await cluster.write_resource_topology(node, {"metadata": {}}, None)
-        await cluster.write_resource_topology(node, {"metadata": {}}, made)
+    published = ResourceTopologyRecord(NodeName("worker"), "1", by_agent=True)
+    resources: dict[str, Any] = {
+        "apiVersion": "topology.node.k8s.io/v1alpha2",
+        "kind": "NodeResourceTopology",
+        "metadata": {"name": "worker"},
+        "zones": [],
+    }
 
     async def watch(kind: Kind[Any, Any]) -> None:
         async with aclosing(cast(Any, cluster.watch(kind))) as events:
@@ -171,12 +177,17 @@ def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[o
         "replace_placement": lambda: cluster.replace_placement("b", "a", PodUid("u"), {}),
         "set_pod_condition": lambda: cluster.set_pod_condition(record, Condition("a", True, "B", "c")),
         "nominate_node": lambda: cluster.nominate_node(record, NodeName("worker")),
-        "write_topology": write_topologies,
+        "write_topology": lambda: cluster.write_topology(node, EIGHT, None),
         "write_topology_status": lambda: cluster.write_topology_status(node.name, TopologyStatus()),
         "read_resource_topology": lambda: cluster.read_resource_topology(node.name),
-        "write_resource_topology": write_resource_topologies,
+        "write_resource_topology": lambda: cluster.write_resource_topology(node, resources, None),
         "annotate_node": lambda: cluster.annotate_node(NodeName("worker"), {"a": "b"}),
     }
     assert calls.keys() | {"watch"} == port_methods(), "call every method of the port here"
+    later: dict[str, Callable[[], Awaitable[object]]] = {
+        "write_topology": lambda: cluster.write_topology(node, EIGHT, there),
+        "write_resource_topology": lambda: cluster.write_resource_topology(node, resources, published),
+    }
     watches = [partial(watch, kind) for kind in WATCHED[process]]
-    return [*watches, *(calls[name] for name in sorted(methods_in_use(process) - {"watch"}))]
+    names = sorted(methods_in_use(process) - {"watch"})
+    return [*watches, *(found[name] for found in (calls, later) for name in names if name in found)]

@@ -1,4 +1,4 @@
-"""Each right of `serve` is needed: without it the API server denies a call that `serve` makes."""
+"""Each right of `serve` and the agent is needed: without it the API server denies a call that they make."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Granted = tuple[str, str, str]
 """API group, resource, verb."""
 
 
-def _granted() -> list[Granted]:
-    documents = yaml.safe_load_all((MANIFESTS / "rbac" / "serve.yaml").read_text())
+def _granted(file: str) -> list[Granted]:
+    documents = yaml.safe_load_all((MANIFESTS / file).read_text())
     (role,) = [found for found in documents if found["kind"] == "ClusterRole"]
     return [
         (group, resource, verb)
@@ -32,12 +32,13 @@ def _granted() -> list[Granted]:
     ]
 
 
-GRANTED = _granted()
+GRANTED = {"serve": _granted("rbac/serve.yaml"), "agent": _granted("agent/rbac.yaml")}
+ONE_BY_ONE = [(process, right) for process, rights in GRANTED.items() for right in rights]
 
 
 @pytest.fixture(scope="module")
-def plane(cluster: ControlPlane) -> ControlPlane:
-    """Serve VMIs too: of a kind that is not served nobody is denied anything."""
+def plane(cluster: ControlPlane, resource_topologies: None) -> ControlPlane:
+    """Serve all kinds: of one that is not served nobody is denied anything."""
     cluster.request(
         "POST",
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
@@ -74,7 +75,7 @@ def plane(cluster: ControlPlane) -> ControlPlane:
 
 def account_with(plane: ControlPlane, rights: Iterable[Granted]) -> str:
     """Make a service account in kvplace-system with these rights alone."""
-    name = f"serve-{secrets.token_hex(4)}"
+    name = f"process-{secrets.token_hex(4)}"
     rules: list[Json] = [
         {"apiGroups": [group], "resources": [resource], "verbs": [verb]} for group, resource, verb in rights
     ]
@@ -103,12 +104,14 @@ class NotYetGranted(Exception):
     stop=stop_after_delay(30),
     reraise=True,
 )
-async def denied_without(plane: ControlPlane, account: str, *, at_most: int) -> set[tuple[str, str]]:
-    """Make every call of `serve` with the rights of an account; returns what is denied."""
+async def denied_without(
+    plane: ControlPlane, process: str, account: str, *, at_most: int
+) -> set[tuple[str, str]]:
+    """Make every call of a process with the rights of an account; returns what is denied."""
     options = CredentialOptions(kubeconfig=str(plane.service_account_kubeconfig("kvplace-system", account)))
     cluster = ApiCluster(await open_session(options))
     try:
-        denied = await denied_rights(cluster, "serve")
+        denied = await denied_rights(cluster, process)
     finally:
         await cluster.close()
     if len(denied) > at_most:
@@ -116,13 +119,18 @@ async def denied_without(plane: ControlPlane, account: str, *, at_most: int) -> 
     return denied
 
 
-async def test_with_all_of_its_rights_serve_is_denied_nothing(plane: ControlPlane) -> None:
-    assert await denied_without(plane, account_with(plane, GRANTED), at_most=0) == set()
+@pytest.mark.parametrize("process", GRANTED)
+async def test_with_all_of_its_rights_a_process_is_denied_nothing(plane: ControlPlane, process: str) -> None:
+    assert await denied_without(plane, process, account_with(plane, GRANTED[process]), at_most=0) == set()
 
 
-@pytest.mark.parametrize("taken", GRANTED, ids=lambda right: f"{right[2]} {right[1]}")
-async def test_without_any_one_of_its_rights_serve_is_denied_just_that(
-    plane: ControlPlane, taken: Granted
+@pytest.mark.parametrize(
+    ("process", "taken"),
+    ONE_BY_ONE,
+    ids=[f"{process} {right[2]} {right[1]}" for process, right in ONE_BY_ONE],
+)
+async def test_without_any_one_of_its_rights_a_process_is_denied_just_that(
+    plane: ControlPlane, process: str, taken: Granted
 ) -> None:
-    account = account_with(plane, [right for right in GRANTED if right != taken])
-    assert await denied_without(plane, account, at_most=1) == {(taken[1], taken[2])}
+    account = account_with(plane, [right for right in GRANTED[process] if right != taken])
+    assert await denied_without(plane, process, account, at_most=1) == {(taken[1], taken[2])}
