@@ -100,6 +100,7 @@ class SimulatedNode:
         async with asyncio.TaskGroup() as group:
             group.create_task(pods.run(self.view))
             await pods.wait_until_synced()
+            self.wake()
             group.create_task(self._kubelet(pods))
             group.create_task(self._agent(pods))
 
