@@ -278,6 +278,29 @@ def test_only_changes_of_options_and_size_are_sent_of_a_vmi(
     assert after["metadata"]["labels"]["kvplace.io/edited"] == "true"
 
 
+def test_only_changes_of_template_and_options_are_sent_of_a_vm(
+    control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt
+) -> None:
+    server, namespace = admission
+    manifest = vm_manifest("changing", ASKS)
+    manifest["spec"]["runStrategy"] = "Halted"
+    kubevirt.create(VMS, namespace, manifest)
+    path = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMS}/changing"
+    updated = ("VirtualMachine", "UPDATE", "changing")
+    assert ("VirtualMachine", "CREATE", "changing") in server.asked
+
+    def change(**fields: Json) -> None:
+        control_plane.request("PATCH", path, fields, content_type=MERGE_PATCH)
+
+    change(metadata={"labels": {"team": "a"}, "annotations": {"team": "a"}}, spec={"runStrategy": "Manual"})
+    assert updated not in server.asked
+    change(metadata={"annotations": {"cpu-set": "any"}})
+    assert server.asked.count(updated) == 1
+    change(spec={"template": {"metadata": {"annotations": {"cpu-set": "any"}}}})
+    assert server.asked.count(updated) == 2
+    control_plane.request("DELETE", path)
+
+
 def test_a_vm_without_options_and_its_vmi_and_pod_are_never_sent_to_the_webhooks(
     control_plane: ControlPlane, admission: Admission, kubevirt: KubeVirt
 ) -> None:
