@@ -29,7 +29,7 @@ def stated_request(document: Mapping[str, Any], *, namespace: str = "") -> PodRe
             template = vm.spec.template
             annotations = (template.metadata.annotations if template.metadata else None) or {}
             what = f"{title(Vm, vm.metadata, namespace)}: spec.template.spec"
-            if document["spec"].get("instancetype") and read_options(annotations) is not None:
+            if (document.get("spec") or {}).get("instancetype") and read_options(annotations) is not None:
                 raise Misconfigured(
                     f"{what}: the size of this VM comes from its instancetype; give what "
                     "`virtctl expand` prints for it, or ask about its VMI once it is started"

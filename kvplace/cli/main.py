@@ -26,6 +26,7 @@ COMMANDS = (
     "agent",
     "completion",
     "demo",
+    "explain",
     "help",
     "map",
     "place",

@@ -7,10 +7,15 @@ as volumes, ports and affinity to pods, only kube-scheduler answers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
+from kvplace.core.errors import BadBody
+
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+_SCHEDULABLE = "kubevirt.io/schedulable"
+"""Label of the nodes on which virt-handler is alive."""
 _READY = "Ready"
 _REPELLING = ("NoSchedule", "NoExecute")
 _OF_UNREADY_NODES = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
@@ -185,3 +190,18 @@ def obstacle(node: NodeObject, demands: PodDemands) -> str:
 
 def _tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
     return any(one.tolerates(taint) for one in tolerations)
+
+
+def demands_of(spec: Mapping[str, Any], what: str, *, is_vm: bool = False) -> PodDemands:
+    """Read what a pod's spec, or that of a VMI, demands of its node; raises BadBody that begins with `what`.
+
+    The pod of a VMI goes only where virt-handler runs.
+    """
+    try:
+        demands = msgspec.convert(spec, PodDemands)
+    except msgspec.ValidationError as error:
+        raise BadBody(f"{what}: {error}") from None
+    if is_vm:
+        selector = {_SCHEDULABLE: "true", **(demands.node_selector or {})}
+        return msgspec.structs.replace(demands, node_selector=selector)
+    return demands

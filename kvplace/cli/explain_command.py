@@ -1,0 +1,112 @@
+"""`kvplace explain`: why a VM fits nowhere, and how one that runs sits on its machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.output import Output, output_option, print_document, print_table
+from kvplace.core.cluster.node_choice import Strategy
+from kvplace.core.errors import ExitCode
+
+if TYPE_CHECKING:
+    from kvplace.core.request_document import PodRequest
+    from kvplace.core.strict_json import Json
+    from kvplace.explain.explanation import Explanation
+
+_NAMED = 3
+"""Nodes that a line names; `wide` names more."""
+_NAMED_WIDE = 20
+
+
+@click.command("explain", short_help="Say why a VM fits nowhere, or how it sits on its machine.")
+@click.argument("target", required=False, metavar="[vm/NAME|vmi/NAME|pod/NAME]")
+@click.option(
+    "-f",
+    "--filename",
+    metavar="FILE",
+    help="A VM, VMI or pod that need not exist, - for stdin; as `kubectl apply` takes it.",
+)
+@click.option(
+    "--strategy",
+    type=click.Choice([strategy.value for strategy in Strategy]),
+    default=Strategy.PACK.value,
+    show_default=True,
+    help="The order of the nodes that fit; give the one that `serve` runs with.",
+)
+@cluster_flags(selector=False)
+@output_option(Output.TABLE, Output.WIDE, Output.JSON, Output.YAML)
+def command(
+    *, flags: ClusterFlags, target: str | None, filename: str | None, strategy: str, output: Output
+) -> int:
+    """Explain a VM.
+
+    One that has no node: what keeps it from every node, with the shortfall, grouped and counted; which
+    changes would make it fit; what kube-scheduler and KubeVirt say. Nodes are asked as the scheduler asks.
+
+    One that runs: its cores, whether its threads were measured there, who uses the same cores, caches and
+    NUMA nodes, and what happened to it.
+
+    Exit code 3 when it waits and fits nowhere.
+    """
+    if (target is None) == (filename is None):
+        raise click.UsageError("name one VM as vm/NAME, vmi/NAME or pod/NAME, or give a file with -f")
+    from kvplace.admission.stated_request import stated_request
+    from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
+    from kvplace.explain.reading import explain_document, explain_target, read_target
+    from kvplace.kube.object_reader import Document, ObjectReader
+
+    if flags.all_namespaces:
+        raise click.UsageError("one VM is explained: give its namespace with -n, not -A")
+    given = None if filename is None else _read_file(filename)
+
+    def stated(document: Document, namespace: str) -> PodRequest | None:
+        return stated_request(document, namespace=namespace)
+
+    async def body(cluster: LiveCluster) -> Explanation:
+        reader, chosen = ObjectReader(cluster.session), Strategy(strategy)
+        if given is not None:
+            return await explain_document(reader, cluster.api, given, cluster.namespace, stated, chosen)
+        found = read_target(target or "", cluster.namespace)
+        return await explain_target(reader, cluster.api, found, stated, chosen)
+
+    found = run_with_cluster(flags, body)
+    if output in (Output.JSON, Output.YAML):
+        from kvplace.explain.report import explanation_document
+
+        print_document(explanation_document(found), output)
+    else:
+        _print(found, wide=output is Output.WIDE)
+    return ExitCode.DOES_NOT_FIT if found.fits_nowhere else ExitCode.DONE
+
+
+def _read_file(filename: str) -> Json:
+    from pathlib import Path
+
+    from kvplace.documents.reading import load_document
+
+    return load_document(Path(filename))
+
+
+def _print(found: Explanation, *, wide: bool) -> None:
+    from kvplace.cli.explain_lines import event_rows, fitting_lines, head_lines, neighbour_rows, seat_lines
+
+    named = _NAMED_WIDE if wide else _NAMED
+    for line in head_lines(found):
+        click.echo(line)
+    if found.fitting is not None:
+        click.echo()
+        for line in fitting_lines(found.fitting, named):
+            click.echo(line)
+    for seat in found.seats:
+        click.echo()
+        for line in seat_lines(seat):
+            click.echo(line)
+        if rows := list(neighbour_rows(seat, wide=wide)):
+            click.echo()
+            print_table(rows)
+    if rows := list(event_rows(found)):
+        click.echo()
+        print_table(rows)

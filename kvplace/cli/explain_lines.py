@@ -1,0 +1,175 @@
+"""An explanation as lines and rows for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.placement import Placement
+from kvplace.core.quantity import about_bytes, counted
+from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Request, Smt
+from kvplace.explain.explanation import Explanation, Seat
+from kvplace.explain.fitting import Fitting
+from kvplace.nodes.node_machine import NodeMachine
+
+_CHANGES = 4
+"""Changes that are shown for one node, the smallest first."""
+_WIDTH = 12
+
+
+def _titled(title: str, sentence: str) -> str:
+    return f"{title:<{_WIDTH}}{sentence}"
+
+
+def head_lines(found: Explanation) -> Iterator[str]:
+    """Write what the VM is, what it asks for, and how far it has come."""
+    yield _titled("name", f"{found.kind} {found.namespace}/{found.name}")
+    if found.request is not None:
+        yield _titled("asks for", asked(found.request.request))
+    yield _titled("state", found.state)
+    for note in found.notes:
+        yield _titled("", note)
+
+
+def asked(request: Request) -> str:
+    """Write a request in the words of its annotations, without what is usual."""
+    options = request.options
+    words = [counted(request.vcpus, "vCPU"), options.scope.value, options.policy.value]
+    if request.memory:
+        words.append(f"{about_bytes(request.memory)} of memory")
+    words += [f"{count} huge pages of {about_bytes(size)}" for size, count in request.huge_pages.items()]
+    words += [
+        f"{key} {word.value}"
+        for key, word, usual in (
+            ("smt", options.smt, Smt.PREFER),
+            ("emulator-threads", options.emulator_threads, EmulatorThreads.SHARED),
+            ("numa-memory", options.numa_memory, NumaMemory.PREFERRED),
+            ("guest-numa", options.guest_numa, GuestNuma.OFF),
+        )
+        if word is not usual
+    ]
+    return ", ".join(words)
+
+
+def fitting_lines(fitting: Fitting, named: int) -> Iterator[str]:
+    """Write which nodes can hold the VM, why the others cannot, and what would help."""
+    if fitting.candidates:
+        best = fitting.candidates[0]
+        yield _titled("fits", f"on {len(fitting.candidates)} of {counted(fitting.nodes, 'node')}")
+        yield _titled("best", f"{best.node}: {placed(best.placement)}")
+        if others := [one.node for one in fitting.candidates[1:]]:
+            yield _titled("then", _some(others, named))
+    else:
+        yield _titled("fits", f"on none of {counted(fitting.nodes, 'node')}")
+    title = "not on"
+    for obstacle in fitting.obstacles:
+        would = f"; {_some(obstacle.would_fit, named)} would hold it" if obstacle.would_fit else ""
+        yield _titled(title, f"{counted(len(obstacle.nodes), 'node')}: {obstacle.sentence}{would}")
+        title = ""
+    for group in fitting.refusals.groups:
+        never = " (an empty machine would not hold it, either)" if group.refusal.never else ""
+        yield _titled(title, f"{counted(len(group.nodes), 'node')}: {group.text}{never}")
+        title = ""
+    title = "would fit"
+    for mend in fitting.mends:
+        for suggestion in mend.suggestions.found[:_CHANGES]:
+            yield _titled(title, f"{mend.node}: {suggestion.sentence}")
+            title = ""
+    if not fitting.candidates and not fitting.mends and not any(o.would_fit for o in fitting.obstacles):
+        yield _titled(title, "no single change makes it fit")
+
+
+def seat_lines(seat: Seat) -> Iterator[str]:
+    """Write where a bound VM sits and whether that was measured."""
+    vm, node = seat.vm, seat.node
+    yield _titled("node", f"{vm.node} (pod {vm.pod.name}, {vm.state.value})")
+    if not node.exists:
+        yield _titled("", "the API server has no such node any more")
+    if vm.placement is None:
+        yield _titled("cores", "the pod has no placement of kvplace's; another scheduler may have bound it")
+    elif vm.placement.placement.floats:
+        yield _titled("cores", "none of its own: it floats in the shared pool")
+    else:
+        placement = vm.placement.placement
+        yield _titled("cores", placed(placement))
+        if placement.emulator_cpus:
+            yield _titled("", f"QEMU's own threads on {format_cpu_list(placement.emulator_cpus)}")
+        yield _titled("revision", _revision(seat))
+        machine = node.machine
+        if isinstance(machine, NodeMachine) and vm.placement.topology not in (
+            "",
+            machine.topology.fingerprint,
+        ):
+            yield _titled("", "the machine has another topology now than when the cores were chosen")
+    yield _titled("pinned", _pinned(seat))
+    if seat.report is not None and seat.report.drift:
+        yield _titled("", f"the agent measures: {seat.report.drift}")
+
+
+def placed(placement: Placement) -> str:
+    """Write the CPUs of a placement and what they lie in."""
+    parts = [f"CPUs {format_cpu_list(placement.cpus)}"]
+    if idle := placement.owned & ~placement.cpus:
+        parts.append(f"owned beside them {format_cpu_list(idle)}")
+    for noun, ids in (
+        ("socket", placement.packages),
+        ("NUMA node", placement.numa_nodes),
+        ("L3", placement.l3_groups),
+    ):
+        if ids:
+            parts.append(f"{noun} {','.join(map(str, ids))}")
+    if placement.memory:
+        memory = ", ".join(f"{about_bytes(count)} on {node}" for node, count in placement.memory.items())
+        parts.append(f"memory {memory}")
+    return "; ".join(parts)
+
+
+def neighbour_rows(seat: Seat, *, wide: bool) -> Iterator[Sequence[str]]:
+    """Give a row for each neighbour; those that share a socket and nothing less only where `wide`."""
+    from kvplace.explain.sitting import Nearness
+
+    shown = [one for one in seat.neighbours if wide or one.nearness is not Nearness.SOCKET]
+    if shown:
+        yield ("NEIGHBOUR", "POLICY", "SHARES", "ITS CPUS THERE")
+    for one in shown:
+        claim = one.claim
+        name = f"{claim.namespace}/{claim.vmi or claim.pod}"
+        yield (name, claim.policy.value, one.nearness.value, format_cpu_list(one.shared))
+
+
+def event_rows(found: Explanation) -> Iterator[Sequence[str]]:
+    """Give a row for each event, the newest last."""
+    if found.events:
+        yield ("LAST SEEN", "TIMES", "ABOUT", "REASON", "WHAT")
+    for one in found.events:
+        yield (one.when, str(one.count), one.about, one.reason, one.note)
+
+
+def _revision(seat: Seat) -> str:
+    assert seat.vm.placement is not None
+    number = seat.vm.placement.revision
+    text = (
+        "1, as it was bound" if number == 1 else f"{number}: it got other cores {counted(number - 1, 'time')}"
+    )
+    if seat.is_relocating:
+        text += "; it is getting other cores now, and holds both until its agent confirms"
+    report = seat.report
+    if report is not None and report.failed_revision:
+        text += f"; revision {report.failed_revision} could not be carried out"
+    return text
+
+
+def _pinned(seat: Seat) -> str:
+    condition = seat.vm.pinned
+    if condition is None:
+        if seat.node.described is None or not seat.node.described.by_agent:
+            return "not measured: no agent describes this node"
+        return "not measured yet"
+    word = {True: "yes", False: "no", None: "unknown"}[condition.status]
+    since = f", since {seat.measured_since}" if seat.measured_since else ""
+    return f"{word}{since}: {condition.message or condition.reason}"
+
+
+def _some(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -1,0 +1,113 @@
+"""The explanation of one VM: what it asks for, how far it has come, and why it is where it is, or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kvplace.core.occupant import Occupant
+from kvplace.core.request_document import PodRequest
+from kvplace.core.scalars import NodeName
+from kvplace.explain.fitting import AskedNode, Fitting
+from kvplace.explain.sitting import Neighbour, neighbours
+from kvplace.kube.node_filters import NodeObject, PodDemands, obstacle
+from kvplace.kube.records import PodReport
+from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
+from kvplace.nodes.node_machine import Unusable
+
+NOT_CREATED = "NotCreated"
+"""The state of a VM that has no pod yet; the others are those of `VmState`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What somebody reported about the VM."""
+
+    when: str
+    """RFC 3339, the last time."""
+    about: str
+    """`kind/name`."""
+    reason: str
+    note: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A pod of the VM that has its node."""
+
+    vm: VmView
+    node: NodeView
+    neighbours: tuple[Neighbour, ...] = ()
+    measured_since: str = ""
+    """Since when the agent says the same about its threads, RFC 3339; empty when it says nothing."""
+
+    @property
+    def report(self) -> PodReport | None:
+        """What the agent measures; None without an agent, or before it has looked."""
+        return self.node.reports.get(self.vm.pod.uid)
+
+    @property
+    def is_relocating(self) -> bool:
+        """Whether it is getting other cores at the moment."""
+        return self.vm.claim is not None and self.vm.claim.relocation is not None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The answer to `explain`."""
+
+    kind: str
+    namespace: str
+    name: str
+    state: str
+    request: PodRequest | None
+    """None for what asks for no cores."""
+    notes: tuple[str, ...] = ()
+    """Sentences that say what else matters, the most important first."""
+    fitting: Fitting | None = None
+    """The answers of all nodes, for a VM that has none yet."""
+    seats: tuple[Seat, ...] = ()
+    """More than one during a live migration."""
+    events: tuple[Event, ...] = ()
+    """The newest last."""
+
+    @property
+    def fits_nowhere(self) -> bool:
+        """Whether it waits and no node can hold it."""
+        return self.fitting is not None and not self.fitting.candidates
+
+
+def asked_nodes(
+    view: ClusterView, nodes: Mapping[NodeName, NodeObject], demands: PodDemands
+) -> Iterable[AskedNode]:
+    """Combine what kvplace and kube-scheduler know of every node of the cluster."""
+    for name, node in view.nodes.items():
+        scheduled = nodes.get(name)
+        if scheduled is not None:  # of a deleted node its ledger may be left
+            yield AskedNode(name, node.snapshot, obstacle(scheduled, demands), occupants_of(view, node))
+
+
+def occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
+    """Return the VMs that a search for moves may move; none where one of them is not known well enough."""
+    if any(claim.relocation is not None for claim in node.ledger.claims.values()):
+        return ()
+    found = []
+    for uid in node.ledger.claims:
+        vm = view.vms.get(uid)
+        request = vm.request if vm is not None else None
+        placement = vm.placement if vm is not None else None
+        if vm is None or request is None or placement is None:
+            return ()
+        found.append(Occupant(f"{vm.namespace}/{vm.name}", request.request, placement.placement))
+    names = {occupant.id for occupant in found}
+    return tuple(found) if len(names) == len(found) else ()
+
+
+def seat_of(vm: VmView, node: NodeView, measured_since: str = "") -> Seat:
+    """Look at a bound VM among its neighbours."""
+    placement = vm.placement
+    if placement is None or isinstance(node.machine, Unusable):
+        return Seat(vm, node, (), measured_since)
+    beside = neighbours(node.machine.topology, placement.placement, vm.pod.uid, node.ledger)
+    return Seat(vm, node, beside, measured_since)

@@ -1,0 +1,318 @@
+"""Reads what an explanation needs: the VM in question, its pods and events, and all nodes of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol, TypeVar
+
+from kvplace.core.cluster.node_choice import Strategy
+from kvplace.core.errors import BadBody, Misconfigured
+from kvplace.core.request_document import PodRequest
+from kvplace.core.scalars import NodeName
+from kvplace.core.strict_json import shown
+from kvplace.explain.explanation import NOT_CREATED, Event, Explanation, asked_nodes, seat_of
+from kvplace.explain.fitting import fit
+from kvplace.kube.node_filters import NodeObject, demands_of
+from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.nodes.cluster_reading import ListClient, read_cluster
+from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
+from kvplace.nodes.node_machine import NOT_KNOWN
+
+T = TypeVar("T")
+
+VMS = ApiKind("virtualmachines", "kubevirt.io")
+VMIS = ApiKind("virtualmachineinstances", "kubevirt.io")
+PODS = ApiKind("pods")
+NODES = ApiKind("nodes")
+EVENTS = ApiKind("events")
+_SHOWN_EVENTS = 12
+_GONE = NodeView(NodeName(""), NOT_KNOWN, exists=False)
+
+Stated = Callable[[Document, str], PodRequest | None]
+"""Reads what an object asks for, in a namespace."""
+
+
+class Reader(Protocol):
+    """What an explanation asks of a cluster about objects of any kind."""
+
+    async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
+        """Read one object; None where there is none, or no such kind."""
+        ...
+
+    async def read_list(
+        self, kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
+    ) -> tuple[Document, ...]:
+        """Read all selected objects; none where the kind is not served."""
+        ...
+
+    async def read_list_as(
+        self, form: type[T], kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
+    ) -> tuple[T, ...]:
+        """The same, each object as a type."""
+        ...
+
+
+class TargetKind(Enum):
+    """What can be explained; the values are the kinds of the API."""
+
+    VM = "VirtualMachine"
+    VMI = "VirtualMachineInstance"
+    POD = "Pod"
+
+
+_WORDS = {
+    **dict.fromkeys(("vm", "vms", "virtualmachine", "virtualmachines"), TargetKind.VM),
+    **dict.fromkeys(("vmi", "vmis", "virtualmachineinstance", "virtualmachineinstances"), TargetKind.VMI),
+    **dict.fromkeys(("pod", "pods", "po"), TargetKind.POD),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The object in question."""
+
+    kind: TargetKind
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.namespace}/{self.name}"
+
+
+def read_target(text: str, namespace: str) -> Target:
+    """Read `vm/NAME`, `vmi/NAME`, `pod/NAME`, or the NAME of a VM; raises BadBody."""
+    word, slash, name = text.partition("/")
+    kind = _WORDS.get(word.lower().split(".")[0]) if slash else TargetKind.VM
+    name = name if slash else word
+    if kind is None or not name or "/" in name:
+        raise BadBody(
+            f"{shown(text)} names nothing that can be explained; write vm/NAME, vmi/NAME or pod/NAME"
+        )
+    return Target(kind, namespace, name)
+
+
+async def explain_target(
+    reader: Reader, cluster: ListClient, target: Target, stated: Stated, strategy: Strategy
+) -> Explanation:
+    """Explain a VM, VMI or pod of the cluster; raises Misconfigured when there is none of that name."""
+    kinds = {TargetKind.VM: (VMS, VMIS), TargetKind.VMI: (VMIS,), TargetKind.POD: (PODS,)}[target.kind]
+    found = await asyncio.gather(
+        *(reader.read(kind, target.name, namespace=target.namespace) for kind in kinds)
+    )
+    documents = [document for document in found if document is not None]
+    view, nodes, events = await asyncio.gather(
+        read_cluster(cluster), _read_nodes(reader), _read_events(reader, target)
+    )
+    vms = _vms_of(view, target)
+    if not documents and not vms:
+        raise Misconfigured(
+            f"there is no {target}; `kubectl kvplace get vms -A` lists the VMs that ask for cores"
+        )
+    names = {vm.pod.name for vm in vms} - {target.name}
+    pods = await asyncio.gather(*(reader.read(PODS, name, namespace=target.namespace) for name in names))
+    raw_pods = {pod["metadata"]["uid"]: pod for pod in (*pods, *documents) if pod and _is_pod(pod)}
+    for more in await asyncio.gather(*(_events_of(reader, "Pod", target.namespace, name) for name in names)):
+        events += more
+    newest = tuple(sorted(set(events), key=lambda event: event.when)[-_SHOWN_EVENTS:])
+    explained = _Explaining(view, nodes, target, newest, strategy)
+    if vms:
+        return explained.of_pods(vms, raw_pods)
+    return explained.of_document(documents[-1], stated)
+
+
+async def explain_document(
+    reader: Reader,
+    cluster: ListClient,
+    document: Document,
+    namespace: str,
+    stated: Stated,
+    strategy: Strategy,
+) -> Explanation:
+    """Explain a VM, VMI or pod that a person has written and perhaps not created."""
+    stated(document, namespace)  # a mistake in the document is said before a cluster is asked
+    view, nodes = await asyncio.gather(read_cluster(cluster), _read_nodes(reader))
+    metadata = document.get("metadata") or {}
+    target = Target(
+        TargetKind(document["kind"]),
+        metadata.get("namespace") or namespace,
+        metadata.get("name") or "unnamed",
+    )
+    return _Explaining(view, nodes, target, (), strategy).of_document(document, stated)
+
+
+class _Explaining:
+    """Everything that was read."""
+
+    def __init__(
+        self,
+        view: ClusterView,
+        nodes: Mapping[NodeName, NodeObject],
+        target: Target,
+        events: tuple[Event, ...],
+        strategy: Strategy,
+    ) -> None:
+        self._view = view
+        self._nodes = nodes
+        self._target = target
+        self._events = events
+        self._strategy = strategy
+
+    def of_pods(self, vms: tuple[VmView, ...], raw: Mapping[str, Document]) -> Explanation:
+        """Explain a VM by its pods."""
+        waiting = [vm for vm in vms if not vm.node]
+        notes: list[str] = []
+        for vm in waiting:
+            notes += self._notes_on_waiting(vm, raw.get(vm.pod.uid, {}))
+        fitting = None
+        first = (waiting or list(vms))[0]
+        if waiting and first.request is not None:
+            spec = raw.get(first.pod.uid, {}).get("spec") or {}
+            asked = asked_nodes(self._view, self._nodes, demands_of(spec, f"Pod {first.pod.name}: spec"))
+            fitting = fit(asked, first.request.request, self._strategy)
+        return self._explanation(
+            first.state.value,
+            first.request,
+            notes,
+            fitting=fitting,
+            seats=tuple(
+                seat_of(
+                    vm,
+                    self._view.nodes.get(vm.node, _GONE),
+                    _since(raw.get(vm.pod.uid, {}), "kvplace.io/Pinned"),
+                )
+                for vm in vms
+                if vm.node
+            ),
+        )
+
+    def of_document(self, document: Document, stated: Stated) -> Explanation:
+        """Explain what has no pod that asks for cores."""
+        request = stated(document, self._target.namespace)
+        spec = document.get("spec") or {}
+        is_vm = document.get("kind") != TargetKind.POD.value
+        if document.get("kind") == TargetKind.VM.value:
+            spec = (spec.get("template") or {}).get("spec") or {}
+        notes = list(_notes_on_document(document))
+        if request is None:
+            notes.append("it asks for no cores: kvplace leaves it alone")
+            return self._explanation(NOT_CREATED, None, notes)
+        demands = demands_of(spec, f"{self._target}: spec", is_vm=is_vm)
+        fitting = fit(asked_nodes(self._view, self._nodes, demands), request.request, self._strategy)
+        return self._explanation(NOT_CREATED, request, notes, fitting=fitting)
+
+    def _notes_on_waiting(self, vm: VmView, raw: Document) -> Iterable[str]:
+        claimed = [name for name, node in self._view.nodes.items() if vm.pod.uid in node.ledger.claims]
+        if claimed:
+            yield f"its cores are claimed on {', '.join(claimed)} already; the binding is under way"
+        if vm.request is None:
+            yield "its annotation kvplace.io/request cannot be read; delete the pod to have it created again"
+        scheduled = _condition(raw, "PodScheduled")
+        if scheduled is None:
+            name = (raw.get("spec") or {}).get("schedulerName", "")
+            yield f"no scheduler has looked at it yet: does one run under the name {name}?"
+        elif scheduled.get("message"):
+            yield f"kube-scheduler says: {scheduled['message']}"
+
+    def _explanation(
+        self, state: str, request: PodRequest | None, notes: Iterable[str], **more: Any
+    ) -> Explanation:
+        target = self._target
+        return Explanation(
+            target.kind.value,
+            target.namespace,
+            target.name,
+            state,
+            request,
+            tuple(notes),
+            events=self._events,
+            **more,
+        )
+
+
+def _notes_on_document(document: Document) -> Iterable[str]:
+    """Say why an object of the cluster has no pod that asks for cores."""
+    status = document.get("status") or {}
+    printable = status.get("printableStatus")
+    if printable:
+        yield f"KubeVirt says: {printable}"
+    if status.get("activePods"):
+        yield (
+            "its pod carries no kvplace.io/request: it was created without kvplace's webhooks; "
+            "delete the pod to have it created again"
+        )
+    for condition in status.get("conditions") or ():
+        if condition.get("status") == "False" and condition.get("message"):
+            yield f"{condition.get('type')}: {condition['message']}"
+
+
+def _vms_of(view: ClusterView, target: Target) -> tuple[VmView, ...]:
+    """Find the pods in question, without those that have ended."""
+    over = (VmState.ENDED, VmState.FAILED)
+    return tuple(
+        vm
+        for vm in view.named(target.namespace, target.name)
+        if vm.state not in over
+        and target.name == (vm.pod.name if target.kind is TargetKind.POD else vm.pod.vmi)
+    )
+
+
+async def _read_nodes(reader: Reader) -> dict[NodeName, NodeObject]:
+    return {NodeName(node.metadata.name): node for node in await reader.read_list_as(NodeObject, NODES)}
+
+
+async def _read_events(reader: Reader, target: Target) -> tuple[Event, ...]:
+    kinds = {
+        TargetKind.VM: (TargetKind.VM, TargetKind.VMI),
+        TargetKind.VMI: (TargetKind.VMI,),
+        TargetKind.POD: (TargetKind.POD,),
+    }[target.kind]
+    found = await asyncio.gather(
+        *(_events_of(reader, kind.value, target.namespace, target.name) for kind in kinds)
+    )
+    return tuple(event for events in found for event in events)
+
+
+async def _events_of(reader: Reader, kind: str, namespace: str, name: str) -> tuple[Event, ...]:
+    selected = f"involvedObject.kind={kind},involvedObject.name={name}"
+    found = await reader.read_list(EVENTS, namespace=namespace, fields=selected)
+    return tuple(_event(document) for document in found)
+
+
+def _event(document: Document) -> Event:
+    series, involved = document.get("series") or {}, document["involvedObject"]
+    when = (
+        series.get("lastObservedTime")
+        or document.get("lastTimestamp")
+        or document.get("eventTime")
+        or document["metadata"].get("creationTimestamp")
+        or ""
+    )
+    return Event(
+        _seconds(when),
+        f"{involved.get('kind')}/{involved.get('name')}",
+        document.get("reason") or "",
+        " ".join((document.get("message") or "").split()),
+        series.get("count") or document.get("count") or 1,
+    )
+
+
+def _seconds(moment: str) -> str:
+    """Cut a moment of the API to whole seconds, so that moments with and without fractions compare."""
+    return moment[:19] + "Z" if len(moment) > 19 else moment
+
+
+def _is_pod(document: Document) -> bool:
+    return document.get("kind") == "Pod"
+
+
+def _condition(pod: Document, kind: str) -> Document | None:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return next((one for one in conditions if one.get("type") == kind), None)
+
+
+def _since(pod: Document, kind: str) -> str:
+    found = _condition(pod, kind)
+    return "" if found is None else found.get("lastTransitionTime") or ""

@@ -1,0 +1,90 @@
+"""Single objects and lists of any kind, as JSON or as a type: for commands that look at a cluster once.
+
+Long-running processes watch records (`watches`); this is for the many kinds that only a person asks about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from kvplace.kube.api_errors import Missing, decoded
+from kvplace.kube.objects import ObjectList
+from kvplace.kube.session import PAGE_LIMIT, Call, Session, path_of
+
+Document: TypeAlias = Mapping[str, Any]
+T = TypeVar("T")
+
+_PAGE_SIZE = 500
+_DOCUMENT: msgspec.json.Decoder[Document] = msgspec.json.Decoder(dict[str, Any])
+_PAGE = msgspec.json.Decoder(ObjectList)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKind:
+    """Where the objects of a kind are served."""
+
+    resource: str
+    """As in RBAC."""
+    group: str = ""
+    """Empty for the core group."""
+    version: str = "v1"
+
+    def path(self, *names: str, namespace: str = "") -> str:
+        """Return the path of all objects, or of the one of that name."""
+        root = ("apis", self.group) if self.group else ("api",)
+        inside = ("namespaces", namespace) if namespace else ()
+        return path_of(*root, self.version, *inside, self.resource, *names)
+
+
+class ObjectReader:
+    """Reads objects over a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
+        """Read one object; None where there is none, or no such kind."""
+        call = Call("get", kind.resource, kind.path(name, namespace=namespace), name=name)
+        try:
+            body = await self._session.request(call)
+        except Missing:
+            return None
+        return decoded(_DOCUMENT, body, kind.resource)
+
+    async def read_list(
+        self, kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
+    ) -> tuple[Document, ...]:
+        """Read all selected objects; none where the kind is not served. The selectors are as kubectl's."""
+        return await self.read_list_as(
+            dict[str, Any], kind, namespace=namespace, labels=labels, fields=fields
+        )
+
+    async def read_list_as(
+        self, form: type[T], kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
+    ) -> tuple[T, ...]:
+        """The same, each object as a type that names the fields that matter."""
+        query = {"limit": str(_PAGE_SIZE)}
+        query |= {
+            key: value for key, value in (("labelSelector", labels), ("fieldSelector", fields)) if value
+        }
+        decoder = msgspec.json.Decoder(form)
+        found: list[T] = []
+        page = ""
+        while True:
+            asked = query | ({"continue": page} if page else {})
+            call = Call("list", kind.resource, kind.path(namespace=namespace), query=asked)
+            try:
+                body = await self._session.request(
+                    call, limit=PAGE_LIMIT, timeout_s=self._session.limits.page_s
+                )
+            except Missing:
+                return ()
+            answer = decoded(_PAGE, body, kind.resource)
+            found += [decoded(decoder, item, kind.resource) for item in answer.items or ()]
+            page = answer.metadata.continue_
+            if not page:
+                return tuple(found)

@@ -1,0 +1,1 @@
+"""What is explained about one VM."""

@@ -1,0 +1,153 @@
+"""What is said about a VM that waits is what the scheduler would answer, and what would help does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvplace.core.allocator.allocate import try_place
+from kvplace.core.cluster.node_choice import Strategy
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.ledger import Ledger, claim_of
+from kvplace.core.occupant import Occupant
+from kvplace.core.placement import Placement
+from kvplace.core.request import Request, Scope
+from kvplace.core.request_document import read_pod_request
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.topology import Topology
+from kvplace.explain.fitting import AskedNode, fit
+from kvplace.nodes.cluster_reading import read_cluster
+from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable
+from kvplace.scheduler.extender import ExtenderSettings, Mode
+from tests.controller.replicas import asking_pod, replica
+from tests.core.requests import request_with
+from tests.kube.claims import claim, taking
+from tests.kube.faulty_cluster import FaultyCluster
+from tests.nodes.machines import EIGHT, TWO
+
+
+def asked(
+    name: str,
+    topology: Topology = TWO,
+    *,
+    taken: str = "",
+    obstacle: str = "",
+    occupants: tuple[Occupant, ...] = (),
+) -> AskedNode:
+    machine = NodeMachine(topology, topology.allocatable)
+    ledger = Ledger()
+    if taken:
+        ledger = ledger.after(taking(claim("others", *_ids(taken), memory={})))
+    for one in occupants:
+        ledger = ledger.after(taking(claim_of(PodUid(one.id), one.placement)))
+    return AskedNode(NodeName(name), NodeSnapshot(machine, machine.free(ledger)), obstacle, occupants)
+
+
+def _ids(cpus: str) -> list[int]:
+    mask = parse_cpu_list(cpus)
+    return [cpu for cpu in range(mask.bit_length()) if mask >> cpu & 1]
+
+
+def occupant(name: str, cpus: str, **options: Any) -> Occupant:
+    mask = parse_cpu_list(cpus)
+    request = request_with(mask.bit_count(), **options)
+    machine = NodeMachine(TWO, TWO.allocatable)
+    others = replace(machine, allocatable=CpuMask(mask))
+    placement = try_place(TWO, others.free(Ledger()), request)
+    assert isinstance(placement, Placement)
+    return Occupant(name, request, placement)
+
+
+async def test_nodes_and_reasons_are_those_that_filter_gives() -> None:
+    cluster = FaultyCluster()
+    for number in range(6):
+        cluster.create_node(f"two-{number}", topology=TWO)
+        ledger = await cluster.create_ledger(NodeName(f"two-{number}"))
+        if number:
+            await cluster.write_ledger(ledger, taking(claim(f"vm-{number}", *range(number, 8), memory={})))
+    cluster.create_node("eight", topology=EIGHT)
+    cluster.create_node("unknown")
+    for scope in Scope:
+        for vcpus in (1, 3, 7, 9, 17):
+            async with replica(cluster, extending=ExtenderSettings(mode=Mode.ADVISE)) as one:
+                pod = asking_pod(cluster, f"{scope.value}-{vcpus}", vcpus, scope=scope)
+                answer = await one.filter(pod)
+                record = await cluster.read_pod("default", f"{scope.value}-{vcpus}")
+            view = await read_cluster(cluster)
+            assert record is not None
+            request = read_pod_request(record.request).request
+            found = fit([AskedNode(name, node.snapshot) for name, node in view.nodes.items()], request)
+            assert {one.node for one in found.candidates} == set(answer.names or ())
+            if not found.candidates:
+                assert found.refusals.texts == answer.unresolvable
+            assert found.nodes == 8
+
+
+def test_what_kube_scheduler_refuses_comes_first_and_names_the_nodes_that_had_the_cores() -> None:
+    nodes = [
+        asked("a", obstacle="the node is cordoned (spec.unschedulable)"),
+        asked("b", obstacle="the node is cordoned (spec.unschedulable)", taken="0-15"),
+        asked("c", taken="0-14"),
+    ]
+    found = fit(nodes, request_with(4))
+    (obstacle,) = found.obstacles
+    assert (obstacle.nodes, obstacle.would_fit) == (("a", "b"), ("a",))
+    assert [group.nodes for group in found.refusals.groups] == [("c",)]
+    assert found.candidates == ()
+
+
+def test_the_nodes_that_fit_come_in_the_order_of_the_strategy() -> None:
+    nodes = [asked("empty"), asked("fuller", taken="0-1,8-9")]
+    names = {
+        strategy: [one.node for one in fit(nodes, request_with(2), strategy).candidates]
+        for strategy in (Strategy.PACK, Strategy.SPREAD)
+    }
+    assert names == {Strategy.PACK: ["fuller", "empty"], Strategy.SPREAD: ["empty", "fuller"]}
+
+
+def test_changes_are_searched_on_the_nodes_where_least_is_missing() -> None:
+    nodes = [asked("far", taken="0-6,8-15"), asked("near", taken="0,4"), asked("none", EIGHT, taken="0-7")]
+    found = fit(nodes, request_with(8, scope=Scope.ONE_SOCKET))
+    assert found.mends[0].node == "near"
+    assert {one.field for one in found.mends[0].suggestions.found} >= {"cpuSet", "vcpus"}
+
+
+def test_a_move_of_a_running_vm_is_suggested_where_all_of_them_are_known() -> None:
+    running = (occupant("team/db", "0,8"), occupant("team/web", "4,12"))
+    found = fit([asked("n", occupants=running)], request_with(8, scope=Scope.ONE_SOCKET))
+    (move,) = [one for mend in found.mends for one in mend.suggestions.found if one.moves]
+    assert "move team/" in move.sentence
+
+
+def test_nothing_is_searched_where_the_vm_fits_and_on_nodes_that_nobody_describes() -> None:
+    unknown = AskedNode(NodeName("u"), Unusable("nothing describes it"))
+    assert fit([asked("a"), asked("b", taken="0-15")], request_with(2)).mends == ()
+    found = fit([unknown], request_with(2))
+    assert found.mends == ()
+    assert found.refusals.summary == "1 node: nothing describes it"
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 18),
+    st.sampled_from(list(Scope)),
+    st.lists(st.sampled_from(["", "0", "0-3", "1,4,9", "0-7", "0-15"]), min_size=1, max_size=4),
+)
+def test_every_node_gets_exactly_one_answer_and_every_suggestion_fits(
+    vcpus: int, scope: Scope, taken: list[str]
+) -> None:
+    nodes = [asked(f"n{number}", taken=cpus) for number, cpus in enumerate(taken)]
+    request: Request = request_with(vcpus, scope=scope)
+    found = fit(nodes, request)
+    named = [one.node for one in found.candidates] + [
+        name for group in found.refusals.groups for name in group.nodes
+    ]
+    assert sorted(named) == sorted(node.name for node in nodes)
+    for mend in found.mends:
+        state = next(node.state for node in nodes if node.name == mend.node)
+        assert isinstance(state, NodeSnapshot)
+        for suggestion in mend.suggestions.found:
+            assert try_place(state.machine.topology, state.free, suggestion.request) is not None

@@ -1,0 +1,297 @@
+"""What is read about a VM, from the day it is only written down to the day it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from kvplace.admission.stated_request import stated_request
+from kvplace.core.cluster.node_choice import Strategy
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.errors import BadAnnotation, BadBody, Misconfigured
+from kvplace.core.marks import PINNED
+from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
+from kvplace.core.request import OnFailure, Policy
+from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid
+from kvplace.explain.explanation import Explanation
+from kvplace.explain.reading import Target, TargetKind, explain_document, explain_target, read_target
+from kvplace.explain.report import explanation_document
+from kvplace.explain.sitting import Nearness
+from kvplace.kube.conditions import Condition
+from kvplace.kube.object_reader import ApiKind, Document
+from tests.admission.makers import vm, vmi
+from tests.core.requests import request_with
+from tests.kube.claims import claim, taking
+from tests.kube.faulty_cluster import FaultyCluster
+from tests.nodes.machines import TWO
+
+T = TypeVar("T")
+WORKER = NodeName("worker")
+READY = {"conditions": [{"type": "Ready", "status": "True"}]}
+LABELS = {"kubevirt.io/schedulable": "true"}
+
+
+def node(name: str = "worker", **spec: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "labels": LABELS}, "spec": spec, "status": READY}
+
+
+class Objects:
+    """The objects of a cluster that only `explain` looks at."""
+
+    def __init__(self) -> None:
+        self.stored: dict[tuple[str, str], Document] = {}
+        self.nodes: list[Document] = [node()]
+        self.events: list[Document] = []
+
+    def put(self, resource: str, document: Document) -> None:
+        self.stored[resource, document["metadata"]["name"]] = document
+
+    async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
+        assert namespace == "default"
+        return self.stored.get((kind.resource, name))
+
+    async def read_list(
+        self, kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
+    ) -> tuple[Document, ...]:
+        assert kind.resource == "events"
+        return tuple(
+            event
+            for event in self.events
+            if f"involvedObject.kind={event['involvedObject']['kind']},"
+            f"involvedObject.name={event['involvedObject']['name']}" == fields
+        )
+
+    async def read_list_as(
+        self, form: type[T], kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
+    ) -> tuple[T, ...]:
+        assert kind.resource == "nodes"
+        return tuple(msgspec.convert(one, form) for one in self.nodes)
+
+
+@pytest.fixture
+def objects() -> Objects:
+    return Objects()
+
+
+@pytest.fixture
+def cluster() -> FaultyCluster:
+    made = FaultyCluster()
+    made.create_node("worker", topology=TWO)
+    return made
+
+
+def stated(document: Document, namespace: str) -> PodRequest | None:
+    return stated_request(document, namespace=namespace)
+
+
+async def explained(objects: Objects, cluster: FaultyCluster, target: str) -> Explanation:
+    found = await explain_target(objects, cluster, read_target(target, "default"), stated, Strategy.PACK)
+    assert explanation_document(found)["name"] == found.name
+    return found
+
+
+async def written(objects: Objects, cluster: FaultyCluster, document: Document) -> Explanation:
+    return await explain_document(objects, cluster, document, "default", stated, Strategy.PACK)
+
+
+def pod_document(name: str, uid: str, **status: Any) -> dict[str, Any]:
+    return {
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "uid": uid},
+        "spec": {"schedulerName": "kvplace-scheduler"},
+        "status": status,
+    }
+
+
+def event(kind: str, name: str, when: str, message: str, **other: Any) -> Mapping[str, Any]:
+    return {
+        "metadata": {"name": f"{name}.{when}"},
+        "involvedObject": {"kind": kind, "name": name},
+        "lastTimestamp": when,
+        "reason": "Tested",
+        "message": message,
+        **other,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name"),
+    [
+        ("db", TargetKind.VM, "db"),
+        ("vm/db", TargetKind.VM, "db"),
+        ("VirtualMachine/db", TargetKind.VM, "db"),
+        ("vmi/db", TargetKind.VMI, "db"),
+        ("virtualmachineinstances.kubevirt.io/db", TargetKind.VMI, "db"),
+        ("pod/db", TargetKind.POD, "db"),
+    ],
+)
+def test_a_target_is_written_as_kubectl_writes_it(text: str, kind: TargetKind, name: str) -> None:
+    assert read_target(text, "team") == Target(kind, "team", name)
+
+
+@pytest.mark.parametrize("text", ["", "vm/", "node/worker", "vm/a/b"])
+def test_another_target_is_refused_with_what_to_write(text: str) -> None:
+    with pytest.raises(BadBody, match="write vm/NAME, vmi/NAME or pod/NAME"):
+        read_target(text, "default")
+
+
+async def test_a_vm_that_is_only_written_down_is_asked_of_every_node(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    found = await written(objects, cluster, vm())
+    assert found.state == "NotCreated"
+    assert found.fitting is not None
+    assert [one.node for one in found.fitting.candidates] == ["worker"]
+    assert not found.fits_nowhere
+    too_large = vm(cpu={"sockets": 1, "cores": 9, "threads": 1})
+    assert (await written(objects, cluster, too_large)).fits_nowhere
+
+
+async def test_the_pod_of_a_vm_goes_only_where_virt_handler_runs(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    objects.nodes = [{**node(), "metadata": {"name": "worker"}}]
+    found = await written(objects, cluster, vm())
+    assert found.fitting is not None
+    (obstacle,) = found.fitting.obstacles
+    assert obstacle.sentence == "the node does not have the label kubevirt.io/schedulable=true"
+    assert obstacle.would_fit == ("worker",)
+
+
+async def test_a_mistake_in_a_file_is_said_as_admission_would(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    with pytest.raises(BadAnnotation, match="did you mean 'one-numa'"):
+        await written(objects, cluster, vm({"cpu-set": "one-num"}))
+
+
+async def test_a_vm_that_asks_for_nothing_is_left_alone(objects: Objects, cluster: FaultyCluster) -> None:
+    found = await written(objects, cluster, vm(None))
+    assert (found.request, found.fitting, found.fits_nowhere) == (None, None, False)
+    assert found.notes == ("it asks for no cores: kvplace leaves it alone",)
+
+
+async def test_a_name_that_nobody_has_is_an_error_that_says_where_to_look(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    with pytest.raises(Misconfigured, match="there is no VirtualMachine default/nobody"):
+        await explained(objects, cluster, "vm/nobody")
+
+
+async def test_a_stopped_vm_is_explained_by_its_template_with_what_kubevirt_says(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    objects.put("virtualmachines", {**vm(), "status": {"printableStatus": "Stopped"}})
+    found = await explained(objects, cluster, "vm/db")
+    assert found.notes == ("KubeVirt says: Stopped",)
+    assert found.fitting is not None
+
+
+async def test_a_pod_that_admission_never_saw_is_named(objects: Objects, cluster: FaultyCluster) -> None:
+    objects.put("virtualmachineinstances", {**vmi(), "status": {"activePods": {"some-uid": ""}}})
+    found = await explained(objects, cluster, "vmi/db")
+    assert any("created without kvplace's webhooks" in note for note in found.notes)
+
+
+async def test_a_waiting_vm_says_what_kube_scheduler_says_and_what_keeps_it_from_each_node(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await cluster.write_ledger(
+        await cluster.create_ledger(WORKER), taking(claim("other", *range(14), memory={}))
+    )
+    pod = cluster.create_pod("launcher", vmi="db", request=write_request(PodRequest(request_with(4))))
+    said = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+    objects.put("pods", pod_document("launcher", pod.uid, conditions=[said]))
+    objects.put("virtualmachineinstances", vmi())
+    objects.events = [event("VirtualMachineInstance", "db", "2026-01-01T00:00:00Z", "it\n does not fit")]
+    found = await explained(objects, cluster, "vm/db")
+    assert found.state == "Waiting"
+    assert "kube-scheduler says: 0/1 nodes are available" in found.notes
+    assert found.fits_nowhere
+    assert found.fitting is not None
+    assert found.fitting.refusals.summary == "1 node: no socket with 4 free CPUs, best 2 on worker socket 1"
+    assert [one.note for one in found.events] == ["it does not fit"]
+
+
+async def test_a_waiting_pod_that_nobody_looks_at_is_named_with_its_scheduler(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    pod = cluster.create_pod("solver", request=write_request(PodRequest(request_with(4))))
+    objects.put("pods", pod_document("solver", pod.uid))
+    found = await explained(objects, cluster, "pod/solver")
+    assert found.notes == (
+        "no scheduler has looked at it yet: does one run under the name kvplace-scheduler?",
+    )
+    assert not found.fits_nowhere
+
+
+async def test_a_waiting_pod_whose_cores_are_claimed_says_where(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    pod = cluster.create_pod("solver", request=write_request(PodRequest(request_with(2))))
+    await cluster.write_ledger(await cluster.create_ledger(WORKER), taking(claim(pod.uid, 0, 8)))
+    found = await explained(objects, cluster, "pod/solver")
+    assert found.notes[0] == "its cores are claimed on worker already; the binding is under way"
+
+
+async def test_a_running_vm_says_where_it_sits_whether_that_is_measured_and_who_is_beside_it(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    cpus = parse_cpu_list("0-1,8-9")
+    placement = Placement(
+        Policy.EXCLUSIVE,
+        tuple(map(CpuId, (0, 8, 1, 9))),
+        cpus,
+        cpus,
+        numa_nodes=(NumaId(0),),
+        packages=(PackageId(0),),
+        l3_groups=(0,),
+    )
+    bound = PodPlacement(PodUid("db"), WORKER, TWO.fingerprint, OnFailure.WAIT, placement, revision=2)
+    pod = cluster.create_pod(
+        "launcher",
+        uid="db",
+        vmi="db",
+        node="worker",
+        request=write_request(PodRequest(request_with(4))),
+        annotations={PLACEMENT: bound.to_json()},
+    )
+    await cluster.set_pod_condition(pod, Condition(PINNED, True, "Pinned", "revision 2 was seen"))
+    await cluster.write_ledger(
+        await cluster.create_ledger(WORKER), taking(claim("db", 0, 1, 8, 9), claim("web", 2, 10))
+    )
+    since = {"type": PINNED, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    objects.put("pods", pod_document("launcher", "db", conditions=[since]))
+    objects.put("virtualmachineinstances", vmi())
+    objects.events = [
+        event("Pod", "launcher", "2026-01-01T00:00:02Z", "second"),
+        event("VirtualMachineInstance", "db", "2026-01-01T00:00:01.999999Z", "first", count=3),
+    ]
+    found = await explained(objects, cluster, "vm/db")
+    (seat,) = found.seats
+    assert (seat.vm.node, seat.measured_since) == ("worker", "2026-01-01T00:00:00Z")
+    assert [(one.claim.uid, one.nearness) for one in seat.neighbours] == [("web", Nearness.L3)]
+    assert found.fitting is None
+    assert [(one.note, one.count) for one in found.events] == [("first", 3), ("second", 1)]
+    (document,) = explanation_document(found)["pods"]
+    assert document["placement"]["revision"] == 2
+    assert document["pinned"]["status"] is True
+    assert document["sameMachine"] is True
+
+
+async def test_during_a_migration_both_pods_are_shown_and_the_one_that_waits_is_explained(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    request = write_request(PodRequest(replace(request_with(4))))
+    cluster.create_pod("source", vmi="db", node="worker", request=request)
+    cluster.create_pod("target", vmi="db", request=request)
+    objects.put("virtualmachineinstances", vmi())
+    found = await explained(objects, cluster, "vmi/db")
+    assert [seat.vm.pod.name for seat in found.seats] == ["source"]
+    assert found.fitting is not None
+    assert found.state == "Waiting"
