@@ -163,7 +163,9 @@ def write_atomically(folder: Path, payload: Mapping[str, tuple[str, int]]) -> bo
 def _kind(volume: Json) -> str:
     if "downwardAPI" in volume or "projected" in volume:
         return "downward"
-    return "empty" if {"emptyDir", "image"} & volume.keys() else "not played"
+    # A claim's volume is a folder without content here: nothing in these pods reads what is on a disk.
+    played = {"emptyDir", "image", "persistentVolumeClaim"}
+    return "empty" if played & volume.keys() else "not played"
 
 
 def _downward_payload(pod: Json, volume: Json) -> dict[str, tuple[str, int]] | None:
