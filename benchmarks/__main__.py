@@ -29,6 +29,7 @@ TITLES: Mapping[str, str] = {
     "decision": "One decision over many nodes",
     "start_up": "How long serve takes to start",
     "batches": "A rollout in a nearly full cluster",
+    "preemption": "Whose eviction makes a VM fit",
     "soak": "A long life of serve",
     "bound_per_second": "Pods bound per second",
     "cost_per_vm": "What a VM costs",

@@ -114,7 +114,7 @@ async def play(nodes: dict[str, tuple[Topology, Ledger]], asked: list[Request], 
         extender = Extender(cluster, cache, EventRecorder(cluster))
         gc.collect()
         gc.freeze()  # as `serve` does once it has read the cluster
-        watch = asyncio.create_task(_longest_stretch())
+        watch = asyncio.create_task(longest_stretch())
         await asyncio.sleep(0)
         began = time.process_time()
         bound = [await _schedule(extender, pod, list(nodes)) for pod in pods]
@@ -132,7 +132,8 @@ async def play(nodes: dict[str, tuple[Topology, Ledger]], asked: list[Request], 
     )
 
 
-async def _longest_stretch() -> float:
+async def longest_stretch() -> float:
+    """Wait until cancelled; return the CPU time of the longest stretch without a turn, in seconds."""
     longest, last = 0.0, time.process_time()
     try:
         while True:

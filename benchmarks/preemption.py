@@ -1,0 +1,223 @@
+"""A VM of high priority finds no cores: whose eviction gives it some, and how long finding out takes.
+
+    python -m benchmarks.preemption [--runs 6] [--vms 3] [--nodes 20 100 500]
+
+The real Filter and Preempt on a cluster in memory: nodes of four server types, filled with VMs of four low
+priorities until none fitted; of the small ones some have ended. kube-scheduler is played: on up to 100 nodes
+where CPUs are too few in number it takes all pods of lower priority away and puts back, the most important
+first, those without which the count suffices. Scattered: VMs about which it asks nobody, since CPUs are
+enough in number everywhere and only in the wrong places. `by count`: for how many of the others the victims
+on its best node would have left cores that fit the VM's scope, and how many they are; the rest would have
+been evicted in vain. `by cores`: for how many kvplace names victims, whose cores do; for the rest nobody is
+evicted. Milliseconds of CPU per call, the median and the longest; stretch: the longest time for which nothing
+else could run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks._tables import table
+from benchmarks.batches import filled_cluster, longest_stretch
+from kvplace.core.allocator.allocate import try_place
+from kvplace.core.free import free_of
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_of
+from kvplace.core.preemption.victims import Machine, Tenant, by_importance, cost_of
+from kvplace.core.request import PinningOptions, Request, Scope
+from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.topology import Topology
+from kvplace.kube.events import EventRecorder
+from kvplace.kube.memory_cluster import MemoryCluster
+from kvplace.kube.records import PodRecord
+from kvplace.nodes.node_cache import running_node_cache
+from kvplace.scheduler.extender import Extender
+from kvplace.scheduler.extender_protocol import ExtenderArgs, PreemptionArgs, SentVictims
+
+FILLED = 0.9
+"""By VMs of all sizes; the rest by small ones, of which some have ended."""
+SMALL = Request(2, PinningOptions(scope=Scope.ONE_NUMA))
+ENDED = 0.3
+HIGH = 1000
+MOST_SENT = 100
+"""Nodes that kube-scheduler looks at for victims, at most, in clusters of this size."""
+ASKED = {
+    "8 CPUs on one NUMA node": Request(8, PinningOptions(scope=Scope.ONE_NUMA)),
+    "16 CPUs on one NUMA node": Request(16, PinningOptions(scope=Scope.ONE_NUMA)),
+    "48 CPUs on one socket": Request(48, PinningOptions(scope=Scope.ONE_SOCKET)),
+    "64 CPUs anywhere": Request(64, PinningOptions(scope=Scope.ANY)),
+}
+States = Mapping[str, tuple[Topology, Ledger]]
+
+
+@dataclass
+class Outcome:
+    """What became of VMs of one kind."""
+
+    asked: int = 0
+    """Those that no node can hold, and for which kube-scheduler finds somebody to evict."""
+    scattered: int = 0
+    """Those for which it finds nobody: everywhere CPUs are enough in number."""
+    useful: int = 0
+    by_count: list[int] = field(default_factory=list)
+    by_cores: list[int] = field(default_factory=list)
+    """Numbers of victims."""
+    seconds: list[float] = field(default_factory=list)
+    stretch: float = 0.0
+
+
+def full_cluster(nodes: int, chance: random.Random) -> States:
+    """Fill nodes until nothing fits, and let some small VMs end."""
+    full: dict[str, tuple[Topology, Ledger]] = {}
+    for name, (topology, filled) in filled_cluster(nodes, FILLED, chance).items():
+        small: list[Claim] = []
+        ledger = filled
+        while (placement := try_place(topology, free_of(topology, ledger), SMALL)) is not None:
+            small.append(claim_of(PodUid(f"small-{name}-{len(small)}"), placement))
+            ledger = ledger.after(LedgerChange(claims=(small[-1],)))
+        ended = tuple(claim.uid for claim in small if chance.random() < ENDED)
+        full[name] = (topology, ledger.after(LedgerChange(releases=ended)))
+    return full
+
+
+class KubeScheduler:
+    """Which victims kube-scheduler finds: it counts CPUs, and does not know which ones."""
+
+    def __init__(self, states: States, chance: random.Random) -> None:
+        self._states = states
+        self.tenants = {
+            name: [
+                Tenant(uid, chance.randrange(4), resources={"cpu": claim.cpus.bit_count() * 1000})
+                for uid, claim in ledger.claims.items()
+            ]
+            for name, (_, ledger) in states.items()
+        }
+
+    def victims(self, node: str, request: Request) -> tuple[Tenant, ...]:
+        """Return whom it would evict on a node; nobody where the count suffices, or never does."""
+        machine, ledger = self._states[node]
+        free = (machine.allocatable & ~ledger.owned).bit_count() * 1000 - request.vcpus * 1000
+        if free >= 0:
+            return ()
+        free += sum(one.resources["cpu"] for one in self.tenants[node])
+        evicted = []
+        for one in by_importance(self.tenants[node]):
+            if free >= one.resources["cpu"]:
+                free -= one.resources["cpu"]
+            else:
+                evicted.append(one)
+        return tuple(evicted) if free >= 0 else ()
+
+    def help(self, node: str, victims: Sequence[Tenant], request: Request) -> bool:
+        """Say whether the cores of victims make a VM fit."""
+        topology, ledger = self._states[node]
+        free = Machine(topology, ledger).free_without(one.uid for one in victims)
+        return try_place(topology, free, request) is not None
+
+
+async def play(states: States, request: Request, vms: int, chance: random.Random, outcome: Outcome) -> None:
+    """Ask for one VM after the other, in the same cluster: nobody is evicted."""
+    scheduler, cluster = KubeScheduler(states, chance), MemoryCluster()
+    for name, (topology, ledger) in states.items():
+        cluster.create_node(name, topology=topology)
+        record = await cluster.create_ledger(NodeName(name))
+        await cluster.write_ledger(record, LedgerChange(claims=tuple(ledger.claims.values())))
+        for one in scheduler.tenants[name]:
+            asked = write_request(PodRequest(Request(2)))
+            cluster.create_pod(
+                one.uid, uid=one.uid, request=asked, node=name, priority=one.priority, resources=one.resources
+            )
+    cpu = {"cpu": request.vcpus * 1000}
+    pods = [
+        cluster.create_pod(
+            f"vm-{number}", request=write_request(PodRequest(request)), priority=HIGH, resources=cpu
+        )
+        for number in range(vms)
+    ]
+    async with running_node_cache(cluster) as cache:
+        extender = Extender(cluster, cache, EventRecorder(cluster))
+        for pod in pods:
+            await _ask(extender, scheduler, pod, request, chance.sample(list(states), len(states)), outcome)
+
+
+async def _ask(
+    extender: Extender,
+    scheduler: KubeScheduler,
+    pod: PodRecord,
+    request: Request,
+    nodes: list[str],
+    outcome: Outcome,
+) -> None:
+    if (await extender.filter(ExtenderArgs(pod, [NodeName(node) for node in nodes]))).names:
+        return
+    found = {node: victims for node in nodes if (victims := scheduler.victims(node, request))}
+    sent = dict(list(found.items())[:MOST_SENT])
+    if not sent:
+        outcome.scattered += 1
+        return
+    outcome.asked += 1
+    node = min(sent, key=lambda name: (cost_of(sent[name], 0), name))
+    outcome.by_count.append(len(sent[node]))
+    outcome.useful += scheduler.help(node, sent[node], request)
+    args = PreemptionArgs(
+        pod,
+        pod.resources,
+        depends_on_pods=False,
+        never=False,
+        victims={
+            NodeName(name): SentVictims(tuple(PodUid(one.uid) for one in victims), 0)
+            for name, victims in sent.items()
+        },
+    )
+    watch = asyncio.create_task(longest_stretch())
+    await asyncio.sleep(0)
+    began = time.process_time()
+    answer = await extender.preempt(args)
+    outcome.seconds.append(time.process_time() - began)
+    watch.cancel()
+    outcome.stretch = max(outcome.stretch, await watch)
+    outcome.by_cores += [len(victims.pods) for victims in answer.victims.values()]
+    extender.holds.reservations.drop(pod.uid)
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=6, help="clusters")
+    parser.add_argument("--vms", type=int, default=3, help="VMs of each kind in each of them")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[20, 100, 500])
+    given = parser.parse_args()
+    logging.disable(logging.WARNING)
+    rows = []
+    for count in given.nodes:
+        outcomes = {name: Outcome() for name in ASKED}
+        for run in range(given.runs):
+            states = full_cluster(count, random.Random(run))
+            for name, request in ASKED.items():
+                asyncio.run(play(states, request, given.vms, random.Random(run), outcomes[name]))
+        rows += [[f"{count} nodes, {name}", *_cells(outcome)] for name, outcome in outcomes.items()]
+    print(table(["VM", "scattered", "asked", "by count", "by cores", "ms per call", "stretch"], rows))
+
+
+def _cells(outcome: Outcome) -> list[str]:
+    if not outcome.by_cores:
+        return [f"{outcome.scattered}", f"{outcome.asked}", "", "", "", ""]
+    return [
+        f"{outcome.scattered}",
+        f"{outcome.asked}",
+        f"{outcome.useful / outcome.asked:.0%}, {statistics.mean(outcome.by_count):.1f} victims",
+        f"{len(outcome.by_cores) / outcome.asked:.0%}, {statistics.mean(outcome.by_cores):.1f} victims",
+        f"{statistics.median(outcome.seconds) * 1e3:.0f} ({max(outcome.seconds) * 1e3:.0f})",
+        f"{outcome.stretch * 1e3:.0f}",
+    ]
+
+
+if __name__ == "__main__":
+    main()
