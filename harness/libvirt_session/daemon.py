@@ -5,6 +5,7 @@ import os
 import platform
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -69,6 +70,20 @@ class LibvirtSession:
     pod: Pod
     connection: Any
     """libvirt.virConnect, opened as root on the unprivileged daemon's socket, as a node agent does it."""
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Holds the daemon, so that it answers nothing."""
+        (daemon,) = [
+            pid
+            for pid in self.group.processes()
+            if Path(f"/proc/{pid}/comm").read_text().strip() in ("libvirtd", "virtqemud")
+        ]
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(daemon, signal.SIGCONT)
 
     @contextmanager
     def running(self, xml: str | bytes) -> Iterator[RunningDomain]:

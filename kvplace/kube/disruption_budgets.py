@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import msgspec
 
-from kvplace.core.preemption.disruption_budgets import DisruptionBudget, Operator, Requirement
+from kvplace.core.label_terms import LabelTerm, Operator
+from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 
 PATH = ("apis", "policy", "v1", "poddisruptionbudgets")
+_OPERATORS = {
+    "In": Operator.IN,
+    "NotIn": Operator.NOT_IN,
+    "Exists": Operator.EXISTS,
+    "DoesNotExist": Operator.ABSENT,
+}
 
 
 class _BudgetObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
@@ -63,21 +70,18 @@ class BudgetObject(_BudgetObject, frozen=True):
 def disruption_budget(document: BudgetObject) -> DisruptionBudget:
     """Read a PodDisruptionBudget; a selector with an operator that nobody knows selects nothing."""
     selector = document.spec.selector or LabelSelector()
-    requirements = [
-        Requirement(key, Operator.IN, frozenset((value,)))
-        for key, value in (selector.match_labels or {}).items()
-    ]
+    terms = [LabelTerm(key, Operator.IN, (value,)) for key, value in (selector.match_labels or {}).items()]
     try:
-        requirements += [
-            Requirement(one.key, Operator(one.operator), frozenset(one.values or ()))
+        terms += [
+            LabelTerm(one.key, _OPERATORS[one.operator], one.values or ())
             for one in selector.match_expressions or ()
         ]
-    except ValueError:
-        requirements = []
+    except KeyError:
+        terms = []
     return DisruptionBudget(
         namespace=document.metadata.namespace,
         name=document.metadata.name,
-        requirements=tuple(requirements),
+        selector=tuple(terms),
         allowed=document.status.disruptions_allowed,
         disrupted=frozenset(document.status.disrupted_pods or ()),
     )

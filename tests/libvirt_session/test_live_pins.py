@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -34,21 +32,6 @@ def socket_below_root(session: LibvirtSession) -> str:
 def two_cpus(session: LibvirtSession) -> tuple[CpuId, CpuId]:
     first, second = list(cpus_of(CpuMask(session.group.effective())))[:2]
     return first, second
-
-
-@contextmanager
-def stopped(session: LibvirtSession) -> Iterator[None]:
-    """Holds the daemon, as one that hangs."""
-    (daemon,) = [
-        pid
-        for pid in session.group.processes()
-        if (Path(f"/proc/{pid}/comm").read_text().strip()) in ("libvirtd", "virtqemud")
-    ]
-    os.kill(daemon, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(daemon, signal.SIGCONT)
 
 
 async def ended(pid: int) -> None:
@@ -132,7 +115,7 @@ async def test_a_libvirt_that_hangs_holds_nobody_up_and_is_asked_again(
     _, second = two_cpus(libvirt_session)
     pins = LibvirtPins(socket=socket_below_root(libvirt_session), answer_within_s=4)
     with libvirt_session.running(minimal_domain("hangs", inside=VM)) as domain:
-        with stopped(libvirt_session):
+        with libvirt_session.hanging():
             began = time.monotonic()
             with pytest.raises(LibvirtFailed, match=r"did not answer within 4 s"):
                 await pins.pin(domain.pid, DomainPins(emulator=mask_of([second])))

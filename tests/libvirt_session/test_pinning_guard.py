@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -68,21 +66,6 @@ def in_place() -> dict[str, int]:
 async def until_in_place(vm: GuardedVm) -> float:
     """Waits until every thread is in its place, and says how long it took."""
     return await until(lambda: vm.cpus() == in_place())
-
-
-@contextmanager
-def stopped(session: LibvirtSession) -> Iterator[None]:
-    """Holds the daemon, as one that hangs."""
-    (daemon,) = [
-        pid
-        for pid in session.group.processes()
-        if (Path(f"/proc/{pid}/comm").read_text().strip()) in ("libvirtd", "virtqemud")
-    ]
-    os.kill(daemon, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(daemon, signal.SIGCONT)
 
 
 async def test_threads_that_are_elsewhere_are_set_libvirt_is_told_and_it_is_said(
@@ -215,7 +198,7 @@ async def test_a_libvirt_that_hangs_delays_no_repair_and_is_told_later(
     libvirt_session: LibvirtSession,
 ) -> None:
     async with guarded_vm(libvirt_session) as vm:
-        with stopped(libvirt_session):
+        with libvirt_session.hanging():
             began = time.monotonic()
             await vm.looks()
             assert time.monotonic() - began < 1

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 import pytest
 
-from kvplace.core.preemption.disruption_budgets import DisruptionBudget, Operator, Requirement
+from kvplace.core.label_terms import LabelTerm, Operator
+from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.request import OnFailure, Scope
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.records import PodRecord
@@ -189,7 +190,7 @@ async def test_disruption_budgets_are_respected_and_their_violations_counted(one
         )
         for number in range(4)
     ]
-    kept = Requirement("app", Operator.IN, frozenset({"kept"}))
+    kept = LabelTerm("app", Operator.IN, ("kept",))
     one.cluster.disruption_budgets = [DisruptionBudget("default", "kept", (kept,), allowed=0)]
     pod = important(one.cluster)
     result = await one.extender.preempt(sent(pod, 2, two=vms[:2]))
@@ -202,7 +203,7 @@ async def test_disruption_budgets_are_respected_and_their_violations_counted(one
 
 async def test_the_violations_of_other_victims_are_counted_here(one: Replica) -> None:
     vms = [await running(one, f"vm-{number}", 4, labels={"app": "kept"}) for number in range(4)]
-    kept = Requirement("app", Operator.EXISTS)
+    kept = LabelTerm("app", Operator.EXISTS)
     one.cluster.disruption_budgets = [DisruptionBudget("default", "kept", (kept,), allowed=1)]
     result = await one.extender.preempt(sent(important(one.cluster), 1, two=[vms[0], vms[3]]))
     (victims,) = result.victims.values()

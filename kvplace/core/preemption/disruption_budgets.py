@@ -9,37 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
-
-class Operator(Enum):
-    """How a requirement compares the value of a label."""
-
-    IN = "In"
-    NOT_IN = "NotIn"
-    EXISTS = "Exists"
-    DOES_NOT_EXIST = "DoesNotExist"
-
-
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """One condition of a label selector."""
-
-    key: str
-    operator: Operator
-    values: frozenset[str] = frozenset()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Say whether labels meet it."""
-        match self.operator:
-            case Operator.IN:
-                return labels.get(self.key) in self.values
-            case Operator.NOT_IN:
-                return labels.get(self.key) not in self.values
-            case Operator.EXISTS:
-                return self.key in labels
-            case Operator.DOES_NOT_EXIST:
-                return self.key not in labels
+from kvplace.core.label_terms import LabelTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +19,8 @@ class DisruptionBudget:
 
     namespace: str
     name: str
-    requirements: tuple[Requirement, ...]
-    """Empty for a selector that selects nothing, as kube-scheduler reads an empty one."""
+    selector: LabelTerms
+    """Without terms it selects nothing, as kube-scheduler reads an empty one."""
     allowed: int
     """Pods that may be evicted now."""
     disrupted: frozenset[str] = frozenset()
@@ -60,9 +31,9 @@ class DisruptionBudget:
         return (
             namespace == self.namespace
             and bool(labels)
-            and bool(self.requirements)
+            and bool(self.selector)
             and name not in self.disrupted
-            and all(one.matches(labels) for one in self.requirements)
+            and all(term.holds(labels) for term in self.selector)
         )
 
 

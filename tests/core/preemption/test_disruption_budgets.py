@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.preemption.disruption_budgets import (
     DisruptionBudget,
-    Operator,
-    Requirement,
     budgets_taken,
     violations,
 )
 
-ANY = (Requirement("app", Operator.EXISTS),)
+ANY = (LabelTerm("app", Operator.EXISTS),)
 NONE_LEFT = DisruptionBudget("shop", "none-left", ANY, allowed=0)
 ONE_LEFT = DisruptionBudget("shop", "one-left", ANY, allowed=1)
 

@@ -8,9 +8,10 @@ from random import Random
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cpuset import cpus_of
+from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.ledger import Claim, claim_of
 from kvplace.core.occupant import Occupant, locality_of
-from kvplace.core.preemption.disruption_budgets import DisruptionBudget, Operator, Requirement
+from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.preemption.victim_search import VictimSearch, finished
 from kvplace.core.preemption.victims import (
     Cost,
@@ -70,7 +71,7 @@ def question_of(chance: Random, case: Case) -> Question:
     )
 
 
-ANY_LABEL = Requirement("any", Operator.DOES_NOT_EXIST)
+ANY_LABEL = LabelTerm("any", Operator.ABSENT)
 
 
 def fits(question: Question, chosen: tuple[Tenant, ...]) -> bool:
