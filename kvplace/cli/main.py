@@ -27,6 +27,7 @@ COMMANDS = (
     "completion",
     "demo",
     "explain",
+    "get",
     "help",
     "map",
     "place",
@@ -35,6 +36,7 @@ COMMANDS = (
     "schema",
     "serve",
     "simulate",
+    "top",
     "topology",
 )
 """Each is the function `command` of the module of that name."""

@@ -32,6 +32,11 @@ class Hole:
     possible: int
     """CPUs of the largest hole that as many free CPUs could form on this machine."""
 
+    @property
+    def fragmentation(self) -> float:
+        """How much of that is missing, from 0 to 1; 0 where nothing is free."""
+        return 1 - self.cpus / self.possible if self.possible else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Holes:

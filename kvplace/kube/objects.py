@@ -128,6 +128,7 @@ class ObjectMeta(_ApiObject, frozen=True):
     uid: str = ""
     resource_version: str = ""
     generation: int = 0
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     annotations: Annotations | None = None
     labels: msgspec.Raw = _ABSENT
@@ -332,6 +333,7 @@ def pod_record(pod: PodObject) -> PodRecord:
         labels=bytes(metadata.labels).decode() if pod.spec.node_name else "",
         resources=pod.spec.resources if pod.spec.node_name else {},
         repels=pod.spec.repels,
+        created=metadata.creation_timestamp or "",
     )
 
 

@@ -63,6 +63,8 @@ class PodRecord:
     """What kube-scheduler counts for it, in thousandths, by resource, once it has a node."""
     repels: bool = False
     """Whether it keeps certain other pods off its node."""
+    created: str = ""
+    """When it was created, RFC 3339."""
 
     def condition(self, kind: str) -> Condition | None:
         """Return one of `conditions` by its type."""

@@ -34,15 +34,24 @@ class ListClient(Protocol):
         ...
 
 
-async def read_cluster(cluster: ListClient, *, pods: Selector = PLACED_PODS) -> ClusterView:
-    """Read all nodes and the selected VMs, which needs rights on the whole cluster."""
-    nodes, topologies, ledgers, found = await _together(
-        cluster.read_all(NODES),
+async def read_cluster(
+    cluster: ListClient, *, nodes: Selector = EVERYTHING, pods: Selector | None = PLACED_PODS
+) -> ClusterView:
+    """Read the selected nodes, and the selected VMs of all nodes; None for no VMs.
+
+    Needs rights on the whole cluster. VMs are most of what is read, and ledgers name them, too.
+    """
+    found, topologies, ledgers, vms = await _together(
+        cluster.read_all(NODES, nodes),
         cluster.read_all(TOPOLOGIES),
         cluster.read_all(LEDGERS),
-        cluster.read_all(PODS, pods),
+        _nothing() if pods is None else cluster.read_all(PODS, pods),
     )
-    return cluster_view(nodes, topologies, ledgers, found)
+    if nodes != EVERYTHING:
+        names = {node.name for node in found}
+        topologies = tuple(each for each in topologies if each.node in names)
+        ledgers = tuple(each for each in ledgers if each.node in names)
+    return cluster_view(found, topologies, ledgers, vms)
 
 
 async def read_node(cluster: ListClient, name: NodeName) -> ClusterView:
@@ -60,6 +69,10 @@ async def read_node(cluster: ListClient, name: NodeName) -> ClusterView:
 async def read_vms(cluster: ListClient, selector: Selector = PLACED_PODS) -> tuple[VmView, ...]:
     """Read the selected VMs alone, for which the right to list pods suffices; they have no claims."""
     return tuple(vm_views(await cluster.read_all(PODS, selector), {}).values())
+
+
+async def _nothing() -> tuple[()]:
+    return ()
 
 
 async def _together(*lists: Awaitable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -22,6 +22,7 @@ from kvplace.core.request_document import PodRequest, read_pod_request
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, PodReport, TopologyRecord
+from kvplace.nodes.hole_totals import HoleTotals
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of
 
 
@@ -188,6 +189,11 @@ class ClusterView:
 
     nodes: Mapping[NodeName, NodeView]
     vms: Mapping[PodUid, VmView]
+
+    @cached_property
+    def totals(self) -> HoleTotals:
+        """What is free in all nodes together."""
+        return HoleTotals(node.holes for node in self.nodes.values() if node.holes is not None)
 
     @cached_property
     def by_node(self) -> Mapping[NodeName, tuple[VmView, ...]]:

@@ -16,7 +16,16 @@ from kvplace.core.errors import Misconfigured, Refused
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.kube.store import Store
-from kvplace.kube.watches import LEDGERS, NODES, PLACED_PODS, PODS, TOPOLOGIES, Selector, WatchClient
+from kvplace.kube.watches import (
+    EVERYTHING,
+    LEDGERS,
+    NODES,
+    PLACED_PODS,
+    PODS,
+    TOPOLOGIES,
+    Selector,
+    WatchClient,
+)
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView, node_view, vm_views
 
 _LOOK_S = 0.2
@@ -30,11 +39,15 @@ class Stores:
     nodes: Store[NodeName, NodeRecord]
     topologies: Store[NodeName, TopologyRecord]
     ledgers: Store[NodeName, LedgerRecord]
-    pods: Store[PodUid, PodRecord]
+    pods: Store[PodUid, PodRecord] | None = None
+    """None for a view without VMs."""
+    selected: bool = False
+    """Whether `nodes` are only some: others are then left out, though they have a machine or a ledger."""
 
     @property
     def all(self) -> tuple[Store[Any, Any], ...]:
-        return (self.nodes, self.topologies, self.ledgers, self.pods)
+        nodes = (self.nodes, self.topologies, self.ledgers)
+        return nodes if self.pods is None else (*nodes, self.pods)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,8 @@ class WatchedView:
         stores.nodes.subscribe(self._node_seen)
         stores.topologies.subscribe(self._topology_seen)
         stores.ledgers.subscribe(self._ledger_seen)
-        stores.pods.subscribe(self._pod_seen)
+        if stores.pods is not None:
+            stores.pods.subscribe(self._pod_seen)
 
     @property
     def has_synced(self) -> bool:
@@ -99,7 +113,8 @@ class WatchedView:
     def view(self) -> ClusterView:
         """Everything; the same value until something changes, and the same parts where nothing did."""
         if self._view is None:
-            self._vms = vm_views(self._stores.pods.records.values(), self._nodes, known=self._vms)
+            pods = () if self._stores.pods is None else self._stores.pods.records.values()
+            self._vms = vm_views(pods, self._nodes, known=self._vms)
             self._view = ClusterView({name: self._nodes[name] for name in sorted(self._nodes)}, self._vms)
         return self._view
 
@@ -143,7 +158,7 @@ class WatchedView:
     def _describe(self, name: NodeName) -> None:
         stores = self._stores
         parts = (stores.nodes.get(name), stores.topologies.get(name), stores.ledgers.get(name))
-        if any(parts):
+        if parts[0] is not None or (any(parts) and not stores.selected):
             self._nodes[name] = node_view(name, *parts)
         else:
             self._nodes.pop(name, None)
@@ -157,13 +172,19 @@ class WatchedView:
 
 @contextlib.asynccontextmanager
 async def running_watched_view(
-    cluster: WatchClient, *, pods: Selector = PLACED_PODS
+    cluster: WatchClient, *, nodes: Selector = EVERYTHING, pods: Selector | None = PLACED_PODS
 ) -> AsyncIterator[WatchedView]:
-    """Watch the cluster and the selected VMs while the block runs; enters when everything has been listed.
+    """Watch nodes and the selected VMs, None for no VMs; enters when everything has been listed.
 
     Raises Misconfigured and Refused, such as for a missing right; waits for an API server that is away.
     """
-    stores = Stores(Store(NODES), Store(TOPOLOGIES), Store(LEDGERS), Store(PODS, pods))
+    stores = Stores(
+        Store(NODES, nodes),
+        Store(TOPOLOGIES),
+        Store(LEDGERS),
+        None if pods is None else Store(PODS, pods),
+        selected=nodes != EVERYTHING,
+    )
     view = WatchedView(stores)
     watching = [asyncio.create_task(store.run(cluster)) for store in stores.all]
     try:
@@ -186,3 +207,39 @@ async def _listed(store: Store[Any, Any]) -> None:
             await asyncio.wait({synced}, timeout=_LOOK_S)
     finally:
         synced.cancel()
+
+
+async def watched_vms(
+    cluster: WatchClient, selector: Selector, *, gather_s: float = 0.0
+) -> AsyncIterator[tuple[bool, tuple[VmView, ...]]]:
+    """Yield (True, all selected VMs), then (False, those that have changed) without end.
+
+    The right to watch pods suffices, so the VMs have no claims. One that is gone is yielded as it was last.
+    """
+    store = Store(PODS, selector)
+    changed: dict[PodUid, PodRecord] = {}
+    waking = asyncio.Event()
+
+    def seen(before: PodRecord | None, after: PodRecord | None) -> None:
+        either = after or before
+        if either is not None:
+            changed[either.uid] = either
+            waking.set()
+
+    watching = asyncio.create_task(store.run(cluster))
+    try:
+        await _listed(store)
+        store.subscribe(seen)
+        changed.clear()
+        waking.clear()
+        yield True, tuple(vm_views(store.records.values(), {}).values())
+        while True:
+            await waking.wait()
+            await asyncio.sleep(gather_s)
+            waking.clear()
+            now = tuple(vm_views(changed.values(), {}).values())
+            changed.clear()
+            yield False, now
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)

@@ -102,9 +102,9 @@ class ClusterGauges:
         EVENT_QUEUE.set(self._events.unwritten)
 
     def _fill_from_holes(self) -> None:
-        holes = self._holes
-        NODES.labels("usable").set(holes.usable_nodes)
-        NODES.labels("unusable").set(max(0, len(self._cache.nodes.records) - holes.usable_nodes))
+        holes = self._holes.totals
+        NODES.labels("usable").set(holes.nodes)
+        NODES.labels("unusable").set(max(0, len(self._cache.nodes.records) - holes.nodes))
         ALLOCATABLE.set(holes.allocatable)
         FREE.set(holes.free)
         for domain in Domain:

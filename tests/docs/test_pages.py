@@ -72,7 +72,7 @@ def test_every_exit_code_is_explained() -> None:
 
 
 def test_every_command_is_listed() -> None:
-    named = section(page("reference.md"), "Commands without a cluster").partition("\n### ")[0]
+    named = section(page("reference.md"), "Commands").partition("\n### ")[0]
     listed = first_cells(named)
     assert {f"kvplace {name}" for name in COMMANDS if name not in ("agent", "serve")} == listed
 

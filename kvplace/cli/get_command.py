@@ -1,0 +1,178 @@
+"""`kvplace get`: the VMs and nodes of a live cluster, with their cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.output import Output, output_option, say
+from kvplace.cli.words import Words
+from kvplace.core.errors import ExitCode
+
+if TYPE_CHECKING:
+    from kvplace.cli.listing import Listing
+    from kvplace.cli.live_cluster import LiveCluster
+    from kvplace.kube.watches import Selector
+    from kvplace.nodes.cluster_view import NodeView, VmView
+
+T = TypeVar("T")
+GATHER_S = 0.2
+"""Changes that follow each other so quickly are printed together."""
+
+
+class What(Enum):
+    """What can be listed."""
+
+    VMS = "vms"
+    NODES = "nodes"
+
+
+_WORDS = {"vms": What.VMS, "vm": What.VMS, "vmi": What.VMS, "nodes": What.NODES, "node": What.NODES}
+
+
+@click.command("get", short_help="List the VMs or nodes of a cluster with their cores.")
+@click.argument("what", type=Words(list(_WORDS)), metavar="vms|nodes")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("-w", "--watch", is_flag=True, help="Go on and print what changes, until Ctrl-C.")
+@click.option("--no-headers", is_flag=True, help="Leave the heads of the table out.")
+@output_option(*Output)
+@cluster_flags()
+def command(
+    *, what: str, names: tuple[str, ...], watch: bool, no_headers: bool, output: Output, flags: ClusterFlags
+) -> int:
+    """List VMs or nodes as they are now.
+
+    VMs are the virtual machines and pods that ask for cores, in one namespace, or in all with -A; the right
+    to list pods is all that is needed. The state is Pinned when every thread has been read back on its cores.
+
+    For nodes: the CPUs that are reserved, owned by one VM, shared by several and free, and the largest number
+    of free CPUs inside one NUMA node.
+    """
+    from kvplace.cli.live_cluster import run_with_cluster
+
+    body = _get_vms if _WORDS[what] is What.VMS else _get_nodes
+    return run_with_cluster(
+        flags, lambda live: body(live, names, output, headers=not no_headers, watch=watch)
+    )
+
+
+async def _get_vms(
+    live: LiveCluster, names: tuple[str, ...], output: Output, *, headers: bool, watch: bool
+) -> int:
+    from kvplace.cli.listing import Listing, Printed
+    from kvplace.cli.view_tables import VM_HEADS, WIDE_VM_HEADS, now_utc, vm_row
+    from kvplace.nodes.cluster_reading import read_vms
+    from kvplace.nodes.view_documents import VM_KIND, vm_document
+
+    wide, everywhere = output is Output.WIDE, live.flags.all_namespaces
+    listing = Listing(
+        Printed(
+            VM_KIND,
+            (*(("NAMESPACE",) if everywhere else ()), *(WIDE_VM_HEADS if wide else VM_HEADS)),
+            lambda vm: vm_row(vm, now_utc(), wide=wide, with_namespace=everywhere),
+            vm_document,
+            _vm_name,
+        ),
+        output,
+        headers=headers,
+    )
+
+    def is_named(vm: VmView) -> bool:
+        return not names or vm.name in names or vm.pod.name in names
+
+    if watch:
+        await _watch_vms(live, listing, is_named)
+    found = await read_vms(live.api, live.vms)
+    where = f"namespace {live.namespace}" if live.namespace else "the cluster"
+    return _print(
+        listing,
+        [vm for vm in found if is_named(vm)],
+        names,
+        [vm.name for vm in found] + [vm.pod.name for vm in found],
+        f"VM that asks for cores in {where}",
+    )
+
+
+async def _watch_vms(live: LiveCluster, listing: Listing[VmView], is_named: Callable[[VmView], bool]) -> None:
+    from kvplace.nodes.watched_view import watched_vms
+
+    async for first, vms in watched_vms(live.api, live.vms, gather_s=GATHER_S):
+        chosen = [vm for vm in vms if is_named(vm)]
+        if first:
+            listing.print_all(chosen)
+        else:
+            listing.print_changed(chosen)
+
+
+def _vm_name(vm: VmView) -> str:
+    if vm.is_vmi:
+        return f"virtualmachineinstance.kubevirt.io/{vm.name}"
+    return f"pod/{vm.name}"
+
+
+async def _get_nodes(
+    live: LiveCluster, names: tuple[str, ...], output: Output, *, headers: bool, watch: bool
+) -> int:
+    from kvplace.cli.listing import Listing, Printed
+    from kvplace.cli.view_tables import NODE_HEADS, WIDE_NODE_HEADS, node_row
+    from kvplace.kube.watches import Selector
+    from kvplace.nodes.cluster_reading import read_cluster
+    from kvplace.nodes.view_documents import NODE_KIND, node_document
+
+    wide = output is Output.WIDE
+    listing = Listing(
+        Printed(
+            NODE_KIND,
+            WIDE_NODE_HEADS if wide else NODE_HEADS,
+            lambda node: node_row(node, wide=wide),
+            node_document,
+            lambda node: f"node/{node.name}",
+        ),
+        output,
+        headers=headers,
+    )
+    selector = Selector(label_terms=live.flags.selector)
+    if watch:
+        await _watch_nodes(live, listing, names, selector)
+    view = await read_cluster(live.api, nodes=selector, pods=None)
+    return _print(listing, _named(view.nodes.values(), names), names, view.nodes, "node")
+
+
+async def _watch_nodes(
+    live: LiveCluster, listing: Listing[NodeView], names: tuple[str, ...], selector: Selector
+) -> None:
+    from kvplace.nodes.watched_view import running_watched_view
+
+    async with running_watched_view(live.api, nodes=selector, pods=None) as followed:
+        with followed.changes() as changes:
+            listing.print_all(_named(followed.view.nodes.values(), names))
+            while True:
+                changed = await changes.next(GATHER_S)
+                nodes = followed.view.nodes
+                there = [nodes[name] for name in sorted(changed.nodes) if name in nodes]
+                listing.print_changed(_named(there, names))
+
+
+def _named(nodes: Iterable[NodeView], names: tuple[str, ...]) -> list[NodeView]:
+    return [node for node in nodes if not names or node.name in names]
+
+
+def _print(
+    listing: Listing[T], found: Sequence[T], names: tuple[str, ...], known: Iterable[str], what: str
+) -> int:
+    """Print what was found, and say which names were not."""
+    from kvplace.core.near_words import did_you_mean
+
+    known = list(known)
+    missing = [name for name in names if name not in known]
+    if found or not names:
+        listing.print_all(found, one=len(names) == len(found) == 1)
+    for name in missing:
+        say(f"there is no {what} called {name!r}{did_you_mean(name, known)}")
+    if not found and not names:
+        say(f"there is no {what}")
+    return ExitCode.FAILED if missing else ExitCode.DONE

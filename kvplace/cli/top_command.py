@@ -1,0 +1,125 @@
+"""`kvplace top`: how full and how fragmented the nodes of a live cluster are, and which VMs hold most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.output import Output, output_option, print_document, print_table, say
+from kvplace.cli.words import Words
+from kvplace.core.errors import ExitCode
+
+if TYPE_CHECKING:
+    from kvplace.cli.live_cluster import LiveCluster
+    from kvplace.nodes.cluster_view import NodeView, VmView
+
+_WORDS = ("nodes", "node", "vms", "vm")
+_NODE_ORDERS = ("name", "used", "free", "fragmentation", "vms")
+_VM_ORDERS = ("cpus", "memory", "name")
+
+
+@click.command("top", short_help="Show how full and fragmented a cluster is, or its largest VMs.")
+@click.argument("what", type=Words(_WORDS), metavar="nodes|vms", default="nodes")
+@click.option(
+    "--sort-by",
+    type=Words(dict.fromkeys((*_NODE_ORDERS, *_VM_ORDERS))),
+    help=f"For nodes: {', '.join(_NODE_ORDERS)} (default: name); for vms: {', '.join(_VM_ORDERS)} "
+    "(default: cpus).",
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="NUMBER", help="Show so many rows.")
+@output_option(Output.TABLE, Output.WIDE, Output.JSON, Output.YAML)
+@cluster_flags()
+def command(*, what: str, sort_by: str | None, limit: int | None, output: Output, flags: ClusterFlags) -> int:
+    """Show how full the nodes are, or which VMs hold most.
+
+    FRAGMENTED says how much smaller the largest hole inside a NUMA node is than the free CPUs of the node
+    could form: 0 % where all that is free lies together. With nodes, a summary of the cluster follows.
+    """
+    from kvplace.cli.live_cluster import run_with_cluster
+
+    nodes = what.startswith("node")
+    orders = _NODE_ORDERS if nodes else _VM_ORDERS
+    if sort_by is not None and sort_by not in orders:
+        raise click.UsageError(f"{what} cannot be sorted by {sort_by}, only by {', '.join(orders)}")
+    body = _top_nodes if nodes else _top_vms
+    return run_with_cluster(flags, lambda live: body(live, sort_by or orders[0], limit, output))
+
+
+async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: Output) -> int:
+    from kvplace.cli.top_tables import NODE_HEADS, WIDE_NODE_HEADS, cluster_summary, node_row, top_document
+    from kvplace.kube.watches import Selector
+    from kvplace.nodes.cluster_reading import read_cluster
+
+    view = await read_cluster(live.api, nodes=Selector(label_terms=live.flags.selector), pods=None)
+    nodes = sorted(view.nodes.values(), key=_node_keys()[order])
+    shown = nodes[:limit]
+    if output in (Output.JSON, Output.YAML):
+        print_document(top_document(view, shown), output)
+        return ExitCode.DONE
+    if not nodes:
+        say("there is no node")
+        return ExitCode.DONE
+    wide = output is Output.WIDE
+    print_table([WIDE_NODE_HEADS if wide else NODE_HEADS, *(node_row(node, wide=wide) for node in shown)])
+    if len(shown) < len(nodes):
+        say(f"{len(nodes) - len(shown)} more nodes are not shown")
+    click.echo()
+    for title, sentence in cluster_summary(view):
+        click.echo(f"{title:<14}{sentence}")
+    return ExitCode.DONE
+
+
+async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Output) -> int:
+    from kvplace.cli.top_tables import VM_HEADS, vm_row
+    from kvplace.nodes.cluster_reading import read_vms
+    from kvplace.nodes.view_documents import VM_KIND, list_document, vm_document
+
+    vms = sorted(await read_vms(live.api, live.vms), key=_vm_keys()[order])
+    shown = vms[:limit]
+    if output in (Output.JSON, Output.YAML):
+        print_document(list_document(VM_KIND, map(vm_document, shown)), output)
+        return ExitCode.DONE
+    if not vms:
+        say(f"there is no VM that asks for cores in {live.namespace or 'the cluster'}")
+        return ExitCode.DONE
+    everywhere = live.flags.all_namespaces
+    heads = (*(("NAMESPACE",) if everywhere else ()), *VM_HEADS)
+    print_table([heads, *(vm_row(vm, with_namespace=everywhere) for vm in shown)])
+    if len(shown) < len(vms):
+        say(f"{len(vms) - len(shown)} more VMs are not shown")
+    return ExitCode.DONE
+
+
+def _node_keys() -> Mapping[str, Callable[[NodeView], tuple[object, ...]]]:
+    from kvplace.core.holes import Domain
+
+    def holes(node: NodeView) -> tuple[int, int, float]:
+        if node.holes is None:
+            return 0, 0, 0.0
+        numa = node.holes.largest[Domain.NUMA]
+        return node.holes.allocatable, node.holes.free, numa.fragmentation
+
+    return {
+        "name": lambda node: (node.name,),
+        "used": lambda node: (holes(node)[1] - holes(node)[0], node.name),
+        "free": lambda node: (-holes(node)[1], node.name),
+        "fragmentation": lambda node: (-holes(node)[2], node.name),
+        "vms": lambda node: (-len(node.ledger.claims), node.name),
+    }
+
+
+def _vm_keys() -> Mapping[str, Callable[[VmView], tuple[object, ...]]]:
+    def cpus(vm: VmView) -> int:
+        return vm.placement.placement.cpus.bit_count() if vm.placement else 0
+
+    def memory(vm: VmView) -> int:
+        return vm.request.request.memory if vm.request else 0
+
+    return {
+        "cpus": lambda vm: (-cpus(vm), vm.namespace, vm.name),
+        "memory": lambda vm: (-memory(vm), vm.namespace, vm.name),
+        "name": lambda vm: (vm.namespace, vm.name),
+    }

@@ -1,0 +1,142 @@
+"""Rows and sentences of `kvplace top`: what is used, what is free, and how scattered that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvplace.cli.view_tables import NOTHING, cpu_list, free_huge_pages, free_memory
+from kvplace.core.holes import Domain
+from kvplace.core.node_topology import API_VERSION
+from kvplace.core.quantity import counted, format_bytes
+from kvplace.core.strict_json import Json
+from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
+from kvplace.nodes.view_documents import holes_document
+
+NODE_HEADS = ("NODE", "VMS", "CPUS", "USED", "FREE", "SOCKET", "NUMA", "L3", "FRAGMENTED", "MEMORY-FREE")
+WIDE_NODE_HEADS = (*NODE_HEADS, "HUGEPAGES-FREE", "FREE-CPUS", "PROBLEM")
+VM_HEADS = ("NAME", "NODE", "CPUS", "OWNED", "MEMORY", "HUGEPAGES", "SOCKETS", "NUMA", "L3", "STATE")
+_WORDS = {Domain.SOCKET: "a socket", Domain.NUMA: "a NUMA node", Domain.L3: "an L3 cache"}
+
+
+def node_row(node: NodeView, *, wide: bool) -> tuple[str, ...]:
+    """Give the cells of a node; SOCKET, NUMA and L3 are the free CPUs of the largest hole in one of them."""
+    holes = node.holes
+    if holes is None:
+        cells = (node.name, str(len(node.ledger.claims)), *[NOTHING] * (len(NODE_HEADS) - 2))
+    else:
+        used = holes.allocatable - holes.free
+        cells = (
+            node.name,
+            str(len(node.ledger.claims)),
+            str(holes.allocatable),
+            percent(used, holes.allocatable),
+            str(holes.free),
+            *(str(holes.largest[domain].cpus) for domain in Domain),
+            f"{holes.largest[Domain.NUMA].fragmentation:.0%}",
+            free_memory(node.snapshot),
+        )
+    if not wide:
+        return cells
+    return (*cells, free_huge_pages(node.snapshot), cpu_list(node.free), node.problem or NOTHING)
+
+
+def vm_row(vm: VmView, *, with_namespace: bool) -> tuple[str, ...]:
+    """Give the cells of a VM; SOCKETS, NUMA and L3 say over how many of them it is spread."""
+    request = None if vm.request is None else vm.request.request
+    placed = None if vm.placement is None else vm.placement.placement
+    pages = request.huge_pages.items() if request else ()
+    return (
+        *((vm.namespace,) if with_namespace else ()),
+        vm.name,
+        vm.node or NOTHING,
+        str(placed.cpus.bit_count()) if placed else NOTHING,
+        str(placed.owned.bit_count()) if placed else NOTHING,
+        format_bytes(request.memory) if request and request.memory else NOTHING,
+        ",".join(f"{count}x{format_bytes(size)}" for size, count in pages) or NOTHING,
+        *(
+            (str(len(placed.packages)), str(len(placed.numa_nodes)), str(len(placed.l3_groups)))
+            if placed
+            else (NOTHING, NOTHING, NOTHING)
+        ),
+        vm.state.value,
+    )
+
+
+def cluster_summary(view: ClusterView) -> list[tuple[str, str]]:
+    """Give titled sentences about all nodes together."""
+    totals = view.totals
+    unusable = len(view.nodes) - totals.nodes
+    owned, shared = _in_use(view)
+    owned_part, shared_part = percent(owned, totals.allocatable), percent(shared, totals.allocatable)
+    free_part = percent(totals.free, totals.allocatable)
+    lines = [
+        (
+            "nodes",
+            counted(len(view.nodes), "node") + (f", {unusable} of which cannot hold VMs" if unusable else ""),
+        ),
+        (
+            "CPUs",
+            f"{totals.allocatable:,} for VMs: {owned_part} owned, {shared_part} shared, {free_part} free",
+        ),
+        (
+            "largest free",
+            ", ".join(f"{totals.largest_cpus(domain)} CPUs in {_WORDS[domain]}" for domain in Domain),
+        ),
+        (
+            "fragmented",
+            ", ".join(f"{totals.fragmentation(domain):.0%} by {domain.value}" for domain in Domain),
+        ),
+    ]
+    problem = next((f"{name}: {node.problem}" for name, node in view.nodes.items() if node.problem), "")
+    return [*lines, ("problem", problem)] if problem else lines
+
+
+def top_document(view: ClusterView, nodes: Iterable[NodeView]) -> Json:
+    """Write the rows, and the sums over all nodes."""
+    totals = view.totals
+    owned, shared = _in_use(view)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ClusterUsage",
+        "cluster": {
+            "nodes": len(view.nodes),
+            "usable": totals.nodes,
+            "cpus": totals.allocatable,
+            "owned": owned,
+            "shared": shared,
+            "free": totals.free,
+            "largestFree": {
+                domain.value: {
+                    "cpus": totals.largest_cpus(domain),
+                    "cores": totals.largest_cores(domain),
+                    "fragmentation": round(totals.fragmentation(domain), 4),
+                }
+                for domain in Domain
+            },
+        },
+        "nodes": [_node_document(node) for node in nodes],
+    }
+
+
+def percent(part: int, whole: int) -> str:
+    """Write a share; `-` of nothing."""
+    return f"{part / whole:.0%}" if whole else NOTHING
+
+
+def _in_use(view: ClusterView) -> tuple[int, int]:
+    """CPUs that have an owner, and that are shared, on the nodes that can be used."""
+    usable = [node for node in view.nodes.values() if node.holes is not None]
+    return sum(node.owned.bit_count() for node in usable), sum(node.shared.bit_count() for node in usable)
+
+
+def _node_document(node: NodeView) -> Json:
+    document: Json = {"name": node.name, "vms": len(node.ledger.claims), "problem": node.problem}
+    if node.holes is not None:
+        document |= {
+            "cpus": node.holes.allocatable,
+            "owned": node.owned.bit_count(),
+            "shared": node.shared.bit_count(),
+            "free": node.holes.free,
+            "largestFree": holes_document(node.holes),
+        }
+    return document

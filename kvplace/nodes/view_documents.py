@@ -1,0 +1,125 @@
+"""Nodes and VMs of a view as JSON: what commands print and the web map sends; a stable interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.free import Free
+from kvplace.core.holes import Holes
+from kvplace.core.huge_pages import bytes_in_pages, write_page_counts
+from kvplace.core.ledger import Claim
+from kvplace.core.node_topology import API_VERSION
+from kvplace.core.quantity import format_bytes
+from kvplace.core.request_json import request_document
+from kvplace.core.strict_json import Json
+from kvplace.core.topology import Topology
+from kvplace.kube.conditions import Condition
+from kvplace.nodes.cluster_view import NodeView, VmView
+from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
+
+NODE_KIND, VM_KIND = "NodeView", "VmView"
+
+
+def node_document(node: NodeView) -> Json:
+    """Write a node: its CPUs by use, its largest holes, its memory and the VMs on it."""
+    document: Json = {
+        "apiVersion": API_VERSION,
+        "kind": NODE_KIND,
+        "name": node.name,
+        "problem": node.problem,
+        "cpus": {
+            use: format_cpu_list(cpus)
+            for use, cpus in (
+                ("all", node.cpus),
+                ("reserved", node.reserved),
+                ("owned", node.owned),
+                ("shared", node.shared),
+                ("free", node.free),
+            )
+        },
+        "vms": [_claim_document(claim) for claim in node.ledger.claims.values()],
+    }
+    if isinstance(node.machine, NodeMachine):
+        document["topology"] = node.machine.topology.fingerprint
+    if node.described is not None:
+        document["enforcement"] = node.described.enforcement.value
+    if node.holes is not None:
+        document["largestFree"] = holes_document(node.holes)
+    if isinstance(node.snapshot, NodeSnapshot):
+        document["memory"] = list(_memory(node.snapshot.machine.topology, node.snapshot.free))
+    return document
+
+
+def holes_document(holes: Holes) -> Json:
+    """Write the largest holes by what they lie inside of."""
+    return {
+        domain.value: {
+            "cpus": hole.cpus,
+            "cores": hole.cores,
+            "fragmentation": round(hole.fragmentation, 4),
+        }
+        for domain, hole in holes.largest.items()
+    }
+
+
+def vm_document(vm: VmView) -> Json:
+    """Write a VM: what it asked for, where it sits, and what its agent says."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": VM_KIND,
+        "namespace": vm.namespace,
+        "name": vm.name,
+        "isVmi": vm.is_vmi,
+        "pod": vm.pod.name,
+        "uid": vm.pod.uid,
+        "created": vm.pod.created,
+        "state": vm.state.value,
+        "node": vm.node or None,
+        "request": None if vm.request is None else request_document(vm.request.request),
+        "placement": None if vm.placement is None else vm.placement.document(),
+        "pinned": None if vm.pinned is None else _condition_document(vm.pinned),
+    }
+
+
+def list_document(kind: str, items: Iterable[Json]) -> Json:
+    """Write several documents of a kind as one."""
+    return {"apiVersion": API_VERSION, "kind": f"{kind}List", "items": list(items)}
+
+
+def _claim_document(claim: Claim) -> Json:
+    return {
+        "namespace": claim.namespace,
+        "name": claim.vmi or claim.pod,
+        "pod": claim.pod,
+        "uid": claim.uid,
+        "policy": claim.policy.value,
+        "cpus": format_cpu_list(claim.cpus),
+        "owned": format_cpu_list(claim.owned),
+        "memory": {str(node): count for node, count in claim.memory.items()},
+        "hugePages": {str(node): write_page_counts(pages) for node, pages in claim.huge_pages.items()},
+        "since": claim.since,
+        "moving": claim.relocation is not None,
+    }
+
+
+def _memory(topology: Topology, free: Free) -> Iterable[dict[str, Any]]:
+    """Memory by NUMA node in bytes, without that of huge pages; nothing where none is reported."""
+    left, pages = dict(free.memory), free.pages_by_node
+    for node in topology.numa_nodes:
+        if not node.memory:
+            continue
+        yield {
+            "numaNode": node.id,
+            "total": node.memory - bytes_in_pages(node.huge_pages),
+            "free": left.get(node.id, 0),
+            "hugePages": {
+                format_bytes(size): {"total": count, "free": pages.get((node.id, size), 0)}
+                for size, count in sorted(node.huge_pages.items())
+            },
+        }
+
+
+def _condition_document(condition: Condition) -> Json:
+    return {"status": condition.status, "reason": condition.reason, "message": condition.message}

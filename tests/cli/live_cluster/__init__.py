@@ -1,0 +1,1 @@
+"""Commands on a live cluster, run against the real API server."""

@@ -1,0 +1,46 @@
+"""`kvplace top` on the real API server."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.live_cluster.small_cluster import Call, SmallCluster, rows
+
+
+def test_nodes_with_what_is_used_and_how_fragmented_it_is(on_cluster: Call, cluster: SmallCluster) -> None:
+    called = on_cluster("top", "nodes", "-l", f"tag={cluster.first.rpartition('-')[2]}")
+    assert (called.code, called.err) == (0, "")
+    table, summary = called.out.split("\n\n")
+    head, *lines = rows(table)
+    assert head[:5] == ["NODE", "VMS", "CPUS", "USED", "FREE"]
+    by_name = {line[0]: line[1:] for line in lines}
+    assert by_name[cluster.first][:4] == ["3", "16", "50%", "8"]
+    assert by_name[cluster.second][:8] == ["0", "16", "0%", "16", "8", "8", "8", "0%"]
+    assert by_name[cluster.bare][:3] == ["0", "-", "-"]
+    assert "3 nodes, 1 of which cannot hold VMs" in summary
+    assert "32 for VMs: 19% owned, 6% shared, 75% free" in summary
+
+
+def test_the_fullest_nodes_come_first_when_wanted(on_cluster: Call, cluster: SmallCluster) -> None:
+    tag = f"tag={cluster.first.rpartition('-')[2]}"
+    called = on_cluster("top", "-l", tag, "--sort-by", "used", "--limit", "1", "-o", "json")
+    document = json.loads(called.out)
+    assert [node["name"] for node in document["nodes"]] == [cluster.first]
+    assert (document["cluster"]["nodes"], document["cluster"]["usable"]) == (3, 2)
+    assert (document["cluster"]["owned"], document["cluster"]["free"]) == (6, 24)
+
+
+def test_vms_by_what_they_hold(on_cluster: Call, cluster: SmallCluster) -> None:
+    called = on_cluster("top", "vms", "-n", cluster.namespace)
+    _, *lines = rows(called.out)
+    assert [(line[0], line[2], line[3]) for line in lines] == [
+        ("db", "4", "4"),
+        ("cache", "2", "2"),
+        ("late", "-", "-"),
+    ]
+
+
+def test_an_order_that_does_not_apply_is_refused(on_cluster: Call) -> None:
+    called = on_cluster("top", "vms", "--sort-by", "fragmentation")
+    assert called.code == 2
+    assert "vms cannot be sorted by fragmentation, only by cpus, memory, name" in called.err
