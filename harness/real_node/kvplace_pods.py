@@ -1,6 +1,6 @@
 """kvplace on real nodes as an operator installs it: pods of its manifests and images.
 
-`manifests/own-certificates` is applied with an overlay that says what an operator's overlay
+`manifests/default` is applied with an overlay that says what an operator's overlay
 says: image tags and replicas. Two things are due to these nodes: Services have fixed addresses, which the
 scheduler's pods know without DNS, and kvplace's own pods request no CPU, because a node that is this machine
 has none to spare beside a VM.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -23,6 +22,7 @@ Json = dict[str, Any]
 
 _SCHEDULER = "kvplace-scheduler"
 _SERVE = "kvplace-serve"
+_CERTIFICATES = "kvplace-certificates"
 AGENT = "kvplace-agent"
 """The DaemonSet, and its namespace."""
 
@@ -40,14 +40,13 @@ def install_kvplace(plane: ControlPlane, services: IPv4Network, *, replicas: int
     """
     folder = plane.folder / "manifests"
     shutil.copytree(MANIFESTS, folder)
-    subprocess.run([folder / "own-certificates" / "make-certificates"], check=True, capture_output=True)
     overlay = folder / "on-real-nodes"
     overlay.mkdir()
     (overlay / "kustomization.yaml").write_text(json.dumps(_overlay(services, replicas)))
     rendered = plane.kubectl("kustomize", str(overlay))
     plane.kubectl("apply", "--server-side", "-f", "-", stdin=rendered)
     wait_for(plane, _DAEMON_SETS, AGENT, _is_on_every_node)
-    for deployment in (_SERVE, _SCHEDULER):
+    for deployment in (_CERTIFICATES, _SERVE, _SCHEDULER):
         wait_for(plane, _DEPLOYMENTS, deployment, _is_available)
 
 
@@ -58,7 +57,7 @@ def _overlay(services: IPv4Network, replicas: int) -> Json:
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": ["../own-certificates"],
+        "resources": ["../default"],
         "images": [{"name": scheduler, "newTag": tag}],
         "replicas": [{"name": name, "count": replicas} for name in (_SERVE, _SCHEDULER)],
         "patches": [
@@ -72,6 +71,7 @@ def _overlay(services: IPv4Network, replicas: int) -> Json:
                 _SCHEDULER,
                 [_NO_CPU, {"op": "add", "path": "/spec/template/spec/hostAliases", "value": hosts}],
             ),
+            _patch("Deployment", _CERTIFICATES, [_NO_CPU]),
             _patch("DaemonSet", AGENT, [_NO_CPU]),
         ],
     }

@@ -24,6 +24,7 @@ from kvplace.core.near_words import did_you_mean
 
 COMMANDS = (
     "agent",
+    "certificates",
     "completion",
     "demo",
     "explain",

@@ -12,6 +12,7 @@ from click import Command
 from kvplace import __version__
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.cli.agent_command import command as agent_command
+from kvplace.cli.certificates_command import command as certificates_command
 from kvplace.cli.main import COMMANDS
 from kvplace.cli.serve_command import command as serve_command
 from kvplace.core import annotations as keys
@@ -74,10 +75,16 @@ def test_every_exit_code_is_explained() -> None:
 def test_every_command_is_listed() -> None:
     named = section(page("reference.md"), "Commands").partition("\n### ")[0]
     listed = first_cells(named)
-    assert {f"kvplace {name}" for name in COMMANDS if name not in ("agent", "serve")} == listed
+    assert {
+        f"kvplace {name}" for name in COMMANDS if name not in ("agent", "certificates", "serve")
+    } == listed
 
 
-@pytest.mark.parametrize("command", [agent_command, serve_command], ids=["agent", "serve"])
+@pytest.mark.parametrize(
+    "command",
+    [agent_command, certificates_command, serve_command],
+    ids=["agent", "certificates", "serve"],
+)
 def test_every_flag_of_a_process_is_listed_with_its_default(command: Command) -> None:
     rows = [
         [cell.strip() for cell in line.split("|")[1:3]]

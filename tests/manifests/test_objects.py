@@ -13,13 +13,14 @@ from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.watching import watch_one_object
 from kvplace import __version__
 from kvplace.agent.single_instance import LOCK
+from kvplace.certificates.keeper import CLIENT_SECRET, SERVER_SECRET
 from kvplace.cli.agent_command import command as agent_command
 from kvplace.cli.serve_command import command as serve_command
 from tests.docs.reading import first_cells, page, section
 from tests.manifests.conftest import STRICTLY, Render
 from tests.manifests.objects import CERT_MANAGER, NAMESPACE, Json, of_kind, settings_of, templates
 
-FOLDERS = ("own-certificates", "cert-manager")
+FOLDERS = ("default", "own-certificates", "cert-manager")
 
 
 @pytest.fixture(params=FOLDERS)
@@ -103,9 +104,11 @@ def test_everything_that_pods_mount_is_made(objects: list[Json]) -> None:
         ("secret", certificate["spec"]["secretName"])
         for certificate in of_kind(objects, "Certificate").values()
     }
+    if "kvplace-certificates" in templates(objects):
+        made |= {("secret", name) for name in (SERVER_SECRET, CLIENT_SECRET)}
     for template in templates(objects).values():
         wanted = set()
-        for volume in template["spec"]["volumes"]:
+        for volume in template["spec"].get("volumes", []):
             if "secret" in volume:
                 wanted.add(("secret", volume["secret"]["secretName"]))
             elif "configMap" in volume:
@@ -229,6 +232,9 @@ def test_files_in_the_arguments_of_serve_are_mounted(objects: list[Json]) -> Non
 
 def test_images_are_those_of_this_release(objects: list[Json]) -> None:
     assert settings_of(objects)["SIDECAR_IMAGE"] == f"kvplace/hook:{__version__}"
-    for name in ("serve", "agent"):
-        container = templates(objects)[f"kvplace-{name}"]["spec"]["containers"][0]
-        assert container["image"] == f"kvplace/{name}:{__version__}"
+    images = {
+        name: template["spec"]["containers"][0]["image"] for name, template in templates(objects).items()
+    }
+    for name, image in (("serve", "serve"), ("agent", "agent"), ("certificates", "serve")):
+        if f"kvplace-{name}" in images:
+            assert images[f"kvplace-{name}"] == f"kvplace/{image}:{__version__}"

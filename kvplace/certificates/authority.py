@@ -1,0 +1,189 @@
+"""kvplace's own CA and the two certificates that it signs: pure, apart from making keys.
+
+A certificate is renewed when a third of its time is left, or when it is not what an installation needs:
+another name, another CA, a key that does not belong to it. The CA keeps its key: a CA certificate that is
+renewed verifies all that the old one does, so nothing that trusts the old one has to be restarted at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Self
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
+"""The keys of a Secret with a certificate, as Kubernetes and cert-manager name them."""
+
+_CLOCKS_DIFFER_BY = timedelta(hours=1)
+_CA_LASTS = timedelta(days=3650)
+_LASTS = timedelta(days=90)
+_NAME_OF_CA = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kvplace CA")])
+
+Stored = Mapping[str, bytes]
+"""What a Secret holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a certificate is for: a server with its names, or a client."""
+
+    name: str
+    dns_names: tuple[str, ...] = ()
+
+    @property
+    def usage(self) -> x509.ObjectIdentifier:
+        """What it may be used for."""
+        return ExtendedKeyUsageOID.SERVER_AUTH if self.dns_names else ExtendedKeyUsageOID.CLIENT_AUTH
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate and its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def read(cls, stored: Stored) -> Self | None:
+        """Read what a Secret holds; None when that is no certificate with its own key."""
+        try:
+            certificate = x509.load_pem_x509_certificate(stored[CERTIFICATE])
+            key = load_pem_private_key(stored[KEY], password=None)
+        except (KeyError, ValueError, TypeError):
+            return None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            return None
+        return cls(certificate, key)
+
+    def is_due(self, now: datetime) -> bool:
+        """Whether less than a third of its time is left, or its time has not come."""
+        begin, end = self.certificate.not_valid_before_utc, self.certificate.not_valid_after_utc
+        return not begin <= now < end - (end - begin) / 3
+
+    @property
+    def pem(self) -> bytes:
+        """The certificate as PEM."""
+        return self.certificate.public_bytes(Encoding.PEM)
+
+    def document(self, authority: bytes) -> dict[str, bytes]:
+        """Return what a Secret holds of it, with the certificate of the CA that clients trust."""
+        key = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return {CERTIFICATE: self.pem, KEY: key, AUTHORITY: authority}
+
+
+def current_authority(stored: Stored, now: datetime) -> Pair:
+    """Return the stored CA, one with the same key if its time comes to its end, or a new one."""
+    found = Pair.read(stored)
+    if found is None or not _is_authority(found.certificate):
+        return _new_authority(ec.generate_private_key(ec.SECP256R1()), now)
+    return _new_authority(found.key, now, found.certificate.subject) if found.is_due(now) else found
+
+
+def current_certificate(stored: Stored, subject: Subject, authority: Pair, now: datetime) -> Pair:
+    """Return the stored certificate while it serves its purpose, else a new one with a new key."""
+    found = Pair.read(stored)
+    if found is not None and not found.is_due(now) and _is_for(found.certificate, subject, authority):
+        return found
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject.name)])
+    builder = (
+        _builder(name, authority.certificate.subject, key, now, _LASTS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([subject.usage]), critical=False)
+        .add_extension(_key_identifier_of(authority), critical=False)
+    )
+    if subject.dns_names:
+        names = x509.SubjectAlternativeName([x509.DNSName(name) for name in subject.dns_names])
+        builder = builder.add_extension(names, critical=False)
+    return Pair(builder.sign(authority.key, SHA256()), key)
+
+
+def _new_authority(key: ec.EllipticCurvePrivateKey, now: datetime, name: x509.Name = _NAME_OF_CA) -> Pair:
+    builder = (
+        _builder(name, name, key, now, _CA_LASTS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    return Pair(builder.sign(key, SHA256()), key)
+
+
+def _builder(
+    name: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    now: datetime,
+    lasts: timedelta,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCKS_DIFFER_BY)
+        .not_valid_after(now + lasts)
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _key_identifier_of(authority: Pair) -> x509.AuthorityKeyIdentifier:
+    try:
+        found = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(found)
+
+
+def _is_authority(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, ValueError):
+        return False
+
+
+def _is_for(certificate: x509.Certificate, subject: Subject, authority: Pair) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority.certificate)
+        usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
+        return False
+    named = [str(name.value) for name in certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)]
+    return (
+        named == [subject.name] and _dns_names(certificate) == subject.dns_names and subject.usage in usages
+    )
+
+
+def _dns_names(certificate: x509.Certificate) -> tuple[str, ...]:
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    return tuple(found.get_values_for_type(x509.DNSName))

@@ -1,0 +1,123 @@
+"""Keeps the Secrets of an installation filled with valid certificates, and the webhooks trusting them.
+
+Every look is complete and repeatable: what is missing is made, what is due is renewed, what is right is left
+alone. Two keepers at once do no harm: each write names the version that it was decided on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from kvplace.certificates.authority import AUTHORITY, Pair, Subject, current_authority, current_certificate
+from kvplace.core.errors import Conflict, Unavailable
+from kvplace.kube.secrets import Secret
+from kvplace.service.health import Readiness
+from kvplace.service.metrics import CERTIFICATE_END
+
+_log = logging.getLogger(__name__)
+
+CA_SECRET, SERVER_SECRET, CLIENT_SECRET = "kvplace-ca", "kvplace-serve-tls", "kvplace-scheduler-client"
+
+
+class CertificateStore(Protocol):
+    """What the keeper asks of a cluster."""
+
+    async def read_secret(self, namespace: str, name: str) -> Secret | None:
+        """Read a Secret; None when there is none."""
+
+    async def write_secret(
+        self, namespace: str, name: str, content: Mapping[str, bytes], before: Secret | None
+    ) -> None:
+        """Create a Secret, or replace the content of the one that is as `before`; raises Conflict."""
+
+    async def trust_webhooks(self, authority: bytes) -> int:
+        """Let the API server trust kvplace's webhooks by this CA; returns how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the certificates of an installation say."""
+
+    namespace: str
+    server: Subject
+    client: Subject
+
+    @classmethod
+    def of(cls, namespace: str, client: str) -> Names:
+        """Name the Services of an installation, and the scheduler that may call."""
+        services = tuple(f"{service}.{namespace}.svc" for service in ("kvplace", "kvplace-extender"))
+        return cls(namespace, Subject("kvplace-serve", services), Subject(client))
+
+
+class Keeper:
+    """Looks after the certificates of one installation."""
+
+    def __init__(
+        self,
+        store: CertificateStore,
+        names: Names,
+        readiness: Readiness,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        check_every_s: float = 60.0,
+        again_after_s: float = 5.0,
+    ) -> None:
+        """`now` decides what is due; `readiness` turns good with the first look that ends well."""
+        self._store = store
+        self._names = names
+        self._readiness = readiness
+        self._now = now
+        self._check_every_s = check_every_s
+        self._again_after_s = again_after_s
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            pause = self._check_every_s
+            try:
+                await self.look()
+                self._readiness.obstacle = ""
+            except (Conflict, Unavailable) as error:
+                _log.warning("the certificates are looked at again in %s s: %s", self._again_after_s, error)
+                pause = self._again_after_s
+            await asyncio.sleep(pause)
+
+    async def look(self) -> None:
+        """Make, renew and publish what is due; raises Conflict when somebody else was faster."""
+        now = self._now()
+        authority = await self._keep_authority(now)
+        await self._keep(SERVER_SECRET, self._names.server, authority, now)
+        await self._keep(CLIENT_SECRET, self._names.client, authority, now)
+        await self._store.trust_webhooks(authority.pem)
+
+    async def _keep_authority(self, now: datetime) -> Pair:
+        before = await self._store.read_secret(self._names.namespace, CA_SECRET)
+        authority = current_authority(before.content if before else {}, now)
+        await self._write(CA_SECRET, authority, authority, before)
+        CERTIFICATE_END.labels("client-ca").set(authority.certificate.not_valid_after_utc.timestamp())
+        return authority
+
+    async def _keep(self, name: str, subject: Subject, authority: Pair, now: datetime) -> None:
+        before = await self._store.read_secret(self._names.namespace, name)
+        pair = current_certificate(before.content if before else {}, subject, authority, now)
+        await self._write(name, pair, authority, before)
+        if subject is self._names.server:
+            CERTIFICATE_END.labels("server").set(pair.certificate.not_valid_after_utc.timestamp())
+
+    async def _write(self, name: str, pair: Pair, authority: Pair, before: Secret | None) -> None:
+        stored = Pair.read(before.content) if before is not None else None
+        if before is not None and stored is not None and stored.certificate == pair.certificate:
+            # A CA that somebody else renewed is published beside the same certificate.
+            if before.content.get(AUTHORITY) == authority.pem:
+                return
+            content = {**before.content, AUTHORITY: authority.pem}
+        else:
+            content = pair.document(authority.pem)
+        await self._store.write_secret(self._names.namespace, name, content, before)
+        end = pair.certificate.not_valid_after_utc
+        _log.info("wrote certificate %s, which ends on %s", name, end.date())

@@ -1,0 +1,55 @@
+"""`kvplace certificates`: makes and renews the certificates of an installation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("certificates", short_help="Keep the certificates of an installation.")
+@click.option(
+    "--namespace",
+    default="kvplace-system",
+    show_default=True,
+    help="Namespace of the Secrets, and of the Services that the server certificate is for.",
+)
+@click.option(
+    "--client-name",
+    default="kvplace-scheduler",
+    show_default=True,
+    metavar="NAME",
+    help="Name in the scheduler's certificate; `kvplace serve --client-name` must allow it.",
+)
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Default: the pod's service account, else the user's own.",
+)
+@click.option("--health-address", default="0.0.0.0:8081", show_default=True, metavar="HOST:PORT")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+def command(
+    namespace: str, client_name: str, kubeconfig: Path | None, health_address: str, log_level: str
+) -> None:
+    """Make a CA, a server certificate for `kvplace serve` and a client certificate for its scheduler.
+
+    They are kept in Secrets and renewed when a third of their time is left; the API server is told to trust
+    the webhooks by this CA. Runs until SIGTERM.
+    """
+    from kvplace.certificates.process import CertificatesSettings, run
+    from kvplace.service.settings import Address
+
+    run(
+        CertificatesSettings(
+            namespace=namespace,
+            client_name=client_name,
+            health_address=Address.parse(health_address),
+            kubeconfig=kubeconfig,
+            log_level=log_level,
+        )
+    )

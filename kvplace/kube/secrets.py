@@ -1,0 +1,143 @@
+"""Secrets with certificates, and the trust of the API server in webhooks.
+
+Apart from `ApiCluster`: no component that serves has a right on Secrets.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from kvplace.kube.api_errors import Missing, decoded
+from kvplace.kube.session import Call, Session, path_of
+
+FIELD_MANAGER = "kvplace-certificates"
+APPLY_PATCH = "application/apply-patch+yaml"
+CONFIGURATIONS = (
+    ("mutatingwebhookconfigurations", "MutatingWebhookConfiguration", "vms.kvplace.io"),
+    ("validatingwebhookconfigurations", "ValidatingWebhookConfiguration", "kvplace"),
+)
+"""Resource, kind and name of those in manifests/admission."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A Secret as it was read."""
+
+    content: Mapping[str, bytes] = field(repr=False)
+    resource_version: str = ""
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+
+
+class _SecretObject(msgspec.Struct):
+    metadata: _Metadata
+    data: dict[str, bytes] | None = None
+
+
+class _Client(msgspec.Struct, rename="camel"):
+    ca_bundle: bytes = b""
+
+
+class _Webhook(msgspec.Struct, rename="camel"):
+    name: str
+    client_config: _Client
+
+
+class _Configuration(msgspec.Struct):
+    webhooks: list[_Webhook] | None = None
+
+
+_SECRET = msgspec.json.Decoder(_SecretObject)
+_CONFIGURATION = msgspec.json.Decoder(_Configuration)
+
+
+class ApiSecrets:
+    """Secrets and webhook configurations of a cluster behind an API server."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def read_secret(self, namespace: str, name: str) -> Secret | None:
+        """Read a Secret; None when there is none."""
+        try:
+            body = await self._session.request(
+                Call("get", "secrets", _secret_path(namespace, name), name=name)
+            )
+        except Missing:
+            return None
+        found = decoded(_SECRET, body, "secrets")
+        return Secret(found.data or {}, found.metadata.resource_version)
+
+    async def write_secret(
+        self, namespace: str, name: str, content: Mapping[str, bytes], before: Secret | None
+    ) -> None:
+        """Create a Secret, or replace the content of the one that is as `before`; raises Conflict."""
+        document = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "kubernetes.io/tls",
+            "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "kvplace"}},
+            "data": {key: base64.b64encode(value).decode() for key, value in content.items()},
+        }
+        if before is None:
+            call = ("create", _secret_path(namespace))
+        else:
+            call = ("patch", _secret_path(namespace, name))
+            document = {
+                "metadata": {"resourceVersion": before.resource_version},
+                "data": {
+                    **{key: None for key in before.content if key not in content},
+                    **{key: base64.b64encode(value).decode() for key, value in content.items()},
+                },
+            }
+        verb, path = call
+        query = {"fieldManager": FIELD_MANAGER}
+        await self._session.request(
+            Call(verb, "secrets", path, name=name, query=query, body=msgspec.json.encode(document))
+        )
+
+    async def trust_webhooks(self, authority: bytes) -> int:
+        """Let the API server trust kvplace's webhooks by this CA; returns how many there are.
+
+        An installation without webhooks has none. Only the CA is written: everything else of a webhook
+        belongs to whoever applied it.
+        """
+        return sum([await self._trust(*configuration, authority) for configuration in CONFIGURATIONS])
+
+    async def _trust(self, resource: str, kind: str, name: str, authority: bytes) -> int:
+        path = path_of("apis", "admissionregistration.k8s.io", "v1", resource, name)
+        try:
+            body = await self._session.request(Call("get", resource, path, name=name))
+        except Missing:
+            return 0
+        webhooks = decoded(_CONFIGURATION, body, resource).webhooks or []
+        if any(webhook.client_config.ca_bundle != authority for webhook in webhooks):
+            bundle = {"caBundle": base64.b64encode(authority).decode()}
+            document = {
+                "apiVersion": "admissionregistration.k8s.io/v1",
+                "kind": kind,
+                "metadata": {"name": name},
+                "webhooks": [{"name": webhook.name, "clientConfig": bundle} for webhook in webhooks],
+            }
+            await self._session.request(
+                Call(
+                    "patch",
+                    resource,
+                    path,
+                    name=name,
+                    query={"fieldManager": FIELD_MANAGER, "force": "true"},
+                    body=msgspec.json.encode(document),
+                    patch_type=APPLY_PATCH,
+                )
+            )
+        return len(webhooks)
+
+
+def _secret_path(namespace: str, *name: str) -> str:
+    return path_of("api", "v1", "namespaces", namespace, "secrets", *name)

@@ -1,0 +1,39 @@
+"""Secrets in memory, with the versions by which writers notice each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvplace.core.errors import Conflict
+from kvplace.kube.secrets import Secret
+
+
+class StoredSecrets:
+    """What the keeper sees of a cluster."""
+
+    def __init__(self) -> None:
+        self.secrets: dict[str, Secret] = {}
+        self.trusted: bytes = b""
+        self.writes: list[str] = []
+
+    async def read_secret(self, namespace: str, name: str) -> Secret | None:
+        return self.secrets.get(f"{namespace}/{name}")
+
+    async def write_secret(
+        self, namespace: str, name: str, content: Mapping[str, bytes], before: Secret | None
+    ) -> None:
+        key = f"{namespace}/{name}"
+        if self.secrets.get(key) != before:
+            raise Conflict(key)
+        self.writes.append(name)
+        self.secrets[key] = Secret(dict(content), str(len(self.writes)))
+
+    async def trust_webhooks(self, authority: bytes) -> int:
+        self.trusted = authority
+        return 2
+
+    def content(self, name: str) -> Mapping[str, bytes]:
+        return self.secrets[f"kvplace-system/{name}"].content
+
+    def put(self, name: str, content: Mapping[str, bytes]) -> None:
+        self.secrets[f"kvplace-system/{name}"] = Secret(dict(content), "by hand")

@@ -1,0 +1,177 @@
+"""Certificates are made, renewed in time, mended, and otherwise left alone."""
+
+from __future__ import annotations
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from kvplace.certificates.authority import AUTHORITY, CERTIFICATE, KEY
+from kvplace.certificates.keeper import CA_SECRET, CLIENT_SECRET, SERVER_SECRET, Keeper, Names
+from kvplace.core.errors import Conflict
+from kvplace.kube.secrets import Secret
+from kvplace.service.health import Readiness
+from tests.certificates.stored_secrets import StoredSecrets
+
+ALL = [CA_SECRET, SERVER_SECRET, CLIENT_SECRET]
+NOW = datetime.now(UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store() -> StoredSecrets:
+    return StoredSecrets()
+
+
+@pytest.fixture
+def keeper(store: StoredSecrets, clock: Clock) -> Keeper:
+    names = Names.of("kvplace-system", "kvplace-scheduler")
+    return Keeper(store, names, Readiness("not yet"), now=clock)
+
+
+def handshake(store: StoredSecrets, folder: Path, *, client_trusts: bytes | None = None) -> str:
+    """Connect as kube-scheduler to serve with what the Secrets hold; returns the client's name there."""
+    for name in ALL:
+        for key, value in store.content(name).items():
+            (folder / f"{name}.{key}").write_bytes(value)
+    (folder / "trusted").write_bytes(client_trusts or store.content(CLIENT_SECRET)[AUTHORITY])
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / f"{SERVER_SECRET}.{CERTIFICATE}", folder / f"{SERVER_SECRET}.{KEY}")
+    server.load_verify_locations(folder / f"{SERVER_SECRET}.{AUTHORITY}")
+    server.verify_mode = ssl.CERT_REQUIRED
+    client = ssl.create_default_context(cafile=str(folder / "trusted"))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    client.load_cert_chain(folder / f"{CLIENT_SECRET}.{CERTIFICATE}", folder / f"{CLIENT_SECRET}.{KEY}")
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(to_client, to_server, server_hostname="kvplace-extender.kvplace-system.svc")
+    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    done: set[ssl.SSLObject] = set()
+    while len(done) < 2:
+        for side in (ours, theirs):
+            try:
+                side.do_handshake()
+                done.add(side)
+            except ssl.SSLWantReadError:
+                continue
+    peer = theirs.getpeercert()
+    assert peer is not None
+    return str(peer["subject"])
+
+
+async def test_what_is_missing_is_made_and_the_scheduler_and_serve_trust_each_other(
+    keeper: Keeper, store: StoredSecrets, tmp_path: Path
+) -> None:
+    await keeper.look()
+    assert store.writes == ALL
+    assert "kvplace-scheduler" in handshake(store, tmp_path)
+    assert store.trusted == store.content(CA_SECRET)[CERTIFICATE]
+    served = x509.load_pem_x509_certificate(store.content(SERVER_SECRET)[CERTIFICATE])
+    names = served.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == [
+        "kvplace.kvplace-system.svc",
+        "kvplace-extender.kvplace-system.svc",
+    ]
+
+
+async def test_what_is_right_is_left_alone(keeper: Keeper, store: StoredSecrets, clock: Clock) -> None:
+    await keeper.look()
+    store.writes.clear()
+    clock.now += timedelta(days=59)
+    await keeper.look()
+    assert store.writes == []
+
+
+async def test_certificates_are_renewed_when_a_third_of_their_time_is_left(
+    keeper: Keeper, store: StoredSecrets, clock: Clock
+) -> None:
+    await keeper.look()
+    before = store.content(SERVER_SECRET)
+    store.writes.clear()
+    clock.now += timedelta(days=61)
+    await keeper.look()
+    assert store.writes == [SERVER_SECRET, CLIENT_SECRET]
+    assert store.content(SERVER_SECRET)[KEY] != before[KEY]
+    assert store.content(SERVER_SECRET)[AUTHORITY] == before[AUTHORITY]
+
+
+async def test_a_scheduler_that_has_read_the_old_ca_trusts_what_the_renewed_one_signs(
+    keeper: Keeper, store: StoredSecrets, clock: Clock, tmp_path: Path
+) -> None:
+    clock.now -= timedelta(days=3000)
+    await keeper.look()
+    old = store.content(CA_SECRET)[CERTIFICATE]
+    clock.now = NOW
+    await keeper.look()
+    assert store.content(CA_SECRET)[CERTIFICATE] != old
+    assert store.content(SERVER_SECRET)[AUTHORITY] == store.trusted == store.content(CA_SECRET)[CERTIFICATE]
+    handshake(store, tmp_path, client_trusts=old)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param({}, id="empty"),
+        pytest.param({CERTIFICATE: b"\xff", KEY: b"no key"}, id="no certificate"),
+        pytest.param({KEY: b"no key"}, id="no key"),
+    ],
+)
+async def test_a_damaged_secret_is_mended(
+    keeper: Keeper, store: StoredSecrets, tmp_path: Path, name: str, damage: dict[str, bytes]
+) -> None:
+    await keeper.look()
+    store.put(name, {**store.content(name), **damage} if damage else {})
+    await keeper.look()
+    handshake(store, tmp_path)
+
+
+async def test_a_certificate_for_something_else_is_replaced(
+    keeper: Keeper, store: StoredSecrets, tmp_path: Path
+) -> None:
+    await keeper.look()
+    store.put(SERVER_SECRET, store.content(CLIENT_SECRET))
+    await keeper.look()
+    handshake(store, tmp_path)
+
+
+async def test_a_deleted_secret_comes_back_with_the_same_ca(keeper: Keeper, store: StoredSecrets) -> None:
+    await keeper.look()
+    authority = store.trusted
+    del store.secrets[f"kvplace-system/{CLIENT_SECRET}"]
+    await keeper.look()
+    assert store.content(CLIENT_SECRET)[AUTHORITY] == store.trusted == authority
+
+
+async def test_of_two_keepers_the_slower_one_starts_again(
+    keeper: Keeper, store: StoredSecrets, clock: Clock
+) -> None:
+    names = Names.of("kvplace-system", "kvplace-scheduler")
+    other = Keeper(store, names, Readiness(""), now=clock)
+
+    class Interrupted(StoredSecrets):
+        async def read_secret(self, namespace: str, name: str) -> Secret | None:
+            found = await store.read_secret(namespace, name)
+            await other.look()
+            return found
+
+        write_secret = store.write_secret
+
+    slower = Keeper(Interrupted(), names, Readiness(""), now=clock)
+    with pytest.raises(Conflict):
+        await slower.look()
+    assert store.writes == ALL

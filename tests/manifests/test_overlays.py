@@ -1,0 +1,190 @@
+"""Every folder and component that docs/install.md offers is applied to an API server, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.control_plane.cluster import ControlPlane, KubectlFailed
+from kvplace.certificates.keeper import CA_SECRET, CLIENT_SECRET, SERVER_SECRET, Keeper, Names
+from kvplace.core.errors import Forbidden
+from kvplace.kube.credentials import CredentialOptions
+from kvplace.kube.secrets import ApiSecrets
+from kvplace.kube.session import open_session
+from kvplace.service.health import Readiness
+from tests.manifests.conftest import STRICTLY, Render
+from tests.manifests.objects import NAMESPACE, Json
+
+PROMETHEUS = "monitoring.coreos.com/v1"
+WEBHOOKS = (
+    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/vms.kvplace.io",
+    "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/kvplace",
+)
+COMPONENTS = {
+    "main-scheduler": {"Deployment kvplace-scheduler", "NetworkPolicy kvplace-extender-from-anywhere"},
+    "without-agent": {"DaemonSet kvplace-agent", "Namespace kvplace-agent"},
+    "without-webhooks": {
+        "MutatingWebhookConfiguration vms.kvplace.io",
+        "ValidatingWebhookConfiguration kvplace",
+    },
+    "quota-for-critical-pods": {"ResourceQuota kvplace-critical-pods"},
+    "own-priority-classes": {"PriorityClass kvplace-control-plane", "PriorityClass kvplace-agent"},
+    "monitoring": {
+        "PodMonitor kvplace",
+        "PodMonitor kvplace-agent",
+        "PrometheusRule kvplace",
+        "ConfigMap kvplace-dashboard",
+    },
+    "api-server-anywhere": set(),
+}
+"""What the objects of an installation differ in, the most telling of it."""
+
+
+def overlay(manifests: Path, component: str) -> Path:
+    """Write an operator's folder that uses a component."""
+    folder = manifests.parent / f"with-{component}"
+    folder.mkdir(exist_ok=True)
+    content = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["../manifests/default"],
+        "components": [f"../manifests/{component}"],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    return folder
+
+
+def named(objects: list[Json]) -> dict[str, Json]:
+    return {
+        f"{entry['kind']} {entry['metadata'].get('namespace', '')}/{entry['metadata']['name']}": entry
+        for entry in objects
+    }
+
+
+@pytest.fixture(scope="module")
+def installed(kubernetes_programs: Path, manifests: Path) -> Iterator[ControlPlane]:
+    """Apply the default folder to a control plane of this module's own."""
+    assert kubernetes_programs.is_dir()
+    with ControlPlane(service_account_admission=True) as plane:
+        plane.kubectl("apply", *STRICTLY, "-k", str(manifests / "default"))
+        yield plane
+
+
+@contextlib.asynccontextmanager
+async def keeper_with_the_rights_of_its_pod(plane: ControlPlane) -> AsyncIterator[Keeper]:
+    kubeconfig = plane.service_account_kubeconfig(NAMESPACE, "kvplace-certificates")
+    async with await open_session(CredentialOptions(kubeconfig=str(kubeconfig))) as session:
+        names = Names.of(NAMESPACE, "kvplace-scheduler")
+        yield Keeper(ApiSecrets(session), names, Readiness(""))
+
+
+def look(plane: ControlPlane) -> None:
+    async def run() -> None:
+        async with keeper_with_the_rights_of_its_pod(plane) as keeper:
+            await keeper.look()
+
+    asyncio.run(run())
+
+
+def trusted(plane: ControlPlane) -> set[str]:
+    return {
+        webhook["clientConfig"].get("caBundle", "")
+        for path in WEBHOOKS
+        for webhook in plane.request("GET", path)["webhooks"]
+    }
+
+
+def test_the_certificates_are_made_with_the_rights_of_the_manifests_and_survive_another_apply(
+    installed: ControlPlane, manifests: Path
+) -> None:
+    look(installed)
+    secrets = {
+        name: installed.request("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{name}")
+        for name in (CA_SECRET, SERVER_SECRET, CLIENT_SECRET)
+    }
+    assert {secret["type"] for secret in secrets.values()} == {"kubernetes.io/tls"}
+    authority = secrets[CA_SECRET]["data"]["tls.crt"]
+    assert base64.b64decode(authority).startswith(b"-----BEGIN CERTIFICATE")
+    assert {secret["data"]["ca.crt"] for secret in secrets.values()} == trusted(installed) == {authority}
+
+    installed.kubectl("apply", *STRICTLY, "-k", str(manifests / "default"))
+    look(installed)
+    assert trusted(installed) == {authority}
+    for name, before in secrets.items():
+        after = installed.request("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{name}")
+        assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+
+
+def test_a_damaged_secret_is_mended_in_the_cluster(installed: ControlPlane) -> None:
+    look(installed)
+    path = f"/api/v1/namespaces/{NAMESPACE}/secrets/{SERVER_SECRET}"
+    patch = {"data": {"tls.crt": base64.b64encode(b"no certificate").decode()}}
+    installed.request("PATCH", path, patch, content_type="application/merge-patch+json")
+    look(installed)
+    assert base64.b64decode(installed.request("GET", path)["data"]["tls.crt"]).startswith(b"-----BEGIN")
+
+
+def test_other_secrets_and_webhooks_are_closed_to_the_keeper(installed: ControlPlane) -> None:
+    async def refused() -> None:
+        async with await open_session(
+            CredentialOptions(
+                kubeconfig=str(installed.service_account_kubeconfig(NAMESPACE, "kvplace-certificates"))
+            )
+        ) as session:
+            store = ApiSecrets(session)
+            for namespace, name in ((NAMESPACE, "another"), ("kube-system", CA_SECRET)):
+                with pytest.raises(Forbidden):
+                    await store.read_secret(namespace, name)
+
+    asyncio.run(refused())
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_component_changes_what_it_says_and_the_api_server_accepts_it(
+    installed: ControlPlane, manifests: Path, render: Render, component: str
+) -> None:
+    folder = overlay(manifests, component)
+    plain, changed = named(render("default")), named(render(f"../{folder.name}"))
+    differing = {key.split(" ")[0] + " " + key.rpartition("/")[2] for key in plain.keys() ^ changed.keys()}
+    assert COMPONENTS[component] <= differing
+    assert bool(differing) == bool(COMPONENTS[component])
+    edited = {key for key in plain.keys() & changed.keys() if plain[key] != changed[key]}
+    assert edited or differing
+
+    accepted = [entry for entry in changed.values() if entry["apiVersion"] != PROMETHEUS]
+    text = yaml.safe_dump_all(accepted)
+    said = installed.kubectl("apply", *STRICTLY, "-f", "-", stdin=text)
+    assert said.count("serverside-applied") == len(accepted)
+
+
+def test_without_the_agent_nothing_of_it_is_left(render: Render, manifests: Path) -> None:
+    objects = render(f"../{overlay(manifests, 'without-agent').name}")
+    left = {
+        key for key, entry in named(objects).items() if entry["metadata"].get("namespace") == "kvplace-agent"
+    }
+    assert left == set()
+    assert not [key for key in named(objects) if "agent" in key.lower()]
+
+
+def test_with_own_priority_classes_no_pod_uses_those_of_the_system(render: Render, manifests: Path) -> None:
+    objects = render(f"../{overlay(manifests, 'own-priority-classes').name}")
+    used = {
+        entry["spec"]["template"]["spec"]["priorityClassName"]
+        for entry in objects
+        if entry["kind"] in ("Deployment", "DaemonSet")
+    }
+    assert used == {entry["metadata"]["name"] for entry in objects if entry["kind"] == "PriorityClass"}
+
+
+def test_two_installations_cannot_share_a_cluster_unnoticed(installed: ControlPlane, manifests: Path) -> None:
+    """Whoever applies the manifests as another manager is told what another one has written."""
+    folder = str(overlay(manifests, "own-priority-classes"))
+    as_somebody_else = ("--server-side", "--field-manager=somebody-else", "--dry-run=server")
+    with pytest.raises(KubectlFailed, match="conflict"):
+        installed.kubectl("apply", *as_somebody_else, "-k", folder)
