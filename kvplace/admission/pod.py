@@ -7,7 +7,7 @@ removed: KubeVirt copies them to migration targets, and anybody can write them. 
 
     kvplace.io/request      the request; the extender reads nothing else
     kvplace.io/placed       label that `serve` watches pods by
-    kvplace.io/vm: 1        marker resource for which kube-scheduler calls the extender
+    kvplace.io/vm: 0        marker resource for which kube-scheduler calls the extender
     schedulerName           kvplace's scheduler, unless the pod names one
     CPU request             of all containers together the CPUs that the pod will own, so that kube-scheduler
                             counts these and no more (`pod_resources`). What `kvplace.io/smt` require and

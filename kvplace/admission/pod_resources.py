@@ -25,10 +25,14 @@ _LEAST_OF_OWNED = Fraction(1, 10)
 
 
 def request_marker(spec: EditedObject) -> None:
-    """Add the marker resource, for which kube-scheduler calls the extender, to the first container."""
+    """Add the marker resource, for which kube-scheduler calls the extender, to the first container.
+
+    None of it: its name is all that matters to the extender's configuration, and kube-scheduler looks at what
+    a pod requests of an extended resource on every node, slowly, even where it is told to ignore it.
+    """
     resources = spec.list("containers").object(0).object("resources")
     for kind in ("requests", "limits"):
-        resources.object(kind).put(MARKER_RESOURCE, "1")
+        resources.object(kind).put(MARKER_RESOURCE, "0")
 
 
 def request_cpus(

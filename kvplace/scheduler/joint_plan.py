@@ -30,6 +30,7 @@ from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.fit_table import FitTable
+from kvplace.scheduler.gathering import Gathering
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.metrics import PLANNED
 from kvplace.scheduler.nominations import Nominations
@@ -81,6 +82,7 @@ class JointPlan:
         self._nominations = nominations
         self._strategy = strategy
         self._waiting = WaitingPods(cache.pods)
+        self._gathering = Gathering(self._waiting)
 
     def node_of(self, pod: PodRecord, names: Collection[NodeName]) -> NodeName | None:
         """Return the node for which a pod is planned, if it still can go there.
@@ -110,8 +112,12 @@ class JointPlan:
         2. The pod itself; where it fits nowhere, it takes the cores of pods that are only planned.
         3. The others, in kube-scheduler's order.
         4. Pods of one priority of which some find no place are arranged in another way, if that helps.
+
+        Where nodes are nominated, it waits for some more pods before, and for the nominations afterwards:
+        kube-scheduler, which tries one pod after the other, would otherwise look at all nodes for the next.
         """
         names = frozenset(names)
+        await self._gather(pod, names)
         beside = self._beside(pod) if not is_about_nominated_node(pod, names) else []
         await self._plan(takewhile(lambda one: one.priority > pod.priority, beside), names)
         best = await self._fits.best(names, asking.pod_request.request)
@@ -121,6 +127,7 @@ class JointPlan:
             self.hold(pod, asking, best.node, best.placement)
         rest = dropwhile(lambda one: one.priority > pod.priority, beside)
         await self._plan(rest, names, _Planned(pod, asking, best))
+        await self._nominations.written()
         return self._holds.node_of(pod.uid)
 
     def hold(
@@ -141,6 +148,11 @@ class JointPlan:
             vmi=asking.pod_request.vmi_name,
         )
         self._holds.hold(node, claim, planned=planned)
+
+    async def _gather(self, pod: PodRecord, names: Collection[NodeName]) -> None:
+        known = self._cache.pods.get(pod.uid)
+        if self._nominations.pay and known is not None and waits(known) and len(names) > 1:
+            await self._gathering.gather(known.shape, TOGETHER)
 
     def _beside(self, pod: PodRecord) -> list[PodRecord]:
         """Return the pods to be planned along with one, in kube-scheduler's order."""

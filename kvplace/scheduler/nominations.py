@@ -1,14 +1,16 @@
 """Nominating the nodes of planned pods, so that kube-scheduler looks at one node instead of thousands.
 
 kube-scheduler tries `status.nominatedNodeName` first, and all other nodes only if that one fails. The write
-costs the API server about a third of a binding, so it pays in large clusters only. It is a hint: nothing
-waits for it, and one that comes too late, or fails, changes nothing but the cost. A pod that somebody else
-has nominated, bound or changed since it was planned is left alone.
+costs the API server about a third of a binding, so it pays in large clusters only. It is a hint: one that
+comes too late, or fails, changes nothing but the cost. So that few come too late, kube-scheduler gets its
+answer about one pod when the nominations of those that were planned beside it are written. A pod that
+somebody else has nominated, bound or changed since it was planned is left alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Protocol
 
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 4
 """Nominations under way: enough to stay ahead of kube-scheduler, few enough to leave the rest to binds."""
+_PATIENCE_S = 1.0
+"""How long kube-scheduler's answer waits at most: looking at all nodes for every pod costs it more."""
 
 
 class NominationClient(Protocol):
@@ -47,17 +51,32 @@ class Nominations:
         self._holds = holds
         self._from_nodes = from_nodes
         self._due: dict[PodUid, NodeName] = {}
+        self._under_way = 0
         self._added = asyncio.Event()
+        self._done = asyncio.Event()
+
+    @property
+    def pay(self) -> bool:
+        """Whether the cluster is so large that looking at all nodes costs more than a nomination."""
+        return 0 < self._from_nodes <= len(self._cache.nodes.records)
 
     def add(self, uid: PodUid, node: NodeName) -> None:
         """Nominate a node for a pod soon, if the cluster is large enough."""
-        if 0 < self._from_nodes <= len(self._cache.nodes.records):
+        if self.pay:
             self._due[uid] = node
             self._added.set()
 
     def drop(self, uid: PodUid) -> None:
         """Leave a pod alone: kube-scheduler has asked about it already."""
         self._due.pop(uid, None)
+
+    async def written(self) -> None:
+        """Wait until nothing is left to nominate, but not for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                while self._due or self._under_way:
+                    self._done.clear()
+                    await self._done.wait()
 
     async def run(self) -> None:
         """Nominate until cancelled."""
@@ -71,7 +90,12 @@ class Nominations:
                 self._added.clear()
                 await self._added.wait()
             uid = next(iter(self._due))
-            await self._nominate(uid, self._due.pop(uid))
+            self._under_way += 1
+            try:
+                await self._nominate(uid, self._due.pop(uid))
+            finally:
+                self._under_way -= 1
+                self._done.set()
 
     async def _nominate(self, uid: PodUid, node: NodeName) -> None:
         pod = self._cache.pods.get(uid)

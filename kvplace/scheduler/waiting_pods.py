@@ -6,6 +6,7 @@ comes again when something changes, nobody knows when, and one with a nominated 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from kvplace.core.scalars import PodUid
@@ -19,6 +20,7 @@ class WaitingPods:
     def __init__(self, pods: Store[PodUid, PodRecord]) -> None:
         self._by_shape: dict[bytes, dict[int, dict[PodUid, PodRecord]]] = {}
         """Pods by shape and priority, in the order of their arrival."""
+        self._arrived = asyncio.Event()
         pods.subscribe(self._pod_seen)
 
     def of_shape(self, shape: bytes) -> Iterator[PodRecord]:
@@ -27,9 +29,16 @@ class WaitingPods:
         for priority in sorted(by_priority, reverse=True):
             yield from by_priority[priority].values()
 
+    async def until(self, shape: bytes, count: int) -> None:
+        """Wait until so many pods of a shape wait."""
+        while sum(map(len, self._by_shape.get(shape, {}).values())) < count:
+            self._arrived.clear()
+            await self._arrived.wait()
+
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         if after is not None and waits(after):
             self._by_shape.setdefault(after.shape, {}).setdefault(after.priority, {})[after.uid] = after
+            self._arrived.set()
         if before is not None and (after is None or not waits(after) or _place(before) != _place(after)):
             self._remove(before)
 

@@ -83,7 +83,7 @@ def test_a_plain_pod_with_only_limits_needs_no_change_of_its_requests() -> None:
         "/spec/containers/0/resources/requests",
         "/spec/schedulerName",
     ]
-    assert container(admit(plain_pod())[0], "c0")["resources"]["requests"] == {"kvplace.io/vm": "1"}
+    assert container(admit(plain_pod())[0], "c0")["resources"]["requests"] == {"kvplace.io/vm": "0"}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def _assert_not_lowered(old: Json, new: Json) -> None:
     # What the API server would refuse later stays as it is.
     assert before == after or parse_quantity(after) > parse_quantity(before)
     old_limits, new_limits = old.get("limits") or {}, new.get("limits") or {}
-    assert {**new_limits, "kvplace.io/vm": "1"} == {**old_limits, "kvplace.io/vm": "1"}
+    assert {**new_limits, "kvplace.io/vm": "0"} == {**old_limits, "kvplace.io/vm": "0"}
 
 
 def test_a_plain_pod_may_have_4096_cpus_and_containers_with_a_limit_of_none() -> None:

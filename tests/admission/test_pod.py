@@ -128,7 +128,7 @@ def test_a_captured_launcher_pod_with_options_gets_its_request(path: Path) -> No
     assert after["metadata"]["labels"]["kvplace.io/placed"] == "true"
     assert after["spec"]["schedulerName"] == "kvplace-scheduler"
     compute = container(after, "compute")["resources"]
-    assert (compute["requests"]["kvplace.io/vm"], compute["limits"]["kvplace.io/vm"]) == ("1", "1")
+    assert (compute["requests"]["kvplace.io/vm"], compute["limits"]["kvplace.io/vm"]) == ("0", "0")
     written = written_request(after)
     assert written.vmi == f"default/{needed_vmi(raw, settings=SETTINGS)}"
     assert written.request == Request(

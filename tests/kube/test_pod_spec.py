@@ -20,7 +20,7 @@ SPEC: dict[str, Any] = {
     "nodeSelector": {"disk": "fast"},
     "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}},
     "tolerations": [{"key": "a", "operator": "Exists"}],
-    "containers": [{"name": "compute", "resources": {"requests": {"cpu": "2", "kvplace.io/vm": "1"}}}],
+    "containers": [{"name": "compute", "resources": {"requests": {"cpu": "2", "kvplace.io/vm": "0"}}}],
     "volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "configMap": {"name": "c"}}],
 }
 
@@ -34,7 +34,7 @@ def container(**changed: Any) -> list[dict[str, Any]]:
 
 
 def test_pods_that_differ_in_amounts_and_names_have_one_shape() -> None:
-    bigger = container(name="other", resources={"requests": {"kvplace.io/vm": "1", "cpu": "64"}})
+    bigger = container(name="other", resources={"requests": {"kvplace.io/vm": "0", "cpu": "64"}})
     assert shape(containers=bigger, priority=5, volumes=[], hostname="x") == shape() != NO_SHAPE
 
 

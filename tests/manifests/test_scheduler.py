@@ -21,7 +21,7 @@ from tests.manifests.asked_extender import AskedExtender
 from tests.manifests.conftest import MANIFESTS
 
 Json = dict[str, Any]
-MARKER = {"kvplace.io/vm": "1"}
+MARKER = {"kvplace.io/vm": "0"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from kvplace.core.scalars import NodeName
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.scheduler.extender import ExtenderSettings
+from kvplace.scheduler.gathering import GATHER_S, STREAM_S
+from kvplace.scheduler.joint_plan import TOGETHER
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Operation
 from tests.nodes.machines import EIGHT
@@ -107,10 +109,12 @@ async def test_a_pod_that_kube_scheduler_asks_about_meanwhile_is_not_nominated(c
     async with replica(cluster, extending=ALWAYS) as one:
         sending = cluster.faults.hold(Operation.NOMINATE_NODE)
         await seen(one, 8)
-        await one.filter(pods[0])
+        first = asyncio.create_task(one.filter(pods[0]))
         await sending.reached.wait()
-        await one.filter(pods[7])
+        await one.until(lambda: one.extender.holds.planned_node(pods[7].uid) is not None)
+        assert (await one.filter(pods[7])).names == ["a"]
         sending.release()
+        await first
         await one.until(lambda: len(nominated(cluster)) == 6)
         await asyncio.sleep(1)
         assert "vm-7" not in nominated(cluster)
@@ -138,3 +142,68 @@ async def test_pods_are_not_planned_over_the_nominated_node_alone(cluster: Count
         assert (await one.filter(cluster.pod("vm-0"), "c")).names == ["c"]
         assert one.held() == 1
         assert (await one.filter(pods[1])).names == ["c"]
+
+
+async def test_the_answer_about_a_pod_waits_until_those_planned_beside_it_are_nominated(
+    cluster: Counting,
+) -> None:
+    pods = several(cluster, 5)
+    async with replica(cluster, extending=ALWAYS) as one:
+        sending = cluster.faults.hold(Operation.NOMINATE_NODE)
+        await seen(one, 5)
+        answer = asyncio.create_task(one.filter(pods[0]))
+        await sending.reached.wait()
+        assert not answer.done()
+        sending.release()
+        assert (await answer).names == ["a"]
+        assert len(nominated(cluster)) == 4
+
+
+async def test_the_answer_does_not_wait_for_ever_when_nominations_hang(cluster: Counting) -> None:
+    pods = several(cluster, 2)
+    async with replica(cluster, extending=ALWAYS) as one:
+        cluster.faults.hold(Operation.NOMINATE_NODE)
+        await seen(one, 2)
+        assert (await one.filter(pods[0])).names == ["a"]
+
+
+async def test_a_pod_of_a_stream_waits_for_those_that_come_behind_it(cluster: Counting) -> None:
+    """And so the ones behind it are nominated before kube-scheduler can ask about them."""
+    loop = asyncio.get_running_loop()
+    async with replica(cluster, extending=ALWAYS) as one:
+        first = several(cluster, 1)[0]
+        await seen(one, 1)
+        began = loop.time()
+        await one.filter(first)
+        assert loop.time() - began < GATHER_S
+        second = asking_pod(cluster, "second", 2, shape=b"of one kind")
+        await seen(one, 2)
+        asking = asyncio.create_task(one.filter(second))
+        behind = asking_pod(cluster, "behind", 2, shape=b"of one kind")
+        await asking
+        assert nominated(cluster) == {"behind": one.extender.holds.node_of(behind.uid)}
+
+
+async def test_a_pod_that_comes_alone_waits_for_nobody(cluster: Counting) -> None:
+    loop = asyncio.get_running_loop()
+    async with replica(cluster, extending=ALWAYS) as one:
+        for number in range(3):
+            pod = asking_pod(cluster, f"alone-{number}", 2, shape=b"of one kind")
+            await seen(one, number + 1)
+            began = loop.time()
+            await one.filter(pod)
+            assert loop.time() - began < GATHER_S
+            await asyncio.sleep(STREAM_S)
+
+
+async def test_a_pod_does_not_wait_when_enough_others_wait_already(cluster: Counting) -> None:
+    loop = asyncio.get_running_loop()
+    async with replica(cluster, extending=ALWAYS) as one:
+        first = asking_pod(cluster, "first", 1, shape=b"of one kind")
+        await seen(one, 1)
+        await one.filter(first)
+        others = several(cluster, TOGETHER, 1)
+        await seen(one, TOGETHER + 1)
+        began = loop.time()
+        await one.filter(others[0])
+        assert loop.time() - began < GATHER_S

@@ -38,7 +38,7 @@ RESULTS = {
     "cpu-map": json.dumps({"socket0": ["2", "3", "4", "5", "6", "7", "8", "9"]}),
 }
 LABEL = {"kvplace.io/placed": "true"}
-MARKER = {"limits": {"cpu": "2", "kvplace.io/vm": "1"}}
+MARKER = {"limits": {"cpu": "2", "kvplace.io/vm": "0"}}
 MINE = {"schedulerName": "kvplace-scheduler"}
 
 

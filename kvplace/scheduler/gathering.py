@@ -1,0 +1,35 @@
+"""Waiting a moment for pods that come one after the other, so that they are planned together.
+
+In a large cluster the first pod of a plan costs kube-scheduler a look at thousands of nodes, and those that
+are planned beside it, and nominated, cost it one node each. VMs of a rollout arrive some dozens a second;
+without a pause nearly each would be the first one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from kvplace.scheduler.waiting_pods import WaitingPods
+
+STREAM_S = 1.0
+"""A pod that comes so long after the one before comes alone, and does not wait for others."""
+GATHER_S = 0.25
+"""How long a pod waits for others at most: at thirty pods a second for seven of them."""
+
+
+class Gathering:
+    """Notices pods that come in a stream, and has the first of them wait for some more."""
+
+    def __init__(self, waiting: WaitingPods) -> None:
+        self._waiting = waiting
+        self._last = float("-inf")
+
+    async def gather(self, shape: bytes, enough: int) -> None:
+        """Wait until `enough` pods of a shape wait, if pods come in a stream, but not for long."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._last < STREAM_S:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_S):
+                    await self._waiting.until(shape, enough)
+        self._last = loop.time()
