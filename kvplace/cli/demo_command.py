@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.output import Output, console, output_option, print_document, say
+from kvplace.cli.output import Output, console, output_option, print_document
+from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -35,52 +34,24 @@ def command(vms: int, nodes: int, seed: int, output: Output) -> int:
 
     Each VM goes through the same code as in a cluster: VMI admission, its virt-launcher pod, pod admission,
     the extender's filter, prioritize and bind, the node's ledger, and the hook that rewrites its libvirt
-    domain. VMs that do not fit are part of the answer: the exit code is 0.
+    domain. VMs that do not fit are part of the answer: the exit code is 0. Ctrl-C ends early, with the report
+    of the VMs so far, and exit code 130.
     """
     import asyncio
 
     from kvplace.simulate.demo import run_demo
     from kvplace.simulate.demo_report import DemoSettings, report_document
 
-    with _progress(vms) as progress:
-        report = asyncio.run(run_demo(DemoSettings(vms, nodes, seed), progress))
+    with Progress("placing", vms, "VM") as progress:
+        settings = DemoSettings(vms, nodes, seed)
+        report = asyncio.run(run_demo(settings, lambda so_far: progress.show(so_far.done)))
     if output is Output.JSON:
         print_document(report_document(report), output)
     else:
         _print(report, console(sys.stdout, _WIDTH))
-    return ExitCode.FAILED if report.cpus_owned_twice else ExitCode.DONE
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[DemoReport], None]]:
-    """Show progress on stderr: a bar on a terminal, else a line per second."""
-    if not sys.stderr.isatty():
-        yield _line_per_second(total)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("placing VMs", total=total)
-        yield lambda report: bar.update(task, completed=_done(report))
-
-
-def _line_per_second(total: int) -> Callable[[DemoReport], None]:
-    last = time.monotonic()
-
-    def report_progress(report: DemoReport) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= 1.0:
-            last = now
-            say(f"{_done(report)} of {total} VMs")
-
-    return report_progress
-
-
-def _done(report: DemoReport) -> int:
-    return len(report.placed) + len(report.refused)
+    if report.cpus_owned_twice:
+        return ExitCode.FAILED
+    return ExitCode.INTERRUPTED if progress.interrupted else ExitCode.DONE
 
 
 def _print(report: DemoReport, out: Console) -> None:
@@ -124,6 +95,8 @@ def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Con
         + (f" ({floating} of them unpinned, as they asked)" if floating else "")
     )
     out.print(f"refused   {len(report.refused)}")
+    if report.done < ordered:
+        out.print(f"          interrupted: {ordered - report.done} VMs were not tried")
     for group in refusals:
         more = f" and {len(group.vms) - 1} more" if len(group.vms) > 1 else ""
         out.print(f"          {group.vms[0]}{more}, by {group.by}: {group.reason}", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -9,6 +10,7 @@ import click
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.files import InputFile
 from kvplace.cli.output import Output, output_option, print_document, print_table, say
+from kvplace.cli.progress import Progress
 from kvplace.cli.words import Words
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
@@ -76,7 +78,8 @@ def command(
 
     All VMs are considered together, so more of them fit than one after the other; both counts are printed.
 
-    Exit code 0 when every VM was placed, 3 when none was, 4 when some were.
+    Exit code 0 when every VM was placed, 3 when none was, 4 when some were; 130 after Ctrl-C, with the best
+    plan so far.
     """  # noqa: D301 - click needs the literal backslash
     from kvplace.core.cluster.planning import plan
     from kvplace.plan.mip_bound import mip_bound
@@ -90,9 +93,18 @@ def command(
     else:
         nodes = read_plan_cluster(cluster)
     vms = read_vm_requests(requests, (vm.id for node in nodes for vm in node.running))
-    bound = mip_bound(nodes, vms, seconds=seconds) if optimal else None
-    hint = bound.hint if bound is not None else ()
-    found = plan(nodes, vms, Strategy(strategy), make_room=make_room, hint=hint)
+    with Progress("planning", len(vms), "VM") as progress:
+        solving = partial(progress.show, 0, "solver")
+        bound = mip_bound(nodes, vms, seconds=seconds, goes_on=solving) if optimal else None
+        hint = bound.hint if bound is not None else ()
+        found = plan(
+            nodes,
+            vms,
+            Strategy(strategy),
+            make_room=make_room,
+            hint=hint,
+            watch=lambda at: progress.show(at.assigned, at.stage.value),
+        )
     if output in (Output.JSON, Output.YAML):
         from kvplace.plan.plan_report import plan_document
 
@@ -102,8 +114,12 @@ def command(
             click.echo(vm.id)
         if found.refused:
             say(f"{len(found.refused)} of {len(vms)} VMs do not fit")
+        if found.undecided:
+            say(f"{len(found.undecided)} of {len(vms)} VMs fit and are not yet placed")
     else:
         _print(found, bound, wide=output is Output.WIDE)
+    if found.stopped:
+        return ExitCode.INTERRUPTED
     if not found.refused:
         return ExitCode.DONE
     return ExitCode.PARTLY_DONE if found.planned else ExitCode.DOES_NOT_FIT

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from kvplace.cli.files import InputFile
-from kvplace.cli.output import Output, output_option, print_document, print_table, say
+from kvplace.cli.output import Output, output_option, print_document, print_table
+from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from kvplace.simulate.scenario import Scenario
     from kvplace.simulate.simulation import Outcome
-
-_PROGRESS_INTERVAL_S = 2.0
 
 
 @click.command("simulate", short_help="Simulate a load of VMs on a cluster of your machines.")
@@ -36,7 +35,7 @@ def command(scenario: str | None, example: bool, output: Output) -> int:
     at the end, and how much was stranded: free CPUs without memory for them, free memory without CPUs.
 
     Equal scenarios give equal reports, except for times. Refused VMs are part of the answer: the exit code
-    is 0.
+    is 0. Ctrl-C ends early, with the report of what was run, and exit code 130.
     """
     from kvplace.simulate.scenario import example_scenario, example_text, load_scenario
     from kvplace.simulate.simulation import simulate
@@ -48,28 +47,39 @@ def command(scenario: str | None, example: bool, output: Output) -> int:
     chosen = example_scenario() if scenario is None else load_scenario(Path(scenario))
     seeds = chosen.seeds if chosen.mix is not None else (None,)
     runs = [(strategy, seed) for strategy in chosen.strategies for seed in seeds]
-    outcomes = []
-    reported = time.monotonic()
-    for number, (strategy, seed) in enumerate(runs):
-        if time.monotonic() - reported > _PROGRESS_INTERVAL_S:
-            reported = time.monotonic()
-            say(f"{number} of {len(runs)} simulations done")
-        outcomes.append(simulate(chosen, strategy, seed))
+    outcomes: list[Outcome] = []
+    with Progress("simulating", len(runs) * chosen.arrivals, "VM") as progress:
+        for number, (strategy, seed) in enumerate(runs):
+            before, name = number * chosen.arrivals, strategy.value
+            goes_on = partial(_show, progress, before, name if seed is None else f"{name}, seed {seed}")
+            outcomes.append(simulate(chosen, strategy, seed, goes_on))
+            if progress.interrupted:
+                break
     if output is Output.JSON:
-        print_document(report_document(chosen, outcomes), output)
+        print_document(report_document(chosen, outcomes, interrupted=progress.interrupted), output)
     else:
         _print(chosen, outcomes)
-    return ExitCode.DONE
+        if progress.interrupted:
+            click.echo(
+                f"\ninterrupted in simulation {len(outcomes)} of {len(runs)}: the table counts what was run"
+            )
+    return ExitCode.INTERRUPTED if progress.interrupted else ExitCode.DONE
+
+
+def _show(progress: Progress, before: int, name: str, arrived: int) -> bool:
+    return progress.show(before + arrived, name)
 
 
 def _print(scenario: Scenario, outcomes: list[Outcome]) -> None:
     from kvplace.simulate.simulation_report import summary
 
-    columns = [
-        summary([outcome for outcome in outcomes if outcome.strategy is strategy])
+    by_strategy = {
+        strategy: [outcome for outcome in outcomes if outcome.strategy is strategy]
         for strategy in scenario.strategies
-    ]
-    head = (f"{len(scenario.nodes)} nodes{_seeds(scenario)}", *(each.value for each in scenario.strategies))
+    }
+    columns = [summary(found) for found in by_strategy.values() if found]
+    heads = [strategy.value for strategy, found in by_strategy.items() if found]
+    head = (f"{len(scenario.nodes)} nodes{_seeds(scenario)}", *heads)
     rows = ((line[0][0], *(value for _, value in line)) for line in zip(*columns, strict=True))
     print_table([head, *rows])
 

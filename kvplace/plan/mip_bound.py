@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate
@@ -58,9 +58,16 @@ class MipBound:
 
 
 def mip_bound(
-    nodes: Sequence[ClusterNode], requests: Sequence[VmRequest], *, seconds: float = 30.0
+    nodes: Sequence[ClusterNode],
+    requests: Sequence[VmRequest],
+    *,
+    seconds: float = 30.0,
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> MipBound:
-    """Bound what any plan without moves can place; raises Misconfigured without HiGHS."""
+    """Bound what any plan without moves can place; raises Misconfigured without HiGHS.
+
+    The solver asks now and then whether it `goes_on`; ended early it gives the best bound that it knows.
+    """
     try:
         import highspy
     except ImportError:
@@ -78,9 +85,20 @@ def mip_bound(
     }.items():
         solver.setOptionValue(name, value)
     solver.passModel(program.model())
+
+    def ask(event: highspy.highs.HighsCallbackEvent) -> None:
+        if not goes_on():
+            event.interrupt()
+
+    for asking in (solver.cbMipInterrupt, solver.cbSimplexInterrupt, solver.cbIpmInterrupt):
+        asking.subscribe(ask)
     solver.run()
     status, solution = solver.getModelStatus(), solver.getSolution()
-    known = status in (highspy.HighsModelStatus.kOptimal, highspy.HighsModelStatus.kTimeLimit)
+    known = status in (
+        highspy.HighsModelStatus.kOptimal,
+        highspy.HighsModelStatus.kTimeLimit,
+        highspy.HighsModelStatus.kInterrupt,
+    )
     return MipBound(
         program.bound(solver.getInfo().mip_dual_bound if known else math.inf),
         status == highspy.HighsModelStatus.kOptimal,

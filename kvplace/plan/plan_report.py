@@ -19,6 +19,7 @@ from kvplace.plan.mip_bound import MipBound
 
 HEADS = ("VM", "NODE", "CPUS", "NUMA")
 WIDE_HEADS = (*HEADS, "SOCKETS", "L3", "EMULATOR", "MEMORY")
+INTERRUPTED = "the search was interrupted; a longer one may place more VMs"
 MOVE_SEARCH_STOPPED = "the search for moves stopped at its bound; more VMs might fit"
 
 
@@ -70,6 +71,10 @@ def summary(plan: Plan, bound: MipBound | None) -> list[tuple[str, str]]:
         ]
     if not plan.moves_complete:
         lines.append(("" if plan.moves else "moves", MOVE_SEARCH_STOPPED))
+    if plan.stopped:
+        lines.append(("interrupted", INTERRUPTED))
+    if plan.undecided:
+        lines.append(("undecided", f"{counted(len(plan.undecided), 'VM')} that fit, not yet placed"))
     if plan.refused:
         lines.append(("refused", counted(len(plan.refused), "VM")))
         for group in refused_vms(plan):
@@ -122,6 +127,9 @@ def plan_document(
     }
     if not plan.moves_complete:
         document["moveSearch"] = MOVE_SEARCH_STOPPED
+    if plan.stopped:
+        document["interrupted"] = INTERRUPTED
+        document["undecided"] = [vm.id for vm in plan.undecided]
     if bound is not None:
         document["summary"]["bound"] = {
             **_tally(bound.bound),
@@ -134,8 +142,8 @@ def plan_document(
 
 def requested(plan: Plan) -> Tally:
     """Count all VMs of a plan, placed and refused."""
-    vcpus = plan.placed.vcpus + sum(vm.request.vcpus for vm in plan.refused)
-    return Tally(plan.placed.vms + len(plan.refused), vcpus)
+    others = [vm.request.vcpus for vm in plan.refused] + [vm.request.vcpus for vm in plan.undecided]
+    return Tally(plan.placed.vms + len(others), plan.placed.vcpus + sum(others))
 
 
 def _refused_document(vms: RefusedVms) -> Json:

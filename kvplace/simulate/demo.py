@@ -46,9 +46,9 @@ _UIDS = uuid.UUID("6b766c61-6365-5000-8000-000000000000")
 
 
 async def run_demo(
-    settings: DemoSettings, progress: Callable[[DemoReport], None] = lambda report: None
+    settings: DemoSettings, goes_on: Callable[[DemoReport], bool] = lambda report: True
 ) -> DemoReport:
-    """Create the VMs one by one; calls `progress` after each."""
+    """Create the VMs one by one; asks after each whether it `goes_on`, and else ends there."""
     started = time.perf_counter()
     cluster = MemoryCluster()
     machines = _machines(settings.nodes)
@@ -61,7 +61,8 @@ async def run_demo(
                 lifecycle = _VmLifecycle(cluster, cache, report, Path(folder))
                 for vm in demo_vms(read_templates(), settings.vms, settings.seed):
                     await lifecycle.run(vm)
-                    progress(report)
+                    if not goes_on(report):
+                        break
                 await lifecycle.events.finish()
             report.ledgers = {name: cache.ledger(name) for name in machines}
     finally:

@@ -67,6 +67,11 @@ class DemoReport:
     seconds: float = 0.0
 
     @property
+    def done(self) -> int:
+        """How many VMs were placed or refused."""
+        return len(self.placed) + len(self.refused)
+
+    @property
     def pinned(self) -> list[PlacedVm]:
         """The placed VMs that do not run unpinned."""
         return [vm for vm in self.placed if not vm.placement.floats]
@@ -177,6 +182,7 @@ def report_document(report: DemoReport) -> dict[str, Any]:
             "nodes": report.settings.nodes,
             "seed": report.settings.seed,
         },
+        **({"interrupted": "not all VMs were tried"} if report.done < report.settings.vms else {}),
         "placed": len(report.placed),
         "pinned": len(report.pinned),
         "refused": [

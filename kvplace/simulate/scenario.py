@@ -30,6 +30,11 @@ class Scenario:
     moves: int = 0
     """How many running VMs may move for one that does not fit well."""
 
+    @property
+    def arrivals(self) -> int:
+        """VMs that arrive in one simulation."""
+        return len(self.vms) if self.mix is None else self.mix.requests
+
     @cached_property
     def memory_per_cpu(self) -> float:
         """Bytes outside huge pages that the VMs request for each vCPU, on average."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from kvplace.core.allocator.allocate import try_place
@@ -51,6 +51,8 @@ class Outcome:
     strategy: Strategy
     seed: int | None
     """None for VMs that the scenario lists one by one."""
+    complete: bool = True
+    """False when the simulation was ended before its last event."""
     arrived: int = 0
     placed: int = 0
     refused: int = 0
@@ -75,9 +77,14 @@ class Outcome:
     """Of every decision: the answers of all nodes, and the choice."""
 
 
-def simulate(scenario: Scenario, strategy: Strategy, seed: int | None) -> Outcome:
-    """Run one simulation; a mix needs a seed."""
-    return _Run(scenario, strategy, seed).run()
+def simulate(
+    scenario: Scenario, strategy: Strategy, seed: int | None, goes_on: Callable[[int], bool] = lambda _: True
+) -> Outcome:
+    """Run one simulation; a mix needs a seed.
+
+    It asks with the number of VMs that have arrived whether it `goes_on`, and else ends incomplete.
+    """
+    return _Run(scenario, strategy, seed).run(goes_on)
 
 
 class _Run:
@@ -96,9 +103,12 @@ class _Run:
                 memory=sum(numa.memory for node in scenario.nodes for numa in node.topology.numa_nodes),
             )
 
-    def run(self) -> Outcome:
+    def run(self, goes_on: Callable[[int], bool]) -> Outcome:
         events: Iterable[Event] = self._random if self._random is not None else trace(self._scenario.vms)
         for event in events:
+            if not goes_on(self._outcome.arrived):
+                self._outcome.complete = False
+                break
             if isinstance(event, Arrival):
                 self._arrive(event.vm)
             else:

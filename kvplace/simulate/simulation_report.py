@@ -17,13 +17,16 @@ from kvplace.simulate.simulation import Outcome, Splits
 KIND = "SimulationReport"
 
 
-def report_document(scenario: Scenario, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def report_document(
+    scenario: Scenario, outcomes: Sequence[Outcome], *, interrupted: bool = False
+) -> dict[str, Any]:
     """Write the outcomes as JSON; everything but the seconds is the same for equal scenarios."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "nodes": len(scenario.nodes),
         "memoryPerCpu": round(scenario.memory_per_cpu),
+        **({"interrupted": "not all simulations were run to their end"} if interrupted else {}),
         "runs": [_run_document(outcome) for outcome in outcomes],
     }
 
@@ -33,6 +36,8 @@ def _run_document(outcome: Outcome) -> dict[str, Any]:
     document: dict[str, Any] = {"strategy": outcome.strategy.value}
     if outcome.seed is not None:
         document["seed"] = outcome.seed
+    if not outcome.complete:
+        document["complete"] = False
     first = outcome.first_refusal
     return document | {
         "arrived": outcome.arrived,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,10 @@ class Terminal:
     def type(self, text: str) -> None:
         """Type keys."""
         os.write(self._outer, text.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
 
     def read_until(self, words: str) -> str:
         """Return what the screen has shown since the last call, once it shows these words."""

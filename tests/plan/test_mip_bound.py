@@ -165,3 +165,13 @@ def test_without_the_solver_the_error_says_how_to_install_it(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "highspy", None)
     with pytest.raises(Misconfigured, match=r"pip install 'kvplace\[optimal\]'"):
         mip_bound(nodes_of(machine(4)), vms_of(1))
+
+
+def test_a_solver_that_is_ended_early_gives_a_bound_that_still_holds() -> None:
+    cluster = nodes_of(*[machine(15, 15)] * 8)
+    wanted = vms_of(*[6, 10, 14, 9, 7] * 6)
+    asked = iter(range(1_000_000))
+    ended = mip_bound(cluster, wanted, goes_on=lambda: next(asked) < 0)
+    assert next(asked) > 0
+    assert ended.bound >= plan(cluster, wanted).placed
+    assert ended.bound <= Tally(30, 276)

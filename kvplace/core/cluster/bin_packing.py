@@ -33,6 +33,7 @@ def pack(draft: Draft, order: Sequence[int], shapes: Sequence[Shape], first: Fil
             for headroom in node.headrooms(shapes[vms[0]])
         ]
         for count, index, cpus in sorted(headrooms):
+            draft.step()
             for size, number in best_filling(count, waiting.numbers, first):
                 for _ in range(number):
                     waiting.assign_one(draft, size, index, cpus)

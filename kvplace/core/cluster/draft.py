@@ -7,9 +7,10 @@ each placement is computed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.allocator.layout import ScopeDomain, layout_of
@@ -25,6 +26,14 @@ from kvplace.core.topology import Topology
 
 _MAX_CACHED = 200_000
 """Placements that are kept, about 1 KB each."""
+
+
+Step: TypeAlias = Callable[[int], None]
+"""Told how many VMs are assigned whenever a search looks at the next one; raises `Stopped` to end it."""
+
+
+class Stopped(Exception):
+    """A search was ended from outside. Its draft is whole: what is assigned so far."""
 
 
 class Shape:
@@ -163,20 +172,28 @@ class DraftNode:
 class Draft:
     """All nodes, and the node of each planned VM so far."""
 
-    def __init__(self, nodes: Sequence[DraftNode], node_of: Mapping[int, int]) -> None:
+    def __init__(
+        self, nodes: Sequence[DraftNode], node_of: Mapping[int, int], step: Step | None = None
+    ) -> None:
+        self._step = step
         self.nodes = list(nodes)
         self.node_of = dict(node_of)
         """The index of the node of each assigned VM, by the number of the VM."""
 
     @classmethod
-    def empty(cls, nodes: Sequence[ClusterNode]) -> Draft:
+    def empty(cls, nodes: Sequence[ClusterNode], step: Step | None = None) -> Draft:
         """The cluster before anything is planned."""
         cache = PlacementCache()
-        return cls([DraftNode(node, cache, node.running, {}) for node in nodes], {})
+        return cls([DraftNode(node, cache, node.running, {}) for node in nodes], {}, step)
+
+    def step(self) -> None:
+        """Say that a search looks at the next VM; raises `Stopped` when it is to end."""
+        if self._step is not None:
+            self._step(len(self.node_of))
 
     def copy(self) -> Draft:
         """Copy this draft: changes of one copy do not touch the other."""
-        return Draft(self.nodes, self.node_of)
+        return Draft(self.nodes, self.node_of, self._step)
 
     def become(self, other: Draft) -> None:
         """Take over the state of another draft of the same cluster."""

@@ -22,6 +22,7 @@ def exchange(draft: Draft, shapes: Sequence[Shape]) -> None:
     """
     waiting = draft.waiting(len(shapes))
     for vm in sorted(draft.node_of, key=lambda vm: (-shapes[vm].vcpus, vm))[:_MAX_EXCHANGES]:
+        draft.step()
         if not waiting:
             break
         for order in (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvplace.core.cluster.draft import Draft, DraftNode, Shape
+from kvplace.core.cluster.draft import Draft, DraftNode, Shape, Stopped
 from kvplace.core.moves.budget import MAX_STEPS
 from kvplace.core.moves.make_room import Move, MovePlan, make_room
 from kvplace.core.occupant import Occupant
@@ -66,7 +66,10 @@ def make_room_for_waiting(draft: Draft, shapes: Sequence[Shape]) -> PlannedMoves
         shape = shapes[vm]
         if shape in failed:
             continue
-        found = search.on_all_nodes(draft, shape)
+        try:
+            found = search.on_all_nodes(draft, shape)
+        except Stopped:
+            return PlannedMoves(tuple(moves), complete=False)
         if not found:
             failed.add(shape)
             continue
@@ -98,6 +101,7 @@ class _Search:
             if self._steps <= 0:
                 cut = True
                 break
+            draft.step()
             node = draft.nodes[index]
             planned = [
                 Occupant(f"{_PLANNED}{vm}", self._shapes[vm].request, placement)

@@ -9,13 +9,15 @@ everywhere. Equal input gives equal plans.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.bin_packing import FillOrder, pack
 from kvplace.core.cluster.cluster_node import ClusterNode
-from kvplace.core.cluster.draft import Draft, Shape, shapes_of
+from kvplace.core.cluster.draft import Draft, Shape, Stopped, shapes_of
 from kvplace.core.cluster.greedy import (
     NARROW_FIRST,
     as_many_as_can_fit,
@@ -70,6 +72,33 @@ class Tally:
     vcpus: int
 
 
+class Stage(Enum):
+    """The parts of a search, in their order."""
+
+    ONE_BY_ONE = "one by one"
+    HARDEST_FIRST = "the hardest first"
+    BEST_FIT = "best fit"
+    BIN_PACKING = "bin packing"
+    MANY = "as many as can fit"
+    SOLVER = "as the solver says"
+    EXCHANGE = "exchanging"
+    MAKE_ROOM = "making room"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanProgress:
+    """How far a search is."""
+
+    stage: Stage
+    assigned: int
+    """VMs that have a node in the present stage."""
+    vms: int
+
+
+Watch: TypeAlias = Callable[[PlanProgress], bool]
+"""Told how far a search is; the search ends with what it has when the answer is False."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The answer for every VM, in the order of the requests."""
@@ -83,6 +112,10 @@ class Plan:
     """What would be placed one after the other in the order given, each where Filter sends it."""
     moves_complete: bool = True
     """False when the search for moves of running VMs stopped at a bound: more VMs might fit."""
+    stopped: bool = False
+    """The search was ended from outside: a longer one might place more."""
+    undecided: tuple[VmRequest, ...] = ()
+    """VMs that have no node although they fit: the search was ended before it came to them."""
 
 
 def plan(
@@ -92,28 +125,51 @@ def plan(
     *,
     make_room: bool = False,
     hint: Hint = (),
+    watch: Watch | None = None,
 ) -> Plan:
     """Place as many VMs as possible, then as many vCPUs, then with the best locality.
 
     With `make_room` running VMs may move inside their machines for VMs that fit nowhere otherwise. While
-    everything fits, VMs go to nodes by the strategy, as they do in a cluster.
+    everything fits, VMs go to nodes by the strategy, as they do in a cluster. `watch` is told how far the
+    search is, and can end it: the plan then has what was found so far, and says so.
     """
     shapes = shapes_of(vm.request for vm in vms)
-    found = list(_attempts(Draft.empty(nodes), shapes, strategy, hint))
+    watched = _Watched(watch, len(shapes))
+    found = list(_attempts(Draft.empty(nodes, watched.step), shapes, strategy, hint, watched))
     one_by_one = tally(found[0], shapes)
     best = max(found, key=lambda draft: _rank(draft, shapes))
     if len(best.node_of) < len(shapes):
+        watched.stage = Stage.EXCHANGE
         widest = max(found, key=lambda draft: (tally(draft, shapes).vcpus, len(draft.node_of)))
         suggested = found[-1:] if hint else []
         repaired = [draft.copy() for draft in (best, widest, *suggested)]
-        for draft in repaired:
-            exchange(draft, shapes)
+        with suppress(Stopped):
+            for draft in repaired:
+                exchange(draft, shapes)
         best = max([best, *repaired], key=lambda draft: _rank(draft, shapes))
     moves = PlannedMoves()
     if make_room and len(best.node_of) < len(shapes):
+        watched.stage = Stage.MAKE_ROOM
         best = best.copy()
         moves = make_room_for_waiting(best, shapes)
-    return _plan(best, vms, shapes, moves, one_by_one)
+    return _plan(best, vms, shapes, moves, one_by_one, stopped=watched.stopped)
+
+
+class _Watched:
+    """What tells a watcher about a search, and ends the search."""
+
+    def __init__(self, watch: Watch | None, vms: int) -> None:
+        self._watch = watch
+        self._vms = vms
+        self.stage = Stage.ONE_BY_ONE
+        self.stopped = False
+
+    def step(self, assigned: int) -> None:
+        """Tell the watcher; raises `Stopped` as soon as it has ended the search."""
+        if self._watch is not None and not self.stopped:
+            self.stopped = not self._watch(PlanProgress(self.stage, assigned, self._vms))
+        if self.stopped:
+            raise Stopped
 
 
 def tally(draft: Draft, shapes: Sequence[Shape]) -> Tally:
@@ -121,40 +177,48 @@ def tally(draft: Draft, shapes: Sequence[Shape]) -> Tally:
     return Tally(len(draft.node_of), sum(shapes[vm].vcpus for vm in draft.node_of))
 
 
-def _attempts(empty: Draft, shapes: Sequence[Shape], strategy: Strategy, hint: Hint) -> Iterator[Draft]:
+def _attempts(
+    empty: Draft, shapes: Sequence[Shape], strategy: Strategy, hint: Hint, watched: _Watched
+) -> Iterator[Draft]:
     """Assign the VMs in several ways, the first one by one as they arrive.
 
-    Ends after the first group in which one way assigns them all: later groups assign more, not better.
+    Ends after the first group in which one way assigns them all: later groups assign more, not better. Ends
+    also when the search is stopped, with what is assigned so far.
     """
     arrival = range(len(shapes))
     hardest = hardest_first(empty, shapes)
-    ways: list[list[Callable[[Draft], None]]] = [
+    ways: list[list[tuple[Stage, Callable[[Draft], None]]]] = [
         [
-            lambda draft: assign_all(draft, arrival, shapes, by_strategy(strategy)),
-            lambda draft: assign_all(draft, hardest, shapes, by_strategy(strategy)),
+            (Stage.ONE_BY_ONE, lambda draft: assign_all(draft, arrival, shapes, by_strategy(strategy))),
+            (Stage.HARDEST_FIRST, lambda draft: assign_all(draft, hardest, shapes, by_strategy(strategy))),
         ],
-        [lambda draft: assign_all(draft, hardest, shapes, tightest)],
+        [(Stage.BEST_FIT, lambda draft: assign_all(draft, hardest, shapes, tightest))],
         [
-            lambda draft: pack(draft, hardest, shapes, FillOrder.LARGE),
-            lambda draft: pack(draft, hardest, shapes, FillOrder.COMMON),
+            (Stage.BIN_PACKING, lambda draft: pack(draft, hardest, shapes, FillOrder.LARGE)),
+            (Stage.BIN_PACKING, lambda draft: pack(draft, hardest, shapes, FillOrder.COMMON)),
         ],
     ]
     many = as_many_as_can_fit(empty, shapes)
     if many != hardest:
         ways.append(
             [
-                lambda draft: assign_all(draft, many, shapes, tightest),
-                lambda draft: pack(draft, many, shapes, FillOrder.LARGE),
-                lambda draft: pack(draft, many, shapes, FillOrder.COMMON),
+                (Stage.MANY, lambda draft: assign_all(draft, many, shapes, tightest)),
+                (Stage.MANY, lambda draft: pack(draft, many, shapes, FillOrder.LARGE)),
+                (Stage.MANY, lambda draft: pack(draft, many, shapes, FillOrder.COMMON)),
             ]
         )
     if hint:
-        ways.append([lambda draft: _follow(draft, hint, hardest, shapes)])
+        ways.append([(Stage.SOLVER, lambda draft: _follow(draft, hint, hardest, shapes))])
     for group in ways:
         all_assigned = False
-        for way in group:
+        for stage, way in group:
             draft = empty.copy()
-            way(draft)
+            watched.stage = stage
+            try:
+                way(draft)
+            except Stopped:
+                yield draft
+                return
             all_assigned = all_assigned or len(draft.node_of) == len(shapes)
             yield draft
         if all_assigned:
@@ -190,10 +254,13 @@ def _plan(
     shapes: Sequence[Shape],
     moves: PlannedMoves,
     one_by_one: Tally,
+    *,
+    stopped: bool,
 ) -> Plan:
     refusals: dict[Shape, Mapping[NodeName, Refusal]] = {}
     planned: list[PlannedVm] = []
     refused: list[RefusedVm] = []
+    undecided: list[VmRequest] = []
     for number, (vm, shape) in enumerate(zip(vms, shapes, strict=True)):
         if number in draft.node_of:
             name = draft.nodes[draft.node_of[number]].node.name
@@ -206,7 +273,10 @@ def _plan(
             refusals[shape] = {
                 name: answer for name, answer in answers.items() if isinstance(answer, Refusal)
             }
-        refused.append(RefusedVm(vm.id, vm.request, refusals[shape]))
+        if stopped and len(refusals[shape]) < len(draft.nodes):
+            undecided.append(vm)
+        else:
+            refused.append(RefusedVm(vm.id, vm.request, refusals[shape]))
     return Plan(
         tuple(planned),
         tuple(refused),
@@ -214,4 +284,6 @@ def _plan(
         tally(draft, shapes),
         one_by_one,
         moves.complete or not refused,
+        stopped,
+        tuple(undecided),
     )

@@ -13,7 +13,7 @@ from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import Draft, DraftNode, shapes_of
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.cluster.planning import Plan, Tally, VmRequest, plan
+from kvplace.core.cluster.planning import Plan, PlanProgress, Stage, Tally, VmRequest, Watch, plan
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.moves.make_room import make_room
@@ -268,6 +268,40 @@ def test_a_hint_is_followed_where_possible() -> None:
     four = CpuMask(0b1111)
     found = plan(cluster, wanted, hint=[(2, 1, four), (0, 0, four), (1, 0, four)])
     assert found.placed == Tally(2, 8)
+
+
+def ended_after(steps: int, seen: list[PlanProgress]) -> Watch:
+    """A watcher that notes what it is told, and ends the search after so many steps."""
+
+    def watch(at: PlanProgress) -> bool:
+        seen.append(at)
+        return len(seen) <= steps
+
+    return watch
+
+
+def test_a_search_that_is_stopped_anywhere_gives_a_sound_plan_and_an_answer_for_every_vm() -> None:
+    undecided = 0
+    for number, problem in enumerate(problems(80)):
+        watch = ended_after(number % 5 if number % 2 else number, [])
+        found = plan(problem.nodes, problem.vms, problem.strategy, make_room=number % 3 > 0, watch=watch)
+        for node in problem.nodes:
+            check_sound(node, occupants_of(node, found, problem.vms))
+        left = [vm.id for vm in found.undecided]
+        answered = left + [vm.id for vm in found.planned] + [vm.id for vm in found.refused]
+        assert sorted(answered) == sorted(vm.id for vm in problem.vms)
+        assert found.stopped or not left
+        undecided += bool(left)
+    assert undecided >= 5
+
+
+def test_who_watches_a_search_is_told_how_far_it_is_and_changes_nothing() -> None:
+    for problem in problems(30):
+        seen: list[PlanProgress] = []
+        watched = plan(problem.nodes, problem.vms, problem.strategy, watch=ended_after(1_000_000, seen))
+        assert watched == plan(problem.nodes, problem.vms, problem.strategy)
+        assert all(at.assigned <= at.vms == len(problem.vms) for at in seen)
+        assert seen[0].stage is Stage.ONE_BY_ONE
 
 
 def test_a_plan_without_vms_is_empty() -> None:

@@ -1,0 +1,117 @@
+"""Long commands say how far they are, and Ctrl-C ends them with what they have found so far."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calls import COMMAND, Called
+from tests.cli.terminal import Terminal
+
+LONG = {
+    "plan": ("plan", "--cluster", "cluster.json", "--requests", "vms.jsonl", "-o", "json"),
+    "simulate": ("simulate", "--scenario", "scenario.json", "-o", "json"),
+    "demo": ("demo", "--vms", "20000", "--nodes", "200", "-o", "json"),
+}
+CLUSTER = {"nodes": [{"name": "worker", "count": 300, "machine": "2x-epyc-9354-nps2"}]}
+VMS = [
+    {"id": cpu_set, "vcpus": vcpus, "cpuSet": cpu_set, "memory": "8Gi", "count": 3000}
+    for vcpus, cpu_set in ((4, "one-l3"), (8, "one-numa"), (2, "any"), (6, "one-socket"))
+]
+MIX = [{"request": {"vcpus": vcpus, "cpuSet": "one-numa"}} for vcpus in range(1, 9)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with documents that keep the commands busy for minutes."""
+    (tmp_path / "cluster.json").write_text(json.dumps(CLUSTER))
+    (tmp_path / "vms.jsonl").write_text("".join(json.dumps(vms) + "\n" for vms in VMS))
+    scenario = CLUSTER | {"mix": MIX, "requests": 1_000_000, "load": 0.9}
+    (tmp_path / "scenario.json").write_text(json.dumps(scenario))
+    return tmp_path
+
+
+def interrupted(arguments: tuple[str, ...], folder: Path) -> tuple[str, Called]:
+    """Start a command, interrupt it as soon as it says how far it is, and return what it said first."""
+    with subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    ) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    return first, Called(process.returncode, out, err)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_command_says_how_far_it_is_and_ctrl_c_gives_the_answer_so_far(
+    folder: Path, name: str
+) -> None:
+    first, called = interrupted(LONG[name], folder)
+    assert first.startswith("kvplace: ")
+    assert " VMs\n" in first
+    assert called.code == 130
+    assert "kvplace: interrupted; the answer so far follows" in called.err
+    assert "Traceback" not in called.err
+    document = json.loads(called.out)
+    assert document["interrupted"]
+    if name == "plan":
+        answered = len(document["placed"]) + len(document["undecided"])
+        assert answered + sum(len(group["ids"]) for group in document["refused"]) == 12_000
+        assert document["summary"]["wanted"]["vms"] == 12_000
+    elif name == "simulate":
+        (run,) = document["runs"]
+        assert run["complete"] is False
+        assert 0 < run["arrived"] < 1_000_000
+    else:
+        assert 0 < document["placed"] < 20_000
+
+
+def test_a_partial_plan_is_marked_in_the_table_too(folder: Path) -> None:
+    _, called = interrupted(LONG["plan"][:-2], folder)
+    assert called.code == 130
+    assert "\ninterrupted the search was interrupted; a longer one may place more VMs\n" in called.out
+
+
+def test_on_a_terminal_there_is_a_bar_and_it_is_gone_at_the_end(folder: Path) -> None:
+    command = [*COMMAND, "demo", "--vms", "20000", "--nodes", "100"]
+    with Terminal(command, {"NO_COLOR": "1"}) as terminal:
+        terminal.read_until("/20000")
+        terminal.interrupt()
+        terminal.read_until("interrupted; the answer so far follows")
+        terminal.read_until("VMs were not tried")
+
+
+def test_a_quick_command_says_nothing(folder: Path) -> None:
+    (folder / "one.jsonl").write_text('{"vcpus": 2}\n')
+    done = subprocess.run(
+        [*COMMAND, "plan", "--requests", "one.jsonl"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+
+
+def test_who_ignores_ctrl_c_goes_on_to_ignore_it(folder: Path) -> None:
+    ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *COMMAND]
+    with subprocess.Popen(
+        [*ignoring, *LONG["simulate"]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ,
+    ) as process:
+        assert process.stderr is not None
+        assert "simulating" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert "simulating" in process.stderr.readline()
+        process.kill()
