@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from kvplace.cli.example import example_option
 from kvplace.cli.files import InputFile, take_stdin
 from kvplace.cli.machine import chosen_machine, complete_machine, cpu_manager_state_option
 from kvplace.cli.output import Output, output_option, say
@@ -41,6 +42,7 @@ from kvplace.core.errors import ExitCode
     help="Add to each refusal the changes after which the VM would fit (default: yes).",
 )
 @cpu_manager_state_option
+@example_option("request")
 @output_option(Output.TABLE, Output.JSON)
 def command(
     machine: str,

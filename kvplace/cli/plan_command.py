@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.example import example_option
 from kvplace.cli.files import InputFile
 from kvplace.cli.output import Output, output_option, print_document, print_table, say
 from kvplace.cli.progress import Progress
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Time limit of --optimal.",
 )
+@example_option("cluster", "requests")
 @output_option(*Output)
 @cluster_flags(namespaced=False, selector=False)
 def command(

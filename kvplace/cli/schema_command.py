@@ -17,19 +17,24 @@ def _complete(_context: click.Context, _argument: click.Parameter, begun: str) -
 
 @click.command("schema", short_help="Print the JSON Schema of a document that you write.")
 @click.argument("name", required=False, shell_complete=_complete)
+@click.option("--example", is_flag=True, help="Print an example of the document instead.")
 @output_option(Output.JSON, Output.YAML)
-def command(name: str | None, output: Output) -> None:
+def command(name: str | None, example: bool, output: Output) -> None:
     """Print the JSON Schema of a document that you write; without NAME, list the documents.
 
     An editor with a YAML or JSON language server completes and checks a document with its schema.
     """
-    from kvplace.documents.schemas import SCHEMA_NAMES, schema_of
+    from kvplace.documents.schemas import SCHEMA_NAMES, example_of, schema_of
 
+    if name is None and example:
+        raise click.UsageError(f"--example needs the NAME of a document: {', '.join(SCHEMA_NAMES)}")
     if name is None:
         print_table([(each, schema_of(each)["description"]) for each in SCHEMA_NAMES])
         return
     try:
-        schema = schema_of(name)
+        if example:
+            click.echo(example_of(name), nl=False)
+        else:
+            print_document(schema_of(name), output)
     except BadBody as error:
         raise BadBody(f"schema {error}") from None
-    print_document(schema, output)

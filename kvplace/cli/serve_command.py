@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from kvplace.cli.example import example_option
 from kvplace.cli.files import InputFile
 from kvplace.cli.words import Words
 
@@ -32,6 +33,7 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
     callback=_read_config,
     help="Settings in YAML or JSON (see `kvplace schema serve`); a flag that is given wins.",
 )
+@example_option("serve")
 @click.option("--kubeconfig", type=_FILE, help="Default: the pod's service account, else the user's own.")
 @click.option(
     "--tls-cert",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kvplace.cli.example import example_option
 from kvplace.cli.files import InputFile
 from kvplace.cli.output import Output, output_option, print_document, print_table
 from kvplace.cli.progress import Progress
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="The scenario, - for stdin (see `kvplace schema scenario`); default: the example.",
 )
-@click.option("--example", is_flag=True, help="Print the example scenario, as a start for your own.")
+@example_option("scenario")
 @output_option(Output.TABLE, Output.JSON)
-def command(scenario: str | None, example: bool, output: Output) -> int:
+def command(scenario: str | None, output: Output) -> int:
     """Simulate VMs that arrive at a cluster and end, for each strategy and seed of a scenario.
 
     The report counts VMs that were placed, refused, refused although enough was free, and spread over more
@@ -37,13 +38,10 @@ def command(scenario: str | None, example: bool, output: Output) -> int:
     Equal scenarios give equal reports, except for times. Refused VMs are part of the answer: the exit code
     is 0. Ctrl-C ends early, with the report of what was run, and exit code 130.
     """
-    from kvplace.simulate.scenario import example_scenario, example_text, load_scenario
+    from kvplace.simulate.scenario import example_scenario, load_scenario
     from kvplace.simulate.simulation import simulate
     from kvplace.simulate.simulation_report import report_document
 
-    if example:
-        click.echo(example_text(), nl=False)
-        return ExitCode.DONE
     chosen = example_scenario() if scenario is None else load_scenario(Path(scenario))
     seeds = chosen.seeds if chosen.mix is not None else (None,)
     runs = [(strategy, seed) for strategy in chosen.strategies for seed in seeds]

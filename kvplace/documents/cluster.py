@@ -26,6 +26,24 @@ from kvplace.core.strict_json import shown
 from kvplace.documents.model import Document, Text, unique
 from kvplace.documents.request import RequestKeys
 
+EXAMPLE = """\
+# The cluster that `kvplace plan` plans for by default. To change it and plan for it:
+#   kvplace plan --example cluster > mine.yaml; kvplace plan --cluster mine.yaml --requests vms.yaml
+nodes:
+- name: worker                  # worker-01 to worker-04
+  count: 4
+  machine: 2x-epyc-9354-nps2    # one that comes with kvplace; `kvplace topology --help` lists them
+- name: edge
+  count: 2
+  machine: epyc-7502p
+# One node of your own, with the VMs that run there already:
+# - name: lab
+#   topology: lab.json          # what `kvplace topology -o json` prints on the node
+#   running:
+#   - id: dns
+#     request: {vcpus: 4, cpuSet: one-l3, memory: 8Gi}
+#     cpus: 2-3,34-35           # left out: where kvplace would place it
+"""
 MOST_NODES = 10_000
 _MOST_RUNNING = 4096
 

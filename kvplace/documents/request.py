@@ -31,6 +31,9 @@ def _option(key: str) -> dict[str, Any]:
     return {"enum": words, "default": default.value, "description": _OPTIONS[key]}
 
 
+EXAMPLE = """\
+{"vcpus": 8, "cpuSet": "one-numa", "smt": "require", "emulatorThreads": "isolate", "memory": "32Gi"}
+"""
 REQUEST_SCHEMA: dict[str, Any] = {
     "title": "Request",
     "description": "What one VM asks for.",

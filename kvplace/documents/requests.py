@@ -10,6 +10,13 @@ from kvplace.core.request_json import request_of
 from kvplace.documents.model import Document, Text, checked_by
 from kvplace.documents.request import RequestKeys
 
+EXAMPLE = """\
+# VMs for `kvplace plan --requests FILE`. `kvplace schema requests` has all keys and words.
+requests:
+- {id: db, vcpus: 8, cpuSet: one-numa, smt: require, memory: 32Gi}
+- {id: router, vcpus: 6, cpuSet: one-l3, emulatorThreads: isolate, memory: 8Gi}
+- {id: web, count: 20, vcpus: 2, memory: 4Gi}      # web-01 to web-20
+"""
 MOST_VMS = 20_000
 _BESIDE = ("id", "count")
 

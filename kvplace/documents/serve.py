@@ -1,11 +1,4 @@
-"""The settings file of `kvplace serve`: its flags in YAML or JSON, for instance from a ConfigMap.
-
-tlsCert: /certs/tls.crt
-tlsKey: /certs/tls.key
-clientCa: /certs/ca.crt
-sidecarImage: registry.example/kvplace-hook:0.4
-otherSchedulers: [batch-scheduler]
-"""
+"""The settings file of `kvplace serve`: its flags in YAML or JSON, for instance from a ConfigMap."""
 
 from __future__ import annotations
 
@@ -17,6 +10,18 @@ from pydantic.alias_generators import to_camel
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.documents.model import Document, Text
 
+EXAMPLE = """\
+# Settings for `kvplace serve --config FILE`; each is a flag of the same name, and a flag that is given wins.
+tlsCert: /certs/tls.crt
+tlsKey: /certs/tls.key
+clientCa: /certs/ca.crt
+sidecarImage: registry.example/kvplace/hook:1.0
+clientNames: [kvplace-scheduler]
+strategy: pack               # or spread, balance
+mode: decide                 # or advise: leave the choice of the node to kube-scheduler
+otherSchedulers: [batch-scheduler]
+logLevel: info
+"""
 _Address = Annotated[Text, Field(pattern=r":\d+$", examples=["0.0.0.0:8443"])]
 
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvplace.core.cluster.cluster_node import ClusterNode
-from kvplace.documents.cluster import ClusterDocument
+from kvplace.documents.cluster import EXAMPLE, ClusterDocument
 from kvplace.documents.model import read_model
 from kvplace.documents.reading import read_document
 from kvplace.machines.cluster import load_cluster, nodes_of
-
-EXAMPLE = """\
-nodes:
-- {name: worker, count: 4, machine: 2x-epyc-9354-nps2}
-- {name: edge, count: 2, machine: epyc-7502p}
-"""
 
 
 def read_plan_cluster(path: str | None) -> tuple[ClusterNode, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.resources import files
 from pathlib import Path
 
 from kvplace.core.cluster.cluster_node import ClusterNode
@@ -13,7 +12,7 @@ from kvplace.core.errors import BadBody
 from kvplace.core.huge_pages import plain_bytes
 from kvplace.documents.model import numbered, read_model
 from kvplace.documents.reading import load_document, read_document, source_name
-from kvplace.documents.scenario import MOST_REQUESTS, ScenarioDocument, VmEntry
+from kvplace.documents.scenario import EXAMPLE, MOST_REQUESTS, ScenarioDocument, VmEntry
 from kvplace.machines.cluster import nodes_of
 from kvplace.simulate.load import Kind, Mix, Vm
 
@@ -74,15 +73,10 @@ def scenario_of(document: ScenarioDocument, folder: Path) -> Scenario:
     )
 
 
-def example_text() -> str:
-    """Give the scenario that comes with kvplace, for people to read, run and change."""
-    return (files("kvplace.simulate") / "scenario.yaml").read_text(encoding="utf-8")
-
-
 def example_scenario() -> Scenario:
     """Read the scenario that comes with kvplace."""
-    what = "scenario.yaml"
-    return scenario_of(read_model(ScenarioDocument, read_document(example_text(), what), what), Path())
+    what = "the example scenario"
+    return scenario_of(read_model(ScenarioDocument, read_document(EXAMPLE, what), what), Path())
 
 
 def _vms(entries: tuple[VmEntry, ...]) -> tuple[Vm, ...]:

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvplace.cli.main import cli
 from kvplace.cli.simulate_command import command
 from kvplace.core.errors import BadBody, ExitCode
-from kvplace.simulate.scenario import example_text
 from tests.cli.calls import Caller
 
 SMALL = """
@@ -47,11 +45,6 @@ def test_json_has_a_run_for_each_strategy_and_seed(tmp_path: Path) -> None:
     assert [(run["strategy"], run["seed"]) for run in document["runs"]] == [("pack", 1), ("spread", 1)]
     assert document["runs"][0]["firstRefusal"]["placedBefore"] == 14
     assert document["runs"][0]["reasons"] == {"NoSocketFits": 6}
-
-
-def test_the_example_can_be_printed() -> None:
-    result = CliRunner().invoke(cli, ["simulate", "--example"], standalone_mode=False)
-    assert result.stdout == example_text()
 
 
 def test_an_invalid_scenario_is_an_error_that_names_file_and_key(tmp_path: Path) -> None:

@@ -14,12 +14,10 @@ from kvplace.documents.cluster import ClusterDocument
 from kvplace.documents.model import Document, read_model
 from kvplace.documents.reading import read_document
 from kvplace.documents.requests import RequestsDocument
-from kvplace.documents.rollout import EXAMPLE as ROLLOUT_EXAMPLE
 from kvplace.documents.rollout import RolloutDocument
 from kvplace.documents.scenario import ScenarioDocument
-from kvplace.documents.schemas import SCHEMA_NAMES, schema_of
+from kvplace.documents.schemas import SCHEMA_NAMES, example_of, schema_of
 from kvplace.documents.serve import ServeDocument
-from kvplace.simulate.scenario import example_text
 from tests.json_schema import violations
 
 REQUEST: dict[str, Any] = {
@@ -63,7 +61,7 @@ WHOLE: list[tuple[str, type[Document], dict[str, Any]]] = [
     ("requests", RequestsDocument, REQUESTS),
     ("serve", ServeDocument, SERVE),
     ("rollout", RolloutDocument, ROLLOUT),
-    ("rollout", RolloutDocument, read_document(ROLLOUT_EXAMPLE, "the example")),
+    ("rollout", RolloutDocument, read_document(example_of("rollout"), "the example")),
 ]
 
 
@@ -123,9 +121,9 @@ def test_the_schema_of_a_request_has_its_keys_words_and_bounds() -> None:
                 request_of({"vcpus": 2} | {key: rules["maximum"] + 1})
 
 
-def test_the_example_scenario_satisfies_the_schema() -> None:
-    document = read_document(example_text(), "scenario.yaml")
-    assert list(violations(document, schema_of("scenario"))) == []
+@pytest.mark.parametrize("name", SCHEMA_NAMES)
+def test_every_example_satisfies_its_schema(name: str) -> None:
+    assert list(violations(read_document(example_of(name), name), schema_of(name))) == []
 
 
 def test_every_schema_forbids_unknown_keys_and_offers_no_null() -> None:

@@ -17,11 +17,11 @@ from kvplace.core.ledger import Ledger
 from kvplace.core.request import Request
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, NumaId
 from kvplace.documents.model import read_model
-from kvplace.documents.scenario import ScenarioDocument
+from kvplace.documents.scenario import EXAMPLE, ScenarioDocument
 from kvplace.machines.shipped import read_machine
 from kvplace.simulate.cluster_state import cluster_state, empty_amounts
 from kvplace.simulate.load import Arrival, Departure, Kind, Mix, RandomLoad, Vm, trace
-from kvplace.simulate.scenario import Scenario, example_scenario, example_text, scenario_of
+from kvplace.simulate.scenario import Scenario, example_scenario, scenario_of
 from kvplace.simulate.simulation import simulate
 from kvplace.simulate.simulation_report import report_document
 from tests.core.junk import answer_or_sentence, disturbed
@@ -54,7 +54,7 @@ def test_the_example_is_a_valid_scenario_and_says_how_to_change_it() -> None:
     found = example_scenario()
     assert len(found.nodes) == 50
     assert set(found.strategies) == set(Strategy)
-    assert "kvplace simulate --scenario" in example_text()
+    assert "kvplace simulate --scenario" in EXAMPLE
 
 
 def test_equal_scenarios_give_equal_reports_but_for_the_seconds() -> None:
