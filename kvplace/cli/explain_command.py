@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.files import InputFile
 from kvplace.cli.output import Output, output_option, print_document, print_table
+from kvplace.cli.words import Words
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
 
@@ -26,12 +28,13 @@ _NAMED_WIDE = 20
 @click.option(
     "-f",
     "--filename",
+    type=InputFile(),
     metavar="FILE",
     help="A VM, VMI or pod that need not exist, - for stdin; as `kubectl apply` takes it.",
 )
 @click.option(
     "--strategy",
-    type=click.Choice([strategy.value for strategy in Strategy]),
+    type=Words([strategy.value for strategy in Strategy]),
     default=Strategy.PACK.value,
     show_default=True,
     help="The order of the nodes that fit; give the one that `serve` runs with.",

@@ -27,6 +27,7 @@ COMMANDS = (
     "certificates",
     "completion",
     "demo",
+    "doctor",
     "explain",
     "get",
     "help",
@@ -39,6 +40,7 @@ COMMANDS = (
     "simulate",
     "top",
     "topology",
+    "version",
 )
 """Each is the function `command` of the module of that name."""
 

@@ -55,6 +55,11 @@ class ObjectReader:
             return None
         return decoded(_DOCUMENT, body, kind.resource)
 
+    async def read_version(self) -> str:
+        """Read the release of the API server, `v1.36.3`."""
+        body = await self._session.request(Call("get", "version", "/version"))
+        return str(decoded(_DOCUMENT, body, "version").get("gitVersion", ""))
+
     async def read_list(
         self, kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
     ) -> tuple[Document, ...]:

@@ -1,0 +1,96 @@
+"""`kvplace doctor`: what of the installation is missing or wrong, and what to do about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.output import Output, output_option, print_document
+from kvplace.core.errors import ExitCode
+
+if TYPE_CHECKING:
+    from kvplace.doctor.examination import Examination
+
+_WIDTH = 20
+
+
+@click.command("doctor", short_help="Say what of the installation is missing or wrong.")
+@click.option(
+    "-n",
+    "--namespace",
+    "trial",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    help="Namespace of the trial pod, which the API server refuses and never stores.",
+)
+@cluster_flags(namespaced=False, selector=False)
+@output_option(Output.TABLE, Output.WIDE, Output.JSON, Output.YAML)
+def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
+    """Look at the installation in a cluster, and say what is missing or wrong, each with its mend.
+
+    The API server, our kinds, `serve`, the scheduler and its configuration, webhooks and whether they answer,
+    certificates, policies, rights, images, releases, KubeVirt, agents, nodes, ledgers and VMs. Nothing is
+    changed. What you may not read is said and not checked.
+
+    Exit code 0 when all is well, 1 when something is wrong, 4 when there are only warnings or things that
+    could not be checked.
+    """
+    from kvplace import __version__
+    from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
+    from kvplace.doctor.examination import examine
+    from kvplace.doctor.finding import Level
+    from kvplace.doctor.installation import Installation
+    from kvplace.doctor.reading import read_installation
+    from kvplace.kube.object_reader import ObjectReader
+    from kvplace.kube.object_writer import ObjectWriter
+
+    async def body(cluster: LiveCluster) -> Installation:
+        from datetime import UTC, datetime
+
+        return await read_installation(
+            ObjectReader(cluster.session),
+            ObjectWriter(cluster.session),
+            cluster.api,
+            namespace=trial,
+            client_version=__version__,
+            now=lambda: datetime.now(UTC),
+        )
+
+    found = examine(run_with_cluster(flags, body))
+    if output in (Output.JSON, Output.YAML):
+        print_document(found.document(), output)
+    else:
+        _print(found, wide=output is Output.WIDE)
+    match found.level:
+        case None:
+            return ExitCode.DONE
+        case Level.WRONG:
+            return ExitCode.FAILED
+        case _:
+            return ExitCode.PARTLY_DONE
+
+
+def _print(found: Examination, *, wide: bool) -> None:
+    """Print what is not well, the checks that are in one line; `wide` prints a line for each of them."""
+    well = [one.check.name for one in found.results if one.level is None]
+    for one in found.results:
+        if one.level is None:
+            if wide:
+                click.echo(f"{one.check.name:<{_WIDTH}}ok")
+            continue
+        for finding in one.findings:
+            click.echo(f"{one.check.name:<{_WIDTH}}{finding.level.value}: {finding.about}: {finding.problem}")
+            click.echo(f"{'':<{_WIDTH}}mend: {finding.mend}")
+    if well and not wide:
+        click.echo(f"{'ok':<{_WIDTH}}{', '.join(well)}")
+    click.echo("all is well" if found.level is None else _summary(found))
+
+
+def _summary(found: Examination) -> str:
+    from collections import Counter
+
+    counts = Counter(finding.level.value for one in found.results for finding in one.findings)
+    return ", ".join(f"{number} {level}" for level, number in counts.items())

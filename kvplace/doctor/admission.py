@@ -1,0 +1,138 @@
+"""The webhooks and policies: without them VMs get no cores, or somebody could forge them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from kvplace.doctor.finding import Finding, warning, wrong
+from kvplace.doctor.installation import ADMITTED, Installation, at, condition, items_at, title
+from kvplace.service.certificate_end import certificate_end
+
+WEBHOOKS = {
+    "mutatingwebhookconfigurations": ("vmi.kvplace.io", "vmi-edit.kvplace.io", "pod.kvplace.io"),
+    "validatingwebhookconfigurations": ("vm.kvplace.io",),
+}
+POLICIES = (
+    "agent-events.kvplace.io",
+    "agent-nodes.kvplace.io",
+    "agent-topologies.kvplace.io",
+    "binding-results.kvplace.io",
+    "kvplace-pod-results",
+    "ledger-deletion.kvplace.io",
+    "node-annotation.kvplace.io",
+    "other-pods.kvplace.io",
+)
+"""Those that all installations have; tests compare them with the manifests."""
+_KINDS = {
+    "mutatingwebhookconfigurations": "MutatingWebhookConfiguration",
+    "validatingwebhookconfigurations": "ValidatingWebhookConfiguration",
+}
+_SOON = timedelta(days=14)
+_APPLY = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
+_CERTIFICATES = "see docs/install.md section 3: cert-manager writes it, or make-certificates and apply again"
+
+
+def check_webhooks(found: Installation) -> Iterator[Finding]:
+    """Check that each webhook is registered once, for a Service that exists, with a CA that is valid."""
+    for resource, names in WEBHOOKS.items():
+        for name in names:
+            registered = [
+                (title(one, _KINDS[resource]), webhook)
+                for one in found.of(resource)
+                for webhook in items_at(one, "webhooks")
+                if webhook.get("name") == name
+            ]
+            if not registered:
+                yield wrong(f"webhook {name}", "it is not registered: objects that ask are not seen", _APPLY)
+            elif len(registered) > 1:
+                where = ", ".join(about for about, _ in registered)
+                yield wrong(
+                    f"webhook {name}",
+                    f"it is registered {len(registered)} times ({where}): two installations see every object",
+                    "delete the configurations of the one that is not used",
+                )
+            for about, webhook in registered:
+                yield from _of_webhook(found, f"{about}: {name}", webhook)
+
+
+def _of_webhook(found: Installation, about: str, webhook: Mapping[str, Any]) -> Iterator[Finding]:
+    if webhook.get("failurePolicy") != "Fail":
+        yield wrong(
+            about, "its failurePolicy is not Fail: VMs start without cores while kvplace is down", _APPLY
+        )
+    service = at(webhook, "clientConfig", "service")
+    if isinstance(service, Mapping):
+        namespace, name = service.get("namespace"), service.get("name")
+        if not any(
+            one["metadata"].get("namespace") == namespace and one["metadata"]["name"] == name
+            for one in found.of("services")
+        ):
+            yield wrong(about, f"there is no Service {namespace}/{name}", _APPLY)
+    yield from _of_bundle(about, at(webhook, "clientConfig", "caBundle"), found.now)
+
+
+def _of_bundle(about: str, bundle: object, now: datetime) -> Iterator[Finding]:
+    try:
+        pem = base64.b64decode(bundle if isinstance(bundle, str) else "", validate=True)
+    except binascii.Error:
+        pem = b""
+    end = certificate_end(pem)
+    if end is None:
+        yield wrong(about, "its caBundle holds no certificate: the API server cannot call it", _CERTIFICATES)
+    elif end <= now:
+        yield wrong(about, f"the CA in its caBundle ended on {end:%Y-%m-%d %H:%M} UTC", _CERTIFICATES)
+    elif end - now < _SOON:
+        yield warning(about, f"the CA in its caBundle ends on {end:%Y-%m-%d %H:%M} UTC", _CERTIFICATES)
+
+
+def check_admission_answers(found: Installation) -> Iterator[Finding]:
+    """Check that the webhook for pods really answers: the API server was given a pod, on trial, to refuse."""
+    answer = found.admission_answer
+    about = "webhook pod.kvplace.io"
+    if answer == ADMITTED:
+        yield wrong(
+            about,
+            "a pod with an unknown annotation of kvplace was let through: admission does not see pods",
+            _APPLY,
+        )
+    elif "failed calling webhook" in answer:
+        yield wrong(
+            about,
+            f"the API server cannot call it: {answer}",
+            "check the Deployment of serve, its Service, network policies and the caBundle",
+        )
+
+
+def check_policies(found: Installation) -> Iterator[Finding]:
+    """Check that what the API server refuses to everybody is in force."""
+    for name in POLICIES:
+        about = f"ValidatingAdmissionPolicy {name}"
+        policy = found.named("validatingadmissionpolicies", name)
+        bindings = [
+            one
+            for one in found.of("validatingadmissionpolicybindings")
+            if at(one, "spec", "policyName") == name
+        ]
+        if policy is None:
+            yield wrong(about, "it is missing: what it protects can be written by others", _APPLY)
+        elif not any("Deny" in (at(one, "spec", "validationActions") or ()) for one in bindings):
+            yield wrong(about, "no binding puts it in force with Deny", _APPLY)
+        else:
+            for found_warning in items_at(policy, "status", "typeChecking", "expressionWarnings"):
+                text = str(found_warning.get("warning", "")).splitlines()
+                yield warning(about, f"the API server warns: {text[0] if text else ''}", _APPLY)
+
+
+def check_certificates(found: Installation) -> Iterator[Finding]:
+    """Check the certificates that cert-manager renews, where it does."""
+    for one in found.of("certificates"):
+        about = title(one, "Certificate")
+        ready, end = condition(one, "Ready"), at(one, "status", "notAfter")
+        if ready.get("status") == "False":
+            yield wrong(about, f"cert-manager cannot issue it: {ready.get('message')}", "see its events")
+        elif end and datetime.fromisoformat(str(end)) <= found.now:
+            yield wrong(about, f"it ended on {end}", "see the log of cert-manager")

@@ -1,0 +1,60 @@
+"""The API server and our kinds in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from kvplace.doctor.finding import Finding, warning, wrong
+from kvplace.doctor.installation import Installation, condition, items_at
+from kvplace.kube.api_cluster import VERSION
+
+KINDS = ("nodeledgers.kvplace.io", "nodetopologies.kvplace.io")
+OLDEST = (1, 31)
+"""The first release with what our policies and CRDs need."""
+_APPLY = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
+_OWNERSHIP = "oldSelf[cpu] == self[cpu]"
+"""In the rule that lets no CPU go from one owner to another."""
+
+
+def check_version(found: Installation) -> Iterator[Finding]:
+    """Check that the API server has what kvplace needs."""
+    match = re.match(r"v?(\d+)\.(\d+)", found.server_version)
+    if match is None:
+        yield warning(
+            "API server", f"its version {found.server_version!r} cannot be read", "check it by hand"
+        )
+    elif (int(match[1]), int(match[2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        yield wrong(
+            "API server",
+            f"Kubernetes {found.server_version} is too old: without admission policies and CRD rules cores "
+            "could be given out twice",
+            f"upgrade the cluster to {oldest} or newer",
+        )
+
+
+def check_kinds(found: Installation) -> Iterator[Finding]:
+    """Check that both kinds are served in our version, and that the ledger keeps its rule."""
+    for name in KINDS:
+        about = f"CustomResourceDefinition {name}"
+        crd = found.named("customresourcedefinitions", name)
+        if crd is None:
+            yield wrong(about, "it is not installed", f"apply manifests/crd, or {_APPLY}")
+            continue
+        served = {one.get("name"): one for one in items_at(crd, "spec", "versions") if one.get("served")}
+        if VERSION not in served:
+            yield wrong(
+                about,
+                f"it serves {', '.join(map(str, served)) or 'no version'}, and kvplace "
+                f"{found.client_version} reads {VERSION}",
+                "use the kvplace of the cluster's release, or upgrade the installation",
+            )
+        elif name == KINDS[0] and _OWNERSHIP not in str(served[VERSION].get("schema")):
+            yield wrong(
+                about, "it lacks the rule that no core goes from one owner to another in one write", _APPLY
+            )
+        established = condition(crd, "Established")
+        if established.get("status") != "True":
+            reason = established.get("message") or "the API server has not taken it up yet"
+            yield wrong(about, f"it is not served: {reason}", "see `kubectl describe crd` of it")

@@ -1,0 +1,164 @@
+"""The ledgers, and the VMs that have, or should have, claims in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
+from kvplace.core.ledger import Claim
+from kvplace.core.quantity import counted
+from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.doctor.finding import Finding, some, warning, wrong
+from kvplace.doctor.installation import Installation, at, title
+from kvplace.nodes.cluster_view import NodeView, VmState, VmView
+from kvplace.nodes.node_machine import Unusable
+
+_SHOWN = 5
+_SETTLING = timedelta(minutes=2)
+"""A claim without a pod, or a VM that was not measured, for so short may be under way."""
+_EDIT = (
+    "take it out with `kubectl edit nodeledger {}`; "
+    "docs/troubleshoot.md, cores do not come free, says what is safe"
+)
+
+
+def check_ledgers(found: Installation) -> Iterator[Finding]:
+    """Check that every ledger can be read, belongs to a node, and says one thing about each core."""
+    for node in found.view.nodes.values():
+        record = node.ledger_record
+        if record is None:
+            continue
+        about = f"NodeLedger {node.name}"
+        if record.problem:
+            yield wrong(about, f"it cannot be read: {record.problem}", _EDIT.format(node.name))
+            continue
+        if not node.exists:
+            claims = counted(len(node.ledger.claims), "claim")
+            yield warning(
+                about,
+                f"its node does not exist any more, and it has {claims}",
+                "serve deletes it when the pods are gone; is serve running? If they are, delete the ledger",
+            )
+            continue
+        yield from _contradictions(about, node)
+        yield from _without_pods(found, about, node)
+
+
+def _contradictions(about: str, node: NodeView) -> Iterator[Finding]:
+    ledger, mend = node.ledger, _EDIT.format(node.name)
+    held: dict[str, CpuMask] = {}
+    for cpu, owner in ledger.owners.items():
+        held[owner] = CpuMask(held.get(owner, NO_CPUS) | mask_of([cpu]))
+    for uid, cpus in held.items():
+        claim = ledger.claims.get(uid)  # type: ignore[call-overload]
+        if claim is None:
+            yield wrong(about, f"CPUs {format_cpu_list(cpus)} belong to {uid}, which has no claim", mend)
+        elif cpus & ~claim.owned:
+            over = format_cpu_list(cpus & ~claim.owned)
+            yield wrong(about, f"{_name(claim)} is owner of CPUs {over}, which its claim does not name", mend)
+    for uid, claim in ledger.claims.items():
+        if missing := claim.owned & ~held.get(uid, NO_CPUS):
+            others = {ledger.owners[cpu] for cpu in cpus_of(CpuMask(missing)) if cpu in ledger.owners}
+            whose = f"belong to {some(others)}" if others else "have no owner"
+            yield wrong(
+                about,
+                f"{_name(claim)} claims CPUs {format_cpu_list(missing)} for itself, which {whose}",
+                mend,
+            )
+        if not isinstance(node.machine, Unusable):
+            absent = (claim.cpus | claim.owned) & ~node.machine.topology.cpus
+            if absent:
+                yield wrong(
+                    about,
+                    f"{_name(claim)} claims CPUs {format_cpu_list(absent)}, which the machine does not have",
+                    "describe the node again, then restart the VM",
+                )
+
+
+def _without_pods(found: Installation, about: str, node: NodeView) -> Iterator[Finding]:
+    lost = []
+    for uid, claim in node.ledger.claims.items():
+        vm = found.view.vms.get(uid)
+        if (vm is None and _is_old(found.now, claim)) or (
+            vm is not None and vm.node and vm.node != node.name
+        ):
+            lost.append(_name(claim))
+    if lost:
+        yield wrong(
+            about,
+            f"{some(lost, _SHOWN)} hold CPUs there and have no pod on the node",
+            "serve releases such claims in seconds: is it running? See docs/troubleshoot.md, cores do not "
+            "come free",
+        )
+
+
+def check_vms(found: Installation) -> Iterator[Finding]:
+    """Check that every VM that runs has its claim and was measured where it should be."""
+    states: dict[VmState, list[str]] = {}
+    unclaimed, unmeasured = [], []
+    for vm in found.view.vms.values():
+        name = f"{vm.namespace}/{vm.name}"
+        states.setdefault(vm.state, []).append(name)
+        if (
+            vm.state in (VmState.RUNNING, VmState.PINNED, VmState.NOT_PINNED)
+            and vm.claim is None
+            and _has_cores(vm)
+        ):
+            unclaimed.append(name)
+        node = found.view.nodes.get(vm.node)
+        agent = node is not None and node.described is not None and node.described.by_agent
+        if vm.state is VmState.RUNNING and agent and vm.claim is not None and _is_old(found.now, vm.claim):
+            unmeasured.append(name)
+    if unclaimed:
+        yield wrong(
+            counted(len(unclaimed), "VM"),
+            f"{some(unclaimed, _SHOWN)}: they run on cores that no ledger holds for them",
+            "serve restores claims from pods in seconds: is it running? Restart the VMs if it does not",
+        )
+    if drifted := states.get(VmState.NOT_PINNED):
+        yield wrong(
+            counted(len(drifted), "VM"),
+            f"{some(drifted, _SHOWN)}: threads run where they should not",
+            "see `kubectl kvplace explain vm/NAME` for each",
+        )
+    if unmeasured:
+        yield wrong(
+            counted(len(unmeasured), "VM"),
+            f"{some(unmeasured, _SHOWN)}: the agent has never measured their threads",
+            "see the log of the agent on their nodes",
+        )
+    if floating := states.get(VmState.FLOATING):
+        yield warning(
+            counted(len(floating), "VM"),
+            f"{some(floating, _SHOWN)}: they run without cores of their own, as on-failure: float allows",
+            "restart them when cores are free",
+        )
+    yield from _unseen(found)
+
+
+def _unseen(found: Installation) -> Iterator[Finding]:
+    """Find VMs whose pods were created while the webhooks were away."""
+    seen = {str(uid) for uid in found.view.vms}
+    for vmi in found.of("virtualmachineinstances"):
+        if unseen := set(at(vmi, "status", "activePods") or {}) - seen:
+            yield wrong(
+                title(vmi, "VirtualMachineInstance"),
+                f"it asks for cores and its pod (UID {some(unseen)}) does not: admission has not seen it",
+                "restart the VM once the webhooks answer",
+            )
+
+
+def _has_cores(vm: VmView) -> bool:
+    return vm.placement is not None and not vm.placement.placement.floats
+
+
+def _is_old(now: datetime, claim: Claim) -> bool:
+    try:
+        return now - datetime.fromisoformat(claim.since) > _SETTLING
+    except (ValueError, TypeError):
+        return True
+
+
+def _name(claim: Claim) -> str:
+    return f"{claim.namespace}/{claim.vmi or claim.pod}"

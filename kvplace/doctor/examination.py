@@ -1,0 +1,120 @@
+"""All checks in their order, and what came of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplace.core.strict_json import Json
+from kvplace.doctor.admission import (
+    check_admission_answers,
+    check_certificates,
+    check_policies,
+    check_webhooks,
+)
+from kvplace.doctor.api_server import check_kinds, check_version
+from kvplace.doctor.claim_checks import check_ledgers, check_vms
+from kvplace.doctor.finding import Check, Finding, Level
+from kvplace.doctor.installation import Installation
+from kvplace.doctor.kubevirt import check_kubevirt
+from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions
+from kvplace.doctor.programs import check_images, check_scheduler, check_serve, check_versions
+from kvplace.doctor.rights import check_rights
+
+VIEW, TRIAL, REVIEWS = "nodes, VMs and ledgers", "a trial pod", "rights of others"
+"""What is read that is no list of one kind."""
+
+CHECKS = (
+    Check("API server", (), check_version),
+    Check("kinds", ("customresourcedefinitions",), check_kinds),
+    Check("serve", ("deployments",), check_serve),
+    Check("scheduler", ("deployments", "configmaps", "leases"), check_scheduler),
+    Check(
+        "webhooks",
+        ("mutatingwebhookconfigurations", "validatingwebhookconfigurations", "services"),
+        check_webhooks,
+    ),
+    Check("admission answers", (TRIAL,), check_admission_answers),
+    Check("certificates", ("certificates",), check_certificates),
+    Check("policies", ("validatingadmissionpolicies", "validatingadmissionpolicybindings"), check_policies),
+    Check("rights", (REVIEWS,), check_rights),
+    Check("images", ("pods", "waiting pods"), check_images),
+    Check("releases", ("deployments", "daemonsets", "configmaps"), check_versions),
+    Check("KubeVirt", ("kubevirts",), check_kubevirt),
+    Check("agents", ("daemonsets", "pods", "nodes", VIEW), check_agents),
+    Check("descriptions", ("nodes", VIEW), check_descriptions),
+    Check("conditions", ("nodetopologies", VIEW), check_conditions),
+    Check("ledgers", (VIEW,), check_ledgers),
+    Check("VMs", (VIEW, "virtualmachineinstances"), check_vms),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What one check found; nothing when all is well."""
+
+    check: Check
+    findings: tuple[Finding, ...]
+
+    @property
+    def level(self) -> Level | None:
+        """The worst of its findings; None when all is well."""
+        levels = {one.level for one in self.findings}
+        return next((level for level in Level if level in levels), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What all checks found."""
+
+    results: tuple[Examined, ...]
+
+    @property
+    def level(self) -> Level | None:
+        """The worst of all findings; None when all is well."""
+        levels = {one.level for one in self.results}
+        return next((level for level in Level if level in levels), None)
+
+    def document(self) -> Json:
+        """Write it as JSON: a stable interface for programs."""
+        return {
+            "well": self.level is None,
+            "checks": [
+                {
+                    "name": one.check.name,
+                    "result": "ok" if one.level is None else one.level.value,
+                    "findings": [
+                        {
+                            "level": finding.level.value,
+                            "about": finding.about,
+                            "problem": finding.problem,
+                            "mend": finding.mend,
+                        }
+                        for finding in one.findings
+                    ],
+                }
+                for one in self.results
+            ],
+        }
+
+
+def examine(installation: Installation) -> Examination:
+    """Run all checks; one whose objects could not be read says so instead."""
+    return Examination(tuple(_examined(check, installation) for check in CHECKS))
+
+
+def _examined(check: Check, installation: Installation) -> Examined:
+    unread = {need: installation.denied[need] for need in check.needs if need in installation.denied}
+    if unread:
+        return Examined(
+            check,
+            tuple(
+                Finding(
+                    Level.UNCHECKED,
+                    need,
+                    why,
+                    "ask somebody who may, or have the right given to you (manifests/rbac/people.yaml)",
+                )
+                for need, why in unread.items()
+            ),
+        )
+    return Examined(check, tuple(check.run(installation)))

@@ -1,0 +1,84 @@
+"""Everything that doctor looks at, as it was read at one moment; the checks are pure functions of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from kvplace.kube.node_filters import NodeObject
+from kvplace.kube.object_reader import Document
+from kvplace.nodes.cluster_view import ClusterView
+
+SERVE, SCHEDULER, AGENT = "serve", "scheduler", "agent"
+"""Values of the label `app.kubernetes.io/component`."""
+NAME_LABEL, COMPONENT_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/component"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The objects of an installation, and the cluster around it."""
+
+    now: datetime
+    client_version: str
+    objects: Mapping[str, tuple[Document, ...]]
+    """By resource; none for a kind that is not served."""
+    nodes: tuple[NodeObject, ...] = ()
+    view: ClusterView = field(default_factory=lambda: ClusterView({}, {}))
+    server_version: str = ""
+    """`gitVersion` of the API server."""
+    denied: Mapping[str, str] = field(default_factory=dict)
+    """What could not be read: resource to reason."""
+    admission_answer: str = ""
+    """What the API server said to a trial pod that our webhook refuses, `ADMITTED` when it accepted it."""
+    rights: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The rights that an identity lacks, `verb resource`, by identity; only those that were asked for."""
+
+    def of(self, resource: str) -> tuple[Document, ...]:
+        """Return the objects of a resource."""
+        return self.objects.get(resource, ())
+
+    def named(self, resource: str, name: str) -> Document | None:
+        """Return the object of that name in any namespace."""
+        return next((one for one in self.of(resource) if one["metadata"]["name"] == name), None)
+
+    def component(self, resource: str, component: str) -> tuple[Document, ...]:
+        """Return the objects of one of our programs."""
+        return tuple(one for one in self.of(resource) if labels_of(one).get(COMPONENT_LABEL) == component)
+
+
+ADMITTED = "admitted"
+
+
+def labels_of(document: Document) -> Mapping[str, str]:
+    """Return the labels of an object."""
+    return document["metadata"].get("labels") or {}
+
+
+def title(document: Document, kind: str) -> str:
+    """Name an object as people do."""
+    metadata = document["metadata"]
+    namespace = metadata.get("namespace")
+    return f"{kind} {namespace}/{metadata['name']}" if namespace else f"{kind} {metadata['name']}"
+
+
+def at(document: Mapping[str, Any], *path: str) -> Any:
+    """Follow keys into an object; None where one of them is missing."""
+    found: Any = document
+    for key in path:
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(key)
+    return found
+
+
+def items_at(document: Mapping[str, Any], *path: str) -> tuple[Mapping[str, Any], ...]:
+    """Follow keys to a list of objects; empty where there is none."""
+    found = at(document, *path)
+    return tuple(one for one in found if isinstance(one, Mapping)) if isinstance(found, Iterable) else ()
+
+
+def condition(document: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Return a condition of an object's status; empty where it has none."""
+    return next((one for one in items_at(document, "status", "conditions") if one.get("type") == kind), {})

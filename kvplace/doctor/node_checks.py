@@ -1,0 +1,155 @@
+"""The nodes: described, watched by an agent, with a kubelet that leaves CPUs to kvplace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.enforcement import Enforcement
+from kvplace.core.quantity import counted
+from kvplace.doctor.finding import Finding, some, warning, wrong
+from kvplace.doctor.installation import AGENT, Installation, at, condition, items_at, title
+from kvplace.doctor.programs import pods_of
+from kvplace.kube.node_filters import NodeObject
+
+_SHOWN = 5
+_RUNS_VMS = "kubevirt.io/schedulable"
+
+
+def check_descriptions(found: Installation) -> Iterator[Finding]:
+    """Check that every node that may run VMs is described by something that can be read."""
+    missing, unreadable = [], []
+    for node in _vm_nodes(found):
+        view = found.view.nodes.get(node.metadata.name)  # type: ignore[call-overload]
+        if view is None or not view.problem:
+            continue
+        if "neither a NodeTopology" in view.problem:
+            missing.append(node.metadata.name)
+        else:
+            unreadable.append((node.metadata.name, view.problem))
+    if missing:
+        yield warning(
+            counted(len(missing), "node"),
+            f"{some(missing, _SHOWN)}: nothing describes them, so they get no VM that asks for cores",
+            "let the agent run there, or `kubectl kvplace describe-node NODE --apply`",
+        )
+    for name, problem in unreadable[:_SHOWN]:
+        yield wrong(
+            f"node {name}",
+            f"nothing can be placed there: {problem}",
+            f"see `kubectl get nodetopology {name} -o yaml`",
+        )
+    if len(unreadable) > _SHOWN:
+        more = counted(len(unreadable) - _SHOWN, "more node")
+        yield wrong(more, "nothing can be placed there", "see `kubectl kvplace get nodes`")
+
+
+def check_agents(found: Installation) -> Iterator[Finding]:
+    """Check that the agent is everywhere that it should be, and that all is well with it there."""
+    daemonsets = found.component("daemonsets", AGENT)
+    if not daemonsets:
+        yield warning(
+            "DaemonSet of the agent",
+            "it is missing: nodes are not described, nothing keeps other containers off the cores of VMs, "
+            "and Pinned is never reported",
+            "apply manifests/agent, unless the nodes are described by hand on purpose",
+        )
+    if len(daemonsets) > 1:
+        names = some(title(one, "DaemonSet") for one in daemonsets)
+        yield wrong(
+            "DaemonSets of the agent", f"there are several ({names})", "delete the one that is not used"
+        )
+    for one in daemonsets:
+        wanted, ready = (at(one, "status", key) or 0 for key in ("desiredNumberScheduled", "numberReady"))
+        if ready < wanted:
+            alive = {at(pod, "spec", "nodeName") for pod in pods_of(found, AGENT) if _is_ready(pod)}
+            down = [
+                node.metadata.name
+                for node in found.nodes
+                if node.is_ready and node.metadata.name not in alive
+            ]
+            where = f": {some(down, _SHOWN)}" if down else ""
+            yield wrong(
+                title(one, "DaemonSet"),
+                f"{ready} of {wanted} agents are ready{where}; VMs with own cores do not start there",
+                f"see `kubectl -n {one['metadata'].get('namespace')} get pods -o wide`",
+            )
+    yield from _stale(found, has_agent=bool(daemonsets))
+
+
+def check_conditions(found: Installation) -> Iterator[Finding]:
+    """Check what the agents themselves say about their nodes, and what the kubelets hold."""
+    for topology in found.of("nodetopologies"):
+        name = topology["metadata"]["name"]
+        ready = condition(topology, "Ready")
+        if ready.get("status") == "False":
+            yield wrong(
+                f"NodeTopology {name}",
+                f"its agent says {ready.get('reason')}: {ready.get('message')}",
+                "see docs/agent.md, conditions",
+            )
+        observed = at(topology, "status", "observedGeneration")
+        if observed is not None and observed < (at(topology, "metadata", "generation") or 0):
+            yield warning(
+                f"NodeTopology {name}",
+                "its agent has not seen the newest description yet",
+                "look again; if it stays so, see the log of the agent there",
+            )
+    for view in found.view.nodes.values():
+        described = view.described
+        if described is None or not view.exists:
+            continue
+        if described.kubelet_cpus:
+            yield warning(
+                f"node {view.name}",
+                f"its kubelet's static policy holds CPUs {format_cpu_list(described.kubelet_cpus)}; there "
+                "kvplace observes and sets no cpusets",
+                "set cpuManagerPolicy: none, or keep VMs that ask for cores away from this node",
+            )
+        elif described.by_agent and described.enforcement is Enforcement.NONE:
+            yield warning(
+                f"node {view.name}",
+                "nothing keeps other containers off the cores of VMs there (enforcement none)",
+                "set ENFORCEMENT=auto in kvplace-agent-settings, or dedicate the node with a taint",
+            )
+
+
+def _stale(found: Installation, *, has_agent: bool) -> Iterator[Finding]:
+    """Find descriptions of nodes that are gone, and of agents that are gone."""
+    gone = [name for name, node in found.view.nodes.items() if not node.exists and node.described is not None]
+    if gone:
+        yield warning(
+            counted(len(gone), "NodeTopology").replace("ys", "ies"),
+            f"{some(gone, _SHOWN)}: their nodes do not exist any more",
+            "kubectl delete nodetopology NAME",
+        )
+    orphans = [
+        name
+        for name, node in found.view.nodes.items()
+        if not has_agent and node.exists and node.described is not None and node.described.by_agent
+    ]
+    if orphans:
+        yield warning(
+            counted(len(orphans), "node"),
+            f"{some(orphans, _SHOWN)}: an agent that is gone has described them; changes are not seen",
+            "apply manifests/agent again, or see docs/troubleshoot.md, the agent of a node is down",
+        )
+
+
+def _vm_nodes(found: Installation) -> Iterator[NodeObject]:
+    """Return the nodes that may run VMs; all that take pods, where KubeVirt marks none."""
+    marked = [node for node in found.nodes if (node.metadata.labels or {}).get(_RUNS_VMS) == "true"]
+    return iter(
+        marked or [node for node in found.nodes if not node.spec.unschedulable and not _tainted(node)]
+    )
+
+
+def _tainted(node: NodeObject) -> bool:
+    return any(taint.effect in ("NoSchedule", "NoExecute") for taint in node.spec.taints or ())
+
+
+def _is_ready(pod: object) -> bool:
+    return any(
+        one.get("type") == "Ready" and one.get("status") == "True"
+        for one in (items_at(pod, "status", "conditions") if isinstance(pod, dict) else ())
+    )

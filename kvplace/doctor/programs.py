@@ -1,0 +1,239 @@
+"""The programs of kvplace and its scheduler: there, once, ready, of one release, with images to be pulled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from kvplace.core.marks import MARKER_RESOURCE
+from kvplace.doctor.finding import Finding, some, warning, wrong
+from kvplace.doctor.installation import (
+    AGENT,
+    SCHEDULER,
+    SERVE,
+    Installation,
+    at,
+    condition,
+    items_at,
+    labels_of,
+    title,
+)
+from kvplace.doctor.installation import COMPONENT_LABEL as COMPONENT
+from kvplace.kube.object_reader import Document
+
+_APPLY = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
+_PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+_CRASH = ("CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_LEASE_S = 60
+"""A scheduler that has not renewed its lease for so long is gone; it renews every few seconds."""
+_DEFAULT_SCHEDULER = "default-scheduler"
+
+
+def check_serve(found: Installation) -> Iterator[Finding]:
+    """Check that `serve` is there once, and ready."""
+    yield from _deployment(found, SERVE, "VMs that ask for cores are neither admitted nor placed")
+
+
+def check_scheduler(found: Installation) -> Iterator[Finding]:
+    """Check that a scheduler runs under the name that pods get, and that it asks our extender, rightly."""
+    named = _setting(found, "SCHEDULER_NAME") or "kvplace-scheduler"
+    if not found.component("deployments", SCHEDULER):
+        if named != _DEFAULT_SCHEDULER:
+            yield wrong(
+                "Deployment kvplace-scheduler",
+                f"it is missing, and pods get the schedulerName {named}: nobody schedules them",
+                f"{_APPLY}, or use manifests/main-scheduler",
+            )
+        return  # the configuration of the cluster's own scheduler is not in the API
+    yield from _deployment(found, SCHEDULER, "pods of VMs stay Pending")
+    configurations = [
+        (title(one, "ConfigMap"), configuration)
+        for one in found.component("configmaps", SCHEDULER)
+        if (configuration := _configuration(one)) is not None
+    ]
+    if not configurations:
+        yield wrong("ConfigMap of kvplace-scheduler", "no scheduler configuration can be read", _APPLY)
+    for about, configuration in configurations:
+        yield from _of_configuration(about, configuration, named)
+    yield from _lease(found)
+
+
+def check_images(found: Installation) -> Iterator[Finding]:
+    """Check that no pod of ours, and no hook sidecar, waits for an image or crashes."""
+    for pod in (*found.of("pods"), *found.of("waiting pods")):
+        for status in (
+            *items_at(pod, "status", "initContainerStatuses"),
+            *items_at(pod, "status", "containerStatuses"),
+        ):
+            waiting = at(status, "state", "waiting") or {}
+            reason, message = waiting.get("reason", ""), " ".join((waiting.get("message") or "").split())
+            about = f"{title(pod, 'Pod')}, container {status.get('name')}"
+            if reason in _PULL:
+                yield wrong(
+                    about,
+                    f"its image {status.get('image')} cannot be pulled ({reason}: {message[:200]})",
+                    "set the image in your folder's kustomization (docs/install.md section 2), or give the "
+                    "node access to the registry",
+                )
+            elif reason in _CRASH:
+                yield wrong(
+                    about,
+                    f"it does not run ({reason}: {message[:200]})",
+                    f"see `kubectl -n {pod['metadata'].get('namespace')} logs --previous "
+                    f"{pod['metadata']['name']} -c {status.get('name')}`",
+                )
+
+
+def check_versions(found: Installation) -> Iterator[Finding]:
+    """Check that all programs are of one release, this one included."""
+    releases = releases_of(found)
+    known = {release for release in releases.values() if release}
+    if len(known) > 1:
+        parts = ", ".join(f"{name} {release}" for name, release in releases.items() if release)
+        yield warning("releases", f"the programs are of different releases: {parts}", _APPLY)
+    elif known and known != {found.client_version}:
+        (release,) = known
+        yield warning(
+            "releases",
+            f"this command is of release {found.client_version}, the installation of {release}",
+            "use the command of the installation's release",
+        )
+
+
+def releases_of(found: Installation) -> dict[str, str]:
+    """Return the releases of `serve`, agent and hook by the tags of their images; empty for a digest."""
+    images = {
+        SERVE: _image(found.component("deployments", SERVE)),
+        AGENT: _image(found.component("daemonsets", AGENT)),
+        "hook": _setting(found, "SIDECAR_IMAGE"),
+    }
+    return {name: release_of(image) for name, image in images.items() if image}
+
+
+def release_of(image: str) -> str:
+    """Return the tag of an image; empty where it has none."""
+    path = image.partition("@")[0].rpartition("/")[2]
+    return path.partition(":")[2]
+
+
+def _deployment(found: Installation, component: str, effect: str) -> Iterator[Finding]:
+    there = found.component("deployments", component)
+    if not there:
+        yield wrong(f"Deployment of {component}", f"it is missing: {effect}", _APPLY)
+    if len(there) > 1:
+        names = some(title(one, "Deployment") for one in there)
+        yield wrong(
+            f"Deployments of {component}",
+            f"there are {len(there)} installations ({names}), which see the same VMs",
+            "delete the one that is not used",
+        )
+    for one in there:
+        about = title(one, "Deployment")
+        wanted, ready = at(one, "spec", "replicas") or 0, at(one, "status", "readyReplicas") or 0
+        if not ready:
+            why = condition(one, "ReplicaFailure").get("message") or condition(one, "Available").get(
+                "message"
+            )
+            yield wrong(
+                about,
+                f"none of its {wanted} replicas is ready ({why or 'no pod is ready'}): {effect}",
+                f"see `kubectl -n {one['metadata'].get('namespace')} get pods` and the log",
+            )
+        elif ready < wanted:
+            yield warning(about, f"{ready} of {wanted} replicas are ready", "see the pod that is not")
+        elif wanted == 1:
+            yield warning(
+                about, "it has one replica: VMs wait while its node is drained", "set spec.replicas to 2"
+            )
+
+
+def _of_configuration(about: str, configuration: Mapping[str, Any], named: str) -> Iterator[Finding]:
+    extenders = [
+        one
+        for one in items_at(configuration, "extenders")
+        if any(resource.get("name") == MARKER_RESOURCE for resource in items_at(one, "managedResources"))
+    ]
+    if not extenders:
+        yield wrong(
+            about, f"no extender manages {MARKER_RESOURCE}: the scheduler does not ask kvplace", _APPLY
+        )
+    for extender in extenders:
+        if extender.get("ignorable"):
+            yield wrong(about, "ignorable is true: VMs are bound without cores while kvplace is away", _APPLY)
+        for verb in ("filterVerb", "bindVerb"):
+            if not extender.get(verb):
+                yield wrong(about, f"the extender has no {verb}", _APPLY)
+        if not extender.get("preemptVerb"):
+            yield warning(about, "the extender has no preemptVerb: pods are evicted in vain", _APPLY)
+    profiles = items_at(configuration, "profiles")
+    if named not in {one.get("schedulerName") for one in profiles}:
+        yield wrong(about, f"no profile has the schedulerName {named}, which pods of VMs get", _APPLY)
+    elif any(
+        one.get("percentageOfNodesToScore") != 100 for one in profiles if one.get("schedulerName") == named
+    ):
+        yield warning(
+            about, "percentageOfNodesToScore is not 100: a VM may wait although a node has room", _APPLY
+        )
+
+
+def _lease(found: Installation) -> Iterator[Finding]:
+    lease = found.named("leases", "kvplace-scheduler")
+    renewed = None if lease is None else at(lease, "spec", "renewTime")
+    if renewed is None:
+        yield wrong(
+            "Lease kvplace-scheduler",
+            "no scheduler has taken it: nobody schedules the pods of VMs",
+            "see its log",
+        )
+        return
+    age = found.now - datetime.fromisoformat(str(renewed))
+    if age.total_seconds() > _LEASE_S:
+        yield wrong(
+            "Lease kvplace-scheduler",
+            f"its holder renewed it {age.total_seconds():.0f} seconds ago: no scheduler is at work",
+            "see the pods and the log of kvplace-scheduler",
+        )
+
+
+def _configuration(document: Document) -> Mapping[str, Any] | None:
+    import yaml
+
+    for text in (at(document, "data") or {}).values():
+        try:
+            read = yaml.safe_load(text)
+        except yaml.YAMLError:
+            continue
+        if isinstance(read, Mapping) and read.get("kind") == "KubeSchedulerConfiguration":
+            return read
+    return None
+
+
+def _setting(found: Installation, name: str) -> str:
+    """Read a setting of `serve` from the ConfigMap that its Deployment names."""
+    used = {
+        at(source, "configMapRef", "name")
+        for one in found.component("deployments", SERVE)
+        for container in items_at(one, "spec", "template", "spec", "containers")
+        for source in items_at(container, "envFrom")
+    }
+    values = [
+        str(at(one, "data", name))
+        for one in found.of("configmaps")
+        if one["metadata"]["name"] in used and at(one, "data", name)
+    ]
+    return values[0] if values else ""
+
+
+def _image(documents: tuple[Document, ...]) -> str:
+    containers = [
+        container
+        for one in documents
+        for container in items_at(one, "spec", "template", "spec", "containers")
+    ]
+    return str(containers[0].get("image", "")) if containers else ""
+
+
+def pods_of(found: Installation, component: str) -> Iterator[Document]:
+    """Return the pods of one of our programs."""
+    return (one for one in found.of("pods") if labels_of(one).get(COMPONENT) == component)

@@ -1,0 +1,262 @@
+"""Reads an installation: many small lists at the same time; what may not be read is noted, not an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Protocol, TypeVar
+
+from kvplace.core.errors import Forbidden, KvplaceError
+from kvplace.core.marks import ASKS_LABEL, PLACED_LABEL
+from kvplace.doctor.api_server import KINDS
+from kvplace.doctor.examination import REVIEWS, TRIAL, VIEW
+from kvplace.doctor.installation import (
+    ADMITTED,
+    AGENT,
+    NAME_LABEL,
+    SCHEDULER,
+    SERVE,
+    Installation,
+    at,
+    items_at,
+)
+from kvplace.doctor.programs import releases_of
+from kvplace.doctor.rights import RIGHTS, Right
+from kvplace.kube.api_errors import Denied, Missing, Unauthenticated
+from kvplace.kube.node_filters import NodeObject
+from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.nodes.cluster_reading import ListClient, read_cluster
+from kvplace.nodes.cluster_view import ClusterView
+
+T = TypeVar("T")
+
+_OURS = f"{NAME_LABEL}=kvplace"
+_PART = "app.kubernetes.io/part-of=kvplace"
+_ADMISSION = "admissionregistration.k8s.io"
+_PODS = ApiKind("pods")
+_LISTS: Mapping[str, tuple[ApiKind, str, str]] = {
+    "mutatingwebhookconfigurations": (ApiKind("mutatingwebhookconfigurations", _ADMISSION), "", ""),
+    "validatingwebhookconfigurations": (ApiKind("validatingwebhookconfigurations", _ADMISSION), "", ""),
+    "validatingadmissionpolicies": (ApiKind("validatingadmissionpolicies", _ADMISSION), "", ""),
+    "validatingadmissionpolicybindings": (ApiKind("validatingadmissionpolicybindings", _ADMISSION), "", ""),
+    "deployments": (ApiKind("deployments", "apps"), _OURS, ""),
+    "daemonsets": (ApiKind("daemonsets", "apps"), _OURS, ""),
+    "pods": (_PODS, _OURS, ""),
+    "waiting pods": (_PODS, f"{PLACED_LABEL}=true", "status.phase=Pending"),
+    "configmaps": (ApiKind("configmaps"), _PART, ""),
+    "certificates": (ApiKind("certificates", "cert-manager.io"), _PART, ""),
+    "kubevirts": (ApiKind("kubevirts", "kubevirt.io"), "", ""),
+    "virtualmachineinstances": (
+        ApiKind("virtualmachineinstances", "kubevirt.io"),
+        f"{ASKS_LABEL}=true",
+        "",
+    ),
+    "nodetopologies": (ApiKind("nodetopologies", "kvplace.io", "v1alpha1"), "", ""),
+}
+_CRDS = ApiKind("customresourcedefinitions", "apiextensions.k8s.io")
+_SERVICES, _NODES = ApiKind("services"), ApiKind("nodes")
+_LEASES = ApiKind("leases", "coordination.k8s.io")
+_REVIEWS = ApiKind("subjectaccessreviews", "authorization.k8s.io")
+_WEBHOOK = "pod.kvplace.io"
+
+
+class Reader(Protocol):
+    """What doctor reads."""
+
+    async def read_version(self) -> str:
+        """Read the release of the API server."""
+        ...
+
+    async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
+        """Read one object; None where there is none, or no such kind."""
+        ...
+
+    async def read_list(
+        self, kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
+    ) -> tuple[Document, ...]:
+        """Read all selected objects; none where the kind is not served."""
+        ...
+
+    async def read_list_as(
+        self, form: type[T], kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
+    ) -> tuple[T, ...]:
+        """The same, each object as a type."""
+        ...
+
+
+class Trier(Protocol):
+    """What doctor asks the API server to try; nothing of it is stored."""
+
+    async def create(
+        self, kind: ApiKind, document: Document, *, namespace: str = "", dry_run: bool = False
+    ) -> Document:
+        """Create an object, or with `dry_run` only say what would come of it."""
+        ...
+
+
+async def read_installation(
+    reader: Reader,
+    trier: Trier,
+    cluster: ListClient,
+    *,
+    namespace: str,
+    client_version: str,
+    now: Callable[[], datetime],
+) -> Installation:
+    """Read all that the checks look at; a trial pod is refused in `namespace`.
+
+    Raises Unauthenticated and Unavailable: then nothing can be said.
+    """
+    reading = _Reading(reader, trier)
+    version = await reader.read_version()
+    await asyncio.gather(
+        *(reading.read_list(name, *how) for name, how in _LISTS.items()), reading.read_crds()
+    )
+    view, nodes, answer, rights, _ = await asyncio.gather(
+        reading.guarded(VIEW, read_view(cluster), ClusterView({}, {})),
+        reading.guarded("nodes", reader.read_list_as(NodeObject, _NODES), ()),
+        reading.guarded(TRIAL, reading.trial(namespace), ""),
+        reading.guarded(REVIEWS, reading.missing_rights(), {}),
+        reading.read_named(),
+    )
+    return Installation(
+        now(), client_version, reading.objects, nodes, view, version, reading.denied, answer, rights
+    )
+
+
+async def read_releases(reader: Reader) -> dict[str, str]:
+    """Read the releases of what is installed: of our programs, of the API server and of KubeVirt."""
+    names = ("deployments", "daemonsets", "configmaps", "kubevirts")
+    version = await reader.read_version()
+    lists = await asyncio.gather(*(_read_list(reader, *_LISTS[name]) for name in names))
+    found = Installation(datetime.now(UTC), "", dict(zip(names, lists, strict=True)))
+    kubevirt = [str(at(one, "status", "observedKubeVirtVersion") or "") for one in found.of("kubevirts")]
+    return {
+        **releases_of(found),
+        "Kubernetes": version,
+        **({"KubeVirt": kubevirt[0]} if kubevirt else {}),
+    }
+
+
+async def _read_list(reader: Reader, kind: ApiKind, labels: str, fields: str) -> tuple[Document, ...]:
+    return await reader.read_list(kind, labels=labels, fields=fields)
+
+
+async def read_view(cluster: ListClient) -> ClusterView:
+    """Read nodes, VMs and ledgers; nothing where our kinds are not installed, which another check says."""
+    try:
+        return await read_cluster(cluster)
+    except Missing:
+        return ClusterView({}, {})
+
+
+class _Reading:
+    def __init__(self, reader: Reader, trier: Trier) -> None:
+        self._reader = reader
+        self._trier = trier
+        self.objects: dict[str, tuple[Document, ...]] = {}
+        self.denied: dict[str, str] = {}
+
+    async def guarded(self, what: str, reading: Awaitable[T], otherwise: T) -> T:
+        """Await an answer; note what may not be read."""
+        try:
+            return await reading
+        except Unauthenticated:
+            raise
+        except Denied as error:
+            self.denied[what] = f"you may not {error.verb} {error.resource}"
+        except Forbidden as error:
+            self.denied[what] = str(error)
+        return otherwise
+
+    async def read_list(self, name: str, kind: ApiKind, labels: str, fields: str) -> None:
+        reading = self._reader.read_list(kind, labels=labels, fields=fields)
+        self.objects[name] = await self.guarded(name, reading, ())
+
+    async def read_crds(self) -> None:
+        reading = self._read_all(_CRDS, [("", name) for name in KINDS])
+        self.objects["customresourcedefinitions"] = await self.guarded(_CRDS.resource, reading, ())
+
+    async def read_named(self) -> None:
+        """Read the objects that others name: the Services of webhooks, the leases of schedulers."""
+        services = {
+            (str(service.get("namespace")), str(service.get("name")))
+            for resource in ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
+            for one in self.objects[resource]
+            for webhook in items_at(one, "webhooks")
+            if str(webhook.get("name", "")).endswith(".kvplace.io")
+            and (service := at(webhook, "clientConfig", "service"))
+        }
+        leases = {(namespace, "kvplace-scheduler") for namespace in self._namespaces(SCHEDULER)}
+        for kind, names in ((_SERVICES, services), (_LEASES, leases)):
+            reading = self._read_all(kind, sorted(names))
+            self.objects[kind.resource] = await self.guarded(kind.resource, reading, ())
+
+    async def trial(self, namespace: str) -> str:
+        """Give the API server a pod that our webhook refuses, without storing it; return what it says."""
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"generateName": "kvplace-doctor-", "annotations": {"kvplace.io/doctor": "trial"}},
+            "spec": {"containers": [{"name": "trial", "image": "none.invalid/trial"}]},
+        }
+        try:
+            await self._trier.create(_PODS, pod, namespace=namespace, dry_run=True)
+        except Unauthenticated:
+            raise
+        except KvplaceError as error:
+            if _WEBHOOK in str(error):
+                return str(error)
+            if not isinstance(error, Denied):
+                self.denied[TRIAL] = f"the API server refuses a pod in namespace {namespace}: {error}"
+                return ""
+            raise
+        return ADMITTED
+
+    async def missing_rights(self) -> Mapping[str, tuple[str, ...]]:
+        """Ask which rights the service accounts of our programs lack."""
+        identities = {
+            f"system:serviceaccount:{one['metadata']['namespace']}:{account}": RIGHTS[component]
+            for resource, component in (("deployments", SERVE), ("daemonsets", AGENT))
+            for one in self.objects[resource]
+            if _component(one) == component
+            and (account := at(one, "spec", "template", "spec", "serviceAccountName"))
+        }
+        return {identity: await self._lacking(identity, rights) for identity, rights in identities.items()}
+
+    async def _lacking(self, identity: str, rights: tuple[Right, ...]) -> tuple[str, ...]:
+        allowed = await asyncio.gather(*(self._may(identity, right) for right in rights))
+        return tuple(str(right) for right, yes in zip(rights, allowed, strict=True) if not yes)
+
+    async def _may(self, identity: str, right: Right) -> bool:
+        asked = {"verb": right.verb, "group": right.group, "resource": right.resource}
+        if right.subresource:
+            asked["subresource"] = right.subresource
+        _, _, namespace, _ = identity.split(":")
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "metadata": {},
+            "spec": {"user": identity, "groups": groups, "resourceAttributes": asked},
+        }
+        answer = await self._trier.create(_REVIEWS, review)
+        return at(answer, "status", "allowed") is True
+
+    def _namespaces(self, component: str) -> set[str]:
+        return {
+            one["metadata"]["namespace"]
+            for one in self.objects["deployments"]
+            if _component(one) == component
+        }
+
+    async def _read_all(self, kind: ApiKind, names: list[tuple[str, str]]) -> tuple[Document, ...]:
+        found = await asyncio.gather(
+            *(self._reader.read(kind, name, namespace=namespace) for namespace, name in names)
+        )
+        return tuple(one for one in found if one is not None)
+
+
+def _component(document: Document) -> str:
+    return str((document["metadata"].get("labels") or {}).get("app.kubernetes.io/component", ""))

@@ -1,0 +1,1 @@
+"""What doctor finds in an installation."""

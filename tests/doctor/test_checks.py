@@ -1,0 +1,375 @@
+"""Each check over objects as they are read: what is right passes, what is wrong is named."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.certificates import Authority
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.ledger import Ledger
+from kvplace.core.marks import PINNED
+from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.request import OnFailure, Policy
+from kvplace.core.scalars import CpuId, NodeName, PodUid
+from kvplace.doctor.admission import (
+    POLICIES,
+    WEBHOOKS,
+    check_admission_answers,
+    check_certificates,
+    check_webhooks,
+)
+from kvplace.doctor.api_server import KINDS, check_kinds, check_version
+from kvplace.doctor.claim_checks import check_ledgers, check_vms
+from kvplace.doctor.examination import CHECKS, VIEW, examine
+from kvplace.doctor.finding import Checking, Level
+from kvplace.doctor.installation import Installation
+from kvplace.doctor.kubevirt import check_kubevirt
+from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions
+from kvplace.doctor.programs import check_images, check_scheduler, check_serve, check_versions, release_of
+from kvplace.kube.conditions import Condition
+from kvplace.kube.node_filters import NodeMetadata, NodeObject
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.nodes.cluster_view import cluster_view
+from tests.kube.claims import claim, taking
+from tests.nodes.machines import TWO
+
+MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+WORKER = NodeName("worker")
+
+
+def installation(**fields: Any) -> Installation:
+    given = {"now": NOW, "client_version": "0.1.0", "objects": {}, "server_version": "v1.36.3", **fields}
+    return Installation(**given)
+
+
+def problems(check: Checking, **fields: Any) -> list[str]:
+    found = list(check(installation(**fields)))
+    assert all(one.mend and one.about for one in found)
+    return [f"{one.level.value}: {one.about}: {one.problem}" for one in found]
+
+
+def named(
+    name: str, *, component: str = "", namespace: str = "kvplace-system", **content: Any
+) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/component": component}
+    return {"metadata": {"name": name, "namespace": namespace, "labels": labels}, **content}
+
+
+def test_the_policies_and_webhooks_that_are_looked_for_are_those_of_the_manifests() -> None:
+    documents = [
+        document
+        for file in MANIFESTS.glob("*/*.yaml")
+        for document in yaml.load_all(file.read_text(), yaml.CSafeLoader)
+        if document
+    ]
+    policies = {one["metadata"]["name"] for one in documents if one["kind"] == "ValidatingAdmissionPolicy"}
+    assert policies == set(POLICIES)
+    for resource, names in WEBHOOKS.items():
+        found = [one for one in documents if f"{one['kind'].lower()}s" == resource]
+        assert {webhook["name"] for one in found for webhook in one["webhooks"]} == set(names)
+    crds = {one["metadata"]["name"] for one in documents if one["kind"] == "CustomResourceDefinition"}
+    assert crds >= set(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("version", "count"), [("v1.36.3", 0), ("v1.31.0-gke.1", 0), ("v1.30.9", 1), ("?", 1)]
+)
+def test_a_cluster_that_is_too_old_is_named(version: str, count: int) -> None:
+    assert len(problems(check_version, server_version=version)) == count
+
+
+def crd(name: str, version: str = "v1alpha1", established: str = "True", schema: str = "") -> dict[str, Any]:
+    return {
+        "metadata": {"name": name},
+        "spec": {"versions": [{"name": version, "served": True, "schema": schema}]},
+        "status": {"conditions": [{"type": "Established", "status": established, "message": "names clash"}]},
+    }
+
+
+RULE = "!(cpu in oldSelf) || oldSelf[cpu] == self[cpu]"
+
+
+def test_kinds_must_be_there_in_our_version_with_the_rule() -> None:
+    assert [text.rpartition(": ")[2] for text in problems(check_kinds)] == ["it is not installed"] * 2
+    fine = (crd(KINDS[0], schema=RULE), crd(KINDS[1]))
+    assert problems(check_kinds, objects={"customresourcedefinitions": fine}) == []
+    odd = (crd(KINDS[0]), crd(KINDS[1], "v1beta1", established="False"))
+    found = problems(check_kinds, objects={"customresourcedefinitions": odd})
+    assert "lacks the rule" in found[0]
+    assert "it serves v1beta1, and kvplace 0.1.0 reads v1alpha1" in found[1]
+    assert "names clash" in found[2]
+
+
+def webhooks(bundle: str, *, policy: str = "Fail") -> dict[str, Any]:
+    service = {"namespace": "kvplace-system", "name": "kvplace"}
+    return {
+        resource: (
+            {
+                "metadata": {"name": resource},
+                "webhooks": [
+                    {
+                        "name": name,
+                        "failurePolicy": policy,
+                        "clientConfig": {"service": service, "caBundle": bundle},
+                    }
+                    for name in names
+                ],
+            },
+        )
+        for resource, names in WEBHOOKS.items()
+    }
+
+
+def authority(folder: Path) -> str:
+    return base64.b64encode(Authority(folder, "ca").file.read_bytes()).decode()
+
+
+def test_a_webhook_needs_its_service_a_valid_ca_and_failure_policy_fail(tmp_path: Path) -> None:
+    bundle, service = authority(tmp_path), (named("kvplace"),)
+    now = datetime.now(UTC)
+    soon = problems(check_webhooks, objects={**webhooks(bundle), "services": service}, now=now)
+    assert len(soon) == 4
+    assert all("warning" in text and "ends on" in text for text in soon)
+    later = now + timedelta(days=9)
+    ended = problems(check_webhooks, objects={**webhooks(bundle), "services": service}, now=later)
+    assert all("wrong" in text and "ended on" in text for text in ended)
+    other = problems(check_webhooks, objects=webhooks("Cg==", policy="Ignore"))
+    assert {text.rpartition(": ")[2] for text in other} >= {"there is no Service kvplace-system/kvplace"}
+    assert sum("holds no certificate" in text for text in other) == 4
+    assert sum("failurePolicy is not Fail" in text for text in other) == 4
+
+
+def test_a_refusal_by_the_webhook_is_what_is_wanted() -> None:
+    refused = 'admission webhook "pod.kvplace.io" denied the request: annotation kvplace.io/doctor'
+    assert problems(check_admission_answers, admission_answer=refused) == []
+    away = 'failed calling webhook "pod.kvplace.io": connection refused'
+    assert "connection refused" in problems(check_admission_answers, admission_answer=away)[0]
+
+
+def test_certificates_of_cert_manager_are_looked_at() -> None:
+    certificates = (
+        named("fine", status={"notAfter": "2026-06-02T00:00:00Z"}),
+        named("over", status={"notAfter": "2026-05-31T00:00:00Z"}),
+        named("stuck", status={"conditions": [{"type": "Ready", "status": "False", "message": "no issuer"}]}),
+    )
+    over, stuck = problems(check_certificates, objects={"certificates": certificates})
+    assert "it ended on 2026-05-31" in over
+    assert "no issuer" in stuck
+
+
+def deployment(component: str, image: str = "kvplace/serve:0.1.0", **status: Any) -> dict[str, Any]:
+    container = {"name": "main", "image": image, "envFrom": [{"configMapRef": {"name": "settings"}}]}
+    spec = {"replicas": 2, "template": {"spec": {"containers": [container]}}}
+    return named(f"kvplace-{component}", component=component, spec=spec, status=status)
+
+
+def scheduling(name: str = "kvplace-scheduler", **extender: Any) -> dict[str, Any]:
+    full = {
+        "filterVerb": "filter",
+        "bindVerb": "bind",
+        "preemptVerb": "preempt",
+        "managedResources": [{"name": "kvplace.io/vm"}],
+        **extender,
+    }
+    profiles = [{"schedulerName": name, "percentageOfNodesToScore": 100}]
+    text = yaml.safe_dump({"kind": "KubeSchedulerConfiguration", "profiles": profiles, "extenders": [full]})
+    return named("configuration", component="scheduler", data={"configuration.yaml": text})
+
+
+def lease(renewed: str) -> dict[str, Any]:
+    return named("kvplace-scheduler", spec={"renewTime": renewed})
+
+
+def scheduler(configuration: dict[str, Any], *, renewed: str = "2026-06-01T00:00:00.000000Z") -> list[str]:
+    objects = {
+        "deployments": (deployment("scheduler", readyReplicas=2),),
+        "configmaps": (configuration,),
+        "leases": (lease(renewed),),
+    }
+    return problems(check_scheduler, objects=objects)
+
+
+def test_the_scheduler_asks_our_extender_rightly_and_is_at_work() -> None:
+    assert scheduler(scheduling()) == []
+    assert "ignorable is true" in scheduler(scheduling(ignorable=True))[0]
+    assert "has no bindVerb" in scheduler(scheduling(bindVerb=""))[0]
+    assert "pods are evicted in vain" in scheduler(scheduling(preemptVerb=""))[0]
+    assert "does not ask kvplace" in scheduler(scheduling(managedResources=[]))[0]
+    assert "no profile has the schedulerName kvplace-scheduler" in scheduler(scheduling("other"))[0]
+    assert "seconds ago" in scheduler(scheduling(), renewed="2026-05-31T23:00:00.000000Z")[0]
+    assert "no scheduler configuration" in scheduler(named("c", component="scheduler", data={"a": "{"}))[0]
+
+
+def test_without_a_scheduler_of_its_own_pods_must_go_to_the_main_one() -> None:
+    assert "it is missing" in problems(check_scheduler)[0]
+    settings = named("settings", data={"SCHEDULER_NAME": "default-scheduler"})
+    objects = {"deployments": (deployment("serve"),), "configmaps": (settings,)}
+    assert problems(check_scheduler, objects=objects) == []
+
+
+def test_replicas_that_are_not_ready_are_counted_with_the_reason() -> None:
+    assert "it is missing" in problems(check_serve)[0]
+    failing: dict[str, Any] = {
+        "conditions": [{"type": "ReplicaFailure", "status": "True", "message": "quota"}]
+    }
+    assert (
+        "none of its 2 replicas is ready (quota)"
+        in problems(check_serve, objects={"deployments": (deployment("serve", **failing),)})[0]
+    )
+    (some,) = problems(check_serve, objects={"deployments": (deployment("serve", readyReplicas=1),)})
+    assert some.startswith("warning")
+    assert problems(check_serve, objects={"deployments": (deployment("serve", readyReplicas=2),)}) == []
+
+
+def test_a_crashing_sidecar_is_named_with_its_log() -> None:
+    waiting = {"name": "hook-sidecar-0", "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "x"}}}
+    pod = named("virt-launcher-db", namespace="team", status={"containerStatuses": [waiting]})
+    (found,) = problems(check_images, objects={"waiting pods": (pod,)})
+    assert "Pod team/virt-launcher-db, container hook-sidecar-0: it does not run" in found
+
+
+@pytest.mark.parametrize(
+    ("image", "release"),
+    [
+        ("kvplace/serve:0.1.0", "0.1.0"),
+        ("registry.example:5000/kvplace/serve:0.2.0@sha256:00", "0.2.0"),
+        ("registry.example:5000/kvplace/serve", ""),
+        ("kvplace/serve@sha256:00", ""),
+    ],
+)
+def test_the_release_of_an_image_is_its_tag(image: str, release: str) -> None:
+    assert release_of(image) == release
+
+
+def test_programs_of_different_releases_are_named() -> None:
+    settings = named("settings", data={"SIDECAR_IMAGE": "kvplace/hook:0.2.0"})
+    objects = {"deployments": (deployment("serve"),), "configmaps": (settings,)}
+    (found,) = problems(check_versions, objects=objects)
+    assert "serve 0.1.0, hook 0.2.0" in found
+    alone = {"deployments": (deployment("serve"),)}
+    assert problems(check_versions, objects=alone) == []
+    (skewed,) = problems(check_versions, objects=alone, client_version="0.3.0")
+    assert "this command is of release 0.3.0, the installation of 0.1.0" in skewed
+
+
+def kubevirt(*gates: str, version: str = "v1.9.0", **status: Any) -> dict[str, Any]:
+    developer = {"developerConfiguration": {"featureGates": list(gates)}}
+    status = {"observedKubeVirtVersion": version, **status}
+    return named("kubevirt", namespace="kubevirt", spec={"configuration": developer}, status=status)
+
+
+def test_kubevirt_must_allow_sidecars() -> None:
+    assert problems(check_kubevirt, objects={"kubevirts": (kubevirt("Sidecar"),)}) == []
+    assert "feature gate Sidecar is off" in problems(check_kubevirt, objects={"kubevirts": (kubevirt(),)})[0]
+    old = kubevirt("Sidecar", version="v1.5.2")
+    assert "older than v1.6" in problems(check_kubevirt, objects={"kubevirts": (old,)})[0]
+    assert "only plain pods" in problems(check_kubevirt)[0]
+
+
+def view(*pods: PodRecord, ledger: Ledger | None = None, **topology: Any) -> dict[str, Any]:
+    described = {"topology": TWO, "by_agent": True, "enforcement": "nri", **topology}
+    from kvplace.core.enforcement import Enforcement
+
+    described["enforcement"] = Enforcement(described["enforcement"])
+    return {
+        "view": cluster_view(
+            [NodeRecord(WORKER, "uid")],
+            [TopologyRecord(WORKER, **described)],
+            [] if ledger is None else [LedgerRecord(WORKER, ledger, "1")],
+            pods,
+        ),
+        "nodes": (NodeObject(metadata=NodeMetadata("worker")),),
+    }
+
+
+def pod(uid: str, *, pinned: bool | None = None, cpus: str = "0,8") -> PodRecord:
+    mask = parse_cpu_list(cpus)
+    placement = Placement(Policy.EXCLUSIVE, (CpuId(0), CpuId(8)), mask, mask)
+    bound = PodPlacement(PodUid(uid), WORKER, TWO.fingerprint, OnFailure.WAIT, placement)
+    condition = () if pinned is None else (Condition(PINNED, pinned, "Said", "so"),)
+    return PodRecord(
+        "default",
+        f"pod-{uid}",
+        PodUid(uid),
+        WORKER,
+        "Running",
+        request='{"version":1,"vcpus":2}',
+        placement=bound.to_json(),
+        conditions=condition,
+    )
+
+
+def test_a_vm_that_is_measured_on_claimed_cores_is_well() -> None:
+    ledger = Ledger().after(taking(claim("db", 0, 8)))
+    assert problems(check_vms, **view(pod("db", pinned=True), ledger=ledger)) == []
+    assert problems(check_ledgers, **view(pod("db", pinned=True), ledger=ledger)) == []
+
+
+def test_vms_without_claims_without_measurements_and_beside_their_cores_are_named() -> None:
+    ledger = Ledger().after(taking(claim("db", 0, 8)))
+    assert (
+        "threads run where they should not"
+        in problems(check_vms, **view(pod("db", pinned=False), ledger=ledger))[0]
+    )
+    assert "never measured" in problems(check_vms, **view(pod("db"), ledger=ledger))[0]
+    assert "no ledger holds" in problems(check_vms, **view(pod("db", pinned=True)))[0]
+
+
+def test_a_vm_whose_pod_admission_never_saw_is_named() -> None:
+    vmi = {"metadata": {"name": "db", "namespace": "default"}, "status": {"activePods": {"u": "worker"}}}
+    (found,) = problems(check_vms, objects={"virtualmachineinstances": (vmi,)})
+    assert "VirtualMachineInstance default/db: it asks for cores and its pod (UID u) does not" in found
+
+
+def test_claims_that_contradict_owners_machine_or_pods_are_named() -> None:
+    good = claim("db", 0, 8)
+    odd = Ledger({CpuId(0): PodUid("db"), CpuId(5): PodUid("ghost")}, {PodUid("db"): good})
+    found = problems(check_ledgers, **view(pod("db"), ledger=odd))
+    assert any("CPUs 5 belong to ghost, which has no claim" in text for text in found)
+    assert any("claims CPUs 8 for itself, which have no owner" in text for text in found)
+    beyond = Ledger().after(taking(claim("db", 0, 99)))
+    (machine,) = problems(check_ledgers, **view(pod("db"), ledger=beyond))
+    assert "claims CPUs 99, which the machine does not have" in machine
+    (lost,) = problems(check_ledgers, **view(ledger=Ledger().after(taking(good))))
+    assert "default/pod-db hold CPUs there and have no pod" in lost
+
+
+def test_a_claim_that_was_just_made_may_have_no_pod_yet() -> None:
+    fresh = claim("db", 0, 8, since=(NOW - timedelta(seconds=20)).isoformat())
+    assert problems(check_ledgers, **view(ledger=Ledger().after(taking(fresh)))) == []
+
+
+def test_nodes_need_a_description_an_agent_and_its_enforcement() -> None:
+    assert problems(check_conditions, **view()) == []
+    assert "enforcement none" in problems(check_conditions, **view(enforcement="none"))[0]
+    assert "static policy holds CPUs 2" in problems(check_conditions, **view(kubelet_cpus=4))[0]
+    unreadable = view(topology=None, problem="no cores")
+    assert "its NodeTopology cannot be read: no cores" in problems(check_descriptions, **unreadable)[0]
+    missing, orphan = problems(check_agents, **view())
+    assert "it is missing" in missing
+    assert "an agent that is gone" in orphan
+
+
+def test_what_the_agent_says_about_its_node_is_passed_on() -> None:
+    said = {"type": "Ready", "status": "False", "reason": "StateUnreadable", "message": "damaged"}
+    topology = {"metadata": {"name": "worker", "generation": 2}, "status": {"conditions": [said]}}
+    (found,) = problems(check_conditions, objects={"nodetopologies": (topology,)})
+    assert found == "wrong: NodeTopology worker: its agent says StateUnreadable: damaged"
+    topology["status"] = {"observedGeneration": 1}
+    (found,) = problems(check_conditions, objects={"nodetopologies": (topology,)})
+    assert "has not seen the newest description" in found
+
+
+def test_a_check_whose_objects_could_not_be_read_says_so_and_nothing_else() -> None:
+    found = examine(installation(denied={VIEW: "you may not list nodes"}))
+    results = {one.check.name: one for one in found.results}
+    assert len(results) == len(CHECKS)
+    assert results["ledgers"].level is Level.UNCHECKED
+    assert [one.problem for one in results["ledgers"].findings] == ["you may not list nodes"]
