@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 from click.shell_completion import CompletionItem
 
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.completion import names_and_files
 from kvplace.cli.files import InputFile
 from kvplace.cli.machine import chosen_machine, cpu_manager_state_option, machine_argument
@@ -85,6 +86,8 @@ def _complete_target(_context: click.Context, _option: click.Parameter, begun: s
     metavar="NAME",
     help="The node of --placements to draw (default: the only one, or the one with the machine's name).",
 )
+@click.option("--all", "everything", is_flag=True, help="All nodes of the live cluster, a line for each.")
+@click.option("--live", is_flag=True, help="FILE is a node of the live cluster; --context etc. imply it.")
 @cpu_manager_state_option
 @click.option("--foreign", metavar="CPUS", help="CPUs that something else holds, for example 8-11,40-43.")
 @click.option(
@@ -105,19 +108,27 @@ def _complete_target(_context: click.Context, _option: click.Parameter, begun: s
     help="table (default), wide, json or svg; or a file to write, whose suffix .svg, .json or .txt chooses "
     "the form. May be given twice, for a form and a file.",
 )
+@cluster_flags(namespaced=False, selector=False)
 def command(
+    *,
     machine: str | None,
     placements: str | None,
     node: str | None,
+    everything: bool,
+    live: bool,
     cpu_manager_state: str | None,
     foreign: str | None,
     found: tuple[str, ...],
     target: Target,
+    flags: ClusterFlags,
 ) -> None:
     """Draw the cores of a machine, and which VMs hold them.
 
     FILE is the machine in any form that `kvplace topology` reads; without FILE it is this machine. The map
     nests sockets, NUMA nodes, L3 caches, cores and threads.
+
+    A name that is neither a file nor a server type is a node of the cluster of the kubeconfig: its map shows
+    the VMs of its ledger, and threads that its agent has found elsewhere.
 
     Contradictions are marked in the map and explained on stderr: two VMs that own one CPU, CPUs that the
     machine does not have, threads that run elsewhere than placed.
@@ -128,6 +139,15 @@ def command(
     from kvplace.core.drawing.core_map import draw
     from kvplace.core.ledger import Ledger
 
+    offline = (placements, node, cpu_manager_state, foreign, *found)
+    if everything or live or flags.are_given or _is_node(machine, offline):
+        if any(given is not None for given in offline):
+            raise click.UsageError(
+                "--placements, --node, --cpu-manager-state, --foreign and --found describe a machine; "
+                "leave them out to draw a live cluster"
+            )
+        _draw_live(machine, target, flags, everything=everything)
+        return
     if node is not None and placements is None:
         raise click.UsageError("--node chooses a node of --placements; give --placements too")
     known = chosen_machine(machine, state=cpu_manager_state)
@@ -143,9 +163,34 @@ def command(
     )
     for sentence in (*known.notes, *claims.notes):
         say(sentence)
+    _show(drawing, target)
+
+
+def _is_node(machine: str | None, offline: Iterable[str | None]) -> bool:
+    from kvplace.cli.live_map import names_a_node
+
+    return machine is not None and not any(offline) and names_a_node(machine)
+
+
+def _draw_live(machine: str | None, target: Target, flags: ClusterFlags, *, everything: bool) -> None:
+    from kvplace.cli.live_map import drawn_node, whole_cluster
+
+    if everything == (machine is not None):
+        raise click.UsageError("name one node of the cluster, or give --all")
+    if machine is not None:
+        _show(drawn_node(flags, machine), target)
+        return
+    if target.form is Form.SVG:
+        raise click.UsageError("an SVG shows one node: name it instead of --all")
+    from kvplace.cli.cluster_map import draw_cluster
+
+    _write(lambda file: draw_cluster(whole_cluster(flags), target.form.value, file), target)
+
+
+def _show(drawing: CoreMap, target: Target) -> None:
     for fault in drawing.faults:
         say(f"{fault.kind.value}: {fault.sentence}")
-    _write(drawing, target)
+    _write(lambda file: _draw(drawing, target.form, file), target)
 
 
 def read_found(texts: Iterable[str], claims: NodeClaims) -> dict[PodUid, CpuMask]:
@@ -167,13 +212,13 @@ def read_found(texts: Iterable[str], claims: NodeClaims) -> dict[PodUid, CpuMask
     return found
 
 
-def _write(drawing: CoreMap, target: Target) -> None:
+def _write(draw: Callable[[TextIO], None], target: Target) -> None:
     if target.file is None:
-        _draw(drawing, target.form, sys.stdout)
+        draw(sys.stdout)
         return
     try:
         with target.file.open("w", encoding="utf-8") as file:
-            _draw(drawing, target.form, file)
+            draw(file)
     except OSError as error:
         raise click.ClickException(f"{target.file} cannot be written: {error.strerror}") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -55,13 +55,19 @@ def print_document(document: object, output: Output) -> None:
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     """Print cells in aligned columns; a cell may have several lines, and no line is ever broken."""
+    for line in table_lines(rows):
+        click.echo(line)
+
+
+def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Write the same as lines."""
     widths = [
         max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*rows, strict=True)
     ]
     for row in rows:
         for parts in zip_longest(*(cell.split("\n") for cell in row), fillvalue=""):
             cells = (part.ljust(width) for part, width in zip(parts, widths, strict=True))
-            click.echo("   ".join(cells).rstrip())
+            yield "   ".join(cells).rstrip()
 
 
 def table_width() -> int | None:

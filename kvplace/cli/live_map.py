@@ -1,0 +1,63 @@
+"""Core maps of the nodes of a live cluster, from their ledgers and what their agents have measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvplace.core.errors import KvplaceError
+
+if TYPE_CHECKING:
+    from kvplace.cli.cluster_flags import ClusterFlags
+    from kvplace.core.drawing.core_map import CoreMap
+    from kvplace.nodes.cluster_view import ClusterView
+
+
+def names_a_node(machine: str) -> bool:
+    """Whether what a user calls a machine can only be a node: it is no file and not like any server type.
+
+    And there is a kubeconfig, so that a cluster can be asked.
+    """
+    from pathlib import Path
+
+    from kvplace.core.near_words import near_word
+    from kvplace.kube.kubeconfig import kubeconfig_files
+    from kvplace.machines.shipped import machine_names
+
+    if not machine or machine == "-" or "/" in machine or near_word(machine, machine_names()):
+        return False
+    try:
+        return not Path(machine).exists() and kubeconfig_files(None) is not None
+    except OSError:
+        return False
+
+
+def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
+    """Read one node and draw it; raises KvplaceError that says why there is nothing to draw."""
+    from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
+    from kvplace.core.near_words import did_you_mean
+    from kvplace.core.scalars import NodeName
+    from kvplace.kube.watches import NODES
+    from kvplace.nodes.cluster_reading import read_node
+    from kvplace.nodes.drawn_node import draw_node
+
+    node = NodeName(name)
+
+    async def read(live: LiveCluster) -> CoreMap:
+        view = await read_node(live.api, node)
+        if node not in view.nodes:
+            known = [record.name for record in await live.api.read_all(NODES)]
+            raise KvplaceError(f"{live.session.server} has no node {name!r}{did_you_mean(name, known)}")
+        drawing = draw_node(view.nodes[node], view.by_node.get(node, ()))
+        if drawing is None:
+            raise KvplaceError(f"node {name} cannot be drawn: {view.nodes[node].problem}")
+        return drawing
+
+    return run_with_cluster(flags, read)
+
+
+def whole_cluster(flags: ClusterFlags) -> ClusterView:
+    """Read all nodes, without their VMs: the ledgers name those."""
+    from kvplace.cli.live_cluster import run_with_cluster
+    from kvplace.nodes.cluster_reading import read_cluster
+
+    return run_with_cluster(flags, lambda live: read_cluster(live.api, pods=None))
