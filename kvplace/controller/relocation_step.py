@@ -5,7 +5,7 @@
     Wait  ──▶ the node's agent carries it out and reports the revision
     Finish ─▶ ledger: the claim holds the new placement alone
     GoBack ─▶ the agent reports that it failed: the old placement becomes one more revision
-    Resume ─▶ it reports so of a relocation that somebody has taken out of the ledger: put it back there
+    Resume ─▶ somebody has taken the relocation out of the ledger: it is put back there
 
 Each step follows from the ledger, the pod and the agent's report alone, so it does not matter who made the
 last one, or whether its answer arrived.
@@ -83,7 +83,7 @@ class GoBack:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The agent has undone a revision, and the ledger no longer knows what the pod runs by instead."""
+    """What the pod says, or what its agent has undone it to, is no longer in the ledger."""
 
     relocation: Relocation
 
@@ -164,6 +164,8 @@ def _go_on(claim: Claim, placed: PodPlacement | None, report: PodReport | None) 
     assert relocation is not None
     if placed is None or placed.revision < relocation.next.revision:
         return Write(relocation.next)
+    if not _holds(claim, placed):
+        return Resume(Relocation(placed, relocation.previous))  # it was written late, for a lost claim
     if report is None:
         return Wait()
     if report.pinned and report.revision >= placed.revision:

@@ -164,7 +164,7 @@ class Relocator:
                 await self._go_back(node, pod, failed, why)
                 return True
             case Resume(relocation):
-                return await self._resume(node, pod, relocation)
+                return await self._resume(node, pod, claim, relocation)
 
     def _asked(self, pod: PodRecord) -> PinningOptions | None:
         """Read what a pod's owner asks for now; None where nobody has edited it."""
@@ -288,13 +288,13 @@ class Relocator:
 
     # Resume.
 
-    async def _resume(self, node: NodeName, pod: PodRecord, lost: Relocation) -> bool:
+    async def _resume(self, node: NodeName, pod: PodRecord, seen: Claim | None, lost: Relocation) -> bool:
         """Claim again what the pod runs by, beside its newest placement; returns whether that was done."""
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, str]:
             stored = ledger.claims.get(pod.uid)
-            if stored is None or stored.relocation is not None or stored.revision > lost.next.revision:
-                return LedgerChange(), ""  # another replica was faster
+            if stored is None or stored != seen:
+                return LedgerChange(), ""  # somebody was faster
             claim = claim_with_lost_relocation(stored, lost)
             if taken := held_by_others(ledger, claim):
                 return LedgerChange(), (

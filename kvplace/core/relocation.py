@@ -68,7 +68,12 @@ def way_back(claim: Claim, failed: PodPlacement) -> Claim:
 
 
 def claim_with_lost_relocation(claim: Claim, lost: Relocation) -> Claim:
-    """Return what a claim held before somebody took it out of the ledger during a relocation."""
+    """Return what a claim held before somebody took it out of the ledger during a relocation.
+
+    What it holds for a relocation that was begun since stays its own.
+    """
+    if claim.relocation is not None:
+        return claim_while_relocating(claim, lost)
     before = lost.previous.placement if lost.previous is not None else Placement(Policy.NONE, (), NO_CPUS)
     held = claim_of(
         claim.uid,

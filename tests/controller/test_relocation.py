@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from kvplace.controller.relocator import RELOCATED
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Unavailable
-from kvplace.core.ledger import LedgerChange
+from kvplace.core.ledger import LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
+from kvplace.core.relocation import claim_while_relocating
 from kvplace.core.request import Policy, Scope
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import CpuMask, NodeName
@@ -260,6 +262,28 @@ async def test_when_its_former_cores_were_given_away_meanwhile_its_owner_is_told
         agent.fail(pod)
         await one.until(lambda: "restart" in str(condition(cluster, pod)))
         assert (agent.ledger, agent.stored(pod).revision) == (before, 2)
+
+
+async def test_a_placement_that_was_written_late_is_claimed_before_it_is_put_in_force(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    """Its claim was taken away meanwhile, and another replica has begun anew with other cores."""
+    async with replica(cluster) as one:
+        pod = await wide(one, agent)
+        first = agent.stored(pod)
+        edit(cluster, pod, {"cpu-set": "one-numa"})
+        late = await until_written(one, agent, pod, 2)
+        free = TWO.allocatable & ~agent.ledger.owned
+        other = CpuMask(free & -free)
+        anew = replace(late, placement=replace(late.placement, cpus=other, owned=other))
+        held = claim_of(pod.uid, first.placement, namespace="default", pod=pod.name, vmi=pod.vmi)
+        cluster.put_ledger("n1", agent.ledger.after(LedgerChange(releases=(pod.uid,))))
+        moving = claim_while_relocating(held, Relocation(anew, first))
+        cluster.put_ledger("n1", agent.ledger.after(LedgerChange(claims=(moving,))))
+        await one.until(lambda: not late.placement.owned & ~agent.ledger.claims[pod.uid].owned)
+        agent.carry_out(pod)
+        await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
+        assert agent.ledger.claims[pod.uid].owned == late.placement.owned
 
 
 async def test_a_vm_is_not_moved_before_a_claim_that_was_taken_away_is_back(
