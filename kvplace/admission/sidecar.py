@@ -9,6 +9,7 @@ node's name, and a probe that holds the VM until its placement is there and in f
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -62,10 +63,7 @@ def with_hook_sidecar(entries: str | None, image: str) -> str | None:
 
     Other entries stay unchanged. Raises BadAnnotation when the text is not a list of objects.
     """
-    ours = json.dumps(
-        {"image": image, "imagePullPolicy": "IfNotPresent", "command": COMMAND, "args": ["serve"]},
-        separators=(",", ":"),
-    )
+    ours = _entry(image)
     if entries is None:
         return f"[{ours}]"
     try:
@@ -77,6 +75,12 @@ def with_hook_sidecar(entries: str | None, image: str) -> str | None:
     if any(entry.get("command") == COMMAND for entry in read):
         return None
     return f"[{','.join([*(bytes(entry).decode() for entry in written), ours])}]"
+
+
+@lru_cache(maxsize=8)
+def _entry(image: str) -> str:
+    entry = {"image": image, "imagePullPolicy": "IfNotPresent", "command": COMMAND, "args": ["serve"]}
+    return json.dumps(entry, separators=(",", ":"))
 
 
 def sidecars_of(pod: Pod) -> list[int]:
