@@ -10,15 +10,19 @@ import tempfile
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from harness.build_cache import BuildFailed
+from harness.control_plane.programs import KUBERNETES
+from harness.go_build import built
 from harness.node_programs.image import layers_of
 from kvplace import __version__
 from release.archives import write_tar_gz
+from release.chart import write_chart
 from release.checksums import UnusableKey, read_key, sign, write_checksums
-from release.images import IMAGES, build_images
+from release.images import IMAGES, ReleasedImage, build_images
 from release.manifests import ImageNotNamed, copy_manifests
 from release.plugin import krew_manifest, write_plugin
 from release.source_date import source_date
@@ -61,6 +65,7 @@ def _release(folder: Path, registry: str, url: str, date: datetime) -> None:
     with tempfile.TemporaryDirectory(prefix="kvplace-release-") as name:
         scratch = Path(name)
         copy_manifests(scratch / "manifests", images)
+        _write_chart(folder / f"kvplace-chart-{__version__}.tgz", images, scratch, date)
         write_tar_gz(
             folder / f"kvplace-manifests-{__version__}.tar.gz", scratch / "manifests", "manifests", date
         )
@@ -71,25 +76,39 @@ def _release(folder: Path, registry: str, url: str, date: datetime) -> None:
     (folder / "kvplace.krew.yaml").write_text(yaml.safe_dump(manifest, sort_keys=False))
 
 
+def _write_chart(target: Path, images: list[ReleasedImage], scratch: Path, date: datetime) -> None:
+    kubectl = scratch / "kubectl"
+    kubectl.symlink_to(built(KUBERNETES) / "kubernetes")
+
+    def render(folder: Path) -> list[dict[str, Any]]:
+        answer = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=True)
+        return [document for document in yaml.safe_load_all(answer.stdout) if document]
+
+    copy_manifests(scratch / "for-the-chart", images)
+    chart = scratch / "chart"
+    write_chart(chart, __version__, images, render, scratch / "for-the-chart")
+    write_tar_gz(target, chart, "kvplace", date)
+
+
 def _build_distributions(folder: Path, date: datetime) -> None:
     """Build wheel and source archive with the pinned tools of this environment."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
     environment = {"SOURCE_DATE_EPOCH": str(int(date.timestamp()))}
-    built = subprocess.run(
+    answer = subprocess.run(
         ["env", *(f"{name}={value}" for name, value in environment.items()), *command],
         cwd=PROJECT,
         capture_output=True,
         text=True,
         check=False,
     )
-    if built.returncode != 0:
-        raise BuildFailed(f"hatchling made no wheel:\n{built.stderr.strip()}")
+    if answer.returncode != 0:
+        raise BuildFailed(f"hatchling made no wheel:\n{answer.stderr.strip()}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="./make release",
-        description="Make wheel, source archive, images, manifests and kubectl plugin, with digests.",
+        description="Make wheel, source archive, images, manifests, chart and kubectl plugin, with digests.",
     )
     parser.add_argument("version", nargs="?", help=f"must be that of this checkout: {__version__}")
     parser.add_argument(

@@ -11,7 +11,7 @@ import pytest
 
 from harness.build_fixtures import skipped_if_not_installed
 from harness.control_plane.cluster import ControlPlane
-from harness.control_plane.programs import KUBERNETES
+from harness.control_plane.programs import HELM, KUBERNETES
 from harness.go_build import built
 
 
@@ -20,6 +20,13 @@ def kubernetes_programs() -> Path:
     """Name the folder with Kubernetes' programs."""
     with skipped_if_not_installed():
         return built(KUBERNETES)
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    """Name the program helm."""
+    with skipped_if_not_installed():
+        return built(HELM) / "helm"
 
 
 @pytest.fixture(scope="session")

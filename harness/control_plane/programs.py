@@ -14,4 +14,11 @@ KUBERNETES = GoModule(
     # Without a version the server calls itself v0.0.0-master, which some clients refuse.
     ldflags="-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3",
 )
+HELM = GoModule(
+    _HERE / "helm",
+    contents="helm",
+    ldflags="-s -w -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1"
+    " -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=36",
+    packages="tool",
+)
 KUBEVIRT = GoModule(_HERE / "kubevirt", contents="KubeVirt's virt-controller, admission and hooks client")
