@@ -29,6 +29,9 @@ OUR_RESOURCES = ("nodeledgers", "nodetopologies")
 _PAGE = 500
 _ROLES = {
     **dict.fromkeys(("nodes", "pods", *OUR_RESOURCES), "kvplace-viewer"),
+    **dict.fromkeys(
+        ("virtualmachines", "virtualmachineinstances", "configmaps", "resourcequotas"), "kvplace-rollout"
+    ),
 }
 """The role in manifests/rbac/people.yaml that gives the rights on a resource."""
 

@@ -35,6 +35,7 @@ COMMANDS = (
     "place",
     "plan",
     "rewrite",
+    "rollout",
     "schema",
     "serve",
     "simulate",

@@ -85,8 +85,8 @@ def _name(text: str) -> str:
     return text
 
 
-def _duration(value: object) -> float:
-    """Read 90s, 15m or 2h as seconds."""
+def read_duration(value: object) -> float:
+    """Read 90s, 15m or 2h as seconds; raises ValueError."""
     if not isinstance(value, str) or not re.fullmatch(_DURATION, value):
         raise ValueError(f"{shown(value)} is no duration; write for example 90s, 15m or 2h")
     return float(int(value[:-1]) * _SECONDS[value[-1]])
@@ -115,7 +115,7 @@ Name: TypeAlias = Annotated[
 ]
 Duration: TypeAlias = Annotated[
     float,
-    PlainValidator(_duration),
+    PlainValidator(read_duration),
     PlainSerializer(lambda seconds: f"{seconds:.0f}s"),
     WithJsonSchema({"type": "string", "pattern": _DURATION, "examples": ["90s", "15m"]}),
 ]

@@ -52,7 +52,7 @@ class Forecast:
             lines.append(f"{counted(len(self.nodes), 'VM')} will get cores on {nodes}, as it looks now")
         if self.unplanned:
             lines.append(
-                f"{counted(len(self.unplanned), 'VM')} without a request for cores, placed by kube-scheduler"
+                f"{counted(len(self.unplanned), 'VM')} not planned: without a request for cores of known size"
             )
         for group in self.refused:
             more = f" and {len(group.ids) - 1} more" if len(group.ids) > 1 else ""
@@ -72,3 +72,8 @@ def forecast(
         tuple(refused_vms(found)),
         tuple(vm.name for vm in wanted if vm.template.request is None),
     )
+
+
+def unplanned(vms: Iterable[WantedVm]) -> Forecast:
+    """Foretell nothing."""
+    return Forecast({}, (), tuple(vm.name for vm in vms))

@@ -49,6 +49,8 @@ class Report:
     namespace: str
     counts: Counts
     failed: tuple[Failure, ...]
+    there: tuple[str, ...]
+    """The names of the VMs at their goal."""
     unfinished: tuple[Failure, ...]
     """VMs that are on their way or still to make, with what they wait for."""
     seconds: Mapping[VmStage, Percentiles]
@@ -121,6 +123,7 @@ def report_of(
         namespace,
         count(found, len(left_out)),
         tuple(failed),
+        tuple(vm.wanted.name for vm in found if vm.is_there and not vm.failure),
         tuple(unfinished),
         {stage: Percentiles.of(seconds) for stage, seconds in times.items()},
         timed_out,

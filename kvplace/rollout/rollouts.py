@@ -14,7 +14,7 @@ from kvplace.kube.retry import retrying
 from kvplace.kube.store import Store
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
 from kvplace.kube.watches import Selector
-from kvplace.rollout.forecast import Forecast, forecast
+from kvplace.rollout.forecast import Forecast, forecast, unplanned
 from kvplace.rollout.port import NodeReader, RolloutCluster
 from kvplace.rollout.preflight import Found, check, look
 from kvplace.rollout.report import Report, report_of
@@ -46,10 +46,11 @@ class Rollouts:
         self._cluster = cluster
         self._read_nodes = read_nodes
 
-    async def prepare(self, rollout: Rollout) -> Prepared:
+    async def prepare(self, rollout: Rollout, *, plan: bool = True) -> Prepared:
         """Check everything that can be known before a VM is made, and plan the missing ones.
 
-        Raises Refused or Misconfigured; nothing has been written then.
+        Planning needs the right to read all nodes; without `plan` nothing is foretold. Raises Refused or
+        Misconfigured; nothing has been written then.
         """
         known = (await self._cluster.read_documents(rollout.namespace, rollout.name)).get(rollout.name)
         if known is not None and not _is_same(known, rollout.text):
@@ -62,8 +63,8 @@ class Rollouts:
         if missing:
             await check(self._cluster, rollout, missing)
         asks = any(vm.template.request is not None for vm in missing)
-        nodes = await self._read_nodes() if asks else ()
-        return Prepared(rollout, missing, forecast(nodes, missing), known is None)
+        foretold = forecast(await self._read_nodes(), missing) if plan and asks else unplanned(missing)
+        return Prepared(rollout, missing, foretold, known is None)
 
     async def begin(self, prepared: Prepared, *, everything: bool = False) -> RolloutRun:
         """Store the document of a new rollout and return its run, which makes the VMs.
@@ -106,20 +107,21 @@ class Rollouts:
         tracker.take_in(found.vms, found.vmis, found.pods)
         return report_of(name, rollout.namespace, tracker.vms.values(), {})
 
+    def left_out(self, prepared: Prepared) -> Report:
+        """Report a rollout of which nothing fits, and of which nothing is made."""
+        rollout = prepared.rollout
+        return report_of(rollout.name, rollout.namespace, (), prepared.forecast.left_out)
+
+    async def count_vms(self, name: str) -> int:
+        """Count the VMs that a deletion would take."""
+        return len(await self._doomed(name))
+
     async def delete(self, name: str, *, timeout_s: float = 600.0) -> int:
         """Delete a rollout's VMs, wait until they are gone, and forget it; returns how many there were.
 
         Raises Refused when there is nothing of that name, and Unavailable when VMs are left after the time.
         """
-        ours = Selector({ROLLOUT_LABEL: name}, namespace=self.namespace)
-        vms = {vm.name: vm for vm in await self._cluster.read_all(VMS, ours)}
-        vmis = {vmi.name: vmi for vmi in await self._cluster.read_all(VMI_PHASES, ours)}
-        doomed = [("VirtualMachine", vm.name, vm.uid) for vm in vms.values()]
-        doomed += [
-            ("VirtualMachineInstance", one.name, one.uid) for one in vmis.values() if one.name not in vms
-        ]
-        if not doomed and name not in await self._cluster.read_documents(self.namespace, name):
-            raise Refused(f"namespace {self.namespace} has no rollout {shown(name)} and no VMs of one")
+        doomed = await self._doomed(name)
         at_once = asyncio.Semaphore(_AT_ONCE)
 
         async def delete(kind: str, vm: str, uid: str) -> None:
@@ -132,12 +134,26 @@ class Rollouts:
             # A conflict is another VM that somebody has made under the name meanwhile.
             if isinstance(answer, BaseException) and not isinstance(answer, Conflict):
                 raise answer
-        await self._wait_until_gone(name, ours, timeout_s)
+        await self._wait_until_gone(name, timeout_s)
         await self._cluster.delete_document(self.namespace, name)
         return len(doomed)
 
-    async def _wait_until_gone(self, name: str, ours: Selector, timeout_s: float) -> None:
-        changed = asyncio.Event()
+    async def _doomed(self, name: str) -> list[tuple[str, str, str]]:
+        """Read kind, name and UID of the VMs of a rollout; raises Refused when there is nothing of it."""
+        ours = self._selector(name)
+        vms = {vm.name: vm for vm in await self._cluster.read_all(VMS, ours)}
+        vmis = await self._cluster.read_all(VMI_PHASES, ours)
+        doomed = [("VirtualMachine", vm.name, vm.uid) for vm in vms.values()]
+        doomed += [("VirtualMachineInstance", vmi.name, vmi.uid) for vmi in vmis if vmi.name not in vms]
+        if not doomed and name not in await self._cluster.read_documents(self.namespace, name):
+            raise Refused(f"namespace {self.namespace} has no rollout {shown(name)} and no VMs of one")
+        return doomed
+
+    def _selector(self, name: str) -> Selector:
+        return Selector({ROLLOUT_LABEL: name}, namespace=self.namespace)
+
+    async def _wait_until_gone(self, name: str, timeout_s: float) -> None:
+        changed, ours = asyncio.Event(), self._selector(name)
         vms, vmis, pods = Store(VMS, ours), Store(VMI_PHASES, ours), Store(LAUNCHERS, ours)
 
         async def follow() -> None:

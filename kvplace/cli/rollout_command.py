@@ -1,0 +1,351 @@
+"""`kvplace rollout`: many VMs from templates: planned, made in waves, followed until they are pinned."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.files import InputFile
+from kvplace.cli.output import Output, output_option, print_document, print_table, say
+from kvplace.cli.words import Words
+from kvplace.core.errors import BadBody, ExitCode
+from kvplace.core.vm_stage import VmStage
+
+if TYPE_CHECKING:
+    from kvplace.cli.live_cluster import LiveCluster
+    from kvplace.rollout.report import Report
+    from kvplace.rollout.rollouts import Prepared, Rollouts
+
+_MOST_NODES = 20
+"""Nodes that a plan shows one by one."""
+_yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+@click.group("rollout", short_help="Make hundreds of VMs from templates, and follow them.")
+def command() -> None:
+    """Make hundreds of VMs from templates, and follow them until they are pinned.
+
+    \b
+    kvplace rollout create -f vm-templates/web-server.yaml --count 500 --name web
+    kvplace rollout status web
+    kvplace rollout resume web     after an interruption, or when there is room for more
+    kvplace rollout delete web
+    """  # noqa: D301 - click needs the literal backslash
+
+
+@command.command("create", short_help="Plan VMs, ask, make them, and wait for them.")
+@click.option(
+    "-f",
+    "--filename",
+    "files",
+    multiple=True,
+    type=InputFile(),
+    metavar="FILE",
+    help="A VirtualMachine or VirtualMachineInstance as template, several of them, or a rollout document.",
+)
+@click.option("--count", type=click.IntRange(1), help="VMs to make from each template (default: one).")
+@click.option("--names", type=InputFile(), metavar="FILE", help="Make one VM for each name in a list.")
+@click.option("--name", help="Name of the rollout; its VMs' names begin with it (default: the template's).")
+@click.option("--waves", help="Sizes of the first waves, for example 1,10%; each waits for the one before.")
+@click.option("--max-in-flight", type=click.IntRange(1), help="VMs on their way at once (default: 100).")
+@click.option("--max-failures", type=click.IntRange(1), help="Make nothing more after so many failures.")
+@click.option(
+    "--until",
+    type=Words([stage.value for stage in VmStage]),
+    help="When a VM is there (default: pinned; running for VMs that ask for no cores).",
+)
+@click.option("--timeout", metavar="TIME", help="Longest wait for all VMs, for example 15m (default: 30m).")
+@click.option("--wait-for-room", is_flag=True, help="Make the VMs that will not fit, too; they wait.")
+@click.option("--no-plan", is_flag=True, help="Do not plan first, which needs the right to read nodes.")
+@click.option("--dry-run", is_flag=True, help="Check and plan only.")
+@click.option("--example", is_flag=True, help="Print a rollout document, as a start for your own.")
+@_yes
+@output_option(Output.TABLE, Output.JSON, Output.YAML, Output.NAME)
+@cluster_flags(selector=False)
+def create(
+    *,
+    flags: ClusterFlags,
+    files: tuple[str, ...],
+    count: int | None,
+    names: str | None,
+    name: str | None,
+    example: bool,
+    yes: bool,
+    dry_run: bool,
+    wait_for_room: bool,
+    no_plan: bool,
+    output: Output,
+    **limits: Any,
+) -> int:
+    """Plan VMs on the cluster, ask, make them, and wait until they are pinned.
+
+    The plan is a forecast from what is free now: other pods may be faster. VMs that will not fit are not made
+    and count as failed; `kvplace rollout resume` makes them later.
+
+    Ctrl-C stops the rollout; what has been made stays, and `kvplace rollout resume` goes on.
+
+    Exit code 0 when all VMs are there, 3 when none fits, 4 when some are not there, 5 when the time was over.
+    """
+    from kvplace.documents.rollout import EXAMPLE
+
+    if example:
+        click.echo(EXAMPLE, nl=False)
+        return ExitCode.DONE
+    if not files:
+        raise click.UsageError("give a template or a rollout document with -f")
+    _check_namespace(flags)
+    _check_confirmation(yes or dry_run)
+    from kvplace.cli.live_cluster import run_with_cluster
+    from kvplace.cli.rollout_input import RolloutFlags, read_given
+
+    given = RolloutFlags(name, count, names, _limits(**limits))
+
+    async def body(live: LiveCluster) -> int:
+        from kvplace.rollout.connect import rollouts_on
+
+        rollout = read_given(files, given, flags.namespace, live.namespace)
+        rollouts = rollouts_on(live.session, rollout.namespace)
+        prepared = await rollouts.prepare(rollout, plan=not no_plan)
+        if dry_run:
+            return _print_plan(prepared, output)
+        return await _carry_out(rollouts, prepared, yes=yes, everything=wait_for_room, output=output)
+
+    return run_with_cluster(flags, body)
+
+
+@command.command("resume", short_help="Go on with a rollout after an interruption.")
+@click.argument("name")
+@click.option("--wait-for-room", is_flag=True, help="Make the VMs that will not fit, too; they wait.")
+@click.option("--no-plan", is_flag=True, help="Do not plan first, which needs the right to read nodes.")
+@_yes
+@output_option(Output.TABLE, Output.JSON, Output.YAML, Output.NAME)
+@cluster_flags(selector=False)
+def resume(
+    *, flags: ClusterFlags, name: str, wait_for_room: bool, no_plan: bool, yes: bool, output: Output
+) -> int:
+    """Make the VMs of a rollout that are missing, and wait until all of them are there.
+
+    Templates and counts are those that it was created with. VMs that exist are left as they are.
+    """
+    _check_namespace(flags)
+    _check_confirmation(yes)
+    from kvplace.cli.live_cluster import run_with_cluster
+
+    async def body(live: LiveCluster) -> int:
+        from kvplace.rollout.connect import rollouts_on
+
+        rollouts = rollouts_on(live.session, live.namespace)
+        prepared = await rollouts.prepare(await rollouts.stored(name), plan=not no_plan)
+        return await _carry_out(rollouts, prepared, yes=yes, everything=wait_for_room, output=output)
+
+    return run_with_cluster(flags, body)
+
+
+@command.command("status", short_help="Say how far a rollout is.")
+@click.argument("name")
+@output_option(Output.TABLE, Output.JSON, Output.YAML, Output.NAME)
+@cluster_flags(selector=False)
+def status(*, flags: ClusterFlags, name: str, output: Output) -> int:
+    """Say how far a rollout is, from its VMs in the cluster.
+
+    Exit code 0 when all VMs are there, 4 when some are not.
+    """
+    _check_namespace(flags)
+    from kvplace.cli.live_cluster import run_with_cluster
+
+    async def body(live: LiveCluster) -> int:
+        from kvplace.rollout.connect import rollouts_on
+
+        report = await rollouts_on(live.session, live.namespace).status(name)
+        _print_report(report, output, unfinished=True)
+        return report.exit_code
+
+    return run_with_cluster(flags, body)
+
+
+@command.command("list", short_help="List the rollouts of a namespace.")
+@output_option(Output.NAME, Output.JSON, Output.YAML)
+@cluster_flags(selector=False)
+def list_rollouts(*, flags: ClusterFlags, output: Output) -> int:
+    """List the rollouts of a namespace."""
+    _check_namespace(flags)
+    from kvplace.cli.live_cluster import run_with_cluster
+
+    async def body(live: LiveCluster) -> int:
+        from kvplace.rollout.connect import rollouts_on
+
+        names = await rollouts_on(live.session, live.namespace).names()
+        if output is Output.NAME:
+            for name in names:
+                click.echo(name)
+            if not names:
+                say(f"no rollouts in namespace {live.namespace}")
+        else:
+            print_document({"rollouts": list(names)}, output)
+        return ExitCode.DONE
+
+    return run_with_cluster(flags, body)
+
+
+@command.command("delete", short_help="Delete a rollout with all of its VMs.")
+@click.argument("name")
+@click.option("--timeout", metavar="TIME", default="10m", show_default=True, help="Longest wait.")
+@_yes
+@cluster_flags(selector=False)
+def delete(*, flags: ClusterFlags, name: str, timeout: str, yes: bool) -> int:
+    """Delete all VMs of a rollout, wait until they and their pods are gone, and forget the rollout."""
+    _check_namespace(flags)
+    _check_confirmation(yes)
+    from kvplace.cli.live_cluster import run_with_cluster
+    from kvplace.documents.rollout import read_duration
+
+    seconds = _duration(read_duration, timeout)
+
+    async def body(live: LiveCluster) -> int:
+        from kvplace.core.quantity import counted
+        from kvplace.rollout.connect import rollouts_on
+
+        rollouts = rollouts_on(live.session, live.namespace)
+        if not yes:
+            vms = await rollouts.count_vms(name)
+            click.confirm(f"Delete {counted(vms, 'VM')} of rollout {name}?", abort=True, err=True)
+        deleted = await rollouts.delete(name, timeout_s=seconds)
+        say(f"{counted(deleted, 'VM')} of rollout {name} deleted")
+        return ExitCode.DONE
+
+    return run_with_cluster(flags, body)
+
+
+async def _carry_out(
+    rollouts: Rollouts, prepared: Prepared, *, yes: bool, everything: bool, output: Output
+) -> int:
+    from kvplace.cli.rollout_progress import shown_run
+    from kvplace.core.quantity import counted
+
+    to_make = len(prepared.missing) - (0 if everything else len(prepared.forecast.left_out))
+    for line in _plan_lines(prepared):
+        click.echo(line, err=True)
+    name = prepared.rollout.name
+    if prepared.is_new and not to_make:
+        say("none of the VMs fits; nothing was made")
+        _print_report(rollouts.left_out(prepared), output)
+        return ExitCode.DOES_NOT_FIT
+    if to_make and not yes:
+        click.confirm(f"Make {counted(to_make, 'VM')}?", abort=True, err=True)
+    report = await shown_run(await rollouts.begin(prepared, everything=everything))
+    _print_report(report, output)
+    if report.interrupted:
+        say(f"interrupted; `kvplace rollout resume {name} -n {report.namespace}` goes on")
+    elif report.exit_code is not ExitCode.DONE:
+        say(f"not all VMs are there; `kvplace rollout resume {name} -n {report.namespace}` tries again")
+    return report.exit_code
+
+
+def _plan_lines(prepared: Prepared) -> list[str]:
+    rollout, forecast = prepared.rollout, prepared.forecast
+    there = len(rollout.vms) - len(prepared.missing)
+    known = f", {there} of them are made already" if there else ""
+    lines = [f"rollout {rollout.name} in namespace {rollout.namespace}: {len(rollout.vms)} VMs{known}"]
+    by_node = list(forecast.by_node.items())
+    lines += [f"  {node}: {vms}" for node, vms in by_node[:_MOST_NODES]]
+    if len(by_node) > _MOST_NODES:
+        rest = by_node[_MOST_NODES:]
+        lines.append(f"  and {len(rest)} more nodes: {sum(vms for _, vms in rest)}")
+    return [*lines, *forecast.summary]
+
+
+def _print_plan(prepared: Prepared, output: Output) -> int:
+    forecast = prepared.forecast
+    left_out = forecast.left_out
+    if output in (Output.JSON, Output.YAML):
+        document = {
+            "vms": len(prepared.rollout.vms),
+            "made": len(prepared.rollout.vms) - len(prepared.missing),
+            "nodes": {str(node): vms for node, vms in forecast.by_node.items()},
+            "notPlanned": list(forecast.unplanned),
+            "failed": [{"name": name, "reason": why} for name, why in left_out.items()],
+        }
+        print_document(document, output)
+    elif output is Output.NAME:
+        for vm in prepared.missing:
+            if vm.name not in left_out:
+                click.echo(vm.name)
+    else:
+        for line in _plan_lines(prepared):
+            click.echo(line)
+    if not left_out:
+        return ExitCode.DONE
+    return ExitCode.DOES_NOT_FIT if len(left_out) == len(prepared.rollout.vms) else ExitCode.PARTLY_DONE
+
+
+def _print_report(report: Report, output: Output, *, unfinished: bool = False) -> None:
+    if output in (Output.JSON, Output.YAML):
+        document = report.document()
+        if unfinished:
+            waiting = [{"name": one.name, "reason": one.reason} for one in report.unfinished]
+            document = {"wanted": report.counts.wanted, **document, "unfinished": waiting}
+        print_document(document, output)
+        return
+    if output is Output.NAME:
+        for name in report.there:
+            click.echo(name)
+        return
+    print_table([("STAGE", "VMS", "P50", "P95", "MAX"), *_rows(report)])
+    for title, vms in (("failed", report.failed), ("not there", report.unfinished)):
+        by_reason: dict[str, list[str]] = {}
+        for one in vms:
+            by_reason.setdefault(one.reason, []).append(one.name)
+        for reason, names in by_reason.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            click.echo(f"{title}: {names[0]}{more}: {reason}")
+
+
+def _rows(report: Report) -> list[tuple[str, str, str, str, str]]:
+    rows = []
+    for stage, vms in report.counts.reached.items():
+        times = report.seconds.get(stage)
+        cells = ("-", "-", "-")
+        if times is not None and vms:
+            cells = (f"{times.p50:.1f} s", f"{times.p95:.1f} s", f"{times.max:.1f} s")
+        rows.append((stage.value, f"{vms} of {report.counts.wanted}", *cells))
+    return rows
+
+
+def _limits(
+    *,
+    waves: str | None,
+    max_in_flight: int | None,
+    max_failures: int | None,
+    until: str | None,
+    timeout: str | None,
+) -> dict[str, Any]:
+    """Turn flags into keys of the document, which checks them."""
+    sizes = [int(size) if size.strip().isdecimal() else size.strip() for size in (waves or "").split(",")]
+    keys = {
+        "waves": None if waves is None else sizes,
+        "maxInFlight": max_in_flight,
+        "maxFailures": max_failures,
+        "until": until,
+        "timeout": timeout,
+    }
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _duration(read: Any, text: str) -> float:
+    try:
+        return float(read(text))
+    except ValueError as error:
+        raise BadBody(f"--timeout: {error}") from None
+
+
+def _check_namespace(flags: ClusterFlags) -> None:
+    if flags.all_namespaces:
+        raise click.UsageError("a rollout is in one namespace; name it with -n instead of -A")
+
+
+def _check_confirmation(yes: bool) -> None:
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError("there is no terminal to ask on; give --yes")

@@ -1,0 +1,89 @@
+"""Shows a run of a rollout while it lasts: bars on a terminal, else a line a second, both on stderr.
+
+Ctrl-C stops the run cleanly: what was sent is answered, and its report says how far it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+from kvplace.cli.output import say
+from kvplace.core.vm_stage import VmStage
+from kvplace.rollout.report import Counts, Report
+from kvplace.rollout.run import RolloutRun
+
+_LINE_S = 1.0
+_BARS_S = 0.1
+
+
+async def shown_run(run: RolloutRun) -> Report:
+    """Carry out a run and show how far it is; the first Ctrl-C stops it, the second one ends the program."""
+    with contextlib.ExitStack() as signals:
+        loop = asyncio.get_running_loop()
+
+        def stop(number: int) -> None:
+            say("stopping; what has been made stays")
+            run.stop()
+            loop.remove_signal_handler(number)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+            signals.callback(loop.remove_signal_handler, number)
+        async with _bars(run) if sys.stderr.isatty() else _lines(run):
+            return await run.run()
+
+
+@contextlib.asynccontextmanager
+async def _lines(run: RolloutRun) -> AsyncIterator[None]:
+    async def print_lines() -> None:
+        before: Counts | None = None
+        while True:
+            await asyncio.sleep(_LINE_S)
+            counts = run.counts
+            if counts != before:
+                say(counts.sentence)
+            before = counts
+
+    printing = asyncio.create_task(print_lines())
+    try:
+        yield
+    finally:
+        printing.cancel()
+        await asyncio.gather(printing, return_exceptions=True)
+        say(run.counts.sentence)
+
+
+@contextlib.asynccontextmanager
+async def _bars(run: RolloutRun) -> AsyncIterator[None]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from kvplace.cli.output import console
+
+    columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(sys.stderr, 80)) as progress:
+        wanted = run.counts.wanted
+        bars = {stage: progress.add_task(stage.value, total=wanted) for stage in VmStage}
+        failed = progress.add_task("failed", total=wanted, visible=False)
+
+        def draw() -> None:
+            counts = run.counts
+            for stage, bar in bars.items():
+                progress.update(bar, completed=counts.reached[stage])
+            progress.update(failed, completed=counts.failed, visible=counts.failed > 0)
+
+        async def redraw() -> None:
+            while True:
+                draw()
+                await asyncio.sleep(_BARS_S)
+
+        drawing = asyncio.create_task(redraw())
+        try:
+            yield
+        finally:
+            drawing.cancel()
+            await asyncio.gather(drawing, return_exceptions=True)
+            draw()

@@ -1,0 +1,37 @@
+"""Opens the rollouts of a cluster, for scripts; the command line opens its cluster by its own flags."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.kube.api_cluster import ApiCluster
+from kvplace.kube.api_rollouts import ApiRollouts
+from kvplace.kube.credentials import CredentialOptions
+from kvplace.kube.session import Session, open_session
+from kvplace.nodes.cluster_reading import read_cluster
+from kvplace.nodes.planning_nodes import planning_nodes
+from kvplace.rollout.rollouts import Rollouts
+
+
+@contextlib.asynccontextmanager
+async def open_rollouts(
+    *, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
+) -> AsyncIterator[Rollouts]:
+    """Open the cluster of a kubeconfig, or the one that this pod runs in, while the block runs.
+
+    Without `namespace` it is the context's.
+    """
+    async with await open_session(CredentialOptions(kubeconfig, context)) as session:
+        yield rollouts_on(session, namespace or session.namespace)
+
+
+def rollouts_on(session: Session, namespace: str) -> Rollouts:
+    """Return the rollouts of a namespace; the session stays its owner's."""
+    api = ApiCluster(session)
+
+    async def read_nodes() -> Sequence[ClusterNode]:
+        return planning_nodes(await read_cluster(api))
+
+    return Rollouts(ApiRollouts(session), namespace, read_nodes)
