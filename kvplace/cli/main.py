@@ -27,6 +27,7 @@ COMMANDS = (
     "certificates",
     "completion",
     "demo",
+    "describe-node",
     "doctor",
     "explain",
     "get",
@@ -63,7 +64,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"kvplace.cli.{cmd_name}_command")
+        module = importlib.import_module(f"kvplace.cli.{cmd_name.replace('-', '_')}_command")
         command: click.Command = module.command
         return command
 

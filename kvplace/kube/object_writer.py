@@ -7,19 +7,16 @@ from typing import Any
 import msgspec
 
 from kvplace.kube.api_errors import decoded
-from kvplace.kube.object_reader import ApiKind, Document
-from kvplace.kube.session import APPLY_PATCH, JSON, Call, Session
+from kvplace.kube.object_reader import ApiKind, Document, ObjectReader
+from kvplace.kube.session import APPLY_PATCH, JSON, Call
 
 _DOCUMENT: msgspec.json.Decoder[Document] = msgspec.json.Decoder(dict[str, Any])
 _PATIENCE_S = 30.0
 """A write may wait for several webhooks, 10 seconds each."""
 
 
-class ObjectWriter:
-    """Writes objects over a session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
+class ObjectWriter(ObjectReader):
+    """Reads and writes objects over a session."""
 
     async def create(
         self, kind: ApiKind, document: Document, *, namespace: str = "", dry_run: bool = False

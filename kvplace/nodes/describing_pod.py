@@ -1,0 +1,186 @@
+"""A short-lived pod that reads the machine of a node: how a node without an agent is described.
+
+Every container sees the sysfs of its machine, so the pod needs nothing of the node: no volume, no token,
+no capability, no root. It prints the NodeTopology, which is read from its log and checked before anybody
+uses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from kvplace.core.errors import BadBody, BadTopology, Misconfigured, Unavailable
+from kvplace.core.node_topology import read_node_topology
+from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.strict_json import json_object
+from kvplace.core.topology import Topology
+from kvplace.kube.api_errors import Missing
+from kvplace.kube.node_filters import NodeObject
+from kvplace.kube.object_reader import ApiKind, Document
+
+PODS = ApiKind("pods")
+CONTAINER = "topology"
+MAX_LOG_BYTES = 1 << 20
+"""Far more than the largest machine takes, and little enough to hold."""
+_NOTE = "kvplace: "
+"""How the lines begin that the program says on stderr; a log mixes both."""
+_POLL_S = 0.5
+_CANNOT_START = (
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerError", "RunContainerError",
+)  # fmt: skip
+
+
+class PodClient(Protocol):
+    """What describing a node asks of a cluster."""
+
+    async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
+        """Read one object; None where there is none."""
+        ...
+
+    async def create(self, kind: ApiKind, document: Document, *, namespace: str = "") -> Document:
+        """Create an object and return it as stored."""
+        ...
+
+    async def delete(self, kind: ApiKind, name: str, *, namespace: str = "") -> None:
+        """Delete an object at once; raises Missing when it is gone."""
+        ...
+
+    async def read_log(self, namespace: str, pod: str, container: str, *, limit: int) -> bytes:
+        """Read what a container has printed."""
+        ...
+
+
+def describing_pod(node: NodeName, image: str, seconds: float) -> dict[str, Any]:
+    """Write the pod; it ends by itself, even if nobody is left to delete it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": "kvplace-describe-",
+            "labels": {"app.kubernetes.io/name": "kvplace", "app.kubernetes.io/component": "describe-node"},
+        },
+        "spec": {
+            "nodeName": node,
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": max(1, round(seconds)),
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 0,
+            "tolerations": [{"operator": "Exists"}],
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65532,
+                "runAsGroup": 65532,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": CONTAINER,
+                    "image": image,
+                    "command": ["kvplace", "topology", "--output=json"],
+                    "resources": {
+                        "requests": {"cpu": "10m", "memory": "64Mi"},
+                        "limits": {"cpu": "1", "memory": "256Mi"},
+                    },
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "readOnlyRootFilesystem": True,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                }
+            ],
+        },
+    }
+
+
+async def describe_through_pod(
+    client: PodClient,
+    node: NodeName,
+    *,
+    image: str,
+    namespace: str,
+    seconds: float,
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> tuple[Topology, tuple[str, ...]]:
+    """Read the machine of a node, and notes about it, through a pod that is deleted in any case.
+
+    Raises Misconfigured when its image cannot run there, BadTopology when it prints no machine, and
+    Unavailable when it has not ended in time.
+    """
+    pod = await client.create(PODS, describing_pod(node, image, seconds), namespace=namespace)
+    name = pod["metadata"]["name"]
+    try:
+        phase = await _ended(client, namespace, name, seconds, pause)
+        log = await client.read_log(namespace, name, CONTAINER, limit=MAX_LOG_BYTES)
+    finally:
+        await asyncio.shield(_gone(client, namespace, name))
+    return read_described(log, node, succeeded=phase == "Succeeded")
+
+
+def read_described(log: bytes, node: NodeName, *, succeeded: bool) -> tuple[Topology, tuple[str, ...]]:
+    """Read the machine and the notes out of a log; raises BadTopology."""
+    lines = log.decode("utf-8", "replace").splitlines()
+    notes = tuple(line.removeprefix(_NOTE) for line in lines if line.startswith(_NOTE))
+    text = "\n".join(line for line in lines if not line.startswith(_NOTE)).strip()
+    if not succeeded:
+        said = "; ".join((*notes, *text.splitlines()[-1:])) or "nothing"
+        raise BadTopology(f"the pod on node {node} could not read its machine; it said: {said[:500]}")
+    try:
+        _, topology = read_node_topology(json_object(text, what=f"what the pod on node {node} printed"))
+    except BadBody as error:
+        raise BadTopology(str(error)) from None
+    return topology, notes
+
+
+def with_reserved(topology: Topology, reserved: CpuMask | None) -> Topology:
+    """Reserve these CPUs, or as the agent does the core of the lowest one."""
+    return replace(topology, reserved=topology.cores[0] if reserved is None else reserved)
+
+
+def check_node(node: NodeObject | None, name: NodeName) -> None:
+    """Raise Misconfigured or Unavailable for a node on which no pod can be started."""
+    if node is None:
+        raise Misconfigured(f"there is no node {name}; `kubectl get nodes` lists them")
+    if not node.is_ready:
+        raise Unavailable(f"node {name} is not Ready, so its kubelet starts no pods; describe it when it is")
+
+
+async def _ended(
+    client: PodClient, namespace: str, name: str, seconds: float, pause: Callable[[float], Awaitable[None]]
+) -> str:
+    """Wait until the pod has ended, and return its phase."""
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + seconds
+    while True:
+        pod = await client.read(PODS, name, namespace=namespace)
+        if pod is None:
+            raise Unavailable(f"pod {namespace}/{name} was deleted before it had read the machine")
+        status = pod.get("status") or {}
+        if status.get("phase") in ("Succeeded", "Failed") and status.get("containerStatuses"):
+            return str(status["phase"])
+        if status.get("phase") == "Failed":
+            why = status.get("message") or status.get("reason") or "no reason given"
+            raise Unavailable(f"the kubelet does not run pod {namespace}/{name}: {why}")
+        for container in status.get("containerStatuses") or ():
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") in _CANNOT_START:
+                raise Misconfigured(
+                    f"image {container.get('image')} cannot run on the node ({waiting.get('reason')}: "
+                    f"{waiting.get('message', '')}); name one with --image"
+                )
+        if loop.time() >= ends:
+            raise Unavailable(
+                f"pod {namespace}/{name} has not ended in {seconds:.0f} s (phase {status.get('phase')}); "
+                "give it more time with --timeout, or see why its node does not start it"
+            )
+        await pause(_POLL_S)
+
+
+async def _gone(client: PodClient, namespace: str, name: str) -> None:
+    try:
+        await client.delete(PODS, name, namespace=namespace)
+    except Missing:
+        return

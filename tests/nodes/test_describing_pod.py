@@ -1,0 +1,151 @@
+"""A node without an agent is described through a pod that needs nothing and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.errors import BadTopology, Misconfigured, Unavailable
+from kvplace.core.node_topology import node_topology
+from kvplace.core.scalars import NodeName
+from kvplace.kube.api_errors import Missing
+from kvplace.kube.node_filters import NodeCondition, NodeObject, NodeStatus
+from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.nodes.describing_pod import (
+    MAX_LOG_BYTES,
+    check_node,
+    describe_through_pod,
+    describing_pod,
+    with_reserved,
+)
+from tests.nodes.machines import TWO
+
+NODE = NodeName("worker")
+PRINTED = json.dumps(node_topology("its-hostname", TWO), indent=2).encode()
+
+
+def ended(phase: str = "Succeeded") -> dict[str, Any]:
+    return {"phase": phase, "containerStatuses": [{"name": "topology", "state": {"terminated": {}}}]}
+
+
+def waiting(reason: str) -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": "not found"}}
+    return {"phase": "Pending", "containerStatuses": [{"image": "registry.example/x:1", "state": state}]}
+
+
+class Cluster:
+    """A cluster that runs the pod: it has these statuses one after the other, and prints this log."""
+
+    def __init__(self, *statuses: dict[str, Any] | None, log: bytes = PRINTED) -> None:
+        self.statuses = list(statuses)
+        self.log = log
+        self.pods: dict[str, Document] = {}
+        self.pauses = 0
+
+    async def create(self, kind: ApiKind, document: Document, *, namespace: str = "") -> Document:
+        self.pods["describe-1"] = document
+        return {**document, "metadata": {"name": "describe-1", "namespace": namespace}}
+
+    async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        return None if status is None else {"status": status}
+
+    async def delete(self, kind: ApiKind, name: str, *, namespace: str = "") -> None:
+        if name not in self.pods:
+            raise Missing(name)
+        del self.pods[name]
+
+    async def read_log(self, namespace: str, pod: str, container: str, *, limit: int) -> bytes:
+        assert limit == MAX_LOG_BYTES
+        return self.log
+
+    async def pause(self, seconds: float) -> None:
+        self.pauses += 1
+
+    async def describe(self, seconds: float = 60.0) -> Any:
+        try:
+            return await describe_through_pod(
+                self,
+                NODE,
+                image="kvplace/serve:1",
+                namespace="kvplace-system",
+                seconds=seconds,
+                pause=self.pause,
+            )
+        finally:
+            assert self.pods == {}, "the pod is left behind"
+
+
+async def test_the_machine_is_what_the_pod_prints_and_its_notes_are_kept_apart() -> None:
+    cluster = Cluster(
+        {"phase": "Pending"},
+        ended(),
+        log=b"kvplace: the machine names no L3\n" + PRINTED + b"\nkvplace: so\n",
+    )
+    topology, notes = await cluster.describe()
+    assert topology == TWO
+    assert notes == ("the machine names no L3", "so")
+    assert cluster.pauses == 1
+
+
+@pytest.mark.parametrize("log", [b"", b"{", b"\xff\x00", b'{"kind": "Pod"}', b"[1]", b'{"spec": {}}'])
+async def test_what_is_no_machine_is_refused(log: bytes) -> None:
+    with pytest.raises(BadTopology):
+        await Cluster(ended(), log=log).describe()
+
+
+async def test_a_pod_that_fails_says_why() -> None:
+    with pytest.raises(BadTopology, match=r"it said: /sys/devices/system/cpu cannot be read"):
+        await Cluster(ended("Failed"), log=b"kvplace: /sys/devices/system/cpu cannot be read\n").describe()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "error", "sentence"),
+    [
+        ((waiting("ImagePullBackOff"),), Misconfigured, "image registry.example/x:1 cannot run on the node"),
+        (({"phase": "Failed", "reason": "NodeAffinity"},), Unavailable, "the kubelet does not run"),
+        ((None,), Unavailable, "was deleted before"),
+    ],
+)
+async def test_a_pod_that_cannot_run_is_given_up_at_once(
+    statuses: tuple[Any, ...], error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        await Cluster(*statuses).describe()
+
+
+async def test_a_pod_that_does_not_end_is_given_up_in_time() -> None:
+    with pytest.raises(Unavailable, match="has not ended in 0 s"):
+        await Cluster({"phase": "Running"}).describe(seconds=0.0)
+
+
+def test_the_pod_has_no_token_no_volume_and_no_privilege() -> None:
+    spec = describing_pod(NODE, "kvplace/serve:1", 60)["spec"]
+    (container,) = spec["containers"]
+    assert spec["automountServiceAccountToken"] is False
+    assert "volumes" not in spec
+    assert "volumeMounts" not in container
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert spec["activeDeadlineSeconds"] == 60
+
+
+def test_the_lowest_core_is_reserved_unless_somebody_says_otherwise() -> None:
+    assert with_reserved(TWO, None).reserved == parse_cpu_list("0,8")
+    assert with_reserved(TWO, parse_cpu_list("4")).reserved == parse_cpu_list("4")
+
+
+def test_a_node_that_is_not_there_or_not_ready_is_named() -> None:
+    ready = NodeObject(status=NodeStatus((NodeCondition("Ready", "True"),)))
+    check_node(ready, NODE)
+    with pytest.raises(Misconfigured, match="there is no node worker"):
+        check_node(None, NODE)
+    with pytest.raises(Unavailable, match="node worker is not Ready"):
+        check_node(NodeObject(), NODE)
