@@ -48,7 +48,7 @@ def cluster_flags(*, namespaced: bool = True, selector: bool = True) -> Callable
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)
         def command(**arguments: Any) -> Any:
-            given = {name: arguments.pop(name) for name in _NAMES if name in arguments}
+            given = {name: arguments.pop(name) for name in FLAG_NAMES if name in arguments}
             return function(flags=ClusterFlags(**given), **arguments)
 
         for option in reversed(chosen):
@@ -88,7 +88,9 @@ def _read_seconds(_context: click.Context, _option: click.Parameter, text: str |
 
 
 _CLUSTER = (
-    click.option("--kubeconfig", metavar="FILE", help="Default: KUBECONFIG, else ~/.kube/config."),
+    click.option(
+        "--kubeconfig", type=click.Path(), metavar="FILE", help="Default: KUBECONFIG, else ~/.kube/config."
+    ),
     click.option("--context", metavar="NAME", help="Context of the kubeconfig (default: the current one)."),
     click.option(
         "--request-timeout",
@@ -118,4 +120,5 @@ _SELECTOR = (
         help="Only objects with these labels, for example app=web,tier!=db.",
     ),
 )
-_NAMES = tuple(field.name for field in fields(ClusterFlags))
+FLAG_NAMES = tuple(field.name for field in fields(ClusterFlags))
+"""The arguments of a command that are its flags."""

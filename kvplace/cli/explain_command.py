@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.cluster_names import complete_target
 from kvplace.cli.files import InputFile
 from kvplace.cli.output import Output, output_option, print_document, print_table
 from kvplace.cli.words import Words
@@ -24,7 +25,9 @@ _NAMED_WIDE = 20
 
 
 @click.command("explain", short_help="Say why a VM fits nowhere, or how it sits on its machine.")
-@click.argument("target", required=False, metavar="[vm/NAME|vmi/NAME|pod/NAME]")
+@click.argument(
+    "target", required=False, metavar="[vm/NAME|vmi/NAME|pod/NAME]", shell_complete=complete_target
+)
 @click.option(
     "-f",
     "--filename",

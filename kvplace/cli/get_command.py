@@ -7,8 +7,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.cluster_names import complete_node, complete_vm
 from kvplace.cli.output import Output, output_option, say
 from kvplace.cli.words import Words
 from kvplace.core.errors import ExitCode
@@ -34,9 +36,14 @@ class What(Enum):
 _WORDS = {"vms": What.VMS, "vm": What.VMS, "vmi": What.VMS, "nodes": What.NODES, "node": What.NODES}
 
 
+def _complete_name(context: click.Context, argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    of_nodes = _WORDS.get(context.params.get("what", ""), What.VMS) is What.NODES
+    return (complete_node if of_nodes else complete_vm)(context, argument, begun)
+
+
 @click.command("get", short_help="List the VMs or nodes of a cluster with their cores.")
 @click.argument("what", type=Words(list(_WORDS)), metavar="vms|nodes")
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_name)
 @click.option("-w", "--watch", is_flag=True, help="Go on and print what changes, until Ctrl-C.")
 @click.option("--no-headers", is_flag=True, help="Leave the heads of the table out.")
 @output_option(*Output)

@@ -1,0 +1,94 @@
+"""Names of nodes and VMs of the live cluster, for the completion of words.
+
+One short look: metadata of a bounded number of objects, with the flags that stand on the line already. Where
+no cluster answers in time nothing is offered, and nobody is told: a shell waits while somebody types.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from kvplace.cli.live_cluster import LiveCluster
+    from kvplace.kube.session import Call
+
+_LONGEST_WAIT_S = 2.0
+_MOST_NAMES = 500
+_VMI = "VirtualMachineInstance"
+
+
+def complete_node(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a node."""
+    return _items(_names(context, _nodes, _node_name), begun)
+
+
+def complete_vm(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a VM, or plain pod, that asked for cores."""
+    return _items([name for _, name in _names(context, _vms, _vm_name)], begun)
+
+
+def complete_target(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete vmi/NAME and pod/NAME; vm/NAME where somebody began so."""
+    found = _names(context, _vms, _vm_name)
+    vm = "vm" if begun.startswith("vm/") else "vmi"
+    return _items([f"{vm if kind == _VMI else 'pod'}/{name}" for kind, name in found], begun)
+
+
+def _items(names: list[str], begun: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(begun)]
+
+
+def _names(
+    context: click.Context,
+    call: Callable[[LiveCluster], Call],
+    name_of: Callable[[Mapping[str, Any]], Any],
+) -> list[Any]:
+    """List objects of the cluster that the flags on the line name; empty when it does not answer in time."""
+    from kvplace.cli.cluster_flags import FLAG_NAMES, ClusterFlags
+    from kvplace.cli.live_cluster import open_cluster
+    from kvplace.core.errors import KvplaceError
+    from kvplace.core.strict_json import json_object
+
+    given = {name: context.params[name] for name in FLAG_NAMES if context.params.get(name)}
+
+    async def look() -> bytes:
+        async with open_cluster(ClusterFlags(**given)) as live:
+            return await live.session.request(call(live), limit=1 << 24)
+
+    try:
+        answer = asyncio.run(asyncio.wait_for(look(), _LONGEST_WAIT_S))
+    except (KvplaceError, TimeoutError):
+        return []
+    return [name_of(each["metadata"]) for each in json_object(answer.decode(), what="names")["items"]]
+
+
+def _nodes(_live: LiveCluster) -> Call:
+    from kvplace.kube.session import METADATA_LIST, Call
+
+    return Call("list", "nodes", "/api/v1/nodes", query={"limit": str(_MOST_NAMES)}, accept=METADATA_LIST)
+
+
+def _node_name(metadata: Mapping[str, Any]) -> str:
+    return str(metadata["name"])
+
+
+def _vms(live: LiveCluster) -> Call:
+    from kvplace.kube.session import METADATA_LIST, Call, path_of
+
+    within = path_of("api", "v1", "namespaces", live.namespace, "pods") if live.namespace else "/api/v1/pods"
+    selector = ",".join(f"{label}={value}" for label, value in live.vms.labels.items())
+    query = {"limit": str(_MOST_NAMES), "labelSelector": selector}
+    return Call("list", "pods", within, query=query, accept=METADATA_LIST)
+
+
+def _vm_name(metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """Name a VM by its VMI, or by its pod."""
+    for owner in metadata.get("ownerReferences", ()):
+        if owner["kind"] == _VMI:
+            return _VMI, owner["name"]
+    return "Pod", metadata["name"]

@@ -1,0 +1,50 @@
+"""A shell completes the names of nodes and VMs from the real API server, and says nothing without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from kvplace.cli import cluster_names
+from kvplace.cli.completion import completions
+from kvplace.cli.main import cli
+from tests.cli.live_cluster.small_cluster import SmallCluster
+
+
+def offered(*words: str) -> list[str]:
+    *before, begun = words
+    return [item.value for item in completions(ShellComplete(cli, {}, "kvplace", ""), before, begun)]
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait as long as a busy machine needs; somebody who types would not."""
+    monkeypatch.setattr(cluster_names, "_LONGEST_WAIT_S", 60.0)
+
+
+def test_names_of_nodes_and_vms_are_offered(cluster: SmallCluster) -> None:
+    flags = ("--kubeconfig", str(cluster.plane.kubeconfig), "-n", cluster.namespace)
+    assert {cluster.first, cluster.second, cluster.bare} <= set(offered("get", "nodes", *flags, ""))
+    assert offered("get", "nodes", *flags, cluster.second[:-3]) == [cluster.second]
+    assert offered("get", "vms", *flags, "") == ["cache", "db", "late"]
+    assert offered("get", "vms", *flags, "d") == ["db"]
+    assert "web" in offered("get", "vms", *flags[:2], "-A", "")
+    assert offered("explain", *flags, "") == ["pod/cache", "pod/late", "vmi/db"]
+    assert offered("explain", *flags, "vm/") == ["vm/db"]
+
+
+@pytest.mark.parametrize("server", ["https://127.0.0.1:1", "https://no.such.host.invalid"])
+def test_without_a_cluster_nothing_is_offered_and_nothing_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], server: str
+) -> None:
+    kubeconfig = tmp_path / "config"
+    kubeconfig.write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\nusers: [{name: u, user: {token: t}}]\n"
+        f"clusters: [{{name: c, cluster: {{server: '{server}'}}}}]\n"
+        "contexts: [{name: c, context: {cluster: c, user: u}}]\n"
+    )
+    assert offered("get", "nodes", "--kubeconfig", str(kubeconfig), "") == []
+    assert offered("explain", "--kubeconfig", str(tmp_path / "none"), "") == []
+    assert capfd.readouterr() == ("", "")
