@@ -6,6 +6,7 @@ decided by the package that reads it. Unknown keys are errors: a misspelt key wo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -22,6 +23,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import ErrorDetails
 
 from kvplace.core.errors import BadBody
+from kvplace.core.near_words import did_you_mean
 from kvplace.core.strict_json import known_keys, shown
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -133,6 +135,8 @@ def _sentence(error: ErrorDetails) -> str:
         return f"{path} is missing"
     rule = _RULES.get(error["type"], "")
     rule = f"it must {rule.format(**context)}" if rule else error["msg"]
+    if error["type"] in ("enum", "literal_error"):
+        rule += did_you_mean(error["input"], re.findall(r"'([^']*)'", context["expected"]))
     return f"{path or 'the document'} is {shown(error['input'])}; {rule}"
 
 

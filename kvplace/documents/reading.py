@@ -6,6 +6,7 @@ are strings and so are dates, as in JSON. Every error is one sentence that names
 
 from __future__ import annotations
 
+import codecs
 import re
 import sys
 from collections.abc import Iterable
@@ -51,7 +52,9 @@ def read_text(source: str, what: str, most_bytes: int = _MOST_BYTES) -> str:
     try:
         return content.decode("utf-8-sig")
     except ValueError:
-        raise BadBody(f"{what} is not valid UTF-8") from None
+        utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        mend = "it is UTF-16, as some shells write it" if utf_16 else "it is no text, or in another encoding"
+        raise BadBody(f"{what} is not valid UTF-8: {mend}; save it as UTF-8") from None
 
 
 def read_document(text: str, what: str) -> Json:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.calls import COMMAND, Caller, call_process
+from tests.cli.calls import COMMAND, Called, Caller, call_process
 
 NODE = {"id": 0, "cpus": "0-3", "memory": "16Gi"}
 MACHINE = {
@@ -29,8 +29,26 @@ READERS = (
     ("map", "epyc-7502p", "--placements", "{}"),
     ("topology", "epyc-7502p", "--cpu-manager-state", "{}"),
     ("rewrite", "--domain", "{}", "--cpu-map", '{"socket0": ["0"]}'),
+    ("rewrite", "--domain", "domain.xml", "--placement", "{}"),
+    ("rewrite", "--domain", "domain.xml", "--cpu-map", '{"socket0": ["0"]}', "--vmi", "{}"),
+    ("serve", "--config", "{}"),
+    ("explain", "-f", "{}"),
+    ("get", "vms", "--kubeconfig", "{}"),
 )
+FROM_STDIN = tuple(arguments for arguments in READERS if arguments[0] not in ("place", "get"))
 CONTENTS = {
+    "nothing": b"",
+    "blanks": b"\n \n",
+    "null": b"null",
+    "a number": b"42",
+    "a text": b'"text"',
+    "an empty list": b"[]",
+    "a list of nothing": b"[null]",
+    "half a document": b'{"nodes": [',
+    "a NUL byte at the end": b'{"nodes": []}\0',
+    "UTF-16": '{"nodes": []}'.encode("utf-16"),
+    "tabs": b"nodes:\ta\n\tb: c",
+    "another kind": b"apiVersion: example.org/v9\nkind: Other\nmetadata: {name: x}\n",
     "nothing but zeros": b"\0" * 100,
     "every byte": bytes(range(256)),
     "deep JSON": b'{"a":' * 100_000,
@@ -51,23 +69,62 @@ CONTENTS = {
     "an entity": b'<!DOCTYPE a [<!ENTITY a "b">]><capabilities>&a;</capabilities>',
     "deep XML": b"<a>" * 100_000,
     "half an archive": b"\x1f\x8b" + b"\0" * 50,
-    "a surrogate alone": b'{"metadata": {"name": "\\ud800"}, "spec": []}',
+    "a surrogate alone": b'{"kind": "\\ud800", "metadata": {"name": "\\ud800"}, "spec": []}',
 }
 
 
 @pytest.mark.parametrize("arguments", READERS, ids=" ".join)
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
 def test_an_invalid_file_is_refused_in_one_short_sentence(
-    kvplace: Caller, tmp_path: Path, arguments: tuple[str, ...], content: bytes
+    kvplace: Caller,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    content: bytes,
 ) -> None:
     junk = tmp_path / "junk"
     junk.write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    Path("domain.xml").write_text("<domain><vcpu>1</vcpu></domain>")
     given = [str(junk) if argument == "{}" else argument for argument in arguments]
-    called = kvplace(*given, stdin='{"vcpus": 1}\n')
+    is_one_sentence(kvplace(*given, stdin='{"vcpus": 1}\n'))
+
+
+@pytest.mark.parametrize("arguments", FROM_STDIN, ids=" ".join)
+@pytest.mark.parametrize("name", ["nothing", "every byte", "half a document", "a key twice", "a text"])
+def test_so_is_invalid_input_on_stdin(
+    kvplace: Caller,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    name: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("domain.xml").write_text("<domain><vcpu>1</vcpu></domain>")
+    Path("vms").write_text('{"vcpus": 1}\n')
+    given = [{"{}": "-", "-": "vms"}.get(argument, argument) for argument in arguments]
+    called = kvplace(*given, stdin=CONTENTS[name])
+    is_one_sentence(called)
+    assert "stdin" in called.err or "--" in called.err
+
+
+def is_one_sentence(called: Called) -> None:
     assert (called.code, called.out) == (2, "")
     assert called.err.startswith("kvplace: ")
     assert called.err.count("\n") == 1
     assert len(called.err) < 700
+
+
+@pytest.mark.parametrize("arguments", READERS, ids=" ".join)
+def test_a_folder_and_a_file_that_is_not_there_are_refused_too(
+    kvplace: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("domain.xml").write_text("<domain><vcpu>1</vcpu></domain>")
+    Path("folder").mkdir()
+    for name in ("./folder", "./none"):
+        given = [name if argument == "{}" else argument for argument in arguments]
+        is_one_sentence(kvplace(*given, stdin='{"vcpus": 1}\n'))
 
 
 def test_an_empty_machine_name_is_not_the_current_folder(kvplace: Caller) -> None:
@@ -77,7 +134,11 @@ def test_an_empty_machine_name_is_not_the_current_folder(kvplace: Caller) -> Non
 
 
 @pytest.mark.parametrize("arguments", READERS, ids=" ".join)
-def test_an_endless_file_is_refused(kvplace: Caller, arguments: tuple[str, ...]) -> None:
+def test_an_endless_file_is_refused(
+    kvplace: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("domain.xml").write_text("<domain><vcpu>1</vcpu></domain>")
     given = ["/dev/zero" if argument == "{}" else argument for argument in arguments]
     called = kvplace(*given, stdin='{"vcpus": 1}\n')
     assert called.code == 2

@@ -244,7 +244,10 @@ def test_files_that_cannot_be_read_are_named(kvplace: Caller, tmp_path: Path) ->
         assert called.code == 2
         assert f"{arguments[1]} cannot be read" in called.err
     called = kvplace("plan", "--requests", "-", stdin=b"\xff\xfe")
-    assert (called.code, called.err) == (2, "kvplace: <stdin> is not valid UTF-8\n")
+    assert (called.code, called.err) == (
+        2,
+        "kvplace: <stdin> is not valid UTF-8: it is UTF-16, as some shells write it; save it as UTF-8\n",
+    )
     called = kvplace("plan", "--cluster", str(tmp_path / "none"), "--requests", "-", stdin=THREE)
     assert called.code == 2
     assert str(tmp_path / "none") in called.err
