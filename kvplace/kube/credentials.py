@@ -16,8 +16,8 @@ import os
 import ssl
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,6 @@ class CredentialOptions:
     groups: tuple[str, ...] = ()
     """The groups of that user."""
 
-    @property
-    def impersonation(self) -> tuple[tuple[str, str], ...]:
-        """The headers that ask the API server to act as that user."""
-        if self.user is None:
-            return ()
-        return ("Impersonate-User", self.user), *(("Impersonate-Group", group) for group in self.groups)
-
 
 @dataclass(frozen=True)
 class Credentials:
@@ -66,10 +59,19 @@ class Credentials:
     """None for a server without TLS."""
     proxy: str | None = None
     server_hostname: str | None = None
+    impersonation: tuple[tuple[str, str], ...] = ()
+    """The headers that ask the API server to act as somebody else."""
 
 
 async def load_credentials(options: CredentialOptions) -> Credentials:
     """Load the configuration; raises Misconfigured that says what is missing and where."""
+    loaded = await _load(options)
+    if options.user is None:
+        return loaded
+    return replace(loaded, impersonation=_impersonation(options.user, options.groups))
+
+
+async def _load(options: CredentialOptions) -> Credentials:
     files = kubeconfig_files(options.kubeconfig)
     if files is not None:
         return await _of_context(read_context(files, options.context), options.token)
@@ -152,7 +154,12 @@ async def _of_plugin(context: KubeContext) -> Credentials:
             client_configuration=configuration,
             persist_config=False,
         )
-        issued = {"client-certificate": configuration.cert_file, "client-key": configuration.key_file}
+        issued = {
+            "client-certificate": configuration.cert_file,
+            "client-key": configuration.key_file,
+            "as": context.user.get("as"),
+            "as-groups": context.user.get("as-groups"),
+        }
 
         async def authorization() -> str | None:
             header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
@@ -183,7 +190,12 @@ def _credentials(
         _tls(cluster, user) if server.startswith("https:") else None,
         cluster.get("proxy-url"),
         cluster.get("tls-server-name"),
+        _impersonation(user["as"], user.get("as-groups") or ()) if user.get("as") else (),
     )
+
+
+def _impersonation(user: str, groups: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    return ("Impersonate-User", user), *(("Impersonate-Group", group) for group in groups)
 
 
 def _authorization(user: Mapping[str, Any]) -> Callable[[], Awaitable[str | None]]:

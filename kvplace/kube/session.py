@@ -224,7 +224,7 @@ class Session:
     ) -> aiohttp.ClientResponse:
         if self.closed:
             raise ApiUnavailable(f"{call.verb} {call.resource}: the session is closed")
-        headers = [("Accept", call.accept), *self._options.impersonation]
+        headers = [("Accept", call.accept), *credentials.impersonation]
         if call.body is not None:
             headers.append(("Content-Type", call.patch_type if call.verb == "patch" else JSON))
         authorization = await credentials.authorization()

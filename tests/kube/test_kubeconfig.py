@@ -143,6 +143,18 @@ async def test_every_way_to_say_who_one_is_without_a_plugin(
     assert (await found.authorization(), found.namespace) == (header, "team-a")
 
 
+async def test_a_kubeconfig_may_act_as_somebody_else_and_a_flag_goes_before_it(tmp_path: Path) -> None:
+    path = config(tmp_path, current="there")
+    document = json.loads(path.read_text())
+    document["users"][0]["user"] = {"token": "t", "as": "eve", "as-groups": ["a", "b"]}
+    path.write_text(json.dumps(document))
+    found = await load_credentials(CredentialOptions(str(path)))
+    groups = (("Impersonate-Group", "a"), ("Impersonate-Group", "b"))
+    assert found.impersonation == (("Impersonate-User", "eve"), *groups)
+    found = await load_credentials(CredentialOptions(str(path), user="bob"))
+    assert found.impersonation == (("Impersonate-User", "bob"),)
+
+
 @pytest.mark.parametrize(
     ("user", "said"),
     [
