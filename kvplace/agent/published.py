@@ -12,13 +12,15 @@ from enum import Enum
 from typing import Any
 
 from kvplace.agent.this_machine import ThisMachine
-from kvplace.core.cpu_map import write_cpu_map
-from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.cpu_map import read_node_cpu_map, write_cpu_map
+from kvplace.core.cpu_usage import CpuUsage, usage_of
+from kvplace.core.cpuset import cpus_of, format_cpu_list, union
 from kvplace.core.enforcement import Enforcement
+from kvplace.core.errors import BadAnnotation
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
 from kvplace.core.resource_topology import resource_topology
-from kvplace.core.scalars import NO_CPUS
+from kvplace.core.scalars import NO_CPUS, CpuMask
 from kvplace.core.topology import Topology
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import TopologyRecord
@@ -59,7 +61,7 @@ def describe(machine: ThisMachine, by_hand: TopologyRecord | None) -> Descriptio
 
 def cpu_map_text(machine: ThisMachine, description: Description) -> str | None:
     """Write the CPUs that may be given out, by socket; None when there are none."""
-    cpus = description.topology.allocatable & machine.topology.cpus & ~machine.kubelet_cpus.held
+    cpus = _given_out(machine, description)
     return write_cpu_map(description.topology, tuple(cpus_of(cpus))) if cpus else None
 
 
@@ -67,10 +69,26 @@ def resource_topology_document(
     machine: ThisMachine, description: Description, ledger: Ledger, running: Iterable[tuple[str, str]]
 ) -> Mapping[str, Any]:
     """Write the NodeResourceTopology; `running` are the node's running pods as (namespace, name)."""
-    topology = description.topology
-    only = topology.allocatable & machine.topology.cpus & ~machine.kubelet_cpus.held
-    free = free_of(topology, ledger, only=only)
-    return resource_topology(topology, free, running, machine.kubelet.topology)
+    free = free_of(description.topology, ledger, only=_given_out(machine, description))
+    return resource_topology(description.topology, free, running, machine.kubelet.topology)
+
+
+def cpu_usage(
+    machine: ThisMachine, description: Description, ledger: Ledger, enforcement: Enforcement, cpu_map: str
+) -> CpuUsage | None:
+    """Count how the CPUs are used, free as the scheduler sees it; None while the `cpu-map` cannot be read."""
+    topology, only = description.topology, _given_out(machine, description)
+    try:
+        only &= union(read_node_cpu_map(cpu_map).values()) if cpu_map else only
+    except BadAnnotation:
+        return None
+    free = free_of(topology, ledger, only=only, pools_shrink=enforcement is not Enforcement.NONE)
+    return usage_of(topology, only, ledger, free.cpus)
+
+
+def _given_out(machine: ThisMachine, description: Description) -> CpuMask:
+    """The CPUs that may be given out."""
+    return description.topology.allocatable & machine.topology.cpus & ~machine.kubelet_cpus.held
 
 
 def own_conditions(

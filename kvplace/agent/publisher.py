@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from kvplace.agent.published import (
     Description,
     WrittenBy,
     cpu_map_text,
+    cpu_usage,
     describe,
     own_conditions,
     ready,
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 """Time between two looks."""
+USAGE_S = 10.0
+"""A status of which nothing but the usage has changed is written after so long."""
 ANOTHER_KIND_S = 600.0
 """A cluster without NodeResourceTopologies is asked again after so long."""
 
@@ -118,6 +121,7 @@ class Publisher:
         self._period_s = period_s
         self._written = _Written()
         self._resources = _Resources()
+        self._usage_changed_at: float | None = None
         self._changed = asyncio.Event()
         for source in (own, machine, report):
             source.subscribe(self._changed.set)
@@ -190,14 +194,36 @@ class Publisher:
             observed_generation=generation,
             enforcement=enforcement,
             kubelet_cpus=machine.kubelet_cpus.held,
+            usage=cpu_usage(
+                machine,
+                description,
+                self._own.ledger,
+                enforcement,
+                node.cpu_map if cpu_map_by is WrittenBy.PERSON else "",
+            ),
             pods=tuple(sorted(pods, key=lambda pod: pod.uid)),
             conditions=conditions,
             changed=transition_times(before, conditions, self._now()),
         )
-        if status != before:
+        if status != before and not self._waits_for_more(status, before):
             await self._cluster.write_topology_status(node.name, status)
             metrics.WRITES.labels("status").inc()
             self._written.status = status
+
+    def _waits_for_more(self, status: TopologyStatus, before: TopologyStatus | None) -> bool:
+        """Whether nothing but the usage has changed, and not long ago: it then goes with the next write."""
+        if before is None or replace(status, usage=before.usage) != before:
+            self._usage_changed_at = None
+            return False
+        loop = asyncio.get_running_loop()
+        if self._usage_changed_at is None:
+            self._usage_changed_at = loop.time()
+            loop.call_later(USAGE_S, self._changed.set)
+            return True
+        if loop.time() < self._usage_changed_at + USAGE_S:
+            return True
+        self._usage_changed_at = None
+        return False
 
     def _enforcement_and_pods(
         self, stored: TopologyRecord | None

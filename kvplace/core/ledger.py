@@ -143,6 +143,11 @@ class Ledger:
         )
 
     @cached_property
+    def shared(self) -> CpuMask:
+        """CPUs without an owner that claims name, one by one or as a pool."""
+        return CpuMask(union((self.named, *self.numa_pools)) & ~self.owned)
+
+    @cached_property
     def plain_memory(self) -> Mapping[NumaId, Bytes]:
         """Bytes claimed outside huge pages by NUMA node."""
         total: dict[NumaId, Bytes] = {}
@@ -223,6 +228,15 @@ def merge_patch(ledger: Ledger, change: LedgerChange) -> dict[str, Any]:
         elif known != claim:
             claims[claim.uid] = _difference(claim_document(known), claim_document(claim))
     return {"owners": owners, "claims": claims}
+
+
+def summary_document(ledger: Ledger) -> dict[str, int]:
+    """Write the counts that `kubectl get nodeledgers` shows; nothing is decided by them."""
+    return {
+        "owned": ledger.owned.bit_count(),
+        "shared": ledger.shared.bit_count(),
+        "pods": len(ledger.claims),
+    }
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

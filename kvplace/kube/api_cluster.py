@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvplace.core.errors import Conflict, Refused
-from kvplace.core.ledger import LedgerChange, merge_patch
+from kvplace.core.ledger import Ledger, LedgerChange, merge_patch, summary_document
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.resource_topology import API_VERSION as RESOURCE_TOPOLOGIES
 from kvplace.core.scalars import NodeName, PodUid
@@ -337,7 +337,7 @@ class ApiCluster:
                             "apiVersion": f"{GROUP}/{VERSION}",
                             "kind": "NodeLedger",
                             "metadata": {"name": node},
-                            "spec": {"owners": {}, "claims": {}},
+                            "spec": {"owners": {}, "claims": {}, "summary": summary_document(Ledger())},
                         }
                     ),
                 )
@@ -355,7 +355,7 @@ class ApiCluster:
         # Versions are never used twice, so the version alone also identifies a ledger that was created again.
         patch = {
             "metadata": {"resourceVersion": before.resource_version},
-            "spec": merge_patch(before.ledger, change),
+            "spec": {**merge_patch(before.ledger, change), "summary": summary_document(after)},
         }
         try:
             body = await self._session.request(

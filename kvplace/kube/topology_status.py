@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from kvplace.core.cpu_usage import CpuUsage
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.scalars import NO_CPUS, CpuMask
@@ -26,6 +27,8 @@ class TopologyStatus:
     enforcement: Enforcement = Enforcement.NONE
     kubelet_cpus: CpuMask = NO_CPUS
     """CPUs that the kubelet's static policy has allocated."""
+    usage: CpuUsage | None = None
+    """How many CPUs are used and free; for people, and up to some seconds old."""
     pods: tuple[PodReport, ...] = ()
     conditions: tuple[Condition, ...] = ()
     changed: Mapping[str, datetime] = field(default_factory=dict)
@@ -37,6 +40,7 @@ class TopologyStatus:
             "observedGeneration": self.observed_generation,
             "enforcement": self.enforcement.value,
             "kubeletCpus": format_cpu_list(self.kubelet_cpus),
+            "usage": None if self.usage is None else self.usage.document(),
             "pods": [_pod_document(pod) for pod in self.pods[:MAX_PODS]],
             "conditions": [
                 {

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from kvplace.core.cpuset import union
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.holes import Holes, holes_of
 from kvplace.core.ledger import Claim, Ledger
@@ -81,10 +80,10 @@ class NodeView:
         """CPUs that one VM has for itself."""
         return self.ledger.owned
 
-    @cached_property
+    @property
     def shared(self) -> CpuMask:
         """CPUs without an owner that VMs share."""
-        return union((self.ledger.named, *self.ledger.numa_pools)) & ~self.owned
+        return self.ledger.shared
 
     @property
     def free(self) -> CpuMask:

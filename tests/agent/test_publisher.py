@@ -7,27 +7,30 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from kvplace.agent import publisher
 from kvplace.agent.machine_watch import MachineWatch
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.publisher import Publisher
-from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.ledger import LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
-from kvplace.core.scalars import Bytes, CpuId, NumaId, PodUid
+from kvplace.core.scalars import Bytes, CpuId, NodeName, NumaId, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import PodReport, TopologyRecord
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.service.process import in_background
 from tests.agent.hosts import NODE, Host
+from tests.kube.claims import claim, taking
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
 
@@ -404,3 +407,59 @@ def _has_pods(agent: Agent, count: int) -> bool:
 @pytest.fixture
 def by_hand(host: Host) -> Topology:
     return replace(MachineWatch(host.settings()).machine.topology, reserved=parse_cpu_list("0,4,5"))
+
+
+def owned(agent: Agent) -> int:
+    """The owned CPUs that the status says."""
+    usage = agent.status.usage
+    assert usage is not None
+    return usage.owned
+
+
+async def own_one_more(agent: Agent, cluster: FaultyCluster) -> None:
+    """Let a pod own one CPU more, and wait until the publisher has seen it."""
+    before = cluster.faults.calls[Operation.WRITE_RESOURCE_TOPOLOGY]
+    ledger = await cluster.create_ledger(NODE)
+    cpu = min(cpus_of(agent.machine.machine.topology.allocatable & ~ledger.ledger.owned))
+    await cluster.write_ledger(ledger, taking(claim(f"pod-{cpu}", cpu)))
+    await agent.until(lambda: cluster.faults.calls[Operation.WRITE_RESOURCE_TOPOLOGY] > before)
+
+
+async def test_how_many_cpus_are_used_goes_with_the_next_write_of_the_status(
+    host: Host, cluster: FaultyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "USAGE_S", 3600.0)
+    written: list[TopologyStatus] = []
+    write = cluster.write_topology_status
+
+    async def noting(node: NodeName, status: TopologyStatus) -> None:
+        written.append(status)
+        await write(node, status)
+
+    monkeypatch.setattr(cluster, "write_topology_status", noting)
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status)
+        empty = agent.status.usage
+        assert empty is not None
+        assert (empty.owned, empty.pods) == (0, 0)
+        assert empty.cpus == agent.machine.machine.topology.cpus.bit_count()
+        await own_one_more(agent, cluster)
+        await own_one_more(agent, cluster)  # and so the look at the first one is over
+        agent.report.put_pod(PodReport(PodUid("db"), pinned=True))
+        await agent.until(lambda: owned(agent) == 2)
+        full = agent.status.usage
+        assert full is not None
+        assert (full.pods, full.free) == (2, empty.free - 2)
+    assert all(
+        replace(one, usage=None) != replace(next_one, usage=None) for one, next_one in pairwise(written)
+    )
+
+
+async def test_how_many_cpus_are_used_is_written_by_itself_after_some_seconds(
+    host: Host, cluster: FaultyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "USAGE_S", 5 * PERIOD_S)
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status)
+        await own_one_more(agent, cluster)
+        await agent.until(lambda: owned(agent) == 1)

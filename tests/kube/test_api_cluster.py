@@ -16,8 +16,10 @@ from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, RequestRefused
+from kvplace.core.cpu_usage import CpuUsage
 from kvplace.core.ledger import Claim, claim_document
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.request import Policy
+from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.api_cluster import ApiCluster
@@ -32,9 +34,11 @@ from kvplace.kube.events import (
 )
 from kvplace.kube.list_watch import Empty, InitListed, step
 from kvplace.kube.session import open_session
+from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import LEDGERS, NODES, Init, InitApply, InitDone
 from tests.core.machines import topologies
 from tests.kube.api_stub import ApiStub, answer, api_stub
+from tests.kube.claims import claim, taking
 from tests.kube.conftest import ledger_json
 from tests.kube.ledger_strategies import claims
 from tests.kube.worlds import LEDGERS_PATH, MACHINE, TOPOLOGIES_PATH, ApiWorld, api_cluster
@@ -80,6 +84,27 @@ async def test_a_version_that_the_server_has_forgotten_is_known_as_such(api_worl
     seen = opened if opened.failure is not None else await step(cluster.list_watch(LEDGERS), opened.state)
     assert isinstance(seen.failure, Expired)
     assert seen.state == Empty()
+
+
+async def test_kubectl_shows_how_the_cpus_of_a_node_are_used(api_world: ApiWorld) -> None:
+    name = api_world.named("worker")
+    api_world.create_node(name)
+    api_world.put_topology(name, MACHINE)
+    cluster = api_world.cluster
+    ledger = await cluster.write_ledger(await cluster.create_ledger(name), taking(claim("db", 0, 2)))
+    shared = claim("web", 1, policy=Policy.SHARE, owned=NO_CPUS)
+    await cluster.write_ledger(ledger, taking(shared))
+    await cluster.write_topology_status(name, TopologyStatus(usage=CpuUsage(4, 2, 1, 1, 1, 2)))
+    await cluster.write_topology_status(name, TopologyStatus(usage=CpuUsage(4, 1, 2, 0, 0, 2)))
+
+    def columns(resource: str) -> list[list[str]]:
+        return [line.split() for line in api_world.plane.kubectl("get", resource, name).splitlines()]
+
+    head, row = columns("nodeledgers")
+    assert (head, row[:4]) == (["NAME", "PODS", "OWNED", "SHARED", "AGE"], [name, "2", "2", "1"])
+    head, row = columns("nodetopologies")
+    assert head[:7] == ["NAME", "CPUS", "OWNED", "SHARED", "FREE", "LARGEST-NUMA", "PODS"]
+    assert row[:7] == [name, "4", "1", "2", "0", "0", "2"]
 
 
 async def test_a_long_note_is_cut_to_what_the_server_takes(api_world: ApiWorld) -> None:
