@@ -39,6 +39,10 @@ REAL_NODES = {
     "ncat": "what hooks of libvirt in that image call",
     "qemu-utils": "qemu-img in virt-launcher's image",
 }
+BROWSERS = {
+    "chromium-headless-shell": "the browser in which the pages of the web map are tested",
+    "fonts-dejavu-core": "letters in its pictures",
+}
 FOUND_BY_COMMAND = {"gcc": "gcc", "pkg-config": "pkg-config"}
 
 

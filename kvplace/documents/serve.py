@@ -60,6 +60,15 @@ class ServeDocument(Document):
     extender_address: _Address | None = None
     admission_address: _Address | None = None
     health_address: _Address | None = None
+    web_address: _Address | None = None
+    """Where the web map is; by default nowhere."""
+    web_tls_cert: Text | None = None
+    """Certificate file of the web map, if another than tlsCert."""
+    web_tls_key: Text | None = None
+    web_proxy_ca: Text | None = None
+    """CA file of an authenticating proxy: it alone may then call the web map, and says who is asking."""
+    web_proxy_names: tuple[Text, ...] = ()
+    """Names in the proxy's certificate; by default any."""
     log_level: Literal["debug", "info", "warning", "error"] | None = None
 
     def given(self) -> dict[str, Any]:

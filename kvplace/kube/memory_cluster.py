@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -38,6 +38,7 @@ from kvplace.kube.records import (
     TopologyRecord,
     VmiRecord,
 )
+from kvplace.kube.reviews import Person, Right
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import (
     EDITED_VMIS,
@@ -86,6 +87,10 @@ class MemoryCluster:
         self._vmis: dict[tuple[str, str], Mapping[str, Any]] = {}
         self.disruption_budgets: list[DisruptionBudget] = []
         """The PodDisruptionBudgets as their controller has counted them last."""
+        self.tokens: dict[tuple[str, str], Person] = {}
+        """Whose each token is, by the token and its audience; "" is the API server."""
+        self.allowed: set[tuple[str, Right]] = set()
+        """The rights of people, by their names."""
 
     # The calls of a client.
 
@@ -260,6 +265,15 @@ class MemoryCluster:
     async def record_event(self, event: EventRecord) -> None:
         await asyncio.sleep(0)
         self.events.append(event)
+
+    async def review_token(self, token: str, audiences: Sequence[str] = ()) -> Person | None:
+        await asyncio.sleep(0)
+        found = (self.tokens.get((token, audience)) for audience in audiences or ("",))
+        return next((person for person in found if person is not None), None)
+
+    async def review_access(self, person: Person, right: Right) -> bool:
+        await asyncio.sleep(0)
+        return (person.name, right) in self.allowed
 
     async def close(self) -> None:
         for log in self._logs.values():

@@ -39,6 +39,10 @@ class ClusterHoles:
                 await asyncio.sleep(0)
                 ends = time.perf_counter() + SLICE_S
 
+    def of(self, node: NodeName) -> Holes | None:
+        """Return the holes of one node; None where nothing can be placed, or for a node not looked at yet."""
+        return self._by_node.get(node)
+
     def _node_changed(self, node: NodeName) -> None:
         if node in self._by_node or node in self._cache.nodes.records:
             self._changed[node] = None

@@ -71,6 +71,7 @@ class ClusterGauges:
     def __init__(
         self,
         cache: NodeCache,
+        holes: ClusterHoles,
         extender: Extender,
         controller: Controller,
         events: EventRecorder,
@@ -83,7 +84,7 @@ class ClusterGauges:
         self._controller = controller
         self._events = events
         self._now = now
-        self._holes = ClusterHoles(cache)
+        self._holes = holes
 
     async def refresh(self) -> None:
         """Bring every gauge up to date."""

@@ -1,7 +1,8 @@
 """`kvplace serve`: the extender, admission and the controller in one process on one event loop.
 
 Puts the components together and has no rules of its own. Three listeners: the extender (TLS, client
-certificate required), admission (TLS), and health with metrics (plain HTTP, read-only). On SIGTERM it becomes
+certificate required), admission (TLS), and health with metrics (plain HTTP, read-only); where it is asked for
+the web map is a fourth. On SIGTERM it becomes
 unready, answers the requests under way, and ends. A claim that was stored without its binding is bound or
 released by another replica or after the restart.
 """
@@ -20,7 +21,8 @@ from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.events import EventRecorder, EventWriter
 from kvplace.kube.session import open_session
-from kvplace.nodes.node_cache import NodeClient, running_node_cache
+from kvplace.nodes.cluster_holes import ClusterHoles
+from kvplace.nodes.node_cache import NodeCache, NodeClient, running_node_cache
 from kvplace.scheduler.extender import Extender, ExtenderClient
 from kvplace.scheduler.http import Routes
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, extender_listening
@@ -34,9 +36,14 @@ from kvplace.service.metrics import watch_loop
 from kvplace.service.process import in_background, run_until_signal
 from kvplace.service.settings import Address
 from kvplace.service.tls import RenewedTls
+from kvplace.web.application import web_map
+from kvplace.web.gate import ReviewClient
+from kvplace.web.settings import WebSettings
 
 
-class ServeClient(NodeClient, ExtenderClient, ControllerClient, VmiReader, EventWriter, Protocol):
+class ServeClient(
+    NodeClient, ExtenderClient, ControllerClient, VmiReader, EventWriter, ReviewClient, Protocol
+):
     """What the components of `serve` ask of a cluster together."""
 
 
@@ -87,7 +94,8 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
         events = EventRecorder(cluster)
         extender = Extender(cluster, cache, events, settings.extender)
         controller = Controller(cluster, cache, events, settings.controller)
-        gauges = ClusterGauges(cache, extender, controller, events)
+        holes = ClusterHoles(cache)
+        gauges = ClusterGauges(cache, holes, extender, controller, events)
         admission = admission_application(cluster, settings.admission, lambda: cache.largest_node)
         extender_address, schedulers = await enter(
             extender_listening(
@@ -108,6 +116,13 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
                 limits=limits,
             )
         )
+        addresses = {
+            "health": health_address,
+            "extender": extender_address,
+            "admission": admission_address,
+        }
+        if settings.web is not None:
+            addresses["web"] = await enter(_web_listening(settings.web, cluster, cache, holes))
         await enter(
             in_background(
                 controller.run(),
@@ -121,11 +136,27 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
         gc.freeze()  # the synced caches stay: full collections need not walk them again
         readiness.obstacle = ""
         try:
-            yield {
-                "health": health_address,
-                "extender": extender_address,
-                "admission": admission_address,
-            }
+            yield addresses
         finally:
             readiness.obstacle = "stopping"
             await events.finish()
+
+
+@contextlib.asynccontextmanager
+async def _web_listening(
+    settings: WebSettings, cluster: ServeClient, cache: NodeCache, holes: ClusterHoles
+) -> AsyncIterator[Address]:
+    tls = RenewedTls(settings.tls)
+    async with (
+        web_map(cluster, cache, holes, settings) as application,
+        listening(
+            "web",
+            application,
+            settings.address,
+            tls.context,
+            clients=settings.tls.client_names,
+            limits=settings.limits,
+        ) as address,
+        in_background(tls.keep_renewed()),
+    ):
+        yield address

@@ -44,6 +44,7 @@ SERVE: dict[str, Any] = {
     "schedulerName": "one", "otherSchedulers": ["two", "three"], "kubevirtController": "four",
     "strategy": "spread", "mode": "advise", "nominateFromNodes": 1000,
     "extenderAddress": "[::]:1", "admissionAddress": "0.0.0.0:2", "healthAddress": "0.0.0.0:3",
+    "webAddress": "0.0.0.0:4", "webTlsCert": "w", "webTlsKey": "x", "webProxyCa": "y", "webProxyNames": ["z"],
     "logLevel": "debug",
 }  # fmt: skip
 ROLLOUT: dict[str, Any] = {

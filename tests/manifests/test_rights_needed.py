@@ -32,7 +32,11 @@ def _granted(file: str) -> list[Granted]:
     ]
 
 
-GRANTED = {"serve": _granted("rbac/serve.yaml"), "agent": _granted("agent/rbac.yaml")}
+GRANTED = {
+    "serve": _granted("rbac/serve.yaml"),
+    "agent": _granted("agent/rbac.yaml"),
+    "web": _granted("web/rbac.yaml"),
+}
 ONE_BY_ONE = [(process, right) for process, rights in GRANTED.items() for right in rights]
 
 

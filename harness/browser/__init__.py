@@ -1,0 +1,1 @@
+"""A headless Chromium for tests of pages, driven through its DevTools protocol."""

@@ -1,0 +1,89 @@
+"""One running Chromium, in which each test gets a profile of its own.
+
+The protocol's own words, and no library between: what tests need of it is small, and it is the browser's
+public interface. Certificates that tests make are trusted one by one, so that TLS is checked as always.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from harness.control_plane.server_process import ServerProcess
+
+PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
+
+
+class NoBrowser(Exception):
+    """There is no Chromium on this machine."""
+
+
+def chromium() -> str:
+    """Find the program; raises NoBrowser that says how to get it."""
+    for name in PROGRAMS:
+        if found := shutil.which(name):
+            return found
+    raise NoBrowser("no Chromium on PATH; on Debian: apt-get install chromium-headless-shell")
+
+
+def key_digest(certificate: Path) -> str:
+    """Name the key of a certificate as Chromium's list of trusted keys does."""
+    read = x509.load_pem_x509_certificate(certificate.read_bytes())
+    key = read.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return base64.b64encode(hashlib.sha256(key).digest()).decode()
+
+
+class Browser:
+    """A running browser; `endpoint` is where DevTools clients connect."""
+
+    def __init__(self, folder: Path, trusted: Path) -> None:
+        """Start it with its files in `folder`; it trusts the key of the certificate `trusted`."""
+        profile = folder / "profile"
+        command = [
+            *("setpriv", "--pdeathsig=KILL", "--"),
+            chromium(),
+            "--headless",
+            "--no-sandbox",  # tests run as root, and everything that is loaded is ours
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--no-proxy-server",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--force-color-profile=srgb",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={profile}",
+            f"--ignore-certificate-errors-spki-list={key_digest(trusted)}",
+            "about:blank",
+        ]
+        self._process = ServerProcess(
+            "chromium", command, folder / "chromium.log", {"HOME": str(folder), "TMPDIR": str(folder)}
+        )
+        told = profile / "DevToolsActivePort"
+        try:
+            self._process.wait_until(lambda: told.exists() and "\n" in told.read_text(), "DevTools port")
+        except BaseException:
+            self.stop()
+            raise
+        port, path = told.read_text().split("\n")[:2]
+        self.endpoint = f"ws://127.0.0.1:{port}{path}"
+
+    def stop(self) -> None:
+        self._process.kill()
+
+
+@contextlib.contextmanager
+def running_browser(folder: Path, trusted: Path) -> Iterator[Browser]:
+    """Run a browser while the block runs."""
+    browser = Browser(folder, trusted)
+    try:
+        yield browser
+    finally:
+        browser.stop()

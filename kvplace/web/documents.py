@@ -1,0 +1,216 @@
+"""What the pages show, as JSON: a node with its core map, a VM with its seat and its neighbours, a search."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.drawing.core_map import core_map_document
+from kvplace.core.ledger import Claim
+from kvplace.core.neighbours import neighbours_of
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
+from kvplace.core.topology import Topology
+from kvplace.kube.records import PodRecord
+from kvplace.nodes.cluster_holes import SLICE_S
+from kvplace.nodes.cluster_view import NodeView, VmState, VmView
+from kvplace.nodes.drawn_node import draw_node
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_machine import Unusable
+
+MAX_FOUND = 50
+MAX_QUERY = 256
+Json = dict[str, Any]
+
+
+def node_document(cache: NodeCache, name: NodeName) -> Json | None:
+    """Describe a node: its map and its VMs; None for one that the cluster does not have."""
+    if name not in cache.nodes.records:
+        return None
+    node = view_of(cache, name)
+    document: Json = {"name": name, "vms": []}
+    if node.problem:
+        document["problem"] = node.problem
+    elif not isinstance(node.machine, Unusable):
+        document["allocatable"] = node.machine.allocatable.bit_count()
+        document["free"] = node.free.bit_count()
+    if node.described is not None:
+        document["enforcement"] = node.described.enforcement.value
+    drawing = draw_node(node, vms_on(cache, node))
+    if drawing is None:
+        return document
+    document["map"] = core_map_document(drawing)
+    labels = {entry.claim.uid: entry.label for entry in drawing.legend}
+    document["vms"] = [
+        _claim_document(claim)
+        | _state_document(node, claim.uid, _vm(cache, claim))
+        | {"label": labels[claim.uid]}
+        for claim in node.ledger.claims.values()
+    ]
+    return document
+
+
+def vm_document(cache: NodeCache, namespace: str, name: str) -> Json | None:
+    """Describe a VM, or a plain pod, by each of its pods; two while it migrates, None if there is none."""
+    pods = [
+        pod
+        for pod in cache.pods.records.values()
+        if pod.namespace == namespace and name in (pod.vmi or pod.name, pod.name)
+    ]
+    if not pods:
+        return None
+    return {
+        "namespace": namespace,
+        "name": name,
+        "kind": "VM" if pods[0].vmi else "pod",
+        "pods": [_pod_document(cache, pod) for pod in sorted(pods, key=lambda pod: pod.name)],
+    }
+
+
+def view_of(cache: NodeCache, name: NodeName) -> NodeView:
+    """Give the view of a node as the stores of `serve` have it."""
+    return NodeView(name, cache.machine(name), cache.topologies.get(name), cache.ledgers.current(name))
+
+
+def vms_on(cache: NodeCache, node: NodeView) -> list[VmView]:
+    """List the VMs that a node's ledger has claims of, but for those whose pods are gone."""
+    found = (_vm(cache, claim) for claim in node.ledger.claims.values())
+    return [vm for vm in found if vm is not None]
+
+
+async def search(cache: NodeCache, query: str) -> Json:
+    """Find nodes and VMs whose name contains all words of a query; at most 50 of each.
+
+    Gives way to others now and then: a large cluster has tens of thousands of names.
+    """
+    words = query.lower().split()
+    nodes: list[str] = []
+    vms: dict[tuple[str, str], str] = {}
+    if not words:
+        return {"nodes": nodes, "vms": [], "more": False}
+    ends = time.perf_counter() + SLICE_S
+    for name, vm in _names(cache):
+        text = f"{vm[0]}/{vm[1]}" if vm is not None else name
+        if all(word in text.lower() for word in words):
+            if vm is None:
+                nodes.append(name)
+            else:
+                vms[vm] = name
+        if time.perf_counter() >= ends:
+            await asyncio.sleep(0)
+            ends = time.perf_counter() + SLICE_S
+    return {
+        "nodes": sorted(nodes)[:MAX_FOUND],
+        "vms": [
+            {"namespace": namespace, "name": name, "node": vms[namespace, name]}
+            for namespace, name in sorted(vms)[:MAX_FOUND]
+        ],
+        "more": len(nodes) > MAX_FOUND or len(vms) > MAX_FOUND,
+    }
+
+
+def _names(cache: NodeCache) -> Iterator[tuple[str, tuple[str, str] | None]]:
+    """Each node, and each VM with the node that it is on."""
+    for node in list(cache.nodes.records):
+        yield node, None
+    for pod in list(cache.pods.records.values()):
+        yield pod.node, (pod.namespace, pod.vmi or pod.name)
+
+
+def _vm(cache: NodeCache, claim: Claim) -> VmView | None:
+    pod = cache.pods.get(claim.uid)
+    return VmView(pod, claim) if pod is not None else None
+
+
+def _state_document(node: NodeView | None, uid: PodUid, vm: VmView | None) -> Json:
+    """Say how a VM is doing, in a word, and what is wrong or awaited, in a sentence."""
+    if vm is None:
+        return {"state": VmState.ENDED.value, "sentence": "its pod is gone; its cores are being released"}
+    report = node.reports.get(uid) if node is not None else None
+    sentence = ""
+    if vm.state in (VmState.NOT_PINNED, VmState.BOUND, VmState.RUNNING):
+        sentence = vm.pinned.message if vm.pinned is not None else ""
+        if report is not None and report.drift:
+            sentence = report.drift
+    moving = vm.claim is not None and vm.claim.relocation is not None
+    return {"state": vm.state.value, "sentence": sentence, "moving": moving}
+
+
+def _claim_document(claim: Claim) -> Json:
+    return {
+        "namespace": claim.namespace,
+        "name": claim.vmi or claim.pod,
+        "pod": claim.pod,
+        "policy": claim.policy.value,
+        "cpus": format_cpu_list(claim.cpus),
+        "owned": format_cpu_list(claim.owned),
+        "memory": {str(number): amount for number, amount in claim.memory.items()},
+        "since": claim.since,
+        "revision": claim.revision,
+    }
+
+
+def _pod_document(cache: NodeCache, pod: PodRecord) -> Json:
+    node = view_of(cache, pod.node) if pod.node else None
+    claim = node.ledger.claims.get(pod.uid) if node is not None else None
+    vm = VmView(pod, claim)
+    report = node.reports.get(pod.uid) if node is not None else None
+    document: Json = {
+        "pod": pod.name,
+        "node": pod.node,
+        "phase": pod.phase,
+        "request": pod.request,
+        **_state_document(node, pod.uid, vm),
+        "conditions": [
+            {
+                "type": condition.type,
+                "status": "Unknown" if condition.status is None else str(condition.status),
+                "reason": condition.reason,
+                "message": condition.message,
+            }
+            for condition in pod.conditions
+        ],
+    }
+    if report is not None:
+        document["measured"] = {"cpus": format_cpu_list(report.cpus), "revision": report.revision}
+    if vm.placement is not None:
+        document["placement"] = vm.placement.document()
+    if claim is None or node is None:
+        return document
+    document["claim"] = _claim_document(claim)
+    drawing = draw_node(node, vms_on(cache, node))
+    if drawing is None or isinstance(node.machine, Unusable):
+        return document
+    topology = node.machine.topology
+    cpus = CpuMask(claim.cpus | claim.owned)
+    labels = {entry.claim.uid: entry.label for entry in drawing.legend}
+    return document | {
+        "label": labels[pod.uid],
+        "seat": _seat(topology, cpus),
+        "map": core_map_document(drawing),
+        "neighbours": [
+            {
+                "label": labels[one.claim.uid],
+                "namespace": one.claim.namespace,
+                "name": one.claim.vmi or one.claim.pod,
+                "nearness": one.nearness.value,
+                "policy": one.claim.policy.value,
+                "cpus": format_cpu_list(one.claim.cpus),
+            }
+            for one in neighbours_of(pod.uid, cpus, topology, node.ledger)
+        ],
+    }
+
+
+def _seat(topology: Topology, cpus: CpuMask) -> Json:
+    """Name the sockets, NUMA nodes, L3 groups and the number of cores that some CPUs are on."""
+    return {
+        "sockets": [package.id for package in topology.packages if package.cpus & cpus],
+        "numaNodes": [node.id for node in topology.numa_nodes if node.cpus & cpus],
+        "l3Groups": [index for index, group in enumerate(topology.l3_groups) if group & cpus],
+        "cores": sum(1 for core in topology.cores if core & cpus),
+        "wholeCores": sum(1 for core in topology.cores if core & cpus == core),
+        "cpus": cpus.bit_count(),
+    }

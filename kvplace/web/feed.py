@@ -1,0 +1,136 @@
+"""Telling open pages what has changed: server-sent events, gathered, bounded and able to resume.
+
+Changes gather for a second and go to everybody together. Nothing is queued for anybody: a page that is slow
+is sent what has changed since the revision it has, once it can take more. A page that comes back names the
+last revision that it has seen (Last-Event-ID); where this replica cannot say what it missed, it loads
+everything anew. Without a page open nothing is computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Iterator
+
+import msgspec
+
+from kvplace.core.errors import Unavailable
+from kvplace.web.metrics import STREAMS
+from kvplace.web.node_rows import NodeRows
+
+GATHER_S = 1.0
+RELOAD = b"event: reload\ndata: {}\n\n"
+HEARTBEAT = b": still here\n\n"
+
+
+class Feed:
+    """The changes of the rows, for any number of streams up to a limit."""
+
+    def __init__(
+        self, rows: NodeRows, *, streams: int, heartbeat_s: float = 15.0, gather_s: float = GATHER_S
+    ) -> None:
+        self._rows = rows
+        self._most = streams
+        self._gather_s = gather_s
+        self.heartbeat_s = heartbeat_s
+        self._instance = secrets.token_hex(6)
+        self._streams = 0
+        self._opened = asyncio.Event()
+        self._news = asyncio.Event()
+        self._ended = False
+        self._announced = rows.revision
+        self._messages: dict[int, tuple[int, bytes]] = {}
+        """The newest revision and what to send, by the revision that a page has."""
+
+    @property
+    def position(self) -> str:
+        """The newest revision, as pages name it."""
+        return self._position(self._rows.revision)
+
+    async def run(self) -> None:
+        """Look for changes while anybody follows, until cancelled."""
+        while True:
+            await self._opened.wait()
+            await self._rows.stale.wait()
+            if not self._streams:
+                self._opened.clear()
+                continue
+            await self.refresh()
+            await asyncio.sleep(self._gather_s)
+
+    async def refresh(self) -> None:
+        """Bring the rows up to date, and tell everybody what is new."""
+        await self._rows.refresh()
+        if self._rows.revision != self._announced:
+            self._announced = self._rows.revision
+            self._messages.clear()
+            self._announce()
+
+    def end(self) -> None:
+        """End all streams: the process stops, and pages follow another replica."""
+        self._ended = True
+        self._announce()
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        """Count a page that follows, while the block runs; raises Unavailable when too many do already."""
+        if self._streams >= self._most:
+            raise Unavailable(f"{self._most} pages follow this replica already; close one, or try later")
+        self._streams += 1
+        STREAMS.set(self._streams)
+        self._opened.set()
+        try:
+            yield
+        finally:
+            self._streams -= 1
+            STREAMS.set(self._streams)
+
+    async def follow(self, position: str) -> AsyncGenerator[bytes]:
+        """Yield messages from a position on: changes, heartbeats, or that everything must be loaded anew."""
+        revision = self._revision_of(position)
+        while revision is not None and not self._ended:
+            news = self._news
+            if revision == self._rows.revision:
+                try:
+                    async with asyncio.timeout(self.heartbeat_s):
+                        await news.wait()
+                except TimeoutError:
+                    yield HEARTBEAT
+                continue
+            found = self._message(revision)
+            if found is None:
+                break
+            revision, message = found
+            yield message
+        if not self._ended:
+            yield RELOAD
+
+    def _announce(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _revision_of(self, position: str) -> int | None:
+        instance, _, number = position.partition("-")
+        if instance != self._instance or not (number.isascii() and number.isdigit() and len(number) < 16):
+            return None
+        return int(number)
+
+    def _position(self, revision: int) -> str:
+        return f"{self._instance}-{revision}"
+
+    def _message(self, revision: int) -> tuple[int, bytes] | None:
+        known = self._messages.get(revision)
+        if known is not None:
+            return known
+        changes = self._rows.since(revision)
+        if changes is None:
+            return None
+        newest = self._rows.revision
+        document = {"nodes": changes.rows, "gone": changes.gone, "totals": self._rows.totals()}
+        message = b"id: %s\nevent: changes\ndata: %s\n\n" % (
+            self._position(newest).encode(),
+            msgspec.json.encode(document),
+        )
+        self._messages[revision] = newest, message
+        return newest, message

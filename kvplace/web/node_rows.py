@@ -1,0 +1,205 @@
+"""One row for each node of the cluster, and what has changed in them since a reader last looked.
+
+A row is computed when somebody looks and the node has changed, in slices, so that thousands of changed nodes
+never hold the event loop for long. Every change of a row gets the next revision; a reader that knows a
+revision is told just the rows with a later one, however long he was away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kvplace.core.holes import Domain
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.records import NodeRecord, PodRecord, TopologyRecord
+from kvplace.nodes.cluster_holes import SLICE_S, ClusterHoles
+from kvplace.nodes.cluster_view import VmState
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_machine import Unusable
+from kvplace.web.documents import view_of, vms_on
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Sizes of VMs, in CPUs, for which nodes with room are counted."""
+_REMEMBERED_ENDS = 4096
+_WAITING_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    revision: int
+    document: msgspec.Raw
+    vms: int
+    states: tuple[int, int]
+    """How many of its VMs do not run where they were placed, and how many are getting other cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What has changed since some revision."""
+
+    rows: tuple[msgspec.Raw, ...]
+    gone: tuple[NodeName, ...]
+
+
+class NodeRows:
+    """The rows, as of the last `refresh`."""
+
+    def __init__(self, cache: NodeCache, holes: ClusterHoles) -> None:
+        self._cache = cache
+        self._holes = holes
+        self._rows: OrderedDict[NodeName, _Row] = OrderedDict()
+        """The one that changed last at the end."""
+        self._gone: OrderedDict[NodeName, int] = OrderedDict()
+        self._forgotten = 0
+        """A reader of an earlier revision may have missed the end of a node."""
+        self._changed: dict[NodeName, None] = {}
+        self._waiting: dict[PodUid, PodRecord] = {}
+        self._totals_changed = False
+        self.revision = 1
+        self.stale = asyncio.Event()
+        """Set whenever a refresh would find something new."""
+        cache.nodes.subscribe(self._node_seen)
+        cache.topologies.subscribe(self._topology_seen)
+        cache.pods.subscribe(self._pod_seen)
+        cache.subscribe(self._mark)
+
+    async def refresh(self) -> None:
+        """Look again at every node that has changed."""
+        self.stale.clear()
+        await self._holes.refresh()
+        ends = time.perf_counter() + SLICE_S
+        if self._totals_changed:
+            self._totals_changed = False
+            self.revision += 1
+        while self._changed:
+            node, _ = self._changed.popitem()
+            self._look(node)
+            if time.perf_counter() >= ends:
+                await asyncio.sleep(0)
+                ends = time.perf_counter() + SLICE_S
+
+    def since(self, revision: int) -> Changes | None:
+        """Return what has changed since a revision; None where that is not known any more."""
+        if not self._forgotten <= revision <= self.revision:
+            return None
+        rows = []
+        for row in reversed(self._rows.values()):
+            if row.revision <= revision:
+                break
+            rows.append(row.document)
+        gone = [node for node, ended in self._gone.items() if ended > revision]
+        return Changes(tuple(rows), tuple(gone))
+
+    def all(self) -> tuple[msgspec.Raw, ...]:
+        """Return every row."""
+        return tuple(row.document for row in self._rows.values())
+
+    def totals(self) -> dict[str, Any]:
+        """Sum up the cluster: what is free, in what pieces, and how its VMs are doing."""
+        holes = self._holes.totals
+        rows = self._rows.values()
+        return {
+            "nodes": len(rows),
+            "usable": holes.nodes,
+            "allocatable": holes.allocatable,
+            "free": holes.free,
+            "vms": sum(row.vms for row in rows),
+            "waiting": len(self._waiting),
+            "firstWaiting": sorted({(pod.namespace, pod.vmi or pod.name) for pod in self._waiting.values()})[
+                :_WAITING_NAMED
+            ],
+            "notPinned": sum(row.states[0] for row in rows),
+            "moving": sum(row.states[1] for row in rows),
+            "sizes": list(SIZES),
+            "holes": {
+                domain.value: {
+                    "cpus": holes.largest_cpus(domain),
+                    "cores": holes.largest_cores(domain),
+                    "fragmentation": round(holes.fragmentation(domain), 4),
+                    "nodesWith": [holes.nodes_with(domain, size) for size in SIZES],
+                }
+                for domain in Domain
+            },
+        }
+
+    def _mark(self, node: NodeName) -> None:
+        self._changed[node] = None
+        self.stale.set()
+
+    def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
+        either = after or before
+        if either is not None and (before is None or after is None):
+            self._mark(either.name)
+
+    def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
+        either = after or before
+        if either is not None:
+            self._mark(either.node)
+
+    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        for record in (before, after):
+            if record is not None and record.node:
+                self._mark(record.node)
+        either = after or before
+        if either is None:
+            return
+        was_waiting = either.uid in self._waiting
+        if after is not None and not after.node and not after.deleting:
+            self._waiting[either.uid] = after
+        else:
+            self._waiting.pop(either.uid, None)
+        if was_waiting != (either.uid in self._waiting):
+            self._totals_changed = True
+            self.stale.set()
+
+    def _look(self, node: NodeName) -> None:
+        if node not in self._cache.nodes.records:
+            if self._rows.pop(node, None) is not None:
+                self.revision += 1
+                self._gone[node] = self.revision
+                if len(self._gone) > _REMEMBERED_ENDS:
+                    _, self._forgotten = self._gone.popitem(last=False)
+            return
+        self.revision += 1
+        self._gone.pop(node, None)
+        self._rows[node] = self._row(node)
+        self._rows.move_to_end(node)
+
+    def _row(self, name: NodeName) -> _Row:
+        node = view_of(self._cache, name)
+        vms = vms_on(self._cache, node)
+        claims = node.ledger.claims
+        states = (
+            sum(vm.state is VmState.NOT_PINNED for vm in vms),
+            sum(claim.relocation is not None for claim in claims.values()),
+        )
+        document: dict[str, Any] = {
+            "name": name,
+            "vms": len(claims),
+            "notPinned": states[0],
+            "moving": states[1],
+        }
+        if node.problem or isinstance(node.machine, Unusable):
+            document["problem"] = node.problem
+        else:
+            free, allocatable = node.free, node.machine.allocatable
+            document["allocatable"] = allocatable.bit_count()
+            document["free"] = free.bit_count()
+            document["numa"] = [
+                [(one.cpus & free).bit_count(), (one.cpus & allocatable).bit_count()]
+                for one in node.machine.topology.numa_nodes
+                if one.cpus
+            ]
+            found = self._holes.of(name)
+            if found is not None:
+                document["holes"] = {
+                    domain.value: [hole.cpus, hole.cores, hole.possible]
+                    for domain, hole in found.largest.items()
+                }
+        return _Row(self.revision, msgspec.Raw(msgspec.json.encode(document)), len(claims), states)

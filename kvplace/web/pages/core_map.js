@@ -1,0 +1,124 @@
+// The core map of a node: sockets, NUMA nodes, L3 groups, cores and threads as nested boxes. Each state has a
+// shape, pattern or mark of its own beside its colour, as in the maps of `kvplace map`.
+
+import { bytes, h, roving, vmLink } from "./dom.js";
+
+const MARKS = { isolated: ":", reserved: "#", foreign: "%" };
+const MEANINGS = {
+  owned: "owned by the VM of this letter",
+  idle: "kept idle by its owner",
+  shared: "shared, used by this VM; ×2: by two",
+  free: "free",
+  isolated: "free, isolated by the kernel",
+  reserved: "reserved for the host",
+  foreign: "in use outside of kvplace",
+};
+const COLOURS = 20;
+
+export const nameOf = (vm) => `${vm.namespace}/${vm.vmi || vm.pod}`;
+
+export function colours(map) {
+  return new Map(map.legend.map((entry, index) => [entry.label, `vm${index % COLOURS}`]));
+}
+
+export function swatch(map, label) {
+  const again = map.legend.findIndex((entry) => entry.label === label) >= COLOURS ? "again" : "";
+  return h("span", { class: `thread small owned ${again} ${colours(map).get(label) ?? ""}`, "aria-hidden": "true" }, h("b", {}, label));
+}
+
+export function drawMap(map, { highlight = "", name = map.name } = {}) {
+  const legend = new Map(map.legend.map((entry, index) => [entry.label, { ...entry, index }]));
+  const seen = new Set();
+  const thread = (one) => drawThread(one, legend, seen);
+  const core = (threads) => h("span", { class: threads.length > 2 ? "core wide" : "core" }, threads.map(thread));
+  const l3 = (group) =>
+    h("div", { class: "l3", role: "group", "aria-label": `L3 ${group.index}` },
+      h("span", { class: "box-name" }, `L3 ${group.index}${group.part ? " (part)" : ""}`),
+      h("div", { class: "cores", vars: { "--columns": Math.min(group.cores.length, Math.max(4, Math.ceil(Math.sqrt(2 * group.cores.length)))) } },
+        group.cores.map(core)));
+  const node = (numa) =>
+    h("section", { class: "numa", "aria-label": `NUMA node ${numa.id}` },
+      h("h4", {}, `NUMA ${numa.id}${numa.part ? " (part)" : ""}`, h("small", {}, ` ${memory(numa)}`)),
+      h("div", { class: "l3s", vars: { "--columns": Math.ceil(Math.sqrt(numa.l3Groups.length)) || 1 } }, numa.l3Groups.map(l3)));
+  const drawing = h("div", { class: "map", role: "group", "aria-label": `Core map of ${name}` },
+    map.sockets.map((socket) =>
+      h("section", { class: "socket", "aria-label": `socket ${socket.id}` },
+        h("h3", {}, `socket ${socket.id}`),
+        h("div", { class: "numas" }, socket.numaNodes.map(node)))),
+    map.memoryOnlyNodes.map(node));
+  const stop = roving(drawing, ".thread");
+  const first = highlight && drawing.querySelector(`[data-vms~="${CSS.escape(highlight)}"]`);
+  if (first) stop(first);
+  light(drawing, highlight);
+  const follow = (event) => light(drawing, event.target.closest(".thread")?.dataset.vms?.split(" ")[0] || highlight);
+  drawing.addEventListener("pointerover", follow);
+  drawing.addEventListener("focusin", follow);
+  drawing.addEventListener("pointerleave", () => light(drawing, highlight));
+  return [drawing, key(seen), faults(map)];
+}
+
+// Dims the threads of all other VMs.
+function light(drawing, label) {
+  if (drawing.dataset.lit === label) return;
+  drawing.dataset.lit = label;
+  for (const one of drawing.querySelectorAll(".thread")) {
+    const labels = (one.dataset.vms ?? "").split(" ");
+    one.classList.toggle("lit", label !== "" && labels.includes(label));
+    one.classList.toggle("dim", label !== "" && !labels.includes(label));
+  }
+}
+
+function drawThread(one, legend, seen) {
+  const labels = one.vms ?? [];
+  const vms = labels.map((label) => legend.get(label)).filter(Boolean);
+  let mark = labels.length > 1 && one.state === "shared" ? `×${labels.length}` : MARKS[one.state] ?? labels.join("/");
+  if (one.state === "idle") mark = mark.toLowerCase();
+  if (one.fault) mark += "!";
+  mark += (one.strays ?? []).join("/");
+  const words = [`CPU ${one.cpu}: ${one.state}`];
+  if (vms.length) words.push(`by ${vms.map((vm) => `${vm.label} ${nameOf(vm)}`).join(", ")}`);
+  if (one.strays) words.push(`with threads of ${one.strays.map((label) => `${label} ${nameOf(legend.get(label))}`).join(", ")}`);
+  if (one.fault) words.push(`(${one.fault})`);
+  const colour = vms.length === 1 ? `vm${vms[0].index % COLOURS}${vms[0].index >= COLOURS ? " again" : ""}` : "";
+  seen.add(one.fault ? "fault" : "").add(one.state);
+  const sentence = words.join(" ");
+  const long = mark.length > 2 ? " long" : "";
+  return h(vms.length ? "a" : "span",
+    {
+      class: `thread ${one.state} ${colour}${one.fault ? " fault" : ""}`,
+      href: vms.length ? vmLink(vms[0].namespace, vms[0].vmi || vms[0].pod) : null,
+      role: vms.length ? null : "img",
+      "aria-label": sentence,
+      title: sentence,
+      tabindex: -1,
+      "data-key": `cpu-${one.cpu}`,
+      "data-cpu": one.cpu,
+      "data-vms": [...labels, ...(one.strays ?? [])].join(" "),
+    },
+    h("span", { class: "cpu" }, one.cpu),
+    mark ? h("b", { class: `mark${long}` }, mark) : null);
+}
+
+function key(seen) {
+  const entries = Object.entries(MEANINGS).filter(([state]) => seen.has(state));
+  const letters = { owned: "A", idle: "a", shared: "A" };
+  return h("ul", { class: "key", "aria-label": "Key of the map" },
+    entries.map(([state, meaning]) =>
+      h("li", {},
+        h("span", { class: `thread small ${state} ${state in letters ? "vm0" : ""}`, "aria-hidden": "true" },
+          h("b", {}, letters[state] ?? MARKS[state] ?? "")),
+        meaning)),
+    seen.has("fault") ? h("li", {}, h("span", { class: "thread small fault", "aria-hidden": "true" }, h("b", {}, "!")), "conflict or drift") : null);
+}
+
+function faults(map) {
+  if (!map.faults.length) return null;
+  return h("ul", { class: "faults", "aria-label": "Conflicts and drift" },
+    map.faults.map((fault) => h("li", {}, `! ${fault.kind}: ${fault.message}`)));
+}
+
+function memory(numa) {
+  const parts = numa.memory ? [`${bytes(numa.freeMemory)} of ${bytes(numa.memory)} free`] : ["memory unknown"];
+  for (const [size, pages] of Object.entries(numa.hugePages)) parts.push(`${pages.free} of ${pages.count} pages of ${bytes(Number(size))} free`);
+  return parts.join(", ");
+}

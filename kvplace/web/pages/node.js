@@ -1,0 +1,66 @@
+// A node: its core map, and its VMs.
+
+import { ask } from "./cluster.js";
+import { drawMap, swatch } from "./core_map.js";
+import { byName, bytes, h, plural, replace, vmLink } from "./dom.js";
+import { badge } from "./states.js";
+
+const ENFORCED = {
+  none: "no agent keeps other containers off owned CPUs",
+  cgroup: "the agent keeps other containers off owned CPUs (cgroups)",
+  nri: "the agent keeps other containers off owned CPUs (NRI)",
+};
+
+export class NodePage {
+  #name;
+  #place = null;
+
+  constructor(name) {
+    this.#name = name;
+    this.title = name;
+  }
+
+  async show(place) {
+    this.#place = place;
+    await this.#load();
+  }
+
+  concerns(names) {
+    return names.has(this.#name);
+  }
+
+  async changed() {
+    await this.#load();
+  }
+
+  async #load() {
+    const node = await ask(`api/nodes/${encodeURIComponent(this.#name)}`);
+    replace(this.#place,
+      h("nav", { "aria-label": "Where" }, h("a", { href: "#/" }, "cluster"), " / ", node.name),
+      h("h1", {}, node.name),
+      h("p", { class: node.problem ? "alarm" : "facts" }, this.#words(node)),
+      node.map ? drawMap(node.map) : null,
+      node.map && node.vms.length ? this.#vms(node) : null);
+  }
+
+  #words(node) {
+    if (node.problem) return `No VM can be placed here: ${node.problem}.`;
+    const words = [`${node.free} of ${plural(node.allocatable, "CPU")} free`, plural(node.vms.length, "VM")];
+    if (node.enforcement) words.push(ENFORCED[node.enforcement] ?? node.enforcement);
+    return words.join(" · ");
+  }
+
+  #vms(node) {
+    const vms = [...node.vms].sort((one, other) => byName(one.label.padStart(3), other.label.padStart(3)));
+    return h("table", { class: "vms" },
+      h("caption", {}, "VMs on this node"),
+      h("thead", {}, h("tr", {}, ["", "VM", "state", "policy", "CPUs", "memory"].map((words) => h("th", { scope: "col" }, words)))),
+      h("tbody", {}, vms.map((vm) => h("tr", {},
+        h("td", {}, swatch(node.map, vm.label)),
+        h("th", { scope: "row" }, h("a", { href: vmLink(vm.namespace, vm.name), "data-key": `vm-${vm.pod}` }, `${vm.namespace}/${vm.name}`)),
+        h("td", {}, badge(vm)),
+        h("td", {}, vm.policy),
+        h("td", { class: "cpus" }, vm.cpus),
+        h("td", {}, Object.entries(vm.memory).map(([id, amount]) => `${bytes(amount)} on NUMA ${id}`).join(", "))))));
+  }
+}

@@ -1,0 +1,148 @@
+// The cluster: what is free, in what pieces, and every node as a tile.
+
+import { byName, h, nodeLink, plural, replace, roving, vmLink } from "./dom.js";
+
+const SCOPES = { l3: "L3 cache", numa: "NUMA node", socket: "socket" };
+const ORDERS = {
+  name: ["name", () => 0],
+  free: ["most free CPUs", (row) => -(row.free ?? -1)],
+  hole: ["largest hole in a NUMA node", (row) => -(row.holes?.numa[0] ?? -1)],
+  scattered: ["most fragmented", (row) => -fragmentation(row)],
+  trouble: ["trouble first", (row) => -((row.problem ? 1000 : 0) + row.notPinned + row.moving / 1000)],
+};
+
+const fragmentation = (row) => (row.holes?.numa[2] ? 1 - row.holes.numa[0] / row.holes.numa[2] : 0);
+const percent = (share) => `${Math.round(share * 100)} %`;
+
+export class Overview {
+  #cluster;
+  #order = "name";
+  #wanted = null;
+  #tiles = new Map();
+  #summary = h("section", { "aria-label": "Summary", class: "summary" });
+  #list = h("ul", { class: "tiles", "aria-label": "Nodes" });
+  #words = h("p", { class: "words", role: "status" });
+  #stop;
+
+  title = "cluster";
+
+  constructor(cluster) {
+    this.#cluster = cluster;
+  }
+
+  show(place) {
+    const order = h("select", { id: "order", on: { change: (event) => { this.#order = event.target.value; this.#arrange(); } } },
+      Object.entries(ORDERS).map(([value, [words]]) => h("option", { value }, words)));
+    place.replaceChildren(
+      h("h1", { class: "hidden" }, "Cluster"),
+      this.#summary,
+      h("div", { class: "tools" }, h("h2", {}, "Nodes"), h("label", {}, "sorted by ", order), this.#words),
+      this.#list);
+    this.#summarise();
+    for (const row of this.#cluster.nodes.values()) this.#tile(row);
+    this.#arrange();
+    this.#stop = roving(this.#list, ".tile");
+  }
+
+  changed(names, gone) {
+    this.#summarise();
+    for (const name of gone) {
+      this.#tiles.get(name)?.remove();
+      this.#tiles.delete(name);
+    }
+    let isNew = false;
+    for (const name of names) {
+      const row = this.#cluster.nodes.get(name);
+      if (!row) continue;
+      isNew ||= !this.#tiles.has(name);
+      this.#tile(row);
+    }
+    if (isNew || gone.length || this.#order !== "name" || this.#wanted) this.#arrange();
+    if (!this.#list.querySelector('.tile[tabindex="0"]') && this.#list.firstChild) this.#stop(this.#list.querySelector(".tile"));
+  }
+
+  #summarise() {
+    const { totals } = this.#cluster;
+    const number = (value, words, mark = "") => h("li", { class: mark }, h("b", {}, value.toLocaleString("en")), ` ${words}`);
+    replace(this.#summary,
+      h("ul", { class: "numbers" },
+        number(totals.usable, totals.usable === totals.nodes ? "nodes" : `of ${totals.nodes.toLocaleString("en")} nodes usable`),
+        number(totals.free, `of ${totals.allocatable.toLocaleString("en")} CPUs free`),
+        number(totals.vms, "VMs with cores"),
+        number(totals.waiting, "waiting", totals.waiting ? "notice" : ""),
+        number(totals.moving, "getting other cores"),
+        number(totals.notPinned, "not where placed", totals.notPinned ? "alarm" : "")),
+      this.#holes(totals),
+      totals.waiting
+        ? h("p", {}, "Waiting for a node: ",
+            totals.firstWaiting.map(([namespace, name], index) => [index ? ", " : "", h("a", { href: vmLink(namespace, name), "data-key": `waiting-${namespace}-${name}` }, `${namespace}/${name}`)]),
+            totals.waiting > totals.firstWaiting.length ? " and more" : "")
+        : null);
+  }
+
+  #holes(totals) {
+    const cell = (scope, size, count) => {
+      const pressed = this.#wanted?.scope === scope && this.#wanted.size === size;
+      return h("td", {},
+        h("button", {
+          type: "button",
+          "aria-pressed": String(pressed),
+          "aria-label": `${plural(count, "node")} with ${plural(size, "free CPU")} or more in one ${SCOPES[scope]}`,
+          "data-key": `${scope}-${size}`,
+          vars: { "--share": totals.usable ? count / totals.usable : 0 },
+          on: { click: () => { this.#wanted = pressed ? null : { scope, size }; this.#summarise(); this.#arrange(); } },
+        }, count.toLocaleString("en")));
+    };
+    return h("table", { class: "holes" },
+      h("caption", {}, "Free holes: nodes that still hold a VM of so many CPUs inside one L3 cache, NUMA node or socket. Press a number to see which."),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "in one"),
+        totals.sizes.map((size) => h("th", { scope: "col" }, plural(size, "CPU"))),
+        h("th", { scope: "col" }, "largest"), h("th", { scope: "col" }, "fragmented"))),
+      h("tbody", {}, Object.entries(SCOPES).map(([scope, words]) => {
+        const hole = totals.holes[scope];
+        return h("tr", {}, h("th", { scope: "row" }, words),
+          totals.sizes.map((size, index) => cell(scope, size, hole.nodesWith[index])),
+          h("td", {}, `${plural(hole.cpus, "CPU")}, ${plural(hole.cores, "core")}`),
+          h("td", {}, percent(hole.fragmentation)));
+      })));
+  }
+
+  #tile(row) {
+    let item = this.#tiles.get(row.name);
+    if (!item) {
+      item = h("li", {}, h("a", { class: "tile", href: nodeLink(row.name), tabindex: -1 }));
+      this.#tiles.set(row.name, item);
+    }
+    const link = item.firstChild;
+    const largest = row.holes?.numa[0] ?? 0;
+    const trouble = [row.notPinned && `${row.notPinned} not where placed`, row.moving && `${row.moving} moving`].filter(Boolean);
+    const words = row.problem
+      ? `unusable: ${row.problem}`
+      : [`${row.free} of ${plural(row.allocatable, "CPU")} free`, `largest hole in a NUMA node ${largest}`, plural(row.vms, "VM"), ...trouble].join(", ");
+    link.setAttribute("aria-label", `${row.name}: ${words}`);
+    link.title = `${row.name}: ${words}`;
+    link.classList.toggle("unusable", Boolean(row.problem));
+    link.replaceChildren(
+      h("span", { class: "name" }, row.name, row.notPinned ? h("b", { class: "alarm" }, ` ! ${row.notPinned}`) : null),
+      h("span", { class: "bars" }, (row.numa ?? []).map(([free, all]) =>
+        h("span", { class: "used", vars: { "--share": all ? 1 - free / all : 1, "--size": all } }))),
+      h("small", {}, row.problem ? "unusable" : `${row.free} free, hole ${largest}, ${plural(row.vms, "VM")}`));
+    return item;
+  }
+
+  #arrange() {
+    const [, rank] = ORDERS[this.#order];
+    const rows = [...this.#cluster.nodes.values()]
+      .filter((row) => !this.#wanted || (row.holes?.[this.#wanted.scope][0] ?? 0) >= this.#wanted.size)
+      .sort((one, other) => rank(one) - rank(other) || byName(one.name, other.name));
+    const focused = this.#list.contains(document.activeElement) ? document.activeElement : null;
+    this.#list.replaceChildren(...rows.map((row) => this.#tiles.get(row.name)));
+    focused?.focus({ preventScroll: true });
+    const all = this.#cluster.nodes.size;
+    this.#words.textContent = all === 0
+      ? "The cluster has no nodes."
+      : this.#wanted
+        ? `${plural(rows.length, "node")} with ${plural(this.#wanted.size, "free CPU")} or more in one ${SCOPES[this.#wanted.scope]}, of ${all.toLocaleString("en")}`
+        : plural(all, "node");
+  }
+}

@@ -1,0 +1,134 @@
+// A VM: where it sits, whether it really runs there, and who runs beside it.
+
+import { ask } from "./cluster.js";
+import { drawMap, swatch } from "./core_map.js";
+import { bytes, h, moment, nodeLink, plural, replace, vmLink } from "./dom.js";
+import { badge } from "./states.js";
+
+export class VmPage {
+  #namespace;
+  #name;
+  #place = null;
+  #nodes = new Set();
+  #settled = false;
+
+  constructor(namespace, name) {
+    this.#namespace = namespace;
+    this.#name = name;
+    this.title = `${namespace}/${name}`;
+  }
+
+  async show(place) {
+    this.#place = place;
+    await this.#load();
+  }
+
+  // A VM without a node may get one anywhere.
+  concerns(names) {
+    return !this.#settled || [...names].some((name) => this.#nodes.has(name));
+  }
+
+  async changed() {
+    await this.#load();
+  }
+
+  async #load() {
+    const path = [this.#namespace, this.#name].map(encodeURIComponent).join("/");
+    const vm = await ask(`api/vms/${path}`);
+    this.#nodes = new Set(vm.pods.map((pod) => pod.node));
+    this.#settled = vm.pods.every((pod) => pod.node);
+    replace(this.#place,
+      h("nav", { "aria-label": "Where" }, h("a", { href: "#/" }, "cluster"), " / ", this.title),
+      h("h1", {}, this.title),
+      vm.pods.length > 1 ? h("p", {}, `${plural(vm.pods.length, "pod")}: it is moving from one node to another.`) : null,
+      vm.pods.map((pod) => this.#pod(vm, pod)));
+  }
+
+  #pod(vm, pod) {
+    return h("article", { "aria-label": `pod ${pod.pod}` },
+      h("p", {}, badge(pod)),
+      h("dl", { class: "facts" }, this.#facts(vm, pod).map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)])),
+      pod.map ? [h("h2", {}, "On ", h("a", { href: nodeLink(pod.node), "data-key": `node-${pod.pod}` }, pod.node)),
+        drawMap(pod.map, { highlight: pod.label, name: `${pod.node} with ${this.title} as ${pod.label}` })] : null,
+      pod.neighbours ? this.#neighbours(pod) : null,
+      pod.placement?.vcpus.length ? this.#vcpus(pod) : null,
+      pod.conditions.length ? this.#conditions(pod) : null);
+  }
+
+  #facts(vm, pod) {
+    const facts = [["node", pod.node ? h("a", { href: nodeLink(pod.node), "data-key": "node" }, pod.node) : "none yet"], ["pod", `${pod.pod}, ${pod.phase}`]];
+    const { claim, seat, placement, measured } = pod;
+    if (seat) {
+      facts.push(["sits on", [
+        `${seat.sockets.length > 1 ? "sockets" : "socket"} ${seat.sockets.join(", ")}`,
+        `NUMA ${seat.numaNodes.join(", ")}`,
+        `L3 ${seat.l3Groups.join(", ")}`,
+        `${plural(seat.cores, "core")}, ${seat.wholeCores === seat.cores ? "all whole" : `${seat.wholeCores} whole`}`,
+      ].join(" · ")]);
+    }
+    if (claim) {
+      facts.push(["CPUs", `${claim.cpus}${claim.owned ? `; owns ${claim.owned}` : ""}`]);
+      facts.push(["policy", claim.policy]);
+      facts.push(["revision", `${claim.revision}, claimed ${moment(claim.since)}`]);
+      const memory = Object.entries(claim.memory).map(([id, amount]) => `${bytes(amount)} on NUMA ${id}`);
+      if (memory.length) facts.push(["memory", memory.join(", ")]);
+    }
+    if (placement?.emulatorCpus) facts.push(["QEMU's own threads", `CPU ${placement.emulatorCpus}`]);
+    if (measured?.cpus) facts.push(["measured", `threads may run on CPU ${measured.cpus} (revision ${measured.revision})`]);
+    facts.push(["asked for", this.#asked(pod.request)]);
+    facts.push(["more", h("code", {}, `kubectl kvplace explain ${vm.kind === "VM" ? "vm" : "pod"}/${this.#name} -n ${this.#namespace}`)]);
+    return facts;
+  }
+
+  #asked(text) {
+    try {
+      const { version, ...asked } = JSON.parse(text);
+      return Object.entries(asked)
+        .filter(([, value]) => value !== 0 && value !== "" && !(typeof value === "object" && !Object.keys(value).length))
+        .map(([key, value]) => `${key} ${key === "memory" ? bytes(value) : typeof value === "object" ? JSON.stringify(value) : value}`)
+        .join(" · ");
+    } catch {
+      return text;
+    }
+  }
+
+  #neighbours(pod) {
+    if (!pod.neighbours.length) return h("p", {}, "No other VM shares a socket with it.");
+    return h("table", { class: "vms" },
+      h("caption", {}, "Neighbours, the closest first"),
+      h("thead", {}, h("tr", {}, ["", "VM", "shares", "policy", "CPUs"].map((words) => h("th", { scope: "col" }, words)))),
+      h("tbody", {}, pod.neighbours.map((one) => h("tr", {},
+        h("td", {}, swatch(pod.map, one.label)),
+        h("th", { scope: "row" }, h("a", { href: vmLink(one.namespace, one.name) }, `${one.namespace}/${one.name}`)),
+        h("td", {}, one.nearness),
+        h("td", {}, one.policy),
+        h("td", { class: "cpus" }, one.cpus)))));
+  }
+
+  #vcpus(pod) {
+    const at = new Map();
+    for (const socket of pod.map?.sockets ?? []) {
+      for (const numa of socket.numaNodes) {
+        for (const l3 of numa.l3Groups) {
+          for (const core of l3.cores) {
+            for (const thread of core) {
+              at.set(thread.cpu, [socket.id, numa.id, l3.index, core.map((one) => one.cpu).join(",")]);
+            }
+          }
+        }
+      }
+    }
+    return h("details", {}, h("summary", {}, `The CPU of each of its ${plural(pod.placement.vcpus.length, "vCPU")}`),
+      h("table", { class: "vms" },
+        h("thead", {}, h("tr", {}, ["vCPU", "CPU", "socket", "NUMA", "L3", "core"].map((words) => h("th", { scope: "col" }, words)))),
+        h("tbody", {}, pod.placement.vcpus.map((cpu, vcpu) => h("tr", {},
+          h("th", { scope: "row" }, vcpu), h("td", {}, cpu), (at.get(cpu) ?? []).map((one) => h("td", {}, one)))))));
+  }
+
+  #conditions(pod) {
+    return h("table", { class: "vms" },
+      h("caption", {}, "Conditions"),
+      h("tbody", {}, pod.conditions.map((one) => h("tr", {},
+        h("th", { scope: "row" }, one.type), h("td", {}, one.status), h("td", {}, one.reason), h("td", {}, one.message)))));
+  }
+}

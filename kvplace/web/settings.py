@@ -1,0 +1,31 @@
+"""What an operator decides about the web map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvplace.service.connections import ConnectionLimits
+from kvplace.service.settings import Address, TlsFiles
+
+
+@dataclass(frozen=True, slots=True)
+class WebSettings:
+    """Where the web map is, and who stands before it."""
+
+    address: Address
+    tls: TlsFiles
+    """With a client CA, an authenticating proxy with a certificate of it says who is asking, and nobody else
+    may connect; without one, people sign in with tokens."""
+    limits: ConnectionLimits = field(
+        default_factory=lambda: ConnectionLimits(connections=256, idle_s=120.0, unread_bytes=4 << 20)
+    )
+    streams: int = 128
+    """How many pages may follow the changes at the same time."""
+    heartbeat_s: float = 15.0
+    """Pause between signs of life on a stream. Proxies cut connections on which nothing happens."""
+    holds_s: float = 60.0
+    """How long an answer of the API server about a person holds."""
+
+    @property
+    def behind_proxy(self) -> bool:
+        return self.tls.client_ca is not None

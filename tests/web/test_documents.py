@@ -1,0 +1,185 @@
+"""What the pages are made of: nodes, VMs, search and events, over HTTP as a browser asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+
+import pytest
+
+from harness.certificates import Certificates
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.machines.shipped import read_machine
+from tests.nodes.machines import TWO
+from tests.web.stage import Stage, cluster_of, mapped
+from tests.web.visiting import AS_VIEWER, visitor
+
+
+async def test_a_node_is_described_with_its_map_and_its_vms(certificates: Certificates) -> None:
+    stage = Stage()
+    stage.add_node("worker", TWO)
+    vm = await stage.run_vm("worker", 4, name="db")
+    assert vm is not None
+    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+        status, node = await anna.json("/api/nodes/worker")
+        assert status == 200
+        assert (node["allocatable"], node["free"], node["enforcement"]) == (16, 12, "nri")
+        (found,) = node["vms"]
+        assert (found["namespace"], found["name"], found["label"]) == ("shop", "db", "A")
+        assert (found["state"], found["cpus"]) == ("Pinned", format_cpu_list(vm.claim.cpus))
+        assert len(node["map"]["sockets"]) == 2
+        assert (await anna.json("/api/nodes/nowhere"))[1] == {"error": "the cluster has no node nowhere"}
+
+
+async def test_a_vm_is_described_by_its_seat_its_measured_threads_and_its_neighbours(
+    certificates: Certificates,
+) -> None:
+    stage = Stage()
+    stage.add_node("worker", TWO)
+    vm = await stage.run_vm("worker", 2, name="db")
+    await stage.run_vm("worker", 2, name="cache", namespace="other")
+    assert vm is not None
+    elsewhere = TWO.packages[1].cpus
+    await stage.report("worker", {vm.uid: elsewhere}, sentence="vCPU 0 may run on CPU 4-7")
+    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+        status, document = await anna.json("/api/vms/shop/db")
+        assert status == 200
+        (pod,) = document["pods"]
+        assert (document["kind"], pod["node"], pod["phase"]) == ("VM", "worker", "Running")
+        assert (pod["state"], pod["sentence"]) == ("NotPinned", "vCPU 0 may run on CPU 4-7")
+        assert pod["measured"]["cpus"] == "4-7,12-15"
+        assert pod["seat"] == {
+            "sockets": [0], "numaNodes": [0], "l3Groups": [0], "cores": 1, "wholeCores": 1, "cpus": 2,
+        }  # fmt: skip
+        assert pod["placement"]["vcpus"] == list(vm.placement.placement.vcpus)
+        assert [(one["name"], one["nearness"]) for one in pod["neighbours"]] == [
+            ("cache", "the same L3 cache")
+        ]
+        assert {fault["kind"] for fault in pod["map"]["faults"]} == {"drift"}
+        status, missing = await anna.json("/api/vms/shop/nobody")
+        assert (status, missing["error"]) == (404, "no VM or pod shop/nobody has asked kvplace for cores")
+
+
+async def test_qemus_own_threads_in_the_shared_pool_are_no_drift(certificates: Certificates) -> None:
+    stage = Stage()
+    stage.add_node("worker", read_machine("2x-epyc-9354-nps2"))
+    vm = await stage.run_vm("worker", 2, name="db")
+    assert vm is not None
+    pool = vm.placement.placement.emulator_cpus
+    assert pool & ~vm.claim.cpus, "QEMU's threads share this VM's CPUs: the test shows nothing"
+    await stage.report("worker", {vm.uid: vm.claim.cpus | pool}, sentence="a cpuset is wider")
+    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+        _, node = await anna.json("/api/nodes/worker")
+        assert node["map"]["faults"] == []
+        assert node["vms"][0]["state"] == "NotPinned"
+
+
+async def test_a_vm_that_waits_is_described_without_a_node(certificates: Certificates) -> None:
+    stage = Stage()
+    stage.cluster.create_pod("virt-launcher-web", request='{"version":1,"vcpus":2}', vmi="web")
+    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+        _, document = await anna.json("/api/vms/default/web")
+        (pod,) = document["pods"]
+        assert (pod["state"], pod["node"], "map" in pod) == ("Waiting", "", False)
+        _, cluster = await anna.json("/api/cluster")
+        assert cluster["totals"]["firstWaiting"] == [["default", "web"]]
+
+
+@pytest.mark.parametrize(
+    ("query", "nodes", "vms"),
+    [
+        ("worker-1", ["worker-1"], []),
+        ("WORKER", ["worker-0", "worker-1"], []),
+        ("shop db", [], ["db-1", "db-2"]),
+        ("db-2", [], ["db-2"]),
+        ("", [], []),
+        ("   ", [], []),
+        ("<nothing>", [], []),
+    ],
+)
+async def test_search_finds_nodes_and_vms_by_all_words(
+    certificates: Certificates, query: str, nodes: list[str], vms: list[str]
+) -> None:
+    stage = Stage()
+    for name in ("worker-0", "worker-1"):
+        stage.add_node(name, TWO)
+    for name in ("db-1", "db-2"):
+        await stage.run_vm("worker-0", 2, name=name)
+    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+        status, body, _ = await anna.ask("/api/search", params={"q": query}, headers=AS_VIEWER)
+        found = json.loads(body)
+        assert (status, found["more"]) == (200, False)
+        assert (found["nodes"], [vm["name"] for vm in found["vms"]]) == (nodes, vms)
+        status, _, _ = await anna.ask("/api/search", params={"q": "x" * 257}, headers=AS_VIEWER)
+        assert status == 400
+
+
+async def test_large_answers_are_compressed_for_who_takes_that(certificates: Certificates) -> None:
+    stage = await cluster_of(read_machine("2x-epyc-9354-nps2"), 1)
+    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+        _, plain, headers = await anna.ask(
+            "/api/nodes/worker-0", headers={**AS_VIEWER, "Accept-Encoding": "identity"}
+        )
+        assert "Content-Encoding" not in headers
+        _, zipped, headers = await anna.ask(
+            "/api/nodes/worker-0", headers={**AS_VIEWER, "Accept-Encoding": "gzip"}, auto_decompress=False
+        )
+        assert headers["Content-Encoding"] == "gzip"
+        assert json.loads(gzip.decompress(zipped)) == json.loads(plain)
+        assert len(zipped) < len(plain) / 4
+
+
+async def test_a_file_that_a_browser_has_is_not_sent_again(certificates: Certificates) -> None:
+    async with mapped(Stage(), certificates) as (address, _), visitor(address, certificates) as anybody:
+        _, body, headers = await anybody.ask("/files/app.js")
+        assert body
+        assert headers["Content-Type"].startswith("text/javascript")
+        status, body, _ = await anybody.ask("/files/app.js", headers={"If-None-Match": headers["ETag"]})
+        assert (status, body) == (304, b"")
+
+
+async def test_events_carry_what_changed_and_resume_where_a_reader_was(certificates: Certificates) -> None:
+    stage = await cluster_of(TWO, 3)
+    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+        _, cluster = await anna.json("/api/cluster")
+        async with asyncio.timeout(60):
+            async with anna.events(cluster["position"]) as events:
+                await stage.report("worker-1")
+                event, position, document = await anext(events)
+                assert event == "changes"
+                assert [row["name"] for row in document["nodes"]] == ["worker-1"]
+                assert document["totals"]["nodes"] == 3
+            await stage.report("worker-2")
+            async with anna.events("of-no-use-1", **{"Last-Event-ID": position}) as events:
+                event, _, document = await anext(events)
+                assert (event, [row["name"] for row in document["nodes"]]) == ("changes", ["worker-2"])
+            async with anna.events("another-replica-7") as events:
+                assert [event async for event, _, _ in events] == ["reload"]
+
+
+async def test_no_more_pages_follow_than_are_allowed(certificates: Certificates) -> None:
+    async with (
+        mapped(Stage(), certificates, streams=1) as (address, _),
+        visitor(address, certificates) as anna,
+    ):
+        _, cluster = await anna.json("/api/cluster")
+        async with anna.events(cluster["position"]):
+            status, answer = await anna.json(f"/api/events?since={cluster['position']}")
+            assert (status, "1 pages follow" in answer["error"]) == (503, True)
+
+
+async def test_a_stream_ends_when_its_reader_loses_the_right(
+    certificates: Certificates,
+) -> None:
+    stage = Stage()
+    async with (
+        mapped(stage, certificates, heartbeat_s=0.01, holds_s=0.0) as (address, _),
+        visitor(address, certificates) as anna,
+    ):
+        _, cluster = await anna.json("/api/cluster")
+        async with anna.events(cluster["position"]) as events:
+            assert await anext(events) == (None, "", {})
+            stage.cluster.allowed.clear()
+            async with asyncio.timeout(60):
+                assert {event async for event, _, _ in events} <= {None}

@@ -1,0 +1,182 @@
+"""The rows of nodes, and how a reader learns what he missed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvplace.core.errors import Unavailable
+from kvplace.core.scalars import NodeName
+from kvplace.nodes.cluster_holes import ClusterHoles
+from kvplace.nodes.node_cache import NodeCache, running_node_cache
+from kvplace.web.feed import HEARTBEAT, RELOAD, Feed
+from kvplace.web.node_rows import NodeRows
+from tests.nodes.machines import TWO
+from tests.web.stage import Stage, cluster_of
+
+Json = dict[str, Any]
+
+
+@contextlib.asynccontextmanager
+async def rows_of(stage: Stage) -> AsyncIterator[tuple[NodeRows, NodeCache]]:
+    async with running_node_cache(stage.cluster) as cache:
+        rows = NodeRows(cache, ClusterHoles(cache))
+        await rows.refresh()
+        yield rows, cache
+
+
+async def refreshed(rows: NodeRows) -> None:
+    async with asyncio.timeout(30):
+        await rows.stale.wait()
+    await rows.refresh()
+
+
+def changed(rows: NodeRows, revision: int) -> list[str]:
+    changes = rows.since(revision)
+    assert changes is not None
+    return sorted(msgspec.json.decode(row)["name"] for row in changes.rows)
+
+
+def row(rows: NodeRows, name: str) -> Json:
+    (found,) = (one for one in map(msgspec.json.decode, rows.all()) if one["name"] == name)
+    document: Json = found
+    return document
+
+
+async def test_a_row_says_what_is_free_and_in_what_pieces() -> None:
+    stage = Stage()
+    stage.add_node("worker", TWO)
+    async with rows_of(stage) as (rows, _):
+        assert row(rows, "worker") == {
+            "name": "worker",
+            "vms": 0,
+            "notPinned": 0,
+            "moving": 0,
+            "allocatable": 16,
+            "free": 16,
+            "numa": [[8, 8], [8, 8]],
+            "holes": {"socket": [8, 4, 8], "numa": [8, 4, 8], "l3": [8, 4, 8]},
+        }
+        await stage.run_vm("worker", 4)
+        await refreshed(rows)
+        after = row(rows, "worker")
+        assert (after["vms"], after["free"], sorted(after["numa"])) == (1, 12, [[4, 8], [8, 8]])
+        totals = rows.totals()
+        assert (totals["nodes"], totals["usable"], totals["free"], totals["vms"]) == (1, 1, 12, 1)
+        assert totals["holes"]["numa"]["nodesWith"] == [1, 1, 1, 1, 0, 0, 0, 0]
+
+
+async def test_a_node_without_a_description_says_why_nothing_is_placed_there() -> None:
+    stage = Stage()
+    stage.cluster.create_node("bare")
+    async with rows_of(stage) as (rows, _):
+        assert "describes the node" in row(rows, "bare")["problem"]
+        assert (rows.totals()["nodes"], rows.totals()["usable"]) == (1, 0)
+
+
+async def test_vms_that_strayed_are_counted_until_they_are_back() -> None:
+    stage = await cluster_of(TWO, 1)
+    vm = next(iter(stage.vms.values()))
+    async with rows_of(stage) as (rows, _):
+        await stage.report("worker-0", {vm.uid: TWO.packages[1].cpus})
+        await refreshed(rows)
+        assert (row(rows, "worker-0")["notPinned"], rows.totals()["notPinned"]) == (1, 1)
+        await stage.report("worker-0")
+        await refreshed(rows)
+        assert (row(rows, "worker-0")["notPinned"], rows.totals()["notPinned"]) == (0, 0)
+
+
+async def test_a_reader_is_told_just_what_changed_since_he_looked_however_long_ago() -> None:
+    stage = await cluster_of(TWO, 4)
+    async with rows_of(stage) as (rows, _):
+        first = rows.revision
+        await stage.report("worker-1")
+        await refreshed(rows)
+        second = rows.revision
+        await stage.report("worker-3")
+        await refreshed(rows)
+        assert changed(rows, first) == ["worker-1", "worker-3"]
+        assert changed(rows, second) == ["worker-3"]
+        assert changed(rows, rows.revision) == []
+        assert rows.since(rows.revision + 1) is None
+
+
+async def test_the_end_of_a_node_is_told_and_its_return_too() -> None:
+    stage = Stage()
+    stage.add_node("worker", TWO)
+    async with rows_of(stage) as (rows, _):
+        before = rows.revision
+        stage.cluster.delete_node("worker")
+        await refreshed(rows)
+        changes = rows.since(before)
+        assert changes is not None
+        assert changes.gone == (NodeName("worker"),)
+        stage.add_node("worker", TWO)
+        await refreshed(rows)
+        changes = rows.since(before)
+        assert changes is not None
+        assert (changes.gone, len(changes.rows)) == ((), 1)
+
+
+async def test_pods_that_wait_for_a_node_are_counted() -> None:
+    stage = Stage()
+    async with rows_of(stage) as (rows, _):
+        stage.cluster.create_pod("hopeful", request='{"version":1,"vcpus":2}')
+        await refreshed(rows)
+        assert (rows.totals()["waiting"], rows.totals()["firstWaiting"]) == (1, [("default", "hopeful")])
+        stage.cluster.delete_pod("default", "hopeful", force=True)
+        await refreshed(rows)
+        assert rows.totals()["waiting"] == 0
+
+
+async def next_of(feed: Feed, position: str) -> bytes:
+    messages = feed.follow(position)
+    async with asyncio.timeout(30), contextlib.aclosing(messages):
+        return await anext(messages)
+
+
+async def test_a_reader_of_another_replica_or_of_a_forgotten_time_loads_everything_anew() -> None:
+    async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
+        feed = Feed(rows, streams=1)
+        for position in ("", "another-1", feed.position + "9", "-", f"{feed.position}x", "9" * 400):
+            assert await next_of(feed, position) == RELOAD
+
+
+async def test_a_reader_without_news_is_told_that_we_are_still_here() -> None:
+    async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
+        feed = Feed(rows, streams=1, heartbeat_s=0.01)
+        assert await next_of(feed, feed.position) == HEARTBEAT
+
+
+async def test_changes_gather_and_reach_every_reader_once() -> None:
+    stage = await cluster_of(TWO, 3)
+    async with rows_of(stage) as (rows, _):
+        feed = Feed(rows, streams=2, gather_s=0.01)
+        running = asyncio.create_task(feed.run())
+        with feed.stream(), feed.stream():
+            here = feed.position
+            reading = [asyncio.create_task(next_of(feed, here)) for _ in range(2)]
+            for name in ("worker-0", "worker-2", "worker-0"):
+                await stage.report(name)
+            one, other = await asyncio.gather(*reading)
+            assert one == other
+            assert one.startswith(b"id: ")
+            with pytest.raises(Unavailable, match="2 pages follow"), feed.stream():
+                pass
+        running.cancel()
+
+
+async def test_streams_end_when_the_process_stops() -> None:
+    async with rows_of(await cluster_of(TWO, 1)) as (rows, _):
+        feed = Feed(rows, streams=1)
+        messages = feed.follow(feed.position)
+        waiting = asyncio.create_task(anext(messages, None))
+        await asyncio.sleep(0)
+        feed.end()
+        async with asyncio.timeout(30):
+            assert await waiting is None

@@ -1,0 +1,263 @@
+"""The pages in a real browser: what readers see, with mouse, keyboard and screen reader, light and dark."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from harness.browser.page import Page, new_page
+from harness.browser.process import Browser
+from harness.certificates import Certificates
+from kvplace.core.drawing.svg_style import DARK, LIGHT
+from kvplace.core.ledger import LedgerChange, claim_of
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.machines.shipped import read_machine
+from tests.nodes.machines import TWO
+from tests.web.stage import VIEWER, Stage, cluster_of, mapped
+
+LIVE = "document.querySelector('#live').dataset.state === 'live'"
+SERVER = "2x-epyc-9354-nps2"
+
+
+@contextlib.asynccontextmanager
+async def reading(
+    stage: Stage, certificates: Certificates, browser: Browser, place: str = "", **changed: Any
+) -> AsyncIterator[Page]:
+    """Sign in on the way to a place of the map; the browser must have nothing to complain about."""
+    async with mapped(stage, certificates, **changed) as (address, _), new_page(browser) as page:
+        await page.see_as()
+        await sign_in(page, f"https://{address}/{place}")
+        await page.until(LIVE)
+        await page.until("!document.querySelector('main').hasAttribute('aria-busy')")
+        yield page
+        assert page.complaints == []
+
+
+async def sign_in(page: Page, url: str) -> None:
+    await page.open(url)
+    await page.until("document.activeElement === document.querySelector('#token')")
+    await page.write(VIEWER)
+    await page.press("Enter")
+
+
+async def focused(page: Page) -> str:
+    return str(await page.evaluate("document.activeElement.getAttribute('aria-label') ?? ''"))
+
+
+async def test_the_overview_shows_every_node_to_eyes_and_screen_readers(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = await cluster_of(read_machine(SERVER), 3)
+    stage.cluster.create_node("bare")
+    async with reading(stage, certificates, browser) as page:
+        names = "[...document.querySelectorAll('.tile .name')].map(one => one.innerText)"
+        assert await page.evaluate(names) == ["bare", "worker-0", "worker-1", "worker-2"]
+        assert "3\nof 4 nodes usable" in (await page.text(".numbers")).replace(" of", "\nof")
+        links = await page.accessible("link")
+        assert any(link.startswith("worker-0: ") and "CPUs free" in link for link in links)
+        assert any(link.startswith("bare: unusable: ") for link in links)
+        assert "Search nodes and VMs" in await page.accessible("combobox")
+
+
+async def test_a_hole_shows_the_nodes_that_have_it(certificates: Certificates, browser: Browser) -> None:
+    stage = Stage()
+    for name in ("empty", "busy"):
+        stage.add_node(name, TWO)
+    for _ in range(4):
+        await stage.run_vm("busy", 4)
+    async with reading(stage, certificates, browser) as page:
+        buttons = await page.accessible("button")
+        assert "1 node with 8 free CPUs or more in one NUMA node" in buttons
+        await page.click('[data-key="numa-8"]')
+        await page.until("document.querySelectorAll('.tile').length === 1")
+        assert await page.text(".tile .name") == "empty"
+        assert await page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+        await page.click('[data-key="numa-8"]')
+        await page.until("document.querySelectorAll('.tile').length === 2")
+
+
+async def test_what_happens_in_the_cluster_is_shown_without_loading_the_page_again(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = Stage()
+    stage.add_node("worker-0", TWO)
+    async with reading(stage, certificates, browser) as page:
+        await page.evaluate("window.isTheSame = true")
+        await page.until("document.querySelector('.tile').innerText.includes('0 VMs')")
+        vm = await stage.run_vm("worker-0", 4, name="db")
+        assert vm is not None
+        await page.until("document.querySelector('.tile').innerText.includes('1 VM')")
+        await stage.report("worker-0", {vm.uid: TWO.packages[1].cpus}, sentence="it strayed")
+        await page.until("document.querySelector('.tile .alarm')")
+        stage.add_node("worker-1", TWO)
+        await page.until("document.querySelectorAll('.tile').length === 2")
+        stage.cluster.delete_node("worker-1")
+        await page.until("document.querySelectorAll('.tile').length === 1")
+        await page.press("Tab")
+        await page.evaluate("location.hash = '#/node/worker-0'")
+        await page.until("document.querySelector('.faults')?.innerText.includes('drift')")
+        await stage.end_vm(vm)
+        await page.until("!document.querySelector('.faults') && document.querySelector('.map')")
+        assert await page.evaluate("window.isTheSame")
+
+
+async def test_a_link_to_a_node_leads_there_through_the_sign_in(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = await cluster_of(read_machine(SERVER), 1)
+    async with reading(stage, certificates, browser, "#/node/worker-0") as page:
+        await page.until("document.querySelector('.map')")
+        assert await page.text("h1") == "worker-0"
+        cpus = "[...document.querySelectorAll('.map .thread')].map(one => Number(one.dataset.cpu))"
+        assert sorted(await page.evaluate(cpus)) == list(range(128))
+        named = await page.accessible("link")
+        first = next(one for one in named if one.startswith("CPU 1: "))
+        assert first.startswith("CPU 1: owned by A shop/vm-")
+        assert "CPU 0: reserved" in await page.accessible("image")
+
+
+async def test_the_keyboard_alone_leads_from_the_overview_to_a_vm_and_back(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = await cluster_of(TWO, 3)
+    async with reading(stage, certificates, browser) as page:
+        await page.evaluate("document.querySelector('#order').focus()")
+        await page.press("Tab")
+        assert (await focused(page)).startswith("worker-0: ")
+        await page.press("ArrowRight")
+        assert (await focused(page)).startswith("worker-1: ")
+        await page.press("End")
+        assert (await focused(page)).startswith("worker-2: ")
+        await page.press("Enter")
+        await page.until("document.querySelector('h1').innerText === 'worker-2'")
+        await page.until("document.activeElement.id === 'content'")
+        await page.press("Tab", "Tab")
+        assert await focused(page) == await page.evaluate(
+            "document.querySelector('.map .thread').getAttribute('aria-label')"
+        )
+        while not (await focused(page)).split(": ")[1].startswith("owned"):
+            before = await focused(page)
+            await page.press("ArrowRight")
+            assert await focused(page) != before
+        wanted = (await focused(page)).rpartition(" ")[2]
+        await page.press("Enter")
+        await page.until("document.querySelector('dl.facts')")
+        assert await page.text("h1") == wanted
+        await page.press("g")
+        await page.until("document.querySelector('.tiles')")
+        await page.press("?")
+        await page.until("document.querySelector('#key-help').open")
+        await page.press("Escape")
+        await page.until("!document.querySelector('#key-help').open")
+
+
+async def test_search_goes_to_a_vm_by_keyboard(certificates: Certificates, browser: Browser) -> None:
+    stage = Stage()
+    stage.add_node("worker", read_machine(SERVER))
+    for name in ("orders-db", "orders-web", "cache"):
+        await stage.run_vm("worker", 2, name=name)
+    async with reading(stage, certificates, browser) as page:
+        await page.press("/")
+        await page.write("shop orders")
+        await page.until("document.querySelectorAll('#found [role=option]').length === 2")
+        options = [one for one in await page.accessible("option") if one.startswith("shop/")]
+        assert options == ["shop/orders-db on worker", "shop/orders-web on worker"]
+        await page.press("ArrowDown", "ArrowDown")
+        assert await page.evaluate("document.querySelector('[aria-selected=true]').id") == "found-1"
+        await page.press("Enter")
+        await page.until("document.querySelector('dl.facts')")
+        assert await page.text("h1") == "shop/orders-web"
+
+
+async def test_the_page_of_a_vm_says_where_it_sits_and_shows_just_its_cpus(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = await cluster_of(read_machine(SERVER), 1)
+    vm = next(iter(stage.vms.values()))
+    async with reading(stage, certificates, browser, f"#/vm/{vm.namespace}/{vm.name}") as page:
+        await page.until("document.querySelector('.map')")
+        assert "pinned" in await page.text(".state")
+        lit = "[...document.querySelectorAll('.thread.lit')].map(one => Number(one.dataset.cpu))"
+        assert sorted(await page.evaluate(lit)) == sorted(vm.placement.placement.vcpus)
+        facts = await page.text("dl.facts")
+        assert "socket 0 · NUMA 0 · L3 0" in facts
+        assert f"kubectl kvplace explain vm/{vm.name} -n shop" in facts
+        assert "the same L3 cache" in await page.text("article")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_colours_follow_the_system_until_the_reader_chooses(
+    certificates: Certificates, browser: Browser, scheme: str
+) -> None:
+    def as_rgb(colour: str) -> str:
+        return "rgb({}, {}, {})".format(*(int(colour[place : place + 2], 16) for place in (1, 3, 5)))
+
+    pages = {"light": as_rgb(LIGHT.page), "dark": as_rgb(DARK.page)}
+    other = {"light": "dark", "dark": "light"}[scheme]
+    ground = "getComputedStyle(document.body).backgroundColor"
+    async with reading(await cluster_of(TWO, 1), certificates, browser) as page:
+        await page.see_as(scheme=scheme)
+        assert await page.evaluate(ground) == pages[scheme]
+        choose = "document.querySelector('#theme').value = '{}'; theme.dispatchEvent(new Event('change'))"
+        await page.evaluate(choose.format(other))
+        assert await page.evaluate(ground) == pages[other]
+        await page.evaluate("location.reload()")
+        await page.until(f"{LIVE} && {ground} === '{pages[other]}'")
+        await page.evaluate(choose.format(""))
+        assert await page.evaluate(ground) == pages[scheme]
+
+
+async def test_names_that_look_like_html_are_shown_as_they_are(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = Stage()
+    stage.add_node("worker", TWO)
+    vm = await stage.run_vm("worker", 2)
+    assert vm is not None
+    hostile = "<img src=x onerror=alert(1)>"
+    record = await stage.cluster.read_ledger(NodeName("worker"))
+    assert record is not None
+    claim = claim_of(PodUid("u-hostile"), vm.placement.placement, namespace=hostile, pod=hostile, vmi=hostile)
+    await stage.cluster.write_ledger(record, LedgerChange(releases=(vm.uid,)))
+    record = await stage.cluster.read_ledger(NodeName("worker"))
+    assert record is not None
+    await stage.cluster.write_ledger(record, LedgerChange((claim,)))
+    async with reading(stage, certificates, browser, "#/node/worker") as page:
+        assert hostile in await page.text(".vms")
+        assert await page.evaluate("document.querySelectorAll('img').length") == 0
+
+
+async def test_what_is_not_there_is_said_in_a_sentence(certificates: Certificates, browser: Browser) -> None:
+    async with (
+        mapped(await cluster_of(TWO, 1), certificates) as (address, _),
+        new_page(browser) as page,
+    ):
+        await sign_in(page, f"https://{address}/#/node/nowhere")
+        await page.until("document.querySelector('[role=alert]')?.innerText.includes('has no node nowhere')")
+
+
+async def test_a_reader_who_loses_his_right_is_told(certificates: Certificates, browser: Browser) -> None:
+    stage = await cluster_of(TWO, 1)
+    async with (
+        mapped(stage, certificates, heartbeat_s=0.05, holds_s=0.0) as (address, _),
+        new_page(browser) as page,
+    ):
+        await sign_in(page, f"https://{address}/")
+        await page.until(LIVE)
+        stage.cluster.allowed.clear()
+        await page.until("document.querySelector('#live').innerText.includes('anna may not list')")
+
+
+async def test_a_narrow_window_scrolls_the_map_and_nothing_else(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = await cluster_of(read_machine(SERVER), 2)
+    async with reading(stage, certificates, browser) as page:
+        await page.see_as(size=(390, 800))
+        for place in ("#/", "#/node/worker-0", f"#/vm/shop/{next(iter(stage.vms.values())).name}"):
+            await page.evaluate(f"location.hash = '{place}'")
+            await page.until(f"document.querySelector('{'.tiles' if place == '#/' else '.map'}')")
+            assert await page.evaluate("document.documentElement.scrollWidth") <= 390, place
