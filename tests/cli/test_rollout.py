@@ -1,0 +1,81 @@
+"""What `kvplace rollout` says before it needs a cluster, and that bad files reach no cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+
+from kvplace.cli.rollout_input import RolloutFlags, read_given
+from kvplace.documents.model import read_model
+from kvplace.documents.reading import read_document
+from kvplace.documents.rollout import RolloutDocument
+from tests.cli.calls import Caller
+from tests.rollout.examples import vm, vmi
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> str:
+    path = tmp_path / "web.json"
+    path.write_text(json.dumps(vm()))
+    return str(path)
+
+
+def names(files: list[str], flags: RolloutFlags) -> list[str]:
+    return [one.name for one in read_given(files, flags, None, "default").vms]
+
+
+def test_the_example_is_a_valid_document(kvplace: Caller) -> None:
+    answer = kvplace("rollout", "create", "--example")
+    assert answer.code == 0
+    document = read_model(RolloutDocument, read_document(answer.out, "example"), "example")
+    assert document.name == "shop"
+
+
+def test_vms_are_named_by_flags_lists_templates_and_documents(template: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({**vmi(), "metadata": {"name": "db", "annotations": {"cpu-set": "any"}}}))
+    listed = tmp_path / "names"
+    listed.write_text("alice  # the first\n\nbob\n")
+    document = tmp_path / "rollout.yaml"
+    document.write_text("name: shop\nvms: [{template: web.json, count: 2}]\n")
+    assert names([template], RolloutFlags(name="web", count=2)) == ["web-01", "web-02"]
+    assert names([template], RolloutFlags()) == ["template"]
+    assert names([template], RolloutFlags(name="web", names=str(listed))) == ["alice", "bob"]
+    assert names([template, str(other)], RolloutFlags(name="web", count=1)) == [
+        "web-template-01", "web-db-01"
+    ]  # fmt: skip
+    assert names([str(document)], RolloutFlags()) == ["shop-01", "shop-02"]
+    assert names([str(document)], RolloutFlags(name="new")) == ["new-01", "new-02"]
+    changed = read_given([str(document)], RolloutFlags(limits={"maxInFlight": 7}), "mine", "default")
+    assert (changed.document.max_in_flight, changed.namespace) == (7, "mine")
+
+
+def test_flags_that_contradict_a_document_are_refused(template: str, tmp_path: Path) -> None:
+    document = tmp_path / "rollout.yaml"
+    document.write_text("name: shop\nvms: [{template: web.json, count: 2}]\n")
+    with pytest.raises(click.UsageError, match=r"rollout\.yaml is a rollout document"):
+        names([str(document), template], RolloutFlags())
+    with pytest.raises(click.UsageError, match=r"rollout\.yaml is a rollout document"):
+        names([str(document)], RolloutFlags(count=3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["create", "--yes"], "give a template or a rollout document with -f"),
+        (["create", "-f", "x", "--yes", "-A"], "a rollout is in one namespace"),
+        (["create", "-f", "x"], "there is no terminal to ask on; give --yes"),
+        (["delete", "web"], "there is no terminal to ask on; give --yes"),
+        (["delete", "web", "--yes", "--timeout", "soon"], "--timeout: 'soon' is no duration"),
+        (["create", "-f", "x", "--until", "runing", "--yes"], "did you mean 'running'"),
+        (["creat"], "create"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(kvplace: Caller, arguments: list[str], sentence: str) -> None:
+    answer = kvplace("rollout", *arguments)
+    assert answer.code == 2
+    assert sentence in answer.err
+    assert len(answer.err.splitlines()) == 1

@@ -1,0 +1,161 @@
+"""Templates, documents and what is wrong with them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplace.core.errors import Misconfigured
+from kvplace.core.vm_stage import VmStage
+from kvplace.kube.memory_rollouts import NAMESPACE
+from kvplace.rollout.templates import read_manifests, read_template
+from kvplace.rollout.wanted import read_rollout, stored_rollout
+from kvplace.simulate.vm_templates import read_templates
+from tests.rollout.examples import rollout, vm, vmi
+
+Json = dict[str, Any]
+
+
+def test_what_the_cluster_keeps_is_the_same_rollout_again(tmp_path: Path) -> None:
+    (tmp_path / "web.json").write_text(json.dumps(vm()))
+    document = {
+        "name": "web", "waves": [1, "10%"], "timeout": "2m", "until": "running", "maxInFlight": 3,
+        "vms": [{"template": "web.json", "count": 3}, {"template": vmi(), "names": ["a", "b"]}],
+    }  # fmt: skip
+    first = read_rollout(document, NAMESPACE, folder=tmp_path)
+    again = stored_rollout(first.text, NAMESPACE, "web")
+    assert again.text == first.text
+    assert [again.manifest(one) for one in again.vms] == [first.manifest(one) for one in first.vms]
+    assert [one.name for one in again.vms] == ["web-01", "web-02", "web-03", "a", "b"]
+    assert again.document.timeout == 120
+    assert {one.goal for one in again.vms} == {VmStage.RUNNING}
+
+
+def test_a_vm_that_was_read_from_a_cluster_is_a_template() -> None:
+    read = copy.deepcopy(vm())
+    read["metadata"] |= {
+        "uid": "1", "resourceVersion": "2", "finalizers": ["x"], "namespace": NAMESPACE,
+        "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "team": "web"},
+    }  # fmt: skip
+    read["status"] = {"ready": True}
+    made = rollout(1, template=read)
+    manifest = made.manifest(made.vms[0])
+    assert set(manifest) == {"apiVersion", "kind", "metadata", "spec"}
+    assert manifest["metadata"] == {
+        "name": "web-01", "namespace": NAMESPACE, "annotations": {"team": "web"},
+        "labels": {"app": "web", "kvplace.io/rollout": "web"},
+    }  # fmt: skip
+    assert read["spec"]["template"]["metadata"].get("labels") is None, "the template stays as it is"
+
+
+@pytest.mark.parametrize("name", read_templates())
+def test_every_template_of_the_project_can_be_rolled_out(name: str) -> None:
+    made = rollout(2, template=read_templates()[name])
+    assert made.vms[0].template.request is not None
+
+
+def test_the_size_of_an_instancetype_is_not_known_before_it_is_made() -> None:
+    template = vm()
+    template["spec"]["instancetype"] = {"name": "large"}
+    made = rollout(1, template=template)
+    assert made.vms[0].template.request is None
+    assert made.vms[0].goal is VmStage.PINNED
+
+
+def test_a_file_may_hold_several_templates_in_several_forms(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(f"# two\n---\n{json.dumps(vm())}\n---\n\n--- # nothing\n---\n{json.dumps(vmi())}\n")
+    assert [content["kind"] for _, content in read_manifests(str(path))] == [
+        "VirtualMachine", "VirtualMachineInstance"
+    ]  # fmt: skip
+    path.write_text(json.dumps({"kind": "List", "items": [vm(), vmi()]}))
+    assert len(list(read_manifests(str(path)))) == 2
+
+
+def without_spec(template: Json) -> None:
+    del template["spec"]
+
+
+def another_kind(template: Json) -> None:
+    template["kind"] = "Deployment"
+
+
+def misspelt_word(template: Json) -> None:
+    template["spec"]["template"]["metadata"]["annotations"]["cpu-set"] = "one-soket"
+
+
+def on_the_vm_itself(template: Json) -> None:
+    template["metadata"]["annotations"] = template["spec"]["template"]["metadata"].pop("annotations")
+
+
+def number_as_annotation(template: Json) -> None:
+    template["spec"]["template"]["metadata"]["annotations"]["kvplace.io/explain"] = True
+
+
+def template_of_text(template: Json) -> None:
+    template["spec"]["template"] = "web"
+
+
+def another_namespace(template: Json) -> None:
+    template["metadata"]["namespace"] = "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (without_spec, "spec is missing"),
+        (another_kind, "kind is 'Deployment'; it must be VirtualMachine or VirtualMachineInstance"),
+        (misspelt_word, "did you mean 'one-socket'"),
+        (on_the_vm_itself, "annotation cpu-set has no effect on the VM itself; move it to spec.template"),
+        (number_as_annotation, "explain is true; it must be a string, so quote it"),
+        (template_of_text, "spec: template is 'web'; it must be a mapping"),
+        (
+            another_namespace,
+            "is of namespace elsewhere, and the VMs are to be made in default; give -n elsewhere",
+        ),
+    ],
+)
+def test_a_template_with_a_mistake_is_one_sentence(change: Callable[[Json], None], sentence: str) -> None:
+    template = vm()
+    change(template)
+    with pytest.raises(Misconfigured) as refused:
+        rollout(1, template=template)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ({"name": "web", "vms": []}, "vms"),
+        ({"name": "Web", "vms": [{"template": vm()}]}, "'Web' cannot be the name of a VM"),
+        ({"name": "w" * 61, "vms": [{"template": vm(), "count": 10}]}, "has 64 characters; the name of a VM"),
+        ({"name": "web", "vms": [{"template": vm()}, {"template": vm()}]}, "duplicate VM 'web'"),
+        ({"name": "web", "vms": [{"template": vm(), "names": ["a", "a"]}]}, "duplicate VM 'a'"),
+        ({"name": "web", "vms": [{"template": vm(), "names": ["a"], "count": 1}]}, "either count or names"),
+        ({"name": "web", "vms": [{"template": "no-such.yaml"}]}, "no-such.yaml cannot be read"),
+        ({"name": "web", "vms": [{"template": vm()}], "waves": [0]}, "0 is no size of a wave"),
+        (
+            {"name": "web", "vms": [{"template": vm()}], "timeout": 90},
+            "90 is no duration; write for example 90s",
+        ),
+        ({"name": "web", "vms": [{"template": vm()}], "wave": [1]}, "did you mean 'waves'"),
+    ],
+)
+def test_a_document_with_a_mistake_is_one_sentence(document: Json, sentence: str) -> None:
+    with pytest.raises(Misconfigured) as refused:
+        read_rollout(document, NAMESPACE)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [None, 1, [], {"spec": {}}, {"kind": ["VirtualMachine"]}])
+def test_whatever_a_file_holds_is_refused_in_words(content: Any, tmp_path: Path) -> None:
+    path = tmp_path / "template.json"
+    path.write_text(json.dumps({"items": content}))
+    with pytest.raises(Misconfigured):
+        _ = [read_template(template, where) for where, template in read_manifests(str(path))]
