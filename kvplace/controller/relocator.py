@@ -211,14 +211,7 @@ class Relocator:
                 revision=step.revision,
                 options=options,
             )
-            claim = stored or claim_of(
-                pod.uid,
-                Placement(Policy.NONE, (), NO_CPUS),
-                namespace=pod.namespace,
-                pod=pod.name,
-                vmi=pod.vmi,
-            )
-            moving = claim_while_relocating(claim, Relocation(following, step.previous))
+            moving = claim_while_relocating(stored or _empty_claim(pod), Relocation(following, step.previous))
             return LedgerChange(claims=(moving,)), ""
 
         why = await self._cache.ledgers.change(node, decide)
@@ -293,9 +286,9 @@ class Relocator:
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, str]:
             stored = ledger.claims.get(pod.uid)
-            if stored is None or stored != seen:
+            if stored != seen:
                 return LedgerChange(), ""  # somebody was faster
-            claim = claim_with_lost_relocation(stored, lost)
+            claim = claim_with_lost_relocation(stored or _empty_claim(pod), lost)
             if taken := held_by_others(ledger, claim):
                 return LedgerChange(), (
                     f"revision {lost.next.revision} failed on {node} and was undone, but CPUs "
@@ -337,6 +330,11 @@ def _place_again(
         if staying is not None:
             return staying
     return place(machine.topology, machine.free(others), request)
+
+
+def _empty_claim(pod: PodRecord) -> Claim:
+    nothing = Placement(Policy.NONE, (), NO_CPUS)
+    return claim_of(pod.uid, nothing, namespace=pod.namespace, pod=pod.name, vmi=pod.vmi)
 
 
 def _regarding(pod: PodRecord) -> ObjectReference:

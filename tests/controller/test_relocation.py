@@ -248,6 +248,23 @@ async def test_what_failed_is_taken_back_although_somebody_has_taken_the_claim_a
         assert agent.ledger.claims[pod.uid].owned == first.owned
 
 
+async def test_a_vm_that_could_not_be_unpinned_has_its_cores_again_although_its_claim_was_taken_away(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster) as one:
+        pod = await bound(one, agent, "vm")
+        first = agent.stored(pod).placement
+        edit(cluster, pod, NONE)
+        await until_written(one, agent, pod, 2)
+        cluster.put_ledger("n1", agent.ledger.after(LedgerChange(releases=(pod.uid,))))
+        agent.fail(pod)
+        back = await until_written(one, agent, pod, 3)
+        assert back.placement == first
+        agent.carry_out(pod)
+        await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
+        assert agent.ledger.owned == first.owned
+
+
 async def test_when_its_former_cores_were_given_away_meanwhile_its_owner_is_told_to_restart_it(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
