@@ -132,7 +132,7 @@ def next_step(
     obstacle = _obstacle(pod, placed, asked, enforces=enforces, migrates=migrates)
     if obstacle:
         return Cannot(obstacle)
-    if placed is not None and not _holds(claim, placed):
+    if placed is not None and not (_holds(claim, placed) and _is_in_force(placed, report)):
         return Wait()
     asking = replace(pod_request, request=replace(pod_request.request, options=asked))
     return Begin(asking, placed)
@@ -150,12 +150,20 @@ def _undone_to(placed: PodPlacement | None, report: PodReport | None) -> PodPlac
     return found if is_before and found.revision < placed.revision else None
 
 
+def _is_in_force(placed: PodPlacement, report: PodReport | None) -> bool:
+    """Whether a pod runs by its placement; that of its bind it does from the beginning."""
+    if placed.revision == 1:
+        return True
+    return report is not None and report.pinned and report.revision >= placed.revision
+
+
 def _holds(claim: Claim | None, placed: PodPlacement) -> bool:
     """Whether a claim holds all that a pod uses: a relocation keeps only what its claim holds already."""
     cpus, owned = placed.placement.cpus, placed.placement.owned
     if claim is None:
         return placed.placement.floats
-    return not (cpus & ~claim.cpus or owned & ~claim.owned)
+    is_pool = placed.placement.policy is Policy.NUMA  # others may take CPUs out of it
+    return not (owned & ~claim.owned or (cpus & ~claim.cpus and not is_pool))
 
 
 def _go_on(claim: Claim, placed: PodPlacement | None, report: PodReport | None) -> Step:

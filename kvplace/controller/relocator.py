@@ -288,7 +288,7 @@ class Relocator:
             stored = ledger.claims.get(pod.uid)
             if stored != seen:
                 return LedgerChange(), ""  # somebody was faster
-            claim = claim_with_lost_relocation(stored or _empty_claim(pod), lost)
+            claim = claim_with_lost_relocation(ledger, stored or _empty_claim(pod), lost)
             if taken := held_by_others(ledger, claim):
                 return LedgerChange(), (
                     f"revision {lost.next.revision} failed on {node} and was undone, but CPUs "

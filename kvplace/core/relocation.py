@@ -13,7 +13,7 @@ from typing import TypeVar
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import Policy
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 
 _Key = TypeVar("_Key")
 _Amount = TypeVar("_Amount", bound=int)
@@ -67,10 +67,10 @@ def way_back(claim: Claim, failed: PodPlacement) -> Claim:
     return replace(claim, relocation=Relocation(again, again))
 
 
-def claim_with_lost_relocation(claim: Claim, lost: Relocation) -> Claim:
+def claim_with_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -> Claim:
     """Return what a claim held before somebody took it out of the ledger during a relocation.
 
-    What it holds for a relocation that was begun since stays its own.
+    What it holds for a relocation that was begun since stays its own. A pool is what others have left of it.
     """
     if claim.relocation is not None:
         return claim_while_relocating(claim, lost)
@@ -84,14 +84,20 @@ def claim_with_lost_relocation(claim: Claim, lost: Relocation) -> Claim:
         since=claim.since,
         revision=claim.revision,
     )
+    if before.policy is Policy.NUMA:
+        held = replace(held, cpus=CpuMask(held.cpus & ~_without(ledger, claim.uid).owned))
     return claim_while_relocating(held, lost)
 
 
 def held_by_others(ledger: Ledger, claim: Claim) -> CpuMask:
     """Return the CPUs of a claim that other pods own, or name where it would own them."""
-    others = ledger.after(LedgerChange(releases=(claim.uid,)))
+    others = _without(ledger, claim.uid)
     own_pool = claim.cpus & ~claim.owned if claim.policy is Policy.NUMA else NO_CPUS
     return CpuMask(claim.cpus & ~own_pool & others.owned | claim.owned & others.named)
+
+
+def _without(ledger: Ledger, uid: PodUid) -> Ledger:
+    return ledger.after(LedgerChange(releases=(uid,)))
 
 
 def _larger(one: Mapping[_Key, _Amount], other: Mapping[_Key, _Amount]) -> dict[_Key, _Amount]:

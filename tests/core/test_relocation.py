@@ -17,7 +17,13 @@ from kvplace.core.ledger import (
     read_ledger,
 )
 from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.relocation import claim_after_relocation, claim_while_relocating, way_back
+from kvplace.core.relocation import (
+    claim_after_relocation,
+    claim_while_relocating,
+    claim_with_lost_relocation,
+    held_by_others,
+    way_back,
+)
 from kvplace.core.request import OnFailure, PinningOptions, Policy
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NodeName, NumaId, PodUid
 
@@ -82,6 +88,16 @@ def test_the_way_back_is_one_more_revision_that_answers_the_same_options_and_giv
     assert back.relocation is not None
     assert back.relocation.next == replace(OLD, revision=3, options=asked)
     assert claim_after_relocation(back, OLD) == claimed(OLD)
+
+
+def test_a_relocation_that_was_lost_is_put_back_with_what_others_have_left_of_a_pool() -> None:
+    pool, shared = placed(0b1111, policy=Policy.NUMA), placed(0b0010, revision=2, policy=Policy.SHARE)
+    other = claim_of(PodUid("other"), placed(0b1000).placement)
+    ledger = Ledger().after(LedgerChange(claims=(other, claimed(shared))))
+    found = claim_with_lost_relocation(ledger, claimed(shared), Relocation(shared, pool))
+    assert (found.cpus, held_by_others(ledger, found)) == (0b0111, 0)
+    named = replace(claimed(placed(0b1000)), uid=UID)
+    assert held_by_others(ledger, named) == 0b1000
 
 
 def test_a_pod_that_had_no_placement_goes_back_to_running_unpinned() -> None:

@@ -14,11 +14,11 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Corrupt
 from kvplace.core.ledger import Claim, Ledger, claim_of
-from kvplace.core.placement import PodPlacement
+from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.relocation import held_by_others
 from kvplace.core.request import Policy
 from kvplace.core.request_document import read_pod_request
-from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
+from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.nodes.node_machine import Unusable, describe_node
@@ -147,13 +147,17 @@ class Promises:
                 )
         self._ledgers[node] = new
         for uid in [uid for uid, where in self.robbed.items() if where == node]:
-            if uid in new.claims and not self._alone_on(node, uid) & ~new.claims[uid].owned:
+            if uid in new.claims and self._holds_all(node, new.claims[uid]):
                 del self.robbed[uid]
         return node
 
-    def _alone_on(self, node: NodeName, uid: PodUid) -> CpuMask:
-        running = self._nodes[node].containers.get(uid)
-        return running.alone_on if running is not None else NO_CPUS
+    def _holds_all(self, node: NodeName, claim: Claim) -> bool:
+        """Whether a claim has what its pod runs on and what it is bound with."""
+        running, pod = self._nodes[node].containers.get(claim.uid), self._pods.get(claim.uid)
+        alone_on = running.alone_on if running is not None else NO_CPUS
+        if pod is None or not pod.placement:
+            return not alone_on & ~claim.owned
+        return not alone_on & ~claim.owned and _covers(claim, read_placement(pod.placement).placement)
 
     def _check_node(self, node: SimulatedNode) -> None:
         ledger = self.ledger(node.name)
@@ -180,7 +184,7 @@ class Promises:
         bound = read_placement(pod.placement)
         if bound.placement.floats:
             return
-        if claim is None or (bound.placement.owned & ~claim.owned) or (bound.placement.cpus & ~claim.cpus):
+        if claim is None or not _covers(claim, bound.placement):
             raise BrokenPromise(f"2: {pod.name} is bound to {pod.node} and its claim has {_owned(claim)}")
 
     def _pod_changed(self, before: PodRecord | None, after: PodRecord | None) -> NodeName:
@@ -275,6 +279,12 @@ class Promises:
             return False
         placement = running.in_force.placement
         return bool(held_by_others(ledger, claim_of(uid, placement)))
+
+
+def _covers(claim: Claim, placement: Placement) -> bool:
+    """Whether a claim has what a placement gives; a pool may have shrunk."""
+    named = placement.cpus if placement.policy is not Policy.NUMA else NO_CPUS
+    return not (placement.owned & ~claim.owned or named & ~claim.cpus)
 
 
 def _owned(claim: Claim | None) -> str:
