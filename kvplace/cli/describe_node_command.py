@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.cluster_names import complete_node
 from kvplace.cli.output import Output, output_option, print_document, say
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _MANAGER = "kvplace-describe-node"
 
 
 @click.command("describe-node", short_help="Read the machine of a node through a pod, and describe it.")
-@click.argument("node")
+@click.argument("node", shell_complete=complete_node)
 @click.option(
     "--apply", "applied", is_flag=True, help="Write the NodeTopology to the cluster; else print it."
 )

@@ -126,7 +126,7 @@ def placed(placement: Placement) -> str:
 
 def neighbour_rows(seat: Seat, *, wide: bool) -> Iterator[Sequence[str]]:
     """Give a row for each neighbour; those that share a socket and nothing less only where `wide`."""
-    from kvplace.explain.sitting import Nearness
+    from kvplace.core.neighbours import Nearness
 
     shown = [one for one in seat.neighbours if wide or one.nearness is not Nearness.SOCKET]
     if shown:

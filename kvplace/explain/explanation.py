@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from kvplace.core.neighbours import Neighbour, neighbours_of
 from kvplace.core.occupant import Occupant
 from kvplace.core.request_document import PodRequest
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.explain.fitting import AskedNode, Fitting
-from kvplace.explain.sitting import Neighbour, neighbours
 from kvplace.kube.node_filters import NodeObject, PodDemands, obstacle
 from kvplace.kube.records import PodReport
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
@@ -109,5 +109,6 @@ def seat_of(vm: VmView, node: NodeView, measured_since: str = "") -> Seat:
     placement = vm.placement
     if placement is None or isinstance(node.machine, Unusable):
         return Seat(vm, node, (), measured_since)
-    beside = neighbours(node.machine.topology, placement.placement, vm.pod.uid, node.ledger)
+    cpus = CpuMask(placement.placement.cpus | placement.placement.owned)
+    beside = neighbours_of(vm.pod.uid, cpus, node.machine.topology, node.ledger)
     return Seat(vm, node, beside, measured_since)

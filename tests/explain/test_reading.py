@@ -14,6 +14,7 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadAnnotation, BadBody, Misconfigured
 from kvplace.core.marks import PINNED
+from kvplace.core.neighbours import Nearness
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.request_document import PodRequest, write_request
@@ -21,7 +22,6 @@ from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid
 from kvplace.explain.explanation import Explanation
 from kvplace.explain.reading import Target, TargetKind, explain_document, explain_target, read_target
 from kvplace.explain.report import explanation_document
-from kvplace.explain.sitting import Nearness
 from kvplace.kube.conditions import Condition
 from kvplace.kube.object_reader import ApiKind, Document
 from tests.admission.makers import vm, vmi
