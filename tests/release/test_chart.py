@@ -17,6 +17,9 @@ from harness.control_plane.cluster import ControlPlane
 from kvplace import __version__
 from release.chart import SETTINGS
 
+# The first test waits for the release to be made.
+pytestmark = pytest.mark.timeout(1200)
+
 Json = dict[str, Any]
 Key = tuple[str, str, str]
 

@@ -15,6 +15,8 @@ from harness.node_programs.kvplace_images import hook_image
 from release.archives import write_tar_gz
 from release.software_list import software_list
 
+pytestmark = pytest.mark.timeout(1200)
+
 DATE = datetime(2026, 11, 1, tzinfo=UTC)
 
 

@@ -17,6 +17,9 @@ from release.__main__ import main
 from tests.node_programs.archives import read_archive
 from tests.release.conftest import REGISTRY
 
+# The first test waits for the release to be made.
+pytestmark = pytest.mark.timeout(1200)
+
 PROJECT = Path(__file__).resolve().parents[2]
 
 
