@@ -178,6 +178,10 @@ def _put_pods(entry: Json, part: str, put: _Placeholders) -> None:
         spec["nodeSelector"] = put.json(".Values.agent.nodeSelector")
     else:
         spec["priorityClassName"] = put.json(".Values.priorityClassNames.controlPlane")
+    if part == "certificates":
+        container["args"] = put.piece(
+            "[certificates{{ if not .Values.webhooks.enabled }}, --no-webhooks{{ end }}]"
+        )
     if part in ("serve", "scheduler"):
         entry["spec"]["replicas"] = put.json(f"int .Values.{part}.replicas")
     if part in ("serve", "agent"):

@@ -35,8 +35,8 @@ class CertificateStore(Protocol):
     ) -> None:
         """Create a Secret, or replace the content of the one that is as `before`; raises Conflict."""
 
-    async def trust_webhooks(self, authority: bytes) -> int:
-        """Let the API server trust kvplace's webhooks by this CA; returns how many there are."""
+    async def trust_webhooks(self, authority: bytes) -> str:
+        """Let the API server trust our webhooks by this CA; returns what is still to come, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,19 @@ class Keeper:
         names: Names,
         readiness: Readiness,
         *,
+        webhooks: bool = True,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         check_every_s: float = 60.0,
-        again_after_s: float = 5.0,
+        again_after_s: float = 2.0,
     ) -> None:
-        """`now` decides what is due; `readiness` turns good with the first look that ends well."""
+        """`now` decides what is due; `readiness` turns good with the first look that finds all in place.
+
+        An installation without `webhooks` needs no API server that trusts it.
+        """
         self._store = store
         self._names = names
         self._readiness = readiness
+        self._webhooks = webhooks
         self._now = now
         self._check_every_s = check_every_s
         self._again_after_s = again_after_s
@@ -80,20 +85,24 @@ class Keeper:
         while True:
             pause = self._check_every_s
             try:
-                await self.look()
-                self._readiness.obstacle = ""
+                self._readiness.obstacle = await self.look()
+                if self._readiness.obstacle:
+                    pause = self._again_after_s
             except (Conflict, Unavailable) as error:
                 _log.warning("the certificates are looked at again in %s s: %s", self._again_after_s, error)
                 pause = self._again_after_s
             await asyncio.sleep(pause)
 
-    async def look(self) -> None:
-        """Make, renew and publish what is due; raises Conflict when somebody else was faster."""
+    async def look(self) -> str:
+        """Make, renew and publish what is due, and say what is still to come, if anything.
+
+        Webhooks may be applied later than this process. Raises Conflict when somebody else was faster.
+        """
         now = self._now()
         authority = await self._keep_authority(now)
         await self._keep(SERVER_SECRET, self._names.server, authority, now)
         await self._keep(CLIENT_SECRET, self._names.client, authority, now)
-        await self._store.trust_webhooks(authority.pem)
+        return await self._store.trust_webhooks(authority.pem) if self._webhooks else ""
 
     async def _keep_authority(self, now: datetime) -> Pair:
         before = await self._store.read_secret(self._names.namespace, CA_SECRET)

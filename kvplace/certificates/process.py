@@ -25,6 +25,7 @@ class CertificatesSettings:
     namespace: str
     client_name: str
     health_address: Address
+    webhooks: bool = True
     kubeconfig: Path | None = None
     log_level: str = "info"
 
@@ -52,6 +53,6 @@ async def keeping(settings: CertificatesSettings, store: CertificateStore) -> As
     names = Names.of(settings.namespace, settings.client_name)
     async with (
         listening("health", health_application(readiness), settings.health_address) as health,
-        in_background(Keeper(store, names, readiness).run()),
+        in_background(Keeper(store, names, readiness, webhooks=settings.webhooks).run()),
     ):
         yield health

@@ -22,6 +22,11 @@ import click
     help="Name in the scheduler's certificate; `kvplace serve --client-name` must allow it.",
 )
 @click.option(
+    "--no-webhooks",
+    is_flag=True,
+    help="The installation has no webhooks, so the API server need not trust them.",
+)
+@click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Default: the pod's service account, else the user's own.",
@@ -34,7 +39,12 @@ import click
     show_default=True,
 )
 def command(
-    namespace: str, client_name: str, kubeconfig: Path | None, health_address: str, log_level: str
+    namespace: str,
+    client_name: str,
+    no_webhooks: bool,
+    kubeconfig: Path | None,
+    health_address: str,
+    log_level: str,
 ) -> None:
     """Make a CA, a server certificate for `kvplace serve` and a client certificate for its scheduler.
 
@@ -48,6 +58,7 @@ def command(
         CertificatesSettings(
             namespace=namespace,
             client_name=client_name,
+            webhooks=not no_webhooks,
             health_address=Address.parse(health_address),
             kubeconfig=kubeconfig,
             log_level=log_level,

@@ -102,20 +102,20 @@ class ApiSecrets:
             Call(verb, "secrets", path, name=name, query=query, body=msgspec.json.encode(document))
         )
 
-    async def trust_webhooks(self, authority: bytes) -> int:
-        """Let the API server trust kvplace's webhooks by this CA; returns how many there are.
+    async def trust_webhooks(self, authority: bytes) -> str:
+        """Let the API server trust kvplace's webhooks by this CA; returns what is still to come, or nothing.
 
-        An installation without webhooks has none. Only the CA is written: everything else of a webhook
-        belongs to whoever applied it.
+        Only the CA is written: everything else of a webhook belongs to whoever applied it.
         """
-        return sum([await self._trust(*configuration, authority) for configuration in CONFIGURATIONS])
+        still = [await self._trust(*configuration, authority) for configuration in CONFIGURATIONS]
+        return "; ".join(filter(None, still))
 
-    async def _trust(self, resource: str, kind: str, name: str, authority: bytes) -> int:
+    async def _trust(self, resource: str, kind: str, name: str, authority: bytes) -> str:
         path = path_of("apis", "admissionregistration.k8s.io", "v1", resource, name)
         try:
             body = await self._session.request(Call("get", resource, path, name=name))
         except Missing:
-            return 0
+            return f"{kind} {name} is not there yet"
         webhooks = decoded(_CONFIGURATION, body, resource).webhooks or []
         if any(webhook.client_config.ca_bundle != authority for webhook in webhooks):
             bundle = {"caBundle": base64.b64encode(authority).decode()}
@@ -136,7 +136,8 @@ class ApiSecrets:
                     patch_type=APPLY_PATCH,
                 )
             )
-        return len(webhooks)
+            return f"{kind} {name} has only just got its CA"
+        return ""
 
 
 def _secret_path(namespace: str, *name: str) -> str:

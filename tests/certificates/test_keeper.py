@@ -175,3 +175,21 @@ async def test_of_two_keepers_the_slower_one_starts_again(
     with pytest.raises(Conflict):
         await slower.look()
     assert store.writes == ALL
+
+
+async def test_webhooks_that_are_applied_later_are_waited_for(keeper: Keeper, store: StoredSecrets) -> None:
+    store.has_webhooks = False
+    assert await keeper.look() == "no webhook is there yet"
+    store.has_webhooks = True
+    assert await keeper.look() == "only just told"
+    assert await keeper.look() == ""
+    assert store.trusted == store.content(CA_SECRET)[CERTIFICATE]
+
+
+async def test_an_installation_without_webhooks_is_ready_without_them(
+    store: StoredSecrets, clock: Clock
+) -> None:
+    store.has_webhooks = False
+    names = Names.of("kvplace-system", "kvplace-scheduler")
+    assert await Keeper(store, names, Readiness(""), webhooks=False, now=clock).look() == ""
+    assert store.writes == ALL
