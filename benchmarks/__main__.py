@@ -30,6 +30,7 @@ TITLES: Mapping[str, str] = {
     "start_up": "How long serve takes to start",
     "batches": "A rollout in a nearly full cluster",
     "preemption": "Whose eviction makes a VM fit",
+    "live_commands": "Commands on a live cluster",
     "soak": "A long life of serve",
     "bound_per_second": "Pods bound per second",
     "cost_per_vm": "What a VM costs",

@@ -27,7 +27,7 @@ from benchmarks._processes import cpu_seconds
 from benchmarks._tables import table
 from harness.control_plane.cluster import ControlPlane
 from kvplace.core.cpuset import mask_of
-from kvplace.core.ledger import Claim, Ledger, LedgerChange, merge_patch
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, merge_patch, summary_document
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, NumaId, PodUid
 
@@ -117,7 +117,11 @@ def full_ledger(plane: ControlPlane, server: Server, cpus: int) -> Write:
     full = Ledger().after(filling)
     release = LedgerChange((), (claims[0].uid,))
     claim = LedgerChange((claims[0],))
-    bodies = [merge_patch(full, release), merge_patch(full.after(release), claim)]
+    changes = [(full, release), (full.after(release), claim)]
+    bodies = [
+        {**merge_patch(before, change), "summary": summary_document(before.after(change))}
+        for before, change in changes
+    ]
     turn = 0
 
     def write() -> None:
