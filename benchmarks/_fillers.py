@@ -49,6 +49,8 @@ def fill(plane: ControlPlane, machines: Mapping[str, Topology], share: float, *,
     made = plane.request("GET", path)["items"]
     uids = {pod["spec"]["nodeName"]: PodUid(pod["metadata"]["uid"]) for pod in made}
     ledger_path = "/apis/kvplace.io/v1alpha1/nodeledgers"
+    # Those of earlier pods are empty by now.
+    asyncio.run(ask_all(plane, [("DELETE", f"{ledger_path}/{name}", None) for name in taken]))
     documents = [_ledger(NodeName(name), uids[name], owned) for name, owned in taken.items()]
     asyncio.run(ask_all(plane, [("POST", ledger_path, document) for document in documents]))
 

@@ -1,6 +1,6 @@
 """Pods bound per second by kube-scheduler with kvplace, beside the same kube-scheduler without it.
 
-    python -m benchmarks.bound_per_second [--nodes 50 1000] [--pods 500] [--rounds 5] [--filled 0.9]
+    python -m benchmarks.bound_per_second [--nodes 50 1000 5000] [--pods 500] [--rounds 1] [--filled 0.9]
         [--nominate-from-nodes 2000] [--schedulers "with kvplace" ...]
 
 A real etcd, kube-apiserver and kube-scheduler on one machine, nodes that are Node objects, all pods
@@ -15,7 +15,8 @@ them unless told otherwise. kvplace has it look at all, since a sample may miss 
 cores: `all nodes` is the bare scheduler told the same. kvplace is installed from its manifests (one replica,
 TLS both ways, rights and policies in force) with its own scheduler's configuration.
 
-With `--filled` every node has a bound pod that owns such a share of its CPUs before the first round.
+At last the largest cluster is measured once more, nearly full: every node then has a bound pod that owns
+such a share (`--filled`, 0 leaves this out) of its CPUs.
 
 CPU seconds per 1,000 pods are counted from the first binding to four seconds after the last, so that what
 follows a binding is part of them.
@@ -236,13 +237,14 @@ def measure(
     return found
 
 
-def report(results: dict[int, dict[str, list[Round]]], count: int) -> None:
+def report(results: dict[str, dict[str, list[Round]]], count: int) -> None:
     """Print the tables."""
-    for nodes, found in results.items():
+    for cluster, found in results.items():
         rates = {name: statistics.median(r.pods_per_second for r in rounds) for name, rounds in found.items()}
         cpu = {name: _medians([r.cpu for r in rounds]) for name, rounds in found.items()}
         reference = rates.get("unbatched", 0.0)
-        print(f"{nodes} nodes, {count} pods, medians of {max(map(len, found.values()))} rounds\n")
+        rounds = max(map(len, found.values()))
+        print(f"{cluster}, {count} pods, medians of {rounds} {'rounds' if rounds > 1 else 'round'}\n")
         rows = [
             [
                 name,
@@ -287,26 +289,27 @@ def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
 def main() -> None:
     """Measure and print tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--nodes", type=int, nargs="+", default=[50, 1000], help="sizes of the cluster, ascending"
-    )
+    parser.add_argument("--nodes", type=int, nargs="+", default=[50, 1000, 5000], help="sizes of the cluster")
     parser.add_argument("--pods", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--filled", type=float, default=0.0, help="share of the CPUs that VMs have already")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--filled", type=float, default=0.9, help="share of the CPUs that VMs have at last")
     parser.add_argument("--nominate-from-nodes", type=int, default=2000, help="as for `serve`")
     parser.add_argument("--schedulers", nargs="+", default=(), help="only these, by the names in the tables")
     given = parser.parse_args()
-    results: dict[int, dict[str, list[Round]]] = {}
+    results: dict[str, dict[str, list[Round]]] = {}
     with running_sides(given.nominate_from_nodes) as sides:
         present = 0
         for nodes in sorted(given.nodes):
             added = dict(list(machines(nodes).items())[present:])
             for side in sides:
                 side.add_nodes(added)
-                if given.filled:
-                    side.fill(added, given.filled)
             present = nodes
-            results[nodes] = measure(nodes, sides, given.pods, given.rounds, given.schedulers)
+            results[f"{nodes} nodes"] = measure(nodes, sides, given.pods, given.rounds, given.schedulers)
+        if given.filled:
+            for side in sides:
+                side.fill(machines(present), given.filled)
+            name = f"{present} nodes, {given.filled:.0%} full"
+            results[name] = measure(present, sides, given.pods, given.rounds, given.schedulers)
     report(results, given.pods)
 
 
