@@ -27,6 +27,18 @@ def complete_node(context: click.Context, _argument: click.Parameter, begun: str
     return _items(_names(context, _nodes, _node_name), begun)
 
 
+def complete_drawn(context: click.Context, argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete a machine that can be drawn: a server type or file, else a node of the cluster."""
+    from kvplace.cli.cluster_flags import FLAG_NAMES
+    from kvplace.cli.machine import complete_machine
+
+    found = complete_machine(context, argument, begun)
+    asks = any(context.params.get(name) for name in ("live", *FLAG_NAMES))
+    if asks or (begun and all(item.type != "plain" for item in found)):
+        found += complete_node(context, argument, begun)
+    return found
+
+
 def complete_vm(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
     """Complete the name of a VM, or plain pod, that asked for cores."""
     return _items([name for _, name in _names(context, _vms, _vm_name)], begun)

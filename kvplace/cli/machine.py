@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvplace.machines.machine import Machine
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Completer: TypeAlias = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def cpu_manager_state_option(function: _Function) -> _Function:
@@ -35,16 +36,11 @@ def complete_machine(_context: click.Context, _argument: click.Parameter, begun:
     return names_and_files(list(machine_names()), begun)
 
 
-def machine_argument(function: _Function) -> _Function:
+def machine_argument(complete: _Completer = complete_machine) -> Callable[[_Function], _Function]:
     """Add the machine to a command, as its argument `machine`; None is this machine."""
-    argument = click.argument(
-        "machine",
-        type=InputFile(),
-        metavar="[FILE]",
-        required=False,
-        shell_complete=complete_machine,
+    return click.argument(
+        "machine", type=InputFile(), metavar="[FILE]", required=False, shell_complete=complete
     )
-    return argument(function)
 
 
 def chosen_machine(name: str | None, *, reserved: str | None = None, state: str | None = None) -> Machine:

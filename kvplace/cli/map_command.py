@@ -14,6 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.cluster_names import complete_drawn
 from kvplace.cli.completion import names_and_files
 from kvplace.cli.files import InputFile
 from kvplace.cli.machine import chosen_machine, cpu_manager_state_option, machine_argument
@@ -72,7 +73,7 @@ def _complete_target(_context: click.Context, _option: click.Parameter, begun: s
 
 
 @click.command("map", short_help="Draw the cores of a machine and the VMs on them.")
-@machine_argument
+@machine_argument(complete_drawn)
 @click.option(
     "--placements",
     type=InputFile(),

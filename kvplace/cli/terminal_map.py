@@ -24,7 +24,6 @@ from rich.table import Table
 from rich.text import Text
 
 from kvplace.cli.output import cpu_lines
-from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.drawing.core_map import MEANINGS, CoreBox, CoreMap, L3Box, NodeBox, Thread, ThreadState
 from kvplace.core.drawing.occupancy import name_of, printable
 from kvplace.core.quantity import format_bytes
@@ -40,6 +39,7 @@ _MARKS = {
     ThreadState.FOREIGN: "%",
 }
 _MAX_COUNT = 9
+_CPUS = "CPUs "
 _ALARM = "bold bright_red"
 _FRAME = 4
 """Columns of a frame and the blanks inside it."""
@@ -108,7 +108,9 @@ class _Printer:
         line.rstrip()
         yield line
         if self._wide:
-            yield Text(f"{' ' * margin}CPUs {format_cpu_list(l3.cpus)}", style="dim")
+            for number, cpus in enumerate(cpu_lines(l3.cpus, self._inner - margin - len(_CPUS)).split("\n")):
+                head = _CPUS if number == 0 else " " * len(_CPUS)
+                yield Text(f"{' ' * margin}{head}{cpus}", style="dim")
 
     def _core(self, core: CoreBox) -> Text:
         group = Text()

@@ -48,7 +48,7 @@ class _NamingMachines(click.Command):
 
 
 @click.command("topology", cls=_NamingMachines, short_help="Show sockets, NUMA nodes and cores of a machine.")
-@machine_argument
+@machine_argument()
 @click.option("--reserved", metavar="CPUS", help="CPUs to reserve for the host, for example 0-1,64-65.")
 @cpu_manager_state_option
 @output_option(*Output)

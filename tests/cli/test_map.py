@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kvplace.cli.terminal_map import print_map
-from kvplace.core.cpuset import mask_of
+from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.drawing.core_map import draw
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, merge_patch
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
@@ -305,3 +305,17 @@ def test_the_picture_in_the_documents_is_what_its_command_draws(kvplace: Caller,
     }
     assert kvplace(*(values.get(word, word) for word in words[1:])).code == 0
     assert file.read_bytes() == (PICTURES / "core-map.svg").read_bytes()
+
+
+@pytest.mark.parametrize("width", [30, 40, 60])
+@pytest.mark.parametrize("name", ["2x-xeon-6338", "epyc-9654p", "4x-xeon-8280"])
+def test_a_narrow_terminal_loses_nothing(name: str, width: int) -> None:
+    topology = find_machine(name).topology
+    ledger = ledger_of(claim("the-database-of-the-shop-in-front", mask_of(range(8, 40))))
+    file = io.StringIO()
+    print_map(Console(file=file, width=width), draw(name, topology, ledger), wide=True)
+    drawn = file.getvalue()
+    assert max(map(cell_len, drawn.splitlines())) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in drawn
+    numbers = re.sub(r"[^0-9,-]", "", drawn)
+    assert [format_cpu_list(l3) for l3 in topology.l3_groups if format_cpu_list(l3) not in numbers] == []

@@ -31,6 +31,9 @@ def test_names_of_nodes_and_vms_are_offered(cluster: SmallCluster) -> None:
     assert offered("get", "vms", *flags, "") == ["cache", "db", "late"]
     assert offered("get", "vms", *flags, "d") == ["db"]
     assert "web" in offered("get", "vms", *flags[:2], "-A", "")
+    assert offered("describe-node", *flags, cluster.first) == [cluster.first]
+    assert cluster.first in offered("map", "--live", *flags[:2], "")
+    assert offered("map", *flags[:2], cluster.first)[-1] == cluster.first
     assert offered("explain", *flags, "") == ["pod/cache", "pod/late", "vmi/db"]
     assert offered("explain", *flags, "vm/") == ["vm/db"]
 
