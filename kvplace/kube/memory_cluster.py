@@ -14,7 +14,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
@@ -38,7 +38,6 @@ from kvplace.kube.records import (
     TopologyRecord,
     VmiRecord,
 )
-from kvplace.kube.reviews import Person, Right
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import (
     EDITED_VMIS,
@@ -53,6 +52,9 @@ from kvplace.kube.watches import (
     Selector,
     WatchEvent,
 )
+
+if TYPE_CHECKING:  # a demo loads no client
+    from kvplace.kube.reviews import Person, Right
 
 K = TypeVar("K")
 R = TypeVar("R")
