@@ -29,6 +29,7 @@ TITLES: Mapping[str, str] = {
     "decision": "One decision over many nodes",
     "start_up": "How long serve takes to start",
     "batches": "A rollout in a nearly full cluster",
+    "rollout": "A rollout of 500 VMs",
     "preemption": "Whose eviction makes a VM fit",
     "live_commands": "Commands on a live cluster",
     "soak": "A long life of serve",

@@ -118,7 +118,7 @@ class Cluster:
             servers += [replica.process for replica in self._installation.replicas]
         for server in servers:
             if server.is_running:
-                name = _process_name(server.name)
+                name = process_name(server.name)
                 used[name] = used.get(name, 0.0) + cpu_of_all({name: server.pid})[name]
         return used
 
@@ -140,7 +140,7 @@ class Cluster:
         return any(ledger["spec"]["claims"] for ledger in ledgers)
 
 
-def _process_name(server: str) -> str:
+def process_name(server: str) -> str:
     """Name the process as the table does: its two schedulers, and the replicas, count together."""
     for begins, name in (
         ("kvplace-serve", "kvplace"),

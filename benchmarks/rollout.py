@@ -1,6 +1,6 @@
 """How long a rollout of 500 VMs takes, from the command to the last VM that is pinned.
 
-    python -m benchmarks.rollout [--vms 500] [--nodes 50] [--rounds 3]
+    python -m benchmarks.rollout [--vms 500] [--nodes 50] [--rounds 1]
 
 The command is `kvplace rollout create -f vm-templates/web-server.yaml --count 500 --yes`, as a process of
 its own, with its checks and its plan. etcd, kube-apiserver, kube-scheduler, KubeVirt's admission and
@@ -8,7 +8,8 @@ virt-controller and kvplace (one replica, installed from its manifests) are real
 it. Nodes are Node objects of four server types; their kubelets, virt-handlers and agents are played and
 answer at once, so what a guest needs to boot is not in the figures. Each round makes the VMs, asks for the
 status, and deletes them again. Times to a stage count from the moment at which a VM was sent; the table has
-those of the round in the middle.
+those of the round in the middle. CPU seconds are those of `create`, from its start to its end: on a machine
+that does nothing else they are what limits it.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks._api_requests import Call, ask_all
+from benchmarks._processes import cpu_of_all, used_since
 from benchmarks._tables import table
 from benchmarks.bound_per_second import machines
+from benchmarks.cost_per_vm import process_name
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.control_plane.programs import KUBEVIRT
@@ -48,14 +52,16 @@ class Round:
     create: float
     status: float
     delete: float
+    cpu: dict[str, float]
+    """CPU seconds of `create` by process."""
     report: dict[str, Any]
 
 
 @contextlib.contextmanager
-def running_cluster(nodes: int) -> Iterator[ControlPlane]:
-    """Start a cluster with KubeVirt, kvplace and nodes."""
+def running_cluster(nodes: int) -> Iterator[tuple[ControlPlane, Callable[[], dict[str, float]]]]:
+    """Start a cluster with KubeVirt, kvplace and nodes; yields it and what its processes have used."""
     programs = built(KUBEVIRT)
-    with ControlPlane() as plane, KubeVirt(plane, programs), Installation(plane) as installation:
+    with ControlPlane() as plane, KubeVirt(plane, programs) as virt, Installation(plane) as installation:
         plane.add_scheduler()
         installation.add_scheduler(installation.replicas[0])
         calls: list[Call] = []
@@ -65,19 +71,35 @@ def running_cluster(nodes: int) -> Iterator[ControlPlane]:
             described = node_topology(name, machine)
             calls.append(("POST", "/apis/kvplace.io/v1alpha1/nodetopologies", described))
         asyncio.run(ask_all(plane, calls))
-        yield plane
+
+        def used() -> dict[str, float]:
+            replicas = [replica.process for replica in installation.replicas]
+            spent: dict[str, float] = {}
+            for server in (*plane.servers, *virt.servers, *replicas):
+                name = process_name(server.name)
+                spent[name] = spent.get(name, 0.0) + cpu_of_all({name: server.pid})[name]
+            return {**spent, "played nodes": time.process_time(), "kvplace rollout": _of_children()}
+
+        yield plane, used
 
 
-def measure(plane: ControlPlane, vms: int, number: int) -> Round:
+def measure(plane: ControlPlane, used: Callable[[], dict[str, float]], vms: int, number: int) -> Round:
     """Make VMs, ask for their status, and delete them."""
     namespace = plane.create_namespace(f"rollout-{number}")
     with played_vms(plane, namespace):
+        before = used()
         create, report = _called(
             plane, namespace, "create", "-f", str(TEMPLATE), "--name", "web", "--count", str(vms), "--yes"
         )
+        spent = used_since(before, used())
         status, _ = _called(plane, namespace, "status", "web")
         delete, _ = _called(plane, namespace, "delete", "web", "--yes", prints=False)
-    return Round(create, status, delete, report)
+    return Round(create, status, delete, spent, report)
+
+
+def _of_children() -> float:
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime
 
 
 def _called(
@@ -97,14 +119,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--vms", type=int, default=500)
     parser.add_argument("--nodes", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args()
-    with running_cluster(given.nodes) as plane:
-        measure(plane, 2, 0)  # the first ones meet cold caches everywhere
-        rounds = [measure(plane, given.vms, number) for number in range(1, given.rounds + 1)]
+    with running_cluster(given.nodes) as (plane, used):
+        measure(plane, used, 2, 0)  # the first ones meet cold caches everywhere
+        rounds = [measure(plane, used, given.vms, number) for number in range(1, given.rounds + 1)]
     middle = sorted(rounds, key=lambda one: one.create)[len(rounds) // 2]
     report = middle.report
-    print(f"{given.vms} VMs of {TEMPLATE.name} on {given.nodes} nodes, {given.rounds} rounds\n")
+    counted = f"{given.rounds} round{'s' if given.rounds > 1 else ''}"
+    print(f"{given.vms} VMs of {TEMPLATE.name} on {given.nodes} nodes, {counted}\n")
     rows = [
         [
             stage,
@@ -126,6 +149,10 @@ def main() -> None:
     print(
         table(["seconds of the whole command", *(f"round {one}" for one in range(1, len(rounds) + 1))], rows)
     )
+    print()
+    total = sum(middle.cpu.values())
+    rows = [[name, f"{spent:.1f}"] for name, spent in sorted(middle.cpu.items(), key=lambda one: -one[1])]
+    print(table(["CPU seconds of create", ""], [*rows, ["all", f"{total:.1f}"]]))
 
 
 if __name__ == "__main__":
