@@ -44,6 +44,7 @@ TITLES: Mapping[str, str] = {
     "agent_footprint": "An idle agent",
     "foreign_threads": "Other containers on a VM's cores",
     "node_agent": "The node agent",
+    "web_map": "The web map of a large cluster",
 }
 INTRODUCTION = """# Benchmarks
 

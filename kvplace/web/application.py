@@ -118,7 +118,7 @@ class WebMap:
 
     async def _vm(self, request: web.Request) -> web.StreamResponse:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
-        document = vm_document(self._cache, namespace, name)
+        document = await vm_document(self._cache, namespace, name)
         if document is None:
             raise _missing(f"no VM or pod {namespace[:63]}/{name[:253]} has asked kvplace for cores")
         return await _json(request, document)
@@ -132,9 +132,9 @@ class WebMap:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         viewer = request[_VIEWER]
         position = request.headers.get("Last-Event-ID") or request.query.get("since", "")
-        with self._feed.stream():
-            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            response.headers["X-Accel-Buffering"] = "no"  # nginx would hold events back
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response.headers["X-Accel-Buffering"] = "no"  # nginx would hold events back
+        with self._feed.stream(), contextlib.suppress(ConnectionResetError):  # the reader went away
             await response.prepare(request)
             # Says at once that the stream is open; without it browsers show nothing until the first event.
             await response.write(b"retry: 2000\n\n")

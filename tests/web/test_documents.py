@@ -183,3 +183,20 @@ async def test_a_stream_ends_when_its_reader_loses_the_right(
             stage.cluster.allowed.clear()
             async with asyncio.timeout(60):
                 assert {event async for event, _, _ in events} <= {None}
+
+
+async def test_a_reader_who_goes_away_gives_his_place_back_and_leaves_nothing_in_the_log(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with mapped(Stage(), certificates, streams=1, heartbeat_s=0.01) as (address, _):
+        for _ in range(2):
+            async with visitor(address, certificates) as anna, asyncio.timeout(60):
+                _, cluster = await anna.json("/api/cluster")
+                path = f"/api/events?since={cluster['position']}"
+                while True:
+                    async with anna.http.get(anna.url + path, ssl=anna.tls, headers=AS_VIEWER) as answer:
+                        if answer.status == 200:
+                            await answer.content.readline()
+                            break
+                    await asyncio.sleep(0.01)
+    assert [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")] == []
