@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from kvplace.cli.words import Words
+
 
 @click.command("certificates", short_help="Keep the certificates of an installation.")
 @click.option(
@@ -34,7 +36,7 @@ import click
 @click.option("--health-address", default="0.0.0.0:8081", show_default=True, metavar="HOST:PORT")
 @click.option(
     "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
+    type=Words(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
 )

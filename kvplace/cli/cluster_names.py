@@ -6,7 +6,6 @@ no cluster answers in time nothing is offered, and nobody is told: a shell waits
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +60,8 @@ def _names(
     name_of: Callable[[Mapping[str, Any]], Any],
 ) -> list[Any]:
     """List objects of the cluster that the flags on the line name; empty when it does not answer in time."""
+    import asyncio
+
     from kvplace.cli.cluster_flags import FLAG_NAMES, ClusterFlags
     from kvplace.cli.live_cluster import open_cluster
     from kvplace.core.errors import KvplaceError
