@@ -32,8 +32,9 @@ from tests.protocol.promises import BrokenPromise, Promises
 CALM_S = 150.0
 """Longer than everything that kvplace waits for: 60 s for a binding, and 30 s between two looks at a node."""
 _STEP_S = 20.0
-_LEAST_PATIENCE_S = 8.0 + LATE_S + 2.0
-"""For the longest bind, and for the request that arrives last."""
+_LEAST_PATIENCE_S = 30.0 + 8.0 + LATE_S + 2.0
+"""For a claim that was stored along with another one and is still young, the longest bind, and the request
+that arrives last."""
 _REPLICAS = ("r1", "r2")
 _APART_S = 1e-5
 """Two clocks never show the same microsecond while two replicas date a claim of one pod."""
@@ -54,7 +55,7 @@ class Story:
             mode=random.choice((Mode.DECIDE, Mode.DECIDE, Mode.ADVISE)),
             nominate_from_nodes=random.choice((1, 1000)),
         )
-        self._controlling = ControllerSettings(patience_s=random.choice((_LEAST_PATIENCE_S, 60.0)))
+        self._controlling = ControllerSettings(patience_s=random.choice((_LEAST_PATIENCE_S, 75.0)))
         self._network = Network(self._generator(), self._mix, diary)
         self._cluster = FaultyCluster()
         self._cluster.faults = Undisturbed()
