@@ -151,7 +151,14 @@ def _prepare_tests() -> None:
     packages = system_packages
     headers = packages.python_headers()
     packages.ensure(
-        {**packages.COMPILER, **headers, **packages.REAL_MACHINES, **packages.SHELLS, **packages.REAL_NODES}
+        {
+            **packages.COMPILER,
+            **headers,
+            **packages.REAL_MACHINES,
+            **packages.SHELLS,
+            **packages.BROWSERS,
+            **packages.REAL_NODES,
+        }
     )
     VENV.ensure((*CHECKS, Section.AGENT) if system_packages.can_compile() else CHECKS)
 
