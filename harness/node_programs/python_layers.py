@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.metadata
+import os
 import shutil
 import subprocess
 import sys
@@ -99,9 +100,12 @@ def compile_below(folder: Path, root: Path) -> bool:
     templates and tests that are no Python.
     """
     where = ("-s", str(root), "-p", "/", str(folder))
-    how = ("-qq", "-f", "-j", "0", "--invalidation-mode", "unchecked-hash")
-    # In a process of its own: it divides the work between processes, and this one may have threads.
-    return subprocess.run([sys.executable, "-m", "compileall", *how, *where], check=False).returncode == 0
+    how = ("-qq", "-f", "--invalidation-mode", "unchecked-hash")
+    # One fresh process for all files, in their order: what a process has compiled before, and the seed of its
+    # hashes, show in the bytecode.
+    command = [sys.executable, "-m", "compileall", *how, *where]
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    return subprocess.run(command, env=environment, check=False).returncode == 0
 
 
 @cache
