@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,10 +14,16 @@ from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import Bytes, NodeName
 from kvplace.core.topology_document import topology_document
 from tests.cli.calls import Called, Caller
-from tests.cli.live_cluster.small_cluster import OURS, Call, SmallCluster, create_pod, release_all, run_vm
+from tests.cli.live_cluster.small_cluster import (
+    MANIFESTS,
+    OURS,
+    Call,
+    SmallCluster,
+    create_pod,
+    release_all,
+    run_vm,
+)
 from tests.nodes.machines import TWO
-
-MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from harness.control_plane.cluster import STRATEGIC_MERGE_PATCH, ControlPlane, Json, RequestRefused
 from kvplace.core.allocator.allocate import place
@@ -19,6 +20,7 @@ from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import PodUid
 from tests.cli.calls import Called
 
+MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"
 OURS = "/apis/kvplace.io/v1alpha1"
 MERGE_PATCH = "application/merge-patch+json"
 Call = Callable[..., Called]

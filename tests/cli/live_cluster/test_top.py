@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.live_cluster.small_cluster import Call, SmallCluster, rows
+from tests.cli.live_cluster.small_cluster import MANIFESTS, Call, SmallCluster, rows
 
 
 def test_nodes_with_what_is_used_and_how_fragmented_it_is(on_cluster: Call, cluster: SmallCluster) -> None:
@@ -44,3 +44,24 @@ def test_an_order_that_does_not_apply_is_refused(on_cluster: Call) -> None:
     called = on_cluster("top", "vms", "--sort-by", "fragmentation")
     assert called.code == 2
     assert "vms cannot be sorted by fragmentation, only by cpus, memory, name" in called.err
+
+
+def test_the_role_for_viewers_is_all_that_the_whole_cluster_needs(
+    on_cluster: Call, cluster: SmallCluster
+) -> None:
+    plane, user = cluster.plane, f"viewer-{cluster.namespace}"
+    people = MANIFESTS / "rbac" / "people.yaml"
+    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(people))
+    binding = {
+        "metadata": {"name": user},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "kvplace-viewer"},
+        "subjects": [{"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}],
+    }
+    plane.request("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", binding)
+    while (called := on_cluster("top", "nodes", "--as", user)).code == 2:
+        assert "you may not list" in called.err  # until the API server has seen the binding
+    assert (called.code, cluster.first in called.out) == (0, True)
+    for command in (["get", "nodes"], ["get", "vms", "-A"], ["map", cluster.first], ["map", "--all"]):
+        called = on_cluster(*command, "--as", user)
+        assert (called.code, called.err) == (0, "")
+    plane.request("DELETE", f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{user}")
