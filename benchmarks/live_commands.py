@@ -28,6 +28,7 @@ from benchmarks._tables import table
 from harness.control_plane.cluster import ControlPlane
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.annotations import REQUEST
+from kvplace.core.errors import ExitCode
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_document, claim_of, summary_document
 from kvplace.core.marks import PLACED_LABEL
@@ -68,6 +69,7 @@ def main() -> int:
             ("get", "vms", "-A"),
             ("get", "vms", "-n", NAMESPACE, "-l", "app=small"),
             ("explain", "pod/waiting", "-n", NAMESPACE),
+            ("doctor",),
         )
         rows = []
         for command in commands:
@@ -88,7 +90,7 @@ def measure(plane: ControlPlane, command: Sequence[str]) -> tuple[float, float]:
         env={**os.environ, "NO_COLOR": "1"},
     )
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode in (0, 3), done
+    assert done.returncode in (ExitCode.DONE, ExitCode.DOES_NOT_FIT, ExitCode.FAILED, ExitCode.PARTLY_DONE)
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
