@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +20,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from harness.control_plane.server_process import ServerProcess
 
-PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
+PROGRAMS = ("/usr/lib/chromium/chromium-headless-shell", "chromium-headless-shell", "chromium")
+"""Debian's program itself comes first: the script of that name on PATH starts it as a child."""
 
 
 class NoBrowser(Exception):
@@ -76,6 +79,9 @@ class Browser:
         self.endpoint = f"ws://127.0.0.1:{port}{path}"
 
     def stop(self) -> None:
+        """End it with all of its processes, which are a group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
 
 

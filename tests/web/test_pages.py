@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.browser.page import Page, new_page
-from harness.browser.process import Browser
+from harness.browser.process import Browser, running_browser
 from harness.certificates import Certificates
 from kvplace.core.drawing.svg_style import DARK, LIGHT
 from kvplace.core.ledger import LedgerChange, claim_of
@@ -261,3 +263,22 @@ async def test_a_narrow_window_scrolls_the_map_and_nothing_else(
             await page.evaluate(f"location.hash = '{place}'")
             await page.until(f"document.querySelector('{'.tiles' if place == '#/' else '.map'}')")
             assert await page.evaluate("document.documentElement.scrollWidth") <= 390, place
+
+
+def test_a_browser_that_is_stopped_leaves_no_process_behind(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    def processes() -> list[str]:
+        found = []
+        for arguments in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if str(tmp_path).encode() in arguments.read_bytes():
+                    found.append(arguments.parent.name)
+        return found
+
+    with running_browser(tmp_path, certificates.serve[0]):
+        assert processes()
+    deadline = time.monotonic() + 60
+    while processes() and time.monotonic() < deadline:
+        time.sleep(0.02)  # the kernel tells only their parent, which is init by now
+    assert processes() == []
