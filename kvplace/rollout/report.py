@@ -90,7 +90,7 @@ class Report:
 def count(vms: Iterable[TrackedVm], left_out: int = 0) -> Counts:
     """Count tracked VMs; `left_out` are VMs that are not even tried."""
     found = list(vms)
-    stages = [vm.observed.stage for vm in found]
+    stages = [vm.stage for vm in found]
     return Counts(
         len(found) + left_out,
         sum(vm.is_there for vm in found),
@@ -133,7 +133,7 @@ def report_of(
 
 
 def _unfinished(vm: TrackedVm, late: str) -> str:
-    if vm.observed.stage is None:
+    if vm.stage is None:
         return f"not made{late}"
     waiting = f": {vm.observed.waiting}" if vm.observed.waiting else ""
-    return f"{vm.observed.stage.value}, not {vm.wanted.goal.value}{late}{waiting}"
+    return f"{vm.stage.value}, not {vm.wanted.goal.value}{late}{waiting}"

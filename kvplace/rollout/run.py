@@ -128,6 +128,7 @@ class RolloutRun:
             policy = retrying(attempts=_ATTEMPTS, retried=lambda error: isinstance(error, Unavailable))
             try:
                 await policy(self._cluster.apply_vm, self._rollout.manifest(vm))
+                self._tracker.stored(vm.name)
             except Conflict as error:
                 self._tracker.refused(vm.name, f"somebody else has written it: {error}")
             except KvplaceError as error:

@@ -30,11 +30,20 @@ class TrackedVm:
     observed: Observed = NOT_THERE
     sent_at: float | None = None
     """When this run sent it; None when another one did, or nobody yet."""
+    is_stored: bool = False
+    """Whether the API server has answered that it is stored; the watch tells it a moment later."""
     refusal: str = ""
     """Why it could not be made."""
     was_there: bool = False
     seconds: dict[VmStage, float] = field(default_factory=dict)
     """How long it took to reach each stage."""
+
+    @property
+    def stage(self) -> VmStage | None:
+        """How far it has come; None while it does not exist."""
+        if self.observed.stage is None and self.is_stored and not self.was_there:
+            return VmStage.CREATED
+        return self.observed.stage
 
     @property
     def failure(self) -> str:
@@ -48,7 +57,7 @@ class TrackedVm:
     @property
     def is_there(self) -> bool:
         """Whether it has reached its goal."""
-        stage = self.observed.stage
+        stage = self.stage
         return stage is not None and stage.includes(self.wanted.goal)
 
     @property
@@ -78,6 +87,11 @@ class Tracker:
     def sends(self, name: str) -> None:
         """Note that a VM is sent now."""
         self.vms[name].sent_at = self._clock()
+
+    def stored(self, name: str) -> None:
+        """Note that the API server has stored a VM."""
+        self.vms[name].is_stored = True
+        self._on_change()
 
     def takes_back(self, name: str) -> None:
         """Note that a VM was not sent after all."""

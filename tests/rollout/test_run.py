@@ -239,6 +239,17 @@ async def test_a_run_that_is_killed_at_any_moment_is_resumed_with_every_vm_once(
     assert report.exit_code is ExitCode.DONE
 
 
+async def test_a_vm_that_is_stored_counts_before_its_watch_tells_so() -> None:
+    cluster = MemoryRollouts()
+    rollouts = rollouts_of(cluster)
+    run = await rollouts.begin(await rollouts.prepare(rollout(maxInFlight=2)))
+    running = asyncio.create_task(run.run())
+    while len(cluster.applied) < 2:  # noqa: ASYNC110 - the cluster in memory has no event for it
+        await asyncio.sleep(0)
+    run.stop()
+    assert (await running).document()["created"] == len(cluster.applied) == 2
+
+
 async def test_a_right_that_is_missing_for_single_vms_is_the_reason_of_their_failure() -> None:
     cluster = Breaking(2, done=False, error=Forbidden("exceeded quota: small"))
     async with moving(cluster):
