@@ -190,15 +190,14 @@ class Installation:
         self._apply(node_topology(node, topology))
 
     def ledger(self, node: str) -> Json:
-        """Read the spec of a node's ledger; empty when it has none yet."""
+        """Read the owners and claims of a node's ledger; empty when it has none yet."""
         try:
             stored = self.plane.request("GET", f"/apis/kvplace.io/v1alpha1/nodeledgers/{node}")
         except RequestRefused as refused:
             if refused.status != 404:
                 raise
             return {"owners": {}, "claims": {}}
-        spec: Json = stored["spec"]
-        return spec
+        return {key: stored["spec"][key] for key in ("owners", "claims")}
 
     def _rendered(self) -> list[Json]:
         text = self.plane.kubectl("kustomize", str(MANIFESTS / "base"))

@@ -208,7 +208,7 @@ class Scene:
         assert self.observer.broken == []
 
     def ledger(self, node: str) -> Json:
-        """Read the spec of a node's ledger."""
+        """Read the owners and claims of a node's ledger."""
         return self.stage.installation.ledger(node)
 
     def delete_all(self) -> None:

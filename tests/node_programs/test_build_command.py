@@ -27,10 +27,10 @@ def wanted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_all_groups_are_built_by_default_and_named_ones_alone(wanted: list[str]) -> None:
     assert build.main([]) == 0
-    assert wanted == ["kubernetes", "kubevirt", "containerd", "crictl", "kubelet", "kubevirt_node"]
+    assert wanted == ["kubernetes", "kubevirt", "helm", "containerd", "crictl", "kubelet", "kubevirt_node"]
     wanted.clear()
     assert build.main(["control-plane"]) == 0
-    assert wanted == ["kubernetes", "kubevirt"]
+    assert wanted == ["kubernetes", "kubevirt", "helm"]
 
 
 def test_a_missing_c_compiler_costs_the_tests_of_real_nodes_only(
