@@ -5,14 +5,16 @@ Claims that contradict each other are kept: the map is where one sees them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadBody
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.near_words import did_you_mean
+from kvplace.core.placement import Placement
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import CpuId, PodUid
 
@@ -23,6 +25,8 @@ class NodeClaims:
 
     ledger: Ledger
     notes: tuple[str, ...] = ()
+    placements: Mapping[PodUid, Placement] = field(default_factory=lambda: MappingProxyType({}))
+    """By the UIDs of the claims that were made from placements, which say more than a ledger."""
 
     def find(self, name: str) -> Claim:
         """Find a claim by id, pod, VMI or UID, with or without the namespace; raises BadBody."""
@@ -40,11 +44,19 @@ class NodeClaims:
         raise BadBody(f"no VM {printable(name)[:60]!r} in --placements{_suggestion(name, by_name)}")
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedClaim:
+    """A claim, and the placement that it was made from."""
+
+    claim: Claim
+    placement: Placement
+
+
 @dataclass(slots=True)
 class _Node:
     stored: Ledger = field(default_factory=Ledger)
     """From a NodeLedger."""
-    placed: dict[PodUid, Claim] = field(default_factory=dict)
+    placed: dict[PodUid, PlacedClaim] = field(default_factory=dict)
     """From placements, by UID."""
     other_machine: int = 0
     """How many placements were made for a machine with another fingerprint."""
@@ -69,19 +81,20 @@ class ClaimsByNode:
         """Add the ledger of a node."""
         self._nodes.setdefault(name, _Node()).stored = ledger
 
-    def add(self, name: str, claim: Claim, where: str, *, other_machine: bool) -> None:
+    def add(self, name: str, placed: PlacedClaim, where: str, *, other_machine: bool) -> None:
         """Add the claim of a VM; `other_machine` when it was placed on a machine of another fingerprint."""
+        claim = placed.claim
         node = self._nodes.setdefault(name, _Node())
         node.other_machine += other_machine
         if claim.uid in node.placed:
             self.note(where, f"{printable(claim.uid)!r} is placed again without a release; both are drawn")
             claim = replace(claim, uid=PodUid(f"{claim.uid} ({where})"), pod=f"{claim.pod} ({where})")
-        node.placed[claim.uid] = claim
+        node.placed[claim.uid] = replace(placed, claim=claim)
 
-    def move(self, claim: Claim, where: str) -> None:
+    def move(self, placed: PlacedClaim, where: str) -> None:
         """Replace the claim of a VM."""
-        for node in self._holding(claim.uid, where, "moved")[:1]:
-            node.placed[claim.uid] = claim
+        for node in self._holding(placed.claim.uid, where, "moved")[:1]:
+            node.placed[placed.claim.uid] = placed
 
     def release(self, uid: PodUid, where: str) -> None:
         """Remove all claims of a VM."""
@@ -93,19 +106,22 @@ class ClaimsByNode:
         name = self._chosen(machine) if wanted is None else self._checked(wanted)
         owners: dict[CpuId, PodUid] = {}
         claims: dict[PodUid, Claim] = {}
+        placements: dict[PodUid, Placement] = {}
         other_machine = 0
         for node in (self._nodes[each] for each in dict.fromkeys((name, "")) if each in self._nodes):
-            claims |= {**node.stored.claims, **node.placed}
+            claims |= node.stored.claims
             owners |= node.stored.owners
-            for claim in node.placed.values():
-                owners = dict.fromkeys(cpus_of(claim.owned), claim.uid) | owners
+            for uid, placed in node.placed.items():
+                claims[uid] = placed.claim
+                placements[uid] = placed.placement
+                owners = dict.fromkeys(cpus_of(placed.claim.owned), uid) | owners
             other_machine += node.other_machine
         if other_machine:
-            placements = counted(other_machine, "placement")
-            self.note("", f"{self._what} contains {placements} made for a machine with another fingerprint")
+            others = counted(other_machine, "placement")
+            self.note("", f"{self._what} contains {others} made for a machine with another fingerprint")
         if not claims and not owners:
             self.note("", f"{self._what} contains no VM on this machine")
-        return NodeClaims(Ledger(owners, claims), tuple(self._notes))
+        return NodeClaims(Ledger(owners, claims), tuple(self._notes), placements)
 
     def _holding(self, uid: PodUid, where: str, verb: str) -> list[_Node]:
         nodes = [node for node in self._nodes.values() if uid in node.placed]

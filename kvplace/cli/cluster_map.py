@@ -9,7 +9,7 @@ from typing import TextIO
 from kvplace.cli.output import console, table_lines
 from kvplace.cli.view_tables import NOTHING
 from kvplace.core.cpuset import union
-from kvplace.core.drawing.core_map import KIND, core_map_document
+from kvplace.core.drawing.core_map_json import KIND, core_map_document
 from kvplace.core.holes import Domain
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.scalars import CpuMask

@@ -160,7 +160,12 @@ def command(
     except ValueError as error:
         raise BadBody(str(error)) from None
     drawing = draw(
-        node or known.name, known.topology, claims.ledger, foreign=held, found=read_found(found, claims)
+        node or known.name,
+        known.topology,
+        claims.ledger,
+        foreign=held,
+        found=read_found(found, claims),
+        placements=claims.placements,
     )
     for sentence in (*known.notes, *claims.notes):
         say(sentence)
@@ -230,7 +235,7 @@ def _draw(drawing: CoreMap, form: Form, file: TextIO) -> None:
 
         file.write(svg_map(drawing))
     elif form is Form.JSON:
-        from kvplace.core.drawing.core_map import core_map_document
+        from kvplace.core.drawing.core_map_json import core_map_document
 
         file.write(json.dumps(core_map_document(drawing), indent=2) + "\n")
     else:

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvplace.cli.claims_by_node import ClaimsByNode, NodeClaims
+from kvplace.cli.claims_by_node import ClaimsByNode, NodeClaims, PlacedClaim
 from kvplace.core.drawing.occupancy import printable
 from kvplace.core.errors import BadAnnotation, BadBody, Corrupt
-from kvplace.core.ledger import Claim, claim_of, read_ledger
+from kvplace.core.ledger import claim_of, read_ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.placement import PLACEMENT, PodPlacement
 from kvplace.core.request import Policy
@@ -81,7 +81,7 @@ class _Reader:
             self._vm(vm, at)
         for vm, at in self._entries(document, "moves", where):
             moved = self._placement(vm, at)
-            self.claims.move(_claim(moved, str(vm.get("id"))), where)
+            self.claims.move(_placed(moved, str(vm.get("id"))), where)
         if "placement" in document:
             self._vm(document, where)
         for vm, at in self._entries(document, "placed", where):
@@ -89,7 +89,7 @@ class _Reader:
 
     def _vm(self, vm: Json, where: str) -> None:
         bound = self._placement(vm, where)
-        self._add(bound.node, bound, _claim(bound, str(vm.get("id") or where)), where)
+        self._add(bound.node, bound, _placed(bound, str(vm.get("id") or where)), where)
 
     def _placement(self, vm: Json, where: str) -> PodPlacement:
         placement = vm.get("placement")
@@ -141,14 +141,14 @@ class _Reader:
             name = printable(pod.name or uid)
             self.claims.note(where, f"pod {name} carries the placement of another pod; it is left out")
             return
-        claim = _claim(bound, uid, namespace=pod.namespace, pod=pod.name, vmi=pod.vmi)
-        self._add(bound.node or pod.node, bound, claim, where)
+        placed = _placed(bound, uid, namespace=pod.namespace, pod=pod.name, vmi=pod.vmi)
+        self._add(bound.node or pod.node, bound, placed, where)
 
-    def _add(self, node: str, bound: PodPlacement, claim: Claim, where: str) -> None:
+    def _add(self, node: str, bound: PodPlacement, placed: PlacedClaim, where: str) -> None:
         """Add a VM, unless it runs unpinned."""
         if not bound.placement.floats:
             other = bound.topology not in ("", self._fingerprint)
-            self.claims.add(node, claim, where, other_machine=other)
+            self.claims.add(node, placed, where, other_machine=other)
 
     def _entries(self, document: Json, key: str, where: str) -> Iterator[tuple[Json, str]]:
         """Yield the mappings of a list, and where each stands."""
@@ -165,12 +165,15 @@ class _Reader:
         return BadBody(f"{self._what}: {where}: {sentence}" if where else f"{self._what}: {sentence}")
 
 
-def _claim(bound: PodPlacement, uid: str, *, namespace: str = "", pod: str = "", vmi: str = "") -> Claim:
+def _placed(
+    bound: PodPlacement, uid: str, *, namespace: str = "", pod: str = "", vmi: str = ""
+) -> PlacedClaim:
     """Make the claim of a placement; a bare cpu-map does not say which CPUs are owned."""
     placement = bound.placement
     if placement.policy is Policy.EXCLUSIVE and not placement.owned:
         placement = replace(placement, owned=placement.cpus)
-    return claim_of(PodUid(uid or "unnamed"), placement, namespace=namespace, pod=pod, vmi=vmi)
+    claim = claim_of(PodUid(uid or "unnamed"), placement, namespace=namespace, pod=pod, vmi=vmi)
+    return PlacedClaim(claim, placement)
 
 
 def _documents(text: str, what: str) -> Iterator[tuple[str, Json]]:

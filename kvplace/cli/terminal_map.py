@@ -7,6 +7,7 @@ mark for each thread:
     a        kept idle by VM A               :   free, isolated by the kernel
     A+       shared, used by VM A            #   reserved for the host
     2+ 9+    shared by 2, by 9 or more VMs   %   in use outside of kvplace
+    A~       for QEMU's own threads of VM A  ~   reserved for the host, with QEMU's own threads of VMs
 
 `!` behind a mark is a conflict or drift, explained below the map. `*` behind the name of a box means that
 the rest of it is in another box: the levels of a machine need not nest.
@@ -20,24 +21,21 @@ from dataclasses import replace
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
+from kvplace.cli.map_legend import colour_of, legend, lines_of, names_of_vms
 from kvplace.cli.output import cpu_lines
 from kvplace.core.drawing.core_map import MEANINGS, CoreBox, CoreMap, L3Box, NodeBox, Thread, ThreadState
-from kvplace.core.drawing.occupancy import name_of, printable
-from kvplace.core.quantity import format_bytes
+from kvplace.core.drawing.numa_distances import TITLE, distance_phrases
+from kvplace.core.drawing.occupancy import printable
 
-_COLOURS = (
-    "bright_red", "bright_green", "bright_yellow", "bright_blue", "bright_magenta", "bright_cyan",
-    "red", "green", "yellow", "blue", "magenta", "cyan",
-)  # fmt: skip
 _MARKS = {
     ThreadState.FREE: ".",
     ThreadState.ISOLATED: ":",
     ThreadState.RESERVED: "#",
     ThreadState.FOREIGN: "%",
 }
+_QEMU = "~"
 _MAX_COUNT = 9
 _CPUS = "CPUs "
 _ALARM = "bold bright_red"
@@ -74,12 +72,15 @@ def print_map(out: Console, drawing: CoreMap, *, compact: bool = False, wide: bo
     )
     for node in drawing.memory_only:
         out.print(Text(f"NUMA {node.id}: memory only, {', '.join(node.free_resources)}"))
-    for line in _lines(_key(drawing), out.width):
+    if distances := distance_phrases(drawing):
+        for line in lines_of([f"{TITLE} {distances[0]}", *distances[1:]], ", ", out.width):
+            out.print(Text(line))
+    for line in lines_of(_key(drawing), "   ", out.width):
         out.print(Text(line, style="dim"))
     for fault in drawing.faults:
         out.print(Text.assemble(("! ", _ALARM), f"{fault.kind.value}: {fault.sentence}"))
     if drawing.legend:
-        out.print(_names(drawing) if compact else _legend(drawing, out.width, wide=wide))
+        out.print(names_of_vms(drawing) if compact else legend(drawing, out.width, wide=wide))
 
 
 class _Printer:
@@ -89,10 +90,15 @@ class _Printer:
         nodes = [node for package in drawing.packages for node in package.nodes]
         self._margin = max(len(_l3_title(l3)) for node in nodes for l3 in node.l3_groups)
         self._mark_width = max((len(_mark(thread)) for thread in drawing.threads), default=1)
-        self._colours = {entry.label: _colour(index) for index, entry in enumerate(drawing.legend)}
+        self._colours = {entry.label: colour_of(index) for index, entry in enumerate(drawing.legend)}
 
     def node(self, node: NodeBox) -> Iterator[Text]:
-        yield Text(f"NUMA {node.id}{_star(node)}  {', '.join(node.free_resources)}")
+        title = f"NUMA {node.id}{_star(node)}  "
+        room = self._inner - len(title)
+        for phrases in lines_of(node.free_resources, ", ", room):
+            for line in lines_of(phrases.split(" "), " ", room):
+                yield Text(title + line)
+                title = " " * len(title)
         for l3 in node.l3_groups:
             yield from self._l3(l3, self._margin)
 
@@ -136,15 +142,15 @@ def _mark(thread: Thread) -> str:
             mark = thread.vms[0]
         case ThreadState.IDLE:
             mark = thread.vms[0].lower()
+        case ThreadState.EMULATOR:
+            mark = f"{thread.vms[0]}{_QEMU}"
         case ThreadState.SHARED:
             mark = f"{thread.vms[0] if len(thread.vms) == 1 else min(len(thread.vms), _MAX_COUNT)}+"
+        case ThreadState.RESERVED if thread.qemu:
+            mark = _QEMU
         case _:
             mark = _MARKS[thread.state]
     return f"{mark}!" if thread.fault is not None else mark
-
-
-def _colour(index: int) -> str:
-    return _COLOURS[index % len(_COLOURS)]
 
 
 def _l3_title(l3: L3Box) -> str:
@@ -179,54 +185,6 @@ def _meaning(thread: Thread) -> str:
     if thread.state is ThreadState.SHARED and len(thread.vms) > 1:
         count = len(thread.vms)
         return f"shared by {count} VMs" if count < _MAX_COUNT else f"shared by {_MAX_COUNT} or more VMs"
+    if thread.state is ThreadState.RESERVED and thread.qemu:
+        return f"{MEANINGS[thread.state]}, with QEMU's own threads of VMs"
     return MEANINGS[thread.state]
-
-
-def _lines(entries: list[str], width: int) -> Iterator[str]:
-    """Join entries to lines of at most that width."""
-    line = entries[0]
-    for entry in entries[1:]:
-        if len(line) + 3 + len(entry) > width:
-            yield line
-            line = entry
-        else:
-            line += f"   {entry}"
-    yield line
-
-
-def _names(drawing: CoreMap) -> Columns:
-    return Columns(
-        [
-            Text.assemble(
-                (entry.label, f"bold {_colour(index)}"), " ", printable(entry.claim.vmi or entry.claim.pod)
-            )
-            for index, entry in enumerate(drawing.legend)
-        ],
-        padding=(0, 2),
-        column_first=True,
-    )
-
-
-def _legend(drawing: CoreMap, width: int, *, wide: bool) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("", "VM", "POLICY", "CPUS", *(("MEMORY", "HUGE PAGES") if wide else ())):
-        table.add_column(title, overflow="fold", no_wrap=title == "CPUS")
-    for index, entry in enumerate(drawing.legend):
-        claim = entry.claim
-        row = [
-            Text(entry.label, style=f"bold {_colour(index)}"),
-            Text(name_of(claim)),
-            claim.policy.value,
-            cpu_lines(claim.cpus | claim.owned, width // (3 if wide else 2)),
-        ]
-        if wide:
-            row.append(", ".join(f"{format_bytes(size)} on {node}" for node, size in claim.memory.items()))
-            row.append(
-                ", ".join(
-                    f"{count} x {format_bytes(size)} on {node}"
-                    for node, pages in claim.huge_pages.items()
-                    for size, count in pages.items()
-                )
-            )
-        table.add_row(*row)
-    return table

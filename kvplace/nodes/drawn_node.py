@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvplace.core.drawing.core_map import CoreMap, draw
+from kvplace.core.placement import Placement
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 from kvplace.kube.records import PodReport
 from kvplace.nodes.cluster_view import NodeView, VmView
@@ -16,12 +17,17 @@ def draw_node(node: NodeView, vms: Iterable[VmView]) -> CoreMap | None:
     if isinstance(node.machine, Unusable):
         return None
     found: dict[PodUid, CpuMask] = {}
+    placements: dict[PodUid, Placement] = {}
     for vm in vms:
+        if vm.placement is not None:
+            placements[vm.pod.uid] = vm.placement.placement
         strays = _found(vm, node.reports.get(vm.pod.uid))
         if strays is not None:
             found[vm.pod.uid] = strays
     foreign = NO_CPUS if node.described is None else node.described.kubelet_cpus
-    return draw(node.name, node.machine.topology, node.ledger, foreign=foreign, found=found)
+    return draw(
+        node.name, node.machine.topology, node.ledger, foreign=foreign, found=found, placements=placements
+    )
 
 
 def _found(vm: VmView, report: PodReport | None) -> CpuMask | None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvplace.core.drawing.core_map import CoreMap, core_map_document, draw
+from kvplace.core.drawing.core_map import CoreMap, draw
+from kvplace.core.drawing.core_map_json import core_map_document
 from kvplace.core.ledger import Ledger
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.percentiles import Percentiles
@@ -116,7 +117,10 @@ class DemoReport:
                 name,
             ),
         )
-        return draw(node, self.machines[node], self.ledgers[node])
+        ledger = self.ledgers[node]
+        given = {vm.name: vm.placement for vm in self.pinned}
+        placements = {uid: given[claim.vmi] for uid, claim in ledger.claims.items() if claim.vmi in given}
+        return draw(node, self.machines[node], ledger, placements=placements)
 
     def example(self, node: str) -> PlacedVm | None:
         """Pick a VM with a domain that shows much: one that owns CPUs, if possible on that node."""

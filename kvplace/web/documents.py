@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.drawing.core_map import core_map_document
+from kvplace.core.drawing.core_map_json import core_map_document
 from kvplace.core.ledger import Claim
 from kvplace.core.neighbours import neighbours_of
 from kvplace.core.scalars import CpuMask, NodeName, PodUid

@@ -29,7 +29,8 @@ from tests.core.claims import claim, ledger_of, with_vm
 from tests.core.machines import make_numa_node, make_package, make_topology
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
-MACHINE = read_machine("2x-epyc-9354-nps2")
+NAME = "2x-epyc-9354-nps2"
+MACHINE = read_machine(NAME)
 
 
 def _ledger_file(folder: Path, ledger: Ledger) -> Path:
@@ -97,6 +98,30 @@ def test_the_map_can_be_printed_as_json(kvplace: Caller, tmp_path: Path) -> None
     document = json.loads(kvplace("map", "2x-epyc-9354-nps2", "--placements", str(path), "-o", "json").out)
     assert [socket["id"] for socket in document["sockets"]] == [0, 1]
     assert document["legend"][0]["vmi"] == "db"
+
+
+def test_the_map_shows_where_qemus_own_threads_run(kvplace: Caller) -> None:
+    requests = [
+        {"id": "apart", "vcpus": 4, "emulatorThreads": "isolate", "ioThreads": 1, "cpuSet": "one-l3"},
+        {"id": "lent", "vcpus": 2, "cpuSet": "one-l3"},
+    ]
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    placed = kvplace("place", "--topology", NAME, "--keep", "-o", "json", stdin=lines).out
+    emulator = [json.loads(line)["placement"]["emulatorCpus"] for line in placed.splitlines()]
+    drawn = kvplace("map", NAME, "--placements", "-", stdin=placed).out.splitlines()
+    assert sum(line.count("A~") for line in drawn if line.startswith("│")) == 1
+    assert sum(line.count("~ ~") for line in drawn if line.startswith("│")) == 1
+    assert any("~ reserved for the host, with QEMU's own threads of VMs" in line for line in drawn)
+    table = [line.split() for line in drawn[-3:]]
+    assert table[0] == ["VM", "POLICY", "CPUS", "EMULATOR", "I/O", "THREADS"]
+    assert table[1][-2:] == [emulator[0]] * 2
+    assert table[2][-1] == emulator[1]
+
+
+def test_the_distances_of_numa_nodes_and_memory_set_aside_are_written(kvplace: Caller) -> None:
+    out = kvplace("map", "2x-xeon-8480plus-snc4").out
+    assert "NUMA distances: 12 inside a socket, 21 between sockets\n" in out
+    assert "NUMA 0  62 of 62 GiB free, 64 GiB set aside: 64 of 64 huge pages of 1Gi free" in out
 
 
 def test_many_vms_get_two_letters_and_the_columns_stay_aligned(kvplace: Caller, tmp_path: Path) -> None:
@@ -305,6 +330,24 @@ def test_the_picture_in_the_documents_is_what_its_command_draws(kvplace: Caller,
     }
     assert kvplace(*(values.get(word, word) for word in words[1:])).code == 0
     assert file.read_bytes() == (PICTURES / "core-map.svg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (60, ["A  shop/the-database-of-the-shop-in-front  exclusive  8-39"]),
+        (40, ["A shop/the-database-of-the-shop-in-front", "exclusive 8-39"]),
+        (30, ["A shop/the-database-of-the-", "shop-in-front", "exclusive 8-39"]),
+        (12, ["A shop/the-", "database-", "of-the-", "shop-in-", "front", "exclusive", "8-39"]),
+    ],
+)
+def test_a_long_name_is_broken_behind_its_separators_and_only_where_it_must_be(
+    width: int, lines: list[str]
+) -> None:
+    held = claim("the-database-of-the-shop-in-front", mask_of(range(8, 40)))
+    assert [line.strip() for line in _drawn(width, "epyc-9654p", ledger=ledger_of(held))][
+        -len(lines) :
+    ] == lines
 
 
 @pytest.mark.parametrize("width", [30, 40, 60])

@@ -296,7 +296,8 @@ def test_deep_and_long_documents_are_one_sentence(text: str) -> None:
 
 
 def _drawn_or_refused(content: bytes) -> None:
-    from kvplace.core.drawing.core_map import core_map_document, draw
+    from kvplace.core.drawing.core_map import draw
+    from kvplace.core.drawing.core_map_json import core_map_document
     from kvplace.core.drawing.svg_map import svg_map
 
     before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(content))

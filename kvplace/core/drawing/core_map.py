@@ -9,21 +9,18 @@ sockets is drawn in both, marked as a part.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Any
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, place_of_each
 from kvplace.core.drawing.occupancy import Fault, FaultKind, Occupancy
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.ledger import Claim, Ledger
-from kvplace.core.node_topology import API_VERSION
+from kvplace.core.placement import Placement
 from kvplace.core.quantity import format_bytes
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId, PodUid
 from kvplace.core.topology import NumaNode, Topology
-
-KIND = "CoreMap"
 
 
 class ThreadState(Enum):
@@ -38,12 +35,15 @@ class ThreadState(Enum):
     OWNED = "owned"
     IDLE = "idle"
     """Owned, and kept idle by its owner: the sibling of an isolated vCPU."""
+    EMULATOR = "emulator"
+    """Owned, with the emulator and I/O threads of its owner's QEMU, but none of its vCPUs."""
     SHARED = "shared"
 
 
 MEANINGS = {
     ThreadState.OWNED: "owned by VM {0}",
     ThreadState.IDLE: "kept idle by VM {0}",
+    ThreadState.EMULATOR: "for QEMU's own threads of VM {0}",
     ThreadState.SHARED: "shared, used by VM {0}",
     ThreadState.FREE: "free",
     ThreadState.ISOLATED: "free, isolated by the kernel",
@@ -64,6 +64,8 @@ class Thread:
     strays: tuple[str, ...] = ()
     """Letters of the VMs whose threads may run here, but are not placed here."""
     fault: FaultKind | None = None
+    qemu: tuple[str, ...] = ()
+    """Letters of the VMs whose emulator or I/O threads run here, beside vCPUs or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +104,28 @@ class NodeBox:
     """(Free, all) by page size in bytes."""
     l3_groups: tuple[L3Box, ...]
     part: bool = False
+    distances: Mapping[NumaId, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Distance to the other nodes, as far as the machine reports it."""
 
     @property
     def free_resources(self) -> tuple[str, ...]:
-        """Phrases for the free memory and the free huge pages of each size."""
-        size, unit = (1 << 30, "GiB") if self.memory >= 1 << 30 else (1 << 20, "MiB")
-        memory = f"{self.free_memory / size:.0f} of {self.memory / size:.0f} {unit} free"
-        return (
-            memory if self.memory else "memory unknown",
-            *(
-                f"{free} of {count} pages of {format_bytes(size)} free"
-                for size, (free, count) in self.huge_pages.items()
-            ),
-        )
+        """Phrases for the free memory, and for what is set aside as huge pages of each size."""
+        in_pages = bytes_in_pages({size: count for size, (_, count) in self.huge_pages.items()})
+        plain = max(NO_BYTES, self.memory - in_pages)
+        size, unit = _unit(plain)
+        memory = f"{self.free_memory / size:.0f} of {plain / size:.0f} {unit} free"
+        return (memory if self.memory else "memory unknown", *self._set_aside())
+
+    def _set_aside(self) -> Iterator[str]:
+        for page, (free, count) in self.huge_pages.items():
+            if count:
+                size, unit = _unit(page * count)
+                pages = f"{free} of {count} huge pages of {format_bytes(page)} free"
+                yield f"{page * count / size:.0f} {unit} set aside: {pages}"
+
+
+def _unit(memory: int) -> tuple[int, str]:
+    return (1 << 30, "GiB") if memory >= 1 << 30 else (1 << 20, "MiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,25 @@ class LegendEntry:
 
     label: str
     claim: Claim
+    placement: Placement | None = None
+    """Where the threads of its QEMU run; None where only the claim is known."""
+
+    @property
+    def qemu_threads(self) -> str:
+        """Say in a phrase where its emulator and I/O threads run; nothing where that is not known."""
+        if self.placement is None or not self.placement.emulator_cpus:
+            return ""
+        emulator = format_cpu_list(self.placement.emulator_cpus)
+        io_threads = self.io_thread_cpus
+        if io_threads in ("", emulator):
+            return f"emulator{', I/O' if io_threads else ''} {emulator}"
+        return f"emulator {emulator}; I/O {io_threads}"
+
+    @property
+    def io_thread_cpus(self) -> str:
+        """Write the different CPU sets of its I/O threads."""
+        sets = self.placement.io_thread_cpus if self.placement is not None else ()
+        return " / ".join(dict.fromkeys(map(format_cpu_list, sets)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +211,14 @@ def draw(
     *,
     foreign: CpuMask = NO_CPUS,
     found: Mapping[PodUid, CpuMask] = MappingProxyType({}),
+    placements: Mapping[PodUid, Placement] = MappingProxyType({}),
 ) -> CoreMap:
     """Make the core map of a machine from its ledger.
 
-    `foreign` and `found` are as in `Occupancy`. Contradictions are drawn and marked as faults. VMs get their
-    letters in the order of the lowest CPU that they use, so that the letters follow the drawing.
+    `foreign`, `found` and `placements` are as in `Occupancy`. Contradictions are drawn and marked as faults.
+    VMs get their letters in the order of the lowest CPU that they use: the letters follow the drawing.
     """
-    occupancy = Occupancy(topology, ledger if ledger is not None else Ledger(), foreign, found)
+    occupancy = Occupancy(topology, ledger if ledger is not None else Ledger(), foreign, found, placements)
     painter = _Painter(occupancy)
     return CoreMap(
         name=name,
@@ -195,7 +226,10 @@ def draw(
             PackageBox(package.id, tuple(painter.nodes_in(package.cpus))) for package in topology.packages
         ),
         memory_only=tuple(painter.node(node, NO_CPUS) for node in topology.numa_nodes if not node.cpus),
-        legend=tuple(LegendEntry(occupancy.labels[claim.uid], claim) for claim in occupancy.claims),
+        legend=tuple(
+            LegendEntry(occupancy.labels[claim.uid], claim, placements.get(claim.uid))
+            for claim in occupancy.claims
+        ),
         faults=occupancy.faults,
     )
 
@@ -235,6 +269,7 @@ class _Painter:
                 for index in self._touched(self._l3_of, cpus)
             ),
             part=cpus != node.cpus,
+            distances=node.distances,
         )
 
     def _cores_in(self, cpus: CpuMask) -> Iterator[CoreBox]:
@@ -256,10 +291,13 @@ class _Painter:
             tuple(labels[uid] for uid in (*holders, *occupancy.sharers.get(cpu, ()))),
             tuple(labels[uid] for uid in occupancy.strays.get(cpu, ())),
             fault,
+            tuple(labels[uid] for uid in occupancy.qemu.get(cpu, ())),
         )
 
     def _state(self, cpu: CpuId) -> ThreadState:
         if cpu in self._occupancy.holders:
+            if self._occupancy.qemu_alone >> cpu & 1:
+                return ThreadState.EMULATOR
             return ThreadState.OWNED if self._working >> cpu & 1 else ThreadState.IDLE
         for state, cpus in (
             (ThreadState.FOREIGN, self._occupancy.foreign),
@@ -270,68 +308,3 @@ class _Painter:
             if cpus >> cpu & 1:
                 return state
         return ThreadState.FREE
-
-
-def core_map_document(drawing: CoreMap) -> dict[str, Any]:
-    """Write a core map as JSON."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": drawing.name,
-        "sockets": [
-            {"id": package.id, "numaNodes": [_node_document(node) for node in package.nodes]}
-            for package in drawing.packages
-        ],
-        "memoryOnlyNodes": [_node_document(node) for node in drawing.memory_only],
-        "legend": [
-            {
-                "label": entry.label,
-                "namespace": entry.claim.namespace,
-                "pod": entry.claim.pod,
-                "vmi": entry.claim.vmi,
-                "policy": entry.claim.policy.value,
-                "cpus": format_cpu_list(entry.claim.cpus),
-                "owned": format_cpu_list(entry.claim.owned),
-            }
-            for entry in drawing.legend
-        ],
-        "faults": [
-            {"kind": fault.kind.value, "cpus": format_cpu_list(fault.cpus), "message": fault.sentence}
-            for fault in drawing.faults
-        ],
-    }
-
-
-def _node_document(node: NodeBox) -> dict[str, Any]:
-    return {
-        "id": node.id,
-        **_part(node),
-        "memory": node.memory,
-        "freeMemory": node.free_memory,
-        "hugePages": {
-            str(size): {"free": free, "count": count} for size, (free, count) in node.huge_pages.items()
-        },
-        "l3Groups": [
-            {
-                "index": l3.index,
-                **_part(l3),
-                "cores": [[_thread_document(thread) for thread in core.threads] for core in l3.cores],
-            }
-            for l3 in node.l3_groups
-        ],
-    }
-
-
-def _part(box: NodeBox | L3Box) -> dict[str, bool]:
-    return {"part": True} if box.part else {}
-
-
-def _thread_document(thread: Thread) -> dict[str, Any]:
-    document: dict[str, Any] = {"cpu": thread.cpu, "state": thread.state.value}
-    if thread.vms:
-        document["vms"] = list(thread.vms)
-    if thread.strays:
-        document["strays"] = list(thread.strays)
-    if thread.fault is not None:
-        document["fault"] = thread.fault.value
-    return document

@@ -14,8 +14,9 @@ from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
 
-from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of, union
 from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, PodUid
 from kvplace.core.topology import Topology
@@ -49,6 +50,8 @@ class Occupancy:
     """CPUs in use outside of kvplace, for instance by the kubelet's static policy."""
     found: Mapping[PodUid, CpuMask] = field(default_factory=lambda: MappingProxyType({}))
     """CPUs where the pinned threads of a VM may really run, by its UID; absent where not measured."""
+    placements: Mapping[PodUid, Placement] = field(default_factory=lambda: MappingProxyType({}))
+    """What each VM was given, by its UID, where it is known: it says where QEMU's own threads run."""
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
@@ -80,6 +83,27 @@ class Occupancy:
     def sharers(self) -> Mapping[CpuId, tuple[PodUid, ...]]:
         """The UIDs that share each CPU, by CPU."""
         return _by_cpu((claim.uid, claim.cpus & ~claim.owned) for claim in self.claims)
+
+    @cached_property
+    def qemu(self) -> Mapping[CpuId, tuple[PodUid, ...]]:
+        """The UIDs whose emulator or I/O threads run on each CPU, by CPU."""
+        return _by_cpu(
+            (claim.uid, union([placement.emulator_cpus, *placement.io_thread_cpus]))
+            for claim in self.claims
+            if (placement := self.placements.get(claim.uid)) is not None
+        )
+
+    @cached_property
+    def qemu_alone(self) -> CpuMask:
+        """The CPUs whose owner has emulator or I/O threads there, but no vCPU."""
+        return mask_of(
+            cpu
+            for cpu, holders in self.holders.items()
+            if any(
+                uid in self.qemu.get(cpu, ()) and cpu not in (self.placements[uid].vcpus or (cpu,))
+                for uid in holders
+            )
+        )
 
     @cached_property
     def strays(self) -> Mapping[CpuId, tuple[PodUid, ...]]:

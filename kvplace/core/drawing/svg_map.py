@@ -13,6 +13,7 @@ from xml.etree.ElementTree import Element, indent, tostring
 
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.drawing.core_map import CoreBox, CoreMap, L3Box, NodeBox, PackageBox, Thread, ThreadState
+from kvplace.core.drawing.numa_distances import TITLE, distance_phrases
 from kvplace.core.drawing.occupancy import name_of, printable
 from kvplace.core.drawing.svg_blocks import Block, fixed, grid, shortened, stack, tag, text_width
 from kvplace.core.drawing.svg_style import COLOURS, ROOT, style_sheet
@@ -64,9 +65,12 @@ def _words(drawing: CoreMap) -> Iterator[str]:
     for package in drawing.packages:
         nodes = ", ".join(f"NUMA node {node.id}{_part(node)}" for node in package.nodes)
         yield f"Socket {package.id}: {nodes}."
+    if distances := distance_phrases(drawing):
+        yield f"{TITLE} {', '.join(distances)}."
     for entry in drawing.legend:
         cpus = format_cpu_list(entry.claim.cpus | entry.claim.owned)
-        yield f"{entry.label} is {name_of(entry.claim)}, policy {entry.claim.policy.value}, CPUs {cpus}."
+        words = f"{entry.label} is {name_of(entry.claim)}, policy {entry.claim.policy.value}, CPUs {cpus}"
+        yield f"{', '.join(filter(None, (words, entry.qemu_threads)))}."
     for fault in drawing.faults:
         yield f"{fault.kind.value.capitalize()}: {fault.sentence}."
 
@@ -99,6 +103,8 @@ class _Painter:
                 tag(parent, "text", line, class_="muted", x=x, y=y + 34 + number * _LINE, font_size=_NAME)
 
         lines = _wrapped(self._drawing.summary.split(", "), ", ", _NAME, width)
+        if distances := distance_phrases(self._drawing):
+            lines += _wrapped([f"{TITLE} {distances[0]}", *distances[1:]], ", ", _NAME, width)
         return Block(width, 24 + len(lines) * _LINE, draw)
 
     def _package(self, package: PackageBox) -> Block:
@@ -141,7 +147,7 @@ class _Painter:
         tag(group, "title", self._sentence(thread))
         paint_thread(
             group, thread.state, colour_of(thread, self._colours), thread_mark(thread), x, y,
-            cpu=str(thread.cpu), fault=thread.fault is not None,
+            cpu=str(thread.cpu), fault=thread.fault is not None, qemu=bool(thread.qemu),
         )  # fmt: skip
 
     def _sentence(self, thread: Thread) -> str:
@@ -151,6 +157,9 @@ class _Painter:
         if thread.strays:
             strays = ", ".join(f"{label} {self._names[label]}" for label in thread.strays)
             words.append(f"with threads of {strays}")
+        if thread.qemu:
+            vms = ", ".join(f"{label} {self._names[label]}" for label in thread.qemu)
+            words.append(f"with QEMU's own threads of {vms}")
         if thread.fault is not None:
             words.append(f"({thread.fault.value})")
         return " ".join(words)
@@ -173,28 +182,33 @@ class _Painter:
         entries = self._drawing.legend
         rows = -(-len(entries) // columns)
         column = (width + _PAD) / columns - _PAD - SIDE - 8
+        high = 47 if any(entry.qemu_threads for entry in entries) else 34
 
         def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
             for number, entry in enumerate(entries):
                 left = x + number // rows * ((width + _PAD) / columns)
-                top = y + number % rows * 34
+                top = y + number % rows * high
                 claim = entry.claim
                 group = tag(parent, "g", data_vm=entry.label)
                 state = ThreadState.OWNED if claim.owned else ThreadState.SHARED
                 colour = self._colours[entry.label]
-                paint_thread(group, state, colour, entry.label, left, top, cpu="", fault=False)
+                paint_thread(group, state, colour, entry.label, left, top, cpu="")
                 words = f"{claim.policy.value} {format_cpu_list(claim.cpus | claim.owned)}"
-                tag(group, "title", f"{entry.label}: {name_of(claim)}, {words}")
+                said = (f"{entry.label}: {name_of(claim)}", words, entry.qemu_threads)
+                tag(group, "title", ", ".join(filter(None, said)))
                 for text, size, down, kind in (
                     (name_of(claim), _NAME, 12.0, ""),
                     (words, _SMALL, 25.0, "muted"),
+                    (entry.qemu_threads, _SMALL, 38.0, "muted"),
                 ):
+                    if not text:
+                        continue
                     tag(
                         group, "text", shortened(text, size, column),
                         class_=kind, x=left + SIDE + 8, y=top + down, font_size=size,
                     )  # fmt: skip
 
-        return Block(width, rows * 34 - 6, draw)
+        return Block(width, rows * high - 6, draw)
 
 
 def _frame(level: str, number: int, captions: list[str], body: Block) -> Block:

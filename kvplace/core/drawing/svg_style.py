@@ -97,6 +97,7 @@ def _rules(scheme: Scheme) -> list[str]:
         "core": scheme.page,
         "plain": scheme.page,
         "hatch-ground": scheme.page,
+        "qemu": scheme.ink,
         **{f"vm{index}": colour for index, colour in enumerate(scheme.vms)},
     }
     edges = ("package", "numa", "l3", "core", *(f"vm{index}" for index in range(COLOURS)))

@@ -2,7 +2,8 @@
 
 Each state has a shape or pattern of its own besides its colour: square where one VM owns the thread, round
 where VMs share it, dashed and in small letters where its owner keeps it idle; without a VM empty (free),
-dotted (isolated), hatched (reserved) or crossed (in use outside of kvplace).
+dotted (isolated), hatched (reserved) or crossed (in use outside of kvplace). A dark corner marks the threads
+where QEMU's own threads run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import replace
 from xml.etree.ElementTree import Element
 
 from kvplace.core.drawing.core_map import MEANINGS, CoreMap, Thread, ThreadState
-from kvplace.core.drawing.svg_blocks import Block, shortened, tag, text_width
+from kvplace.core.drawing.occupancy import FaultKind
+from kvplace.core.drawing.svg_blocks import Block, number, shortened, tag, text_width
+from kvplace.core.scalars import CpuId
 
 SIDE = 28.0
 """Width and height of a thread with the space around it."""
@@ -54,7 +57,16 @@ def thread_mark(thread: Thread) -> str:
 
 
 def paint_thread(
-    parent: Element, state: ThreadState, colour: str, mark: str, x: float, y: float, *, cpu: str, fault: bool
+    parent: Element,
+    state: ThreadState,
+    colour: str,
+    mark: str,
+    x: float,
+    y: float,
+    *,
+    cpu: str,
+    fault: bool = False,
+    qemu: bool = False,
 ) -> None:
     """Draw a thread with its CPU number above its mark; either alone is in the middle."""
     side = SIDE - 2
@@ -72,6 +84,9 @@ def paint_thread(
             parent, "rect", fill=f"url(#kvplace-{state.value})",
             x=x + 1.5, y=y + 1.5, width=side - 1, height=side - 1, rx=3,
         )  # fmt: skip
+    if qemu:
+        corner = f"M{number(x + SIDE - 8.5)} {number(y + 1)}H{number(x + SIDE - 1)}V{number(y + 8.5)}Z"
+        tag(parent, "path", class_="qemu", d=corner)
     if fault:
         tag(parent, "rect", class_="fault", x=x + 2, y=y + 2, width=side - 2, height=side - 2, rx=3)
     middle = x + SIDE / 2
@@ -89,25 +104,37 @@ def key_of(drawing: CoreMap, colours: Mapping[str, str], width: float) -> Block:
     """Explain the states that a map shows, each by the first thread that has it."""
     first: dict[tuple[ThreadState, bool], Thread] = {}
     for one in drawing.threads:
-        first.setdefault((one.state, len(one.vms) > 1), replace(one, strays=(), fault=None))
+        first.setdefault((one.state, len(one.vms) > 1), _without_others(one))
     entries = [
-        (state, colour_of(thread, colours), thread_mark(thread), _meaning(thread), False)
+        (thread, thread_mark(thread), _meaning(thread))
         for state in MEANINGS
         for several in (False, True)
         if (thread := first.get((state, several))) is not None
     ]
+    free = Thread(CpuId(0), ThreadState.FREE)
+    if any(one.qemu for one in drawing.threads):
+        entries.append((replace(free, qemu=("",)), "", "QEMU's own threads run here"))
     if any(one.fault for one in drawing.threads):
-        entries.append((ThreadState.FREE, "plain", "!", "conflict or drift, explained below", True))
-    places = list(_places([words for *_, words, _ in entries], width))
+        entries.append((replace(free, fault=FaultKind.DRIFT), "!", "conflict or drift, explained below"))
+    places = list(_places([words for *_, words in entries], width))
 
     def draw(parent: Element, x: float, y: float, _width: float, _height: float) -> None:
-        for (state, colour, mark, words, fault), (left, line) in zip(entries, places, strict=True):
+        for (thread, mark, words), (left, line) in zip(entries, places, strict=True):
             top = y + line * (SIDE + 6)
-            paint_thread(parent, state, colour, mark, x + left, top, cpu="", fault=fault)
+            paint_thread(
+                parent, thread.state, colour_of(thread, colours), mark, x + left, top,
+                cpu="", fault=thread.fault is not None, qemu=bool(thread.qemu),
+            )  # fmt: skip
             words = shortened(words, _SIZE, width - SIDE - 6)
             tag(parent, "text", words, x=x + left + SIDE + 6, y=top + 18, font_size=_SIZE)
 
     return Block(width, (places[-1][1] + 1) * (SIDE + 6) - 6, draw)
+
+
+def _without_others(thread: Thread) -> Thread:
+    """Keep what its state says of a thread: each of the rest has an entry of its own in the key."""
+    alone = thread.state is ThreadState.EMULATOR
+    return replace(thread, strays=(), fault=None, qemu=thread.qemu if alone else ())
 
 
 def _meaning(thread: Thread) -> str:

@@ -7,6 +7,7 @@ const MARKS = { isolated: ":", reserved: "#", foreign: "%" };
 const MEANINGS = {
   owned: "owned by the VM of this letter",
   idle: "kept idle by its owner",
+  emulator: "for QEMU's own threads of this VM",
   shared: "shared, used by this VM; ×2: by two",
   free: "free",
   isolated: "free, isolated by the kernel",
@@ -38,7 +39,8 @@ export function drawMap(map, { highlight = "", name = map.name } = {}) {
         group.cores.map(core)));
   const node = (numa) =>
     h("section", { class: "numa", "aria-label": `NUMA node ${numa.id}` },
-      h("h4", {}, `NUMA ${numa.id}${numa.part ? " (part)" : ""}`, h("small", {}, ` ${memory(numa)}`)),
+      h("h4", {}, `NUMA ${numa.id}${numa.part ? " (part)" : ""}`, h("small", {}, ` ${memory(numa)}`),
+        distances(numa) ? h("small", { class: "distances" }, `distance ${distances(numa)}`) : null),
       h("div", { class: "l3s", vars: { "--columns": Math.ceil(Math.sqrt(numa.l3Groups.length)) || 1 } }, numa.l3Groups.map(l3)));
   const drawing = h("div", { class: "map", role: "group", "aria-label": `Core map of ${name}` },
     map.sockets.map((socket) =>
@@ -78,14 +80,15 @@ function drawThread(one, legend, seen) {
   const words = [`CPU ${one.cpu}: ${one.state}`];
   if (vms.length) words.push(`by ${vms.map((vm) => `${vm.label} ${nameOf(vm)}`).join(", ")}`);
   if (one.strays) words.push(`with threads of ${one.strays.map((label) => `${label} ${nameOf(legend.get(label))}`).join(", ")}`);
+  if (one.qemu) words.push(`with QEMU's own threads of ${one.qemu.map((label) => `${label} ${nameOf(legend.get(label))}`).join(", ")}`);
   if (one.fault) words.push(`(${one.fault})`);
   const colour = vms.length === 1 ? `vm${vms[0].index % COLOURS}${vms[0].index >= COLOURS ? " again" : ""}` : "";
-  seen.add(one.fault ? "fault" : "").add(one.state);
+  seen.add(one.fault ? "fault" : "").add(one.qemu ? "qemu" : "").add(one.state);
   const sentence = words.join(" ");
   const long = mark.length > 2 ? " long" : "";
   return h(vms.length ? "a" : "span",
     {
-      class: `thread ${one.state} ${colour}${one.fault ? " fault" : ""}`,
+      class: `thread ${one.state} ${colour}${one.fault ? " fault" : ""}${one.qemu ? " qemu" : ""}`,
       href: vms.length ? vmLink(vms[0].namespace, vms[0].vmi || vms[0].pod) : null,
       role: vms.length ? null : "img",
       "aria-label": sentence,
@@ -101,13 +104,14 @@ function drawThread(one, legend, seen) {
 
 function key(seen) {
   const entries = Object.entries(MEANINGS).filter(([state]) => seen.has(state));
-  const letters = { owned: "A", idle: "a", shared: "A" };
+  const letters = { owned: "A", idle: "a", emulator: "A", shared: "A" };
   return h("ul", { class: "key", "aria-label": "Key of the map" },
     entries.map(([state, meaning]) =>
       h("li", {},
-        h("span", { class: `thread small ${state} ${state in letters ? "vm0" : ""}`, "aria-hidden": "true" },
+        h("span", { class: `thread small ${state} ${state === "emulator" ? "qemu" : ""} ${state in letters ? "vm0" : ""}`, "aria-hidden": "true" },
           h("b", {}, letters[state] ?? MARKS[state] ?? "")),
         meaning)),
+    seen.has("qemu") ? h("li", {}, h("span", { class: "thread small qemu", "aria-hidden": "true" }), "QEMU's own threads run here") : null,
     seen.has("fault") ? h("li", {}, h("span", { class: "thread small fault", "aria-hidden": "true" }, h("b", {}, "!")), "conflict or drift") : null);
 }
 
@@ -118,7 +122,20 @@ function faults(map) {
 }
 
 function memory(numa) {
-  const parts = numa.memory ? [`${bytes(numa.freeMemory)} of ${bytes(numa.memory)} free`] : ["memory unknown"];
-  for (const [size, pages] of Object.entries(numa.hugePages)) parts.push(`${pages.free} of ${pages.count} pages of ${bytes(Number(size))} free`);
+  const sizes = Object.entries(numa.hugePages).filter(([, pages]) => pages.count);
+  const plain = sizes.reduce((left, [size, pages]) => left - size * pages.count, numa.memory);
+  const parts = numa.memory ? [`${bytes(numa.freeMemory)} of ${bytes(Math.max(0, plain))} free`] : ["memory unknown"];
+  for (const [size, pages] of sizes) {
+    parts.push(`${bytes(size * pages.count)} set aside: ${pages.free} of ${pages.count} huge pages of ${bytes(Number(size))} free`);
+  }
   return parts.join(", ");
+}
+
+// The other NUMA nodes by their distance, the nearest first.
+function distances(numa) {
+  const nodes = new Map();
+  for (const [id, distance] of Object.entries(numa.distances)) {
+    if (Number(id) !== numa.id) nodes.set(distance, [...(nodes.get(distance) ?? []), id]);
+  }
+  return [...nodes].sort(([one], [other]) => one - other).map(([distance, ids]) => `${distance} to NUMA ${ids.join(", ")}`).join("; ");
 }

@@ -8,12 +8,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.cpuset import cpus_of, mask_of
-from kvplace.core.drawing.core_map import Thread, ThreadState, core_map_document, draw
+from kvplace.core.allocator.allocate import place
+from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
+from kvplace.core.drawing.core_map import Thread, ThreadState, draw
+from kvplace.core.drawing.core_map_json import core_map_document
 from kvplace.core.drawing.occupancy import label_of
-from kvplace.core.ledger import Ledger
-from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import Bytes, CpuId, CpuMask
+from kvplace.core.free import free_of
+from kvplace.core.ledger import Ledger, LedgerChange, claim_of
+from kvplace.core.placement import Placement
+from kvplace.core.request import EmulatorThreads, PinningOptions, Policy, Request, Scope, Smt
+from kvplace.core.scalars import Bytes, CpuId, CpuMask, PodUid
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from tests.core.claims import with_vm
@@ -106,6 +110,50 @@ def test_memory_and_huge_pages_of_a_vm_are_counted_once_each() -> None:
     assert before.free_memory - after.free_memory == 4 * GIB
 
 
+def test_memory_that_is_set_aside_as_huge_pages_is_not_shown_as_used() -> None:
+    machine = read_machine("2x-xeon-6338")
+    request = Request(8, PinningOptions(scope=Scope.ONE_NUMA), memory=20 * GIB, huge_pages={GIB: 16})
+    phrases = [
+        draw("node", machine, ledger).packages[0].nodes[0].free_resources
+        for ledger in (Ledger(), with_vm(machine, Ledger(), "paged", request))
+    ]
+    assert phrases == [
+        ("124 of 124 GiB free", "128 GiB set aside: 128 of 128 huge pages of 1Gi free"),
+        ("120 of 124 GiB free", "128 GiB set aside: 112 of 128 huge pages of 1Gi free"),
+    ]
+
+
+def test_qemus_own_threads_are_drawn_where_they_run_beside_the_vcpus_or_apart_from_them() -> None:
+    """A thread that serves QEMU alone has a state of its own; one that the host lends it stays reserved."""
+    machine = read_machine("epyc-7502p")
+    ledger, placements = Ledger(), {}
+    for name, threads in (("apart", EmulatorThreads.ISOLATE), ("lent", EmulatorThreads.SHARED)):
+        options = PinningOptions(scope=Scope.ONE_L3, emulator_threads=threads)
+        placed = place(machine, free_of(machine, ledger), Request(4, options, io_threads=2))
+        assert isinstance(placed, Placement)
+        placements[PodUid(name)] = placed
+        ledger = ledger.after(LedgerChange(claims=(claim_of(PodUid(name), placed),)))
+    drawing = draw("node", machine, ledger, placements=placements)
+    apart, lent = (placements[PodUid(name)] for name in ("apart", "lent"))
+    qemu = {thread.cpu: (thread.state, thread.qemu) for thread in drawing.threads if thread.qemu}
+    assert qemu == {
+        **dict.fromkeys(cpus_of(apart.emulator_cpus), (ThreadState.EMULATOR, ("B",))),
+        **dict.fromkeys(cpus_of(machine.reserved), (ThreadState.RESERVED, ("A",))),
+    }
+    assert lent.emulator_cpus == machine.reserved
+    host = format_cpu_list(machine.reserved)
+    assert [entry.qemu_threads for entry in drawing.legend] == [
+        f"emulator, I/O {host}",
+        f"emulator, I/O {format_cpu_list(apart.emulator_cpus)}",
+    ]
+    legend = core_map_document(drawing)["legend"]
+    assert (legend[0]["emulatorCpus"], legend[0]["ioThreadCpus"]) == (host, [host, host])
+    unknown = draw("node", machine, ledger)
+    assert [thread.state for thread in unknown.threads if thread.qemu] == []
+    assert unknown.count(ThreadState.OWNED) == drawing.count(ThreadState.OWNED) + 1
+    assert "emulatorCpus" not in core_map_document(unknown)["legend"][0]
+
+
 def test_the_drawing_is_json_with_the_legend() -> None:
     machine = read_machine("altra-max-m128-30")
     ledger = with_vm(machine, Ledger(), "db", Request(4))
@@ -151,7 +199,10 @@ def test_free_memory_is_written_in_fitting_units() -> None:
         cores=(1,),
     )
     drawing = draw("odd", machine)
-    assert drawing.packages[0].nodes[0].free_resources == ("2 of 3 GiB free", "512 of 512 pages of 2Mi free")
+    assert drawing.packages[0].nodes[0].free_resources == (
+        "2 of 2 GiB free",
+        "1 GiB set aside: 512 of 512 huge pages of 2Mi free",
+    )
     assert [node.free_resources for node in drawing.memory_only] == [
         ("300 of 300 MiB free",),
         ("memory unknown",),

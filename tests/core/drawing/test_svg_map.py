@@ -18,6 +18,7 @@ from kvplace.core.drawing.core_map import CoreMap, ThreadState, draw
 from kvplace.core.drawing.svg_blocks import shortened, text_width
 from kvplace.core.drawing.svg_map import svg_map
 from kvplace.core.ledger import Ledger
+from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import CpuId, CpuMask, NumaId, PodUid
 from kvplace.core.topology import Topology
@@ -155,8 +156,18 @@ def busy() -> CoreMap:
     ledger = Ledger(ledger.owners, {**ledger.claims, second.uid: twice})
     free = [thread.cpu for thread in draw("", machine, ledger).threads if thread.state is ThreadState.FREE]
     machine = replace(machine, isolated=mask_of(free[:2]))
+    third = list(ledger.claims.values())[2]
+    *vcpus, apart = cpus_of(third.cpus)
     drawing = draw(
-        "busy", machine, ledger, foreign=mask_of(free[-2:]), found={first.uid: CpuMask(1 << free[3])}
+        "busy",
+        machine,
+        ledger,
+        foreign=mask_of(free[-2:]),
+        found={first.uid: CpuMask(1 << free[3])},
+        placements={
+            first.uid: Placement(first.policy, (), first.cpus, emulator_cpus=machine.reserved),
+            third.uid: Placement(third.policy, tuple(vcpus), third.cpus, emulator_cpus=mask_of([apart])),
+        },
     )
     assert all(map(drawing.count, ThreadState))
     return drawing
@@ -171,6 +182,9 @@ def test_the_legend_names_every_vm_and_the_key_every_state() -> None:
     for words in (
         "owned by VM A",
         "kept idle",
+        "for QEMU's own threads of VM",
+        "QEMU's own threads run here",
+        "NUMA distances: 12 inside a socket, 32 between sockets",
         "shared, used by VM",
         "reserved for the host",
         "in use outside of kvplace",
@@ -193,7 +207,7 @@ def test_the_vm_of_a_thread_can_be_read_without_colour() -> None:
         mark = texts[1] if len(texts) > 1 else ""
         assert ("!" in mark) == (thread.fault is not None)
         match thread.state:
-            case ThreadState.OWNED:
+            case ThreadState.OWNED | ThreadState.EMULATOR:
                 assert mark.startswith(thread.vms[0])
             case ThreadState.IDLE:
                 assert mark.startswith(thread.vms[0].lower())
@@ -207,6 +221,9 @@ def test_the_vm_of_a_thread_can_be_read_without_colour() -> None:
         title = group.find(f"{SVG}title")
         assert title is not None
         assert (title.text or "").startswith(f"CPU {thread.cpu}: {thread.state.value}")
+        corners = [path for path in group.iter(f"{SVG}path") if path.attrib["class"] == "qemu"]
+        assert len(corners) == bool(thread.qemu)
+        assert ("QEMU's own threads" in (title.text or "")) == bool(thread.qemu)
 
 
 def luminance(colour: str) -> float:
