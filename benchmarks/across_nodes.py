@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from statistics import fmean, stdev
 
-from benchmarks._plots import Figure, NotInstalled, write_plot
+from benchmarks._plots import Figure, NotInstalled, legend_beside, write_plot
 from benchmarks._tables import table
 from benchmarks.peers.kube_scheduler import (
     Score,
@@ -236,7 +236,7 @@ def draw(ends: Mapping[str, list[End]], figure: Figure) -> None:
         panel.grid(visible=False, axis="y")
         panel.set_xlim(0, 100)
         panel.set_xlabel(f"% of the {kind}")
-    panels[0].legend(loc="lower left")
+    legend_beside(figure, panels[0], columns=2)
 
 
 def main(sizes: tuple[int, ...], seeds: tuple[int, ...], *, plot: bool) -> int:

@@ -148,22 +148,32 @@ def compared(found: Found, mix: Sizes) -> str:
     return table(["forced, against", "difference", "seeds with fewer"], lines)
 
 
-def draw(found: Found, figure: Figure) -> None:
+def forced(found: Found) -> dict[str, dict[str, tuple[float, float]]]:
+    """Collect mean and standard deviation of the forced VMs over the seeds, by mix and way."""
+    shares: dict[str, dict[str, tuple[float, float]]] = {}
+    for mix in MIXES:
+        for way in WAYS:
+            numbers = by_seed(found, mix, way, "forced")
+            deviation = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
+            shares.setdefault(mix.name, {})[way] = statistics.mean(numbers), deviation
+    return shares
+
+
+def draw(shares: Mapping[str, Mapping[str, tuple[float, float]]], figure: Figure) -> None:
     """Draw the share of forced VMs, one panel for each mix."""
-    panels = figure.subplots(1, len(MIXES), sharey=True)
-    names = list(WAYS)[::-1]
-    for panel, mix in zip(panels, MIXES, strict=True):
-        numbers = [by_seed(found, mix, way, "forced") for way in names]
+    panels = figure.subplots(1, len(shares), sharey=True)
+    for panel, (mix, by_way) in zip(panels, shares.items(), strict=True):
+        names = list(by_way)[::-1]
         panel.barh(
             range(len(names)),
-            [statistics.mean(one) for one in numbers],
-            xerr=[statistics.stdev(one) if len(one) > 1 else 0.0 for one in numbers],
+            [by_way[way][0] for way in names],
+            xerr=[by_way[way][1] for way in names],
             color=["#2a6f97" if way.startswith("kvplace") else "#b0b7bf" for way in names],
             error_kw={"linewidth": 0.8},
         )
         panel.set_yticks(range(len(names)), names)
         panel.grid(visible=False, axis="y")
-        panel.set_title(f"mix '{mix.name}'")
+        panel.set_title(f"mix '{mix}'")
         panel.set_xlabel("forced over more NUMA nodes, % of VMs")
 
 
@@ -210,7 +220,7 @@ def main() -> int:
             report_foresight(list(processes.map(foreseen, range(1 if given.quick else seeds))))
             if not given.quick:
                 title = "VMs forced over more NUMA nodes"
-                print(write_plot("fragmentation", partial(draw, found), title=title))
+                print(write_plot("fragmentation", partial(draw, forced(found)), title=title))
         except NotInstalled as error:
             print(error, file=sys.stderr)
             return 1

@@ -32,7 +32,7 @@ from typing import ParamSpec
 from benchmarks._adversary import Question, slowest
 from benchmarks._machines import SHAPES
 from benchmarks._odd_machines import PACKAGES, odd_machine, odd_request
-from benchmarks._plots import Figure, NotInstalled, write_plot
+from benchmarks._plots import Figure, NotInstalled, legend_beside, write_plot
 from benchmarks._tables import table
 from benchmarks.peers.kubelet import packed
 from kvplace.core.allocator.allocate import place
@@ -175,18 +175,28 @@ def _cpu_seconds(machine: Topology, question: Question) -> float:
 
 
 def draw(medians: Mapping[str, Sequence[float]], figure: Figure) -> None:
-    """Draw the medians, a bar for each kind of free set."""
+    """Draw the medians, a point for each kind of free set."""
     panel = figure.subplots()
     names = list(ASKED)[::-1]
-    height = 0.8 / len(medians)
-    for number, (kind, found) in enumerate(medians.items()):
-        places = [place + 0.4 - height * (number + 0.5) for place in range(len(names))]
-        panel.barh(places, [seconds * 1e6 for seconds in found[::-1]], height, label=kind)
+    looks = (("#2a6f97", "o"), ("#e09f3e", "s"), ("#9e2a2b", "D"))
+    for (kind, found), (colour, mark) in zip(medians.items(), looks, strict=True):
+        microseconds = [seconds * 1e6 for seconds in found[::-1]]
+        panel.plot(
+            microseconds,
+            range(len(names)),
+            mark,
+            color=colour,
+            fillstyle="none",
+            markeredgewidth=1.8,
+            label=kind,
+        )
     panel.set_yticks(range(len(names)), names)
-    panel.grid(visible=False, axis="y")
-    panel.set_xscale("log")
+    panel.set_xscale("log", subs=(2, 5))
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.xaxis.set_minor_formatter("{x:g}")
+    panel.grid(axis="x", which="minor")
     panel.set_xlabel("median, µs")
-    panel.legend()
+    legend_beside(figure, panel, columns=len(medians))
 
 
 def main(quick: bool) -> int:

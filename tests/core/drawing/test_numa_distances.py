@@ -99,8 +99,7 @@ def test_every_reported_distance_can_be_read_from_the_phrases(table: list[list[i
         if origin := re.match(r"from (\d+): ", phrase):
             for part in phrase[origin.end() :].split("; "):
                 value, _, nodes = part.partition(" to ")
-                for other in cpus_of(parse_cpu_list(nodes)):
-                    read[int(origin[1]), other] = int(value)
+                read |= {(int(origin[1]), node): int(value) for node in cpus_of(parse_cpu_list(nodes))}
             continue
         value, _, relation = phrase.partition(" ")
         for one, other in permutations(sockets, 2):
