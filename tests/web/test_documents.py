@@ -29,6 +29,8 @@ async def test_a_node_is_described_with_its_map_and_its_vms(certificates: Certif
         assert (found["namespace"], found["name"], found["label"]) == ("shop", "db", "A")
         assert (found["state"], found["cpus"]) == ("Pinned", format_cpu_list(vm.claim.cpus))
         assert len(node["map"]["sockets"]) == 2
+        placed = vm.placement.placement
+        assert node["map"]["legend"][0]["emulatorCpus"] == format_cpu_list(placed.emulator_cpus) != ""
         assert (await anna.json("/api/nodes/nowhere"))[1] == {"error": "the cluster has no node nowhere"}
 
 

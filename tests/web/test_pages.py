@@ -118,7 +118,9 @@ async def test_a_link_to_a_node_leads_there_through_the_sign_in(
         named = await page.accessible("link")
         first = next(one for one in named if one.startswith("CPU 1: "))
         assert first.startswith("CPU 1: owned by A shop/vm-")
-        assert "CPU 0: reserved" in await page.accessible("image")
+        host = next(one for one in await page.accessible("image") if one.startswith("CPU 0: "))
+        assert host.startswith("CPU 0: reserved with QEMU's own threads of A shop/vm-")
+        assert "distance 12 to NUMA 1; 32 to NUMA 2, 3" in await page.text(".map h4")
 
 
 async def test_the_keyboard_alone_leads_from_the_overview_to_a_vm_and_back(

@@ -28,6 +28,8 @@ _MARGIN = 20.0
 _ENTRY = 225.0
 """Width of a legend entry."""
 _NARROWEST = 660.0
+_MOST_NAMES = 4
+"""VMs that the title of a thread names whose QEMU runs there: the reserved CPUs serve many."""
 _MOST_FAULTS = 20
 """Faults written below the map; the description has all of them."""
 
@@ -158,8 +160,9 @@ class _Painter:
             strays = ", ".join(f"{label} {self._names[label]}" for label in thread.strays)
             words.append(f"with threads of {strays}")
         if thread.qemu:
-            vms = ", ".join(f"{label} {self._names[label]}" for label in thread.qemu)
-            words.append(f"with QEMU's own threads of {vms}")
+            few = len(thread.qemu) <= _MOST_NAMES
+            vms = [f"{label} {self._names[label]}" for label in thread.qemu] if few else []
+            words.append(f"with QEMU's own threads of {', '.join(vms) or f'{len(thread.qemu)} VMs'}")
         if thread.fault is not None:
             words.append(f"({thread.fault.value})")
         return " ".join(words)

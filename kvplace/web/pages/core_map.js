@@ -39,8 +39,7 @@ export function drawMap(map, { highlight = "", name = map.name } = {}) {
         group.cores.map(core)));
   const node = (numa) =>
     h("section", { class: "numa", "aria-label": `NUMA node ${numa.id}` },
-      h("h4", {}, `NUMA ${numa.id}${numa.part ? " (part)" : ""}`, h("small", {}, ` ${memory(numa)}`),
-        distances(numa) ? h("small", { class: "distances" }, `distance ${distances(numa)}`) : null),
+      h("h4", {}, `NUMA ${numa.id}${numa.part ? " (part)" : ""}`, facts(numa).map((words, index) => h("small", { class: index ? "line" : "" }, ` ${words}`))),
       h("div", { class: "l3s", vars: { "--columns": Math.ceil(Math.sqrt(numa.l3Groups.length)) || 1 } }, numa.l3Groups.map(l3)));
   const drawing = h("div", { class: "map", role: "group", "aria-label": `Core map of ${name}` },
     map.sockets.map((socket) =>
@@ -80,7 +79,10 @@ function drawThread(one, legend, seen) {
   const words = [`CPU ${one.cpu}: ${one.state}`];
   if (vms.length) words.push(`by ${vms.map((vm) => `${vm.label} ${nameOf(vm)}`).join(", ")}`);
   if (one.strays) words.push(`with threads of ${one.strays.map((label) => `${label} ${nameOf(legend.get(label))}`).join(", ")}`);
-  if (one.qemu) words.push(`with QEMU's own threads of ${one.qemu.map((label) => `${label} ${nameOf(legend.get(label))}`).join(", ")}`);
+  if (one.qemu) {
+    const vms = one.qemu.map((label) => `${label} ${nameOf(legend.get(label))}`);
+    words.push(`with QEMU's own threads of ${vms.length > 4 ? `${vms.length} VMs` : vms.join(", ")}`);
+  }
   if (one.fault) words.push(`(${one.fault})`);
   const colour = vms.length === 1 ? `vm${vms[0].index % COLOURS}${vms[0].index >= COLOURS ? " again" : ""}` : "";
   seen.add(one.fault ? "fault" : "").add(one.qemu ? "qemu" : "").add(one.state);
@@ -121,14 +123,16 @@ function faults(map) {
     map.faults.map((fault) => h("li", {}, `! ${fault.kind}: ${fault.message}`)));
 }
 
-function memory(numa) {
+// Free memory, what is set aside as huge pages, and the distances to other nodes.
+function facts(numa) {
   const sizes = Object.entries(numa.hugePages).filter(([, pages]) => pages.count);
   const plain = sizes.reduce((left, [size, pages]) => left - size * pages.count, numa.memory);
   const parts = numa.memory ? [`${bytes(numa.freeMemory)} of ${bytes(Math.max(0, plain))} free`] : ["memory unknown"];
   for (const [size, pages] of sizes) {
     parts.push(`${bytes(size * pages.count)} set aside: ${pages.free} of ${pages.count} huge pages of ${bytes(Number(size))} free`);
   }
-  return parts.join(", ");
+  const near = distances(numa);
+  return near ? [...parts, `distance ${near}`] : parts;
 }
 
 // The other NUMA nodes by their distance, the nearest first.
