@@ -105,7 +105,18 @@ def compile_below(folder: Path, root: Path) -> bool:
     # hashes, show in the bytecode.
     command = [sys.executable, "-m", "compileall", *how, *where]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    return subprocess.run(command, env=environment, check=False).returncode == 0
+    compiled = subprocess.run(command, env=environment, check=False).returncode == 0
+    subprocess.run([sys.executable, "-c", _WITHOUT_REFERENCES, str(folder)], env=environment, check=True)
+    return compiled
+
+
+_WITHOUT_REFERENCES = """
+import marshal, pathlib, sys
+for file in sorted(pathlib.Path(sys.argv[1]).rglob("*.pyc")):
+    header, code = file.read_bytes()[:16], file.read_bytes()[16:]
+    file.write_bytes(header + marshal.dumps(marshal.loads(code), 2))
+"""
+"""Version 2 of the format writes equal values equally: later ones mark what the process refers to twice."""
 
 
 @cache

@@ -152,7 +152,9 @@ def _all_bound(cluster: ControlPlane, namespace: str) -> list[dict[str, Any]]:
                 return list(bound.values())
     finally:
         connection.close()
-    raise AssertionError(f"only {len(bound)} of {COUNT} pods were bound")
+    pods = cluster.request("GET", f"/api/v1/namespaces/{namespace}/pods")["items"]
+    reasons = {_why_not(pod) for pod in pods if not pod["spec"].get("nodeName")}
+    raise AssertionError(f"only {len(bound)} of {COUNT} pods were bound, of {len(pods)}: {reasons}")
 
 
 def _wait_until_claims_are_of(

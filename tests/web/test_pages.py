@@ -208,8 +208,8 @@ async def test_colours_follow_the_system_until_the_reader_chooses(
         choose = "document.querySelector('#theme').value = '{}'; theme.dispatchEvent(new Event('change'))"
         await page.evaluate(choose.format(other))
         assert await page.evaluate(ground) == pages[other]
-        await page.evaluate("location.reload()")
-        await page.until(f"{LIVE} && {ground} === '{pages[other]}'")
+        await page.evaluate("window.isOld = true; location.reload()")
+        await page.until(f"!window.isOld && {LIVE} && {ground} === '{pages[other]}'")
         await page.evaluate(choose.format(""))
         assert await page.evaluate(ground) == pages[scheme]
 
