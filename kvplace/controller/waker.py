@@ -1,8 +1,8 @@
 """Making kube-scheduler retry waiting pods.
 
 It does so when a node changes; otherwise it would take five minutes. So an annotation of a node is changed
-after a release, and when the description of a machine changes; also at the start, since the process that
-ended may have released cores and not come to it.
+after a release, and when the description of a machine changes or is known before its node is; also at the
+start, since the process that ended may have released cores and not come to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvplace.controller.metrics import WAKES
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.scalars import NodeName
-from kvplace.kube.records import TopologyRecord
+from kvplace.kube.records import NodeRecord, TopologyRecord
 from kvplace.nodes.node_cache import NodeCache
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,9 @@ class Waker:
         self._now = now
         self._freed: set[NodeName] = set()
         self._changed = asyncio.Event()
+        self._topologies = cache.topologies
         cache.topologies.subscribe(self._topology_seen)
+        cache.nodes.subscribe(self._node_seen)
         self._freed.clear()  # topologies that were known before are no reason
         self._changed.clear()
         if any_waits():  # since before we came: cores may have been released for them
@@ -96,3 +98,8 @@ class Waker:
     def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
         if after is not None and (before is None or not after.allows_same_placements(before)):
             self.node_freed(after.node)
+
+    def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
+        # kube-scheduler may have tried it before our watch told of it, and got a no.
+        if before is None and after is not None and after.name in self._topologies.records:
+            self.node_freed(after.name)

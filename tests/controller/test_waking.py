@@ -67,3 +67,15 @@ async def test_a_machine_that_is_described_late_or_anew_wakes_the_waiting_pods(
             assert woken == ["late"] * times
             assert (await one.filter(waiting, "late")).names == names
             cluster.put_topology("late", EIGHT, kubelet_cpus=held)  # a report that says nothing new
+
+
+async def test_a_node_that_is_known_later_than_its_description_wakes_the_waiting_pods(
+    cluster: FaultyCluster,
+) -> None:
+    cluster.put_topology("late", EIGHT)
+    async with replica(cluster) as one:
+        waiting = asking_pod(cluster, "waiting", vcpus=6)
+        assert (await one.filter(waiting, "late")).names == []
+        cluster.create_node("late")
+        await one.until(lambda: RELEASED_AT in cluster.node_annotations("late"))
+        assert (await one.filter(waiting, "late")).names == ["late"]
