@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import shutil
+import stat
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,7 +71,8 @@ def write_layer(root: Path, folder: Path, attributes: Attributes | None = None) 
         member.uid = member.gid = attributes.owner(member.name)
         member.uname = member.gname = ""
         member.mtime = 0
-        member.mode = member.mode | 0o755 if member.isdir() else member.mode & ~0o022
+        shared = member.isdir() and member.mode & stat.S_ISVTX
+        member.mode = member.mode if shared else member.mode & ~0o022 | (0o755 if member.isdir() else 0)
         if capability := attributes.capabilities.get(member.name):
             member.pax_headers = {"SCHILY.xattr.security.capability": capability}
         return member

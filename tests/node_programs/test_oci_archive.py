@@ -91,6 +91,7 @@ def test_the_same_files_make_the_same_layer_whenever_they_were_written(root: Pat
     os.utime(root / "bin" / "program", (1, 1))
     os.utime(root / "bin", (2, 2))
     (root / "home" / "qemu" / "module.py").chmod(0o664)
+    (root / "home" / "qemu").chmod(0o775)
     assert write_layer(root, tmp_path).name == first.name
     (root / "bin" / "program").write_bytes(b"changed")
     assert write_layer(root, tmp_path).name != first.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,19 +24,28 @@ DATE = datetime(2026, 11, 1, tzinfo=UTC)
 @pytest.fixture
 def other_umask() -> Iterator[None]:
     """Make files that the group may write."""
-    before = os.umask(0o002)
-    yield
-    os.umask(before)
+    with umask(0o002):
+        yield
 
 
-@pytest.mark.usefixtures("other_umask")
-def test_an_image_that_is_built_again_without_anything_cached_has_the_same_layers(
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def test_an_image_that_is_built_again_under_another_umask_has_the_same_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with skipped_if_not_installed():
+    with umask(0o022), skipped_if_not_installed():
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
         first = layers_of(hook_image())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    second = layers_of(hook_image())
+    with umask(0o002):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+        second = layers_of(hook_image())
     assert first[0].parent != second[0].parent
     assert [layer.name for layer in first] == [layer.name for layer in second]
     lists = [software_list("hook", "1", "sha256:00", layers, DATE) for layers in (first, second)]
