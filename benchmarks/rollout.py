@@ -1,16 +1,17 @@
 """How long a rollout of 500 VMs takes, from the command to the last VM that is pinned.
 
-    python -m benchmarks.rollout [--vms 500] [--nodes 50] [--rounds 1] [--vmis]
+    python -m benchmarks.rollout [--vms 500] [--nodes 50]
 
 The command is `kvplace rollout create -f vm-templates/web-server.yaml --count 500 --yes`, as a process of
 its own, with its checks and its plan. etcd, kube-apiserver, kube-scheduler, KubeVirt's admission and
 virt-controller and kvplace (one replica, installed from its manifests) are real and share the machine with
 it. Nodes are Node objects of four server types; their kubelets, virt-handlers and agents are played and
-answer at once, so what a guest needs to boot is not in the figures. Each round makes the VMs, asks for the
-status, and deletes them again. Times to a stage count from the moment at which a VM was sent; the table has
-those of the round in the middle. CPU seconds are those of `create`, from its start to its end: on a machine
-that does nothing else they are what limits it. With `--vmis` the same VMs are VirtualMachineInstances, which
-spares KubeVirt and the API server the VirtualMachines around them.
+answer at once, so what a guest needs to boot is not in the figures. VMs are made, followed and deleted again
+three times: as VirtualMachines; as VirtualMachineInstances, which spares KubeVirt and the API server the
+VirtualMachines around them; and as VirtualMachines that ask kvplace for nothing, posted one after the other
+by sixteen clients and placed by kube-scheduler alone, until the last one runs: what the machine needs for
+KubeVirt itself. Times to a stage count from the moment at which a VM was sent. CPU seconds are those of
+`create`, from its start to its end: on a machine that does nothing else they are what limits it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import copy
 import json
 import os
 import resource
@@ -25,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from benchmarks._tables import table
 from benchmarks.bound_per_second import machines
 from benchmarks.cost_per_vm import process_name
 from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.kube_stream import KubeClient
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.control_plane.programs import KUBEVIRT
 from harness.go_build import built
@@ -46,19 +49,24 @@ from harness.kvplace_cluster.machines import node_shape, node_topology
 from harness.kvplace_cluster.played_vms import played_vms
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "vm-templates" / "web-server.yaml"
+Json = dict[str, Any]
+
 STAGES = ("bound", "running", "pinned")
+_PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round came to, in seconds."""
+    """What making VMs came to, in seconds."""
 
+    title: str
     create: float
-    status: float
-    delete: float
     cpu: dict[str, float]
     """CPU seconds of `create` by process."""
-    report: dict[str, Any]
+    status: float | None = None
+    delete: float | None = None
+    report: dict[str, Any] | None = None
+    """What the command says, where a rollout made the VMs."""
 
 
 @contextlib.contextmanager
@@ -88,28 +96,65 @@ def running_cluster(nodes: int) -> Iterator[tuple[ControlPlane, Callable[[], dic
 
 
 def measure(
-    plane: ControlPlane, used: Callable[[], dict[str, float]], template: Path, vms: int, number: int
+    plane: ControlPlane, used: Callable[[], dict[str, float]], template: Json, vms: int, title: str
 ) -> Round:
-    """Make VMs, ask for their status, and delete them."""
-    namespace = plane.create_namespace(f"rollout-{number}")
-    with played_vms(plane, namespace):
+    """Make VMs by a rollout, ask for their status, and delete them."""
+    namespace = plane.create_namespace(title.lower().replace(" ", "-"))
+    with tempfile.TemporaryDirectory() as folder, played_vms(plane, namespace):
+        path = Path(folder) / "template.json"
+        path.write_text(json.dumps(template))
         before = used()
         create, report = _called(
-            plane, namespace, "create", "-f", str(template), "--name", "web", "--count", str(vms), "--yes"
+            plane, namespace, "create", "-f", str(path), "--name", "web", "--count", str(vms), "--yes"
         )
         spent = used_since(before, used())
         status, _ = _called(plane, namespace, "status", "web")
         delete, _ = _called(plane, namespace, "delete", "web", "--yes", prints=False)
-    return Round(create, status, delete, spent, report)
+    return Round(title, create, spent, status, delete, report)
 
 
-def _vmi_template(folder: Path) -> Path:
-    """Write the template's VirtualMachineInstance into a file of its own."""
-    vm = yaml.safe_load(TEMPLATE.read_text())
-    vmi = {"apiVersion": vm["apiVersion"], "kind": "VirtualMachineInstance", **vm["spec"]["template"]}
-    path = folder / "vmi.json"
-    path.write_text(json.dumps(vmi))
-    return path
+def measure_without(
+    plane: ControlPlane, used: Callable[[], dict[str, float]], template: Json, vms: int, title: str
+) -> Round:
+    """Post VirtualMachines that ask kvplace for nothing, and wait until all of them run."""
+    namespace = plane.create_namespace(title.lower().replace(" ", "-"))
+    path = f"/apis/kubevirt.io/v1/namespaces/{namespace}/virtualmachines"
+    plain = copy.deepcopy(template)
+    del plain["spec"]["template"]["metadata"]["annotations"]
+    calls: list[Call] = []
+    for number in range(vms):
+        plain["metadata"] = {"name": f"web-{number:04}"}
+        calls.append(("POST", path, copy.deepcopy(plain)))
+
+    async def made() -> None:
+        vmis = path.removesuffix("s") + "instances"
+        async with asyncio.timeout(_PATIENCE_S), asyncio.TaskGroup() as group:
+            group.create_task(ask_all(plane, calls))
+            group.create_task(_all_run(plane, vmis, vms))
+
+    with played_vms(plane, namespace):
+        before, began = used(), time.monotonic()
+        asyncio.run(made())
+        seconds = time.monotonic() - began
+        spent = used_since(before, used())
+    return Round(title, seconds, {name: spent[name] for name in spent if name != "kvplace rollout"})
+
+
+async def _all_run(plane: ControlPlane, path: str, count: int) -> None:
+    running: set[str] = set()
+    async with (
+        KubeClient(plane.url, plane.ca_file, plane.admin.token) as client,
+        contextlib.aclosing(client.list_and_watch(path, "")) as changes,
+    ):
+        async for _, vmi in changes:
+            if vmi.get("status", {}).get("phase") == "Running":
+                running.add(vmi["metadata"]["uid"])
+            if len(running) == count:
+                return
+
+
+def _vmi_of(vm: Json) -> Json:
+    return {"apiVersion": vm["apiVersion"], "kind": "VirtualMachineInstance", **vm["spec"]["template"]}
 
 
 def _of_children() -> float:
@@ -129,48 +174,53 @@ def _called(
     return time.monotonic() - began, json.loads(done.stdout) if prints else {}
 
 
+def _table_of_stages(rounds: Sequence[Round]) -> str:
+    rows = [
+        [one.title, stage, *(f"{one.report['seconds'][stage][key]:.1f}" for key in ("p50", "p95", "max"))]
+        for one in rounds
+        if one.report
+        for stage in STAGES
+    ]
+    return table(["seconds of a VM to", "", "p50", "p95", "max"], rows)
+
+
+def _table_of_commands(rounds: Sequence[Round]) -> str:
+    rows = [
+        [
+            one.title,
+            *(
+                "" if seconds is None else f"{seconds:.1f}"
+                for seconds in (one.create, one.status, one.delete)
+            ),
+        ]
+        for one in rounds
+    ]
+    return table(["seconds of the whole command", "create", "status", "delete"], rows)
+
+
+def _table_of_cpu(rounds: Sequence[Round]) -> str:
+    names = sorted(rounds[0].cpu, key=lambda name: -rounds[0].cpu[name])
+    rows = [[name, *(f"{one.cpu[name]:.1f}" if name in one.cpu else "" for one in rounds)] for name in names]
+    total = ["all", *(f"{sum(one.cpu.values()):.1f}" for one in rounds)]
+    return table(["CPU seconds of create", *(one.title for one in rounds)], [*rows, total])
+
+
 def main() -> None:
-    """Measure and print a table."""
+    """Measure and print tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--vms", type=int, default=500)
     parser.add_argument("--nodes", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--vmis", action="store_true", help="make VirtualMachineInstances")
     given = parser.parse_args()
-    with running_cluster(given.nodes) as (plane, used), tempfile.TemporaryDirectory() as folder:
-        template = _vmi_template(Path(folder)) if given.vmis else TEMPLATE
-        measure(plane, used, template, 2, 0)  # the first ones meet cold caches everywhere
-        rounds = [measure(plane, used, template, given.vms, number) for number in range(1, given.rounds + 1)]
-    middle = sorted(rounds, key=lambda one: one.create)[len(rounds) // 2]
-    report = middle.report
-    counted = f"{given.rounds} round{'s' if given.rounds > 1 else ''}"
-    kind = "VirtualMachineInstances" if given.vmis else "VirtualMachines"
-    print(f"{given.vms} {kind} of {TEMPLATE.name} on {given.nodes} nodes, {counted}\n")
-    rows = [
-        [
-            stage,
-            str(report[stage]),
-            *(f"{report['seconds'][stage][key]:.1f}" for key in ("p50", "p95", "max")),
+    vm = yaml.safe_load(TEMPLATE.read_text())
+    with running_cluster(given.nodes) as (plane, used):
+        measure(plane, used, vm, 2, "warm up")  # the first ones meet cold caches everywhere
+        rounds = [
+            measure(plane, used, vm, given.vms, "VirtualMachines"),
+            measure(plane, used, _vmi_of(vm), given.vms, "VirtualMachineInstances"),
+            measure_without(plane, used, vm, given.vms, "without kvplace"),
         ]
-        for stage in STAGES
-    ]
-    print(table(["seconds of a VM to", "VMs", "p50", "p95", "max"], rows))
-    print()
-    rows = [
-        [what, *(f"{getattr(one, name):.1f}" for one in rounds)]
-        for what, name in (
-            ("create: planned, made and pinned", "create"),
-            ("status", "status"),
-            ("delete: until the last pod is gone", "delete"),
-        )
-    ]
-    print(
-        table(["seconds of the whole command", *(f"round {one}" for one in range(1, len(rounds) + 1))], rows)
-    )
-    print()
-    total = sum(middle.cpu.values())
-    rows = [[name, f"{spent:.1f}"] for name, spent in sorted(middle.cpu.items(), key=lambda one: -one[1])]
-    print(table(["CPU seconds of create", ""], [*rows, ["all", f"{total:.1f}"]]))
+    print(f"{given.vms} VMs of {TEMPLATE.name} on {given.nodes} nodes\n")
+    print("\n\n".join([_table_of_commands(rounds), _table_of_stages(rounds), _table_of_cpu(rounds)]))
 
 
 if __name__ == "__main__":
