@@ -29,6 +29,8 @@ SETTINGS = "kvplace.io/settings"
 """Annotation on pods that changes with their settings."""
 _CERT_MANAGER = "cert-manager.io/v1"
 _OWN = 'eq .Values.certificates "kvplace"'
+_WEB = ".Values.web.enabled"
+_WEB_PORT = 10443
 _CONDITIONS: tuple[tuple[Callable[[Json], bool], str], ...] = (
     (lambda entry: _component(entry) == "agent", ".Values.agent.enabled"),
     (lambda entry: _component(entry) == "scheduler", ".Values.scheduler.enabled"),
@@ -37,6 +39,7 @@ _CONDITIONS: tuple[tuple[Callable[[Json], bool], str], ...] = (
         "not .Values.scheduler.enabled",
     ),
     (lambda entry: entry["kind"].endswith("WebhookConfiguration"), ".Values.webhooks.enabled"),
+    (lambda entry: entry["metadata"]["name"] == "kvplace-web", _WEB),
     (lambda entry: entry["metadata"]["name"] == "kvplace-certificates", _OWN),
     (lambda entry: entry["apiVersion"] == _CERT_MANAGER, f"not ({_OWN})"),
     (
@@ -87,7 +90,7 @@ def _all_objects(render: Render, manifests: Path) -> Iterator[Json]:
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": ["../default"],
-        "components": ["../main-scheduler", "../monitoring"],
+        "components": ["../web", "../main-scheduler", "../monitoring"],
     }
     folder = manifests / "everything-else"
     folder.mkdir(exist_ok=True)
@@ -149,6 +152,7 @@ def _put_values(entry: Json, put: _Placeholders) -> None:
             "NOMINATE_FROM_NODES": put.text("int .Values.serve.nominateFromNodes"),
             "SIDECAR_IMAGE": put.text(".Values.images.hook"),
             "SCHEDULER_NAME": put.text(_SCHEDULER_NAME),
+            "WEB_ADDRESS": put.json(f'ternary "0.0.0.0:{_WEB_PORT}" "" {_WEB}'),
             "LOG_LEVEL": put.text(".Values.serve.logLevel"),
         }
     elif kind == "ConfigMap" and name == "kvplace-agent-settings":
@@ -184,9 +188,17 @@ def _put_pods(entry: Json, part: str, put: _Placeholders) -> None:
         )
     if part in ("serve", "scheduler"):
         entry["spec"]["replicas"] = put.json(f"int .Values.{part}.replicas")
+    if part == "serve":
+        ports = container["ports"]
+        with_web = [*ports, {"name": "web", "containerPort": _WEB_PORT}]
+        container["ports"] = put.piece(
+            f"{{{{ if {_WEB} }}}}{json.dumps(with_web)}{{{{ else }}}}{json.dumps(ports)}{{{{ end }}}}"
+        )
     if part in ("serve", "agent"):
         # Pods are replaced when their settings change: kustomize has a hash in the ConfigMap's name for that.
         settings = f"list .Values.{part} .Values.images.hook .Values.scheduler.enabled"
+        if part == "serve":
+            settings += f" {_WEB}"
         entry["spec"]["template"]["metadata"]["annotations"] = {
             SETTINGS: put.json(f"sha256sum (toJson ({settings}))")
         }

@@ -94,6 +94,11 @@ VALUES: Group = {
             True, _FLAG, "false: nodes are described and every command works, but no VM is changed"
         ),
     },
+    "web": {
+        "enabled": Value(
+            False, _FLAG, "the web map, for whoever may list nodeledgers: Service kvplace-web, port 443"
+        ),
+    },
     "certificates": Value("kvplace", {"enum": ["kvplace", "cert-manager"]}, "who makes and renews them"),
     "priorityClassNames": {
         "controlPlane": Value("system-cluster-critical", _TEXT, "of all pods but the agent's"),

@@ -22,6 +22,8 @@ from kvplace.service.metrics import CERTIFICATE_END
 _log = logging.getLogger(__name__)
 
 CA_SECRET, SERVER_SECRET, CLIENT_SECRET = "kvplace-ca", "kvplace-serve-tls", "kvplace-scheduler-client"
+SERVICES = ("kvplace", "kvplace-extender", "kvplace-web")
+"""The Services that lead to `serve`; that of the web map is named also where there is none yet."""
 
 
 class CertificateStore(Protocol):
@@ -50,8 +52,8 @@ class Names:
     @classmethod
     def of(cls, namespace: str, client: str) -> Names:
         """Name the Services of an installation, and the scheduler that may call."""
-        services = tuple(f"{service}.{namespace}.svc" for service in ("kvplace", "kvplace-extender"))
-        return cls(namespace, Subject("kvplace-serve", services), Subject(client))
+        dns_names = tuple(f"{service}.{namespace}.svc" for service in SERVICES)
+        return cls(namespace, Subject("kvplace-serve", dns_names), Subject(client))
 
 
 class Keeper:

@@ -89,6 +89,22 @@ class Connections:
         finally:
             connection.answering(begins=False)
 
+    @contextlib.contextmanager
+    def noticing_loss(
+        self, transport: asyncio.BaseTransport | None, call: Callable[[], None]
+    ) -> Iterator[None]:
+        """Have something called when the caller of a connection goes away, while the block runs."""
+        connection = self._open.get(transport)
+        if connection is None:  # gone already
+            call()
+            yield
+            return
+        connection.when_lost = call
+        try:
+            yield
+        finally:
+            connection.when_lost = None
+
     def hang_up(self) -> None:
         """Let every connection end after the answers under way, so that callers connect again, elsewhere."""
         for connection in list(self._open.values()):
@@ -179,6 +195,7 @@ class _Connection(asyncio.Protocol):
         self._unread = 0
         self._timed: KeepsOwnTime | None = None
         self._is_answering = False
+        self.when_lost: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's classes.
@@ -221,6 +238,8 @@ class _Connection(asyncio.Protocol):
         self._all.closed(self._transport)
         if self._inner is not None:
             self._inner.connection_lost(exc)
+        if self.when_lost is not None:
+            self.when_lost()
 
     def answering(self, *, begins: bool) -> None:
         self._is_answering = begins

@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 GRACE_S = 10.0
 """How long the end waits for requests that have begun; longer than a bind may take."""
 _LIMITS = ConnectionLimits()
+_CONNECTIONS = web.RequestKey("connections", Connections)
 
 
 @contextlib.asynccontextmanager
@@ -70,6 +71,19 @@ async def http1_server(
         await runner.cleanup()
 
 
+@contextlib.asynccontextmanager
+async def while_connected(request: web.Request) -> AsyncIterator[None]:
+    """Give the block up as soon as the caller goes away; a long answer would learn it from its next bytes."""
+    limit = asyncio.timeout(None)
+    try:
+        async with limit:
+            with request[_CONNECTIONS].noticing_loss(request.transport, lambda: limit.reschedule(0.0)):
+                yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+
+
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -79,6 +93,7 @@ def _noting_complete_requests(connections: Connections) -> Callable[..., Awaitab
         # A compressed body may be a thousand times larger than what was sent; nobody needs to send one.
         if request.headers.get("Content-Encoding", "identity") != "identity":
             return web.Response(status=415, text="compressed bodies are not read\n")
+        request[_CONNECTIONS] = connections
         with connections.answering(request.transport, request.content):
             return await handler(request)
 

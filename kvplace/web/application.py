@@ -22,6 +22,7 @@ from kvplace.core.errors import BadBody, KvplaceError, Refused, http_status_of
 from kvplace.core.scalars import NodeName
 from kvplace.nodes.cluster_holes import ClusterHoles
 from kvplace.nodes.node_cache import NodeCache
+from kvplace.service.listening import while_connected
 from kvplace.service.process import in_background
 from kvplace.web.documents import MAX_QUERY, node_document, search, vm_document
 from kvplace.web.feed import Feed
@@ -135,18 +136,22 @@ class WebMap:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         response.headers["X-Accel-Buffering"] = "no"  # nginx would hold events back
         with self._feed.stream(), contextlib.suppress(ConnectionResetError):  # the reader went away
-            await response.prepare(request)
-            # Says at once that the stream is open; without it browsers show nothing until the first event.
-            await response.write(b"retry: 2000\n\n")
-            asked_at = time.monotonic()
-            async with contextlib.aclosing(self._feed.follow(position)) as messages:
-                async for message in messages:
-                    await response.write(message)
-                    if time.monotonic() - asked_at >= self._feed.heartbeat_s:
-                        if not await self._visitors.still_may(viewer):
-                            break
-                        asked_at = time.monotonic()
+            async with while_connected(request):
+                await response.prepare(request)
+                # Says at once that the stream is open, which browsers would show with the first event only.
+                await response.write(b"retry: 2000\n\n")
+                await self._write_changes(response, viewer, position)
         return response
+
+    async def _write_changes(self, response: web.StreamResponse, viewer: Viewer, position: str) -> None:
+        asked_at = time.monotonic()
+        async with contextlib.aclosing(self._feed.follow(position)) as messages:
+            async for message in messages:
+                await response.write(message)
+                if time.monotonic() - asked_at >= self._feed.heartbeat_s:
+                    if not await self._visitors.still_may(viewer):
+                        break
+                    asked_at = time.monotonic()
 
     async def _login_page(self, request: web.Request) -> web.StreamResponse:
         return _login(200, "") if self._visitors.sign_in else _to("./")

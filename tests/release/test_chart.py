@@ -94,6 +94,7 @@ def rendered(plane: ControlPlane, manifests: Path, resources: str, *components: 
         pytest.param("default", ("without-agent",), ("agent.enabled=false",), id="without agent"),
         pytest.param("default", ("without-webhooks",), ("webhooks.enabled=false",), id="without webhooks"),
         pytest.param("default", ("monitoring",), ("monitoring.enabled=true",), id="monitoring"),
+        pytest.param("default", ("web",), ("web.enabled=true",), id="web map"),
     ],
 )
 def test_helm_makes_the_objects_that_kustomize_makes(
@@ -185,7 +186,8 @@ def test_pods_are_replaced_when_their_settings_change(helm: Path, unpacked: Path
         return str(found)
 
     assert seal() == seal('agent.reservedCpus="0"')
-    assert len({seal(), seal('serve.strategy="spread"'), seal("scheduler.enabled=false")}) == 3
+    changed = ('serve.strategy="spread"', "scheduler.enabled=false", "web.enabled=true")
+    assert len({seal(), *map(seal, changed)}) == 4
 
 
 def test_every_value_has_a_sentence(unpacked: Path) -> None:
