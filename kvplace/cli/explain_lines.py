@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, counted
 from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Request, Smt
@@ -84,7 +84,11 @@ def seat_lines(seat: Seat) -> Iterator[str]:
     vm, node = seat.vm, seat.node
     yield _titled("node", f"{vm.node} (pod {vm.pod.name}, {vm.state.value})")
     if not node.exists:
-        yield _titled("", "the API server has no such node any more")
+        yield _titled(
+            "", "the API server has no such node any more; Kubernetes deletes the pod in a minute or two"
+        )
+    elif not seat.is_ready:
+        yield _titled("", "the node is not Ready: what is said below is what was known before")
     if vm.placement is None:
         yield _titled("cores", "the pod has no placement of kvplace's; another scheduler may have bound it")
     elif vm.placement.placement.floats:
@@ -94,6 +98,8 @@ def seat_lines(seat: Seat) -> Iterator[str]:
         yield _titled("cores", placed(placement))
         if placement.emulator_cpus:
             yield _titled("", f"QEMU's own threads on {format_cpu_list(placement.emulator_cpus)}")
+        if seat.unclaimed:
+            yield _titled("", _unclaimed(seat))
         yield _titled("revision", _revision(seat))
         machine = node.machine
         if isinstance(machine, NodeMachine) and vm.placement.topology not in (
@@ -143,6 +149,18 @@ def event_rows(found: Explanation) -> Iterator[Sequence[str]]:
         yield ("LAST SEEN", "TIMES", "ABOUT", "REASON", "WHAT")
     for one in found.events:
         yield (one.when, str(one.count), one.about, one.reason, one.note)
+
+
+def _unclaimed(seat: Seat) -> str:
+    ledger = seat.node.ledger
+    others = {ledger.owners[cpu] for cpu in cpus_of(seat.unclaimed) if cpu in ledger.owners}
+    claims = (ledger.claims.get(uid) for uid in sorted(others))
+    names = [f"{claim.namespace}/{claim.vmi or claim.pod}" for claim in claims if claim is not None]
+    whose = f"belong to {', '.join(names) or 'somebody else'}" if others else "have no owner"
+    return (
+        f"CPUs {format_cpu_list(seat.unclaimed)} of these {whose} in the ledger of the node; "
+        "`kubectl kvplace doctor` says more"
+    )
 
 
 def _revision(seat: Seat) -> str:

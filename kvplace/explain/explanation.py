@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
+from kvplace.core.cpuset import mask_of
 from kvplace.core.neighbours import Neighbour, neighbours_of
 from kvplace.core.occupant import Occupant
 from kvplace.core.request_document import PodRequest
-from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
 from kvplace.explain.fitting import AskedNode, Fitting
 from kvplace.kube.node_filters import NodeObject, PodDemands, obstacle
 from kvplace.kube.records import PodReport
@@ -17,6 +18,9 @@ from kvplace.nodes.node_machine import Unusable
 
 NOT_CREATED = "NotCreated"
 """The state of a VM that has no pod yet; the others are those of `VmState`."""
+
+
+_RUNS_THERE = "the VM runs there, and a live migration goes to another node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,22 @@ class Seat:
     neighbours: tuple[Neighbour, ...] = ()
     measured_since: str = ""
     """Since when the agent says the same about its threads, RFC 3339; empty when it says nothing."""
+    is_ready: bool = True
+    """Whether the node's kubelet reports; if not, what is said about the VM is old."""
 
     @property
     def report(self) -> PodReport | None:
         """What the agent measures; None without an agent, or before it has looked."""
         return self.node.reports.get(self.vm.pod.uid)
+
+    @property
+    def unclaimed(self) -> CpuMask:
+        """CPUs that are its own by its placement, and by its node's ledger nobody's or another VM's."""
+        if self.vm.placement is None:
+            return NO_CPUS
+        owners, uid = self.node.ledger.owners, self.vm.pod.uid
+        held = mask_of(cpu for cpu, owner in owners.items() if owner == uid)
+        return CpuMask(self.vm.placement.placement.owned & ~held)
 
     @property
     def is_relocating(self) -> bool:
@@ -79,13 +94,20 @@ class Explanation:
 
 
 def asked_nodes(
-    view: ClusterView, nodes: Mapping[NodeName, NodeObject], demands: PodDemands
+    view: ClusterView,
+    nodes: Mapping[NodeName, NodeObject],
+    demands: PodDemands,
+    leaving: Container[NodeName] = (),
 ) -> Iterable[AskedNode]:
-    """Combine what kvplace and kube-scheduler know of every node of the cluster."""
+    """Combine what kvplace and kube-scheduler know of every node of the cluster.
+
+    `leaving` are the nodes on which the VM runs, of one that is to migrate.
+    """
     for name, node in view.nodes.items():
         scheduled = nodes.get(name)
         if scheduled is not None:  # of a deleted node its ledger may be left
-            yield AskedNode(name, node.snapshot, obstacle(scheduled, demands), occupants_of(view, node))
+            hindered = _RUNS_THERE if name in leaving else obstacle(scheduled, demands)
+            yield AskedNode(name, node.snapshot, hindered, occupants_of(view, node))
 
 
 def occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
@@ -104,11 +126,11 @@ def occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
     return tuple(found) if len(names) == len(found) else ()
 
 
-def seat_of(vm: VmView, node: NodeView, measured_since: str = "") -> Seat:
+def seat_of(vm: VmView, node: NodeView, measured_since: str = "", *, is_ready: bool = True) -> Seat:
     """Look at a bound VM among its neighbours."""
     placement = vm.placement
     if placement is None or isinstance(node.machine, Unusable):
-        return Seat(vm, node, (), measured_since)
+        return Seat(vm, node, (), measured_since, is_ready)
     cpus = CpuMask(placement.placement.cpus | placement.placement.owned)
     beside = neighbours_of(vm.pod.uid, cpus, node.machine.topology, node.ledger)
-    return Seat(vm, node, beside, measured_since)
+    return Seat(vm, node, beside, measured_since, is_ready)

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.errors import BadBody, Misconfigured
+from kvplace.core.errors import BadBody, Forbidden, Misconfigured
+from kvplace.core.marks import PINNED
+from kvplace.core.near_words import did_you_mean
 from kvplace.core.request_document import PodRequest
 from kvplace.core.scalars import NodeName
 from kvplace.core.strict_json import shown
-from kvplace.explain.explanation import NOT_CREATED, Event, Explanation, asked_nodes, seat_of
+from kvplace.explain.explanation import Event, Explanation, asked_nodes, seat_of
 from kvplace.explain.fitting import fit
+from kvplace.explain.notes import (
+    condition,
+    notes_on_document,
+    notes_on_starting,
+    notes_on_vmi,
+    notes_on_waiting,
+    state_of,
+)
 from kvplace.kube.node_filters import NodeObject, demands_of
 from kvplace.kube.object_reader import ApiKind, Document
 from kvplace.nodes.cluster_reading import ListClient, read_cluster
@@ -29,6 +39,7 @@ PODS = ApiKind("pods")
 NODES = ApiKind("nodes")
 EVENTS = ApiKind("events")
 _SHOWN_EVENTS = 12
+_NAMED = 3
 _GONE = NodeView(NodeName(""), NOT_KNOWN, exists=False)
 
 Stated = Callable[[Document, str], PodRequest | None]
@@ -108,9 +119,7 @@ async def explain_target(
     )
     vms = _vms_of(view, target)
     if not documents and not vms:
-        raise Misconfigured(
-            f"there is no {target}; `kubectl kvplace get vms -A` lists the VMs that ask for cores"
-        )
+        raise Misconfigured(f"there is no {target}{await _elsewhere(reader, kinds[0], view, target)}")
     names = {vm.pod.name for vm in vms} - {target.name}
     pods = await asyncio.gather(*(reader.read(PODS, name, namespace=target.namespace) for name in names))
     raw_pods = {pod["metadata"]["uid"]: pod for pod in (*pods, *documents) if pod and _is_pod(pod)}
@@ -119,7 +128,8 @@ async def explain_target(
     newest = tuple(sorted(set(events), key=lambda event: event.when)[-_SHOWN_EVENTS:])
     explained = _Explaining(view, nodes, target, newest, strategy)
     if vms:
-        return explained.of_pods(vms, raw_pods)
+        vmi = next((one for one in documents if one.get("kind") == TargetKind.VMI.value), None)
+        return explained.of_pods(vms, raw_pods, vmi)
     return explained.of_document(documents[-1], stated)
 
 
@@ -140,7 +150,8 @@ async def explain_document(
         metadata.get("namespace") or namespace,
         metadata.get("name") or "unnamed",
     )
-    return _Explaining(view, nodes, target, (), strategy).of_document(document, stated)
+    written = {key: value for key, value in document.items() if key != "status"}
+    return _Explaining(view, nodes, target, (), strategy).of_document(written, stated)
 
 
 class _Explaining:
@@ -160,31 +171,34 @@ class _Explaining:
         self._events = events
         self._strategy = strategy
 
-    def of_pods(self, vms: tuple[VmView, ...], raw: Mapping[str, Document]) -> Explanation:
+    def of_pods(
+        self, vms: tuple[VmView, ...], raw: Mapping[str, Document], vmi: Document | None
+    ) -> Explanation:
         """Explain a VM by its pods."""
         waiting = [vm for vm in vms if not vm.node]
-        notes: list[str] = []
-        for vm in waiting:
-            notes += self._notes_on_waiting(vm, raw.get(vm.pod.uid, {}))
+        seated = [vm for vm in vms if vm.node]
+        staying = [vm for vm in seated if vm.state is not VmState.ENDING]
         fitting = None
-        first = (waiting or list(vms))[0]
-        if waiting and first.request is not None:
-            spec = raw.get(first.pod.uid, {}).get("spec") or {}
-            asked = asked_nodes(self._view, self._nodes, demands_of(spec, f"Pod {first.pod.name}: spec"))
-            fitting = fit(asked, first.request.request, self._strategy)
+        if waiting and (request := waiting[0].request) is not None:
+            spec = raw.get(waiting[0].pod.uid, {}).get("spec") or {}
+            demands = demands_of(spec, f"Pod {waiting[0].pod.name}: spec")
+            leaving = frozenset(vm.node for vm in staying)
+            asked = asked_nodes(self._view, self._nodes, demands, leaving)
+            fitting = fit(asked, request.request, self._strategy)
+        first = (staying or waiting or seated)[0]
         return self._explanation(
             first.state.value,
             first.request,
-            notes,
+            self._notes_on_pods(waiting, seated, raw, vmi),
             fitting=fitting,
             seats=tuple(
                 seat_of(
                     vm,
                     self._view.nodes.get(vm.node, _GONE),
-                    _since(raw.get(vm.pod.uid, {}), "kvplace.io/Pinned"),
+                    _since(raw.get(vm.pod.uid, {}), PINNED),
+                    is_ready=vm.node in self._nodes and self._nodes[vm.node].is_ready,
                 )
-                for vm in vms
-                if vm.node
+                for vm in seated
             ),
         )
 
@@ -195,26 +209,47 @@ class _Explaining:
         is_vm = document.get("kind") != TargetKind.POD.value
         if document.get("kind") == TargetKind.VM.value:
             spec = (spec.get("template") or {}).get("spec") or {}
-        notes = list(_notes_on_document(document))
+        state, notes = state_of(document), list(notes_on_document(document))
         if request is None:
             notes.append("it asks for no cores: kvplace leaves it alone")
-            return self._explanation(NOT_CREATED, None, notes)
+            return self._explanation(state, None, notes)
         demands = demands_of(spec, f"{self._target}: spec", is_vm=is_vm)
         fitting = fit(asked_nodes(self._view, self._nodes, demands), request.request, self._strategy)
-        return self._explanation(NOT_CREATED, request, notes, fitting=fitting)
+        return self._explanation(state, request, notes, fitting=fitting)
 
-    def _notes_on_waiting(self, vm: VmView, raw: Document) -> Iterable[str]:
+    def _notes_on_pods(
+        self,
+        waiting: Sequence[VmView],
+        seated: Sequence[VmView],
+        raw: Mapping[str, Document],
+        vmi: Document | None,
+    ) -> Iterator[str]:
+        if vmi is not None:
+            yield from notes_on_vmi(vmi)
+        for vm in waiting:
+            if any(other.state is not VmState.ENDING for other in seated):
+                yield f"pod {vm.pod.name}, to which it shall migrate live, has no node yet"
+            elif seated:
+                yield f"its former pod {seated[0].pod.name} has not ended yet"
+            yield from self._notes_on_waiting(vm)
+            yield from notes_on_waiting(raw.get(vm.pod.uid, {}))
+        for vm in seated:
+            if vm.state is VmState.BOUND:
+                yield from notes_on_starting(raw.get(vm.pod.uid, {}))
+
+    def _notes_on_waiting(self, vm: VmView) -> Iterator[str]:
         claimed = [name for name, node in self._view.nodes.items() if vm.pod.uid in node.ledger.claims]
         if claimed:
             yield f"its cores are claimed on {', '.join(claimed)} already; the binding is under way"
         if vm.request is None:
             yield "its annotation kvplace.io/request cannot be read; delete the pod to have it created again"
-        scheduled = _condition(raw, "PodScheduled")
-        if scheduled is None:
-            name = (raw.get("spec") or {}).get("schedulerName", "")
-            yield f"no scheduler has looked at it yet: does one run under the name {name}?"
-        elif scheduled.get("message"):
-            yield f"kube-scheduler says: {scheduled['message']}"
+        held = [
+            name
+            for name, node in self._view.nodes.items()
+            if any(uid not in self._view.vms for uid in node.ledger.claims)
+        ]
+        if held:
+            yield f"cores on {_some(held)} are held for pods that were not found; see `kubectl kvplace doctor`"
 
     def _explanation(
         self, state: str, request: PodRequest | None, notes: Iterable[str], **more: Any
@@ -232,22 +267,6 @@ class _Explaining:
         )
 
 
-def _notes_on_document(document: Document) -> Iterable[str]:
-    """Say why an object of the cluster has no pod that asks for cores."""
-    status = document.get("status") or {}
-    printable = status.get("printableStatus")
-    if printable:
-        yield f"KubeVirt says: {printable}"
-    if status.get("activePods"):
-        yield (
-            "its pod carries no kvplace.io/request: it was created without kvplace's webhooks; "
-            "delete the pod to have it created again"
-        )
-    for condition in status.get("conditions") or ():
-        if condition.get("status") == "False" and condition.get("message"):
-            yield f"{condition.get('type')}: {condition['message']}"
-
-
 def _vms_of(view: ClusterView, target: Target) -> tuple[VmView, ...]:
     """Find the pods in question, without those that have ended."""
     over = (VmState.ENDED, VmState.FAILED)
@@ -259,8 +278,34 @@ def _vms_of(view: ClusterView, target: Target) -> tuple[VmView, ...]:
     )
 
 
+async def _elsewhere(reader: Reader, kind: ApiKind, view: ClusterView, target: Target) -> str:
+    """Say where an object of this name is, or which one was surely meant."""
+    try:
+        found = await reader.read_list(kind, fields=f"metadata.name={target.name}")
+    except Forbidden:  # whoever may look into one namespace only
+        found = ()
+    if namespaces := sorted(one["metadata"]["namespace"] for one in found):
+        return f", but one of this name in {_some(namespaces)}: choose its namespace with -n"
+    if target.kind is TargetKind.VMI and await reader.read(VMS, target.name, namespace=target.namespace):
+        return (
+            f": the VirtualMachine of this name does not run; see `kubectl kvplace explain vm/{target.name}`"
+        )
+    names = {
+        vm.pod.name if target.kind is TargetKind.POD else vm.pod.vmi
+        for vm in view.vms.values()
+        if vm.namespace == target.namespace
+    }
+    near = did_you_mean(target.name, sorted(filter(None, names)))
+    return near or "; `kubectl kvplace get vms -A` lists the VMs that ask for cores"
+
+
 async def _read_nodes(reader: Reader) -> dict[NodeName, NodeObject]:
     return {NodeName(node.metadata.name): node for node in await reader.read_list_as(NodeObject, NODES)}
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 async def _read_events(reader: Reader, target: Target) -> tuple[Event, ...]:
@@ -308,11 +353,6 @@ def _is_pod(document: Document) -> bool:
     return document.get("kind") == "Pod"
 
 
-def _condition(pod: Document, kind: str) -> Document | None:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    return next((one for one in conditions if one.get("type") == kind), None)
-
-
 def _since(pod: Document, kind: str) -> str:
-    found = _condition(pod, kind)
+    found = condition(pod, kind)
     return "" if found is None else found.get("lastTransitionTime") or ""

@@ -80,6 +80,8 @@ def _seat(seat: Seat) -> Json:
         document["placement"] = vm.placement.document()
         if isinstance(node.machine, NodeMachine):
             document["sameMachine"] = vm.placement.topology in ("", node.machine.topology.fingerprint)
+    document["unclaimed"] = format_cpu_list(seat.unclaimed)
+    document["nodeReady"] = seat.is_ready
     document["relocating"] = seat.is_relocating
     document["pinned"] = _pinned(seat)
     document["neighbours"] = [

@@ -29,8 +29,11 @@ _NOTE = "kvplace: "
 """How the lines begin that the program says on stderr; a log mixes both."""
 _POLL_S = 0.5
 _CANNOT_START = (
-    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerError", "RunContainerError",
+    "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable",
+    "InvalidImageName", "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
+    "StartError", "ContainerCannotRun",
 )  # fmt: skip
+"""Reasons of a container that waits for good, and of one that ended before its program began."""
 
 
 class PodClient(Protocol):
@@ -113,21 +116,23 @@ async def describe_through_pod(
     pod = await client.create(PODS, describing_pod(node, image, seconds), namespace=namespace)
     name = pod["metadata"]["name"]
     try:
-        phase = await _ended(client, namespace, name, seconds, pause)
+        failure = await _ended(client, namespace, name, seconds, pause)
         log = await client.read_log(namespace, name, CONTAINER, limit=MAX_LOG_BYTES)
     finally:
         await asyncio.shield(_gone(client, namespace, name))
-    return read_described(log, node, succeeded=phase == "Succeeded")
+    return _read_described(log, node, failure)
 
 
-def read_described(log: bytes, node: NodeName, *, succeeded: bool) -> tuple[Topology, tuple[str, ...]]:
-    """Read the machine and the notes out of a log; raises BadTopology."""
+def _read_described(log: bytes, node: NodeName, failure: str) -> tuple[Topology, tuple[str, ...]]:
+    """Read the machine and the notes out of a log; raises BadTopology, also where the pod has failed."""
     lines = log.decode("utf-8", "replace").splitlines()
     notes = tuple(line.removeprefix(_NOTE) for line in lines if line.startswith(_NOTE))
     text = "\n".join(line for line in lines if not line.startswith(_NOTE)).strip()
-    if not succeeded:
+    if failure:
         said = "; ".join((*notes, *text.splitlines()[-1:])) or "nothing"
-        raise BadTopology(f"the pod on node {node} could not read its machine; it said: {said[:500]}")
+        raise BadTopology(
+            f"the pod on node {node} could not read its machine ({failure}); it said: {said[:500]}"
+        )
     try:
         _, topology = read_node_topology(json_object(text, what=f"what the pod on node {node} printed"))
     except BadBody as error:
@@ -151,7 +156,7 @@ def check_node(node: NodeObject | None, name: NodeName) -> None:
 async def _ended(
     client: PodClient, namespace: str, name: str, seconds: float, pause: Callable[[float], Awaitable[None]]
 ) -> str:
-    """Wait until the pod has ended, and return its phase."""
+    """Wait until the pod has ended, and return why it has failed; empty when it has not."""
     loop = asyncio.get_running_loop()
     ends = loop.time() + seconds
     while True:
@@ -159,21 +164,25 @@ async def _ended(
         if pod is None:
             raise Unavailable(f"pod {namespace}/{name} was deleted before it had read the machine")
         status = pod.get("status") or {}
-        if status.get("phase") in ("Succeeded", "Failed") and status.get("containerStatuses"):
-            return str(status["phase"])
-        if status.get("phase") == "Failed":
+        phase, containers = status.get("phase"), status.get("containerStatuses") or ()
+        for container in containers:
+            for state in (container.get("state") or {}).values():
+                if state.get("reason") in _CANNOT_START:
+                    raise Misconfigured(
+                        f"image {container.get('image')} cannot run on the node ({state['reason']}: "
+                        f"{state.get('message', '')}); name one with --image"
+                    )
+        if phase == "Succeeded":
+            return ""
+        if phase == "Failed" and containers:
+            terminated = (containers[0].get("state") or {}).get("terminated") or {}
+            return f"{terminated.get('reason', 'Error')}, exit code {terminated.get('exitCode')}"
+        if phase == "Failed":
             why = status.get("message") or status.get("reason") or "no reason given"
             raise Unavailable(f"the kubelet does not run pod {namespace}/{name}: {why}")
-        for container in status.get("containerStatuses") or ():
-            waiting = (container.get("state") or {}).get("waiting") or {}
-            if waiting.get("reason") in _CANNOT_START:
-                raise Misconfigured(
-                    f"image {container.get('image')} cannot run on the node ({waiting.get('reason')}: "
-                    f"{waiting.get('message', '')}); name one with --image"
-                )
         if loop.time() >= ends:
             raise Unavailable(
-                f"pod {namespace}/{name} has not ended in {seconds:.0f} s (phase {status.get('phase')}); "
+                f"pod {namespace}/{name} has not ended in {seconds:.0f} s (phase {phase}); "
                 "give it more time with --timeout, or see why its node does not start it"
             )
         await pause(_POLL_S)

@@ -26,6 +26,11 @@ def was_refused(pod: dict[str, Any]) -> bool:
     return any(FAILED_TO_FIT in one.get("message", "") for one in conditions)
 
 
+def is_stopped(vm: dict[str, Any]) -> bool:
+    """Say whether KubeVirt calls a VM stopped."""
+    return bool(vm.get("status", {}).get("printableStatus") == "Stopped")
+
+
 def test_a_vm_is_explained_from_its_file_while_it_waits_and_once_it_is_bound(
     cluster: ControlPlane,
     virt: KubeVirt,
@@ -79,6 +84,17 @@ def test_a_vm_is_explained_from_its_file_while_it_waits_and_once_it_is_bound(
         assert (nobody.code, nobody.out) == (ExitCode.USAGE, "")
         assert f"there is no VirtualMachine {vm_namespace}/nobody" in nobody.err
 
-        for name in ("wide", "small"):
+        halted = vm_manifest("halted")
+        halted["spec"]["runStrategy"] = "Halted"
+        virt.create(VMS, vm_namespace, halted)
+        stopped = f"/apis/kubevirt.io/v1/namespaces/{vm_namespace}/{VMS}"
+        wait_for(cluster, stopped, "halted", is_stopped)
+        idle = explain("vm/halted", "-o", "json")
+        assert (idle.code, json.loads(idle.out)["state"]) == (ExitCode.DONE, "Stopped"), idle.err
+        assert "see `kubectl kvplace explain vm/halted`" in explain("vmi/halted").err
+        elsewhere = call_process("explain", "vm/halted", "--kubeconfig", str(cluster.kubeconfig))
+        assert f"but one of this name in {vm_namespace}: choose its namespace with -n" in elsewhere.err
+
+        for name in ("wide", "small", "halted"):
             cluster.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{vm_namespace}/{VMS}/{name}")
             virt.gone(VMS, vm_namespace, name)

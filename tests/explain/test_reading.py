@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from kvplace.admission.stated_request import stated_request
+from kvplace.cli.explain_lines import seat_lines
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadAnnotation, BadBody, Misconfigured
@@ -47,6 +48,8 @@ class Objects:
         self.stored: dict[tuple[str, str], Document] = {}
         self.nodes: list[Document] = [node()]
         self.events: list[Document] = []
+        self.elsewhere: list[Document] = []
+        """Objects of other namespaces."""
 
     def put(self, resource: str, document: Document) -> None:
         self.stored[resource, document["metadata"]["name"]] = document
@@ -58,7 +61,11 @@ class Objects:
     async def read_list(
         self, kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
     ) -> tuple[Document, ...]:
-        assert kind.resource == "events"
+        if kind.resource != "events":
+            assert namespace == ""
+            return tuple(
+                one for one in self.elsewhere if fields == f"metadata.name={one['metadata']['name']}"
+            )
         return tuple(
             event
             for event in self.events
@@ -179,17 +186,33 @@ async def test_a_vm_that_asks_for_nothing_is_left_alone(objects: Objects, cluste
 async def test_a_name_that_nobody_has_is_an_error_that_says_where_to_look(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
-    with pytest.raises(Misconfigured, match="there is no VirtualMachine default/nobody"):
+    with pytest.raises(Misconfigured, match=r"there is no VirtualMachine default/nobody; .* get vms -A"):
         await explained(objects, cluster, "vm/nobody")
+    cluster.create_pod("launcher", vmi="database", request=write_request(PodRequest(request_with(4))))
+    with pytest.raises(Misconfigured, match=r"default/databse; did you mean 'database'\?"):
+        await explained(objects, cluster, "vm/databse")
+    objects.elsewhere = [{"metadata": {"name": "databse", "namespace": name}} for name in ("shop", "lab")]
+    with pytest.raises(Misconfigured, match="one of this name in lab, shop: choose its namespace with -n"):
+        await explained(objects, cluster, "vm/databse")
 
 
-async def test_a_stopped_vm_is_explained_by_its_template_with_what_kubevirt_says(
+async def test_a_stopped_vm_is_explained_by_its_template_in_the_state_that_kubevirt_gives(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
-    objects.put("virtualmachines", {**vm(), "status": {"printableStatus": "Stopped"}})
+    missing = {"type": "Ready", "status": "False", "message": "VMI does not exist"}
+    objects.put(
+        "virtualmachines", {**vm(), "status": {"printableStatus": "Stopped", "conditions": [missing]}}
+    )
     found = await explained(objects, cluster, "vm/db")
-    assert found.notes == ("KubeVirt says: Stopped",)
+    assert (found.state, found.notes) == ("Stopped", ("KubeVirt says Ready is false: VMI does not exist",))
     assert found.fitting is not None
+
+
+async def test_a_file_that_was_exported_from_a_cluster_is_no_running_vm(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    found = await written(objects, cluster, {**vm(), "status": {"printableStatus": "Running"}})
+    assert (found.state, found.notes) == ("NotCreated", ())
 
 
 async def test_a_pod_that_admission_never_saw_is_named(objects: Objects, cluster: FaultyCluster) -> None:
@@ -284,6 +307,121 @@ async def test_a_running_vm_says_where_it_sits_whether_that_is_measured_and_who_
     assert document["sameMachine"] is True
 
 
+async def bound(
+    objects: Objects, cluster: FaultyCluster, *owned: int, node: str = "worker", **status: Any
+) -> None:
+    """Bind `db` to CPUs 0-1 and 8-9 of a node, with these of them as its own in the ledger."""
+    cpus = parse_cpu_list("0-1,8-9")
+    placement = Placement(Policy.EXCLUSIVE, tuple(map(CpuId, (0, 8, 1, 9))), cpus, cpus)
+    written_on = PodPlacement(PodUid("db"), NodeName(node), TWO.fingerprint, OnFailure.WAIT, placement)
+    cluster.create_pod(
+        "launcher",
+        uid="db",
+        vmi="db",
+        node=node,
+        request=write_request(PodRequest(request_with(4))),
+        annotations={PLACEMENT: written_on.to_json()},
+    )
+    ledger = await cluster.create_ledger(NodeName(node))
+    if owned:
+        await cluster.write_ledger(ledger, taking(claim("db", *owned)))
+    objects.put("pods", pod_document("launcher", "db", **status))
+    objects.put("virtualmachineinstances", vmi())
+
+
+def printed(found: Explanation) -> str:
+    return "\n".join(line for seat in found.seats for line in seat_lines(seat))
+
+
+async def test_a_paused_vm_and_a_migration_are_said_as_kubevirt_reports_them(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, 0, 1, 8, 9)
+    conditions = [
+        {"type": "Paused", "status": "True", "message": "VMI was paused by user"},
+        {"type": "LiveMigratable", "status": "False", "message": "it has a local disk"},
+        {"type": "Synchronized", "status": "False", "message": "the hook refuses"},
+    ]
+    migrating = {"sourceNode": "worker", "targetNode": "other"}
+    objects.put(
+        "virtualmachineinstances",
+        {**vmi(), "status": {"conditions": conditions, "migrationState": migrating}},
+    )
+    assert (await explained(objects, cluster, "vm/db")).notes == (
+        "it is paused: its vCPUs stand still, and it keeps its cores; `virtctl unpause vmi db` lets it go on",
+        "it migrates live from worker to other",
+        "KubeVirt says Synchronized is false: the hook refuses",
+    )
+    failed = {**migrating, "completed": True, "failed": True, "failureReason": "no room"}
+    objects.put("virtualmachineinstances", {**vmi(), "status": {"migrationState": failed}})
+    assert (await explained(objects, cluster, "vmi/db")).notes == ("its last live migration failed: no room",)
+
+
+async def test_a_vm_whose_cores_the_ledger_gives_to_somebody_else_is_told_so(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, 0, 8)
+    found = await explained(objects, cluster, "vm/db")
+    assert "CPUs 1,9 of these have no owner in the ledger of the node" in printed(found)
+    record = await cluster.read_ledger(WORKER)
+    assert record is not None
+    await cluster.write_ledger(record, taking(claim("web", 1)))
+    found = await explained(objects, cluster, "vm/db")
+    assert "CPUs 1,9 of these belong to default/pod-web in the ledger of the node" in printed(found)
+    (document,) = explanation_document(found)["pods"]
+    assert document["unclaimed"] == "1,9"
+
+
+async def test_what_was_measured_on_a_node_that_is_away_or_gone_is_called_old(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, 0, 1, 8, 9)
+    assert "not Ready" not in printed(await explained(objects, cluster, "vm/db"))
+    objects.nodes = [{**node(), "status": {}}]
+    assert "the node is not Ready" in printed(await explained(objects, cluster, "vm/db"))
+
+
+async def test_a_pod_of_a_deleted_node_says_what_becomes_of_it(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, node="deleted")
+    found = await explained(objects, cluster, "vm/db")
+    assert "the API server has no such node any more" in printed(found)
+
+
+async def test_a_bound_pod_says_what_its_containers_wait_for(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    waiting = {
+        "compute": {"waiting": {"reason": "ContainerCreating"}},
+        "disk": {"waiting": {"reason": "ImagePullBackOff", "message": "no such\n image"}},
+        "hook-sidecar-0": {"running": {}},
+    }
+    statuses = [{"name": name, "state": state, "ready": False} for name, state in waiting.items()]
+    await bound(objects, cluster, 0, 1, 8, 9, containerStatuses=statuses)
+    cluster.change_pod("default", "launcher", phase="Pending")
+    assert (await explained(objects, cluster, "vm/db")).notes == (
+        "container disk waits: ImagePullBackOff: no such image",
+        (
+            "container hook-sidecar-0 runs and is not ready; `kubectl -n default exec launcher "
+            "-c hook-sidecar-0 -- kvplace-hook ready --once` says why"
+        ),
+        "the kubelet prepares its volumes, network and images; the events say what is missing",
+    )
+
+
+async def test_cores_of_pods_that_are_gone_are_named_to_a_vm_that_waits(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await cluster.write_ledger(await cluster.create_ledger(WORKER), taking(claim("lost", 1)))
+    pod = cluster.create_pod("launcher", vmi="db", request=write_request(PodRequest(request_with(4))))
+    objects.put("pods", pod_document("launcher", pod.uid))
+    found = await explained(objects, cluster, "vm/db")
+    assert (
+        "cores on worker are held for pods that were not found; see `kubectl kvplace doctor`" in found.notes
+    )
+
+
 async def test_during_a_migration_both_pods_are_shown_and_the_one_that_waits_is_explained(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
@@ -293,5 +431,24 @@ async def test_during_a_migration_both_pods_are_shown_and_the_one_that_waits_is_
     objects.put("virtualmachineinstances", vmi())
     found = await explained(objects, cluster, "vmi/db")
     assert [seat.vm.pod.name for seat in found.seats] == ["source"]
+    assert found.state == found.seats[0].vm.state.value
+    assert found.notes[0] == "pod target, to which it shall migrate live, has no node yet"
     assert found.fitting is not None
+    (obstacle,) = found.fitting.obstacles
+    assert (obstacle.nodes, obstacle.would_fit) == (("worker",), ("worker",))
+    assert "a live migration goes to another node" in obstacle.sentence
+    assert found.fits_nowhere
+
+
+async def test_a_vm_that_starts_again_waits_and_says_that_its_former_pod_is_still_there(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    request = write_request(PodRequest(replace(request_with(4))))
+    cluster.create_pod("former", vmi="db", node="worker", request=request)
+    cluster.delete_pod("default", "former")
+    cluster.create_pod("launcher", vmi="db", request=request)
+    objects.put("virtualmachineinstances", vmi())
+    found = await explained(objects, cluster, "vmi/db")
     assert found.state == "Waiting"
+    assert found.notes[0] == "its former pod former has not ended yet"
+    assert not found.fits_nowhere

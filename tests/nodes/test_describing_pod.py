@@ -28,12 +28,18 @@ PRINTED = json.dumps(node_topology("its-hostname", TWO), indent=2).encode()
 
 
 def ended(phase: str = "Succeeded") -> dict[str, Any]:
-    return {"phase": phase, "containerStatuses": [{"name": "topology", "state": {"terminated": {}}}]}
+    terminated = {"reason": "Completed"} if phase == "Succeeded" else {"reason": "OOMKilled", "exitCode": 137}
+    return {"phase": phase, "containerStatuses": [{"name": "topology", "state": {"terminated": terminated}}]}
 
 
 def waiting(reason: str) -> dict[str, Any]:
     state = {"waiting": {"reason": reason, "message": "not found"}}
     return {"phase": "Pending", "containerStatuses": [{"image": "registry.example/x:1", "state": state}]}
+
+
+def never_began(reason: str) -> dict[str, Any]:
+    state = {"terminated": {"reason": reason, "message": "no such command", "exitCode": 128}}
+    return {"phase": "Failed", "containerStatuses": [{"image": "registry.example/x:1", "state": state}]}
 
 
 class Cluster:
@@ -98,7 +104,7 @@ async def test_what_is_no_machine_is_refused(log: bytes) -> None:
 
 
 async def test_a_pod_that_fails_says_why() -> None:
-    with pytest.raises(BadTopology, match=r"it said: /sys/devices/system/cpu cannot be read"):
+    with pytest.raises(BadTopology, match=r"\(OOMKilled, exit code 137\); it said: /sys/devices/system"):
         await Cluster(ended("Failed"), log=b"kvplace: /sys/devices/system/cpu cannot be read\n").describe()
 
 
@@ -106,6 +112,7 @@ async def test_a_pod_that_fails_says_why() -> None:
     ("statuses", "error", "sentence"),
     [
         ((waiting("ImagePullBackOff"),), Misconfigured, "image registry.example/x:1 cannot run on the node"),
+        ((never_began("StartError"),), Misconfigured, "StartError: no such command"),
         (({"phase": "Failed", "reason": "NodeAffinity"},), Unavailable, "the kubelet does not run"),
         ((None,), Unavailable, "was deleted before"),
     ],

@@ -1,0 +1,105 @@
+"""What KubeVirt, kube-scheduler and the kubelet say about a VM in its objects, as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from typing import Any
+
+from kvplace.explain.explanation import NOT_CREATED
+from kvplace.kube.object_reader import Document
+
+_STARTING = ("ContainerCreating", "PodInitializing")
+"""Reasons of containers that wait for nothing of their own."""
+_SIDECAR = "hook-sidecar-"
+
+
+def state_of(document: Document) -> str:
+    """Return how far an object has come in KubeVirt's word; NOT_CREATED without one."""
+    status = document.get("status") or {}
+    return str(status.get("printableStatus") or status.get("phase") or NOT_CREATED)
+
+
+def notes_on_document(document: Document) -> Iterator[str]:
+    """Say why an object of the cluster has no pod that asks for cores."""
+    status = document.get("status") or {}
+    if status.get("activePods"):
+        yield (
+            "its pod carries no kvplace.io/request: it was created without kvplace's webhooks; "
+            "delete the pod to have it created again"
+        )
+    yield from _unmet(status)
+
+
+def notes_on_vmi(vmi: Document) -> Iterator[str]:
+    """Say what else matters about a VMI that has pods: a pause, a migration, conditions that are not met."""
+    status = vmi.get("status") or {}
+    paused = condition(vmi, "Paused")
+    if paused is not None and paused.get("status") == "True":
+        name = vmi["metadata"]["name"]
+        yield (
+            "it is paused: its vCPUs stand still, and it keeps its cores; "
+            f"`virtctl unpause vmi {name}` lets it go on"
+        )
+    migration = status.get("migrationState") or {}
+    if migration.get("failed"):
+        yield f"its last live migration failed: {migration.get('failureReason') or 'no reason is given'}"
+    elif migration and not migration.get("completed"):
+        target = migration.get("targetNode") or "a node that is not chosen yet"
+        yield f"it migrates live from {migration.get('sourceNode') or status.get('nodeName')} to {target}"
+    # What these say of a VM that has not begun to start, kube-scheduler and kubelet say in more words.
+    begins = status.get("phase") not in ("Scheduled", "Running")
+    yield from _unmet(status, ("PodScheduled", *(("Ready",) if begins else ())))
+
+
+def notes_on_waiting(pod: Document) -> Iterator[str]:
+    """Say what kube-scheduler says about a pod without a node."""
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled is None:
+        name = (pod.get("spec") or {}).get("schedulerName", "")
+        yield f"no scheduler has looked at it yet: does one run under the name {name}?"
+    elif scheduled.get("message"):
+        yield f"kube-scheduler says: {scheduled['message']}"
+
+
+def notes_on_starting(pod: Document) -> Iterator[str]:
+    """Say what the containers of a bound pod that does not run yet wait for."""
+    status = pod.get("status") or {}
+    metadata = pod.get("metadata") or {}
+    starting = False
+    for container in (*_statuses(status, "initContainerStatuses"), *_statuses(status, "containerStatuses")):
+        name, state = container.get("name"), container.get("state") or {}
+        waiting = state.get("waiting")
+        if waiting is not None and waiting.get("reason") in _STARTING:
+            starting = True
+        elif waiting is not None:
+            message = " ".join((waiting.get("message") or "").split())
+            yield f"container {name} waits: {': '.join(filter(None, (waiting.get('reason'), message)))}"
+        elif "running" in state and not container.get("ready") and str(name).startswith(_SIDECAR):
+            yield (
+                f"container {name} runs and is not ready; `kubectl -n {metadata.get('namespace')} exec "
+                f"{metadata.get('name')} -c {name} -- kvplace-hook ready --once` says why"
+            )
+    if starting:
+        yield "the kubelet prepares its volumes, network and images; the events say what is missing"
+
+
+def condition(document: Document, kind: str) -> Document | None:
+    """Return a condition of an object; None where it has none."""
+    conditions = (document.get("status") or {}).get("conditions") or ()
+    return next((one for one in conditions if one.get("type") == kind), None)
+
+
+def _unmet(status: Document, known: Container[str] = ()) -> Iterator[str]:
+    """Repeat the conditions that are not met, each sentence once; whether it could migrate is no complaint."""
+    said = set()
+    for one in status.get("conditions") or ():
+        kind, message = str(one.get("type")), one.get("message")
+        if one.get("status") != "False" or not message or kind in known or kind.endswith("Migratable"):
+            continue
+        if message not in said:
+            said.add(message)
+            yield f"KubeVirt says {kind} is false: {message}"
+
+
+def _statuses(status: Document, key: str) -> Iterable[dict[str, Any]]:
+    return status.get(key) or ()
