@@ -90,7 +90,7 @@ def condition(document: Document, kind: str) -> Document | None:
 
 
 def _unmet(status: Document, known: Container[str] = ()) -> Iterator[str]:
-    """Repeat the conditions that are not met, each sentence once; whether it could migrate is no complaint."""
+    """Repeat the conditions that are not met, each sentence once, but for whether it could migrate."""
     said = set()
     for one in status.get("conditions") or ():
         kind, message = str(one.get("type")), one.get("message")

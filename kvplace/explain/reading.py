@@ -249,7 +249,7 @@ class _Explaining:
             if any(uid not in self._view.vms for uid in node.ledger.claims)
         ]
         if held:
-            yield f"cores on {_some(held)} are held for pods that were not found; see `kubectl kvplace doctor`"
+            yield f"cores on {_some(held)} are held for pods that were not found; ask `kvplace doctor`"
 
     def _explanation(
         self, state: str, request: PodRequest | None, notes: Iterable[str], **more: Any

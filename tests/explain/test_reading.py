@@ -417,9 +417,7 @@ async def test_cores_of_pods_that_are_gone_are_named_to_a_vm_that_waits(
     pod = cluster.create_pod("launcher", vmi="db", request=write_request(PodRequest(request_with(4))))
     objects.put("pods", pod_document("launcher", pod.uid))
     found = await explained(objects, cluster, "vm/db")
-    assert (
-        "cores on worker are held for pods that were not found; see `kubectl kvplace doctor`" in found.notes
-    )
+    assert "cores on worker are held for pods that were not found; ask `kvplace doctor`" in found.notes
 
 
 async def test_during_a_migration_both_pods_are_shown_and_the_one_that_waits_is_explained(

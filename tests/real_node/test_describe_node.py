@@ -14,6 +14,7 @@ from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, Json
 from harness.control_plane.watching import wait_for
 from harness.real_node.cluster import RealCluster
 from harness.real_node.kvplace_pods import AGENT
+from kvplace import __version__
 from kvplace.core.errors import ExitCode
 from tests.cli.calls import Called, call_process
 
@@ -105,7 +106,7 @@ def test_an_image_that_is_not_there_is_named_and_nothing_is_left(kvplace: RealCl
 
 
 def test_an_image_without_the_command_is_named_and_nothing_is_left(kvplace: RealCluster) -> None:
-    hook = "kvplace/hook:0.1.0"
+    hook = f"kvplace/hook:{__version__}"
     called = describe_node(kvplace.plane, "n1", "--image", hook)
     assert called.code == ExitCode.USAGE
     assert f"image {hook} cannot run on the node" in called.err
