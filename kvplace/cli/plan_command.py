@@ -18,6 +18,7 @@ from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from kvplace.core.cluster.cluster_node import ClusterNode
+    from kvplace.core.cluster.draft import ClosedNodes
     from kvplace.core.cluster.planning import Plan
     from kvplace.plan.mip_bound import MipBound
 
@@ -77,12 +78,16 @@ def command(
     {"id": "web", "vcpus": 2, "count": 20}              20 equal VMs
 
     With --live the VMs are planned on the nodes of a real cluster as they are now; nothing is written there.
+    VMs that wait already come first. Nodes that are cordoned, not Ready or tainted are left out.
 
     All VMs are considered together, so more of them fit than one after the other; both counts are printed.
 
     Exit code 0 when every VM was placed, 3 when none was, 4 when some were; 130 after Ctrl-C, with the best
     plan so far.
     """  # noqa: D301 - click needs the literal backslash
+    from dataclasses import replace
+
+    from kvplace.core.cluster.draft import OPEN
     from kvplace.core.cluster.planning import plan
     from kvplace.plan.mip_bound import mip_bound
     from kvplace.plan.plan_cluster import read_plan_cluster
@@ -91,10 +96,13 @@ def command(
     if live or flags.are_given:
         if cluster is not None:
             raise click.UsageError("--cluster is a document; leave it out to plan on the live cluster")
-        nodes = _live_nodes(flags)
+        nodes, closed = _live(flags)
     else:
-        nodes = read_plan_cluster(cluster)
-    vms = read_vm_requests(requests, (vm.id for node in nodes for vm in node.running))
+        nodes, closed = read_plan_cluster(cluster), OPEN
+    vms = [
+        replace(vm, closed=closed)
+        for vm in read_vm_requests(requests, (vm.id for node in nodes for vm in node.running))
+    ]
     with Progress("planning", len(vms), "VM") as progress:
         solving = partial(progress.show, 0, "solver")
         bound = mip_bound(nodes, vms, seconds=seconds, goes_on=solving) if optimal else None
@@ -127,18 +135,17 @@ def command(
     return ExitCode.PARTLY_DONE if found.planned else ExitCode.DOES_NOT_FIT
 
 
-def _live_nodes(flags: ClusterFlags) -> tuple[ClusterNode, ...]:
+def _live(flags: ClusterFlags) -> tuple[tuple[ClusterNode, ...], ClosedNodes]:
+    """Read the nodes of the cluster, and those that a VM without tolerations and selectors never goes to."""
     from kvplace.cli.live_cluster import run_with_cluster
-    from kvplace.core.quantity import counted
-    from kvplace.nodes.cluster_reading import read_cluster
-    from kvplace.nodes.planning_nodes import planning_nodes
+    from kvplace.kube.node_filters import PodDemands
+    from kvplace.kube.object_reader import ObjectReader
+    from kvplace.nodes.planning_cluster import read_planning_cluster
 
-    view = run_with_cluster(flags, lambda live: read_cluster(live.api))
-    nodes = planning_nodes(view)
-    if len(nodes) < len(view.nodes):
-        problem = next(f"{name}: {node.problem}" for name, node in view.nodes.items() if node.problem)
-        say(f"{counted(len(view.nodes) - len(nodes), 'node')} cannot hold VMs, for example {problem}")
-    return nodes
+    found = run_with_cluster(flags, lambda live: read_planning_cluster(live.api, ObjectReader(live.session)))
+    for note in found.notes:
+        say(note)
+    return found.nodes, found.closed_to(PodDemands())
 
 
 def _print(plan: Plan, bound: MipBound | None, *, wide: bool) -> None:

@@ -1,4 +1,4 @@
-"""Label selectors as people write them for kubectl: `app=web,tier!=db,zone in (a,b),gpu,!old`."""
+"""Label selectors as people write them for kubectl: `app=web,tier!=db,zone in (a,b),gpu,!old,size>8`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _KEY = rf"(?:[a-z0-9](?:[-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_NAME}"
 _TERM = re.compile(
     rf"\s*(?:(?P<absent>!)\s*(?P<gone>{_KEY})"
     rf"|(?P<key>{_KEY})\s*(?:(?P<sign>==|=|!=)\s*(?P<value>{_NAME}|)"
+    r"|(?P<order>[<>])\s*(?P<bound>-?[0-9]{1,18})"
     r"|\s(?P<word>in|notin)\s*\((?P<values>[^()]*)\))?)\s*(?:,|$)"
 )
 
@@ -25,6 +26,8 @@ class Operator(Enum):
     NOT_IN = "notin"
     EXISTS = "exists"
     ABSENT = "absent"
+    GREATER = ">"
+    LESS = "<"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,16 @@ class LabelTerm:
                 return self.key in labels
             case Operator.ABSENT:
                 return self.key not in labels
+            case Operator.GREATER | Operator.LESS:
+                return self._is_in_order(labels.get(self.key, ""))
+
+    def _is_in_order(self, value: str) -> bool:
+        """Compare whole numbers; what is none is neither greater nor less."""
+        try:
+            (bound,) = map(int, self.values)
+            return int(value) > bound if self.operator is Operator.GREATER else int(value) < bound
+        except ValueError:
+            return False
 
     def __str__(self) -> str:
         match self.operator:
@@ -53,6 +66,8 @@ class LabelTerm:
                 return self.key
             case Operator.ABSENT:
                 return f"!{self.key}"
+            case Operator.GREATER | Operator.LESS:
+                return f"{self.key}{self.operator.value}{','.join(self.values)}"
             case _:
                 return f"{self.key} {self.operator.value} ({','.join(self.values)})"
 
@@ -69,7 +84,7 @@ def read_label_terms(text: str) -> LabelTerms:
         if found is None or found.end() == position:
             raise BadBody(
                 f"the selector {text!r} cannot be read at {text[position:][:40]!r}: write it like "
-                "'app=web,tier!=db,zone in (a,b),gpu,!old'"
+                "'app=web,tier!=db,zone in (a,b),gpu,!old,size>8'"
             )
         terms.append(_term(found))
         position = found.end()
@@ -84,6 +99,8 @@ def _term(found: re.Match[str]) -> LabelTerm:
     if found["sign"]:
         operator = Operator.NOT_IN if found["sign"] == "!=" else Operator.IN
         return LabelTerm(found["key"], operator, (found["value"],))
+    if found["order"]:
+        return LabelTerm(found["key"], Operator(found["order"]), (found["bound"],))
     if found["word"]:
         values = tuple(value.strip() for value in found["values"].split(","))
         return LabelTerm(found["key"], Operator(found["word"]), values)

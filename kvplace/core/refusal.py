@@ -23,6 +23,8 @@ class Reason(Enum):
     NOT_ENOUGH_MEMORY = "NotEnoughMemory"
     NOT_ENOUGH_HUGE_PAGES = "NotEnoughHugePages"
     NO_TOPOLOGY = "NoTopology"
+    NODE_FILTERED = "NodeFiltered"
+    """kube-scheduler keeps the VM away whatever is free: a cordon, a taint, a label that the node lacks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,33 +10,20 @@ import msgspec
 
 from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
+from kvplace.kube.match_expressions import MatchExpression
 
 PATH = ("apis", "policy", "v1", "poddisruptionbudgets")
-_OPERATORS = {
-    "In": Operator.IN,
-    "NotIn": Operator.NOT_IN,
-    "Exists": Operator.EXISTS,
-    "DoesNotExist": Operator.ABSENT,
-}
 
 
 class _BudgetObject(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Base of everything here: keys in camelCase."""
 
 
-class Expression(_BudgetObject, frozen=True):
-    """An entry of `matchExpressions`."""
-
-    key: str
-    operator: str
-    values: tuple[str, ...] | None = None
-
-
 class LabelSelector(_BudgetObject, frozen=True):
     """A label selector."""
 
     match_labels: dict[str, str] | None = None
-    match_expressions: tuple[Expression, ...] | None = None
+    match_expressions: tuple[MatchExpression, ...] | None = None
 
 
 class Spec(_BudgetObject, frozen=True):
@@ -70,14 +57,10 @@ class BudgetObject(_BudgetObject, frozen=True):
 def disruption_budget(document: BudgetObject) -> DisruptionBudget:
     """Read a PodDisruptionBudget; a selector with an operator that nobody knows selects nothing."""
     selector = document.spec.selector or LabelSelector()
-    terms = [LabelTerm(key, Operator.IN, (value,)) for key, value in (selector.match_labels or {}).items()]
-    try:
-        terms += [
-            LabelTerm(one.key, _OPERATORS[one.operator], one.values or ())
-            for one in selector.match_expressions or ()
-        ]
-    except KeyError:
-        terms = []
+    labels = [LabelTerm(key, Operator.IN, (value,)) for key, value in (selector.match_labels or {}).items()]
+    expressions = [one.term for one in selector.match_expressions or ()]
+    known = [term for term in expressions if term is not None]
+    terms = [*labels, *known] if len(known) == len(expressions) else []
     return DisruptionBudget(
         namespace=document.metadata.namespace,
         name=document.metadata.name,

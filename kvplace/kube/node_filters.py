@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from kvplace.core.errors import BadBody
+from kvplace.kube.match_expressions import MatchExpression
 
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _SCHEDULABLE = "kubevirt.io/schedulable"
@@ -53,48 +54,19 @@ class Toleration(_ApiObject, frozen=True):
         return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
 
 
-class Requirement(_ApiObject, frozen=True):
-    """One condition on a label or field."""
-
-    key: str = ""
-    operator: str = ""
-    values: tuple[str, ...] | None = None
-
-    def holds(self, labels: Mapping[str, str]) -> bool:
-        """Say whether labels meet it; an operator that is not known is not met."""
-        value, values = labels.get(self.key), self.values or ()
-        match self.operator:
-            case "In":
-                return value in values
-            case "NotIn":
-                return value not in values
-            case "Exists":
-                return value is not None
-            case "DoesNotExist":
-                return value is None
-            case "Gt" | "Lt" if value is not None and len(values) == 1:
-                try:
-                    difference = int(value) - int(values[0])
-                except ValueError:
-                    return False
-                return difference > 0 if self.operator == "Gt" else difference < 0
-            case _:
-                return False
-
-
 class Term(_ApiObject, frozen=True):
     """Conditions that must all hold; a term without any selects nothing."""
 
-    match_expressions: tuple[Requirement, ...] | None = None
-    match_fields: tuple[Requirement, ...] | None = None
+    match_expressions: tuple[MatchExpression, ...] | None = None
+    match_fields: tuple[MatchExpression, ...] | None = None
 
     def selects(self, node: NodeObject) -> bool:
         """Say whether a node meets them."""
         expressions, fields = self.match_expressions or (), self.match_fields or ()
         name = {"metadata.name": node.metadata.name}
         return bool(expressions or fields) and (
-            all(one.holds(node.metadata.labels or {}) for one in expressions)
-            and all(one.holds(name) for one in fields)
+            all(_holds(one, node.metadata.labels or {}) for one in expressions)
+            and all(_holds(one, name) for one in fields)
         )
 
 
@@ -186,6 +158,11 @@ def obstacle(node: NodeObject, demands: PodDemands) -> str:
     if required and not any(term.selects(node) for term in required.node_selector_terms or ()):
         return "the node is not one that the pod's nodeAffinity allows"
     return ""
+
+
+def _holds(expression: MatchExpression, labels: Mapping[str, str]) -> bool:
+    term = expression.term
+    return term is not None and term.holds(labels)
 
 
 def _tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:

@@ -73,7 +73,9 @@ def mip_bound(
     except ImportError:
         raise Misconfigured(_NOT_INSTALLED) from None
     began = time.monotonic()
-    program = _Program(Draft.empty(nodes), shapes_of(vm.request for vm in requests))
+    program = _Program(
+        Draft.empty(nodes), shapes_of((vm.request for vm in requests), (vm.closed for vm in requests))
+    )
     if program.is_empty:
         return MipBound(Tally(0, 0), True, time.monotonic() - began, ())
     solver = highspy.Highs()  # type: ignore[no-untyped-call]

@@ -34,10 +34,10 @@ class RefusedVms:
 
 
 def refused_vms(plan: Plan) -> list[RefusedVms]:
-    """Group the refused VMs by their request, the largest group first."""
+    """Group the refused VMs that have the same request and reasons, the largest group first."""
     groups: dict[object, list[RefusedVm]] = {}
     for vm in plan.refused:
-        groups.setdefault(vm.request.key, []).append(vm)
+        groups.setdefault((vm.request.key, id(vm.refusals)), []).append(vm)
     found = [
         RefusedVms(tuple(vm.id for vm in vms), vms[0].request, grouped(vms[0].refusals))
         for vms in groups.values()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_rollouts import ApiRollouts
 from kvplace.kube.credentials import CredentialOptions
+from kvplace.kube.object_reader import ObjectReader
 from kvplace.kube.session import Session, open_session
-from kvplace.nodes.cluster_reading import read_cluster
-from kvplace.nodes.planning_nodes import planning_nodes
+from kvplace.nodes.planning_cluster import PlanningCluster, read_planning_cluster
 from kvplace.rollout.rollouts import Rollouts
 
 
@@ -31,7 +30,7 @@ def rollouts_on(session: Session, namespace: str) -> Rollouts:
     """Return the rollouts of a namespace; the session stays its owner's."""
     api = ApiCluster(session)
 
-    async def read_nodes() -> Sequence[ClusterNode]:
-        return planning_nodes(await read_cluster(api))
+    async def read_nodes() -> PlanningCluster:
+        return await read_planning_cluster(api, ObjectReader(session))
 
     return Rollouts(ApiRollouts(session), namespace, read_nodes)

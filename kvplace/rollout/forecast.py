@@ -1,20 +1,22 @@
 """Where the VMs of a rollout will probably go, and which will not fit.
 
-The planning code of `kvplace plan` on what is free now. It is a forecast: the scheduler decides one VM after
-the other, others may be faster, and what only kube-scheduler knows (taints, selectors) is not in it.
+The planning code of `kvplace plan` on what is free now, on the nodes where cordons, taints, selectors and
+required node affinity let the VMs of each template go. It is a forecast: the scheduler decides one VM after
+the other, others may be faster, and what else kube-scheduler filters by (volumes, affinity to pods) is not
+in it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cluster.planning import VmRequest, plan
 from kvplace.core.quantity import counted
 from kvplace.core.scalars import NodeName
+from kvplace.nodes.planning_cluster import PlanningCluster
 from kvplace.plan.plan_report import RefusedVms, refused_vms
 from kvplace.rollout.wanted import WantedVm
 
@@ -29,6 +31,8 @@ class Forecast:
     """VMs that fit nowhere, those with equal requests together."""
     unplanned: tuple[str, ...]
     """VMs that ask for no cores, or whose size is not known yet."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what the forecast starts from."""
 
     @property
     def by_node(self) -> Mapping[NodeName, int]:
@@ -46,7 +50,7 @@ class Forecast:
     @property
     def summary(self) -> tuple[str, ...]:
         """Sentences for a person who is asked to confirm."""
-        lines = []
+        lines = list(self.notes)
         if self.nodes:
             nodes = counted(len(self.by_node), "node")
             lines.append(f"{counted(len(self.nodes), 'VM')} will get cores on {nodes}, as it looks now")
@@ -61,16 +65,23 @@ class Forecast:
 
 
 def forecast(
-    nodes: Sequence[ClusterNode], vms: Iterable[WantedVm], strategy: Strategy = Strategy.PACK
+    cluster: PlanningCluster, vms: Iterable[WantedVm], strategy: Strategy = Strategy.PACK
 ) -> Forecast:
     """Plan the VMs that ask for cores on nodes with what runs there."""
     wanted = list(vms)
-    requests = [VmRequest(vm.name, vm.template.request) for vm in wanted if vm.template.request is not None]
-    found = plan(nodes, requests, strategy)
+    templates = {id(vm.template): vm.template for vm in wanted}
+    closed = {key: cluster.closed_to(template.demands) for key, template in templates.items()}
+    requests = [
+        VmRequest(vm.name, vm.template.request, closed[id(vm.template)])
+        for vm in wanted
+        if vm.template.request is not None
+    ]
+    found = plan(cluster.nodes, requests, strategy)
     return Forecast(
         {vm.id: vm.node for vm in found.planned},
         tuple(refused_vms(found)),
         tuple(vm.name for vm in wanted if vm.template.request is None),
+        cluster.notes,
     )
 
 

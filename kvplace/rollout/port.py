@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.kube.quotas import Quota
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
+from kvplace.nodes.planning_cluster import PlanningCluster
 
 K = TypeVar("K")
 R = TypeVar("R")
 
-NodeReader: TypeAlias = Callable[[], Awaitable[Sequence[ClusterNode]]]
-"""Reads the nodes with what runs there, for the forecast."""
+NodeReader: TypeAlias = Callable[[], Awaitable[PlanningCluster]]
+"""Reads the nodes with what runs and waits there, for the forecast."""
 
 
 class RolloutCluster(Protocol):

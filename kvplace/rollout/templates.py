@@ -19,6 +19,7 @@ from kvplace.core.request import OnFailure, Policy, Request
 from kvplace.core.strict_json import Json, shown
 from kvplace.core.vm_stage import VmStage
 from kvplace.documents.reading import read_text, read_values, source_name
+from kvplace.kube.node_filters import PodDemands, demands_of
 
 API_VERSION = "kubevirt.io/v1"
 KINDS = ("VirtualMachine", "VirtualMachineInstance")
@@ -36,6 +37,8 @@ class Template:
     """None where the VMs ask for no cores, or their size is not known before they are made."""
     goal: VmStage
     """The last stage that its VMs reach."""
+    demands: PodDemands
+    """What its VMs demand of a node, cores apart."""
 
     def manifest(self, name: str, namespace: str, rollout: str) -> Json:
         """Write the VM of that name; the rollout's label is on it, its VMI and its pod."""
@@ -119,7 +122,8 @@ def _template(content: Mapping[str, Any], kind: str, until: VmStage) -> Template
     if not asks or options is None or options.on_failure is OnFailure.FLOAT:
         goals.append(VmStage.RUNNING)
     goal = min(goals, key=lambda stage: stage.rank)
-    return Template(content, kind, None if stated is None else stated.request, goal)
+    demands = demands_of(of_vmi["spec"], "spec" if of_vmi is content else "spec.template.spec", is_vm=True)
+    return Template(content, kind, None if stated is None else stated.request, goal, demands)
 
 
 def _check_shape(content: Mapping[str, Any], kind: str, what: str) -> None:

@@ -19,6 +19,12 @@ TERMS = st.one_of(
         st.sampled_from([Operator.IN, Operator.NOT_IN]),
         st.lists(VALUES, min_size=1, max_size=3).map(tuple),
     ),
+    st.builds(
+        LabelTerm,
+        KEYS,
+        st.sampled_from([Operator.GREATER, Operator.LESS]),
+        st.integers(-9, 99).map(lambda bound: (str(bound),)),
+    ),
 )
 
 
@@ -39,6 +45,11 @@ def test_what_is_sent_to_the_api_server_reads_back_as_what_was_meant(terms: tupl
         (" ! old , app = web ", {"app": "web"}, True),
         ("app=", {"app": ""}, True),
         ("", {}, True),
+        ("size>8", {"size": "16"}, True),
+        ("size > 8", {"size": "8"}, False),
+        ("size<8,gpu", {"size": "-1", "gpu": ""}, True),
+        ("size<8", {"size": "small"}, False),
+        ("size<8", {}, False),
     ],
 )
 def test_a_selector_selects_as_kubectl_says(text: str, labels: dict[str, str], selected: bool) -> None:
@@ -46,7 +57,7 @@ def test_a_selector_selects_as_kubectl_says(text: str, labels: dict[str, str], s
 
 
 @pytest.mark.parametrize(
-    "text", ["=web", "app=web,", "app in web", "app=a b", "app>1", ",app", "a/b/c=d", "-a"]
+    "text", ["=web", "app=web,", "app in web", "app=a b", "app>b", "app>", "app>1.5", ",app", "a/b/c=d", "-a"]
 )
 def test_a_selector_that_cannot_be_read_is_named(text: str) -> None:
     with pytest.raises(BadBody, match="selector"):

@@ -112,7 +112,11 @@ def test_an_interrupted_rollout_is_resumed_with_every_vm_once(cluster: ControlPl
     arguments = ["--count", "5", "--name", "stop", "--max-in-flight", "2", "--yes", "-o", "json", "-n", shop]
     vms = f"/apis/kubevirt.io/v1/namespaces/{shop}/{VMS}"
     cordon(cluster, unschedulable=True)
-    with started(cluster, "create", "-f", template, *arguments) as process:
+    refused = called(cluster, "create", "-f", template, *arguments)
+    assert refused.returncode == 3
+    assert "will not fit: 2 nodes: the node is cordoned (spec.unschedulable)" in refused.stderr
+    assert made(cluster, shop) == {}
+    with started(cluster, "create", "-f", template, "--wait-for-room", *arguments) as process:
         wait_for(cluster, vms, "stop-02", lambda vm: True)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)

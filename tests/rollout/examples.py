@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.scalars import NodeName
 from kvplace.kube.memory_rollouts import NAMESPACE, MemoryRollouts
 from kvplace.machines.shipped import read_machine
+from kvplace.nodes.planning_cluster import PlanningCluster
 from kvplace.rollout.rollouts import Rollouts
 from kvplace.rollout.wanted import Rollout, read_rollout
 
@@ -47,8 +48,8 @@ def rollout(count: int = 6, *, template: Json | None = None, **keys: Any) -> Rol
     return read_rollout(document, NAMESPACE)
 
 
-async def one_server() -> Sequence[ClusterNode]:
-    return [ClusterNode(NodeName("worker"), read_machine("epyc-7502p"))]
+async def one_server() -> PlanningCluster:
+    return PlanningCluster((ClusterNode(NodeName("worker"), read_machine("epyc-7502p")),))
 
 
 def rollouts_of(cluster: MemoryRollouts) -> Rollouts:

@@ -6,13 +6,18 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvplace.core.errors import Conflict, ExitCode, Forbidden, Refused, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.vm_stage import VmStage
 from kvplace.kube.memory_rollouts import NAMESPACE, MemoryRollouts
+from kvplace.kube.node_filters import NodeObject
+from kvplace.nodes.planning_cluster import PlanningCluster
 from kvplace.rollout.report import Report
+from kvplace.rollout.rollouts import Rollouts
+from kvplace.rollout.wanted import read_rollout
 from tests.rollout.examples import advance, moving, one_server, rollout, rollouts_of, vm, vmi
 
 NAMES = [f"web-{number:02}" for number in range(1, 7)]
@@ -342,7 +347,27 @@ async def test_the_forecast_names_nodes_and_what_is_left_to_others() -> None:
     cluster = MemoryRollouts()
     rollouts = rollouts_of(cluster)
     prepared = await rollouts.prepare(rollout(template=vm(cores=20)))
-    assert dict(prepared.forecast.by_node) == {(await one_server())[0].name: 3}
+    assert dict(prepared.forecast.by_node) == {(await one_server()).nodes[0].name: 3}
     first, second = prepared.forecast.summary
     assert first == "3 VMs will get cores on 1 node, as it looks now"
     assert second.startswith("web-04 and 2 more will not fit: 1 node: ")
+
+
+async def test_the_forecast_sends_the_vms_of_each_template_where_that_may_go() -> None:
+    async def nodes() -> PlanningCluster:
+        (node,) = (await one_server()).nodes
+        tainted = {
+            "metadata": {"name": node.name, "labels": {"kubevirt.io/schedulable": "true"}},
+            "spec": {"taints": [{"key": "dedicated", "value": "db", "effect": "NoSchedule"}]},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        }
+        return PlanningCluster((node,), {node.name: msgspec.convert(tainted, NodeObject)})
+
+    web, db = vmi(), vmi()
+    db["spec"]["tolerations"] = [{"key": "dedicated", "operator": "Exists"}]
+    entries = [{"template": web, "count": 2, "name": "web"}, {"template": db, "count": 3, "name": "db"}]
+    asked = read_rollout({"name": "both", "vms": entries}, NAMESPACE)
+    prepared = await Rollouts(MemoryRollouts(), NAMESPACE, nodes).prepare(asked)
+    assert sorted(prepared.forecast.nodes) == ["db-01", "db-02", "db-03"]
+    why = "does not fit: 1 node: the taint dedicated=db:NoSchedule is not tolerated"
+    assert prepared.forecast.left_out == {"web-01": why, "web-02": why}

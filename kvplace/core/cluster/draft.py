@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
+from types import MappingProxyType
 from typing import TypeAlias
 
 from kvplace.core.allocator.allocate import try_place
@@ -20,13 +22,19 @@ from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
+from kvplace.core.refusal import Refusal
 from kvplace.core.request import NumaMemory, Request
-from kvplace.core.scalars import Bytes, CpuMask, PodUid
+from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 
 _MAX_CACHED = 200_000
 """Placements that are kept, about 1 KB each."""
 
+
+ClosedNodes: TypeAlias = Mapping[NodeName, Refusal]
+"""Nodes that a VM never goes to, whatever is free there, each with the reason."""
+OPEN: ClosedNodes = MappingProxyType({})
+"""All nodes are open."""
 
 Step: TypeAlias = Callable[[int], None]
 """Told how many VMs are assigned whenever a search looks at the next one; raises `Stopped` to end it."""
@@ -37,12 +45,13 @@ class Stopped(Exception):
 
 
 class Shape:
-    """The request that several VMs have in common; compared by identity."""
+    """What several VMs have in common; compared by identity."""
 
-    __slots__ = ("memory", "request", "vcpus")
+    __slots__ = ("closed", "memory", "request", "vcpus")
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, closed: ClosedNodes = OPEN) -> None:
         self.request = request
+        self.closed = closed
         self.vcpus = request.vcpus
         self.memory = (
             0
@@ -52,10 +61,13 @@ class Shape:
         """Bytes outside huge pages that a VM takes from its NUMA nodes."""
 
 
-def shapes_of(requests: Iterable[Request]) -> list[Shape]:
-    """Give every request its shape; equal ones share one."""
+def shapes_of(requests: Iterable[Request], closed: Iterable[ClosedNodes] = repeat(OPEN)) -> list[Shape]:
+    """Give every request its shape; equal ones share one when the same nodes are `closed` to them."""
     known: dict[tuple[object, ...], Shape] = {}
-    return [known.setdefault(request.key, Shape(request)) for request in requests]
+    return [
+        known.setdefault((request.key, id(nodes) if nodes else None), Shape(request, nodes))
+        for request, nodes in zip(requests, closed, strict=False)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +136,16 @@ class DraftNode:
 
     def place(self, shape: Shape) -> Placement | None:
         """Place one more VM on this node."""
+        if self.node.name in shape.closed:
+            return None
         if shape not in self._placements:
             self._placements[shape] = self._cache.place(self.node.topology, self.free, shape)
         return self._placements[shape]
 
     def place_within(self, shape: Shape, cpus: CpuMask) -> Placement | None:
         """Place one more VM on these CPUs of the node."""
+        if self.node.name in shape.closed:
+            return None
         return self._cache.place(self.node.topology, within(self.free, cpus), shape)
 
     def headrooms(self, shape: Shape) -> tuple[Headroom, ...]:
@@ -148,8 +164,9 @@ class DraftNode:
         """The scope domains that can hold a VM by counts; without any it certainly does not fit."""
         found = self._fitting.get(shape)
         if found is None:
+            open_ = self.node.name not in shape.closed
             found = self._fitting[shape] = tuple(
-                headroom for headroom in self.headrooms(shape) if headroom.may_hold(shape)
+                headroom for headroom in self.headrooms(shape) if open_ and headroom.may_hold(shape)
             )
         return found
 

@@ -88,7 +88,10 @@ def difficulty(draft: Draft, shapes: Iterable[Shape]) -> dict[Shape, tuple[float
         key = (shape.request.options.scope, shape.request.owns_cpus)
         if key not in largest:
             every = [headroom for node in draft.nodes for headroom in node.headrooms(shape)]
-            largest[key] = (max(one.count for one in every), max(one.memory or 0 for one in every))
+            largest[key] = (
+                max((one.count for one in every), default=0),
+                max((one.memory or 0 for one in every), default=0),
+            )
         most_cpus, most_memory = largest[key]
         cpus = shape.vcpus / max(1, most_cpus)
         memory = shape.memory / most_memory if most_memory else 0.0

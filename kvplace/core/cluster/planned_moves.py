@@ -93,7 +93,8 @@ class _Search:
         able = sorted(
             (-node.free.cpus.bit_count(), index)
             for index, node in enumerate(draft.nodes)
-            if node.free.cpus.bit_count() >= shape.vcpus or not shape.request.owns_cpus
+            if node.node.name not in shape.closed
+            and (node.free.cpus.bit_count() >= shape.vcpus or not shape.request.owns_cpus)
         )
         found: list[_Found] = []
         cut = len(able) > _MAX_NODES

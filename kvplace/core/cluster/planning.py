@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
 from kvplace.core.allocator.allocate import place
 from kvplace.core.cluster.bin_packing import FillOrder, pack
 from kvplace.core.cluster.cluster_node import ClusterNode
-from kvplace.core.cluster.draft import Draft, Shape, Stopped, shapes_of
+from kvplace.core.cluster.draft import OPEN, ClosedNodes, Draft, Shape, Stopped, shapes_of
 from kvplace.core.cluster.greedy import (
     NARROW_FIRST,
     as_many_as_can_fit,
@@ -44,6 +44,9 @@ class VmRequest:
 
     id: str
     request: Request
+    closed: ClosedNodes = field(default_factory=lambda: OPEN)
+    """Nodes that are not in the plan may be among them; VMs are planned the faster the more of them have the
+    same mapping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ def plan(
     everything fits, VMs go to nodes by the strategy, as they do in a cluster. `watch` is told how far the
     search is, and can end it: the plan then has what was found so far, and says so.
     """
-    shapes = shapes_of(vm.request for vm in vms)
+    shapes = shapes_of((vm.request for vm in vms), (vm.closed for vm in vms))
     watched = _Watched(watch, len(shapes))
     found = list(_attempts(Draft.empty(nodes, watched.step), shapes, strategy, hint, watched))
     one_by_one = tally(found[0], shapes)
@@ -258,6 +261,7 @@ def _plan(
     stopped: bool,
 ) -> Plan:
     refusals: dict[Shape, Mapping[NodeName, Refusal]] = {}
+    fits: dict[Shape, bool] = {}
     planned: list[PlannedVm] = []
     refused: list[RefusedVm] = []
     undecided: list[VmRequest] = []
@@ -268,12 +272,14 @@ def _plan(
             continue
         if shape not in refusals:
             answers = {
-                node.node.name: place(node.node.topology, node.free, shape.request) for node in draft.nodes
+                node.node.name: place(node.node.topology, node.free, shape.request)
+                for node in draft.nodes
+                if node.node.name not in shape.closed
             }
-            refusals[shape] = {
-                name: answer for name, answer in answers.items() if isinstance(answer, Refusal)
-            }
-        if stopped and len(refusals[shape]) < len(draft.nodes):
+            no = {name: answer for name, answer in answers.items() if isinstance(answer, Refusal)}
+            refusals[shape] = {**vm.closed, **no}
+            fits[shape] = len(no) < len(answers)
+        if stopped and fits[shape]:
             undecided.append(vm)
         else:
             refused.append(RefusedVm(vm.id, vm.request, refusals[shape]))

@@ -19,6 +19,7 @@ from tests.cli.live_cluster.small_cluster import (
     OURS,
     Call,
     SmallCluster,
+    create_node,
     create_pod,
     release_all,
     run_vm,
@@ -44,7 +45,7 @@ def cluster(served: ControlPlane) -> Iterator[SmallCluster]:
         *(f"{name}-{tag}" for name in ("first", "second", "bare")),
     )
     for name in (made.first, made.second, made.bare):
-        served.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": {"tag": tag}}})
+        create_node(served, name, tag)
         if name != made.bare:
             topology = {"metadata": {"name": name}, "spec": topology_document(TWO)}
             served.request(

@@ -42,6 +42,21 @@ class SmallCluster:
     bare: str
 
 
+def create_node(plane: ControlPlane, name: str, tag: str) -> None:
+    """Create a node whose kubelet says that it is Ready."""
+    path = "/api/v1/nodes"
+    plane.request("POST", path, {"metadata": {"name": name, "labels": {"tag": tag}}})
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "played"}
+    plane.request(
+        "PATCH",
+        f"{path}/{name}/status",
+        {"status": {"conditions": [ready]}},
+        content_type=STRATEGIC_MERGE_PATCH,
+    )
+    # Admission taints new nodes, and nobody here takes the taint away.
+    plane.request("PATCH", f"{path}/{name}", {"spec": {"taints": None}}, content_type=MERGE_PATCH)
+
+
 def run_vm(
     cluster: SmallCluster,
     namespace: str,

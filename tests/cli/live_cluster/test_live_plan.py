@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from kvplace.core.cpuset import parse_cpu_list
-from tests.cli.live_cluster.small_cluster import Call, SmallCluster
+from tests.cli.live_cluster.small_cluster import MERGE_PATCH, Call, SmallCluster
 
 
 def test_vms_are_planned_on_what_the_ledgers_leave_free(on_cluster: Call, cluster: SmallCluster) -> None:
@@ -20,7 +20,35 @@ def test_vms_are_planned_on_what_the_ledgers_leave_free(on_cluster: Call, cluste
         cpus = parse_cpu_list(vm["placement"]["owned"])
         assert not cpus & ~free[vm["node"]]
         free[vm["node"]] &= ~cpus
-    assert "cannot hold VMs, for example" in called.err, "of the node that is not described"
+
+
+def test_nodes_that_kube_scheduler_excludes_are_counted_in_the_refusal(
+    on_cluster: Call, cluster: SmallCluster
+) -> None:
+    plane, nodes = cluster.plane, "/api/v1/nodes"
+    taint = {"key": "dedicated", "value": "db", "effect": "NoSchedule"}
+    for name, spec in ((cluster.first, {"unschedulable": True}), (cluster.second, {"taints": [taint]})):
+        plane.request("PATCH", f"{nodes}/{name}", {"spec": spec}, content_type=MERGE_PATCH)
+    try:
+        called = on_cluster("plan", "--live", "--requests", "-", "-o", "json", stdin='{"vcpus": 2}')
+    finally:
+        for name in (cluster.first, cluster.second):
+            body = {"spec": {"unschedulable": None, "taints": None}}
+            plane.request("PATCH", f"{nodes}/{name}", body, content_type=MERGE_PATCH)
+    planned = json.loads(called.out)
+    assert not {vm["node"] for vm in planned["placed"]} & {cluster.first, cluster.second}
+    if planned["placed"]:
+        return  # a node of another test has room
+    reasons = {one["message"]: one["nodes"] for one in planned["refused"][0]["reasons"]}
+    assert reasons["the taint dedicated=db:NoSchedule is not tolerated"] == 1
+    assert reasons["the node is cordoned (spec.unschedulable)"] >= 1
+
+
+def test_a_vm_that_waits_already_comes_first(on_cluster: Call, cluster: SmallCluster) -> None:
+    called = on_cluster("plan", "--live", "--requests", "-", "-o", "json", stdin='{"vcpus": 1}')
+    assert "already came first" in called.err
+    running = [vm["id"] for vm in json.loads(called.out)["running"]]
+    assert f"{cluster.namespace}/late (waiting)" in running
 
 
 def test_a_document_and_a_live_cluster_are_not_both_planned_on(on_cluster: Call) -> None:

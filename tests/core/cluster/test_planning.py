@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from unittest.mock import patch
 
@@ -19,6 +20,7 @@ from kvplace.core.ledger import Ledger, claim_of
 from kvplace.core.moves.make_room import make_room
 from kvplace.core.occupant import Occupant, within
 from kvplace.core.placement import Placement
+from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from tests.core.allocator.running import occupied
@@ -101,6 +103,34 @@ def test_equal_input_gives_equal_plans() -> None:
     for problem in problems(30):
         first, second = (plan(problem.nodes, problem.vms, problem.strategy, make_room=True) for _ in range(2))
         assert first == second
+
+
+def test_no_vm_goes_to_a_node_that_is_closed_to_it_and_its_refusal_says_why() -> None:
+    placed = refused = 0
+    why = Refusal(Reason.NODE_FILTERED, "the node is cordoned (spec.unschedulable)", {}, never=True)
+    gone = NodeName("not in the plan")
+    for number, problem in enumerate(problems(120)):
+        closed = {node.name: why for node in problem.nodes[: 1 + number % 2]} | {gone: why}
+        vms = [replace(vm, closed=closed) if at % 2 else vm for at, vm in enumerate(problem.vms)]
+        found = plan(problem.nodes, vms, problem.strategy, make_room=number % 3 == 0)
+        closed_to = {vm.id: vm.closed for vm in vms}
+        for one in found.planned:
+            assert one.node not in closed_to[one.id], number
+            placed += bool(closed_to[one.id])
+        for vm in found.refused:
+            for name in closed_to[vm.id]:
+                assert vm.refusals[name] is why
+            refused += bool(closed_to[vm.id])
+        for node in problem.nodes:
+            check_sound(node, occupants_of(node, found, vms))
+    assert placed >= 30
+    assert refused >= 50
+
+
+@pytest.mark.parametrize("make_room", [False, True])
+def test_a_plan_without_nodes_refuses_everything(make_room: bool) -> None:
+    found = plan((), [VmRequest("a", Request(2))], make_room=make_room)
+    assert [vm.id for vm in found.refused] == ["a"]
 
 
 def test_a_refused_vm_fits_nowhere_beside_the_others_and_every_node_has_its_refusal() -> None:

@@ -1,0 +1,134 @@
+"""A live cluster as plans start from it: its nodes, what keeps VMs away from them, and VMs that wait already.
+
+What kube-scheduler's own filters say counts as in `explain`, with the same words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from kvplace.core.cluster.cluster_node import ClusterNode
+from kvplace.core.cluster.draft import ClosedNodes
+from kvplace.core.cluster.planning import VmRequest, plan
+from kvplace.core.marks import PLACED_LABEL
+from kvplace.core.occupant import Occupant
+from kvplace.core.quantity import counted
+from kvplace.core.refusal import Reason, Refusal
+from kvplace.core.request import PinningOptions, Policy, Request
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.node_filters import NodeObject, PodDemands, obstacle
+from kvplace.kube.object_reader import ApiKind
+from kvplace.nodes.cluster_reading import ListClient, read_cluster
+from kvplace.nodes.cluster_view import ClusterView, VmState
+from kvplace.nodes.planning_nodes import planning_nodes
+
+T = TypeVar("T")
+
+_NODES = ApiKind("nodes")
+_PODS = ApiKind("pods")
+
+
+class FormReader(Protocol):
+    """A cluster whose objects can be listed as types that name the fields that matter."""
+
+    async def read_list_as(
+        self, form: type[T], kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
+    ) -> tuple[T, ...]:
+        """Read all selected objects; the selectors are as kubectl's."""
+        ...
+
+
+class _PodMetadata(msgspec.Struct, frozen=True):
+    uid: PodUid
+
+
+class WaitingPod(msgspec.Struct, frozen=True):
+    """What a pod without a node demands of one."""
+
+    metadata: _PodMetadata
+    spec: PodDemands
+
+
+@dataclass(frozen=True)
+class PlanningCluster:
+    """Where VMs can go, and what keeps them away elsewhere."""
+
+    nodes: tuple[ClusterNode, ...]
+    """The nodes that kvplace can place on, with what runs there, and what waits where it would go."""
+    objects: Mapping[NodeName, NodeObject] = field(default_factory=dict)
+    """All nodes, as kube-scheduler sees them."""
+    unusable: ClosedNodes = field(default_factory=dict)
+    """Nodes of which kvplace knows no machine, or cannot read the ledger."""
+    waiting: int = 0
+    """How many VMs wait already and were given room here."""
+
+    def closed_to(self, demands: PodDemands) -> ClosedNodes:
+        """Say to which nodes VMs with these demands never go."""
+        closed = dict(self.unusable)
+        for name, node in self.objects.items():
+            sentence = obstacle(node, demands)
+            if sentence:
+                closed[name] = Refusal(Reason.NODE_FILTERED, sentence, {}, never=True)
+        return closed
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for people about what a plan starts from."""
+        if not self.waiting:
+            return ()
+        verb = "waits" if self.waiting == 1 else "wait"
+        return (f"{counted(self.waiting, 'VM')} that {verb} already came first",)
+
+
+async def read_planning_cluster(cluster: ListClient, reader: FormReader) -> PlanningCluster:
+    """Read what a plan starts from; needs the rights of a viewer on the whole cluster."""
+    view, nodes, pods = await asyncio.gather(
+        read_cluster(cluster),
+        reader.read_list_as(NodeObject, _NODES),
+        reader.read_list_as(WaitingPod, _PODS, labels=f"{PLACED_LABEL}=true", fields="spec.nodeName="),
+    )
+    return planning_cluster(view, nodes, pods)
+
+
+def planning_cluster(
+    view: ClusterView, nodes: Iterable[NodeObject], pods: Iterable[WaitingPod] = ()
+) -> PlanningCluster:
+    """Combine what kvplace and kube-scheduler know; `pods` says what VMs that wait demand of a node."""
+    objects = {NodeName(node.metadata.name): node for node in nodes}
+    unusable = {
+        name: Refusal(Reason.NO_TOPOLOGY, node.problem, {}, never=True)
+        for name, node in view.nodes.items()
+        if node.problem and name in objects
+    }
+    usable = tuple(node for node in planning_nodes(view) if node.name in objects)
+    return _with_waiting(PlanningCluster(usable, objects, unusable), view, pods)
+
+
+def _with_waiting(cluster: PlanningCluster, view: ClusterView, pods: Iterable[WaitingPod]) -> PlanningCluster:
+    """Give VMs that wait already the room that they will probably take, before any that come later."""
+    claimed = {uid for node in view.nodes.values() for uid in node.ledger.claims}
+    closed: dict[bytes, ClosedNodes] = {}
+    wanted = []
+    for pod in pods:
+        vm = view.vms.get(pod.metadata.uid)
+        if vm is None or vm.request is None or vm.state is not VmState.WAITING or vm.pod.uid in claimed:
+            continue
+        key = msgspec.json.encode(pod.spec)
+        if key not in closed:
+            closed[key] = cluster.closed_to(pod.spec)
+        wanted.append(VmRequest(f"{vm.namespace}/{vm.pod.name} (waiting)", vm.request.request, closed[key]))
+    if not wanted:
+        return cluster
+    found = plan(cluster.nodes, wanted)
+    stays = PinningOptions(policy=Policy.IMMOVABLE)
+    taken: dict[NodeName, list[Occupant]] = {}
+    for one in found.planned:
+        held = Request(max(1, len(one.placement.vcpus)), stays)
+        taken.setdefault(one.node, []).append(Occupant(one.id, held, one.placement))
+    nodes = tuple(replace(node, running=(*node.running, *taken.get(node.name, ()))) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes, waiting=len(found.planned))

@@ -1,0 +1,121 @@
+"""Plans on a live cluster know what kube-scheduler's own filters say, and which VMs wait already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvplace.core.allocator.allocate import place
+from kvplace.core.cluster.planning import VmRequest, plan
+from kvplace.core.cpuset import cpus_of
+from kvplace.core.free import free_of
+from kvplace.core.ledger import Ledger, claim_of
+from kvplace.core.placement import Placement
+from kvplace.core.refusal import Reason
+from kvplace.core.request import Request
+from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.node_filters import NodeObject, PodDemands, demands_of
+from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.nodes.cluster_view import cluster_view
+from kvplace.nodes.planning_cluster import PlanningCluster, WaitingPod, planning_cluster
+from kvplace.plan.plan_report import refused_vms
+from tests.nodes.machines import EIGHT
+
+OPEN, CORDONED, TAINTED, BARE = (NodeName(name) for name in ("open", "cordoned", "tainted", "bare"))
+TOLERATING = {"tolerations": [{"key": "dedicated", "value": "db"}]}
+
+
+def scheduled(name: NodeName, **spec: Any) -> NodeObject:
+    status = {"conditions": [{"type": "Ready", "status": "True"}]}
+    document = {"metadata": {"name": name, "labels": {"host": name}}, "spec": spec, "status": status}
+    return msgspec.convert(document, NodeObject)
+
+
+OBJECTS = (
+    scheduled(OPEN),
+    scheduled(CORDONED, unschedulable=True),
+    scheduled(TAINTED, taints=[{"key": "dedicated", "value": "db", "effect": "NoSchedule"}]),
+    scheduled(BARE),
+)
+
+
+def waiting(uid: str, vcpus: int, **spec: Any) -> tuple[PodRecord, WaitingPod]:
+    record = PodRecord("shop", uid, PodUid(uid), request=write_request(PodRequest(Request(vcpus))))
+    return record, msgspec.convert({"metadata": {"uid": uid}, "spec": spec}, WaitingPod)
+
+
+def cluster(
+    *pods: tuple[PodRecord, WaitingPod],
+    ledgers: tuple[LedgerRecord, ...] = (),
+    objects: tuple[NodeObject, ...] = OBJECTS,
+) -> PlanningCluster:
+    view = cluster_view(
+        [NodeRecord(NodeName(one.metadata.name), one.metadata.name) for one in objects],
+        [TopologyRecord(name, EIGHT) for name in (OPEN, CORDONED, TAINTED)],
+        ledgers,
+        [record for record, _ in pods],
+    )
+    return planning_cluster(view, objects, [pod for _, pod in pods])
+
+
+def test_a_refusal_counts_the_nodes_that_each_filter_excludes_in_the_words_of_explain() -> None:
+    planned_on = cluster()
+    closed = planned_on.closed_to(PodDemands())
+    found = plan(planned_on.nodes, [VmRequest("a", Request(9), closed)])
+    (group,) = refused_vms(found)
+    summary = sorted(group.reasons.summary.split("; "))
+    assert summary.pop(1).endswith("best 8 on open")
+    assert summary == [
+        "1 node: neither a NodeTopology object nor a cpu-map annotation describes the node",
+        "1 node: the node is cordoned (spec.unschedulable)",
+        "1 node: the taint dedicated=db:NoSchedule is not tolerated",
+    ]
+
+
+def test_vms_go_only_where_their_template_lets_them() -> None:
+    planned_on = cluster()
+    tolerating = planned_on.closed_to(demands_of(TOLERATING, "spec"))
+    assert set(tolerating) == {CORDONED, BARE}
+    selecting = planned_on.closed_to(demands_of({"nodeSelector": {"host": "tainted"}, **TOLERATING}, "spec"))
+    assert selecting[OPEN].message == "the node does not have the label host=tainted"
+    assert selecting[OPEN].reason is Reason.NODE_FILTERED
+    vms = [
+        VmRequest("any", Request(8), planned_on.closed_to(PodDemands())),
+        VmRequest("db", Request(8), selecting),
+    ]
+    found = plan(planned_on.nodes, vms)
+    assert {vm.id: vm.node for vm in found.planned} == {"any": OPEN, "db": TAINTED}
+
+
+def test_vms_that_wait_already_come_first_where_they_may_go() -> None:
+    planned_on = cluster(
+        waiting("early", 6), waiting("db", 8, **TOLERATING, nodeSelector={"host": "tainted"})
+    )
+    assert planned_on.waiting == 2
+    assert planned_on.notes == ("2 VMs that wait already came first",)
+    free = {node.name: node.free.cpus.bit_count() for node in planned_on.nodes}
+    assert free == {OPEN: 2, CORDONED: 8, TAINTED: 0}
+
+
+def test_a_vm_that_waits_and_fits_nowhere_takes_nothing() -> None:
+    planned_on = cluster(waiting("large", 9), waiting("elsewhere", 1, nodeSelector={"host": "mars"}))
+    assert (planned_on.waiting, planned_on.notes) == (0, ())
+
+
+def test_a_vm_that_is_being_bound_is_counted_once() -> None:
+    uid = PodUid("bound")
+    placement = place(EIGHT, free_of(EIGHT, Ledger(), []), Request(6))
+    assert isinstance(placement, Placement)
+    claim = claim_of(uid, placement)
+    ledger = LedgerRecord(OPEN, Ledger(dict.fromkeys(cpus_of(claim.owned), uid), {uid: claim}), "1")
+    planned_on = cluster(waiting("bound", 6), ledgers=(ledger,))
+    assert planned_on.waiting == 0
+    assert {node.name: node.free.cpus.bit_count() for node in planned_on.nodes}[OPEN] == 2
+
+
+def test_what_is_left_of_a_deleted_node_is_not_planned_on() -> None:
+    planned_on = cluster(objects=OBJECTS[1:])
+    assert OPEN not in {node.name for node in planned_on.nodes}
+    assert OPEN not in planned_on.closed_to(PodDemands())
