@@ -66,7 +66,7 @@ def test_a_refusal_counts_the_nodes_that_each_filter_excludes_in_the_words_of_ex
     found = plan(planned_on.nodes, [VmRequest("a", Request(9), closed)])
     (group,) = refused_vms(found)
     summary = sorted(group.reasons.summary.split("; "))
-    assert summary.pop(1).endswith("best 8 on open")
+    assert summary.pop(1).endswith("best 8 on open socket 0")
     assert summary == [
         "1 node: neither a NodeTopology object nor a cpu-map annotation describes the node",
         "1 node: the node is cordoned (spec.unschedulable)",
