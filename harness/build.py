@@ -15,7 +15,7 @@ GROUPS = {"control-plane": (KUBERNETES, KUBEVIRT, HELM), "node": NODE_MODULES}
 
 
 def main(names: Sequence[str]) -> int:
-    """Build the Go modules of groups, all by default, and print the folder of each; returns the exit code.
+    """Build the Go modules of groups, all by default, and say the folder of each; returns the exit code.
 
     What a real node needs may be missing outside CI: its tests are then skipped.
     """
@@ -23,7 +23,7 @@ def main(names: Sequence[str]) -> int:
         for name in names or GROUPS:
             for module in GROUPS[name]:
                 try:
-                    print(built(module), flush=True)
+                    print(built(module), file=sys.stderr)
                 except NotInstalled as missing:
                     if name != "node" or in_ci():
                         raise

@@ -70,14 +70,22 @@ async def _run(options: argparse.Namespace, topology: Topology, kubevirt: Path) 
         for name in names:
             installation.describe(name, topology)
         print(f"export KUBECONFIG={shlex.quote(str(plane.kubeconfig))}")
-        print(f"export PATH={shlex.quote(str(kubectl_folder(plane)))}:$PATH", flush=True)
+        print(f"export PATH={shlex.quote(str(_commands(plane)))}:$PATH", flush=True)
         print(
             f"{len(names)} hollow nodes ({options.machine}), KubeVirt and kvplace at {plane.url}\n"
-            "try: kubectl apply -f vm-templates/web-server.yaml; kubectl get vmi,nodeledgers -o wide\n"
+            "try: kubectl apply -f vm-templates/web-server.yaml; kubectl kvplace get vms\n"
             "Ctrl-C ends everything",
             file=sys.stderr,
         )
         await ended.wait()
+
+
+def _commands(plane: ControlPlane) -> Path:
+    """Make a folder with kubectl and the commands of kvplace, as plugins and by themselves."""
+    folder = kubectl_folder(plane)
+    for command in sorted(Path(sys.executable).parent.glob("*kvplace")):
+        (folder / command.name).symlink_to(command)
+    return folder
 
 
 def _parser() -> argparse.ArgumentParser:
