@@ -14,6 +14,7 @@ from kvplace.cli.cluster_names import complete_node, complete_vm
 from kvplace.cli.output import Output, output_option, say
 from kvplace.cli.words import Words
 from kvplace.core.errors import ExitCode
+from kvplace.core.scalars import NodeName
 
 if TYPE_CHECKING:
     from kvplace.cli.listing import Listing
@@ -56,8 +57,8 @@ def command(
     VMs are the virtual machines and pods that ask for cores, in one namespace, or in all with -A; the right
     to list pods is all that is needed. The state is Pinned when every thread has been read back on its cores.
 
-    For nodes: the CPUs that are reserved, owned by one VM, shared by several and free, and the largest number
-    of free CPUs inside one NUMA node.
+    For nodes: the status as kubectl prints it, the CPUs that are reserved, owned by one VM, shared by several
+    and free, and the largest number of free CPUs inside one NUMA node.
     """
     from kvplace.cli.live_cluster import run_with_cluster
 
@@ -126,8 +127,8 @@ async def _get_nodes(
 ) -> int:
     from kvplace.cli.listing import Listing, Printed
     from kvplace.cli.view_tables import NODE_HEADS, WIDE_NODE_HEADS, node_row
-    from kvplace.kube.watches import Selector
-    from kvplace.nodes.cluster_reading import read_cluster
+    from kvplace.kube.watches import NODE_STATUSES, NODES, Selector
+    from kvplace.nodes.cluster_reading import read_cluster, read_node
     from kvplace.nodes.view_documents import NODE_KIND, node_document
 
     wide = output is Output.WIDE
@@ -145,16 +146,21 @@ async def _get_nodes(
     selector = Selector(label_terms=live.flags.selector)
     if watch:
         await _watch_nodes(live, listing, names, selector)
-    view = await read_cluster(live.api, nodes=selector, pods=None)
-    return _print(listing, _named(view.nodes.values(), names), names, view.nodes, "node")
+    if len(names) != 1 or live.flags.selector:
+        view = await read_cluster(live.api, nodes=selector, pods=None, kind=NODE_STATUSES)
+        return _print(listing, _named(view.nodes.values(), names), names, view.nodes, "node")
+    view = await read_node(live.api, NodeName(names[0]), pods=False, kind=NODE_STATUSES)
+    known = view.nodes or [node.name for node in await live.api.read_all(NODES)]
+    return _print(listing, list(view.nodes.values()), names, known, "node")
 
 
 async def _watch_nodes(
     live: LiveCluster, listing: Listing[NodeView], names: tuple[str, ...], selector: Selector
 ) -> None:
+    from kvplace.kube.watches import NODE_STATUSES
     from kvplace.nodes.watched_view import running_watched_view
 
-    async with running_watched_view(live.api, nodes=selector, pods=None) as followed:
+    async with running_watched_view(live.api, nodes=selector, pods=None, kind=NODE_STATUSES) as followed:
         with followed.changes() as changes:
             listing.print_all(_named(followed.view.nodes.values(), names))
             while True:

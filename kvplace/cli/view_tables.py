@@ -11,7 +11,18 @@ from kvplace.core.scalars import CpuMask
 from kvplace.nodes.cluster_view import NodeView, VmView
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 
-NODE_HEADS = ("NAME", "CPUS", "RESERVED", "OWNED", "SHARED", "FREE", "LARGEST-NUMA", "VMS", "PROBLEM")
+NODE_HEADS = (
+    "NAME",
+    "STATUS",
+    "CPUS",
+    "RESERVED",
+    "OWNED",
+    "SHARED",
+    "FREE",
+    "LARGEST-NUMA",
+    "VMS",
+    "PROBLEM",
+)
 WIDE_NODE_HEADS = (
     *NODE_HEADS,
     "LARGEST-SOCKET",
@@ -31,6 +42,7 @@ def node_row(node: NodeView, *, wide: bool) -> tuple[str, ...]:
     holes = {} if node.holes is None else node.holes.largest
     cells = (
         node.name,
+        node.status or NOTHING,
         *(
             str(cpus.bit_count()) if node.cpus else NOTHING
             for cpus in (node.cpus, node.reserved, node.owned, node.shared, node.free)

@@ -31,7 +31,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.api_errors import Missing, Rejected, decoded
-from kvplace.kube.api_list_watch import ApiListWatch, Resource
+from kvplace.kube.api_list_watch import ApiListWatch, Form, Resource
 from kvplace.kube.conditions import Condition
 from kvplace.kube.disruption_budgets import PATH as BUDGETS_PATH
 from kvplace.kube.disruption_budgets import BudgetObject, disruption_budget
@@ -41,11 +41,13 @@ from kvplace.kube.objects import (
     AGENT,
     CustomObject,
     NodeObject,
+    NodeRow,
     PodObject,
     TopologyReader,
     VersionOnly,
     VmiObject,
     ledger_record,
+    node_of_row,
     node_record,
     pod_record,
     resource_topology_record,
@@ -65,6 +67,7 @@ from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import (
     EVERYTHING,
     LEDGERS,
+    NODE_STATUSES,
     NODES,
     PODS,
     TOPOLOGIES,
@@ -112,7 +115,10 @@ class ApiCluster:
         self._resources: Mapping[Kind[Any, Any], Resource[Any]] = {
             PODS: Resource.of("pods", path_of("api", "v1", "pods"), _POD, pod_record),
             NODES: Resource.of(
-                "nodes", path_of("api", "v1", "nodes"), _NODE, node_record, metadata_only=True
+                "nodes", path_of("api", "v1", "nodes"), _NODE, node_record, form=Form.METADATA
+            ),
+            NODE_STATUSES: Resource.of(
+                "nodes", path_of("api", "v1", "nodes"), _NODE_ROW, node_of_row, form=Form.TABLE
             ),
             TOPOLOGIES: _custom("nodetopologies", TopologyReader().record),
             LEDGERS: _custom("nodeledgers", self._ledger_record),
@@ -520,6 +526,7 @@ _BUDGETS = Resource.of(
 )
 _VMI = msgspec.json.Decoder(VmiObject)
 _NODE = msgspec.json.Decoder(NodeObject)
+_NODE_ROW = msgspec.json.Decoder(NodeRow)
 _CUSTOM = msgspec.json.Decoder(CustomObject)
 _VERSION = msgspec.json.Decoder(VersionOnly)
 _MAPPING = msgspec.json.Decoder(dict[str, Any])

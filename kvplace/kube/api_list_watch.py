@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Generic, Self, TypeVar
 
 import msgspec
 
 from kvplace.kube.api_errors import Expired, decoded, error_of_status, read_status
 from kvplace.kube.list_watch import Change, Page
-from kvplace.kube.objects import ObjectList, VersionOnly, WatchLine
+from kvplace.kube.objects import ListMeta, ObjectList, RowsOfTable, VersionOnly, WatchLine
 from kvplace.kube.session import (
     JSON,
     METADATA_LIST,
     METADATA_ONLY,
     PAGE_LIMIT,
+    TABLE,
     Call,
     LineStream,
     Session,
@@ -35,8 +37,19 @@ _AT_ONCE = 100
 """Objects of a page that are read before others have their turn."""
 
 _PAGE = msgspec.json.Decoder(ObjectList)
+_TABLE = msgspec.json.Decoder(RowsOfTable)
 _LINE = msgspec.json.Decoder(WatchLine)
 _VERSION = msgspec.json.Decoder(VersionOnly)
+
+
+class Form(Enum):
+    """What of its objects a resource is asked for: the Accept headers of a list and of a watch."""
+
+    WHOLE = (JSON, JSON)
+    METADATA = (METADATA_LIST, METADATA_ONLY)
+    """Nothing but `metadata`: of a Node that is a quarter."""
+    TABLE = (TABLE, TABLE)
+    """The columns that kubectl prints, and `metadata`: little more, and the server computes them."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +59,7 @@ class Resource(Generic[R]):
     name: str
     path: str
     record: Callable[[msgspec.Raw], R]
-    metadata_only: bool = False
-    """Whether records need nothing but `metadata`: of a Node that is a quarter."""
+    form: Form = Form.WHOLE
 
     @classmethod
     def of(
@@ -57,10 +69,10 @@ class Resource(Generic[R]):
         decoder: msgspec.json.Decoder[O],
         record: Callable[[O], R],
         *,
-        metadata_only: bool = False,
+        form: Form = Form.WHOLE,
     ) -> Self:
         """Describe a resource whose objects the decoder reads; `record` raises Unreadable then."""
-        return cls(name, path, lambda raw: record(decoded(decoder, raw, name)), metadata_only)
+        return cls(name, path, lambda raw: record(decoded(decoder, raw, name)), form)
 
     def path_in(self, namespace: str) -> str:
         """Return the path of the resource in a namespace; of all of its objects for an empty one."""
@@ -96,19 +108,26 @@ class ApiListWatch(Generic[R]):
         if page:
             query["continue"] = page
         body = await self._session.request(
-            self._call("list", query, METADATA_LIST), limit=PAGE_LIMIT, timeout_s=self._session.limits.page_s
+            self._call("list", query), limit=PAGE_LIMIT, timeout_s=self._session.limits.page_s
         )
-        answer = decoded(_PAGE, body, self.name)
+        metadata, items = self._objects(body)
         records = []
-        for number, item in enumerate(answer.items or (), start=1):
+        for number, item in enumerate(items, start=1):
             records.append(self._resource.record(item))
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         return Page(
             tuple(records),
-            answer.metadata.continue_,
-            answer.metadata.resource_version,
+            metadata.continue_,
+            metadata.resource_version,
         )
+
+    def _objects(self, body: bytes) -> tuple[ListMeta, Sequence[msgspec.Raw]]:
+        if self._resource.form is Form.TABLE:
+            table = decoded(_TABLE, body, self.name)
+            return table.metadata, table.rows or ()
+        page = decoded(_PAGE, body, self.name)
+        return page.metadata, page.items or ()
 
     async def read_all(self) -> tuple[R, ...]:
         """Read the whole list once; one that expires between two pages is begun again, once."""
@@ -134,17 +153,16 @@ class ApiListWatch(Generic[R]):
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(_WATCH_S),
         }
-        return ApiStream(
-            await self._session.open_stream(self._call("watch", query, METADATA_ONLY)), self._resource
-        )
+        return ApiStream(await self._session.open_stream(self._call("watch", query)), self._resource)
 
-    def _call(self, verb: str, query: dict[str, str], metadata_only: str) -> Call:
+    def _call(self, verb: str, query: dict[str, str]) -> Call:
+        of_list, of_watch = self._resource.form.value
         return Call(
             verb,
             self._resource.name,
             self._path,
             query={**query, **self._selection},
-            accept=metadata_only if self._resource.metadata_only else JSON,
+            accept=of_list if verb == "list" else of_watch,
         )
 
 
@@ -170,8 +188,14 @@ class ApiStream(Generic[R_co]):
         version = decoded(_VERSION, event.object, resource.name).metadata.resource_version
         if event.type == "BOOKMARK":
             return Change(None, version)
-        record = resource.record(event.object)
+        record = resource.record(self._object(event.object))
         return Change(Delete(record) if event.type == "DELETED" else Apply(record), version)
+
+    def _object(self, content: msgspec.Raw) -> msgspec.Raw:
+        if self._resource.form is not Form.TABLE:
+            return content
+        rows = decoded(_TABLE, content, self._resource.name).rows or ()
+        return rows[0] if rows else content
 
     async def close(self) -> None:
         await self._lines.close()

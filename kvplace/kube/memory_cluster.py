@@ -43,6 +43,7 @@ from kvplace.kube.watches import (
     EDITED_VMIS,
     EVERYTHING,
     LEDGERS,
+    NODE_STATUSES,
     NODES,
     PLACED_PODS,
     PODS,
@@ -77,6 +78,7 @@ class MemoryCluster:
         self._logs: Mapping[Kind[Any, Any], ObjectLog[Any]] = {
             PODS: self._pods,
             NODES: self._nodes,
+            NODE_STATUSES: self._nodes,
             TOPOLOGIES: self._topologies,
             LEDGERS: self._ledgers,
             VMIS: self._edited_vmis,

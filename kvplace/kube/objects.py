@@ -7,6 +7,7 @@ and `pod_record`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -277,6 +278,20 @@ class ObjectList(_ApiObject, frozen=True):
     items: list[msgspec.Raw] | None = None
 
 
+class NodeRow(_ApiObject, frozen=True):
+    """A node as a row of the table that kubectl prints."""
+
+    cells: tuple[str | int | float | bool | None, ...]
+    object: NodeObject
+
+
+class RowsOfTable(_ApiObject, frozen=True):
+    """One page of a list as a table, or what a watch says of one object."""
+
+    metadata: ListMeta
+    rows: list[msgspec.Raw] | None = None
+
+
 class WatchLine(_ApiObject, frozen=True):
     """One line of a watch; what the object is depends on the type."""
 
@@ -364,6 +379,11 @@ def node_record(node: NodeObject) -> NodeRecord:
         resource_version=metadata.resource_version,
         cpu_map_by_agent=metadata.agents.metadata.annotations.cpu_map != _ABSENT,
     )
+
+
+def node_of_row(row: NodeRow) -> NodeRecord:
+    """Cut a row down to the record of its node, with the second column: STATUS."""
+    return replace(node_record(row.object), status=str(row.cells[1]))
 
 
 class TopologyReader:

@@ -118,6 +118,8 @@ class NodeRecord:
     resource_version: str = ""
     cpu_map_by_agent: bool = False
     """Whether the node's agent has written its cpu-map last."""
+    status: str = ""
+    """As kubectl prints it: `Ready`, `NotReady`, `Ready,SchedulingDisabled`; empty where it was not read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,ap
 """Accept header that asks for an object's metadata alone; spares both sides the rest."""
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 """The same for a list."""
+TABLE = "application/json;as=Table;g=meta.k8s.io;v=v1,application/json"
+"""Accept header that asks for the columns which kubectl prints, and the metadata, of an object or a list."""
 
 METHODS = {
     "get": "GET",

@@ -53,6 +53,8 @@ PODS: Kind[PodUid, PodRecord] = Kind(
 NODES: Kind[NodeName, NodeRecord] = Kind(
     "nodes", lambda record: record.name, {NAME_FIELD: lambda record: record.name}
 )
+NODE_STATUSES: Kind[NodeName, NodeRecord] = Kind("nodes", NODES.key, NODES.fields)
+"""Nodes with their status, for people; to decide, nobody needs it."""
 TOPOLOGIES: Kind[NodeName, TopologyRecord] = Kind(
     "nodetopologies", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
 )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from kvplace.core.scalars import NodeName
+from kvplace.kube.records import NodeRecord
 from kvplace.kube.watches import (
     EVERYTHING,
     LEDGERS,
@@ -35,14 +36,20 @@ class ListClient(Protocol):
 
 
 async def read_cluster(
-    cluster: ListClient, *, nodes: Selector = EVERYTHING, pods: Selector | None = PLACED_PODS
+    cluster: ListClient,
+    *,
+    nodes: Selector = EVERYTHING,
+    pods: Selector | None = PLACED_PODS,
+    kind: Kind[NodeName, NodeRecord] = NODES,
 ) -> ClusterView:
     """Read the selected nodes, and the selected VMs of all nodes; None for no VMs.
+
+    With `kind` NODE_STATUSES nodes have their status.
 
     Needs rights on the whole cluster. VMs are most of what is read, and ledgers name them, too.
     """
     found, topologies, ledgers, vms = await _together(
-        cluster.read_all(NODES, nodes),
+        cluster.read_all(kind, nodes),
         cluster.read_all(TOPOLOGIES),
         cluster.read_all(LEDGERS),
         _nothing() if pods is None else cluster.read_all(PODS, pods),
@@ -54,16 +61,22 @@ async def read_cluster(
     return cluster_view(found, topologies, ledgers, vms)
 
 
-async def read_node(cluster: ListClient, name: NodeName) -> ClusterView:
+async def read_node(
+    cluster: ListClient,
+    name: NodeName,
+    *,
+    pods: bool = True,
+    kind: Kind[NodeName, NodeRecord] = NODES,
+) -> ClusterView:
     """Read one node and the VMs on it; the view is empty where nothing of it is left."""
     selector = Selector(fields={NAME_FIELD: name})
-    nodes, topologies, ledgers, pods = await _together(
-        cluster.read_all(NODES, selector),
+    nodes, topologies, ledgers, vms = await _together(
+        cluster.read_all(kind, selector),
         cluster.read_all(TOPOLOGIES, selector),
         cluster.read_all(LEDGERS, selector),
-        cluster.read_all(PODS, replace(PLACED_PODS, fields={NODE_FIELD: name})),
+        cluster.read_all(PODS, replace(PLACED_PODS, fields={NODE_FIELD: name})) if pods else _nothing(),
     )
-    return cluster_view(nodes, topologies, ledgers, pods)
+    return cluster_view(nodes, topologies, ledgers, vms)
 
 
 async def read_vms(cluster: ListClient, selector: Selector = PLACED_PODS) -> tuple[VmView, ...]:

@@ -36,6 +36,8 @@ class NodeView:
     ledger_record: LedgerRecord | None = None
     exists: bool = True
     """Whether the API server has the node; of one that is gone, ledger or NodeTopology may be left."""
+    status: str = ""
+    """What kubectl prints as its status; empty where that was not read."""
 
     @property
     def ledger(self) -> Ledger:
@@ -217,7 +219,8 @@ def node_view(
     ledger: LedgerRecord | None,
 ) -> NodeView:
     """Combine what is known of a node."""
-    return NodeView(name, describe_node(node, described), described, ledger, node is not None)
+    status = "" if node is None else node.status
+    return NodeView(name, describe_node(node, described), described, ledger, node is not None, status)
 
 
 def cluster_view(

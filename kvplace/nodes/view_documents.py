@@ -28,6 +28,7 @@ def node_document(node: NodeView) -> Json:
         "apiVersion": API_VERSION,
         "kind": NODE_KIND,
         "name": node.name,
+        **({"status": node.status} if node.status else {}),
         "problem": node.problem,
         "cpus": {
             use: format_cpu_list(cpus)

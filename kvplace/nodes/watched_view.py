@@ -23,6 +23,7 @@ from kvplace.kube.watches import (
     PLACED_PODS,
     PODS,
     TOPOLOGIES,
+    Kind,
     Selector,
     WatchClient,
 )
@@ -130,7 +131,9 @@ class WatchedView:
 
     def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
         either = after or before
-        if either is None or (before and after and before.cpu_map == after.cpu_map):
+        if either is None or (
+            before and after and (before.cpu_map, before.status) == (after.cpu_map, after.status)
+        ):
             return
         self._describe(either.name)
 
@@ -172,14 +175,20 @@ class WatchedView:
 
 @contextlib.asynccontextmanager
 async def running_watched_view(
-    cluster: WatchClient, *, nodes: Selector = EVERYTHING, pods: Selector | None = PLACED_PODS
+    cluster: WatchClient,
+    *,
+    nodes: Selector = EVERYTHING,
+    pods: Selector | None = PLACED_PODS,
+    kind: Kind[NodeName, NodeRecord] = NODES,
 ) -> AsyncIterator[WatchedView]:
     """Watch nodes and the selected VMs, None for no VMs; enters when everything has been listed.
+
+    With `kind` NODE_STATUSES nodes have their status.
 
     Raises Misconfigured and Refused, such as for a missing right; waits for an API server that is away.
     """
     stores = Stores(
-        Store(NODES, nodes),
+        Store(kind, nodes),
         Store(TOPOLOGIES),
         Store(LEDGERS),
         None if pods is None else Store(PODS, pods),

@@ -12,7 +12,7 @@ import yaml
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.request import Request
 from tests.cli.calls import COMMAND
-from tests.cli.live_cluster.small_cluster import Call, SmallCluster, create_pod, rows
+from tests.cli.live_cluster.small_cluster import MERGE_PATCH, Call, SmallCluster, create_pod, rows
 
 
 def test_the_vms_of_a_namespace_with_their_cores_and_states(on_cluster: Call, cluster: SmallCluster) -> None:
@@ -73,11 +73,13 @@ def test_nodes_with_their_cpus_by_use(on_cluster: Call, cluster: SmallCluster) -
     called = on_cluster("get", "nodes", cluster.first, cluster.second, cluster.bare)
     assert called.code == 0
     head, *lines = rows(called.out)
-    assert head == ["NAME", "CPUS", "RESERVED", "OWNED", "SHARED", "FREE", "LARGEST-NUMA", "VMS", "PROBLEM"]
+    assert head == [
+        "NAME", "STATUS", "CPUS", "RESERVED", "OWNED", "SHARED", "FREE", "LARGEST-NUMA", "VMS", "PROBLEM"
+    ]  # fmt: skip
     by_name = {line[0]: line[1:] for line in lines}
-    assert by_name[cluster.second] == ["16", "0", "0", "0", "16", "8", "0", "-"]
-    assert by_name[cluster.first][:5] == ["16", "0", "6", "2", "8"]
-    assert by_name[cluster.bare][:1] == ["-"]
+    assert by_name[cluster.second] == ["Ready", "16", "0", "0", "0", "16", "8", "0", "-"]
+    assert by_name[cluster.first][:6] == ["Ready", "16", "0", "6", "2", "8"]
+    assert by_name[cluster.bare][:2] == ["Ready", "-"]
     assert "neither a NodeTopology object nor a cpu-map" in by_name[cluster.bare][-1]
 
 
@@ -88,6 +90,38 @@ def test_the_document_of_a_node_names_its_vms_and_free_cpus(on_cluster: Call, cl
     assert {vm["name"] for vm in node["vms"]} == {"db", "web", "cache"}
     assert node["largestFree"]["numa"]["cpus"] <= cpus["free"].bit_count()
     assert sum(entry["total"] - entry["free"] for entry in node["memory"]) == 2 << 30
+
+
+def test_one_node_is_read_alone_and_a_name_that_is_not_there_is_answered_with_the_one_that_was_meant(
+    on_cluster: Call, cluster: SmallCluster
+) -> None:
+    node = json.loads(on_cluster("get", "node", cluster.second, "-o", "json").out)
+    assert (node["name"], node["status"]) == (cluster.second, "Ready")
+    called = on_cluster("get", "node", cluster.second + "x")
+    assert (called.code, called.out) == (1, "")
+    assert f"there is no node called '{cluster.second}x'; did you mean '{cluster.second}'?" in called.err
+
+
+def test_watching_nodes_prints_when_one_is_cordoned(cluster: SmallCluster) -> None:
+    node, path = cluster.second, f"/api/v1/nodes/{cluster.second}"
+    options = ["-w", "--no-headers", "--kubeconfig", str(cluster.plane.kubeconfig)]
+    with subprocess.Popen(
+        [*COMMAND, "get", "nodes", node, *options],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline().split()[:2] == [node, "Ready"]
+        cluster.plane.request("PATCH", path, {"spec": {"unschedulable": True}}, content_type=MERGE_PATCH)
+        try:
+            assert watching.stdout.readline().split()[:2] == [node, "Ready,SchedulingDisabled"]
+        finally:
+            cluster.plane.request(
+                "PATCH", path, {"spec": {"unschedulable": None, "taints": None}}, content_type=MERGE_PATCH
+            )
+            watching.send_signal(signal.SIGINT)
+        assert watching.wait() == 130
 
 
 def test_watching_prints_what_changes_until_it_is_interrupted(cluster: SmallCluster) -> None:
