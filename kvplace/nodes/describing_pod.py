@@ -110,13 +110,18 @@ async def describe_through_pod(
 ) -> tuple[Topology, tuple[str, ...]]:
     """Read the machine of a node, and notes about it, through a pod that is deleted in any case.
 
-    Raises Misconfigured when its image cannot run there, BadTopology when it prints no machine, and
-    Unavailable when it has not ended in time.
+    Raises Misconfigured when there is no such namespace or the image cannot run there, BadTopology when it
+    prints no machine, and Unavailable when it has not ended in time.
     """
-    pod = await client.create(PODS, describing_pod(node, image, seconds), namespace=namespace)
+    try:
+        pod = await client.create(PODS, describing_pod(node, image, seconds), namespace=namespace)
+    except Missing:
+        raise Misconfigured(
+            f"there is no namespace {namespace} for the pod; name one with --pod-namespace"
+        ) from None
     name = pod["metadata"]["name"]
     try:
-        failure = await _ended(client, namespace, name, seconds, pause)
+        failure = await _ended(client, namespace, name, image, seconds, pause)
         log = await client.read_log(namespace, name, CONTAINER, limit=MAX_LOG_BYTES)
     finally:
         await asyncio.shield(_gone(client, namespace, name))
@@ -154,7 +159,12 @@ def check_node(node: NodeObject | None, name: NodeName) -> None:
 
 
 async def _ended(
-    client: PodClient, namespace: str, name: str, seconds: float, pause: Callable[[float], Awaitable[None]]
+    client: PodClient,
+    namespace: str,
+    name: str,
+    image: str,
+    seconds: float,
+    pause: Callable[[float], Awaitable[None]],
 ) -> str:
     """Wait until the pod has ended, and return why it has failed; empty when it has not."""
     loop = asyncio.get_running_loop()
@@ -169,7 +179,7 @@ async def _ended(
             for state in (container.get("state") or {}).values():
                 if state.get("reason") in _CANNOT_START:
                     raise Misconfigured(
-                        f"image {container.get('image')} cannot run on the node ({state['reason']}: "
+                        f"image {image} cannot run on the node ({state['reason']}: "
                         f"{state.get('message', '')}); name one with --image"
                     )
         if phase == "Succeeded":

@@ -34,12 +34,12 @@ def ended(phase: str = "Succeeded") -> dict[str, Any]:
 
 def waiting(reason: str) -> dict[str, Any]:
     state = {"waiting": {"reason": reason, "message": "not found"}}
-    return {"phase": "Pending", "containerStatuses": [{"image": "registry.example/x:1", "state": state}]}
+    return {"phase": "Pending", "containerStatuses": [{"image": "docker.io/kvplace/serve:1", "state": state}]}
 
 
 def never_began(reason: str) -> dict[str, Any]:
     state = {"terminated": {"reason": reason, "message": "no such command", "exitCode": 128}}
-    return {"phase": "Failed", "containerStatuses": [{"image": "registry.example/x:1", "state": state}]}
+    return {"phase": "Failed", "containerStatuses": [{"image": "docker.io/kvplace/serve:1", "state": state}]}
 
 
 class Cluster:
@@ -111,7 +111,7 @@ async def test_a_pod_that_fails_says_why() -> None:
 @pytest.mark.parametrize(
     ("statuses", "error", "sentence"),
     [
-        ((waiting("ImagePullBackOff"),), Misconfigured, "image registry.example/x:1 cannot run on the node"),
+        ((waiting("ImagePullBackOff"),), Misconfigured, "image kvplace/serve:1 cannot run on the node"),
         ((never_began("StartError"),), Misconfigured, "StartError: no such command"),
         (({"phase": "Failed", "reason": "NodeAffinity"},), Unavailable, "the kubelet does not run"),
         ((None,), Unavailable, "was deleted before"),
