@@ -101,6 +101,11 @@ class ClaimsByNode:
         for node in self._holding(uid, where, "released"):
             del node.placed[uid]
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the nodes that are described."""
+        return tuple(sorted(filter(None, self._nodes)))
+
     def on_node(self, machine: str, wanted: str | None) -> NodeClaims:
         """Return the claims on the wanted node, else on the one with the machine's name; raises BadBody."""
         name = self._chosen(machine) if wanted is None else self._checked(wanted)
@@ -130,7 +135,7 @@ class ClaimsByNode:
         return nodes
 
     def _chosen(self, machine: str) -> str:
-        names = sorted(filter(None, self._nodes))
+        names = self.nodes
         if not names or machine in names:
             chosen = machine
         elif len(names) == 1:
@@ -146,7 +151,7 @@ class ClaimsByNode:
         return chosen
 
     def _checked(self, name: str) -> str:
-        names = sorted(filter(None, self._nodes))
+        names = self.nodes
         if name in names:
             return name
         suggestion = _suggestion(name, names)

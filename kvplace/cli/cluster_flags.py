@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from kvplace.cli.cluster_names import complete_context, complete_namespace
+
 if TYPE_CHECKING:
     from kvplace.core.label_terms import LabelTerms
 
@@ -91,7 +93,12 @@ _CLUSTER = (
     click.option(
         "--kubeconfig", type=click.Path(), metavar="FILE", help="Default: KUBECONFIG, else ~/.kube/config."
     ),
-    click.option("--context", metavar="NAME", help="Context of the kubeconfig (default: the current one)."),
+    click.option(
+        "--context",
+        metavar="NAME",
+        shell_complete=complete_context,
+        help="Context of the kubeconfig (default: the current one).",
+    ),
     click.option(
         "--request-timeout",
         metavar="TIME",
@@ -107,6 +114,7 @@ _NAMESPACED = (
         "--namespace",
         metavar="NAME",
         callback=_read_namespace,
+        shell_complete=complete_namespace,
         help="Default: that of the context, else default.",
     ),
     click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces."),

@@ -1,4 +1,4 @@
-"""Names of nodes and VMs of the live cluster, for the completion of words.
+"""Names of the live cluster, and of the kubeconfig's contexts, for the completion of words.
 
 One short look: metadata of a bounded number of objects, with the flags that stand on the line already. Where
 no cluster answers in time nothing is offered, and nobody is told: a shell waits while somebody types.
@@ -23,7 +23,31 @@ _VMI = "VirtualMachineInstance"
 
 def complete_node(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
     """Complete the name of a node."""
-    return _items(_names(context, _nodes, _node_name), begun)
+    return _items(_names(context, _nodes, _name), begun)
+
+
+def complete_namespace(
+    context: click.Context, _argument: click.Parameter, begun: str
+) -> list[CompletionItem]:
+    """Complete the name of a namespace."""
+    return _items(_names(context, _namespaces, _name), begun)
+
+
+def complete_rollout(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a rollout."""
+    return _items(_names(context, _rollouts, _rollout_name), begun)
+
+
+def complete_context(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a context, of which the kubeconfig tells without a cluster."""
+    from kvplace.core.errors import KvplaceError
+    from kvplace.kube.kubeconfig import context_names, kubeconfig_files
+
+    files = kubeconfig_files(context.params.get("kubeconfig"))
+    try:
+        return _items([] if files is None else list(context_names(files)), begun)
+    except KvplaceError:
+        return []
 
 
 def complete_drawn(context: click.Context, argument: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -81,22 +105,46 @@ def _names(
 
 
 def _nodes(_live: LiveCluster) -> Call:
-    from kvplace.kube.session import METADATA_LIST, Call
-
-    return Call("list", "nodes", "/api/v1/nodes", query={"limit": str(_MOST_NAMES)}, accept=METADATA_LIST)
+    return _list("nodes", "/api/v1/nodes")
 
 
-def _node_name(metadata: Mapping[str, Any]) -> str:
-    return str(metadata["name"])
+def _namespaces(_live: LiveCluster) -> Call:
+    return _list("namespaces", "/api/v1/namespaces")
+
+
+def _rollouts(live: LiveCluster) -> Call:
+    from kvplace.core.marks import ROLLOUT_LABEL
+
+    return _list("configmaps", _path_in(live, "configmaps"), ROLLOUT_LABEL)
 
 
 def _vms(live: LiveCluster) -> Call:
-    from kvplace.kube.session import METADATA_LIST, Call, path_of
-
-    within = path_of("api", "v1", "namespaces", live.namespace, "pods") if live.namespace else "/api/v1/pods"
     selector = ",".join(f"{label}={value}" for label, value in live.vms.labels.items())
-    query = {"limit": str(_MOST_NAMES), "labelSelector": selector}
-    return Call("list", "pods", within, query=query, accept=METADATA_LIST)
+    return _list("pods", _path_in(live, "pods"), selector)
+
+
+def _path_in(live: LiveCluster, resource: str) -> str:
+    from kvplace.kube.session import path_of
+
+    inside = ("namespaces", live.namespace) if live.namespace else ()
+    return path_of("api", "v1", *inside, resource)
+
+
+def _list(resource: str, path: str, selector: str = "") -> Call:
+    from kvplace.kube.session import METADATA_LIST, Call
+
+    query = {"limit": str(_MOST_NAMES)} | ({"labelSelector": selector} if selector else {})
+    return Call("list", resource, path, query=query, accept=METADATA_LIST)
+
+
+def _name(metadata: Mapping[str, Any]) -> str:
+    return str(metadata["name"])
+
+
+def _rollout_name(metadata: Mapping[str, Any]) -> str:
+    from kvplace.core.marks import ROLLOUT_LABEL
+
+    return str(metadata["labels"][ROLLOUT_LABEL])
 
 
 def _vm_name(metadata: Mapping[str, Any]) -> tuple[str, str]:

@@ -32,7 +32,7 @@ _BASH = """\
     COMPREPLY=()
     while IFS=, read -r type value; do
         case $type in
-            plain) COMPREPLY+=("$value") ;;
+            plain) COMPREPLY+=("$value"); [[ $value == *= ]] && compopt -o nospace ;;
             file) files=yes ;;
         esac
     done < <(COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \\

@@ -14,8 +14,8 @@ from click.shell_completion import ShellComplete
 from kvplace.cli.completion import completions
 from kvplace.cli.main import cli
 
-_ALSO_FILES, _NO_FILES = ":0", ":4"
-"""Directives of cobra, the library that kubectl completes with."""
+_ALSO_FILES, _NO_FILES, _WORD_GOES_ON = ":0", ":4", ":6"
+"""Directives of cobra, with which kubectl completes; after the last one no blank follows a word."""
 
 
 def main() -> None:
@@ -29,8 +29,12 @@ def main() -> None:
         for item in found
         if item.type == "plain"
     ]
-    files = any(item.type != "plain" for item in found)
-    sys.stdout.write("\n".join([*lines, _ALSO_FILES if files else _NO_FILES]) + "\n")
+    directive = _NO_FILES
+    if any(item.type != "plain" for item in found):
+        directive = _ALSO_FILES
+    elif lines and all(line.endswith("=") for line in lines):
+        directive = _WORD_GOES_ON
+    sys.stdout.write("\n".join([*lines, directive]) + "\n")
     sys.stdout.flush()
     # Nothing is left to be done, and a shell waits: leave without tearing down what was imported.
     os._exit(0)

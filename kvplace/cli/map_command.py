@@ -22,7 +22,7 @@ from kvplace.cli.output import console, say
 from kvplace.core.errors import BadBody
 
 if TYPE_CHECKING:
-    from kvplace.cli.claims_by_node import NodeClaims
+    from kvplace.cli.claims_by_node import ClaimsByNode, NodeClaims
     from kvplace.core.drawing.core_map import CoreMap
     from kvplace.core.scalars import CpuMask, PodUid
 
@@ -72,6 +72,30 @@ def _complete_target(_context: click.Context, _option: click.Parameter, begun: s
     return names_and_files([form.value for form in Form], begun)
 
 
+def _complete_node(context: click.Context, _option: click.Parameter, begun: str) -> list[CompletionItem]:
+    claims = _claims_on_line(context)
+    names = () if claims is None else claims.nodes
+    return [CompletionItem(name) for name in names if name.startswith(begun)]
+
+
+def _complete_found(context: click.Context, _option: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the VM of `VM=CPUS`."""
+    claims = _claims_on_line(context)
+    if claims is None:
+        return []
+    node = claims.on_node(context.params.get("machine") or "", context.params.get("node"))
+    names = {claim.vmi or claim.pod or claim.uid for claim in node.ledger.claims.values()}
+    return [CompletionItem(f"{name}=") for name in sorted(names) if name.startswith(begun)]
+
+
+def _claims_on_line(context: click.Context) -> ClaimsByNode | None:
+    """Read the file that stands on the line already; never stdin, on which somebody types."""
+    from kvplace.cli.placement_formats import read_claims
+
+    placements = context.params.get("placements")
+    return read_claims(placements, "") if placements and placements != "-" else None
+
+
 @click.command("map", short_help="Draw the cores of a machine and the VMs on them.")
 @machine_argument(complete_drawn)
 @click.option(
@@ -85,6 +109,7 @@ def _complete_target(_context: click.Context, _option: click.Parameter, begun: s
 @click.option(
     "--node",
     metavar="NAME",
+    shell_complete=_complete_node,
     help="The node of --placements to draw (default: the only one, or the one with the machine's name).",
 )
 @click.option("--all", "everything", is_flag=True, help="All nodes of the live cluster, a line for each.")
@@ -95,6 +120,7 @@ def _complete_target(_context: click.Context, _option: click.Parameter, begun: s
     "--found",
     metavar="VM=CPUS",
     multiple=True,
+    shell_complete=_complete_found,
     help="The CPUs on which the pinned threads of a VM may really run; the map shows the difference to its "
     "placement as drift. May be repeated.",
 )

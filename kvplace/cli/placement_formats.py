@@ -39,6 +39,11 @@ def read_placements(source: str, machine: str, fingerprint: str, *, node: str | 
 
     `node` chooses one of several nodes; without it that is the one with the machine's name.
     """
+    return read_claims(source, fingerprint).on_node(machine, node)
+
+
+def read_claims(source: str, fingerprint: str) -> ClaimsByNode:
+    """Read the claims on all nodes of a file, or of stdin for `-`; raises BadBody."""
     from kvplace.documents.reading import read_text, source_name
 
     what = source_name(source)
@@ -48,7 +53,7 @@ def read_placements(source: str, machine: str, fingerprint: str, *, node: str | 
         raise BadBody(f"{what} contains no placements; give {FORMATS}")
     for where, document in documents:
         reader.read(document, where)
-    return reader.claims.on_node(machine, node)
+    return reader.claims
 
 
 class _Reader:

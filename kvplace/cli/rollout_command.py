@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.cluster_names import complete_rollout
 from kvplace.cli.files import InputFile
 from kvplace.cli.output import Output, output_option, print_document, print_table, say
 from kvplace.cli.words import Words
@@ -117,7 +118,7 @@ def create(
 
 
 @command.command("resume", short_help="Go on with a rollout after an interruption.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_rollout)
 @click.option("--wait-for-room", is_flag=True, help="Make the VMs that will not fit, too; they wait.")
 @click.option("--no-plan", is_flag=True, help="Do not plan first, which needs the right to read nodes.")
 @_yes
@@ -145,7 +146,7 @@ def resume(
 
 
 @command.command("status", short_help="Say how far a rollout is.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_rollout)
 @output_option(Output.TABLE, Output.JSON, Output.YAML, Output.NAME)
 @cluster_flags(selector=False)
 def status(*, flags: ClusterFlags, name: str, output: Output) -> int:
@@ -191,7 +192,7 @@ def list_rollouts(*, flags: ClusterFlags, output: Output) -> int:
 
 
 @command.command("delete", short_help="Delete a rollout with all of its VMs.")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_rollout)
 @click.option("--timeout", metavar="TIME", default="10m", show_default=True, help="Longest wait.")
 @_yes
 @cluster_flags(selector=False)

@@ -29,6 +29,20 @@ PREPARE = {
 }
 
 
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+contexts:
+- {name: production, context: {}}
+- {name: staging, context: {}}
+"""
+LEDGER = """
+{"kind": "NodeLedger", "metadata": {"name": "worker-1"}, "spec": {"owners": {}, "claims": {
+"uid-of-database": {"namespace": "default", "pod": "database", "policy": "share", "cpus": "2-3",
+"since": "2026-01-01T00:00:00Z"}}}}
+"""
+
+
 @pytest.fixture
 def commands(tmp_path: Path) -> dict[str, str]:
     """An environment in which the programs of the wheel are on PATH."""
@@ -38,7 +52,10 @@ def commands(tmp_path: Path) -> dict[str, str]:
         file = folder / name
         file.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}" "$@"\n', encoding="utf-8")
         file.chmod(0o755)
-    return {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    (tmp_path / ".kube").mkdir()
+    (tmp_path / ".kube" / "config").write_text(KUBECONFIG, encoding="utf-8")
+    (tmp_path / "placed.json").write_text(LEDGER, encoding="utf-8")
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path), "KUBECONFIG": ""}
 
 
 @pytest.fixture(params=["bash", "zsh"])
@@ -69,6 +86,12 @@ def test_tab_completes_commands_options_words_server_types_and_files(terminal: T
     terminal.read_until("ance")
     terminal.type("--requests vms\t")
     terminal.read_until("-of-mine.json")
+    terminal.type("\x15kvplace get vms --context prod\t")
+    terminal.read_until("uction")
+    terminal.type("\x15kvplace map epyc-7502p --placements placed.json --node work\t")
+    terminal.read_until("er-1")
+    terminal.type("--found data\t")
+    terminal.read_until("base=")
     terminal.type("\x15kvplace help compl\t")
     terminal.read_until("etion")
 
@@ -94,6 +117,8 @@ def test_a_line_that_makes_no_sense_stays_as_it_is(terminal: Terminal) -> None:
         ("kvplace plan --strategy sp", "spread"),
         ("kvplace plan --strategy=sp", "--strategy=spread"),
         ("kvplace schema scen", "scenario"),
+        ("kvplace get vms --context prod", "production"),
+        ("kvplace map epyc-7502p --placements placed.json --found data", "database="),
     ],
 )
 def test_fish_completes_with_descriptions(commands: dict[str, str], line: str, offered: str) -> None:
@@ -102,6 +127,7 @@ def test_fish_completes_with_descriptions(commands: dict[str, str], line: str, o
     done = subprocess.run(
         ["fish", "--no-config", "-c", f"kvplace completion fish | source; complete -C '{line}'"],
         env={**os.environ, **commands},
+        cwd=commands["HOME"],
         capture_output=True,
         text=True,
         check=True,
@@ -119,6 +145,9 @@ def test_fish_completes_with_descriptions(commands: dict[str, str], line: str, o
         (["plan", "--strat"], ["--strategy\tWhich nodes VMs go to while everything fits.", ":4"]),
         (["mapp", "--x", ""], [":4"]),
         (["plan", "--requests", "x"], [":0"]),
+        (["get", "vms", "--context", "prod"], ["production", ":4"]),
+        (["map", "epyc-7502p", "--placements", "placed.json", "--node", "w"], ["worker-1", ":4"]),
+        (["map", "epyc-7502p", "--placements", "placed.json", "--found", "d"], ["database=", ":6"]),
     ],
 )
 def test_kubectl_is_told_words_with_their_descriptions(
@@ -127,6 +156,7 @@ def test_kubectl_is_told_words_with_their_descriptions(
     done = subprocess.run(
         ["kubectl_complete-kvplace", *words],
         env={**os.environ, **commands},
+        cwd=commands["HOME"],
         capture_output=True,
         text=True,
         check=True,

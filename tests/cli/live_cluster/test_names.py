@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from click.shell_completion import ShellComplete
 from kvplace.cli import cluster_names
 from kvplace.cli.completion import completions
 from kvplace.cli.main import cli
+from kvplace.core.marks import ROLLOUT_LABEL
 from tests.cli.live_cluster.small_cluster import SmallCluster
 
 
@@ -38,6 +40,24 @@ def test_names_of_nodes_and_vms_are_offered(cluster: SmallCluster) -> None:
     assert offered("explain", *flags, "vm/") == ["vm/db"]
 
 
+def test_contexts_namespaces_and_rollouts_are_offered(cluster: SmallCluster) -> None:
+    kubeconfig = ("--kubeconfig", str(cluster.plane.kubeconfig))
+    context = json.loads(cluster.plane.kubeconfig.read_text())["current-context"]
+    assert offered("top", *kubeconfig, "--context", context[:2]) == [context]
+    assert {cluster.namespace, cluster.other} <= set(offered("get", "vms", *kubeconfig, "-n", ""))
+    for line in (("explain", "--namespace"), ("doctor", "-n"), ("describe-node", "--pod-namespace")):
+        command, option = line
+        assert offered(command, *kubeconfig, option, cluster.other) == [cluster.other]
+    labels = {ROLLOUT_LABEL: "spring"}
+    rollout = {"metadata": {"name": "kvplace-rollout-spring", "labels": labels}}
+    maps = f"/api/v1/namespaces/{cluster.namespace}/configmaps"
+    cluster.plane.request("POST", maps, rollout)
+    for verb in ("status", "resume", "delete"):
+        assert offered("rollout", verb, *kubeconfig, "-n", cluster.namespace, "") == ["spring"]
+        assert offered("rollout", verb, *kubeconfig, "-n", cluster.other, "") == []
+    cluster.plane.request("DELETE", f"{maps}/kvplace-rollout-spring")
+
+
 @pytest.mark.parametrize("server", ["https://127.0.0.1:1", "https://no.such.host.invalid"])
 def test_without_a_cluster_nothing_is_offered_and_nothing_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], server: str
@@ -50,4 +70,8 @@ def test_without_a_cluster_nothing_is_offered_and_nothing_said(
     )
     assert offered("get", "nodes", "--kubeconfig", str(kubeconfig), "") == []
     assert offered("explain", "--kubeconfig", str(tmp_path / "none"), "") == []
+    assert offered("explain", "--kubeconfig", str(kubeconfig), "-n", "") == []
+    assert offered("rollout", "status", "--kubeconfig", str(kubeconfig), "") == []
+    assert offered("explain", "--kubeconfig", str(kubeconfig), "--context", "") == ["c"]
+    assert offered("explain", "--kubeconfig", str(tmp_path / "none"), "--context", "") == []
     assert capfd.readouterr() == ("", "")
