@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
-from kvplace.cli.cluster_names import complete_node
+from kvplace.cli.cluster_names import complete_namespace, complete_node
 from kvplace.cli.output import Output, output_option, print_document, say
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _MANAGER = "kvplace-describe-node"
 @click.option(
     "--pod-namespace",
     metavar="NAME",
+    shell_complete=complete_namespace,
     help="Namespace of the pod (default: that of `serve`).",
 )
 @click.option(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
+from kvplace.cli.cluster_names import complete_namespace
 from kvplace.cli.output import Output, output_option, print_document
 from kvplace.core.errors import ExitCode
 
@@ -22,6 +23,7 @@ _WIDTH = 20
     "--namespace",
     "trial",
     metavar="NAME",
+    shell_complete=complete_namespace,
     default="default",
     show_default=True,
     help="Namespace of the trial pod, which the API server refuses and never stores.",

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 OUR_RESOURCES = ("nodeledgers", "nodetopologies")
 _PAGE = 500
+_LACKS_A_RIGHT = "cannot"
+"""In what RBAC says; quotas and policies answer with the same code."""
 _ROLES = {
     **dict.fromkeys(("nodes", "pods", *OUR_RESOURCES), "kvplace-viewer"),
     **dict.fromkeys(
@@ -105,6 +107,8 @@ async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:
 
 
 def _missing_right(error: Denied) -> str:
+    if _LACKS_A_RIGHT not in error.said:
+        return f"the API server does not let you {error.verb} {error.resource}: {error.said}"
     role = _ROLES.get(error.resource)
     mend = (
         f"the ClusterRole {role} of manifests/rbac/people.yaml gives this right"

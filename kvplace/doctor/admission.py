@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from kvplace.doctor.finding import Finding, warning, wrong
-from kvplace.doctor.installation import ADMITTED, Installation, at, condition, items_at, title
+from kvplace.doctor.finding import Finding, some, warning, wrong
+from kvplace.doctor.installation import (
+    ADMITTED,
+    AGENT,
+    CERTIFICATES,
+    Installation,
+    at,
+    condition,
+    items_at,
+    title,
+)
+from kvplace.kube.object_reader import Document
 from kvplace.service.certificate_end import certificate_end
 
 WEBHOOKS = {
@@ -27,6 +37,8 @@ POLICIES = (
     "other-pods.kvplace.io",
 )
 """Those that all installations have; tests compare them with the manifests."""
+_OF_AGENTS = "agent-"
+"""How those begin that are left out together with the agent."""
 _KINDS = {
     "mutatingwebhookconfigurations": "MutatingWebhookConfiguration",
     "validatingwebhookconfigurations": "ValidatingWebhookConfiguration",
@@ -109,7 +121,10 @@ def check_admission_answers(found: Installation) -> Iterator[Finding]:
 
 def check_policies(found: Installation) -> Iterator[Finding]:
     """Check that what the API server refuses to everybody is in force."""
+    has_agent = bool(found.component("daemonsets", AGENT))
     for name in POLICIES:
+        if name.startswith(_OF_AGENTS) and not has_agent:
+            continue  # there is nobody whose writes they bound
         about = f"ValidatingAdmissionPolicy {name}"
         policy = found.named("validatingadmissionpolicies", name)
         bindings = [
@@ -136,3 +151,38 @@ def check_certificates(found: Installation) -> Iterator[Finding]:
             yield wrong(about, f"cert-manager cannot issue it: {ready.get('message')}", "see its events")
         elif end and datetime.fromisoformat(str(end)) <= found.now:
             yield wrong(about, f"it ended on {end}", "see the log of cert-manager")
+
+
+def secrets_of(deployments: Iterable[Document]) -> dict[tuple[str, str], list[str]]:
+    """Return the Secrets, by namespace and name, without which pods of our programs do not start."""
+    used: dict[tuple[str, str], list[str]] = {}
+    for one in deployments:
+        for volume in items_at(one, "spec", "template", "spec", "volumes"):
+            secret = volume.get("secret") or {}
+            if secret.get("secretName") and not secret.get("optional"):
+                name = (one["metadata"]["namespace"], str(secret["secretName"]))
+                used.setdefault(name, [])
+                if title(one, "Deployment") not in used[name]:
+                    used[name].append(title(one, "Deployment"))
+    return used
+
+
+def check_secrets(found: Installation) -> Iterator[Finding]:
+    """Check that the Secrets with certificates are there; their content is not read."""
+    there = {(one["metadata"]["namespace"], one["metadata"]["name"]) for one in found.of("secrets")}
+    for (namespace, name), users in secrets_of(found.of("deployments")).items():
+        if (namespace, name) in there:
+            continue
+        if found.component("deployments", CERTIFICATES):
+            mend = f"the Deployment kvplace-certificates makes it: see `kubectl -n {namespace} logs "
+            mend += "deployment/kvplace-certificates`"
+        elif any(at(one, "spec", "secretName") == name for one in found.of("certificates")):
+            mend = f"cert-manager makes it: see `kubectl -n {namespace} describe certificates`"
+        else:
+            mend = (
+                "nothing in the cluster makes it: build your folder on manifests/default, cert-manager or "
+                "own-certificates, not on manifests/base (docs/install.md section 3)"
+            )
+        yield wrong(
+            f"Secret {namespace}/{name}", f"it is missing, and pods of {some(users)} wait for it", mend
+        )

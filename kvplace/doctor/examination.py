@@ -9,6 +9,7 @@ from kvplace.doctor.admission import (
     check_admission_answers,
     check_certificates,
     check_policies,
+    check_secrets,
     check_webhooks,
 )
 from kvplace.doctor.api_server import check_kinds, check_version
@@ -17,6 +18,7 @@ from kvplace.doctor.finding import Check, Finding, Level
 from kvplace.doctor.installation import Installation
 from kvplace.doctor.kubevirt import check_kubevirt
 from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions
+from kvplace.doctor.parts import NEEDED, check_parts, is_absent
 from kvplace.doctor.programs import check_images, check_scheduler, check_serve, check_versions
 from kvplace.doctor.rights import check_rights
 
@@ -24,7 +26,8 @@ VIEW, TRIAL, REVIEWS = "nodes, VMs and ledgers", "a trial pod", "rights of other
 """What is read that is no list of one kind."""
 
 CHECKS = (
-    Check("API server", (), check_version),
+    Check("API server", (), check_version, before=True),
+    Check("parts", NEEDED, check_parts, before=True),
     Check("kinds", ("customresourcedefinitions",), check_kinds),
     Check("serve", ("deployments",), check_serve),
     Check("scheduler", ("deployments", "configmaps", "leases"), check_scheduler),
@@ -35,11 +38,16 @@ CHECKS = (
     ),
     Check("admission answers", (TRIAL,), check_admission_answers),
     Check("certificates", ("certificates",), check_certificates),
-    Check("policies", ("validatingadmissionpolicies", "validatingadmissionpolicybindings"), check_policies),
+    Check("secrets", ("deployments", "secrets"), check_secrets),
+    Check(
+        "policies",
+        ("validatingadmissionpolicies", "validatingadmissionpolicybindings", "daemonsets"),
+        check_policies,
+    ),
     Check("rights", (REVIEWS,), check_rights),
     Check("images", ("pods", "waiting pods"), check_images),
     Check("releases", ("deployments", "daemonsets", "configmaps"), check_versions),
-    Check("KubeVirt", ("kubevirts",), check_kubevirt),
+    Check("KubeVirt", ("kubevirts",), check_kubevirt, before=True),
     Check("agents", ("daemonsets", "pods", "nodes", VIEW), check_agents),
     Check("descriptions", ("nodes", VIEW), check_descriptions),
     Check("conditions", ("nodetopologies", VIEW), check_conditions),
@@ -98,8 +106,14 @@ class Examination:
 
 
 def examine(installation: Installation) -> Examination:
-    """Run all checks; one whose objects could not be read says so instead."""
-    return Examination(tuple(_examined(check, installation) for check in CHECKS))
+    """Run all checks; one whose objects could not be read says so instead.
+
+    Where nothing of kvplace is installed, only those that say something before that.
+    """
+    absent = is_absent(installation)
+    return Examination(
+        tuple(_examined(check, installation) for check in CHECKS if check.before or not absent)
+    )
 
 
 def _examined(check: Check, installation: Installation) -> Examined:

@@ -44,6 +44,8 @@ class Check:
     needs: tuple[str, ...]
     """The resources that must have been read for it."""
     run: Checking
+    before: bool = False
+    """Whether it says something about a cluster without kvplace, too."""
 
 
 def wrong(about: str, problem: str, mend: str) -> Finding:

@@ -11,7 +11,7 @@ from kvplace.kube.node_filters import NodeObject
 from kvplace.kube.object_reader import Document
 from kvplace.nodes.cluster_view import ClusterView
 
-SERVE, SCHEDULER, AGENT = "serve", "scheduler", "agent"
+SERVE, SCHEDULER, AGENT, CERTIFICATES = "serve", "scheduler", "agent", "certificates"
 """Values of the label `app.kubernetes.io/component`."""
 NAME_LABEL, COMPONENT_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/component"
 
@@ -34,6 +34,8 @@ class Installation:
     """What the API server said to a trial pod that our webhook refuses, `ADMITTED` when it accepted it."""
     rights: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The rights that an identity lacks, `verb resource`, by identity; only those that were asked for."""
+    own_denials: tuple[str, ...] = ()
+    """Resources of an installation that the caller may not create."""
 
     def of(self, resource: str) -> tuple[Document, ...]:
         """Return the objects of a resource."""

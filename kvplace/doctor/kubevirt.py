@@ -30,7 +30,8 @@ def check_kubevirt(found: Installation) -> Iterator[Finding]:
             yield wrong(
                 about,
                 f"the feature gate {_GATE} is off: KubeVirt refuses VMs that ask for cores",
-                f"add {_GATE} to spec.configuration.developerConfiguration.featureGates",
+                f"add {_GATE} to spec.configuration.developerConfiguration.featureGates: docs/install.md "
+                "section 1 has the command",
             )
         version = at(one, "status", "observedKubeVirtVersion") or ""
         match = re.match(r"v(\d+)\.(\d+)", version)

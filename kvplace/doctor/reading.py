@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from kvplace.core.errors import Forbidden, KvplaceError
 from kvplace.core.marks import ASKS_LABEL, PLACED_LABEL
+from kvplace.doctor.admission import secrets_of
 from kvplace.doctor.api_server import KINDS
 from kvplace.doctor.examination import REVIEWS, TRIAL, VIEW
 from kvplace.doctor.installation import (
@@ -21,6 +22,7 @@ from kvplace.doctor.installation import (
     at,
     items_at,
 )
+from kvplace.doctor.parts import INSTALLED_RESOURCES
 from kvplace.doctor.programs import releases_of
 from kvplace.doctor.rights import RIGHTS, Right
 from kvplace.kube.api_errors import Denied, Missing, Unauthenticated
@@ -57,6 +59,8 @@ _LISTS: Mapping[str, tuple[ApiKind, str, str]] = {
 _CRDS = ApiKind("customresourcedefinitions", "apiextensions.k8s.io")
 _SERVICES, _NODES = ApiKind("services"), ApiKind("nodes")
 _LEASES = ApiKind("leases", "coordination.k8s.io")
+_SECRETS = ApiKind("secrets")
+_OWN_REVIEWS = ApiKind("selfsubjectaccessreviews", "authorization.k8s.io")
 _REVIEWS = ApiKind("subjectaccessreviews", "authorization.k8s.io")
 _WEBHOOK = "pod.kvplace.io"
 
@@ -70,6 +74,10 @@ class Reader(Protocol):
 
     async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
         """Read one object; None where there is none, or no such kind."""
+        ...
+
+    async def read_metadata(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
+        """Read the metadata of one object, without what it holds; None where there is none."""
         ...
 
     async def read_list(
@@ -113,15 +121,16 @@ async def read_installation(
     await asyncio.gather(
         *(reading.read_list(name, *how) for name, how in _LISTS.items()), reading.read_crds()
     )
-    view, nodes, answer, rights, _ = await asyncio.gather(
+    view, nodes, answer, rights, denials, _ = await asyncio.gather(
         reading.guarded(VIEW, read_view(cluster), ClusterView({}, {})),
         reading.guarded("nodes", reader.read_list_as(NodeObject, _NODES), ()),
         reading.guarded(TRIAL, reading.trial(namespace), ""),
         reading.guarded(REVIEWS, reading.missing_rights(), {}),
+        reading.own_denials(),
         reading.read_named(),
     )
     return Installation(
-        now(), client_version, reading.objects, nodes, view, version, reading.denied, answer, rights
+        now(), client_version, reading.objects, nodes, view, version, reading.denied, answer, rights, denials
     )
 
 
@@ -192,6 +201,8 @@ class _Reading:
         for kind, names in ((_SERVICES, services), (_LEASES, leases)):
             reading = self._read_all(kind, sorted(names))
             self.objects[kind.resource] = await self.guarded(kind.resource, reading, ())
+        secrets = self._read_secrets(sorted(secrets_of(self.objects["deployments"])))
+        self.objects[_SECRETS.resource] = await self.guarded(_SECRETS.resource, secrets, ())
 
     async def trial(self, namespace: str) -> str:
         """Give the API server a pod that our webhook refuses, without storing it; return what it says."""
@@ -243,6 +254,33 @@ class _Reading:
         }
         answer = await self._trier.create(_REVIEWS, review)
         return at(answer, "status", "allowed") is True
+
+    async def own_denials(self) -> tuple[str, ...]:
+        """Ask which resources of an installation the caller may not create."""
+        answers = await asyncio.gather(
+            *(
+                self._trier.create(
+                    _OWN_REVIEWS,
+                    {
+                        "apiVersion": "authorization.k8s.io/v1",
+                        "kind": "SelfSubjectAccessReview",
+                        "metadata": {},
+                        "spec": {
+                            "resourceAttributes": {"verb": "create", "group": group, "resource": resource}
+                        },
+                    },
+                )
+                for resource, group in INSTALLED_RESOURCES.items()
+            )
+        )
+        allowed = (at(one, "status", "allowed") is True for one in answers)
+        return tuple(name for name, may in zip(INSTALLED_RESOURCES, allowed, strict=True) if not may)
+
+    async def _read_secrets(self, names: list[tuple[str, str]]) -> tuple[Document, ...]:
+        found = await asyncio.gather(
+            *(self._reader.read_metadata(_SECRETS, name, namespace=namespace) for namespace, name in names)
+        )
+        return tuple(one for one in found if one is not None)
 
     def _namespaces(self, component: str) -> set[str]:
         return {

@@ -13,7 +13,7 @@ import msgspec
 
 from kvplace.kube.api_errors import Missing, decoded
 from kvplace.kube.objects import ObjectList
-from kvplace.kube.session import PAGE_LIMIT, Call, Session, path_of
+from kvplace.kube.session import METADATA_ONLY, PAGE_LIMIT, Call, Session, path_of
 
 Document: TypeAlias = Mapping[str, Any]
 T = TypeVar("T")
@@ -49,6 +49,16 @@ class ObjectReader:
     async def read(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
         """Read one object; None where there is none, or no such kind."""
         call = Call("get", kind.resource, kind.path(name, namespace=namespace), name=name)
+        try:
+            body = await self._session.request(call)
+        except Missing:
+            return None
+        return decoded(_DOCUMENT, body, kind.resource)
+
+    async def read_metadata(self, kind: ApiKind, name: str, *, namespace: str = "") -> Document | None:
+        """Read the metadata of one object, so that a Secret's content never leaves the API server."""
+        path = kind.path(name, namespace=namespace)
+        call = Call("get", kind.resource, path, name=name, accept=METADATA_ONLY)
         try:
             body = await self._session.request(call)
         except Missing:

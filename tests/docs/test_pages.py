@@ -161,6 +161,10 @@ def test_tests_that_guard_promises_exist() -> None:
 
 
 FOREIGN = (
+    "customresourcedefinitions.",
+    "no matches for kind",
+    "loading KV pairs",
+    "MountVolume.",
     "failed ",
     "cannot set CPU affinity",
     "sidecar feature gate",
@@ -168,7 +172,7 @@ FOREIGN = (
     "no candidate node",
     "Preemption is not",
 )
-"""How the messages begin that others write: kube-scheduler, the API server, libvirt, KubeVirt."""
+"""How the messages begin that others write: kubectl, kubelet, scheduler, API server, libvirt, KubeVirt."""
 
 
 def texts_in_code() -> list[str]:

@@ -90,6 +90,9 @@ def installed(kubernetes_programs: Path) -> Iterator[Installed]:
                 text = plane.kubectl("kustomize", str(MANIFESTS / folder))
                 documents = [one for one in yaml.load_all(text, yaml.CSafeLoader) if one]
                 made.apply(*(one for one in documents if "WebhookConfiguration" not in one["kind"]))
+            for name in ("kvplace-serve-tls", "kvplace-scheduler-client"):
+                secret = {"metadata": {"name": name}, "stringData": {"tls.key": "unseen"}}
+                plane.request("POST", "/api/v1/namespaces/kvplace-system/secrets", secret)
             made.ready()
             made.add_node("worker-1")
             made.describe("worker-1")

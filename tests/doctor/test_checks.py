@@ -22,6 +22,8 @@ from kvplace.doctor.admission import (
     WEBHOOKS,
     check_admission_answers,
     check_certificates,
+    check_policies,
+    check_secrets,
     check_webhooks,
 )
 from kvplace.doctor.api_server import KINDS, check_kinds, check_version
@@ -31,6 +33,7 @@ from kvplace.doctor.finding import Checking, Level
 from kvplace.doctor.installation import Installation
 from kvplace.doctor.kubevirt import check_kubevirt
 from kvplace.doctor.node_checks import check_agents, check_conditions, check_descriptions
+from kvplace.doctor.parts import check_parts
 from kvplace.doctor.programs import check_images, check_scheduler, check_serve, check_versions, release_of
 from kvplace.kube.conditions import Condition
 from kvplace.kube.node_filters import NodeMetadata, NodeObject
@@ -368,8 +371,59 @@ def test_what_the_agent_says_about_its_node_is_passed_on() -> None:
 
 
 def test_a_check_whose_objects_could_not_be_read_says_so_and_nothing_else() -> None:
-    found = examine(installation(denied={VIEW: "you may not list nodes"}))
+    there = {"deployments": (deployment("serve"),)}
+    found = examine(installation(denied={VIEW: "you may not list nodes"}, objects=there))
     results = {one.check.name: one for one in found.results}
     assert len(results) == len(CHECKS)
     assert results["ledgers"].level is Level.UNCHECKED
     assert [one.problem for one in results["ledgers"].findings] == ["you may not list nodes"]
+
+
+def test_a_cluster_without_kvplace_is_told_what_to_do_and_not_all_that_is_missing() -> None:
+    found = examine(installation(own_denials=("customresourcedefinitions",)))
+    assert [one.check.name for one in found.results] == ["API server", "parts", "KubeVirt"]
+    parts = found.results[1].findings
+    assert [one.about for one in parts] == ["kvplace", "your rights"]
+    unread = examine(installation(denied={"deployments": "you may not list deployments"}))
+    assert len(unread.results) == len(CHECKS)
+
+
+def test_half_an_installation_is_named_by_its_parts() -> None:
+    objects = {"deployments": (deployment("serve"),), "customresourcedefinitions": (crd(KINDS[0]),)}
+    (found,) = problems(check_parts, objects=objects)
+    assert found.endswith("half of it is installed: kinds and serve, without policies and webhooks")
+
+
+def mounting(component: str, secret: str, **more: Any) -> dict[str, Any]:
+    made = deployment(component)
+    volumes = [{"secret": {"secretName": secret, **more}}, {"secret": {"secretName": secret, **more}}]
+    made["spec"]["template"]["spec"]["volumes"] = [*volumes, {"emptyDir": {}}]
+    return made
+
+
+def test_a_secret_that_pods_wait_for_is_named_with_who_makes_it() -> None:
+    serve = mounting("serve", "tls")
+    secret = named("tls")
+    assert problems(check_secrets, objects={"deployments": (serve,), "secrets": (secret,)}) == []
+    assert problems(check_secrets, objects={"deployments": (mounting("serve", "tls", optional=True),)}) == []
+
+    def mend(**objects: tuple[Any, ...]) -> str:
+        keeper = objects.pop("keeper", ())
+        (found,) = check_secrets(installation(objects={"deployments": (serve, *keeper), **objects}))
+        assert found.about == "Secret kvplace-system/tls"
+        assert (
+            found.problem == "it is missing, and pods of Deployment kvplace-system/kvplace-serve wait for it"
+        )
+        return found.mend
+
+    assert "not on manifests/base" in mend()
+    assert "logs deployment/kvplace-certificates" in mend(keeper=(deployment("certificates"),))
+    assert "describe certificates" in mend(certificates=(named("tls", spec={"secretName": "tls"}),))
+
+
+def test_the_policies_of_the_agent_are_looked_for_where_there_is_one() -> None:
+    def missing(**objects: tuple[Any, ...]) -> set[str]:
+        return {one.about.split()[1] for one in check_policies(installation(objects=objects))}
+
+    assert missing(daemonsets=(named("kvplace-agent", component="agent"),)) == set(POLICIES)
+    assert missing() == {name for name in POLICIES if not name.startswith("agent-")}

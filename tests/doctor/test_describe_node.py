@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,7 +18,7 @@ from kvplace.kube.object_reader import ApiKind
 from kvplace.kube.object_writer import ObjectWriter
 from kvplace.kube.session import open_session
 from kvplace.nodes.describing_pod import describing_pod
-from tests.cli.calls import Called, call_process
+from tests.cli.calls import COMMAND, Called, call_process
 from tests.doctor.conftest import Installed
 from tests.nodes.machines import EIGHT, TWO
 
@@ -76,8 +78,37 @@ def test_a_pod_that_no_kubelet_starts_is_given_up_and_deleted(installed: Install
     called = describe_node(installed, "worker-1", "--timeout", "1")
     assert called.code == ExitCode.FAILED
     assert "has not ended in 1 s" in called.err
-    left = installed.plane.request(
-        "GET",
-        "/api/v1/namespaces/kvplace-system/pods?labelSelector=app.kubernetes.io/component=describe-node",
-    )
-    assert left["items"] == []
+    assert pods_left(installed) == []
+
+
+def pods_left(installed: Installed) -> list[Any]:
+    labels = "app.kubernetes.io/component=describe-node"
+    found: list[Any] = installed.plane.request("GET", f"/api/v1/pods?labelSelector={labels}")["items"]
+    return found
+
+
+def test_an_interrupt_leaves_no_pod(installed: Installed) -> None:
+    kubeconfig = str(installed.plane.kubeconfig)
+    command = [*COMMAND, "describe-node", "worker-1", "--timeout", "600", "--kubeconfig", kubeconfig]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not pods_left(installed):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert (process.returncode, out, err.strip()) == (ExitCode.INTERRUPTED, "", "")
+    assert pods_left(installed) == []
+
+
+def test_a_namespace_that_is_not_there_or_has_no_room_is_named(installed: Installed) -> None:
+    nowhere = describe_node(installed, "worker-1", "--pod-namespace", "nowhere")
+    assert nowhere.code == ExitCode.USAGE
+    assert "there is no namespace nowhere for the pod; name one with --pod-namespace" in nowhere.err
+    small = installed.plane.create_namespace("small")
+    most = {"type": "Container", "max": {"memory": "32Mi"}}
+    limits = {"metadata": {"name": "small"}, "spec": {"limits": [most]}}
+    installed.plane.request("POST", f"/api/v1/namespaces/{small}/limitranges", limits)
+    refused = describe_node(installed, "worker-1", "--pod-namespace", small)
+    assert refused.code == ExitCode.USAGE
+    assert "the API server does not let you create pods: " in refused.err
+    assert "maximum memory usage per Container is 32Mi" in refused.err
+    installed.plane.remove_namespace(small)

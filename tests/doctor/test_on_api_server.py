@@ -144,6 +144,17 @@ def _no_right(installed: Installed) -> Any:
     return without(installed, f"{RBAC}/clusterrolebindings/kvplace-serve")
 
 
+def _no_secret(installed: Installed) -> Any:
+    return without(installed, f"{SYSTEM}/secrets/kvplace-serve-tls")
+
+
+@contextlib.contextmanager
+def _no_serve(installed: Installed) -> Iterator[None]:
+    with without(installed, f"{DEPLOYMENTS}/kvplace-serve"):
+        yield
+    installed.ready()
+
+
 def _no_extender(installed: Installed) -> Any:
     (one,) = installed.plane.request(
         "GET", f"{SYSTEM}/configmaps?labelSelector=app.kubernetes.io/component=scheduler"
@@ -259,6 +270,8 @@ FAULTS: dict[str, tuple[Callable[[Installed], Any], str, str]] = {
     "webhook gone": (_no_webhook, "webhook vmi.kvplace.io", "not registered"),
     "another CA": (_other_ca, "webhook pod.kvplace.io", "cannot call it"),
     "no right": (_no_right, "system:serviceaccount:kvplace-system:kvplace-serve", "lacks the rights to"),
+    "no certificates": (_no_secret, "Secret kvplace-system/kvplace-serve-tls", "it is missing, and pods of"),
+    "half of it": (_no_serve, "kvplace", "half of it is installed: kinds and policies and webhooks, without"),
     "no extender": (_no_extender, "ConfigMap kvplace-system/", "does not ask kvplace"),
     "serve not ready": (_not_ready, "Deployment kvplace-system/kvplace-serve", "none of its 2 replicas"),
     "agent away": (_agent_away, "DaemonSet kvplace-agent/kvplace-agent", "1 of 2 agents are ready"),

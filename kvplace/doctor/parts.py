@@ -1,0 +1,67 @@
+"""Whether kvplace is there at all, or half of it, and whether the caller may install the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kvplace.doctor.admission import POLICIES, WEBHOOKS
+from kvplace.doctor.api_server import KINDS
+from kvplace.doctor.finding import Finding, wrong
+from kvplace.doctor.installation import SERVE, Installation, items_at
+
+INSTALLED_RESOURCES: Mapping[str, str] = {
+    "customresourcedefinitions": "apiextensions.k8s.io",
+    "clusterroles": "rbac.authorization.k8s.io",
+    "mutatingwebhookconfigurations": "admissionregistration.k8s.io",
+    "validatingadmissionpolicies": "admissionregistration.k8s.io",
+    "namespaces": "",
+}
+"""What of an installation only a cluster's administrator may create, with its API group."""
+
+
+def parts_of(found: Installation) -> Mapping[str, bool]:
+    """Say of each part that every installation has whether anything of it is there."""
+    webhooks = {
+        webhook.get("name")
+        for resource in WEBHOOKS
+        for one in found.of(resource)
+        for webhook in items_at(one, "webhooks")
+    }
+    return {
+        "kinds": any(found.named("customresourcedefinitions", name) for name in KINDS),
+        "policies": any(found.named("validatingadmissionpolicies", name) for name in POLICIES),
+        "serve": bool(found.component("deployments", SERVE)),
+        "webhooks": any(name in webhooks for names in WEBHOOKS.values() for name in names),
+    }
+
+
+def is_absent(found: Installation) -> bool:
+    """Whether nothing of kvplace is there; what may not be read counts as being there."""
+    return not any(parts_of(found).values()) and not found.denied.keys() & NEEDED
+
+
+NEEDED = ("customresourcedefinitions", "validatingadmissionpolicies", "deployments", *WEBHOOKS)
+"""The resources that must have been read to know the parts."""
+
+
+def check_parts(found: Installation) -> Iterator[Finding]:
+    """Check that all parts are there; where one is missing, also that the caller may install it."""
+    parts = parts_of(found)
+    missing = [name for name, is_there in parts.items() if not is_there]
+    if not missing:
+        return
+    there = [name for name, is_there in parts.items() if is_there]
+    if there:
+        yield wrong(
+            "kvplace",
+            f"half of it is installed: {' and '.join(there)}, without {' and '.join(missing)}",
+            "apply your folder again and read what kubectl says: kubectl apply --server-side -k FOLDER",
+        )
+    else:
+        yield wrong("kvplace", "it is not installed in this cluster", "install it: docs/install.md")
+    if found.own_denials:
+        yield wrong(
+            "your rights",
+            f"you may not create {', '.join(found.own_denials)}, as an installation does",
+            "have it applied by somebody with the role cluster-admin; nothing after it needs these rights",
+        )
