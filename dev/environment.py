@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,8 @@ this Python can make virtual environments but has no pip to fill them, and none 
 As root:  apt-get install python3-venv
 Or put a Python that has pip first on PATH (or name it: PYTHON=/path/to/python3 ./make demo)."""
 
+_ITSELF = "kvplace"
+
 
 class Environment:
     """The project's .venv."""
@@ -33,28 +35,30 @@ class Environment:
         self.folder = project / ".venv"
         self.bin = self.folder / "bin"
         self.python = self.bin / "python"
-        self._stamp = self.folder / "kvplace-stamp.json"
+        self.stamp = self.folder / "kvplace-stamp.json"
 
-    def ensure(self, sections: Iterable[Section]) -> None:
+    def ensure(self, sections: Sequence[Section]) -> None:
         """Makes the environment and installs what is missing of these sections, and kvplace itself."""
         with self._alone():
             constraints = Constraints.read(self.project / "constraints.txt")
             if self._interpreter() is None:
                 self._create()
-            wanted = {section: constraints.fingerprint(section) for section in sections}
+            wanted = self.wanted(sections, constraints)
             done = self._installed()
-            missing = [section for section, name in wanted.items() if done.get(section) != name]
+            missing = [section for section in sections if done.get(section) != wanted[section]]
             # What is built from source finds its tools in the environment itself: they are pinned, too.
             for is_tool in (True, False):
                 if part := [section for section in missing if (section is Section.BUILD) == is_tool]:
                     self._install(part, constraints)
-            done |= {section: wanted[section] for section in missing}
-            itself = self._fingerprint_of_kvplace()
-            if done.get("kvplace") != itself:
+            if done.get(_ITSELF) != wanted[_ITSELF]:
                 pip = self._pip("install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", ".")
                 run("installing kvplace itself", pip, cwd=self.project)
-                done["kvplace"] = itself
-            self._stamp.write_text(json.dumps(done, indent=1), encoding="utf-8")
+            self.stamp.write_text(json.dumps(done | wanted, indent=1), encoding="utf-8")
+
+    def wanted(self, sections: Iterable[Section], constraints: Constraints) -> dict[str, str]:
+        """Gives what the stamp says when these sections and kvplace itself are installed."""
+        pins = {str(section): constraints.fingerprint(section) for section in sections}
+        return {**pins, _ITSELF: self._fingerprint_of_kvplace()}
 
     def _install(self, sections: list[Section], constraints: Constraints) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="kvplace-requirements-") as file:
@@ -80,7 +84,7 @@ class Environment:
 
     def _installed(self) -> dict[str, str]:
         try:
-            stamp = json.loads(self._stamp.read_text(encoding="utf-8"))
+            stamp = json.loads(self.stamp.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return stamp if isinstance(stamp, dict) else {}

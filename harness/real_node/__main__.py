@@ -1,7 +1,9 @@
 """`./make node`: a cluster with real nodes and kvplace to try by hand, until Ctrl-C.
 
 The same pieces as in the tests: `kubectl apply -f` of a VM that fits this machine makes a QEMU process whose
-threads are pinned. Needs root. Leaves nothing behind.
+threads are pinned. `--without-kvplace` leaves its installation to whoever follows docs/install.md. On PATH
+there is also a command with the name of each node, which runs another one there. Needs root. Leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -17,14 +19,22 @@ from pathlib import Path
 
 from harness.build_cache import BuildFailed
 from harness.control_plane.__main__ import kubectl_folder
+from harness.control_plane.kubevirt_parts import FEATURE_GATES
 from harness.control_plane.programs import KUBERNETES, KUBEVIRT
 from harness.go_build import built
 from harness.node_programs.programs import node_programs
 from harness.real_node.cluster import RealCluster
 from harness.real_node.control_groups import NoControlGroups, hierarchies
 from harness.real_node.images import node_image_archives
-from harness.real_node.kvplace_pods import install_kvplace
+from harness.real_node.kvplace_pods import COMPONENT, install_kvplace, write_component
+from harness.real_node.node import RealNode
 
+_BARE = """\
+{nodes} real nodes and KubeVirt at {url}; logs in {logs}
+follow docs/install.md, with {component} beside manifests/
+and `components: [../{name}]` in my-cluster/kustomization.yaml
+on a node: node-1 COMMAND
+Ctrl-C ends everything"""
 _EXAMPLE = """\
 {nodes} real nodes, KubeVirt and kvplace at {url}; logs in {logs}
 try: kubectl apply -f - <<'END'
@@ -82,16 +92,35 @@ def _start(options: argparse.Namespace, stack: contextlib.ExitStack) -> None:
         RealCluster(
             node_programs(),
             built(KUBEVIRT),
-            node_image_archives(),
+            node_image_archives(kvplace=not options.without_kvplace),
             logs,
             kubelets={name: {"cpuManagerPolicy": "none"} for name in names},
+            feature_gates=() if options.without_kvplace else FEATURE_GATES,
         )
     )
-    first = next(iter(cluster.nodes.values()))
-    install_kvplace(cluster.plane, first.sandbox.service_subnet, replicas=min(2, len(names)))
-    print(f"export KUBECONFIG={shlex.quote(str(cluster.plane.kubeconfig))}")
-    print(f"export PATH={shlex.quote(str(kubectl_folder(cluster.plane)))}:$PATH", flush=True)
-    print(_EXAMPLE.format(nodes=len(names), url=cluster.plane.url, logs=logs), file=sys.stderr)
+    plane, services = cluster.plane, next(iter(cluster.nodes.values())).sandbox.service_subnet
+    replicas = min(2, len(names))
+    if options.without_kvplace:
+        write_component(plane.folder, services, replicas=replicas)
+        example = _BARE
+    else:
+        install_kvplace(plane, services, replicas=replicas)
+        example = _EXAMPLE
+    folder = kubectl_folder(plane)
+    for node in cluster.nodes.values():
+        _write_command(folder / node.name, node)
+    print(f"export KUBECONFIG={shlex.quote(str(plane.kubeconfig))}")
+    print(f"export PATH={shlex.quote(str(folder))}:$PATH", flush=True)
+    component = plane.folder / COMPONENT
+    said = example.format(nodes=len(names), url=plane.url, logs=logs, component=component, name=COMPONENT)
+    print(said, file=sys.stderr)
+
+
+def _write_command(path: Path, node: RealNode) -> None:
+    """Write a script that runs its arguments on a node."""
+    inside = node.sandbox.command([], {"PATH": node.runtime.programs.search_path})
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(inside)} "$@"\n')
+    path.chmod(0o755)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,6 +129,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Run real nodes with KubeVirt and kvplace in sandboxes on this machine until Ctrl-C.",
     )
     parser.add_argument("--nodes", type=int, default=1, choices=range(1, 9), help="default: 1")
+    parser.add_argument(
+        "--without-kvplace", action="store_true", help="to install it as docs/install.md says"
+    )
     parser.add_argument("--logs", type=Path, help="folder that keeps the logs of all servers")
     return parser
 

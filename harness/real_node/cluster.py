@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from harness.control_plane.cluster import ControlPlane
-from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.control_plane.kubevirt_parts import FEATURE_GATES, KubeVirt
 from harness.node_programs.programs import NodePrograms
 from harness.real_node.node import RealNode
 from harness.real_node.node_access import apiserver_flags
@@ -38,6 +38,7 @@ class RealCluster:
         logs: Path,
         *,
         kubelets: Mapping[str, Mapping[str, Any]],
+        feature_gates: Sequence[str] = FEATURE_GATES,
     ) -> None:
         """Start everything and wait until VMs can be scheduled to every node.
 
@@ -47,6 +48,7 @@ class RealCluster:
             images: OCI archives that every node gets; virt-launcher's is one of them.
             logs: folder that keeps the logs of all servers.
             kubelets: the nodes' names, and what is put over each kubelet's configuration.
+            feature_gates: KubeVirt's.
         """
         self._stack = contextlib.ExitStack()
         try:
@@ -67,7 +69,13 @@ class RealCluster:
             )
             self.plane.add_scheduler()
             self.kubevirt = self._stack.enter_context(
-                KubeVirt(self.plane, kubevirt_programs, configuration=_KUBEVIRT, plugins_crd=True)
+                KubeVirt(
+                    self.plane,
+                    kubevirt_programs,
+                    feature_gates=feature_gates,
+                    configuration=_KUBEVIRT,
+                    plugins_crd=True,
+                )
             )
             prepare_cluster(self.plane)
             self.nodes = {name: node.result() for name, node in zip(kubelets, starting, strict=True)}

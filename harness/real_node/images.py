@@ -15,15 +15,15 @@ from harness.node_programs.small_images import busybox, container_disk, kube_sch
 _TEMPLATE_DISK = "quay.io/containerdisks/debian:12"
 
 
-def node_images() -> list[Image]:
-    """Name them all."""
+def node_images(*, kvplace: bool = True) -> list[Image]:
+    """Name them all, or all but kvplace's own."""
     disk = container_disk()
     return [
-        *(busybox(), disk, replace(disk, reference=_TEMPLATE_DISK), launcher()),
-        *(hook_image(), serve_image(), agent_image(), kube_scheduler()),
+        *(busybox(), disk, replace(disk, reference=_TEMPLATE_DISK), launcher(), kube_scheduler()),
+        *((hook_image(), serve_image(), agent_image()) if kvplace else ()),
     ]
 
 
-def node_image_archives(say: Say = say_to_stderr) -> list[Path]:
+def node_image_archives(say: Say = say_to_stderr, *, kvplace: bool = True) -> list[Path]:
     """Return their archives, building what is not cached."""
-    return [archive(image, say) for image in node_images()]
+    return [archive(image, say) for image in node_images(kvplace=kvplace)]

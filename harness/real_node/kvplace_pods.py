@@ -1,9 +1,9 @@
 """kvplace on real nodes as an operator installs it: pods of its manifests and images.
 
-`manifests/default` is applied with an overlay that says what an operator's overlay
-says: image tags and replicas. Two things are due to these nodes: Services have fixed addresses, which the
-scheduler's pods know without DNS, and kvplace's own pods request no CPU, because a node that is this machine
-has none to spare beside a VM.
+`manifests/default` is applied with a folder that says what an operator's folder says, and with one component
+of these nodes' own. Two things are due to them: Services have fixed addresses, which the scheduler's pods
+know without DNS, and kvplace's own pods request no CPU, because a node that is this machine has none to spare
+beside a VM.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Any
 
 from harness.control_plane.cluster import ControlPlane
@@ -25,6 +26,8 @@ _SERVE = "kvplace-serve"
 _CERTIFICATES = "kvplace-certificates"
 AGENT = "kvplace-agent"
 """The DaemonSet, and its namespace."""
+COMPONENT = "for-these-nodes"
+"""The folder of the component."""
 
 _DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
 _DAEMON_SETS = f"/apis/apps/v1/namespaces/{AGENT}/daemonsets"
@@ -40,9 +43,18 @@ def install_kvplace(plane: ControlPlane, services: IPv4Network, *, replicas: int
     """
     folder = plane.folder / "manifests"
     shutil.copytree(MANIFESTS, folder)
+    write_component(plane.folder, services, replicas=replicas)
+    scheduler, _, tag = kube_scheduler().reference.rpartition(":")
     overlay = folder / "on-real-nodes"
     overlay.mkdir()
-    (overlay / "kustomization.yaml").write_text(json.dumps(_overlay(services, replicas)))
+    content = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["../default"],
+        "images": [{"name": scheduler, "newTag": tag}],
+        "components": [f"../../{COMPONENT}"],
+    }
+    (overlay / "kustomization.yaml").write_text(json.dumps(content))
     rendered = plane.kubectl("kustomize", str(overlay))
     plane.kubectl("apply", "--server-side", "-f", "-", stdin=rendered)
     wait_for(plane, _DAEMON_SETS, AGENT, _is_on_every_node)
@@ -50,15 +62,13 @@ def install_kvplace(plane: ControlPlane, services: IPv4Network, *, replicas: int
         wait_for(plane, _DEPLOYMENTS, deployment, _is_available)
 
 
-def _overlay(services: IPv4Network, replicas: int) -> Json:
+def write_component(beside: Path, services: IPv4Network, *, replicas: int) -> None:
+    """Write what an installation on these nodes needs besides, as a kustomize component in its own folder."""
     addresses = {name: str(services[number]) for name, number in _FIXED_ADDRESSES.items()}
     hosts = [{"ip": address, "hostnames": [f"{name}.{NAMESPACE}.svc"]} for name, address in addresses.items()]
-    scheduler, _, tag = kube_scheduler().reference.rpartition(":")
-    return {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": ["../default"],
-        "images": [{"name": scheduler, "newTag": tag}],
+    content = {
+        "apiVersion": "kustomize.config.k8s.io/v1alpha1",
+        "kind": "Component",
         "replicas": [{"name": name, "count": replicas} for name in (_SERVE, _SCHEDULER)],
         "patches": [
             *(
@@ -75,6 +85,9 @@ def _overlay(services: IPv4Network, replicas: int) -> Json:
             _patch("DaemonSet", AGENT, [_NO_CPU]),
         ],
     }
+    folder = beside / COMPONENT
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(json.dumps(content, indent=1))
 
 
 def _patch(kind: str, name: str, operations: list[Json]) -> Json:

@@ -9,14 +9,15 @@ import pytest
 import yaml
 
 from harness.control_plane.cluster import ControlPlane
+from kvplace import __version__
 from tests.manifests.conftest import MANIFESTS
 from tests.manifests.objects import NAMESPACE, Json, of_kind, settings_of, templates
 
 INSTALL = (MANIFESTS.parent / "docs" / "install.md").read_text()
 WEB = (MANIFESTS.parent / "docs" / "web.md").read_text()
-FOLDERS = [
+WITHOUT_REGISTRY, WITH_REGISTRY, MAIN_SCHEDULER = (
     block for block in re.findall(r"```yaml\n(.*?)```", INSTALL, re.DOTALL) if "kind: Kustomization" in block
-]
+)
 
 
 def rendered(cluster: ControlPlane, folder: Path, kustomization: str) -> list[Json]:
@@ -32,7 +33,7 @@ def folder(manifests: Path) -> Path:
 
 
 def test_an_overlay_replaces_images_and_settings(fresh_cluster: ControlPlane, folder: Path) -> None:
-    objects = rendered(fresh_cluster, folder, FOLDERS[0])
+    objects = rendered(fresh_cluster, folder, WITH_REGISTRY)
     images = {
         name: template["spec"]["containers"][0]["image"] for name, template in templates(objects).items()
     }
@@ -48,6 +49,16 @@ def test_an_overlay_replaces_images_and_settings(fresh_cluster: ControlPlane, fo
         for name in ("kvplace-serve", "kvplace-agent")
     }
     assert used == generated
+
+
+def test_without_a_registry_the_images_have_the_names_that_the_archives_have(
+    fresh_cluster: ControlPlane, folder: Path
+) -> None:
+    objects = rendered(fresh_cluster, folder, WITHOUT_REGISTRY)
+    images = {template["spec"]["containers"][0]["image"] for template in templates(objects).values()}
+    ours = {f"kvplace/{name}:{__version__}" for name in ("serve", "agent")}
+    assert images == {*ours, "registry.k8s.io/kube-scheduler:v1.36.3"}
+    assert settings_of(objects)["SIDECAR_IMAGE"] == f"kvplace/hook:{__version__}"
 
 
 def test_the_component_of_the_web_map_opens_its_port_and_nothing_else(
@@ -79,7 +90,7 @@ def test_the_component_of_the_web_map_opens_its_port_and_nothing_else(
 def test_with_the_clusters_main_scheduler_ours_is_left_out_and_pods_keep_its_name(
     fresh_cluster: ControlPlane, folder: Path
 ) -> None:
-    objects = rendered(fresh_cluster, folder, FOLDERS[1])
+    objects = rendered(fresh_cluster, folder, MAIN_SCHEDULER)
     assert settings_of(objects)["SCHEDULER_NAME"] == "default-scheduler"
     assert set(of_kind(objects, "Deployment")) == {"kvplace-serve", "kvplace-certificates"}
     left = {f"{entry['kind']} {entry['metadata']['name']}" for entry in objects}

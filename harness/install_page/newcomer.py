@@ -1,0 +1,136 @@
+"""Somebody who runs the blocks of docs/install.md one after the other, and what each took.
+
+Every block of commands is run as it stands: in the checkout, or on every node where the page says so. What
+differs here: `ELSEWHERE` needs what this machine has not, the node's name stands for `worker-1`, the
+operator's folder lists one component more, and the template's VM has the size of this machine
+(`fit_this_machine`).
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from harness.install_page.page import Block, read_blocks
+
+ELSEWHERE: Mapping[str, str] = {
+    "for image in serve hook agent; do\n    skopeo": "a registry",
+    "podman build": "a container engine",
+    "./make release": "a registry; tests/release runs it",
+    "openssl base64 -d": "a release; tests/release runs it",
+    "helm install": "the chart of a release; tests/release runs Helm",
+    "kubectl krew": "the plugin manager of kubectl; tests/release unpacks the plugin as that does",
+    "kubectl kvplace describe-node": "a node without an agent; tests/real_node/test_describe_node.py runs it",
+    "kubectl annotate node worker-1": "a node without an agent; tests/real_node/test_migration.py has one",
+    "kubectl delete noderesourcetopologies": "the community's kind; tests/manifests installs it",
+}
+"""What a block needs that is not here, by the beginning of the block."""
+ON_EVERY_NODE = "for image in serve hook agent; do\n    ctr "
+GATE_MADE = "--type=merge"
+"""In the line that makes a list of feature gates where there is none."""
+FOLDER = "my-cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A block that has been run."""
+
+    section: str
+    command: str
+    """Its first line."""
+    seconds: float
+    said: str
+
+
+class CommandOfThePageFailed(Exception):
+    """A block ended with an error; the message has the block and what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """Follows the page with a shell in which real nodes can be reached."""
+
+    shell: str
+    """The lines that `./make node --without-kvplace` printed."""
+    environment: Mapping[str, str]
+    node: str
+    """The name of the one node, which is a command as well."""
+    component: Path
+    """What these nodes need besides."""
+
+    def follow(self, checkout: Path, *sections: str) -> Iterator[Step]:
+        """Run the blocks of sections of the checkout's page, one for each `next`.
+
+        Raises `CommandOfThePageFailed`.
+        """
+        said = ""
+        for block in read_blocks(checkout / "docs" / "install.md"):
+            if not block.section.startswith(sections):
+                continue
+            if "kind: Kustomization" in block.text and not (checkout / FOLDER).exists():
+                self._write_folder(checkout, block.text)
+            if not block.language and not block.text.startswith(tuple(ELSEWHERE)):
+                step = self._follow(checkout, block, said)
+                said = step.said
+                yield step
+
+    def run(self, checkout: Path, script: str, stdin: Path | None = None) -> str:
+        """Run a script in a checkout and return what it printed."""
+        with (stdin or Path("/dev/null")).open("rb") as given:
+            done = subprocess.run(
+                ["sh", "-ec", f"{self.shell}{script}"],
+                cwd=checkout,
+                env=dict(self.environment),
+                stdin=given,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        if done.returncode != 0:
+            raise CommandOfThePageFailed(f"{script}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def _follow(self, checkout: Path, block: Block, said_before: str) -> Step:
+        script = block.text.replace("worker-1", self.node)
+        if GATE_MADE in script:  # one line for each answer to the question before
+            script = next(line for line in script.splitlines() if (GATE_MADE in line) == (said_before == ""))
+        began = time.monotonic()
+        if script.startswith(ON_EVERY_NODE):
+            said = self._on_the_node(checkout, script)
+        else:
+            said = self.run(checkout, script)
+        return Step(block.section, script.strip().partition("\n")[0], time.monotonic() - began, said)
+
+    def _write_folder(self, checkout: Path, kustomization: str) -> None:
+        (checkout / FOLDER).mkdir()
+        text = f"{kustomization}components: [../{self.component.name}]\n"
+        (checkout / FOLDER / "kustomization.yaml").write_text(text)
+        shutil.copytree(self.component, checkout / self.component.name)
+
+    def _on_the_node(self, checkout: Path, block: str) -> str:
+        """Copy the archives of the images to the node and run the block beside them."""
+        (built,) = (checkout / "dist").iterdir()
+        folder = f"/root/{built.name}"
+        self.run(checkout, f"{self.node} mkdir -p {folder}")
+        for archive in sorted(built.glob("*.oci.tar")):
+            copy = shlex.quote(f"cat > {folder}/{archive.name}")
+            self.run(checkout, f"{self.node} sh -ec {copy}", archive)
+        return self.run(checkout, f"{self.node} sh -ec {shlex.quote(f'cd {folder}; {block}')}")
+
+
+def fit_this_machine(checkout: Path) -> None:
+    """Give the VM of the page's template one vCPU and little memory; its idle guest cannot shut down."""
+    template = checkout / "vm-templates" / "web-server.yaml"
+    vm = yaml.safe_load(template.read_text())
+    spec = vm["spec"]["template"]["spec"]
+    spec["domain"]["cpu"]["cores"] = 1
+    spec["domain"]["memory"]["guest"] = "64Mi"
+    spec["terminationGracePeriodSeconds"] = 0
+    template.write_text(yaml.safe_dump(vm))
