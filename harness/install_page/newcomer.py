@@ -117,7 +117,7 @@ class Newcomer:
     def _on_the_node(self, checkout: Path, block: str) -> str:
         """Copy the archives of the images to the node and run the block beside them."""
         (built,) = (checkout / "dist").iterdir()
-        folder = f"/root/{built.name}"
+        folder = f"/var/tmp/kvplace-{built.name}"
         self.run(checkout, f"{self.node} mkdir -p {folder}")
         for archive in sorted(built.glob("*.oci.tar")):
             copy = shlex.quote(f"cat > {folder}/{archive.name}")
