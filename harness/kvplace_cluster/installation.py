@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -44,16 +46,19 @@ class Replica:
         *,
         kubeconfig: Path | None = None,
         flags: Sequence[str] = (),
+        web: bool = False,
     ) -> None:
-        """Start it, with further `flags`; `wait_until_ready` returns when it serves."""
+        """Start it, with further `flags` and perhaps the `web` map; `wait_until_ready` returns when it serves."""
         self._reservations = contextlib.ExitStack()
         ports = []
-        for _ in range(3):
+        for _ in range(4):
             reservation, port = reserve_port()
             self._reservations.enter_context(reservation)
             ports.append(port)
         self.extender_url, self.admission_url = (f"https://127.0.0.1:{port}" for port in ports[:2])
         self.health_url = f"http://127.0.0.1:{ports[2]}"
+        self.web_url = f"https://127.0.0.1:{ports[3]}" if web else ""
+        self.certificate = certificate[0]
         self._name = f"kvplace-serve-{number}"
         self._log = plane.logs / f"{self._name}.log"
         self._command = [
@@ -67,6 +72,7 @@ class Replica:
             f"--tls-key={certificate[1]}",
             f"--client-ca={plane.ca_file}",
             f"--sidecar-image={SIDECAR_IMAGE}",
+            f"--web-address={self.web_url.removeprefix('https://')}",
             *flags,
         ]
         self.start()
@@ -109,6 +115,7 @@ class Installation:
         *,
         replicas: int = 1,
         webhooks: bool = True,
+        components: Sequence[str] = (),
         flags: Sequence[str] = (),
         start: Callable[[ControlPlane, int], Replica] | None = None,
         admission: Callable[[Sequence[Replica]], str] = lambda replicas: replicas[0].admission_url,
@@ -116,21 +123,23 @@ class Installation:
     ) -> None:
         """Apply the manifests and start the replicas; the webhooks point to `admission`, the first replica.
 
-        Without `webhooks` pods stay as they are created, and so does everything else. `start` starts the
-        replica of that number where the usual way does not serve.
+        Without `webhooks` pods stay as they are created, and so does everything else. `components` are of
+        the manifests; operators add them. `start` starts the replica of that number where the usual way does
+        not serve.
         """
         self.plane = plane
         self._admission_ca = admission_ca or plane.ca_file
         self.replicas: list[Replica] = []
-        self._objects = self._rendered()
+        self._objects = self._rendered(components)
         for manifest in self._objects:
             if manifest["kind"] not in _RUN_AS_PODS | _WEBHOOKS:
                 self._apply(manifest)
         if start is None:
             certificate = plane.issue_certificate("kvplace-serve")
+            has_web = any(bool(one["data"].get("WEB_ADDRESS")) for one in self._of_kind("ConfigMap"))
 
             def start(plane: ControlPlane, number: int) -> Replica:
-                return Replica(plane, number, certificate, flags=flags)
+                return Replica(plane, number, certificate, flags=flags, web=has_web)
 
         try:
             for number in range(replicas):
@@ -199,10 +208,25 @@ class Installation:
             return {"owners": {}, "claims": {}}
         return {key: stored["spec"][key] for key in ("owners", "claims")}
 
-    def _rendered(self) -> list[Json]:
-        text = self.plane.kubectl("kustomize", str(MANIFESTS / "base"))
-        text += "\n---\n" + self.plane.kubectl("kustomize", str(MANIFESTS / "scheduler"))
+    def _rendered(self, components: Sequence[str]) -> list[Json]:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name).resolve()
+
+            def relative(part: str) -> str:
+                return os.path.relpath(MANIFESTS / part, folder)
+
+            overlay = {
+                "apiVersion": "kustomize.config.k8s.io/v1beta1",
+                "kind": "Kustomization",
+                "resources": [relative("base"), relative("scheduler")],
+                "components": [relative(component) for component in components],
+            }
+            (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+            text = self.plane.kubectl("kustomize", str(folder))
         return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+
+    def _of_kind(self, kind: str) -> list[Json]:
+        return [manifest for manifest in self._objects if manifest["kind"] == kind]
 
     def _apply(self, manifest: Json) -> None:
         self.plane.kubectl(

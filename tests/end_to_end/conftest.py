@@ -34,8 +34,11 @@ def virt(cluster: ControlPlane, kubevirt_programs: Path) -> Iterator[KubeVirt]:
 
 @pytest.fixture(scope="session")
 def kvplace(cluster: ControlPlane, virt: KubeVirt) -> Iterator[Installation]:
-    """Install kvplace, two replicas, each asked by a kube-scheduler of its own; no right may be missing."""
-    with Installation(cluster, replicas=2) as installation:
+    """Install kvplace with the web map: two replicas, each asked by a kube-scheduler of its own.
+
+    No right may be missing.
+    """
+    with Installation(cluster, replicas=2, components=["web"]) as installation:
         for replica in installation.replicas:
             installation.add_scheduler(replica)
         yield installation
