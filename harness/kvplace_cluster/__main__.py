@@ -83,10 +83,11 @@ async def _run(options: argparse.Namespace, topology: Topology, kubevirt: Path) 
         )
         print(f"export KUBECONFIG={shlex.quote(str(plane.kubeconfig))}")
         print(f"export PATH={shlex.quote(str(_commands(plane)))}:$PATH", flush=True)
+        web_url = installation.replicas[0].web_url
         print(
             f"{len(names)} hollow nodes ({options.machine}), KubeVirt and kvplace at {plane.url}\n"
             "try: kubectl apply -f vm-templates/web-server.yaml; kubectl kvplace get vms\n"
-            f"the web map: {installation.replicas[0].web_url} with a certificate of this cluster; sign in with\n"
+            f"the web map: {web_url} with a certificate of this cluster; to sign in:\n"
             f"     kubectl create token {MAP_READER} -n {NAMESPACE} --audience={AUDIENCE}\n"
             "Ctrl-C ends everything",
             file=sys.stderr,

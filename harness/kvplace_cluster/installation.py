@@ -48,7 +48,7 @@ class Replica:
         flags: Sequence[str] = (),
         web: bool = False,
     ) -> None:
-        """Start it, with further `flags` and perhaps the `web` map; `wait_until_ready` returns when it serves."""
+        """Start it, with further `flags` and, if so, the map; `wait_until_ready` returns when it serves."""
         self._reservations = contextlib.ExitStack()
         ports = []
         for _ in range(4):

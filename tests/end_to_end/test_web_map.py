@@ -1,4 +1,4 @@
-"""The web map of a whole installation in a browser: manifests, `serve`, KubeVirt, tokens of the API server."""
+"""The web map of a whole installation in a browser: manifests, `serve`, KubeVirt, real tokens."""
 
 from __future__ import annotations
 
