@@ -162,8 +162,14 @@ class Page:
         """Type a text into what has the focus."""
         await self.call("Input.insertText", text=text)
 
-    async def see_as(self, *, scheme: str = "light", size: tuple[int, int] = (1280, 900)) -> None:
-        """Set the reader's colour scheme and the size of his window."""
+    async def see_as(
+        self, *, scheme: str = "light", size: tuple[int, int] = (1280, 900), deficiency: str = "none"
+    ) -> None:
+        """Set the reader's colour scheme, the size of his window, and how he sees colours.
+
+        Deficiencies are those that Chromium simulates, such as `deuteranopia`.
+        """
+        await self.call("Emulation.setEmulatedVisionDeficiency", type=deficiency)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         await self.call("Emulation.setEmulatedMedia", features=features)
         width, height = size

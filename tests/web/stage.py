@@ -70,6 +70,10 @@ class Stage:
         self.cluster.tokens[TENANT, ""] = Person("tom", "u-2", ("tenants",))
         self.cluster.allowed.add(("anna", LOOK))
 
+    def machine(self, node: str) -> Topology:
+        """Return what a node is made of."""
+        return self._machines[node]
+
     def add_node(self, name: str, machine: Topology) -> None:
         self._machines[name] = machine
         self.cluster.create_node(name, topology=machine)

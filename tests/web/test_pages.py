@@ -18,6 +18,7 @@ from kvplace.core.ledger import LedgerChange, claim_of
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.machines.shipped import read_machine
 from tests.nodes.machines import TWO
+from tests.web.pictures import LOOKS, Look, take
 from tests.web.stage import VIEWER, Stage, cluster_of, mapped
 
 LIVE = "document.querySelector('#live').dataset.state === 'live'"
@@ -284,3 +285,35 @@ def test_a_browser_that_is_stopped_leaves_no_process_behind(
     while processes() and time.monotonic() < deadline:
         time.sleep(0.02)  # the kernel tells only their parent, which is init by now
     assert processes() == []
+
+
+async def test_the_overview_names_what_needs_a_look_and_each_nodes_fragmentation(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = Stage()
+    stage.add_node("busy", TWO)
+    stage.cluster.create_node("bare")
+    async with reading(stage, certificates, browser) as page:
+        assert "bare unusable" in await page.text(".trouble")
+        vm = await stage.run_vm("busy", 4)
+        assert vm is not None
+        await stage.report("busy", {vm.uid: TWO.packages[1].cpus}, sentence="it strayed")
+        await page.until(
+            "document.querySelector('.trouble').innerText.includes('busy 1 VM not where placed')"
+        )
+        stage.cluster.create_pod(
+            "virt-launcher-late", namespace="shop", uid="u-late", vmi="late", request="{}"
+        )
+        await page.until("document.querySelector('.trouble').innerText.includes('shop/late waiting')")
+        free = [numa.cpus & ~vm.claim.owned & TWO.allocatable for numa in TWO.numa_nodes]
+        largest = max(cpus.bit_count() for cpus in free)
+        assert f"hole {largest}" in await page.text('.tile[href$="busy"]')
+        assert any("% fragmented" in link for link in await page.accessible("link"))
+
+
+async def test_the_pictures_of_the_docs_can_be_taken_anew(tmp_path: Path, browser: Browser) -> None:
+    files = await take(tmp_path, {"": Look(), "narrow": LOOKS["narrow"]}, "web-")
+    assert [file.name for file in files] == [
+        f"web-{page}{look}.png" for page in ("cluster", "node", "vm") for look in ("", "-narrow")
+    ]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)

@@ -55,7 +55,7 @@ export function drawMap(map, { highlight = "", name = map.name } = {}) {
   drawing.addEventListener("pointerover", follow);
   drawing.addEventListener("focusin", follow);
   drawing.addEventListener("pointerleave", () => light(drawing, highlight));
-  return [drawing, key(seen), faults(map)];
+  return [faults(map), drawing, key(seen)];
 }
 
 // Dims the threads of all other VMs.

@@ -10,6 +10,7 @@ const ORDERS = {
   scattered: ["most fragmented", (row) => -fragmentation(row)],
   trouble: ["trouble first", (row) => -((row.problem ? 1000 : 0) + row.notPinned + row.moving / 1000)],
 };
+const NAMED = 6; // nodes with trouble, and waiting VMs, that are named
 
 const fragmentation = (row) => (row.holes?.numa[2] ? 1 - row.holes.numa[0] / row.holes.numa[2] : 0);
 const percent = (share) => `${Math.round(share * 100)} %`;
@@ -18,6 +19,7 @@ export class Overview {
   #cluster;
   #order = "name";
   #wanted = null;
+  #orders = null;
   #tiles = new Map();
   #summary = h("section", { "aria-label": "Summary", class: "summary" });
   #list = h("ul", { class: "tiles", "aria-label": "Nodes" });
@@ -31,12 +33,13 @@ export class Overview {
   }
 
   show(place) {
-    const order = h("select", { id: "order", on: { change: (event) => { this.#order = event.target.value; this.#arrange(); } } },
+    this.#orders = h("select", { id: "order", on: { change: (event) => this.#sort(event.target.value) } },
       Object.entries(ORDERS).map(([value, [words]]) => h("option", { value }, words)));
     place.replaceChildren(
       h("h1", { class: "hidden" }, "Cluster"),
       this.#summary,
-      h("div", { class: "tools" }, h("h2", {}, "Nodes"), h("label", {}, "sorted by ", order), this.#words),
+      h("div", { class: "tools" }, h("h2", {}, "Nodes"), h("label", {}, "sorted by ", this.#orders), this.#words,
+        h("p", { class: "legend words" }, h("span", { class: "used", vars: { "--share": 0.6 }, "aria-hidden": "true" }), "a bar is a NUMA node, dark where its CPUs are taken")),
       this.#list);
     this.#summarise();
     for (const row of this.#cluster.nodes.values()) this.#tile(row);
@@ -61,6 +64,12 @@ export class Overview {
     if (!this.#list.querySelector('.tile[tabindex="0"]') && this.#list.firstChild) this.#stop(this.#list.querySelector(".tile"));
   }
 
+  #sort(order) {
+    this.#order = order;
+    this.#orders.value = order;
+    this.#arrange();
+  }
+
   #summarise() {
     const { totals } = this.#cluster;
     const number = (value, words, mark = "") => h("li", { class: mark }, h("b", {}, value.toLocaleString("en")), ` ${words}`);
@@ -72,12 +81,31 @@ export class Overview {
         number(totals.waiting, "waiting", totals.waiting ? "notice" : ""),
         number(totals.moving, "getting other cores"),
         number(totals.notPinned, "not where placed", totals.notPinned ? "alarm" : "")),
-      this.#holes(totals),
-      totals.waiting
-        ? h("p", {}, "Waiting for a node: ",
-            totals.firstWaiting.map(([namespace, name], index) => [index ? ", " : "", h("a", { href: vmLink(namespace, name), "data-key": `waiting-${namespace}-${name}` }, `${namespace}/${name}`)]),
-            totals.waiting > totals.firstWaiting.length ? " and more" : "")
-        : null);
+      h("div", { class: "panels" }, this.#holes(totals), this.#trouble(totals)));
+  }
+
+  // What somebody should look at: nodes with trouble, and VMs that wait.
+  #trouble(totals) {
+    const [, rank] = ORDERS.trouble;
+    const nodes = [...this.#cluster.nodes.values()].filter((row) => row.problem || row.notPinned)
+      .sort((one, other) => rank(one) - rank(other) || byName(one.name, other.name));
+    const waiting = totals.firstWaiting.slice(0, NAMED);
+    if (!nodes.length && !waiting.length) return null;
+    return h("section", { class: "panel", "aria-labelledby": "trouble-title" },
+      h("h2", { id: "trouble-title" }, "Needs a look"),
+      h("ul", { class: "trouble" },
+        nodes.slice(0, NAMED).map((row) => h("li", {},
+          h("b", { class: "alarm", "aria-hidden": "true" }, "! "),
+          h("a", { href: nodeLink(row.name), "data-key": `trouble-${row.name}` }, row.name),
+          h("small", {}, row.problem ? ` unusable: ${row.problem}` : ` ${plural(row.notPinned, "VM")} not where placed`))),
+        waiting.map(([namespace, name]) => h("li", {},
+          h("b", { "aria-hidden": "true" }, "… "),
+          h("a", { href: vmLink(namespace, name), "data-key": `waiting-${namespace}-${name}` }, `${namespace}/${name}`),
+          h("small", {}, " waiting for a node")))),
+      nodes.length > NAMED
+        ? h("button", { type: "button", "data-key": "all-trouble", on: { click: () => this.#sort("trouble") } }, `all ${plural(nodes.length, "node")} first in the list`)
+        : null,
+      totals.waiting > waiting.length ? h("p", { class: "words" }, `${plural(totals.waiting - waiting.length, "more VM")} waiting`) : null);
   }
 
   #holes(totals) {
@@ -93,10 +121,12 @@ export class Overview {
           on: { click: () => { this.#wanted = pressed ? null : { scope, size }; this.#summarise(); this.#arrange(); } },
         }, count.toLocaleString("en")));
     };
-    return h("table", { class: "holes" },
-      h("caption", {}, "Free holes: nodes that still hold a VM of so many CPUs inside one L3 cache, NUMA node or socket. Press a number to see which."),
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "in one"),
-        totals.sizes.map((size) => h("th", { scope: "col" }, plural(size, "CPU"))),
+    return h("section", { class: "panel", "aria-labelledby": "holes-title" },
+      h("h2", { id: "holes-title" }, "Free holes"),
+      h("p", { class: "words" }, "Nodes that still hold a VM of so many CPUs inside one L3 cache, NUMA node or socket. Press a number to see which."),
+      h("table", { class: "holes", "aria-labelledby": "holes-title" },
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "CPUs in one"),
+        totals.sizes.map((size) => h("th", { scope: "col" }, size)),
         h("th", { scope: "col" }, "largest"), h("th", { scope: "col" }, "fragmented"))),
       h("tbody", {}, Object.entries(SCOPES).map(([scope, words]) => {
         const hole = totals.holes[scope];
@@ -104,7 +134,7 @@ export class Overview {
           totals.sizes.map((size, index) => cell(scope, size, hole.nodesWith[index])),
           h("td", {}, `${plural(hole.cpus, "CPU")}, ${plural(hole.cores, "core")}`),
           h("td", {}, percent(hole.fragmentation)));
-      })));
+      }))));
   }
 
   #tile(row) {
@@ -115,18 +145,24 @@ export class Overview {
     }
     const link = item.firstChild;
     const largest = row.holes?.numa[0] ?? 0;
+    const scattered = percent(fragmentation(row));
     const trouble = [row.notPinned && `${row.notPinned} not where placed`, row.moving && `${row.moving} moving`].filter(Boolean);
     const words = row.problem
       ? `unusable: ${row.problem}`
-      : [`${row.free} of ${plural(row.allocatable, "CPU")} free`, `largest hole in a NUMA node ${largest}`, plural(row.vms, "VM"), ...trouble].join(", ");
+      : [`${row.free} of ${plural(row.allocatable, "CPU")} free`, `largest hole in a NUMA node ${largest}`, `${scattered} fragmented`, plural(row.vms, "VM"), ...trouble].join(", ");
     link.setAttribute("aria-label", `${row.name}: ${words}`);
     link.title = `${row.name}: ${words}`;
     link.classList.toggle("unusable", Boolean(row.problem));
     link.replaceChildren(
-      h("span", { class: "name" }, row.name, row.notPinned ? h("b", { class: "alarm" }, ` ! ${row.notPinned}`) : null),
+      h("span", { class: "line" }, h("span", { class: "name" }, row.name), row.notPinned ? h("b", { class: "alarm" }, `! ${row.notPinned}`) : null),
       h("span", { class: "bars" }, (row.numa ?? []).map(([free, all]) =>
         h("span", { class: "used", vars: { "--share": all ? 1 - free / all : 1, "--size": all } }))),
-      h("small", {}, row.problem ? "unusable" : `${row.free} free, hole ${largest}, ${plural(row.vms, "VM")}`));
+      ...(row.problem
+        ? [h("small", { class: "problem" }, `unusable: ${row.problem}`)]
+        : [
+            h("span", { class: "line" }, h("span", {}, h("b", {}, row.free), ` of ${row.allocatable} free`), h("span", {}, plural(row.vms, "VM"))),
+            h("small", { class: "line" }, h("span", {}, `hole ${largest}`), h("span", {}, `${scattered} fragmented`)),
+          ]));
     return item;
   }
 

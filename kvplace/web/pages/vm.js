@@ -47,10 +47,12 @@ export class VmPage {
   #pod(vm, pod) {
     return h("article", { "aria-label": `pod ${pod.pod}` },
       h("p", {}, badge(pod)),
-      h("dl", { class: "facts" }, this.#facts(vm, pod).map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)])),
-      pod.map ? [h("h2", {}, "On ", h("a", { href: nodeLink(pod.node), "data-key": `node-${pod.pod}` }, pod.node)),
-        drawMap(pod.map, { highlight: pod.label, name: `${pod.node} with ${this.title} as ${pod.label}` })] : null,
-      pod.neighbours ? this.#neighbours(pod) : null,
+      h("div", { class: "beside" },
+        h("div", {},
+          h("dl", { class: "facts" }, this.#facts(vm, pod).map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)])),
+          pod.neighbours ? this.#neighbours(pod) : null),
+        pod.map ? h("div", {}, h("h2", {}, "On ", h("a", { href: nodeLink(pod.node), "data-key": `node-${pod.pod}` }, pod.node)),
+          drawMap(pod.map, { highlight: pod.label, name: `${pod.node} with ${this.title} as ${pod.label}` })) : null),
       pod.placement?.vcpus.length ? this.#vcpus(pod) : null,
       pod.conditions.length ? this.#conditions(pod) : null);
   }
@@ -96,12 +98,11 @@ export class VmPage {
     if (!pod.neighbours.length) return h("p", {}, "No other VM shares a socket with it.");
     return h("table", { class: "vms" },
       h("caption", {}, "Neighbours, the closest first"),
-      h("thead", {}, h("tr", {}, ["", "VM", "shares", "policy", "CPUs"].map((words) => h("th", { scope: "col" }, words)))),
+      h("thead", {}, h("tr", {}, ["", "VM", "shares", "CPUs"].map((words) => h("th", { scope: "col" }, words)))),
       h("tbody", {}, pod.neighbours.map((one) => h("tr", {},
         h("td", {}, swatch(pod.map, one.label)),
-        h("th", { scope: "row" }, h("a", { href: vmLink(one.namespace, one.name) }, `${one.namespace}/${one.name}`)),
+        h("th", { scope: "row" }, h("a", { href: vmLink(one.namespace, one.name) }, `${one.namespace}/${one.name}`), " ", h("small", {}, one.policy)),
         h("td", {}, one.nearness),
-        h("td", {}, one.policy),
         h("td", { class: "cpus" }, one.cpus)))));
   }
 

@@ -1,0 +1,93 @@
+"""`python -m tests.web.pictures`: takes the pictures of docs/web.md anew from the sample cluster.
+
+`--looks FOLDER` takes each page also in dark, as somebody with deuteranopia sees it, and in a narrow window,
+for whoever changes how the map looks: look at all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.browser.page import Page, new_page
+from harness.browser.process import running_browser
+from harness.certificates import Certificates
+from tests.web.sample import sample
+from tests.web.stage import VIEWER, mapped
+
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
+LIVE = "document.querySelector('#live').dataset.state === 'live'"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How somebody looks at the map."""
+
+    scheme: str = "light"
+    size: tuple[int, int] = (1280, 900)
+    deficiency: str = "none"
+
+
+LOOKS = {
+    "light": Look(),
+    "dark": Look("dark"),
+    "deuteranopia": Look(deficiency="deuteranopia"),
+    "dark-deuteranopia": Look("dark", deficiency="deuteranopia"),
+    "narrow": Look(size=(390, 844)),
+    "wide": Look(size=(1920, 1080)),
+}
+
+
+async def take(folder: Path, looks: dict[str, Look], prefix: str) -> list[Path]:
+    """Take a picture of each page for each look; returns the files."""
+    stage, drifting = await sample()
+    places = {
+        "cluster": ("#/", ".tile"),
+        "node": (f"#/node/{drifting.node}", ".map"),
+        "vm": (f"#/vm/{drifting.namespace}/{drifting.name}", "dl.facts"),
+    }
+    files = []
+    with tempfile.TemporaryDirectory() as name:
+        certificates = Certificates.issue(Path(name))
+        with running_browser(Path(name), certificates.serve[0]) as browser:
+            async with mapped(stage, certificates) as (address, _), new_page(browser) as page:
+                await page.call("Emulation.setScrollbarsHidden", hidden=True)
+                await _sign_in(page, f"https://{address}/")
+                for page_name, (place, shown) in places.items():
+                    for look_name, look in looks.items():
+                        await page.see_as(scheme=look.scheme, size=look.size, deficiency=look.deficiency)
+                        await page.evaluate(f"location.hash = '{place}'")
+                        await page.until(f"document.querySelector('{shown}')")
+                        await page.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
+                        files.append(folder / f"{prefix}{page_name}{look_name and '-' + look_name}.png")
+                        await page.screenshot(files[-1])
+                assert page.complaints == []
+    return files
+
+
+async def _sign_in(page: Page, url: str) -> None:
+    await page.open(url)
+    await page.until("document.activeElement === document.querySelector('#token')")
+    await page.write(VIEWER)
+    await page.press("Enter")
+    await page.until(LIVE)
+
+
+def main() -> None:
+    """Take them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--looks", type=Path, metavar="FOLDER", help="take every look, into this folder")
+    folder = parser.parse_args().looks
+    if folder is None:
+        files = asyncio.run(take(PICTURES, {"": Look()}, "web-"))
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = asyncio.run(take(folder, LOOKS, ""))
+    print(*files, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
