@@ -10,7 +10,8 @@ from kvplace.kube.object_reader import Document
 
 _STARTING = ("ContainerCreating", "PodInitializing")
 """Reasons of containers that wait for nothing of their own."""
-_SIDECAR = "hook-sidecar-"
+_SIDECAR = "kvplace-hook"
+"""The command of our sidecar; KubeVirt numbers all sidecars of a VM alike."""
 
 
 def state_of(document: Document) -> str:
@@ -61,10 +62,14 @@ def notes_on_waiting(pod: Document) -> Iterator[str]:
         yield f"kube-scheduler says: {scheduled['message']}"
 
 
-def notes_on_starting(pod: Document) -> Iterator[str]:
-    """Say what the containers of a bound pod that does not run yet wait for."""
-    status = pod.get("status") or {}
-    metadata = pod.get("metadata") or {}
+def notes_on_containers(pod: Document) -> Iterator[str]:
+    """Say what the containers of a bound pod wait for."""
+    status, metadata = pod.get("status") or {}, pod.get("metadata") or {}
+    sidecars = {
+        one.get("name")
+        for one in (pod.get("spec") or {}).get("containers") or ()
+        if _SIDECAR in (one.get("command") or ())
+    }
     starting = False
     for container in (*_statuses(status, "initContainerStatuses"), *_statuses(status, "containerStatuses")):
         name, state = container.get("name"), container.get("state") or {}
@@ -74,7 +79,7 @@ def notes_on_starting(pod: Document) -> Iterator[str]:
         elif waiting is not None:
             message = " ".join((waiting.get("message") or "").split())
             yield f"container {name} waits: {': '.join(filter(None, (waiting.get('reason'), message)))}"
-        elif "running" in state and not container.get("ready") and str(name).startswith(_SIDECAR):
+        elif "running" in state and not container.get("ready") and name in sidecars:
             yield (
                 f"container {name} runs and is not ready; `kubectl -n {metadata.get('namespace')} exec "
                 f"{metadata.get('name')} -c {name} -- kvplace-hook ready --once` says why"

@@ -19,8 +19,8 @@ from kvplace.explain.explanation import Event, Explanation, asked_nodes, seat_of
 from kvplace.explain.fitting import fit
 from kvplace.explain.notes import (
     condition,
+    notes_on_containers,
     notes_on_document,
-    notes_on_starting,
     notes_on_vmi,
     notes_on_waiting,
     state_of,
@@ -234,8 +234,8 @@ class _Explaining:
             yield from self._notes_on_waiting(vm)
             yield from notes_on_waiting(raw.get(vm.pod.uid, {}))
         for vm in seated:
-            if vm.state is VmState.BOUND:
-                yield from notes_on_starting(raw.get(vm.pod.uid, {}))
+            if vm.state is not VmState.ENDING:
+                yield from notes_on_containers(raw.get(vm.pod.uid, {}))
 
     def _notes_on_waiting(self, vm: VmView) -> Iterator[str]:
         claimed = [name for name, node in self._view.nodes.items() if vm.pod.uid in node.ledger.claims]

@@ -87,13 +87,14 @@ def pods_left(installed: Installed) -> list[Any]:
     return found
 
 
-def test_an_interrupt_leaves_no_pod(installed: Installed) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_pod(installed: Installed, number: signal.Signals) -> None:
     kubeconfig = str(installed.plane.kubeconfig)
     command = [*COMMAND, "describe-node", "worker-1", "--timeout", "600", "--kubeconfig", kubeconfig]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not pods_left(installed):
             assert process.poll() is None
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate()
     assert (process.returncode, out, err.strip()) == (ExitCode.INTERRUPTED, "", "")
     assert pods_left(installed) == []

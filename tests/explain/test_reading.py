@@ -396,18 +396,33 @@ async def test_a_bound_pod_says_what_its_containers_wait_for(
         "compute": {"waiting": {"reason": "ContainerCreating"}},
         "disk": {"waiting": {"reason": "ImagePullBackOff", "message": "no such\n image"}},
         "hook-sidecar-0": {"running": {}},
+        "hook-sidecar-1": {"running": {}},
     }
     statuses = [{"name": name, "state": state, "ready": False} for name, state in waiting.items()]
     await bound(objects, cluster, 0, 1, 8, 9, containerStatuses=statuses)
-    cluster.change_pod("default", "launcher", phase="Pending")
+    commands = {"hook-sidecar-0": ["somebody-elses"], "hook-sidecar-1": ["kvplace-hook"]}
+    objects.stored["pods", "launcher"]["spec"]["containers"] = [
+        {"name": name, "command": command} for name, command in commands.items()
+    ]
     assert (await explained(objects, cluster, "vm/db")).notes == (
         "container disk waits: ImagePullBackOff: no such image",
         (
-            "container hook-sidecar-0 runs and is not ready; `kubectl -n default exec launcher "
-            "-c hook-sidecar-0 -- kvplace-hook ready --once` says why"
+            "container hook-sidecar-1 runs and is not ready; `kubectl -n default exec launcher "
+            "-c hook-sidecar-1 -- kvplace-hook ready --once` says why"
         ),
         "the kubelet prepares its volumes, network and images; the events say what is missing",
     )
+
+
+async def test_a_vm_whose_name_begins_like_another_one_is_not_mixed_up_with_it(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    await bound(objects, cluster, 0, 1, 8, 9)
+    cluster.create_pod("launcher-2", vmi="db-2", request=write_request(PodRequest(request_with(4))))
+    objects.put("pods", pod_document("launcher-2", "uid-2"))
+    found = await explained(objects, cluster, "vm/db")
+    assert [seat.vm.pod.name for seat in found.seats] == ["launcher"]
+    assert (found.notes, found.fitting) == ((), None)
 
 
 async def test_cores_of_pods_that_are_gone_are_named_to_a_vm_that_waits(
