@@ -49,6 +49,8 @@ _CONDITIONS: tuple[tuple[Callable[[Json], bool], str], ...] = (
         ".Values.monitoring.enabled",
     ),
 )
+_MAKE_ROOM = 'eq (toString .Values.serve.makeRoom) "false" | ternary "off" .Values.serve.makeRoom'
+"""YAML takes the word off for false."""
 _DEFAULT_NAME = 'ternary "kvplace-scheduler" "default-scheduler" .Values.scheduler.enabled'
 _SCHEDULER_NAME = f".Values.serve.schedulerName | default ({_DEFAULT_NAME})"
 
@@ -150,6 +152,7 @@ def _put_values(entry: Json, put: _Placeholders) -> None:
             "STRATEGY": put.text(".Values.serve.strategy"),
             "MODE": put.text(".Values.serve.mode"),
             "NOMINATE_FROM_NODES": put.text("int .Values.serve.nominateFromNodes"),
+            "MAKE_ROOM": put.text(_MAKE_ROOM),
             "SIDECAR_IMAGE": put.text(".Values.images.hook"),
             "SCHEDULER_NAME": put.text(_SCHEDULER_NAME),
             "WEB_ADDRESS": put.json(f'ternary "0.0.0.0:{_WEB_PORT}" "" {_WEB}'),

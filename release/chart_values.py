@@ -55,6 +55,11 @@ VALUES: Group = {
         "nominateFromNodes": Value(
             2000, {"type": "integer", "minimum": 0}, "nodes from which on nodes are nominated; 0: never"
         ),
+        "makeRoom": Value(
+            "off",
+            {"enum": ["off", False, "on-request", "automatic"]},
+            "whether VMs make room for others",
+        ),
         "schedulerName": Value(
             None, {"type": ["string", "null"]}, "of VMs that name none; null: kvplace's own or the main one"
         ),

@@ -46,9 +46,11 @@ from kvplace.core.annotations import (
     REQUEST,
     RESULTS,
     VM_SIZE,
+    is_movable,
     read_options,
     wants_crane_result,
     wants_explanation,
+    wants_room,
 )
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import Conflict, KvplaceError, Misconfigured
@@ -261,6 +263,8 @@ def _request(
         vmi="" if vm is None else vm.name,
         explain=wants_explanation(annotations),
         crane_result=wants_crane_result(annotations),
+        movable=is_movable(annotations),
+        make_room=wants_room(annotations),
     )
 
 

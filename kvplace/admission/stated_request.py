@@ -9,7 +9,13 @@ from kvplace.admission.objects import Metadata, Pod, Vm, Vmi, VmiSpec, title, ty
 from kvplace.admission.pod_size import size_of_pod
 from kvplace.admission.vm_size import size_of_vm
 from kvplace.admission.vmi import check_vm
-from kvplace.core.annotations import read_options, wants_crane_result, wants_explanation
+from kvplace.core.annotations import (
+    is_movable,
+    read_options,
+    wants_crane_result,
+    wants_explanation,
+    wants_room,
+)
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import BadBody, Misconfigured
 from kvplace.core.request import Policy, Request
@@ -59,6 +65,8 @@ def _of_vm(annotations: Mapping[str, str], spec: VmiSpec, what: str, name: str) 
         vmi=name,
         explain=wants_explanation(annotations),
         crane_result=wants_crane_result(annotations),
+        movable=is_movable(annotations),
+        make_room=wants_room(annotations),
     )
 
 
@@ -73,4 +81,6 @@ def _of_pod(pod: Pod, namespace: str) -> PodRequest | None:
         Request(size.cpus, options.of_plain_pod(), size.memory, size.huge_pages),
         explain=wants_explanation(annotations),
         crane_result=wants_crane_result(annotations),
+        movable=is_movable(annotations),
+        make_room=wants_room(annotations),
     )

@@ -111,6 +111,14 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
     metavar="NUMBER",
     help="Nodes that a cluster must have for the nodes of planned pods to be nominated; 0: never.",
 )
+@click.option(
+    "--make-room",
+    type=Words(["off", "on-request", "automatic"]),
+    default="off",
+    show_default=True,
+    help="Whether running VMs with kvplace.io/movable get other cores, so that a VM fits that fits nowhere; "
+    "on-request: for VMs with kvplace.io/make-room.",
+)
 @click.option("--extender-address", default="0.0.0.0:8443", show_default=True, metavar="HOST:PORT")
 @click.option("--admission-address", default="0.0.0.0:9443", show_default=True, metavar="HOST:PORT")
 @click.option("--health-address", default="0.0.0.0:8081", show_default=True, metavar="HOST:PORT")
@@ -150,6 +158,7 @@ def command(
     strategy: str,
     mode: str,
     nominate_from_nodes: int,
+    make_room: str,
     extender_address: str,
     admission_address: str,
     health_address: str,
@@ -167,6 +176,7 @@ def command(
     from kvplace.admission.settings import AdmissionSettings
     from kvplace.core.cluster.node_choice import Strategy
     from kvplace.scheduler.extender import ExtenderSettings, Mode
+    from kvplace.scheduler.room_maker import MakeRoom
     from kvplace.serve.process import run
     from kvplace.serve.settings import ServeSettings
     from kvplace.service.settings import Address, TlsFiles
@@ -189,7 +199,10 @@ def command(
             ),
             kubeconfig=kubeconfig,
             extender=ExtenderSettings(
-                strategy=Strategy(strategy), mode=Mode(mode), nominate_from_nodes=nominate_from_nodes
+                strategy=Strategy(strategy),
+                mode=Mode(mode),
+                nominate_from_nodes=nominate_from_nodes,
+                make_room=MakeRoom(make_room),
             ),
             extender_address=Address.parse(extender_address),
             admission_address=Address.parse(admission_address),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -21,6 +21,7 @@ from kvplace.controller.relocator import Relocator, RelocatorClient
 from kvplace.controller.waker import NodeAnnotator, Waker
 from kvplace.controller.work_queue import WorkQueue
 from kvplace.core.errors import KvplaceError
+from kvplace.core.ledger import Claim
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.events import EventRecorder
 from kvplace.kube.records import NO_NODE, NodeRecord, PodRecord, TopologyRecord, VmiRecord
@@ -174,12 +175,15 @@ class Controller:
                     self._queue.add(pod.node)
 
     def _ledger_seen(self, node: NodeName) -> None:
-        """Make a node due whose ledger has lost the claim of a bound pod, or has one of an unknown pod.
+        """Make a node due where a pod gets other cores, whose ledger has lost the claim of a bound pod, or
+        that has the claim of an unknown pod.
 
-        The latter after a while: a claim may be seen before its pod.
+        The last after a while: a claim may be seen before its pod.
         """
         record = self._ledgers.current(node)
-        claims: Collection[PodUid] = record.ledger.claims if record is not None else ()
+        claims: Mapping[PodUid, Claim] = record.ledger.claims if record is not None else {}
+        if any(claim.relocation is not None for claim in claims.values()):
+            self._queue.add(node)
         if any(uid not in self._pods.records for uid in claims):
             self._queue.add(node, after_s=SETTLE_S)
         lacking = (pod for pod in self._index.on_node(node) if pod.uid not in claims)

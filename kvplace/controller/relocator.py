@@ -49,11 +49,9 @@ from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.events import (
     EventRecorder,
-    ObjectReference,
-    pod_reference,
+    owner_reference,
     relocated,
     relocation_refused,
-    vmi_reference,
 )
 from kvplace.kube.records import PodRecord, VmiRecord
 from kvplace.kube.store import Store
@@ -265,7 +263,7 @@ class Relocator:
             format_cpu_list(in_force.placement.cpus) or "of the shared pool",
             extra=_about(node, pod),
         )
-        event = relocated(_regarding(pod), node, in_force)
+        event = relocated(owner_reference(pod), node, in_force)
         self._events.record(event)
         await self._answer(pod, Condition(RELOCATED, True, "Relocated", event.note))
 
@@ -305,7 +303,7 @@ class Relocator:
 
     async def _cannot(self, pod: PodRecord, why: str) -> None:
         """Say that nothing changes, and why."""
-        event = relocation_refused(_regarding(pod), why)
+        event = relocation_refused(owner_reference(pod), why)
         self._events.record(event)
         await self._answer(pod, Condition(RELOCATED, False, "NotRelocated", why))
 
@@ -335,12 +333,6 @@ def _place_again(
 def _empty_claim(pod: PodRecord) -> Claim:
     nothing = Placement(Policy.NONE, (), NO_CPUS)
     return claim_of(pod.uid, nothing, namespace=pod.namespace, pod=pod.name, vmi=pod.vmi)
-
-
-def _regarding(pod: PodRecord) -> ObjectReference:
-    if pod.vmi:
-        return vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid)
-    return pod_reference(pod.namespace, pod.name, pod.uid)
 
 
 def _about(node: NodeName, pod: PodRecord) -> dict[str, object]:

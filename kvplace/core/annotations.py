@@ -35,6 +35,8 @@ NUMA_MEMORY = "kvplace.io/numa-memory"
 GUEST_NUMA = "kvplace.io/guest-numa"
 ON_FAILURE = "kvplace.io/on-failure"
 EXPLAIN = "kvplace.io/explain"
+MOVABLE = "kvplace.io/movable"
+MAKE_ROOM = "kvplace.io/make-room"
 CRANE_POLICY = "topology.crane.io/cpu-policy"
 CRANE_AWARENESS = "topology.crane.io/topology-awareness"
 CRANE_MANAGER = "qos.gocrane.io/cpu-manager"
@@ -52,6 +54,8 @@ ASKING = (
     GUEST_NUMA,
     ON_FAILURE,
     EXPLAIN,
+    MOVABLE,
+    MAKE_ROOM,
     CPU_SET,
     CRANE_POLICY,
     CRANE_AWARENESS,
@@ -84,7 +88,8 @@ def read_options(annotations: Mapping[str, str]) -> PinningOptions | None:
     only_declines = all(key == CRANE_AWARENESS for key in ASKING if key in annotations) and scope is None
     if only_declines:
         return None
-    wants_explanation(annotations)
+    for read in (wants_explanation, is_movable, wants_room):
+        read(annotations)
     return PinningOptions(
         scope=scope or Scope.ONE_SOCKET,
         policy=policy or Policy.EXCLUSIVE,
@@ -98,7 +103,17 @@ def read_options(annotations: Mapping[str, str]) -> PinningOptions | None:
 
 def wants_explanation(annotations: Mapping[str, str]) -> bool:
     """Whether the reasons for the choice of the node are to be written on the pod; raises BadAnnotation."""
-    return _lookup(annotations, EXPLAIN, {"true": True, "false": False}) or False
+    return _flag(annotations, EXPLAIN)
+
+
+def is_movable(annotations: Mapping[str, str]) -> bool:
+    """Whether the VM may get other cores while it runs, to make room for others; raises BadAnnotation."""
+    return _flag(annotations, MOVABLE)
+
+
+def wants_room(annotations: Mapping[str, str]) -> bool:
+    """Whether movable VMs are to make room for the VM where it does not fit; raises BadAnnotation."""
+    return _flag(annotations, MAKE_ROOM)
 
 
 def wants_crane_result(annotations: Mapping[str, str]) -> bool:
@@ -122,6 +137,10 @@ def _words(kind: type[_Word]) -> dict[str, _Word | None]:
 
 def _word(annotations: Mapping[str, str], key: str, kind: type[_Word], default: _Word) -> _Word:
     return _lookup(annotations, key, {member.value: member for member in kind}) or default
+
+
+def _flag(annotations: Mapping[str, str], key: str) -> bool:
+    return _lookup(annotations, key, {"true": True, "false": False}) or False
 
 
 def _lookup(annotations: Mapping[str, str], key: str, words: Mapping[str, _Value]) -> _Value | None:

@@ -8,9 +8,9 @@ from itertools import combinations
 
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free, free_of
-from kvplace.core.ledger import Ledger, claim_of
+from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.placement import Placement
-from kvplace.core.request import NumaMemory, Request
+from kvplace.core.request import NumaMemory, PinningOptions, Policy, Request
 from kvplace.core.scalars import Bytes, CpuMask, NumaId, PodUid
 from kvplace.core.topology import Topology
 
@@ -22,6 +22,23 @@ class Occupant:
     id: str
     request: Request
     placement: Placement
+    movable: bool = True
+    """Whether it may move at all; one of policy `immovable` never does."""
+
+
+def occupant_of_claim(name: str, claim: Claim, topology: Topology | None) -> Occupant:
+    """Make a VM of which only its claim is known: it holds what the claim says and stays there."""
+    held = Placement(
+        claim.policy,
+        (),
+        claim.cpus,
+        claim.owned,
+        numa_nodes=tuple(topology.nodes_of(claim.cpus)) if topology is not None else (),
+        memory=claim.memory,
+        huge_pages=claim.huge_pages,
+    )
+    options = PinningOptions(policy=Policy.IMMOVABLE)
+    return Occupant(name, Request(max(1, claim.cpus.bit_count()), options), held, movable=False)
 
 
 class RunningVms:

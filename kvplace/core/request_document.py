@@ -28,6 +28,10 @@ class PodRequest:
     explain: bool = False
     crane_result: bool = False
     """Whether the result is also written in Crane's annotation."""
+    movable: bool = False
+    """Whether it may get other cores while it runs, to make room for others."""
+    make_room: bool = False
+    """Whether movable VMs are to make room for it where it does not fit."""
 
     @property
     def vmi_name(self) -> str:
@@ -44,6 +48,10 @@ def write_request(pod: PodRequest) -> str:
         "explain": pod.explain,
         "craneResult": pod.crane_result,
     }
+    if pod.movable:
+        document["movable"] = True
+    if pod.make_room:
+        document["makeRoom"] = True
     return json.dumps(document, separators=(",", ":"))
 
 
@@ -56,6 +64,8 @@ def read_pod_request(text: str) -> PodRequest:
             vmi=fields.text("vmi", ""),
             explain=fields.raw.get("explain") is True,
             crane_result=fields.raw.get("craneResult") is True,
+            movable=fields.raw.get("movable") is True,
+            make_room=fields.raw.get("makeRoom") is True,
         )
     except ValueError as error:
         raise BadAnnotation(REQUEST, text, str(error)) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from kvplace.core.cluster.node_choice import Strategy
@@ -19,10 +19,16 @@ sidecarImage: registry.example/kvplace/hook:1.0
 clientNames: [kvplace-scheduler]
 strategy: pack               # or spread, balance
 mode: decide                 # or advise: leave the choice of the node to kube-scheduler
+makeRoom: "off"              # or on-request, automatic: movable VMs make room for others
 otherSchedulers: [batch-scheduler]
 logLevel: info
 """
 _Address = Annotated[Text, Field(pattern=r":\d+$", examples=["0.0.0.0:8443"])]
+
+
+def _off(value: object) -> object:
+    """Read the word off, which YAML takes for false."""
+    return "off" if value is False else value
 
 
 class ServeDocument(Document):
@@ -57,6 +63,8 @@ class ServeDocument(Document):
     """Whether Filter answers with the one best node or with all that fit."""
     nominate_from_nodes: Annotated[int, Field(ge=0, strict=True)] | None = None
     """Nodes that a cluster must have for nodes to be nominated; 0: never."""
+    make_room: Annotated[Literal["off", "on-request", "automatic"], BeforeValidator(_off)] | None = None
+    """Whether running VMs that may move make room for VMs that fit nowhere."""
     extender_address: _Address | None = None
     admission_address: _Address | None = None
     health_address: _Address | None = None

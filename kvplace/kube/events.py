@@ -22,6 +22,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import KvplaceError
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.records import PodRecord
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +44,14 @@ class EventReason(Enum):
     CORES_OVERLAP = "CoresOverlap"
     RELOCATED = "Relocated"
     NOT_RELOCATED = "NotRelocated"
+    MAKING_ROOM = "MakingRoom"
+    ROOM_NOT_MADE = "RoomNotMade"
     PINNING_DRIFT = "PinningDrift"
 
     @property
     def type(self) -> str:
         """How the event is shown by `kubectl describe`."""
-        return "Normal" if self is EventReason.RELOCATED else "Warning"
+        return "Normal" if self in (EventReason.RELOCATED, EventReason.MAKING_ROOM) else "Warning"
 
     @property
     def action(self) -> str:
@@ -62,6 +65,8 @@ class EventReason(Enum):
                 return "Reclaiming"
             case EventReason.RELOCATED | EventReason.NOT_RELOCATED:
                 return "Relocating"
+            case EventReason.MAKING_ROOM | EventReason.ROOM_NOT_MADE:
+                return "MakingRoom"
             case EventReason.PINNING_DRIFT:
                 return "Pinning"
 
@@ -98,6 +103,13 @@ def vmi_reference(namespace: str, name: str, uid: str) -> ObjectReference:
     return ObjectReference("VirtualMachineInstance", namespace, name, uid)
 
 
+def owner_reference(pod: PodRecord) -> ObjectReference:
+    """Refer to what the owner of a pod looks at: its VirtualMachineInstance, or a plain pod itself."""
+    if pod.vmi:
+        return vmi_reference(pod.namespace, pod.vmi, pod.vmi_uid)
+    return pod_reference(pod.namespace, pod.name, pod.uid)
+
+
 def floating(regarding: ObjectReference) -> EventRecord:
     """Report that a VM is bound without cores of its own."""
     note = "no cores fit, so the VM runs unpinned, as on-failure: float asks"
@@ -124,6 +136,16 @@ def relocated(regarding: ObjectReference, node: NodeName, bound: PodPlacement) -
 def relocation_refused(regarding: ObjectReference, why: str) -> EventRecord:
     """Report why a running VM does not get the cores that its edited annotations ask for."""
     return EventRecord(regarding, EventReason.NOT_RELOCATED, why)
+
+
+def making_room(regarding: ObjectReference, move: str) -> EventRecord:
+    """Report to a VM that moves, or to the one that waits, who moves for whom."""
+    return EventRecord(regarding, EventReason.MAKING_ROOM, move)
+
+
+def room_not_made(regarding: ObjectReference, why: str) -> EventRecord:
+    """Report why the moves that were to make room for a VM have not made it."""
+    return EventRecord(regarding, EventReason.ROOM_NOT_MADE, why)
 
 
 def cores_overlap(regarding: ObjectReference, conflict: str) -> EventRecord:

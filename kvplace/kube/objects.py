@@ -24,6 +24,8 @@ from kvplace.core.annotations import (
     EXPLAIN,
     GUEST_NUMA,
     KVPLACE_CPU_SET,
+    MAKE_ROOM,
+    MOVABLE,
     NUMA_MEMORY,
     ON_FAILURE,
     REQUEST,
@@ -81,6 +83,8 @@ class Annotations(_ApiObject, frozen=True):
     guest_numa: str | None = msgspec.field(name=GUEST_NUMA, default=None)
     on_failure: str | None = msgspec.field(name=ON_FAILURE, default=None)
     explain: str | None = msgspec.field(name=EXPLAIN, default=None)
+    movable: str | None = msgspec.field(name=MOVABLE, default=None)
+    make_room: str | None = msgspec.field(name=MAKE_ROOM, default=None)
     cpu_set: str | None = msgspec.field(name=CPU_SET, default=None)
     crane_policy: str | None = msgspec.field(name=CRANE_POLICY, default=None)
     crane_awareness: str | None = msgspec.field(name=CRANE_AWARENESS, default=None)
@@ -98,6 +102,8 @@ class Annotations(_ApiObject, frozen=True):
             self.guest_numa,
             self.on_failure,
             self.explain,
+            self.movable,
+            self.make_room,
             self.cpu_set,
             self.crane_policy,
             self.crane_awareness,

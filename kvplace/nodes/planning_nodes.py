@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.ledger import Claim
-from kvplace.core.occupant import Occupant
+from kvplace.core.occupant import Occupant, occupant_of_claim
 from kvplace.core.placement import Placement
-from kvplace.core.request import PinningOptions, Policy, Request
+from kvplace.core.request import Request
 from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
@@ -32,7 +32,7 @@ def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
         key = (machine.topology.fingerprint, machine.allocatable)
         topology = narrowed.setdefault(key, _given_out(machine))
         running = tuple(
-            Occupant(_name(claim) if names[_name(claim)] == 1 else _pod(claim), *_placed(view, node, claim))
+            _occupant(_name(claim) if names[_name(claim)] == 1 else _pod(claim), view, node, claim)
             for claim in node.ledger.claims.values()
         )
         found.append(ClusterNode(NodeName(name), topology, running, pools_shrink=machine.pools_shrink))
@@ -46,24 +46,13 @@ def _given_out(machine: NodeMachine) -> Topology:
     return replace(machine.topology, reserved=CpuMask(machine.topology.cpus & ~machine.allocatable))
 
 
-def _placed(view: ClusterView, node: NodeView, claim: Claim) -> tuple[Request, Placement]:
+def _occupant(name: str, view: ClusterView, node: NodeView, claim: Claim) -> Occupant:
     vm = view.vms.get(claim.uid)
     known = _as_claimed(vm, claim) if vm is not None and claim.relocation is None else None
     if known is not None:
-        return known
-    options = PinningOptions(policy=Policy.IMMOVABLE)
-    held = Placement(
-        claim.policy,
-        (),
-        claim.cpus,
-        claim.owned,
-        numa_nodes=tuple(node.machine.topology.nodes_of(claim.cpus))
-        if isinstance(node.machine, NodeMachine)
-        else (),
-        memory=claim.memory,
-        huge_pages=claim.huge_pages,
-    )
-    return Request(max(1, claim.cpus.bit_count()), options), held
+        return Occupant(name, *known)
+    topology = node.machine.topology if isinstance(node.machine, NodeMachine) else None
+    return occupant_of_claim(name, claim, topology)
 
 
 def _as_claimed(vm: VmView, claim: Claim) -> tuple[Request, Placement] | None:

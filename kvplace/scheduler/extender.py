@@ -43,18 +43,20 @@ from kvplace.scheduler.extender_protocol import (
 )
 from kvplace.scheduler.fit_table import FitTable
 from kvplace.scheduler.holds import Holds
-from kvplace.scheduler.joint_plan import JointPlan
+from kvplace.scheduler.joint_plan import JointPlan, is_about_nominated_node
 from kvplace.scheduler.metrics import (
     BINDS,
     FILTERS,
     PLACEMENTS,
     PREEMPTION_SECONDS,
+    PREEMPTIONS,
     PRIORITIZES,
     REFUSALS,
 )
 from kvplace.scheduler.nominations import NominationClient, Nominations
 from kvplace.scheduler.pod_requests import AskingPod, PodRequests
 from kvplace.scheduler.preemptor import BudgetReader, Preemptor
+from kvplace.scheduler.room_maker import MakeRoom, RoomMaker, Search, in_a_thread
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,8 @@ class ExtenderSettings:
     """How long a bind may take; below the extender's httpTimeout of 10 s in our scheduler configuration."""
     nominate_from_nodes: int = 2000
     """Nodes that a cluster must have for the nodes of planned pods to be nominated; 0: never."""
+    make_room: MakeRoom = MakeRoom.OFF
+    """Whether running VMs that may move make room for VMs that fit nowhere."""
 
 
 class ExtenderClient(PodClient, NominationClient, BudgetReader, Protocol):
@@ -98,6 +102,7 @@ class Extender:
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
+        search_room: Search = in_a_thread,
     ) -> None:
         """`now` dates claims, `clock` times holds."""
         self._cache = cache
@@ -116,6 +121,9 @@ class Extender:
             cache, self._requests, self._fits, self.holds, self.nominations, self._settings.strategy
         )
         self._preemptor = Preemptor(cluster, cache, self._requests, self.holds, clock=clock)
+        self.room = RoomMaker(
+            cluster, cache, self.holds, events, self._settings.make_room, clock=clock, search=search_room
+        )
         cache.subscribe(self._fits.node_changed)
         self.binder = Binder(
             cluster,
@@ -217,6 +225,8 @@ class Extender:
         groups = grouped(refusals)
         if asking.vmi is not None:  # on the pod, kube-scheduler itself writes FailedScheduling
             self._events.record(does_not_fit(asking.vmi, groups.summary))
+        if not is_about_nominated_node(args.pod, args.names):
+            self.room.fits_nowhere(args.pod, asking, groups.curable)
         if self._preemptor.may_help(args.pod):
             self._preemptor.refused(args.pod, groups.curable)
         return FilterResult.rejecting(args, groups.texts)
@@ -259,8 +269,14 @@ class Extender:
         return [HostPriority(node, 10 if node in taken else known.get(node, 0)) for node in args.names]
 
     async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
-        """Answer which pods of which node have to go for a pod, or that it has to wait."""
+        """Answer which pods of which node have to go for a pod, or that it has to wait.
+
+        Nobody has to go for a pod for which room is being made.
+        """
         with PREEMPTION_SECONDS.time():
+            if await self.room.is_under_way(args.pod.uid):
+                PREEMPTIONS.labels("making-room").inc()
+                return PreemptionResult()
             return await self._preemptor.preempt(args)
 
     async def bind(self, args: BindingArgs) -> BindingResult:

@@ -36,9 +36,16 @@ REJECTED_CALLS = Counter(
 )
 PREEMPTIONS = Counter(
     "kvplace_extender_preemptions_total",
-    "Preempt calls by answer: victims, waiting (for cores that come free anyway), none, unchanged.",
+    "Preempt calls by answer: victims, waiting (for cores that come free anyway), making-room, none, "
+    "unchanged.",
     ["answer"],
 )
+ROOMS = Counter(
+    "kvplace_extender_rooms_total",
+    "VMs for which moves were searched, by outcome: made, stopped, none (no moves found).",
+    ["outcome"],
+)
+ROOM_MOVES = Counter("kvplace_extender_room_moves_total", "Running VMs that began to move for others.")
 PREEMPTION_SECONDS = Histogram(
     "kvplace_extender_preempt_seconds", "Time to answer a preempt call.", buckets=_SECONDS
 )

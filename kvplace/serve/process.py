@@ -127,6 +127,7 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
             in_background(
                 controller.run(),
                 extender.nominations.run(),
+                extender.room.run(),
                 extender_tls.keep_renewed(),
                 admission_tls.keep_renewed(),
                 hang_up_while_unready(readiness, schedulers.hang_up),

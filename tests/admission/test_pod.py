@@ -228,6 +228,7 @@ def test_the_request_contains_every_option_and_the_size_of_the_vm() -> None:
             "kvplace.io/guest-numa": "mirror",
             "kvplace.io/on-failure": "float",
             "kvplace.io/explain": "true",
+            "kvplace.io/movable": "true",
         }
     )
     size = {
@@ -252,6 +253,7 @@ def test_the_request_contains_every_option_and_the_size_of_the_vm() -> None:
         io_threads=3,
     )
     assert (written.explain, written.crane_result) == (True, False)
+    assert (written.movable, written.make_room) == (True, False)
 
 
 # Schedulers

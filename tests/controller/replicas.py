@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvplace.controller.controller import Controller, ControllerSettings
+from kvplace.core.cluster.room_on_nodes import CrowdedNode, RoomOnNode, find_room
 from kvplace.core.ledger import Claim
+from kvplace.core.request import Request
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
@@ -99,11 +101,14 @@ async def replica(
         clock = asyncio.get_running_loop().time
         wall = now if callable(now) else (lambda: now or EPOCH + timedelta(seconds=clock()))
         events = EventRecorder(cluster)
-        extender = Extender(cluster, cache, events, extending, now=wall, clock=clock)
+        extender = Extender(
+            cluster, cache, events, extending, now=wall, clock=clock, search_room=search_at_once
+        )
         keeper = Controller(cluster, cache, events, settings, now=wall)
         if controller:
             watching.append(group.create_task(keeper.run()))
         watching.append(group.create_task(extender.nominations.run()))
+        watching.append(group.create_task(extender.room.run()))
         try:
             yield Replica(cluster, cache, events, extender, keeper)
         finally:
@@ -116,19 +121,28 @@ async def replica(
                 task.cancel()
 
 
+async def search_at_once(nodes: Sequence[CrowdedNode], request: Request) -> RoomOnNode | None:
+    """Search for moves without a thread, so that stories are told in one order."""
+    return find_room(nodes, request)
+
+
 def asking_pod(
     cluster: FaultyCluster,
     name: str,
     vcpus: int = 2,
     *,
     explain: bool = False,
+    movable: bool = False,
+    make_room: bool = False,
     shape: bytes = NO_SHAPE,
     priority: int = 0,
     labels: Mapping[str, str] | None = None,
     **options: Any,
 ) -> PodRecord:
     """Create a pod that asks for CPUs of one socket, or for what `options` say of its Request."""
-    asked = PodRequest(request_with(vcpus, **options), f"default/{name}", explain)
+    asked = PodRequest(
+        request_with(vcpus, **options), f"default/{name}", explain, movable=movable, make_room=make_room
+    )
     counted = {"cpu": vcpus * 1000, "kvplace.io/vm": 0}
     return cluster.create_pod(
         name,

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplace.core.annotations import ASKING, RESULTS, read_options, wants_crane_result, wants_explanation
+from kvplace.core.annotations import (
+    ASKING,
+    RESULTS,
+    is_movable,
+    read_options,
+    wants_crane_result,
+    wants_explanation,
+    wants_room,
+)
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.request import (
     EmulatorThreads,
@@ -110,6 +118,19 @@ def test_an_explanation_is_wanted_where_its_annotation_says_true() -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "read"), [("kvplace.io/movable", is_movable), ("kvplace.io/make-room", wants_room)]
+)
+def test_moves_are_agreed_to_or_wanted_where_the_annotation_says_true(
+    key: str, read: Callable[[Mapping[str, str]], bool]
+) -> None:
+    assert read({key: "true"})
+    assert not read({key: "false"})
+    assert not read({"cpu-set": "any"})
+    with pytest.raises(BadAnnotation, match="must be one of true, false"):
+        read_options({key: "yes"})
+
+
+@pytest.mark.parametrize(
     "annotations",
     [
         {"cpu-set": "one-numa", "kvplace.io/cpu-set": "one-l3"},
@@ -173,7 +194,8 @@ def test_a_key_near_none_is_answered_with_those_that_users_may_write(key: str) -
     assert str(caught.value) == (
         f"annotation {key}: 'blue': is not an annotation of kvplace; known are kvplace.io/cpu-set, "
         "kvplace.io/cpu-policy, kvplace.io/smt, kvplace.io/emulator-threads, kvplace.io/numa-memory, "
-        "kvplace.io/guest-numa, kvplace.io/on-failure, kvplace.io/explain"
+        "kvplace.io/guest-numa, kvplace.io/on-failure, kvplace.io/explain, kvplace.io/movable, "
+        "kvplace.io/make-room"
     )
 
 

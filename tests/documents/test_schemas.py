@@ -42,7 +42,7 @@ SERVE: dict[str, Any] = {
     "kubeconfig": "/k", "tlsCert": "/c", "tlsKey": "/y", "clientCa": "/a", "sidecarImage": "hook:1",
     "clientNames": ["one"], "admissionClientCa": "/b", "admissionClientNames": ["two"],
     "schedulerName": "one", "otherSchedulers": ["two", "three"], "kubevirtController": "four",
-    "strategy": "spread", "mode": "advise", "nominateFromNodes": 1000,
+    "strategy": "spread", "mode": "advise", "nominateFromNodes": 1000, "makeRoom": "automatic",
     "extenderAddress": "[::]:1", "admissionAddress": "0.0.0.0:2", "healthAddress": "0.0.0.0:3",
     "webAddress": "0.0.0.0:4", "webTlsCert": "w", "webTlsKey": "x", "webProxyCa": "y", "webProxyNames": ["z"],
     "logLevel": "debug",

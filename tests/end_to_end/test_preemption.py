@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.cluster import MERGE_PATCH, ControlPlane
 from harness.control_plane.hollow_node import NodesInBackground, nodes_in_background
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.control_plane.watching import wait_for
@@ -21,6 +21,8 @@ from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.topology import Topology
 
 Json = dict[str, Any]
+LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"
+TOPOLOGY = "/apis/kvplace.io/v1alpha1/nodetopologies/{}/status"
 BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
 PRIORITIES = {"low": 10, "middle": 20, "high": 1000}
 MACHINE = two_socket_machine(cores_per_socket=4, reserved_cores=0)
@@ -47,7 +49,7 @@ def create_priority_classes(plane: ControlPlane) -> None:
 @pytest.fixture(scope="module")
 def installed(plane: ControlPlane) -> Iterator[Installation]:
     """Kvplace with one replica and one kube-scheduler, as shipped; no right may be missing."""
-    with Installation(plane) as installation:
+    with Installation(plane, flags=["--make-room=on-request"]) as installation:
         installation.add_scheduler(installation.replicas[0])
         yield installation
         assert installation.replicas[0].denials() == []
@@ -70,7 +72,16 @@ def nodes(
         yield background
 
 
-def create(plane: ControlPlane, pods: str, name: str, cpus: int, priority: str, **more: Any) -> None:
+def create(
+    plane: ControlPlane,
+    pods: str,
+    name: str,
+    cpus: int,
+    priority: str,
+    *,
+    annotations: dict[str, str] | None = None,
+    **more: Any,
+) -> None:
     spec = {
         "priorityClassName": priority,
         "containers": [
@@ -78,7 +89,8 @@ def create(plane: ControlPlane, pods: str, name: str, cpus: int, priority: str, 
         ],
         **more,
     }
-    metadata = {"name": name, "annotations": {"cpu-set": "one-socket"}, "labels": {"name": name}}
+    asking = {"cpu-set": "one-socket", **(annotations or {})}
+    metadata = {"name": name, "annotations": asking, "labels": {"name": name}}
     plane.request("POST", pods, {"metadata": metadata, "spec": spec})
 
 
@@ -90,6 +102,13 @@ def bound(plane: ControlPlane, pods: str, name: str) -> Placement:
 def running(plane: ControlPlane, pods: str, name: str, cpus: int, priority: str) -> Placement:
     create(plane, pods, name, cpus, priority)
     return bound(plane, pods, name)
+
+
+def agent_reports(plane: ControlPlane, node: str, revisions: dict[str, int]) -> None:
+    """Write, as the node's agent does, which revision of each pod's placement is in force."""
+    reports = [{"uid": uid, "running": True, "pinned": True, "revision": n} for uid, n in revisions.items()]
+    status = {"status": {"enforcement": "nri", "pods": reports}}
+    plane.request("PATCH", TOPOLOGY.format(node), status, content_type=MERGE_PATCH)
 
 
 def told(plane: ControlPlane, pods: str, name: str, word: str) -> str:
@@ -189,6 +208,50 @@ def test_where_only_cores_are_missing_on_every_node_kube_scheduler_finds_nobody_
         message = told(plane, pods, "important", "no socket with 6 free CPUs, best 3 on scattered socket 0")
         assert "Preemption is not helpful for scheduling" in message
         assert evicted(plane, pods) == set()
+
+
+def test_where_only_cores_are_missing_a_vm_moves_for_one_that_asks_and_nobody_is_evicted(
+    plane: ControlPlane, installed: Installation, pods: str
+) -> None:
+    with nodes(plane, installed, {"scattered": MACHINE}):
+        where = {}
+        for number in range(4):
+            name = f"low-{number}"
+            create(plane, pods, name, 4, "low", annotations={"kvplace.io/movable": "true"})
+            where[name] = bound(plane, pods, name)
+        uids = {name: plane.request("GET", f"{pods}/{name}")["metadata"]["uid"] for name in where}
+        stays = {placement.packages: name for name, placement in where.items()}
+        assert len(stays) == 2
+        for name in where.keys() - set(stays.values()):
+            plane.request("DELETE", f"{pods}/{name}")
+        revisions = {uids[name]: 1 for name in stays.values()}
+        agent_reports(plane, "scattered", revisions)
+        # Claims are released only when serve has seen this report.
+        wait_for(plane, LEDGERS, "scattered", lambda ledger: set(ledger["spec"]["claims"]) == set(revisions))
+
+        create(plane, pods, "waits", 8, "high", annotations={"kvplace.io/make-room": "true"})
+        ledger = wait_for(plane, LEDGERS, "scattered", lambda ledger: _moving(ledger) != [])
+        (mover,) = _moving(ledger)
+        name = next(name for name, uid in uids.items() if uid == mover)
+        wait_for(plane, pods, name, lambda pod: revision_of(pod) == 2)
+        assert not plane.request("GET", f"{pods}/waits")["spec"].get("nodeName")
+        agent_reports(plane, "scattered", {**revisions, mover: 2})
+
+        placement = bound(plane, pods, "waits")
+        assert placement.packages == where[name].packages
+        assert placement.owned & where[name].owned == where[name].owned
+        assert evicted(plane, pods) == set()
+        assert "kvplace_extender_room_moves_total 1.0" in installed.replicas[0].metrics()
+        left = {pod["metadata"]["name"] for pod in plane.request("GET", pods)["items"]}
+        assert left == {*stays.values(), "waits"}
+
+
+def _moving(ledger: Json) -> list[str]:
+    return [uid for uid, claim in ledger["spec"]["claims"].items() if claim.get("next")]
+
+
+def revision_of(pod: Json) -> int:
+    return PodPlacement.from_json(pod["metadata"]["annotations"][PLACEMENT]).revision
 
 
 def test_where_only_cores_are_missing_others_are_evicted_if_kube_scheduler_asks_about_another_node(

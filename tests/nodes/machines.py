@@ -23,3 +23,11 @@ TWO = make_topology(
     cores=tuple(1 << core | 1 << core + 8 for core in range(8)),
 )
 """Two sockets of four cores with two threads each and 16 GiB of memory each."""
+
+TWO_QUADS = make_topology(
+    packages=(make_package(0, mask_of(range(8))),),
+    numa_nodes=tuple(make_numa_node(node, mask_of(range(node * 4, node * 4 + 4)), 0) for node in range(2)),
+    l3_groups=tuple(mask_of(range(node * 4, node * 4 + 4)) for node in range(2)),
+    cores=tuple(1 << cpu for cpu in range(8)),
+)
+"""One socket with two NUMA nodes of four cores each."""

@@ -15,6 +15,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import Pool
 
 from tests.protocol.mutations import MUTATIONS
@@ -34,12 +35,14 @@ class Told:
     """Why, by seed."""
 
 
-def told(seeds: Iterable[int], *, steps: bool = False, until_broken: bool = False) -> Told:
+def told(
+    seeds: Iterable[int], *, makes_room: bool = False, steps: bool = False, until_broken: bool = False
+) -> Told:
     """Tell stories one after the other, all or until the first that breaks a promise."""
     logging.disable(logging.CRITICAL)
     answer = Told()
     for seed in seeds:
-        story = Story(seed, tell=print if steps else None)
+        story = Story(seed, makes_room=makes_room, tell=print if steps else None)
         try:
             story.run()
         except BrokenPromise as broken:
@@ -54,10 +57,10 @@ def told(seeds: Iterable[int], *, steps: bool = False, until_broken: bool = Fals
     return answer
 
 
-def _in_parallel(seeds: list[int], jobs: int) -> Iterator[Told]:
+def _in_parallel(seeds: list[int], jobs: int, *, makes_room: bool) -> Iterator[Told]:
     chunks = [seeds[start : start + _CHUNK] for start in range(0, len(seeds), _CHUNK)]
     with Pool(jobs) as pool:
-        yield from pool.imap_unordered(told, chunks)
+        yield from pool.imap_unordered(partial(told, makes_room=makes_room), chunks)
 
 
 def main() -> int:
@@ -65,6 +68,7 @@ def main() -> int:
     parser.add_argument("seeds", nargs="*", type=int, help="stories to tell")
     parser.add_argument("--count", type=int, default=0, help="how many further stories")
     parser.add_argument("--first", type=int, default=0, help="seed of the first of these")
+    parser.add_argument("--make-room", action="store_true", help="VMs move for others")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes tell them")
     parser.add_argument(
         "--mutation", choices=sorted(MUTATIONS), help="break kvplace, and stop when it is noticed"
@@ -75,9 +79,16 @@ def main() -> int:
         MUTATIONS[chosen.mutation]()
     seeds = [*chosen.seeds, *range(chosen.first, chosen.first + chosen.count)]
     parts = (
-        _in_parallel(seeds, chosen.jobs)
+        _in_parallel(seeds, chosen.jobs, makes_room=chosen.make_room)
         if chosen.jobs > 1
-        else [told(seeds, steps=chosen.steps, until_broken=bool(chosen.mutation))]
+        else [
+            told(
+                seeds,
+                makes_room=chosen.make_room,
+                steps=chosen.steps,
+                until_broken=bool(chosen.mutation),
+            )
+        ]
     )
     together = Told()
     for part in parts:
@@ -88,7 +99,8 @@ def main() -> int:
             print(f"story {seed}: {why}", file=sys.stderr)
     if together.broken:
         broken = sorted(together.broken)
-        print(f"broken: {broken}; replay with: python -m tests.protocol --steps {broken[0]}", file=sys.stderr)
+        flags = "--make-room --steps" if chosen.make_room else "--steps"
+        print(f"broken: {broken}; replay with: python -m tests.protocol {flags} {broken[0]}", file=sys.stderr)
     together.happened["schedules"] = len(together.schedules)
     print(json.dumps(together.happened, sort_keys=True))
     return 1 if together.broken else 0

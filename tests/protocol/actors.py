@@ -22,7 +22,7 @@ from tests.kube.faulty_cluster import FaultyCluster
 from tests.protocol.diary import Diary
 from tests.protocol.faults import CLOCKS_S
 from tests.protocol.network import Network, View
-from tests.protocol.node import SimulatedNode
+from tests.protocol.node import SimulatedNode, read_placement
 from tests.protocol.promises import Promises
 
 _NAMES = tuple("abcdefgh")
@@ -138,12 +138,22 @@ class Scheduler:
 class Users:
     """People who create, edit, migrate and delete VMs and pods."""
 
-    def __init__(self, cluster: FaultyCluster, promises: Promises, random: Random, diary: Diary) -> None:
+    def __init__(
+        self,
+        cluster: FaultyCluster,
+        promises: Promises,
+        random: Random,
+        diary: Diary,
+        *,
+        makes_room: bool,
+    ) -> None:
+        """`makes_room`: most VMs may move, and now and then one needs a NUMA node that is half full."""
         self._cluster = cluster
         self._promises = promises
         self._random = random
         self._diary = diary
         self._edits = random.choice((0.0, 0.3, 0.6))
+        self._makes_room = makes_room
 
     async def run(self, *, pause_s: float) -> None:
         """Act every so often, until cancelled."""
@@ -152,6 +162,9 @@ class Users:
             if random.random() < 0.15:
                 self._create_many(random.sample(_NAMES, random.randint(2, 6)))
             await asyncio.sleep(random.expovariate(1 / pause_s))
+            if self._makes_room and random.random() < 0.3:
+                self._crowd()
+                continue
             name = random.choice(_NAMES)
             pod = self._cluster._pods.get(("default", name))
             if pod is None:
@@ -182,8 +195,24 @@ class Users:
             if self._cluster._pods.get(("default", name)) is None:
                 self._create(name, request)
 
+    def _crowd(self) -> None:
+        """Leave one VM on each NUMA node, and create one that needs a whole one."""
+        seen: set[tuple[str, object]] = set()
+        for pod in sorted(self._promises.pods(), key=lambda pod: pod.name):
+            placement = read_placement(pod.placement).placement if pod.placement else None
+            if placement is not None and (where := (pod.node, placement.numa_nodes)) not in seen:
+                seen.add(where)
+            else:
+                self._cluster.delete_pod("default", pod.name)
+        name = self._random.choice(_NAMES)
+        if self._cluster._pods.get(("default", name)) is None:
+            self._create(name, request_with(4, scope=Scope.ONE_NUMA))
+        self._diary.note("crowded")
+
     def _any_request(self) -> Request:
         random = self._random
+        if self._makes_room:
+            return request_with(random.choice((1, 2, 2, 2, 3)), scope=Scope.ONE_NUMA)
         scope = random.choice((Scope.ANY, Scope.ONE_NUMA, Scope.ONE_SOCKET))
         vcpus = random.choice((1, 2, 3, 4, 4, 6))
         return request_with(vcpus, policy=random.choice(_POLICIES), scope=scope)
@@ -193,9 +222,10 @@ class Users:
         request = request or self._any_request()
         policy = request.options.policy
         is_vm = random.random() < 0.8
+        movable = self._makes_room and random.random() < 0.8
         self._cluster.create_pod(
             name,
-            request=write_request(PodRequest(request, f"default/{name}")),
+            request=write_request(PodRequest(request, f"default/{name}", movable=movable)),
             vmi=name if is_vm else "",
             vmi_uid=f"vmi-{name}-{random.random()}" if is_vm else "",
             shape=random.choice((b"vm", b"vm", b"vm", b"")),
@@ -205,6 +235,8 @@ class Users:
 
     def _edit(self, pod: PodRecord) -> None:
         asking = self._random.choice(_OPTIONS)
+        if self._makes_room:
+            asking = {**asking, "kvplace.io/movable": "true"}
         if pod.vmi:
             self._promises.edited.add(pod.vmi_uid)
             self._cluster.edit_vmi("default", pod.vmi, pod.vmi_uid, asking)

@@ -25,9 +25,10 @@ from kvplace.core.ledger import Claim, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.records import PodRecord
-from kvplace.scheduler import binder
+from kvplace.scheduler import binder, room_maker
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.holds import Holds
+from kvplace.scheduler.movable_vms import MovableVms
 
 Mutation = Callable[[], None]
 MUTATIONS: dict[str, Mutation] = {}
@@ -231,6 +232,24 @@ def restore_although_the_claim_is_being_relocated() -> None:
     _put(reconciler, "replaces", lambda restored, stored: stored is None or restored.owned != stored.owned)
 
 
+# Making room, in stories where it is made.
+
+
+@_mutation
+def move_vms_without_their_owners_consent() -> None:
+    _put(MovableVms, "_may_consent", lambda _self, _pod: True)
+    _put(MovableVms, "_consents", lambda *_args: True)
+
+
+@_mutation
+def move_a_vm_to_cores_without_keeping_its_present_ones() -> None:
+    def claim_while_relocating(claim: Claim, moving: Relocation) -> Claim:
+        new = claim_of(claim.uid, moving.next.placement, pod=claim.pod, namespace=claim.namespace)
+        return replace(new, relocation=moving)
+
+    _put(room_maker, "claim_while_relocating", claim_while_relocating)
+
+
 # Relocating.
 
 
@@ -287,3 +306,12 @@ def finish_on_what_the_cache_says_of_another_revision() -> None:
         await real(self, node, pod, replace(in_force, revision=in_force.revision + 5))
 
     _put(Relocator, "_finish", finish)
+
+
+ROOM_MUTATIONS = frozenset(
+    (
+        "move-vms-without-their-owners-consent",
+        "move-a-vm-to-cores-without-keeping-its-present-ones",
+    )
+)
+"""Those that only stories notice in which VMs make room for others."""

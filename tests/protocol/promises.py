@@ -201,7 +201,9 @@ class Promises:
                     f"2: the placement of {after.name} is for {bound.pod_uid} on {bound.node}"
                 )
             if bound.revision > 1 and not {after.uid, after.vmi_uid} & self.edited:
-                raise BrokenPromise(f"7: {after.name} was moved, and nobody had asked for it")
+                if not read_pod_request(after.request).movable:
+                    raise BrokenPromise(f"7: {after.name} was moved, and nobody had asked for it")
+                self._diary.happened["moved"] += before is not None and before.placement != after.placement
         if before is not None and before.node and after.node != before.node:
             raise BrokenPromise(f"2: {after.name} went from {before.node} to {after.node}")
         return after.node

@@ -18,9 +18,10 @@ from kvplace.controller.controller import ControllerSettings
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.scalars import NodeName
 from kvplace.scheduler.extender import ExtenderSettings, Mode
+from kvplace.scheduler.room_maker import MakeRoom
 from tests.controller.replicas import EPOCH, replica
 from tests.kube.faulty_cluster import FaultyCluster
-from tests.nodes.machines import EIGHT, TWO
+from tests.nodes.machines import EIGHT, TWO, TWO_QUADS
 from tests.protocol.actors import Disturber, Scheduler, Server, Users
 from tests.protocol.diary import Diary
 from tests.protocol.faults import LATE_S, FaultMix
@@ -43,8 +44,10 @@ _APART_S = 1e-5
 class Story:
     """What a seed makes happen."""
 
-    def __init__(self, seed: int, *, tell: Callable[[str], None] | None = None) -> None:
-        """`tell` gets one line for each step that has an effect."""
+    def __init__(
+        self, seed: int, *, makes_room: bool = False, tell: Callable[[str], None] | None = None
+    ) -> None:
+        """`makes_room`: VMs move for others; `tell` gets one line for each step that has an effect."""
         seed_everything(seed)  # tenacity draws its jitter from the module's own generator
         self.diary = diary = Diary(tell)
         self._random = random = Random(seed)
@@ -54,6 +57,7 @@ class Story:
         self._settings = ExtenderSettings(
             mode=random.choice((Mode.DECIDE, Mode.DECIDE, Mode.ADVISE)),
             nominate_from_nodes=random.choice((1, 1000)),
+            make_room=MakeRoom.AUTOMATIC if makes_room else MakeRoom.OFF,
         )
         self._controlling = ControllerSettings(patience_s=random.choice((_LEAST_PATIENCE_S, 75.0)))
         self._network = Network(self._generator(), self._mix, diary)
@@ -62,7 +66,10 @@ class Story:
         self._servers = {name: Server(number * _APART_S) for number, name in enumerate(_REPLICAS)}
         self._nodes = []
         containers = ContainerChanges()
-        for name, machines in (("n1", (EIGHT, TWO)), ("n2", (TWO, EIGHT))):
+        kinds = {"n1": (EIGHT, TWO), "n2": (TWO, EIGHT)}
+        if makes_room:
+            kinds = {"n1": (TWO_QUADS, EIGHT), "n2": (TWO_QUADS, TWO)}
+        for name, machines in kinds.items():
             self._cluster.create_node(name)
             self._cluster.put_topology(name, machines[0], enforcement=Enforcement.NRI)
             node = SimulatedNode(NodeName(name), machines, self._view(name), self._generator(), containers)
@@ -93,7 +100,8 @@ class Story:
                     self._cluster, self._servers, promises, self._network, self._generator(), diary
                 )
                 lasting.append(group.create_task(scheduler.run()))
-            users = Users(self._cluster, promises, self._generator(), diary)
+            makes_room = self._settings.make_room is MakeRoom.AUTOMATIC
+            users = Users(self._cluster, promises, self._generator(), diary, makes_room=makes_room)
             disturber = Disturber(
                 self._cluster, self._servers, self._nodes, promises, self._generator(), diary
             )

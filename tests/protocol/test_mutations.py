@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.protocol.mutations import MUTATIONS
+from tests.protocol.mutations import MUTATIONS, ROOM_MUTATIONS
 from tests.protocol.telling import run
 
 STORIES = 600
@@ -16,6 +16,7 @@ STORIES = 600
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_mistake_breaks_a_promise(name: str) -> None:
-    answer = run("--mutation", name, "--count", str(STORIES))
+    flags = ["--make-room"] if name in ROOM_MUTATIONS else []
+    answer = run("--mutation", name, "--count", str(STORIES), *flags)
     assert answer.returncode == 1, f"{STORIES} stories do not notice: {name}"
     assert re.search(r"^story \d+: [1267]: ", answer.stderr, re.MULTILINE), answer.stderr

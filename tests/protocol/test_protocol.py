@@ -12,6 +12,8 @@ from tests.protocol.telling import run
 STORIES = 2000
 """More are told by `python -m tests.protocol --count N --jobs N`."""
 CHUNKS = 8
+ROOM_STORIES = 400
+"""Those in which VMs also move to make room for others."""
 FOUND = (
     *("124", "91", "105", "1000171", "1001669"),
     *("3001192", "3013892", "3004999", "3012445", "3015450"),
@@ -46,6 +48,17 @@ def test_no_story_breaks_a_promise(chunk: int) -> None:
         "write ledger",
     ):  # fmt: skip
         assert happened[event] >= stories / 20, happened
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("chunk", range(2))
+def test_no_story_in_which_room_is_made_breaks_a_promise(chunk: int) -> None:
+    stories = ROOM_STORIES // 2
+    first = str(1_000_000 + chunk * stories)
+    happened = told("--make-room", "--first", first, "--count", str(stories))
+    assert happened["schedules"] == stories
+    for event in ("agrees", "crowded", "moved", "replica killed"):
+        assert happened[event] >= stories / 30, happened
 
 
 def test_equal_seeds_tell_equal_stories() -> None:

@@ -138,6 +138,7 @@ def test_a_value_reaches_the_object_that_it_is_for(helm: Path, unpacked: Path) -
             'agent.reservedCpus="0-1,32-33"',
             'agent.nodeSelector={"rack": "a"}',
             "serve.nominateFromNodes=1000000",
+            'serve.makeRoom="automatic"',
             'serve.resources={"requests": {"cpu": "1"}}',
             'priorityClassNames.agent="own"',
             "apiServerPorts=[8443]",
@@ -149,11 +150,17 @@ def test_a_value_reaches_the_object_that_it_is_for(helm: Path, unpacked: Path) -
     pod = made["DaemonSet", "kvplace-agent", "kvplace-agent"]["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "rack": "a"}
     assert pod["priorityClassName"] == "own"
-    assert made["ConfigMap", "kvplace-system", "kvplace-settings"]["data"]["NOMINATE_FROM_NODES"] == "1000000"
+    given = made["ConfigMap", "kvplace-system", "kvplace-settings"]["data"]
+    assert (given["NOMINATE_FROM_NODES"], given["MAKE_ROOM"]) == ("1000000", "automatic")
     serve = made["Deployment", "kvplace-system", "kvplace-serve"]["spec"]["template"]["spec"]
     assert serve["containers"][0]["resources"]["requests"] == {"cpu": "1", "memory": "256Mi"}
     egress = made["NetworkPolicy", "kvplace-system", "names-and-api-server"]["spec"]["egress"]
     assert egress[-1] == {"ports": [{"port": 8443}]}
+
+
+def test_off_is_a_word_though_yaml_takes_it_for_false(helm: Path, unpacked: Path) -> None:
+    made = objects(templated(helm, unpacked / "kvplace", "serve.makeRoom=false"))
+    assert made["ConfigMap", "kvplace-system", "kvplace-settings"]["data"]["MAKE_ROOM"] == "off"
 
 
 @pytest.mark.parametrize(

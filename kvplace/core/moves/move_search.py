@@ -40,7 +40,7 @@ class MoveSearch:
         self._movable = {
             uid: one
             for uid, one in running.occupants.items()
-            if one.request.options.policy is not Policy.IMMOVABLE
+            if one.movable and one.request.options.policy is not Policy.IMMOVABLE
         }
         self._counts = ResourceCounts(running, self._movable)
         self._reachable = CpuMask(running.free(dict.fromkeys(self._movable)).pool)

@@ -1,0 +1,153 @@
+"""Which running VMs of a node may get other cores now, and what the others hold.
+
+A VM moves only if its owner says so (`kvplace.io/movable`), and only while nothing else is going on with it:
+its agent reports every thread in its place, nobody has asked for other options, and it does not migrate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, replace
+
+from kvplace.core.annotations import is_movable, read_options
+from kvplace.core.cluster.room_on_nodes import CrowdedNode
+from kvplace.core.errors import BadAnnotation
+from kvplace.core.ledger import Claim
+from kvplace.core.occupant import Occupant, occupant_of_claim
+from kvplace.core.placement import PodPlacement
+from kvplace.core.request import PinningOptions, Policy
+from kvplace.core.request_document import PodRequest, read_pod_request
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.records import PodRecord
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_machine import NodeMachine, Unusable
+
+_MOVABLE = '"movable":true'
+"""How the request of a VM that may move contains it, unless its owner has edited that since."""
+_ENDED = ("Succeeded", "Failed")
+_MOVING_POLICIES = (Policy.EXCLUSIVE, Policy.SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class MovableVm:
+    """A VM that may get other cores, as it is now."""
+
+    pod: PodRecord
+    claim: Claim
+    placed: PodPlacement
+    options: PinningOptions
+    """Those that its placement answers."""
+
+
+class MovableVms:
+    """Reads them from the node cache."""
+
+    def __init__(self, cache: NodeCache) -> None:
+        self._cache = cache
+
+    def may_be_on(self, node: NodeName) -> bool:
+        """Whether it is worth looking closer at a node: an agent sets cpusets there, and a VM may move."""
+        if not self._cache.enforces(node):
+            return False
+        claims = self._cache.ledger(node).claims
+        pods = (self._cache.pods.get(uid) for uid in claims)
+        return any(pod is not None and self._may_consent(pod) for pod in pods) and not any(
+            claim.relocation is not None for claim in claims.values()
+        )
+
+    def migrating(self) -> frozenset[str]:
+        """Return the UIDs of the VMIs that have more than one pod."""
+        pods = (pod for pod in self._cache.pods.records.values() if pod.vmi_uid and pod.phase not in _ENDED)
+        return frozenset(uid for uid, count in Counter(pod.vmi_uid for pod in pods).items() if count > 1)
+
+    def crowded(
+        self, node: NodeName, taken: Iterable[Claim], staying: Container[PodUid], migrating: Container[str]
+    ) -> CrowdedNode | None:
+        """Describe a node with the VMs on it; those in `staying` do not move, nor does what is `taken`.
+
+        None where nothing can be moved, or something is moving already.
+        """
+        machine = self._cache.machine(node)
+        snapshot = self._cache.snapshot(node)
+        if isinstance(machine, Unusable) or isinstance(snapshot, Unusable) or not self.may_be_on(node):
+            return None
+        claims = self._cache.ledger(node).claims
+        occupants = []
+        for uid, claim in claims.items():
+            vm = self.find(node, uid, migrating) if uid not in staying else None
+            occupants.append(occupant_of_claim(uid, claim, machine.topology) if vm is None else _occupant(vm))
+        occupants += [
+            occupant_of_claim(f"held/{claim.uid}", claim, machine.topology)
+            for claim in taken
+            if claim.uid not in claims
+        ]
+        if not any(one.movable for one in occupants):
+            return None
+        return CrowdedNode(node, machine.topology, tuple(occupants), machine.allocatable)
+
+    def find(self, node: NodeName, uid: PodUid, migrating: Container[str]) -> MovableVm | None:
+        """Return a VM that may get other cores of its node now; None if it may not."""
+        pod, claim = self._cache.pods.get(uid), self._cache.ledger(node).claims.get(uid)
+        machine = self._cache.machine(node)
+        if pod is None or claim is None or pod.node != node or not self._may_consent(pod):
+            return None
+        if isinstance(machine, Unusable) or not _runs(pod) or pod.vmi_uid in migrating:
+            return None
+        try:
+            placed, asked = PodPlacement.from_json(pod.placement), read_pod_request(pod.request)
+            options = placed.options or asked.request.options
+            consents = self._consents(pod, asked, options)
+        except BadAnnotation:
+            return None
+        if not (consents and _is_settled(placed, pod, claim, machine) and self._is_pinned(placed, pod)):
+            return None
+        return MovableVm(pod, claim, placed, options)
+
+    def _may_consent(self, pod: PodRecord) -> bool:
+        edited = bool(pod.asking) if not pod.vmi else pod.vmi_uid in self._cache.edited_vmis.records
+        return edited or _MOVABLE in pod.request
+
+    def _consents(self, pod: PodRecord, asked: PodRequest, answered: PinningOptions) -> bool:
+        """Whether its owner lets it move, and asks for nothing else than it has."""
+        edited = self._cache.edited_vmis.get(pod.vmi_uid) if pod.vmi else None
+        asking = edited.asking if edited is not None else pod.asking if not pod.vmi else {}
+        wanted = read_options(asking)
+        if wanted is None:
+            return asked.movable
+        wanted = wanted if pod.vmi else wanted.of_plain_pod()
+        return is_movable(asking) and wanted == answered
+
+    def _is_pinned(self, placed: PodPlacement, pod: PodRecord) -> bool:
+        described = self._cache.topologies.get(pod.node)
+        report = described.pods.get(pod.uid) if described is not None else None
+        return (
+            report is not None
+            and report.pinned
+            and report.running
+            and report.revision == placed.revision
+            and report.failed_revision < placed.revision
+        )
+
+
+def _runs(pod: PodRecord) -> bool:
+    return not pod.deleting and not pod.compute_terminated and pod.phase not in _ENDED
+
+
+def _is_settled(placed: PodPlacement, pod: PodRecord, claim: Claim, machine: NodeMachine) -> bool:
+    """Whether its claim holds just what its placement says, on the machine that is there now."""
+    placement = placed.placement
+    return (
+        (placed.pod_uid, placed.node) == (pod.uid, pod.node)
+        and placed.topology == machine.topology.fingerprint
+        and placement.policy in _MOVING_POLICIES
+        and not placement.guest_cells
+        and claim.relocation is None
+        and (placement.cpus, placement.owned) == (claim.cpus, claim.owned)
+        and placed.revision == claim.revision
+    )
+
+
+def _occupant(vm: MovableVm) -> Occupant:
+    request = replace(read_pod_request(vm.pod.request).request, options=vm.options)
+    return Occupant(vm.pod.uid, request, vm.placed.placement)

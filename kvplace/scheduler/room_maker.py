@@ -1,0 +1,346 @@
+"""Makes room: running VMs that may move get other cores of their node, so that a VM fits that fits nowhere.
+
+Filter names a VM that fits on no node. If moves are found, what they free is reserved for it, and they are
+begun one after the other: one write of the node's ledger each, which the controller and the node's agent then
+carry out as every relocation. The next one begins when the last one is in force. No VM is evicted for the one
+that waits meanwhile.
+
+Whatever happens, only the moves that were begun are completed or undone; nothing else is left behind. So
+giving up is always safe: when the deadline has passed, a VM could not be moved, or the node has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from kvplace.core.cluster.room_on_nodes import MOST_NODES, CrowdedNode, RoomOnNode, find_room
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.errors import KvplaceError
+from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
+from kvplace.core.log_fields import about_pod
+from kvplace.core.moves.make_room import Move
+from kvplace.core.quantity import counted
+from kvplace.core.relocation import claim_while_relocating
+from kvplace.core.request import Request
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.events import EventRecorder, making_room, owner_reference, room_not_made
+from kvplace.kube.records import PodRecord
+from kvplace.nodes.node_cache import NodeCache
+from kvplace.nodes.node_machine import NodeSnapshot, Unusable
+from kvplace.scheduler.holds import Holds
+from kvplace.scheduler.metrics import ROOM_MOVES, ROOMS
+from kvplace.scheduler.movable_vms import MovableVm, MovableVms
+from kvplace.scheduler.pod_requests import AskingPod, PodReader
+from kvplace.scheduler.reservations import Reservation
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 4
+"""VMs for which one replica makes room at a time: as many VMs move at most, and one on each node."""
+PATIENCE_S = 300.0
+"""How long all moves for one VM may take; then it is given up."""
+PAUSE_S = 60.0
+"""How long no room is made for a VM again after that ended, or none was found; a VM whose move failed is left
+in peace ten times as long."""
+_BOUND_S = 30.0
+"""How long a VM for which room was made may take to be bound."""
+_DECIDED_S = 4.0
+"""How long a preempt call waits for the search; kube-scheduler gives up after 10 s."""
+_REST = 4
+"""Searches rest so many times as long as the last one took."""
+_REMEMBERED = 10_000
+_LOOK_S = 10.0
+"""The reservation is renewed so often."""
+
+Search = Callable[[Sequence[CrowdedNode], Request], Coroutine[Any, Any, RoomOnNode | None]]
+
+
+class MakeRoom(Enum):
+    """For whom room is made (`serve --make-room`)."""
+
+    OFF = "off"
+    ON_REQUEST = "on-request"
+    """For VMs that ask for it: `kvplace.io/make-room`."""
+    AUTOMATIC = "automatic"
+
+
+class _Stopped(Exception):
+    """No room is made for a VM any more; says why in one clause."""
+
+
+@dataclass(eq=False)
+class _Making:
+    """The room that is made for one VM."""
+
+    pod: PodRecord
+    request: Request
+    nodes: tuple[NodeName, ...]
+    found: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when moves have been found; without any, the making is over."""
+    node: NodeName | None = None
+
+
+async def in_a_thread(nodes: Sequence[CrowdedNode], request: Request) -> RoomOnNode | None:
+    """Search while the event loop goes on."""
+    return await asyncio.to_thread(find_room, nodes, request)
+
+
+class RoomMaker:
+    """Makes room for VMs that wait."""
+
+    def __init__(
+        self,
+        cluster: PodReader,
+        cache: NodeCache,
+        holds: Holds,
+        events: EventRecorder,
+        mode: MakeRoom,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        search: Search = in_a_thread,
+    ) -> None:
+        """`clock` times how long moves may take."""
+        self._cluster = cluster
+        self._cache = cache
+        self._holds = holds
+        self._reservations = holds.reservations
+        self._events = events
+        self._mode = mode
+        self._clock = clock
+        self._search = search
+        self._vms = MovableVms(cache)
+        self._making: OrderedDict[PodUid, _Making] = OrderedDict()
+        self._asked: asyncio.Queue[_Making] = asyncio.Queue()
+        self._not_before: OrderedDict[PodUid, float] = OrderedDict()
+        """Until when no room is made for a pod, or a pod is not moved."""
+        self._rest_until = float("-inf")
+        self._changed = asyncio.Event()
+        if mode is not MakeRoom.OFF:
+            cache.ledgers.subscribe(lambda _node: self._changed.set())
+            cache.pods.subscribe(lambda _before, _after: self._changed.set())
+
+    # What the extender asks and says.
+
+    def fits_nowhere(self, pod: PodRecord, asking: AskingPod, nodes: Collection[NodeName]) -> None:
+        """Make room for a pod on one of the nodes, soon, if that is wanted and not tried too often."""
+        if self._mode is MakeRoom.OFF:
+            return
+        if self._mode is MakeRoom.ON_REQUEST and not asking.pod_request.make_room:
+            return
+        now, uid = self._clock(), pod.uid
+        is_due = self._not_before.get(uid, now) <= now and self._rest_until <= now
+        if uid in self._making or not is_due or len(self._making) >= AT_ONCE:
+            return
+        making = self._making[uid] = _Making(pod, asking.pod_request.request, tuple(nodes))
+        self._asked.put_nowait(making)
+
+    async def is_under_way(self, uid: PodUid) -> bool:
+        """Say whether room is being made for a pod; waits until it is known whether moves help."""
+        making = self._making.get(uid)
+        if making is None:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DECIDED_S):
+                await making.found.wait()
+        return self._making.get(uid) is making
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(self._make(await self._asked.get()))
+
+    # One VM.
+
+    async def _make(self, making: _Making) -> None:
+        pod = making.pod
+        outcome = "none"
+        try:
+            room = await self._find(making)
+            if room is not None:
+                outcome = "stopped"
+                await self._carry_out(making, room)
+                outcome = "made"
+        except _Stopped as stopped:
+            self._say_why(making, str(stopped))
+        except KvplaceError as error:
+            self._say_why(making, str(error))
+        finally:
+            self._reservations.drop(pod.uid)
+            del self._making[pod.uid]
+            making.found.set()
+            self._leave_alone(pod.uid, PAUSE_S)
+            ROOMS.labels(outcome).inc()
+
+    def _say_why(self, making: _Making, why: str) -> None:
+        """Tell the owner of the VM that waits; what became of one that waits no longer it knows."""
+        log.info("no room is made any more: %s", why, extra=_about(making.pod, making.node))
+        if self._waits(making.pod):
+            self._events.record(room_not_made(owner_reference(making.pod), why))
+
+    async def _find(self, making: _Making) -> RoomOnNode | None:
+        """Look for moves on the nodes with most free CPUs, those that have VMs that may move."""
+        ranked = []
+        for number, node in enumerate(making.nodes):
+            if number % 20 == 19:
+                await asyncio.sleep(0)
+            if self._vms.may_be_on(node):
+                snapshot = self._cache.snapshot(node, self._holds.on_node(node, but=making.pod.uid))
+                if isinstance(snapshot, NodeSnapshot) and _may_hold(snapshot, making.request):
+                    ranked.append((-snapshot.free.cpus.bit_count(), node))
+        now, crowded = self._clock(), []
+        migrating = self._vms.migrating()
+        staying = {uid for uid, until in self._not_before.items() if until > now}
+        for _, node in sorted(ranked)[:MOST_NODES]:
+            taken = self._holds.on_node(node, but=making.pod.uid)
+            described = self._vms.crowded(node, taken, staying, migrating)
+            crowded += [described] if described is not None else []
+            await asyncio.sleep(0)
+        if not crowded:
+            return None
+        started = self._clock()
+        found = await self._search(crowded, making.request)
+        self._rest_until = self._clock() + _REST * (self._clock() - started)
+        return found
+
+    async def _carry_out(self, making: _Making, room: RoomOnNode) -> None:
+        """Reserve what comes free, and make the moves; raises _Stopped."""
+        pod, node, moves = making.pod, room.node, room.plan.moves
+        making.node = node
+        claim = claim_of(pod.uid, room.plan.placement, namespace=pod.namespace, pod=pod.name, vmi=pod.vmi)
+        self._reservations.reserve(Reservation(node, claim, pod.priority, frozenset()))
+        making.found.set()
+        log.info("%s make room", counted(len(moves), "move"), extra=_about(pod, node))
+        ends = self._clock() + PATIENCE_S
+        for number, move in enumerate(moves, 1):
+            vm = await self._begin(making, move)
+            ROOM_MOVES.inc()
+            self._tell(making, vm, move, f"move {number} of {len(moves)}")
+            in_force = partial(self._is_in_force, node, vm, move)
+            await self._until(making, in_force, ends, "was not confirmed")
+        ends = self._clock() + _BOUND_S
+        with contextlib.suppress(_Stopped):
+            await self._until(making, lambda: not self._waits(pod), ends, "was not bound")
+
+    async def _begin(self, making: _Making, move: Move) -> MovableVm:
+        """Claim the new cores of a VM beside its present ones.
+
+        The VM is read first, as the cache may be older than a relocation that has just ended.
+        """
+        node = making.node
+        assert node is not None
+        vm = self._vms.find(node, PodUid(move.id), self._vms.migrating())
+        if vm is None or vm.placed.placement != move.before:
+            raise _Stopped(f"a VM on {node} that was to move has changed")
+        live = await self._cluster.read_pod(vm.pod.namespace, vm.pod.name)
+        if live is None or (live.uid, live.placement, live.deleting) != (vm.pod.uid, vm.pod.placement, False):
+            raise _Stopped(f"a VM on {node} that was to move has changed")
+        self._check(making)
+        following = replace(
+            vm.placed, placement=move.after, revision=vm.placed.revision + 1, options=vm.options
+        )
+        moving = claim_while_relocating(vm.claim, Relocation(following, vm.placed))
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, bool]:
+            if ledger.claims.get(vm.pod.uid) != vm.claim or not self._has_room(making, ledger, vm, move):
+                return LedgerChange(), False
+            return LedgerChange(claims=(moving,)), True
+
+        if not await self._cache.ledgers.change(node, decide):
+            raise _Stopped(f"{node} has changed since the moves were found")
+        return vm
+
+    def _has_room(self, making: _Making, ledger: Ledger, vm: MovableVm, move: Move) -> bool:
+        """Whether a VM can get its new cores now, and nobody else is moving on its node."""
+        assert making.node is not None
+        machine = self._cache.machine(making.node)
+        if isinstance(machine, Unusable) or machine.topology.fingerprint != vm.placed.topology:
+            return False
+        others = ledger.after(LedgerChange(releases=(vm.pod.uid,)))
+        if any(claim.relocation is not None for claim in others.claims.values()):
+            return False
+        taken = self._holds.on_node(making.node, but=making.pod.uid)
+        return machine.free(others, taken).can_give(claim_of(vm.pod.uid, move.after))
+
+    def _is_in_force(self, node: NodeName, vm: MovableVm, move: Move) -> bool:
+        """Whether a VM has given up its old cores; raises _Stopped where it could not be moved."""
+        claim = self._cache.ledger(node).claims.get(vm.pod.uid)
+        if claim is None or (claim.relocation is None and claim.cpus == move.after.cpus):
+            return True
+        target = vm.placed.revision + 1
+        if claim.relocation is None or claim.relocation.next.revision != target:
+            self._leave_alone(vm.pod.uid, 10 * PAUSE_S)
+            raise _Stopped(f"a VM could not be moved on {node}")
+        return False
+
+    async def _until(self, making: _Making, holds: Callable[[], bool], ends: float, what: str) -> None:
+        """Wait until something comes true; raises _Stopped when the moves are of no use any more, or late."""
+        while not holds():
+            self._check(making)
+            left = ends - self._clock()
+            if left <= 0:
+                raise _Stopped(f"a move on {making.node} {what} in time")
+            self._reservations.renew(making.pod.uid)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, _LOOK_S)):
+                    await self._change()
+
+    async def _change(self) -> None:
+        """Wait until a ledger or a pod has changed."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _check(self, making: _Making) -> None:
+        """Raise _Stopped when the VM waits no longer, or somebody else has got what was reserved for it."""
+        if not self._waits(making.pod):
+            raise _Stopped("the VM waits no longer")
+        if making.pod.uid not in self._reservations.by_pod:
+            raise _Stopped(f"what was reserved on {making.node} has been taken")
+
+    def _waits(self, pod: PodRecord) -> bool:
+        known = self._cache.pods.get(pod.uid)
+        return known is not None and not known.node and not known.deleting and not self._holds.has(pod.uid)
+
+    def _leave_alone(self, uid: PodUid, seconds: float) -> None:
+        self._not_before.pop(uid, None)
+        self._not_before[uid] = self._clock() + seconds
+        if len(self._not_before) > _REMEMBERED:
+            self._not_before.popitem(last=False)
+
+    def _tell(self, making: _Making, vm: MovableVm, move: Move, which: str) -> None:
+        """Tell both owners who moves for whom."""
+        pod, mover, node = making.pod, vm.pod, making.node
+        way = f"from CPUs {format_cpu_list(move.before.cpus)} to {format_cpu_list(move.after.cpus)} of {node}"
+        for_whom = f"this VM moves {way}, to make room for {_called(pod, mover)}"
+        who = f"{_called(mover, pod)} moves {way}, to make room for this VM, {which}"
+        self._events.record(making_room(owner_reference(mover), for_whom))
+        self._events.record(making_room(owner_reference(pod), who))
+        log.info("%s moves %s, %s", _name(mover), way, which, extra=_about(pod, node))
+
+
+def _called(one: PodRecord, by: PodRecord) -> str:
+    """Call a VM as the owner of another one may know it."""
+    return _name(one) if one.namespace == by.namespace else "a VM of another namespace"
+
+
+def _name(pod: PodRecord) -> str:
+    return f"{pod.namespace}/{pod.vmi or pod.name}"
+
+
+def _may_hold(snapshot: NodeSnapshot, request: Request) -> bool:
+    """Whether a node has enough free CPUs, wherever they are."""
+    free = snapshot.free
+    return (free.cpus if request.owns_cpus else free.pool).bit_count() >= request.vcpus
+
+
+def _about(pod: PodRecord, node: NodeName | None) -> dict[str, object]:
+    return about_pod(pod.uid, pod.namespace, pod.name, vmi=pod.vmi, node=node or NodeName(""))

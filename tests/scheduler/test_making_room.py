@@ -1,0 +1,273 @@
+"""VMs that may move make room for one that fits nowhere, and nobody is evicted meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvplace.controller.relocator import RELOCATED
+from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.enforcement import Enforcement
+from kvplace.core.errors import Forbidden
+from kvplace.core.request import Policy
+from kvplace.core.scalars import NodeName
+from kvplace.kube.events import EventReason
+from kvplace.kube.records import PodRecord
+from kvplace.scheduler.extender import ExtenderSettings
+from kvplace.scheduler.extender_protocol import PreemptionArgs, SentVictims
+from kvplace.scheduler.room_maker import AT_ONCE, PATIENCE_S, PAUSE_S, MakeRoom
+from tests.controller.relocations import NodeAgent
+from tests.controller.replicas import Replica, asking_pod, replica
+from tests.kube.faults import Operation
+from tests.kube.faulty_cluster import FaultyCluster
+from tests.nodes.machines import TWO
+
+N1 = NodeName("n1")
+AUTOMATIC = ExtenderSettings(make_room=MakeRoom.AUTOMATIC)
+ON_REQUEST = ExtenderSettings(make_room=MakeRoom.ON_REQUEST)
+
+
+@pytest.fixture
+def cluster() -> FaultyCluster:
+    """A cluster of one node with two sockets of eight CPUs and an agent."""
+    made = FaultyCluster()
+    made.create_node("n1")
+    made.put_topology("n1", TWO, enforcement=Enforcement.NRI)
+    return made
+
+
+@pytest.fixture
+def agent(cluster: FaultyCluster) -> NodeAgent:
+    return NodeAgent(cluster, TWO)
+
+
+async def running(one: Replica, agent: NodeAgent, name: str, vcpus: int, **options: Any) -> PodRecord:
+    pod = asking_pod(one.cluster, name, vcpus, **options)
+    assert await one.bind(pod, "n1") == ""
+    agent.carry_out(pod)
+    return agent.live(pod)
+
+
+async def ended(one: Replica, agent: NodeAgent, pod: PodRecord) -> None:
+    one.cluster.delete_pod(pod.namespace, pod.name, force=True)
+    agent.in_force.pop(pod.uid, None)
+    agent.report()
+    await one.until(lambda: pod.uid not in agent.ledger.claims)
+
+
+async def halved(one: Replica, agent: NodeAgent, **of_left: Any) -> tuple[PodRecord, PodRecord]:
+    """Leave four CPUs free on each socket, beside one VM on each."""
+    vms = [await running(one, agent, f"vm-{number}", 4, **of_left) for number in range(4)]
+    sockets = {vm.uid: agent.in_force[vm.uid].placement.packages for vm in vms}
+    left = [next(vm for vm in vms if sockets[vm.uid] == (socket,)) for socket in (0, 1)]
+    for vm in vms:
+        if vm not in left:
+            await ended(one, agent, vm)
+    return left[0], left[1]
+
+
+def moved(agent: NodeAgent) -> list[PodRecord]:
+    """The VMs of which a later revision is written and not in force."""
+    pods = [pod for pod in agent.cluster._pods.records.values() if pod.uid in agent.in_force]
+    return [pod for pod in pods if agent.stored(pod) != agent.in_force[pod.uid]]
+
+
+async def victims(one: Replica, pod: PodRecord, *uids: str) -> list[str]:
+    """Whom kvplace names when kube-scheduler offers these."""
+    sent = {N1: SentVictims(tuple(map(type(pod.uid), uids)), 0)} if uids else {}
+    result = await one.extender.preempt(PreemptionArgs(pod, pod.resources, False, False, sent))
+    return [victim.uid for node in result.victims.values() for victim in node.pods]
+
+
+def notes(cluster: FaultyCluster, name: str, reason: EventReason) -> list[str]:
+    return [one.note for one in cluster.events if (one.regarding.name, one.reason) == (name, reason)]
+
+
+async def test_a_vm_that_may_move_moves_and_the_one_that_waited_gets_its_socket(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        left = await halved(one, agent, movable=True)
+        big = asking_pod(cluster, "big", 8)
+        assert not (await one.filter(big)).names
+        await one.until(lambda: moved(agent))
+        (mover,) = moved(agent)
+        assert mover.uid in {vm.uid for vm in left}
+        small = asking_pod(cluster, "small", 4)
+        assert not (await one.filter(small)).names  # all that is free is about to be used
+        before = agent.in_force[mover.uid].placement
+        assert agent.ledger.claims[mover.uid].owned & before.owned == before.owned
+
+        agent.carry_out(mover)
+        await one.until(lambda: agent.ledger.claims[mover.uid].relocation is None)
+        assert not (await one.filter(small)).names  # what came free is reserved
+        assert (await one.filter(big)).names == [N1]
+        assert await one.bind(big, "n1") == ""
+        assert agent.stored(big).placement.cpus in map(parse_cpu_list, ("0-3,8-11", "4-7,12-15"))
+        assert agent.stored(mover).revision == 2
+        await one.until(lambda: agent.live(mover).condition(RELOCATED))
+        way = "from CPUs"
+        assert notes(cluster, "big", EventReason.MAKING_ROOM)[0].startswith(
+            f"default/{mover.vmi} moves {way}"
+        )
+        assert "make room for default/big" in notes(cluster, mover.vmi, EventReason.MAKING_ROOM)[0]
+
+
+async def test_nobody_moves_who_has_not_agreed_or_is_asked_for_somebody_who_has_not_asked(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster, extending=ON_REQUEST) as one:
+        first, _ = await halved(one, agent)
+        big = asking_pod(cluster, "big", 8, make_room=True)
+        assert not (await one.filter(big)).names
+        assert await victims(one, big) == []
+        await asyncio.sleep(2 * PAUSE_S)
+        assert not moved(agent)
+
+        options = {"cpu-set": "one-socket", "kvplace.io/movable": "true"}
+        cluster.edit_vmi(first.namespace, first.vmi, first.vmi_uid, options)  # it agrees while it runs
+        silent = asking_pod(cluster, "silent", 8)
+        await asyncio.sleep(1)
+        assert not (await one.filter(silent)).names
+        await asyncio.sleep(PAUSE_S)
+        assert not moved(agent)
+        assert not (await one.filter(big)).names
+        await one.until(lambda: moved(agent))
+        assert [pod.uid for pod in moved(agent)] == [first.uid]
+
+
+@pytest.mark.parametrize(
+    "why",
+    ["off", "immovable", "migrates", "not pinned", "edited", "no agent", "is moving"],
+)
+async def test_no_move_begins_where_one_must_not(cluster: FaultyCluster, agent: NodeAgent, why: str) -> None:
+    off = ExtenderSettings()
+    async with replica(cluster, extending=off if why == "off" else AUTOMATIC) as one:
+        policy = Policy.IMMOVABLE if why == "immovable" else Policy.EXCLUSIVE
+        left = await halved(one, agent, movable=True, policy=policy)
+        for vm in left:
+            match why:
+                case "migrates":
+                    cluster.create_pod(f"{vm.name}-2", request=vm.request, vmi=vm.vmi, vmi_uid=vm.vmi_uid)
+                case "not pinned":
+                    agent.in_force.pop(vm.uid)
+                    agent.report()
+                case "edited":
+                    options = {"cpu-set": "any", "kvplace.io/movable": "true"}
+                    cluster.edit_vmi(vm.namespace, vm.vmi, vm.vmi_uid, options)
+                case "no agent":
+                    cluster.put_topology("n1", TWO)
+        if why == "is moving":
+            share = {"cpu-set": "one-socket", "kvplace.io/cpu-policy": "share"}
+            cluster.edit_vmi("default", left[0].vmi, left[0].vmi_uid, share)
+            await one.until(lambda: moved(agent))
+        else:
+            await asyncio.sleep(1)
+        revisions = {vm.uid: agent.stored(vm).revision for vm in left}
+        big = asking_pod(cluster, "big", 8)
+        assert not (await one.filter(big)).names
+        await asyncio.sleep(PAUSE_S)
+        after = {vm.uid: agent.stored(vm).revision for vm in left}
+        assert after == revisions or why == "edited"
+        assert notes(cluster, "big", EventReason.MAKING_ROOM) == []
+
+
+async def test_nobody_is_evicted_while_room_is_made_and_somebody_may_be_when_it_cannot_be_made(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        left = await halved(one, agent, movable=True)
+        big = asking_pod(cluster, "big", 8, priority=10)
+        assert not (await one.filter(big)).names
+        assert await victims(one, big, left[0].uid) == []
+        await one.until(lambda: moved(agent))
+        (mover,) = moved(agent)
+        assert await victims(one, big, left[0].uid) == []
+
+        agent.fail(mover)
+        await one.until(lambda: agent.stored(mover).revision == 3)
+        await one.until(lambda: notes(cluster, "big", EventReason.ROOM_NOT_MADE))
+        agent.carry_out(mover)
+        await one.until(lambda: agent.ledger.claims[mover.uid].relocation is None)
+        assert agent.stored(mover).placement == agent.in_force[mover.uid].placement
+        assert not (await one.filter(big)).names
+        assert len(await victims(one, big, left[0].uid)) == 1
+
+        await asyncio.sleep(PAUSE_S)
+        assert not (await one.filter(big)).names
+        await one.until(lambda: moved(agent))
+        assert [pod.uid for pod in moved(agent)] == [vm.uid for vm in left if vm.uid != mover.uid]
+
+
+async def test_a_move_that_nobody_confirms_is_given_up_and_its_cores_stay_its_own(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        await halved(one, agent, movable=True)
+        big = asking_pod(cluster, "big", 8)
+        assert not (await one.filter(big)).names
+        await one.until(lambda: moved(agent))
+        (mover,) = moved(agent)
+        await asyncio.sleep(PATIENCE_S + 10)
+        assert "in time" in notes(cluster, "big", EventReason.ROOM_NOT_MADE)[0]
+        assert not await one.extender.room.is_under_way(big.uid)
+        claim = agent.ledger.claims[mover.uid]
+        assert claim.owned == agent.in_force[mover.uid].placement.owned | agent.stored(mover).placement.owned
+        agent.carry_out(mover)
+        await one.until(lambda: agent.ledger.claims[mover.uid].relocation is None)
+        assert (await one.filter(asking_pod(cluster, "small", 4))).names == [N1]  # nothing is reserved
+
+
+async def test_a_vm_that_is_deleted_while_room_is_made_for_it_leaves_nothing_behind(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        await halved(one, agent, movable=True)
+        big = asking_pod(cluster, "big", 8)
+        assert not (await one.filter(big)).names
+        await one.until(lambda: moved(agent))
+        cluster.delete_pod("default", "big", force=True)
+        agent.carry_out(moved(agent)[0])
+        await one.until(lambda: not any(claim.relocation for claim in agent.ledger.claims.values()))
+        assert (await one.filter(asking_pod(cluster, "next", 8))).names == [N1]
+        assert notes(cluster, "big", EventReason.ROOM_NOT_MADE) == []
+
+
+async def test_a_ledger_that_cannot_be_written_stops_it(cluster: FaultyCluster, agent: NodeAgent) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        await halved(one, agent, movable=True)
+        big = asking_pod(cluster, "big", 8)
+        cluster.faults.fail(Operation.WRITE_LEDGER, Forbidden("no right to write ledgers"))
+        assert not (await one.filter(big)).names
+        await one.until(lambda: notes(cluster, "big", EventReason.ROOM_NOT_MADE))
+        assert not moved(agent)
+        assert (await one.filter(asking_pod(cluster, "small", 4))).names == [N1]
+
+
+async def test_vms_of_another_namespace_are_not_named(cluster: FaultyCluster, agent: NodeAgent) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        await halved(one, agent, movable=True)
+        waiting = asking_pod(cluster, "template", 8)
+        foreign = cluster.create_pod("big", namespace="other", request=waiting.request, vmi="big")
+        cluster.delete_pod("default", "template", force=True)
+        assert not (await one.filter(foreign)).names
+        await one.until(lambda: moved(agent))
+        told = notes(cluster, "big", EventReason.MAKING_ROOM)
+        told += notes(cluster, moved(agent)[0].vmi, EventReason.MAKING_ROOM)
+        assert len(told) == 2
+        assert all("a VM of another namespace" in note for note in told)
+
+
+async def test_room_is_made_for_a_few_vms_at_a_time_and_one_on_each_node(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        await halved(one, agent, movable=True)
+        waiting = [asking_pod(cluster, f"big-{number}", 8) for number in range(AT_ONCE + 2)]
+        for pod in waiting:
+            assert not (await one.filter(pod)).names
+        await one.until(lambda: moved(agent))
+        assert sum([await one.extender.room.is_under_way(pod.uid) for pod in waiting]) == 1
+        assert len(moved(agent)) == 1
