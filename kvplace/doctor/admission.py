@@ -23,7 +23,12 @@ from kvplace.kube.object_reader import Document
 from kvplace.service.certificate_end import certificate_end
 
 WEBHOOKS = {
-    "mutatingwebhookconfigurations": ("vmi.kvplace.io", "vmi-edit.kvplace.io", "pod.kvplace.io"),
+    "mutatingwebhookconfigurations": (
+        "vmi.kvplace.io",
+        "vmi-edit.kvplace.io",
+        "vm-pod.kvplace.io",
+        "pod.kvplace.io",
+    ),
     "validatingwebhookconfigurations": ("vm.kvplace.io",),
 }
 POLICIES = (

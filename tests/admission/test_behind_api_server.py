@@ -102,6 +102,18 @@ def test_a_pod_with_any_option_is_sent_to_the_webhook(
     assert server.names("Pod")[-1] == pod["metadata"]["name"]
 
 
+def test_a_pod_with_the_label_of_a_vm_that_asks_is_sent_once_whatever_its_annotations(
+    control_plane: ControlPlane, admission: Admission
+) -> None:
+    server, namespace = admission
+    for annotations in (ASKS, None):
+        pod = named(plain_pod(annotations))
+        pod["metadata"]["labels"] = {"kvplace.io/asks": "true"}
+        stored = create(control_plane, namespace, pod)
+        assert server.names("Pod").count(pod["metadata"]["name"]) == 1
+        assert ("kvplace.io/placed" in stored["metadata"]["labels"]) == (annotations is not None)
+
+
 @pytest.mark.parametrize(
     "annotations", [None, {}, {"other.io/key": "cpu-set"}, {"cpu-map": "{}", "topology.crane.io/other": "x"}]
 )

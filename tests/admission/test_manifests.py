@@ -64,11 +64,23 @@ def test_the_webhooks_go_to_the_addresses_that_are_served() -> None:
 def test_a_webhook_that_does_not_answer_blocks_objects_with_options_only() -> None:
     for entry in webhooks().values():
         assert entry["failurePolicy"] == "Fail"
-        asks = any(condition["name"] == "asks" for condition in entry["matchConditions"])
+        asks = any(condition["name"] == "asks" for condition in entry.get("matchConditions", ()))
         chosen = entry.get("objectSelector", {}).get("matchExpressions")
         assert asks or chosen == [{"key": ASKS_LABEL, "operator": "Exists"}]
         assert entry["sideEffects"] == "None"
         assert 0 < entry["timeoutSeconds"] <= 10
+
+
+def test_a_new_pod_is_sent_by_its_label_or_by_its_annotations_never_twice() -> None:
+    chosen = {
+        name: entry["objectSelector"]["matchExpressions"]
+        for name, entry in webhooks().items()
+        if entry["rules"][0]["resources"] == ["pods"]
+    }
+    assert chosen == {
+        "vm-pod.kvplace.io": [{"key": ASKS_LABEL, "operator": "Exists"}],
+        "pod.kvplace.io": [{"key": ASKS_LABEL, "operator": "DoesNotExist"}],
+    }
 
 
 def test_the_policy_freezes_exactly_the_results_and_the_label() -> None:
