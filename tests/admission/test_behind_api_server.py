@@ -106,12 +106,12 @@ def test_a_pod_with_the_label_of_a_vm_that_asks_is_sent_once_whatever_its_annota
     control_plane: ControlPlane, admission: Admission
 ) -> None:
     server, namespace = admission
-    for annotations in (ASKS, None):
-        pod = named(plain_pod(annotations))
+    for asked in (ASKS, None):
+        pod = named(plain_pod(asked))
         pod["metadata"]["labels"] = {"kvplace.io/asks": "true"}
         stored = create(control_plane, namespace, pod)
         assert server.names("Pod").count(pod["metadata"]["name"]) == 1
-        assert ("kvplace.io/placed" in stored["metadata"]["labels"]) == (annotations is not None)
+        assert ("kvplace.io/placed" in stored["metadata"]["labels"]) == (asked is not None)
 
 
 @pytest.mark.parametrize(
