@@ -87,31 +87,22 @@ def message(refusal: RequestRefused) -> str:
 # Which objects arrive
 
 
+@pytest.mark.parametrize(("webhook", "labels"), [("pod", {}), ("vm-pod", {"kvplace.io/asks": "true"})])
 @pytest.mark.parametrize("key", ASKING)
-def test_a_pod_with_any_option_is_sent_to_the_webhook(
-    control_plane: ControlPlane, admission: Admission, key: str
+def test_a_pod_with_any_option_is_sent_to_one_webhook(
+    control_plane: ControlPlane, admission: Admission, key: str, webhook: str, labels: Json
 ) -> None:
     server, namespace = admission
     pod = named(plain_pod({key: "?"}))
+    pod["metadata"]["labels"] = labels
     with pytest.raises(RequestRefused) as refusal:
         create(control_plane, namespace, pod)
     assert refusal.value.status == 422
     assert message(refusal.value).startswith(
-        f"admission webhook \"pod.kvplace.io\" denied the request: annotation {key}: '?': must be one of "
+        f'admission webhook "{webhook}.kvplace.io" denied the request: '
+        f"annotation {key}: '?': must be one of "
     )
-    assert server.names("Pod")[-1] == pod["metadata"]["name"]
-
-
-def test_a_pod_with_the_label_of_a_vm_that_asks_is_sent_once_whatever_its_annotations(
-    control_plane: ControlPlane, admission: Admission
-) -> None:
-    server, namespace = admission
-    for asked in (ASKS, None):
-        pod = named(plain_pod(asked))
-        pod["metadata"]["labels"] = {"kvplace.io/asks": "true"}
-        stored = create(control_plane, namespace, pod)
-        assert server.names("Pod").count(pod["metadata"]["name"]) == 1
-        assert ("kvplace.io/placed" in stored["metadata"]["labels"]) == (asked is not None)
+    assert server.names("Pod").count(pod["metadata"]["name"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,9 @@ def attempts(name: str) -> dict[str, Json]:
         "forged results, bound by hand": pod(
             name, {"annotations": RESULTS, "labels": LABEL}, {"nodeName": NODE}
         ),
+        "forged results and the label of a VM that asks": marked(
+            pod(name, {"annotations": RESULTS, "labels": {**LABEL, "kvplace.io/asks": "true"}}, MINE)
+        ),
         "label and marker without a request": marked(pod(name, {"labels": LABEL}, MINE)),
         "label alone, bound by hand": pod(name, {"labels": LABEL}, {"nodeName": NODE}),
         "asks and is bound by hand": pod(name, {"annotations": {"cpu-set": "any"}}, {"nodeName": NODE}),
