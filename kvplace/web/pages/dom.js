@@ -28,6 +28,9 @@ export function bytes(count) {
   return `${Number((count / size).toFixed(1)).toLocaleString("en")} ${unit}`;
 }
 
+// A list of CPUs that is broken after its commas only, never inside a range.
+export const cpuList = (text) => text.split(",").map((range, place) => [place ? [",", h("wbr")] : null, h("span", { class: "range" }, range)]);
+
 export function moment(text) {
   const date = new Date(text);
   return Number.isNaN(date.getTime()) ? text : date.toLocaleString();

@@ -2,7 +2,7 @@
 
 import { ask } from "./cluster.js";
 import { drawMap, swatch } from "./core_map.js";
-import { byName, bytes, h, plural, replace, vmLink } from "./dom.js";
+import { byName, bytes, cpuList, h, plural, replace, vmLink } from "./dom.js";
 import { badge } from "./states.js";
 
 const ENFORCED = {
@@ -60,7 +60,7 @@ export class NodePage {
         h("th", { scope: "row" }, h("a", { href: vmLink(vm.namespace, vm.name), "data-key": `vm-${vm.pod}` }, `${vm.namespace}/${vm.name}`)),
         h("td", {}, badge(vm)),
         h("td", {}, vm.policy),
-        h("td", { class: "cpus" }, vm.cpus),
+        h("td", { class: "cpus" }, cpuList(vm.cpus)),
         h("td", {}, Object.entries(vm.memory).map(([id, amount]) => `${bytes(amount)} on NUMA ${id}`).join(", "))))));
   }
 }

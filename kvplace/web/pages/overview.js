@@ -39,7 +39,7 @@ export class Overview {
       h("h1", { class: "hidden" }, "Cluster"),
       this.#summary,
       h("div", { class: "tools" }, h("h2", {}, "Nodes"), h("label", {}, "sorted by ", this.#orders), this.#words,
-        h("p", { class: "legend words" }, h("span", { class: "used", vars: { "--share": 0.6 }, "aria-hidden": "true" }), "a bar is a NUMA node, dark where its CPUs are taken")),
+        h("p", { class: "legend words" }, h("span", { class: "used", vars: { "--share": 0.6 }, "aria-hidden": "true" }), "a bar is a NUMA node, filled where its CPUs are taken")),
       this.#list);
     this.#summarise();
     for (const row of this.#cluster.nodes.values()) this.#tile(row);

@@ -2,7 +2,7 @@
 
 import { ask } from "./cluster.js";
 import { drawMap, swatch } from "./core_map.js";
-import { bytes, h, moment, nodeLink, plural, replace, vmLink } from "./dom.js";
+import { bytes, cpuList, h, moment, nodeLink, plural, replace, vmLink } from "./dom.js";
 import { badge } from "./states.js";
 
 export class VmPage {
@@ -69,14 +69,14 @@ export class VmPage {
       ].join(" · ")]);
     }
     if (claim) {
-      facts.push(["CPUs", `${claim.cpus}${claim.owned ? `; owns ${claim.owned}` : ""}`]);
+      facts.push(["CPUs", [cpuList(claim.cpus), claim.owned ? ["; owns ", cpuList(claim.owned)] : null]]);
       facts.push(["policy", claim.policy]);
       facts.push(["revision", `${claim.revision}, claimed ${moment(claim.since)}`]);
       const memory = Object.entries(claim.memory).map(([id, amount]) => `${bytes(amount)} on NUMA ${id}`);
       if (memory.length) facts.push(["memory", memory.join(", ")]);
     }
-    if (placement?.emulatorCpus) facts.push(["QEMU's own threads", `CPU ${placement.emulatorCpus}`]);
-    if (measured?.cpus) facts.push(["measured", `threads may run on CPU ${measured.cpus} (revision ${measured.revision})`]);
+    if (placement?.emulatorCpus) facts.push(["QEMU's own threads", ["CPU ", cpuList(placement.emulatorCpus)]]);
+    if (measured?.cpus) facts.push(["measured", ["threads may run on CPU ", cpuList(measured.cpus), ` (revision ${measured.revision})`]]);
     facts.push(["asked for", this.#asked(pod.request)]);
     facts.push(["more", h("code", {}, `kubectl kvplace explain ${vm.kind === "VM" ? "vm" : "pod"}/${this.#name} -n ${this.#namespace}`)]);
     return facts;
@@ -103,7 +103,7 @@ export class VmPage {
         h("td", {}, swatch(pod.map, one.label)),
         h("th", { scope: "row" }, h("a", { href: vmLink(one.namespace, one.name) }, `${one.namespace}/${one.name}`), " ", h("small", {}, one.policy)),
         h("td", {}, one.nearness),
-        h("td", { class: "cpus" }, one.cpus)))));
+        h("td", { class: "cpus" }, cpuList(one.cpus))))));
   }
 
   #vcpus(pod) {
