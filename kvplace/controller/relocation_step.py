@@ -63,7 +63,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Somebody else is next: the agent, or the reconciler, which restores a claim that was taken away."""
+    """Somebody else is next: the agent, the watch, or the reconciler, which restores a claim that was taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,8 @@ def next_step(
         placed = PodPlacement.from_json(pod.placement) if pod.placement else None
     except BadAnnotation:
         return Nothing()  # the reconciler and the agent report it
+    if claim is not None and placed is not None and claim.revision > placed.revision:
+        return Wait()  # the cache has the pod as it was before the relocation that has just ended
     if claim is not None and claim.relocation is not None:
         return _go_on(claim, placed, report)
     undone_to = _undone_to(placed, report)

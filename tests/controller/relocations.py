@@ -90,26 +90,29 @@ class NodeAgent:
 
 
 class LaggingView(FaultyCluster):
-    """The same cluster for another replica, whose watch of pods can be made to lag behind."""
+    """The same cluster for another replica, whose watches can be made to lag behind."""
 
     def __init__(self, cluster: FaultyCluster) -> None:
         self.__dict__ |= cluster.__dict__
-        self._flows = asyncio.Event()
-        self._flows.set()
+        self._flows: dict[str, asyncio.Event] = {}
+        """Whether the events of a kind are let through, where they were ever held back."""
 
-    def lag(self) -> None:
-        """Hold pod events back from now on."""
-        self._flows.clear()
+    def lag(self, kind: str = "pods") -> None:
+        """Hold the events of a kind back from now on."""
+        self._flows[kind] = asyncio.Event()
 
     def catch_up(self) -> None:
-        """Let them through again."""
-        self._flows.set()
+        """Let all through again."""
+        for flow in self._flows.values():
+            flow.set()
 
     def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
-        events = super().watch(kind, selector)
-        return self._held_back(events) if kind.name == "pods" else events
+        return self._held_back(super().watch(kind, selector), kind.name)
 
-    async def _held_back(self, events: AsyncIterator[WatchEvent[R]]) -> AsyncIterator[WatchEvent[R]]:
+    async def _held_back(
+        self, events: AsyncIterator[WatchEvent[R]], kind: str
+    ) -> AsyncIterator[WatchEvent[R]]:
         async for event in events:
-            await self._flows.wait()
+            if kind in self._flows:
+                await self._flows[kind].wait()
             yield event

@@ -22,7 +22,7 @@ from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodRecord
-from tests.controller.relocations import LaggingView, NodeAgent
+from tests.controller.relocations import NODE, LaggingView, NodeAgent
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.core.requests import request_with
 from tests.kube.faults import Moment, Operation
@@ -367,6 +367,28 @@ async def test_a_replica_that_lags_behind_does_not_relocate_again_what_another_o
     assert agent.stored(pod) == after
     claim = agent.ledger.claims[pod.uid]
     assert (claim.cpus, claim.policy, claim.relocation) == (after.placement.cpus, Policy.SHARE, None)
+
+
+async def test_a_replica_that_lags_behind_does_not_begin_what_failed_again_from_a_pod_older_than_its_claim(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    lagging = LaggingView(cluster)
+    async with replica(cluster) as one, replica(lagging) as late:
+        pod = await bound(one, agent, "vm")
+        edit(cluster, pod, NONE)
+        await until_written(one, agent, pod, 2)
+        await late.until(lambda: "revision" in late.cache.pods.records[pod.uid].placement)
+        lagging.lag("pods")
+        agent.fail(pod)
+        await late.until(lambda: late.cache.topologies.records[NODE].pods[pod.uid].failed_revision == 2)
+        lagging.lag("nodetopologies")
+        await until_written(one, agent, pod, 3)
+        agent.carry_out(pod)
+        await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
+        settled = cluster._ledgers.get(NODE)
+        await asyncio.sleep(120)
+        assert PodPlacement.from_json(late.cache.pods.records[pod.uid].placement).revision == 2
+        assert cluster._ledgers.get(NODE) == settled
 
 
 @pytest.mark.parametrize(
