@@ -63,7 +63,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Somebody else is next: the agent, the watch, or the reconciler, which restores a claim that was taken."""
+    """Somebody else is next: the agent, a watch, or the reconciler, which restores a claim that was taken."""
 
 
 @dataclass(frozen=True, slots=True)
