@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from kvplace.controller.relocator import RELOCATED
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import PodPlacement
+from kvplace.core.request import Scope
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.kube.conditions import Condition
 from kvplace.kube.records import PodRecord, PodReport
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
+from tests.controller.replicas import Replica, asking_pod
 from tests.kube.faulty_cluster import FaultyCluster
 
 K = TypeVar("K")
@@ -116,3 +120,42 @@ class LaggingView(FaultyCluster):
             if kind in self._flows:
                 await self._flows[kind].wait()
             yield event
+
+
+async def bound(one: Replica, agent: NodeAgent, name: str, vcpus: int = 2, **options: Any) -> PodRecord:
+    """Create a VM's pod, bind it, and let the agent put its cores into force."""
+    pod = asking_pod(one.cluster, name, vcpus, **options)
+    assert await one.bind(pod, "n1") == ""
+    agent.carry_out(pod)
+    return pod
+
+
+async def wide(one: Replica, agent: NodeAgent) -> PodRecord:
+    """Bind a VM over both sockets, after whose bind there is room for it on one."""
+    await bound(one, agent, "first", 6)
+    second = await bound(one, agent, "second", 6)
+    pod = await bound(one, agent, "wide", 4, scope=Scope.ANY)
+    assert len(agent.stored(pod).placement.packages) == 2
+    one.cluster.delete_pod("default", "second", force=True)
+    del agent.in_force[second.uid]
+    agent.report()
+    await one.until(lambda: second.uid not in agent.ledger.claims)
+    return pod
+
+
+def edit(cluster: FaultyCluster, pod: PodRecord, asking: dict[str, str]) -> None:
+    """Edit the annotations of a VM."""
+    cluster.edit_vmi(pod.namespace, pod.vmi, pod.vmi_uid, asking)
+
+
+def condition(cluster: FaultyCluster, pod: PodRecord) -> Condition | None:
+    """Return what the stored pod says about its relocation."""
+    stored = cluster._pods.get((pod.namespace, pod.name))
+    return stored.condition(RELOCATED) if stored is not None else None
+
+
+async def until_written(one: Replica, agent: NodeAgent, pod: PodRecord, revision: int) -> PodPlacement:
+    """Wait for a revision of a pod's placement."""
+    await one.until(lambda: agent.stored(pod).revision >= revision)
+    assert agent.stored(pod).revision == revision
+    return agent.stored(pod)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplace.controller.relocator import RELOCATED
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import LedgerChange, Relocation, claim_of
@@ -19,11 +18,19 @@ from kvplace.core.relocation import claim_while_relocating
 from kvplace.core.request import Policy, Scope
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import CpuMask, NodeName
-from kvplace.kube.conditions import Condition
 from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodRecord
-from tests.controller.relocations import NODE, LaggingView, NodeAgent
-from tests.controller.replicas import Replica, asking_pod, replica
+from tests.controller.relocations import (
+    NODE,
+    LaggingView,
+    NodeAgent,
+    bound,
+    condition,
+    edit,
+    until_written,
+    wide,
+)
+from tests.controller.replicas import asking_pod, replica
 from tests.core.requests import request_with
 from tests.kube.faults import Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
@@ -46,42 +53,6 @@ def cluster() -> FaultyCluster:
 @pytest.fixture
 def agent(cluster: FaultyCluster) -> NodeAgent:
     return NodeAgent(cluster, TWO)
-
-
-async def bound(one: Replica, agent: NodeAgent, name: str, vcpus: int = 2, **options: Any) -> PodRecord:
-    """Create a VM's pod, bind it, and let the agent put its cores into force."""
-    pod = asking_pod(one.cluster, name, vcpus, **options)
-    assert await one.bind(pod, "n1") == ""
-    agent.carry_out(pod)
-    return pod
-
-
-async def wide(one: Replica, agent: NodeAgent) -> PodRecord:
-    """Bind a VM over both sockets, after whose bind there is room for it on one."""
-    await bound(one, agent, "first", 6)
-    second = await bound(one, agent, "second", 6)
-    pod = await bound(one, agent, "wide", 4, scope=Scope.ANY)
-    assert len(agent.stored(pod).placement.packages) == 2
-    one.cluster.delete_pod("default", "second", force=True)
-    del agent.in_force[second.uid]
-    agent.report()
-    await one.until(lambda: second.uid not in agent.ledger.claims)
-    return pod
-
-
-def edit(cluster: FaultyCluster, pod: PodRecord, asking: dict[str, str]) -> None:
-    cluster.edit_vmi(pod.namespace, pod.vmi, pod.vmi_uid, asking)
-
-
-def condition(cluster: FaultyCluster, pod: PodRecord) -> Condition | None:
-    stored = cluster._pods.get((pod.namespace, pod.name))
-    return stored.condition(RELOCATED) if stored is not None else None
-
-
-async def until_written(one: Replica, agent: NodeAgent, pod: PodRecord, revision: int) -> PodPlacement:
-    await one.until(lambda: agent.stored(pod).revision >= revision)
-    assert agent.stored(pod).revision == revision
-    return agent.stored(pod)
 
 
 async def test_exclusive_becomes_share_in_place_and_its_cores_stay_its_own_until_the_agent_has_confirmed_it(
