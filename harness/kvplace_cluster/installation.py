@@ -196,7 +196,7 @@ class Installation:
 
     def describe(self, node: str, topology: Topology) -> None:
         """Publish a node's machine, as its agent would."""
-        self._apply(node_topology(node, topology))
+        self._apply(node_topology(node, topology), writer="kvplace-agent")
 
     def ledger(self, node: str) -> Json:
         """Read the owners and claims of a node's ledger; empty when it has none yet."""
@@ -228,10 +228,9 @@ class Installation:
     def _of_kind(self, kind: str) -> list[Json]:
         return [manifest for manifest in self._objects if manifest["kind"] == kind]
 
-    def _apply(self, manifest: Json) -> None:
-        self.plane.kubectl(
-            "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(manifest)
-        )
+    def _apply(self, manifest: Json, *, writer: str = "kubectl") -> None:
+        options = ("--server-side", "--force-conflicts", f"--field-manager={writer}")
+        self.plane.kubectl("apply", *options, "-f", "-", stdin=json.dumps(manifest))
 
     def _on_loopback(self, manifest: Json) -> Json:
         authority = base64.b64encode(self._admission_ca.read_bytes()).decode()

@@ -289,11 +289,16 @@ def _print_report(report: Report, output: Output, *, unfinished: bool = False) -
             waiting = [{"name": one.name, "reason": one.reason} for one in report.unfinished]
             document = {"wanted": report.counts.wanted, **document, "unfinished": waiting}
         print_document(document, output)
-        return
-    if output is Output.NAME:
+    elif output is Output.NAME:
         for name in report.there:
             click.echo(name)
-        return
+    else:
+        _print_table(report)
+    for note in report.notes:
+        say(note)
+
+
+def _print_table(report: Report) -> None:
     print_table([("STAGE", "VMS", "P50", "P95", "MAX"), *_rows(report)])
     for title, vms in (("failed", report.failed), ("not there", report.unfinished)):
         by_reason: dict[str, list[str]] = {}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
+from kvplace.core.scalars import NodeName
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_rollouts import ApiRollouts
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.object_reader import ObjectReader
 from kvplace.kube.session import Session, open_session
+from kvplace.kube.watches import NAME_FIELD, TOPOLOGIES, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster, read_planning_cluster
 from kvplace.rollout.rollouts import Rollouts
 
@@ -33,4 +35,8 @@ def rollouts_on(session: Session, namespace: str) -> Rollouts:
     async def read_nodes() -> PlanningCluster:
         return await read_planning_cluster(api, ObjectReader(session))
 
-    return Rollouts(ApiRollouts(session), namespace, read_nodes)
+    async def has_agent(node: NodeName) -> bool:
+        found = await api.read_all(TOPOLOGIES, Selector(fields={NAME_FIELD: node}))
+        return any(one.by_agent for one in found)
+
+    return Rollouts(ApiRollouts(session), namespace, read_nodes, has_agent)

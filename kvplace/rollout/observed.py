@@ -28,6 +28,8 @@ class Observed:
     """What its next stage waits for, where somebody says it."""
     has_ended: bool = False
     """Whether its guest has shut down by itself."""
+    is_measured: bool = False
+    """Whether an agent says that it is pinned, or that it is not."""
 
 
 NOT_THERE = Observed()
@@ -57,6 +59,7 @@ def observe(
         _failure(made, vm, vmi),
         _waiting(vmi, pod),
         phase == "Succeeded",
+        pod is not None and (pod.pinned_since is not None or bool(pod.unpinned)),
     )
 
 

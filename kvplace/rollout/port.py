@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from kvplace.core.scalars import NodeName
 from kvplace.kube.quotas import Quota
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 from kvplace.nodes.planning_cluster import PlanningCluster
@@ -14,6 +15,10 @@ R = TypeVar("R")
 
 NodeReader: TypeAlias = Callable[[], Awaitable[PlanningCluster]]
 """Reads the nodes with what runs and waits there, for the forecast."""
+
+
+AgentReader: TypeAlias = Callable[[NodeName], Awaitable[bool]]
+"""Says whether an agent describes a node, and so measures the VMs there."""
 
 
 class RolloutCluster(Protocol):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvplace.core.errors import ExitCode
 from kvplace.core.percentiles import Percentiles
+from kvplace.core.quantity import counted
+from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
 from kvplace.rollout.tracker import TrackedVm
 from kvplace.rollout.waves import Status
+
+_SHOWN_NODES = 3
 
 TIMED_STAGES = (VmStage.BOUND, VmStage.RUNNING, VmStage.PINNED)
 
@@ -59,6 +63,21 @@ class Report:
     interrupted: bool = False
     duration: float | None = None
     """Seconds that the run took."""
+    unmeasured: Mapping[str, NodeName] = field(default_factory=dict)
+    """VMs whose goal was to be pinned and whose end is to run, with their nodes: no agent measures there."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that put the counts right."""
+        if not self.unmeasured:
+            return ()
+        nodes = sorted(set(self.unmeasured.values()))
+        more = f" and {len(nodes) - _SHOWN_NODES} more" if len(nodes) > _SHOWN_NODES else ""
+        vms = counted(len(self.unmeasured), "VM")
+        where = (
+            f"{counted(len(nodes), 'node')} that no agent describes ({', '.join(nodes[:_SHOWN_NODES])}{more})"
+        )
+        return (f"{vms} on {where}: nobody knows whether they are pinned, so they are there when they run",)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -84,6 +103,7 @@ class Report:
                 }
                 for stage, times in self.seconds.items()
             },
+            **({"notMeasured": sorted(self.unmeasured)} if self.unmeasured else {}),
         }
 
 
@@ -129,6 +149,11 @@ def report_of(
         timed_out,
         interrupted,
         duration,
+        {
+            vm.wanted.name: vm.observed.node
+            for vm in found
+            if vm.is_there and vm.wanted.goal is not vm.goal and vm.stage is vm.goal
+        },
     )
 
 
@@ -136,4 +161,4 @@ def _unfinished(vm: TrackedVm, late: str) -> str:
     if vm.stage is None:
         return f"not made{late}"
     waiting = f": {vm.observed.waiting}" if vm.observed.waiting else ""
-    return f"{vm.stage.value}, not {vm.wanted.goal.value}{late}{waiting}"
+    return f"{vm.stage.value}, not {vm.goal.value}{late}{waiting}"

@@ -15,7 +15,8 @@ from kvplace.kube.store import Store
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
 from kvplace.kube.watches import Selector
 from kvplace.rollout.forecast import Forecast, forecast, unplanned
-from kvplace.rollout.port import NodeReader, RolloutCluster
+from kvplace.rollout.measuring import lacks_agent, waiting_nodes
+from kvplace.rollout.port import AgentReader, NodeReader, RolloutCluster
 from kvplace.rollout.preflight import Found, check, look
 from kvplace.rollout.report import Report, report_of
 from kvplace.rollout.run import RolloutRun
@@ -41,10 +42,13 @@ class Prepared:
 class Rollouts:
     """What can be done with rollouts in one namespace."""
 
-    def __init__(self, cluster: RolloutCluster, namespace: str, read_nodes: NodeReader) -> None:
+    def __init__(
+        self, cluster: RolloutCluster, namespace: str, read_nodes: NodeReader, has_agent: AgentReader
+    ) -> None:
         self.namespace = namespace
         self._cluster = cluster
         self._read_nodes = read_nodes
+        self._has_agent = has_agent
 
     async def prepare(self, rollout: Rollout, *, plan: bool = True) -> Prepared:
         """Check everything that can be known before a VM is made, and plan the missing ones.
@@ -80,7 +84,8 @@ class Rollouts:
                     f"somebody else has just begun a rollout {shown(rollout.name)} in namespace "
                     f"{rollout.namespace}; choose another name"
                 ) from None
-        return RolloutRun(self._cluster, rollout, {} if everything else prepared.forecast.left_out)
+        left_out = {} if everything else prepared.forecast.left_out
+        return RolloutRun(self._cluster, rollout, self._has_agent, left_out)
 
     async def create(self, prepared: Prepared, *, everything: bool = False) -> Report:
         """Make the VMs and wait for them, as `RolloutRun.run` does."""
@@ -105,6 +110,9 @@ class Rollouts:
         found = await look(self._cluster, rollout)
         tracker = Tracker(rollout)
         tracker.take_in(found.vms, found.vmis, found.pods)
+        for node in waiting_nodes(tracker):
+            if await lacks_agent(node, self._has_agent):
+                tracker.nobody_measures(node)
         return report_of(name, rollout.namespace, tracker.vms.values(), {})
 
     def left_out(self, prepared: Prepared) -> Report:

@@ -18,7 +18,8 @@ from kvplace.kube.retry import retrying
 from kvplace.kube.store import Store
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
 from kvplace.kube.watches import Selector
-from kvplace.rollout.port import RolloutCluster
+from kvplace.rollout.measuring import Measuring
+from kvplace.rollout.port import AgentReader, RolloutCluster
 from kvplace.rollout.report import Counts, Report, count, report_of
 from kvplace.rollout.tracker import Tracker
 from kvplace.rollout.wanted import Rollout, WantedVm
@@ -38,6 +39,7 @@ class RolloutRun:
         self,
         cluster: RolloutCluster,
         rollout: Rollout,
+        has_agent: AgentReader,
         left_out: Mapping[str, str] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -50,6 +52,7 @@ class RolloutRun:
         self._changed = asyncio.Event()
         self._stopped = False
         self._tracker = Tracker(rollout, clock=clock, on_change=self._changed.set)
+        self._measuring = Measuring(self._tracker, has_agent, self._changed.set)
         self._order = [vm for vm in rollout.vms if vm.name not in self._left_out]
         self._tracked = [self._tracker.vms[vm.name] for vm in self._order]
         self._ends = wave_ends(rollout.document.waves, len(self._order))
@@ -84,9 +87,11 @@ class RolloutRun:
                     _raise_forbidden(stores)
                     if all(store.has_synced for store in stores):
                         self._make_more()
+                        self._measuring.look()
                     await self._wait(deadline)
             finally:
                 await asyncio.gather(*self._applications, return_exceptions=True)
+                await self._measuring.close()
             return report_of(
                 self._rollout.name,
                 self._rollout.namespace,

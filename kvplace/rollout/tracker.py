@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
 from kvplace.kube.vm_progress import LauncherPod, VmiObjectPhase, VmObject
 from kvplace.rollout.observed import NOT_THERE, Observed, observe
@@ -24,6 +26,8 @@ class TrackedVm:
     """One VM: its objects, and what follows from them."""
 
     wanted: WantedVm
+    unmeasured: AbstractSet[NodeName]
+    """The nodes on which nobody measures."""
     vm: VmObject | None = None
     vmi: VmiObjectPhase | None = None
     pods: dict[str, LauncherPod] = field(default_factory=dict)
@@ -46,19 +50,26 @@ class TrackedVm:
         return self.observed.stage
 
     @property
+    def goal(self) -> VmStage:
+        """The last stage that it can be seen to reach."""
+        wanted = self.wanted.goal
+        is_last = wanted is VmStage.PINNED and self.observed.node in self.unmeasured
+        return VmStage.RUNNING if is_last else wanted
+
+    @property
     def failure(self) -> str:
         """Why it will come no further; empty while it may."""
         if self.observed.stage is None:
             return _DELETED if self.was_there else self.refusal
         if self.observed.has_ended and not self.is_there:
-            return f"its guest shut down before it was {self.wanted.goal.value}"
+            return f"its guest shut down before it was {self.goal.value}"
         return self.observed.failure
 
     @property
     def is_there(self) -> bool:
         """Whether it has reached its goal."""
         stage = self.stage
-        return stage is not None and stage.includes(self.wanted.goal)
+        return stage is not None and stage.includes(self.goal)
 
     @property
     def status(self) -> Status:
@@ -80,7 +91,8 @@ class Tracker:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_change` is called after every change of any VM."""
-        self.vms = {vm.name: TrackedVm(vm) for vm in rollout.vms}
+        self._unmeasured: set[NodeName] = set()
+        self.vms = {vm.name: TrackedVm(vm, self._unmeasured) for vm in rollout.vms}
         self._clock = clock
         self._on_change = on_change
 
@@ -101,6 +113,11 @@ class Tracker:
         """Note that a VM could not be made."""
         self.vms[name].refusal = why
         self._on_change()
+
+    def nobody_measures(self, node: NodeName) -> None:
+        """Note that VMs of a node come no further than running, unless somebody has measured one there."""
+        if not any(vm.observed.node == node and vm.observed.is_measured for vm in self.vms.values()):
+            self._unmeasured.add(node)
 
     def vm_changed(self, before: VmObject | None, after: VmObject | None) -> None:
         """Take in a VirtualMachine."""
@@ -144,6 +161,8 @@ class Tracker:
     def _look(self, tracked: TrackedVm) -> None:
         observed = observe(tracked.wanted.template.kind, tracked.vm, tracked.vmi, tracked.pods.values())
         tracked.observed = observed
+        if observed.is_measured:
+            self._unmeasured.discard(observed.node)
         if observed.stage is not None:
             tracked.was_there = True
             for stage in VmStage:

@@ -12,6 +12,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.kube.memory_rollouts import NAMESPACE, MemoryRollouts
 from kvplace.machines.shipped import read_machine
 from kvplace.nodes.planning_cluster import PlanningCluster
+from kvplace.rollout.port import AgentReader
 from kvplace.rollout.rollouts import Rollouts
 from kvplace.rollout.wanted import Rollout, read_rollout
 
@@ -52,8 +53,16 @@ async def one_server() -> PlanningCluster:
     return PlanningCluster((ClusterNode(NodeName("worker"), read_machine("epyc-7502p")),))
 
 
-def rollouts_of(cluster: MemoryRollouts) -> Rollouts:
-    return Rollouts(cluster, NAMESPACE, one_server)
+async def everywhere(node: NodeName) -> bool:
+    return True
+
+
+async def nowhere(node: NodeName) -> bool:
+    return False
+
+
+def rollouts_of(cluster: MemoryRollouts, has_agent: AgentReader = everywhere) -> Rollouts:
+    return Rollouts(cluster, NAMESPACE, one_server, has_agent)
 
 
 def advance(cluster: MemoryRollouts, name: str) -> None:
@@ -65,7 +74,10 @@ def advance(cluster: MemoryRollouts, name: str) -> None:
 
 @contextlib.asynccontextmanager
 async def moving(
-    cluster: MemoryRollouts, step: Callable[[MemoryRollouts, str], None] = advance
+    cluster: MemoryRollouts,
+    step: Callable[[MemoryRollouts, str], None] = advance,
+    *,
+    pause_s: float = 0.0,
 ) -> AsyncIterator[None]:
     """Take one step with every new VM as long as the block runs."""
 
@@ -76,7 +88,7 @@ async def moving(
                 if name not in seen:
                     seen.add(name)
                     step(cluster, name)
-            await asyncio.sleep(0)
+            await asyncio.sleep(pause_s)
 
     task = asyncio.create_task(move())
     try:

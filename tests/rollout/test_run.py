@@ -11,6 +11,7 @@ import pytest
 
 from kvplace.core.errors import Conflict, ExitCode, Forbidden, Refused, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
+from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
 from kvplace.kube.memory_rollouts import NAMESPACE, MemoryRollouts
 from kvplace.kube.node_filters import NodeObject
@@ -18,7 +19,18 @@ from kvplace.nodes.planning_cluster import PlanningCluster
 from kvplace.rollout.report import Report
 from kvplace.rollout.rollouts import Rollouts
 from kvplace.rollout.wanted import read_rollout
-from tests.rollout.examples import advance, moving, one_server, rollout, rollouts_of, vm, vmi
+from tests.rollout.examples import (
+    advance,
+    everywhere,
+    moving,
+    nowhere,
+    one_server,
+    rollout,
+    rollouts_of,
+    vm,
+    vmi,
+)
+from tests.virtual_time import JumpingLoop
 
 NAMES = [f"web-{number:02}" for number in range(1, 7)]
 
@@ -367,7 +379,53 @@ async def test_the_forecast_sends_the_vms_of_each_template_where_that_may_go() -
     db["spec"]["tolerations"] = [{"key": "dedicated", "operator": "Exists"}]
     entries = [{"template": web, "count": 2, "name": "web"}, {"template": db, "count": 3, "name": "db"}]
     asked = read_rollout({"name": "both", "vms": entries}, NAMESPACE)
-    prepared = await Rollouts(MemoryRollouts(), NAMESPACE, nodes).prepare(asked)
+    prepared = await Rollouts(MemoryRollouts(), NAMESPACE, nodes, everywhere).prepare(asked)
     assert sorted(prepared.forecast.nodes) == ["db-01", "db-02", "db-03"]
     why = "does not fit: 1 node: the taint dedicated=db:NoSchedule is not tolerated"
     assert prepared.forecast.left_out == {"web-01": why, "web-02": why}
+
+
+def start(cluster: MemoryRollouts, name: str) -> None:
+    """Let a VM run on a node of its own; nobody measures it."""
+    cluster.bind(name, f"node-of-{name}")
+    cluster.run(name)
+
+
+def test_where_no_agent_describes_the_node_running_is_the_end_and_no_vm_is_called_pinned() -> None:
+    async def run() -> tuple[Report, Report]:
+        cluster = MemoryRollouts()
+        rollouts = rollouts_of(cluster, nowhere)
+        async with moving(cluster, start, pause_s=0.1):
+            report = await rollouts.create(await rollouts.prepare(rollout()))
+        assert asyncio.get_running_loop().time() < 60
+        return report, await rollouts.status("web")
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        report, status = runner.run(run())
+    assert report.exit_code is ExitCode.DONE
+    assert dict(report.counts.reached) == {
+        VmStage.CREATED: 6, VmStage.BOUND: 6, VmStage.RUNNING: 6, VmStage.PINNED: 0
+    }  # fmt: skip
+    assert report.document()["notMeasured"] == NAMES
+    (note,) = report.notes
+    assert note.startswith("6 VMs on 6 nodes that no agent describes (node-of-web-01, node-of-web-02, ")
+    assert status.notes == report.notes
+
+
+async def test_a_vm_that_is_measured_although_nobody_describes_its_node_is_waited_for() -> None:
+    rollouts = rollouts_of(cluster := MemoryRollouts(), nowhere)
+    async with moving(cluster):
+        report = await rollouts.create(await rollouts.prepare(rollout()))
+    assert (report.counts.reached[VmStage.PINNED], report.notes) == (6, ())
+    assert "notMeasured" not in report.document()
+
+
+async def test_without_the_right_to_see_who_measures_a_vm_is_waited_for() -> None:
+    async def forbidden(node: NodeName) -> bool:
+        raise Forbidden("you may not list nodetopologies")
+
+    rollouts = rollouts_of(cluster := MemoryRollouts(), forbidden)
+    async with moving(cluster, start):
+        report = await rollouts.create(await rollouts.prepare(rollout(timeout="1s")))
+    assert report.exit_code is ExitCode.TIMED_OUT
+    assert report.notes == ()
