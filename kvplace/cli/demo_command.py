@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvplace.cli.output import Output, console, output_option, print_document
+from kvplace.cli.output import Answer, Output, console, output_option, print_document
 from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
 
@@ -28,7 +28,7 @@ _WIDTH = 100
     "--nodes", type=click.IntRange(1, 5_000), default=24, show_default=True, help="Nodes of the cluster."
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Another seed draws other VMs.")
-@output_option(Output.TABLE, Output.JSON)
+@output_option(Answer.REPORT)
 def command(vms: int, nodes: int, seed: int, output: Output) -> int:
     """Place VMs from vm-templates/ on an example cluster of well-known servers.
 
@@ -45,7 +45,7 @@ def command(vms: int, nodes: int, seed: int, output: Output) -> int:
     with Progress("placing", vms, "VM") as progress:
         settings = DemoSettings(vms, nodes, seed)
         report = asyncio.run(run_demo(settings, lambda so_far: progress.show(so_far.done)))
-    if output is Output.JSON:
+    if output.is_document:
         print_document(report_document(report), output)
     else:
         _print(report, console(sys.stdout, _WIDTH))

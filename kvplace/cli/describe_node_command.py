@@ -8,7 +8,7 @@ import click
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.cluster_names import complete_namespace, complete_node
-from kvplace.cli.output import Output, output_option, print_document, say
+from kvplace.cli.output import Answer, Output, output_option, print_document, say
 
 if TYPE_CHECKING:
     from kvplace.cli.live_cluster import LiveCluster
@@ -45,7 +45,7 @@ _MANAGER = "kvplace-describe-node"
     help="Seconds that the pod may take, its image's download included.",
 )
 @cluster_flags(namespaced=False, selector=False)
-@output_option(Output.JSON, Output.YAML, Output.NAME)
+@output_option(Answer.DOCUMENT)
 def command(
     *,
     flags: ClusterFlags,

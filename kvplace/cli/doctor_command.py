@@ -8,7 +8,7 @@ import click
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.cluster_names import complete_namespace
-from kvplace.cli.output import Output, output_option, print_document
+from kvplace.cli.output import Answer, Output, output_option, print_document
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _WIDTH = 20
     help="Namespace of the trial pod, which the API server refuses and never stores.",
 )
 @cluster_flags(namespaced=False, selector=False)
-@output_option(Output.TABLE, Output.WIDE, Output.JSON, Output.YAML)
+@output_option(Answer.REPORT)
 def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     """Look at the installation in a cluster, and say what is missing or wrong, each with its mend.
 
@@ -62,7 +62,7 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
         )
 
     found = examine(run_with_cluster(flags, body))
-    if output in (Output.JSON, Output.YAML):
+    if output.is_document:
         print_document(found.document(), output)
     else:
         _print(found, wide=output is Output.WIDE)

@@ -9,7 +9,7 @@ import click
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.cluster_names import complete_target
 from kvplace.cli.files import InputFile
-from kvplace.cli.output import Output, output_option, print_document, print_table
+from kvplace.cli.output import Answer, Output, output_option, print_document, print_table
 from kvplace.cli.words import Words
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
@@ -43,7 +43,7 @@ _NAMED_WIDE = 20
     help="The order of the nodes that fit; give the one that `serve` runs with.",
 )
 @cluster_flags(selector=False)
-@output_option(Output.TABLE, Output.WIDE, Output.JSON, Output.YAML)
+@output_option(Answer.REPORT)
 def command(
     *, flags: ClusterFlags, target: str | None, filename: str | None, strategy: str, output: Output
 ) -> int:
@@ -79,7 +79,7 @@ def command(
         return await explain_target(reader, cluster.api, found, stated, chosen)
 
     found = run_with_cluster(flags, body)
-    if output in (Output.JSON, Output.YAML):
+    if output.is_document:
         from kvplace.explain.report import explanation_document
 
         print_document(explanation_document(found), output)

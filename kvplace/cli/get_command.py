@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.cluster_names import complete_node, complete_vm
-from kvplace.cli.output import Output, output_option, say
+from kvplace.cli.output import Answer, Output, output_option, say
 from kvplace.cli.words import Words
 from kvplace.core.errors import ExitCode
 from kvplace.core.scalars import NodeName
@@ -47,7 +47,7 @@ def _complete_name(context: click.Context, argument: click.Parameter, begun: str
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_name)
 @click.option("-w", "--watch", is_flag=True, help="Go on and print what changes, until Ctrl-C.")
 @click.option("--no-headers", is_flag=True, help="Leave the heads of the table out.")
-@output_option(*Output)
+@output_option(Answer.LIST)
 @cluster_flags()
 def command(
     *, what: str, names: tuple[str, ...], watch: bool, no_headers: bool, output: Output, flags: ClusterFlags
@@ -72,7 +72,7 @@ async def _get_vms(
     live: LiveCluster, names: tuple[str, ...], output: Output, *, headers: bool, watch: bool
 ) -> int:
     from kvplace.cli.listing import Listing, Printed
-    from kvplace.cli.view_tables import VM_HEADS, WIDE_VM_HEADS, now_utc, vm_row
+    from kvplace.cli.view_tables import VM_HEADS, WIDE_VM_HEADS, now_utc, vm_reference, vm_row
     from kvplace.nodes.cluster_reading import read_vms
     from kvplace.nodes.view_documents import VM_KIND, vm_document
 
@@ -83,7 +83,7 @@ async def _get_vms(
             (*(("NAMESPACE",) if everywhere else ()), *(WIDE_VM_HEADS if wide else VM_HEADS)),
             lambda vm: vm_row(vm, now_utc(), wide=wide, with_namespace=everywhere),
             vm_document,
-            _vm_name,
+            vm_reference,
         ),
         output,
         headers=headers,
@@ -114,12 +114,6 @@ async def _watch_vms(live: LiveCluster, listing: Listing[VmView], is_named: Call
             listing.print_all(chosen)
         else:
             listing.print_changed(chosen)
-
-
-def _vm_name(vm: VmView) -> str:
-    if vm.is_vmi:
-        return f"virtualmachineinstance.kubevirt.io/{vm.name}"
-    return f"pod/{vm.name}"
 
 
 async def _get_nodes(

@@ -39,7 +39,7 @@ class Listing(Generic[T]):
 
     def print_all(self, items: Sequence[T], *, one: bool = False) -> None:
         """Print objects; `one` prints the document of the only one by itself, not as a list."""
-        if self._output in (Output.JSON, Output.YAML):
+        if self._output.is_document:
             documents = [self._printed.document(item) for item in items]
             whole = documents[0] if one else _list(self._printed.kind, documents)
             print_document(whole, self._output)

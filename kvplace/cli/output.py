@@ -29,14 +29,30 @@ class Output(Enum):
     YAML = "yaml"
     NAME = "name"
 
+    @property
+    def is_document(self) -> bool:
+        """Whether programs read it."""
+        return self in (Output.JSON, Output.YAML)
 
-def output_option(*outputs: Output) -> Callable[[_Function], _Function]:
-    """Add `-o` with these choices to a command, as its argument `output`; the first one is the default."""
+
+class Answer(Enum):
+    """What a command answers with, and so the forms that `-o` offers; the first one is the default."""
+
+    LIST = (Output.TABLE, Output.WIDE, Output.JSON, Output.YAML, Output.NAME)
+    """Objects that have names."""
+    REPORT = (Output.TABLE, Output.WIDE, Output.JSON, Output.YAML)
+    """What was found out. Where there is nothing more to show, `wide` is the same as `table`."""
+    DOCUMENT = (Output.JSON, Output.YAML, Output.NAME)
+    """One document for other programs."""
+
+
+def output_option(answer: Answer) -> Callable[[_Function], _Function]:
+    """Add `-o` with the forms of an answer to a command, as its argument `output`."""
     return click.option(
         "-o",
         "--output",
-        type=Words([output.value for output in outputs]),
-        default=outputs[0].value,
+        type=Words([output.value for output in answer.value]),
+        default=answer.value[0].value,
         show_default=True,
         callback=lambda _context, _option, value: Output(value),
         help="How to print the answer.",

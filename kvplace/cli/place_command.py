@@ -10,7 +10,7 @@ import click
 from kvplace.cli.example import example_option
 from kvplace.cli.files import InputFile, take_stdin
 from kvplace.cli.machine import chosen_machine, complete_machine, cpu_manager_state_option
-from kvplace.cli.output import Output, output_option, say
+from kvplace.cli.output import Answer, Output, output_option, print_document, say
 from kvplace.core.errors import ExitCode
 
 
@@ -43,7 +43,7 @@ from kvplace.core.errors import ExitCode
 )
 @cpu_manager_state_option
 @example_option("request")
-@output_option(Output.TABLE, Output.JSON)
+@output_option(Answer.REPORT)
 def command(
     machine: str,
     free: str | None,
@@ -92,6 +92,9 @@ def command(
         kinds.add(answer.kind)
         if output is Output.JSON:
             click.echo(json.dumps(answer.document, separators=(",", ":")))
+        elif output is Output.YAML:
+            click.echo("---")
+            print_document(answer.document, output)
         else:
             click.echo(answer.sentence)
         sys.stdout.flush()

@@ -10,7 +10,7 @@ import click
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.example import example_option
 from kvplace.cli.files import InputFile
-from kvplace.cli.output import Output, output_option, print_document, print_table, say
+from kvplace.cli.output import Answer, Output, output_option, print_document, print_table, say
 from kvplace.cli.progress import Progress
 from kvplace.cli.words import Words
 from kvplace.core.cluster.node_choice import Strategy
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     help="Time limit of --optimal.",
 )
 @example_option("cluster", "requests")
-@output_option(*Output)
+@output_option(Answer.LIST)
 @cluster_flags(namespaced=False, selector=False)
 def command(
     *,
@@ -115,7 +115,7 @@ def command(
             hint=hint,
             watch=lambda at: progress.show(at.assigned, at.stage.value),
         )
-    if output in (Output.JSON, Output.YAML):
+    if output.is_document:
         from kvplace.plan.plan_report import plan_document
 
         print_document(plan_document(found, nodes, vms, bound), output)

@@ -10,7 +10,7 @@ import click
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.cluster_names import complete_rollout
 from kvplace.cli.files import InputFile
-from kvplace.cli.output import Output, output_option, print_document, print_table, say
+from kvplace.cli.output import Answer, Output, output_option, print_document, print_table, say
 from kvplace.cli.words import Words
 from kvplace.core.errors import BadBody, ExitCode
 from kvplace.core.vm_stage import VmStage
@@ -64,7 +64,7 @@ def command() -> None:
 @click.option("--dry-run", is_flag=True, help="Check and plan only.")
 @click.option("--example", is_flag=True, help="Print a rollout document, as a start for your own.")
 @_yes
-@output_option(Output.TABLE, Output.JSON, Output.YAML, Output.NAME)
+@output_option(Answer.LIST)
 @cluster_flags(selector=False)
 def create(
     *,
@@ -122,7 +122,7 @@ def create(
 @click.option("--wait-for-room", is_flag=True, help="Make the VMs that will not fit, too; they wait.")
 @click.option("--no-plan", is_flag=True, help="Do not plan first, which needs the right to read nodes.")
 @_yes
-@output_option(Output.TABLE, Output.JSON, Output.YAML, Output.NAME)
+@output_option(Answer.LIST)
 @cluster_flags(selector=False)
 def resume(
     *, flags: ClusterFlags, name: str, wait_for_room: bool, no_plan: bool, yes: bool, output: Output
@@ -147,7 +147,7 @@ def resume(
 
 @command.command("status", short_help="Say how far a rollout is.")
 @click.argument("name", shell_complete=complete_rollout)
-@output_option(Output.TABLE, Output.JSON, Output.YAML, Output.NAME)
+@output_option(Answer.LIST)
 @cluster_flags(selector=False)
 def status(*, flags: ClusterFlags, name: str, output: Output) -> int:
     """Say how far a rollout is, from its VMs in the cluster.
@@ -168,7 +168,7 @@ def status(*, flags: ClusterFlags, name: str, output: Output) -> int:
 
 
 @command.command("list", short_help="List the rollouts of a namespace.")
-@output_option(Output.NAME, Output.JSON, Output.YAML)
+@output_option(Answer.LIST)
 @cluster_flags(selector=False)
 def list_rollouts(*, flags: ClusterFlags, output: Output) -> int:
     """List the rollouts of a namespace."""
@@ -179,13 +179,15 @@ def list_rollouts(*, flags: ClusterFlags, output: Output) -> int:
         from kvplace.rollout.connect import rollouts_on
 
         names = await rollouts_on(live.session, live.namespace).names()
-        if output is Output.NAME:
-            for name in names:
-                click.echo(name)
-            if not names:
-                say(f"no rollouts in namespace {live.namespace}")
-        else:
+        if output.is_document:
             print_document({"rollouts": list(names)}, output)
+            return ExitCode.DONE
+        if names and output is not Output.NAME:
+            click.echo("NAME")
+        for name in names:
+            click.echo(name)
+        if not names:
+            say(f"no rollouts in namespace {live.namespace}")
         return ExitCode.DONE
 
     return run_with_cluster(flags, body)
@@ -261,7 +263,7 @@ def _plan_lines(prepared: Prepared) -> list[str]:
 def _print_plan(prepared: Prepared, output: Output) -> int:
     forecast = prepared.forecast
     left_out = forecast.left_out
-    if output in (Output.JSON, Output.YAML):
+    if output.is_document:
         document = {
             "vms": len(prepared.rollout.vms),
             "made": len(prepared.rollout.vms) - len(prepared.missing),
@@ -283,7 +285,7 @@ def _print_plan(prepared: Prepared, output: Output) -> int:
 
 
 def _print_report(report: Report, output: Output, *, unfinished: bool = False) -> None:
-    if output in (Output.JSON, Output.YAML):
+    if output.is_document:
         document = report.document()
         if unfinished:
             waiting = [{"name": one.name, "reason": one.reason} for one in report.unfinished]
@@ -293,12 +295,12 @@ def _print_report(report: Report, output: Output, *, unfinished: bool = False) -
         for name in report.there:
             click.echo(name)
     else:
-        _print_table(report)
+        _print_table(report, wide=output is Output.WIDE)
     for note in report.notes:
         say(note)
 
 
-def _print_table(report: Report) -> None:
+def _print_table(report: Report, *, wide: bool) -> None:
     print_table([("STAGE", "VMS", "P50", "P95", "MAX"), *_rows(report)])
     for title, vms in (("failed", report.failed), ("not there", report.unfinished)):
         by_reason: dict[str, list[str]] = {}
@@ -306,7 +308,7 @@ def _print_table(report: Report) -> None:
             by_reason.setdefault(one.reason, []).append(one.name)
         for reason, names in by_reason.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            click.echo(f"{title}: {names[0]}{more}: {reason}")
+            click.echo(f"{title}: {', '.join(names) if wide else names[0] + more}: {reason}")
 
 
 def _rows(report: Report) -> list[tuple[str, str, str, str, str]]:

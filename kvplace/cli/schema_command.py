@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
-from kvplace.cli.output import Output, output_option, print_document, print_table
+from kvplace.cli.output import Answer, Output, output_option, print_document, print_table
 from kvplace.core.errors import BadBody
 
 
@@ -18,7 +18,7 @@ def _complete(_context: click.Context, _argument: click.Parameter, begun: str) -
 @click.command("schema", short_help="Print the JSON Schema of a document that you write.")
 @click.argument("name", required=False, shell_complete=_complete)
 @click.option("--example", is_flag=True, help="Print an example of the document instead.")
-@output_option(Output.JSON, Output.YAML)
+@output_option(Answer.DOCUMENT)
 def command(name: str | None, example: bool, output: Output) -> None:
     """Print the JSON Schema of a document that you write; without NAME, list the documents.
 
@@ -29,11 +29,16 @@ def command(name: str | None, example: bool, output: Output) -> None:
     if name is None and example:
         raise click.UsageError(f"--example needs the NAME of a document: {', '.join(SCHEMA_NAMES)}")
     if name is None:
-        print_table([(each, schema_of(each)["description"]) for each in SCHEMA_NAMES])
+        if output is Output.NAME:
+            click.echo("\n".join(SCHEMA_NAMES))
+        else:
+            print_table([(each, schema_of(each)["description"]) for each in SCHEMA_NAMES])
         return
     try:
         if example:
             click.echo(example_of(name), nl=False)
+        elif output is Output.NAME:
+            click.echo(schema_of(name)["title"])
         else:
             print_document(schema_of(name), output)
     except BadBody as error:

@@ -10,7 +10,7 @@ import click
 
 from kvplace.cli.example import example_option
 from kvplace.cli.files import InputFile
-from kvplace.cli.output import Output, output_option, print_document, print_table
+from kvplace.cli.output import Answer, Output, output_option, print_document, print_table
 from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     help="The scenario, - for stdin (see `kvplace schema scenario`); default: the example.",
 )
 @example_option("scenario")
-@output_option(Output.TABLE, Output.JSON)
+@output_option(Answer.REPORT)
 def command(scenario: str | None, output: Output) -> int:
     """Simulate VMs that arrive at a cluster and end, for each strategy and seed of a scenario.
 
@@ -53,7 +53,7 @@ def command(scenario: str | None, output: Output) -> int:
             outcomes.append(simulate(chosen, strategy, seed, goes_on))
             if progress.interrupted:
                 break
-    if output is Output.JSON:
+    if output.is_document:
         print_document(report_document(chosen, outcomes, interrupted=progress.interrupted), output)
     else:
         _print(chosen, outcomes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
-from kvplace.cli.output import Output, output_option, print_document, print_table, say
+from kvplace.cli.output import Answer, Output, output_option, print_document, print_table, say
 from kvplace.cli.words import Words
 from kvplace.core.errors import ExitCode
 
@@ -30,7 +30,7 @@ _VM_ORDERS = ("cpus", "memory", "name")
     "(default: cpus).",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="NUMBER", help="Show so many rows.")
-@output_option(Output.TABLE, Output.WIDE, Output.JSON, Output.YAML)
+@output_option(Answer.LIST)
 @cluster_flags()
 def command(*, what: str, sort_by: str | None, limit: int | None, output: Output, flags: ClusterFlags) -> int:
     """Show how full the nodes are, or which VMs hold most.
@@ -56,8 +56,12 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
     view = await read_cluster(live.api, nodes=Selector(label_terms=live.flags.selector), pods=None)
     nodes = sorted(view.nodes.values(), key=_node_keys()[order])
     shown = nodes[:limit]
-    if output in (Output.JSON, Output.YAML):
+    if output.is_document:
         print_document(top_document(view, shown), output)
+        return ExitCode.DONE
+    if output is Output.NAME:
+        for node in shown:
+            click.echo(f"node/{node.name}")
         return ExitCode.DONE
     if not nodes:
         say("there is no node")
@@ -74,13 +78,18 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
 
 async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Output) -> int:
     from kvplace.cli.top_tables import VM_HEADS, vm_row
+    from kvplace.cli.view_tables import vm_reference
     from kvplace.nodes.cluster_reading import read_vms
     from kvplace.nodes.view_documents import VM_KIND, list_document, vm_document
 
     vms = sorted(await read_vms(live.api, live.vms), key=_vm_keys()[order])
     shown = vms[:limit]
-    if output in (Output.JSON, Output.YAML):
+    if output.is_document:
         print_document(list_document(VM_KIND, map(vm_document, shown)), output)
+        return ExitCode.DONE
+    if output is Output.NAME:
+        for vm in shown:
+            click.echo(vm_reference(vm))
         return ExitCode.DONE
     if not vms:
         say(f"there is no VM that asks for cores in {live.namespace or 'the cluster'}")

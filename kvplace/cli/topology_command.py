@@ -10,6 +10,7 @@ import click
 
 from kvplace.cli.machine import chosen_machine, cpu_manager_state_option, machine_argument
 from kvplace.cli.output import (
+    Answer,
     Output,
     cpu_lines,
     output_option,
@@ -51,7 +52,7 @@ class _NamingMachines(click.Command):
 @machine_argument()
 @click.option("--reserved", metavar="CPUS", help="CPUs to reserve for the host, for example 0-1,64-65.")
 @cpu_manager_state_option
-@output_option(*Output)
+@output_option(Answer.LIST)
 def command(machine: str | None, reserved: str | None, cpu_manager_state: str | None, output: Output) -> None:
     """Show the sockets, NUMA nodes, L3 caches, cores and distances of a machine.
 
@@ -71,7 +72,7 @@ def command(machine: str | None, reserved: str | None, cpu_manager_state: str | 
         say(f"the node is named {name}: {known.name!r} is not a name that a node can have")
     if output is Output.NAME:
         click.echo(f"{KIND.lower()}.kvplace.io/{name}")
-    elif output in (Output.JSON, Output.YAML):
+    elif output.is_document:
         print_document(node_topology(known.name, known.topology, known.kubelet_cpus), output)
     else:
         _print_tables(known, wide=output is Output.WIDE)

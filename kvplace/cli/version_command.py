@@ -6,13 +6,13 @@ import click
 
 from kvplace import __version__
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
-from kvplace.cli.output import Output, output_option, print_document, say
+from kvplace.cli.output import Answer, Output, output_option, print_document, say
 
 
 @click.command("version", short_help="Show the releases of this command and of a cluster's kvplace.")
 @click.option("--client", "client_only", is_flag=True, help="Only this command; no cluster is asked.")
 @cluster_flags(namespaced=False, selector=False)
-@output_option(Output.TABLE, Output.JSON, Output.YAML)
+@output_option(Answer.REPORT)
 def command(*, flags: ClusterFlags, client_only: bool, output: Output) -> None:
     """Show the release of this command, of serve, agent and hook in a cluster, of Kubernetes and KubeVirt.
 
@@ -21,11 +21,11 @@ def command(*, flags: ClusterFlags, client_only: bool, output: Output) -> None:
     releases = {"client": __version__}
     if not client_only:
         releases |= _of_cluster(flags)
-    if output is Output.TABLE:
+    if output.is_document:
+        print_document(releases, output)
+    else:
         for name, release in releases.items():
             click.echo(f"{name:<12}{release or '-'}")
-    else:
-        print_document(releases, output)
     ours = {releases[name] for name in ("client", "serve", "agent", "hook") if releases.get(name)}
     if len(ours) > 1:
         say(f"there are different releases ({', '.join(sorted(ours))}): use one everywhere")

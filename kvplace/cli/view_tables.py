@@ -92,6 +92,11 @@ def vm_row(vm: VmView, now: datetime, *, wide: bool, with_namespace: bool) -> tu
     )
 
 
+def vm_reference(vm: VmView) -> str:
+    """Name a VM as `kubectl` takes it: resource/name."""
+    return f"virtualmachineinstance.kubevirt.io/{vm.name}" if vm.is_vmi else f"pod/{vm.name}"
+
+
 def cpu_list(cpus: CpuMask) -> str:
     """Write a CPU list; `-` for none."""
     return format_cpu_list(cpus) or NOTHING

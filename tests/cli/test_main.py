@@ -57,7 +57,7 @@ def test_without_a_command_the_help_goes_to_stderr_as_wrong_usage(kvplace: Calle
         (["place", "--topology", "epyc-7502p", "--free", "60-70"], "--free: the machine has no CPU 64-70"),
         (["demo", "--vms", "0"], "0 is not in the range"),
         (["serve"], "Missing option"),
-        (["demo", "-o", "yaml"], "'yaml' is not one of 'table', 'json'"),
+        (["demo", "-o", "name"], "'name' is not one of 'table', 'wide', 'json', 'yaml'"),
         (["rewrite", "--domain", "-"], "give either --placement or --cpu-map"),
     ],
 )

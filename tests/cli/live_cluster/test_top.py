@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+
+import pytest
+import yaml
 
 from tests.cli.live_cluster.small_cluster import MANIFESTS, Call, SmallCluster, rows
 
@@ -19,6 +23,18 @@ def test_nodes_with_what_is_used_and_how_fragmented_it_is(on_cluster: Call, clus
     assert by_name[cluster.bare][:3] == ["0", "-", "-"]
     assert "3 nodes, 1 of which cannot hold VMs" in summary
     assert "32 for VMs: 19% owned, 6% shared, 75% free" in summary
+
+
+@pytest.mark.parametrize("what", ["get vms -A", "get nodes", "top nodes", "top vms -A"])
+def test_lists_have_the_same_forms(on_cluster: Call, what: str) -> None:
+    arguments = what.split()
+    names = on_cluster(*arguments, "-o", "name").out.splitlines()
+    assert names
+    assert all(re.fullmatch(r"(node|pod|virtualmachineinstance\.kubevirt\.io)/[^/]+", name) for name in names)
+    as_json = json.loads(on_cluster(*arguments, "-o", "json").out)
+    assert as_json.keys() == yaml.safe_load(on_cluster(*arguments, "-o", "yaml").out).keys()
+    wide, narrow = (on_cluster(*arguments, "-o", form).out.splitlines()[0] for form in ("wide", "table"))
+    assert wide.split()[: len(narrow.split())] == narrow.split()
 
 
 def test_the_fullest_nodes_come_first_when_wanted(on_cluster: Call, cluster: SmallCluster) -> None:
