@@ -14,14 +14,21 @@ import yaml
 from kvplace.cli.main import cli
 from kvplace.cli.output import Answer
 from tests.cli.calls import Caller
-from tests.cli.test_simulate import SMALL
 
+SCENARIO = """
+nodes:
+- {name: n, machine: epyc-7502p}
+mix:
+- request: {vcpus: 8, memory: 16Gi}
+requests: 5
+strategies: [pack]
+"""
 REQUEST = '{"vcpus": 2}\n'
 OFFLINE: dict[str, tuple[Answer, list[str], str]] = {
     "place": (Answer.REPORT, ["place", "--topology", "epyc-7502p"], REQUEST),
     "plan": (Answer.LIST, ["plan", "--requests", "-"], REQUEST),
     "topology": (Answer.LIST, ["topology", "epyc-7502p"], ""),
-    "simulate": (Answer.REPORT, ["simulate", "--scenario", "-"], SMALL),
+    "simulate": (Answer.REPORT, ["simulate", "--scenario", "-"], SCENARIO),
     "demo": (Answer.REPORT, ["demo", "--vms", "4", "--nodes", "2"], ""),
     "version": (Answer.REPORT, ["version", "--client"], ""),
     "schema": (Answer.DOCUMENT, ["schema", "rollout"], ""),
