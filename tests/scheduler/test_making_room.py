@@ -57,15 +57,16 @@ async def ended(one: Replica, agent: NodeAgent, pod: PodRecord) -> None:
     await one.until(lambda: pod.uid not in agent.ledger.claims)
 
 
-async def halved(one: Replica, agent: NodeAgent, **of_left: Any) -> tuple[PodRecord, PodRecord]:
-    """Leave four CPUs free on each socket, beside one VM on each."""
-    vms = [await running(one, agent, f"vm-{number}", 4, **of_left) for number in range(4)]
+async def halved(one: Replica, agent: NodeAgent, vcpus: int = 4, **of_left: Any) -> tuple[PodRecord, ...]:
+    """Leave four CPUs free on each socket, beside VMs of so many vCPUs that use the other four."""
+    vms = [await running(one, agent, f"vm-{number}", vcpus, **of_left) for number in range(16 // vcpus)]
     sockets = {vm.uid: agent.in_force[vm.uid].placement.packages for vm in vms}
-    left = [next(vm for vm in vms if sockets[vm.uid] == (socket,)) for socket in (0, 1)]
+    on_each = [[vm for vm in vms if sockets[vm.uid] == (socket,)] for socket in (0, 1)]
+    left = tuple(vm for here in on_each for vm in here[: 4 // vcpus])
     for vm in vms:
         if vm not in left:
             await ended(one, agent, vm)
-    return left[0], left[1]
+    return left
 
 
 def moved(agent: NodeAgent) -> list[PodRecord]:
@@ -119,7 +120,7 @@ async def test_nobody_moves_who_has_not_agreed_or_is_asked_for_somebody_who_has_
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
     async with replica(cluster, extending=ON_REQUEST) as one:
-        first, _ = await halved(one, agent)
+        first = (await halved(one, agent))[0]
         big = asking_pod(cluster, "big", 8, make_room=True)
         assert not (await one.filter(big)).names
         assert await victims(one, big) == []
@@ -270,4 +271,37 @@ async def test_room_is_made_for_a_few_vms_at_a_time_and_one_on_each_node(
             assert not (await one.filter(pod)).names
         await one.until(lambda: moved(agent))
         assert sum([await one.extender.room.is_under_way(pod.uid) for pod in waiting]) == 1
+        assert len(moved(agent)) == 1
+
+
+async def test_two_moves_are_made_one_after_the_other_and_nobody_gets_what_the_first_one_frees(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        await halved(one, agent, vcpus=2, movable=True)
+        big = asking_pod(cluster, "big", 8)
+        assert not (await one.filter(big)).names
+        movers = []
+        for number in (1, 2):
+            await one.until(lambda: moved(agent))
+            (mover,) = moved(agent)
+            movers.append(mover.uid)
+            assert f"move {number} of 2" in notes(cluster, "big", EventReason.MAKING_ROOM)[-1]
+            assert (await one.filter(asking_pod(cluster, f"small-{number}", 3))).names == []
+            agent.carry_out(mover)
+        await one.until(lambda: not any(claim.relocation for claim in agent.ledger.claims.values()))
+        assert len(set(movers)) == 2
+        assert (await one.filter(big)).names == [N1]
+        assert await one.bind(big, "n1") == ""
+
+
+async def test_two_replicas_move_one_vm_at_a_time_on_a_node(cluster: FaultyCluster, agent: NodeAgent) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one, replica(cluster, extending=AUTOMATIC) as two:
+        await halved(one, agent, vcpus=2, movable=True)
+        big, other = (asking_pod(cluster, name, 8) for name in ("big", "other"))
+        await one.until(lambda: other.uid in two.cache.pods.records)
+        asked = await asyncio.gather(one.filter(big), two.filter(other))
+        assert [answer.names for answer in asked] == [[], []]
+        await one.until(lambda: moved(agent))
+        await asyncio.sleep(30)
         assert len(moved(agent)) == 1
