@@ -17,14 +17,20 @@ _OWNERSHIP = "oldSelf[cpu] == self[cpu]"
 """In the rule that lets no CPU go from one owner to another."""
 
 
+def is_too_old(found: Installation) -> bool | None:
+    """Whether the API server lacks kinds that kvplace needs; None where its release cannot be read."""
+    match = re.match(r"v?(\d+)\.(\d+)", found.server_version)
+    return None if match is None else (int(match[1]), int(match[2])) < OLDEST
+
+
 def check_version(found: Installation) -> Iterator[Finding]:
     """Check that the API server has what kvplace needs."""
-    match = re.match(r"v?(\d+)\.(\d+)", found.server_version)
-    if match is None:
+    too_old = is_too_old(found)
+    if too_old is None:
         yield warning(
             "API server", f"its version {found.server_version!r} cannot be read", "check it by hand"
         )
-    elif (int(match[1]), int(match[2])) < OLDEST:
+    elif too_old:
         oldest = ".".join(map(str, OLDEST))
         yield wrong(
             "API server",

@@ -12,7 +12,7 @@ from kvplace.doctor.admission import (
     check_secrets,
     check_webhooks,
 )
-from kvplace.doctor.api_server import check_kinds, check_version
+from kvplace.doctor.api_server import check_kinds, check_version, is_too_old
 from kvplace.doctor.claim_checks import check_ledgers, check_vms
 from kvplace.doctor.finding import Check, Finding, Level
 from kvplace.doctor.installation import Installation
@@ -108,11 +108,12 @@ class Examination:
 def examine(installation: Installation) -> Examination:
     """Run all checks; one whose objects could not be read says so instead.
 
-    Where nothing of kvplace is installed, only those that say something before that.
+    Where nothing of kvplace is installed, or the API server is too old for it, only those that say something
+    before that.
     """
-    absent = is_absent(installation)
+    before = is_absent(installation) or bool(is_too_old(installation))
     return Examination(
-        tuple(_examined(check, installation) for check in CHECKS if check.before or not absent)
+        tuple(_examined(check, installation) for check in CHECKS if check.before or not before)
     )
 
 

@@ -88,6 +88,14 @@ def test_a_cluster_that_is_too_old_is_named(version: str, count: int) -> None:
     assert len(problems(check_version, server_version=version)) == count
 
 
+def test_on_a_cluster_that_is_too_old_nobody_is_told_to_apply_kinds_that_it_does_not_know() -> None:
+    there = {"deployments": (deployment("serve"),)}
+    found = examine(installation(server_version="v1.28.2", objects=there))
+    assert [one.check.name for one in found.results] == ["API server", "parts", "KubeVirt"]
+    (old,) = found.results[0].findings
+    assert old.mend == "upgrade the cluster to 1.31 or newer"
+
+
 def crd(name: str, version: str = "v1alpha1", established: str = "True", schema: str = "") -> dict[str, Any]:
     return {
         "metadata": {"name": name},
