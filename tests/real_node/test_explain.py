@@ -8,8 +8,9 @@ from typing import Any
 from harness.control_plane.watching import wait_for
 from kvplace.core.errors import ExitCode
 from tests.cli.calls import Called, call_process
-from tests.real_node.test_migration import MIGRATIONS
 from tests.real_node.vms import Vms
+
+MIGRATIONS = "virtualmachineinstancemigrations"
 
 
 def explain(vms: Vms, name: str, *flags: str) -> Called:
