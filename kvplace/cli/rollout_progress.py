@@ -18,6 +18,7 @@ from kvplace.rollout.run import RolloutRun
 
 _LINE_S = 1.0
 _BARS_S = 0.1
+_STALL_S = 30.0
 
 
 async def shown_run(run: RolloutRun) -> Report:
@@ -33,8 +34,35 @@ async def shown_run(run: RolloutRun) -> Report:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
             signals.callback(loop.remove_signal_handler, number)
-        async with _bars(run) if sys.stderr.isatty() else _lines(run):
+        async with _bars(run) if sys.stderr.isatty() else _lines(run), _stalls(run):
             return await run.run()
+
+
+@contextlib.asynccontextmanager
+async def _stalls(run: RolloutRun) -> AsyncIterator[None]:
+    """Say what is waited for whenever nothing has changed for a while, once for each time."""
+
+    async def watch() -> None:
+        before: Counts | None = None
+        same_for, told = 0.0, False
+        while True:
+            await asyncio.sleep(_LINE_S)
+            counts = run.counts
+            same_for, told = (same_for + _LINE_S, told) if counts == before else (0.0, False)
+            before = counts
+            if same_for >= _STALL_S and not told and run.waits_for:
+                told = True
+                say(
+                    f"nothing has changed for {_STALL_S:.0f} s: {run.waits_for}; Ctrl-C leaves them as they "
+                    "are, and `kvplace rollout resume` goes on"
+                )
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager

@@ -29,10 +29,18 @@ def json_object(text: str, *, what: str, like: str = "") -> Json:
 
 
 def unknown_key(document: Mapping[str, Any], known: Iterable[str], at: str = "") -> str:
-    """Name the first key that is not known, and the one that is probably meant; empty when all are known."""
+    """Name the first key that is not known, and the one that is probably meant; empty when all are known.
+
+    A Kubernetes object where another document is expected is called one.
+    """
     known = tuple(known)
     for key in document:
         if key not in known:
+            kind = document.get("kind")
+            if isinstance(kind, str) and "apiVersion" in document and "apiVersion" not in known and not at:
+                keys = ", ".join(known)
+                what = f"it is a Kubernetes object of kind {shown(kind)}"
+                return f"{what}; expected is a document with the keys {keys}"
             hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
             return f"{at}{shown(key)} is not known{hint}"
     return ""

@@ -81,11 +81,19 @@ def context_names(files: str) -> tuple[str, ...]:
     return tuple(_merged(files)[0]["contexts"])
 
 
+def _exists(path: Path) -> bool:
+    """Say whether there is a file of this name; there is none where the name is no name of a file."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def _merged(files: str) -> tuple[dict[str, dict[str, Mapping[str, Any]]], str]:
     from kvplace.documents.reading import read_document, read_text
 
     paths = [Path(part).expanduser() for part in files.split(os.pathsep) if part]
-    existing = [path for path in paths if path.exists()]
+    existing = [path for path in paths if _exists(path)]
     if not existing:
         raise Misconfigured(
             f"kubeconfig {files} does not exist: give another one with --kubeconfig or KUBECONFIG"

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
+from kvplace.core.quantity import counted
 from kvplace.kube.retry import retrying
 from kvplace.kube.store import Store
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
@@ -63,6 +65,19 @@ class RolloutRun:
     def counts(self) -> Counts:
         """How far all VMs are at this moment."""
         return count(self._tracked, len(self._left_out))
+
+    @property
+    def waits_for(self) -> str:
+        """Say what the VMs under way wait for, in one clause; empty where none is under way."""
+        waiting = [vm for vm in self._tracked if vm.status is Status.UNDER_WAY]
+        stages = Counter(vm.stage for vm in waiting)
+        parts = [
+            f"{counted(number, 'VM')} {'not answered for' if stage is None else stage.value}"
+            for stage, number in stages.items()
+        ]
+        reasons = Counter(vm.observed.waiting for vm in waiting if vm.observed.waiting).most_common(1)
+        why = f" ({reasons[0][0]})" if reasons else ""
+        return f"{', '.join(parts)} and not further{why}" if parts else ""
 
     def stop(self) -> None:
         """Make nothing more; `run` returns as soon as the API server has answered what was sent."""

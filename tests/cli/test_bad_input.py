@@ -209,3 +209,37 @@ def test_a_closed_or_full_stream_is_one_sentence(command: str, redirected: str, 
     assert done.stderr.startswith("kvplace: ")
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Deployment", "List"])
+@pytest.mark.parametrize(
+    ("arguments", "keys"),
+    [
+        (["plan", "--requests", "-"], ""),
+        (["plan", "--requests", "-", "--cluster", "cluster.yaml"], "nodes"),
+        (["simulate", "--scenario", "-"], "nodes, mix"),
+        (["place", "--topology", "epyc-7502p"], "id, free"),
+    ],
+)
+def test_a_kubernetes_object_where_another_document_is_expected_is_called_one(
+    kvplace: Caller,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    arguments: list[str],
+    keys: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = json.dumps({"apiVersion": "v1", "kind": kind, "metadata": {"name": "x"}})
+    (tmp_path / "cluster.yaml").write_text(text)
+    called = kvplace(*arguments, stdin=text)
+    assert called.code == 2
+    said = called.err + called.out
+    assert f"it is a Kubernetes object of kind '{kind}'; expected is a document with the keys {keys}" in said
+
+
+def test_a_kubeconfig_whose_name_is_too_long_for_a_file_does_not_exist(kvplace: Caller) -> None:
+    called = kvplace("get", "nodes", "--kubeconfig", "x" * 300)
+    assert (called.code, called.out) == (2, "")
+    assert "does not exist: give another one with --kubeconfig or KUBECONFIG" in called.err
+    assert called.err.count("\n") == 1
