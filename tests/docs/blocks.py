@@ -1,0 +1,92 @@
+"""The examples of the pages: the fenced blocks, and which tests take them.
+
+A test takes the commands of a page from the page, by `block` or `blocks`, and keeps no copy of them. So each call
+of these two in a test says which examples that test runs, and `takers` reads the calls from the tests' sources.
+
+Not `sybil` or `pytest-examples`: they run a page's blocks one after the other in one place. Ours need unlike
+surroundings each (a terminal, an API server, KubeVirt, a real node), which the folders of the tests have already.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.docs.reading import PROJECT
+
+PAGES = (
+    "README.md",
+    *(f"docs/{path.name}" for path in sorted((PROJECT / "docs").glob("*.md"))),
+    "manifests/README.md",
+    "vm-templates/README.md",
+)
+TESTS = PROJECT / "tests"
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; `line` is where its fence stands in the page."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    def has_line(self, beginning: str) -> bool:
+        return any(line.startswith(beginning) for line in self.text.splitlines())
+
+
+@dataclass(frozen=True)
+class Taker:
+    """A call in a test that takes blocks of a page: those with a line that begins so, or all."""
+
+    test: str
+    page: str
+    beginning: str | None
+
+    def takes(self, one: Block) -> bool:
+        return one.page == self.page and (self.beginning is None or one.has_line(self.beginning))
+
+
+def blocks(page: str) -> list[Block]:
+    """Return all blocks of a page, named as from the top of the project."""
+    text = (PROJECT / page).read_text(encoding="utf-8")
+    return [
+        Block(page, text.count("\n", 0, match.start()) + 1, match[1], match[2])
+        for match in _FENCE.finditer(text)
+    ]
+
+
+def block(page: str, beginning: str) -> str:
+    """Return the text of the block that has a line which begins so; the same block may stand there twice."""
+    found = {one.text for one in blocks(page) if one.has_line(beginning)}
+    assert len(found) == 1, f"{page} has {len(found)} blocks with a line that begins with {beginning!r}"
+    return found.pop()
+
+
+def command_lines(text: str) -> list[str]:
+    """Return the commands of a block: one on each line, without what stands behind them as a comment."""
+    commands = (re.sub(r"(^|\s+)#.*$", "", line) for line in text.splitlines())
+    return [command for command in commands if command]
+
+
+def takers() -> Iterator[Taker]:
+    """Find the calls of `block` and `blocks` in the tests; what they take must stand there word for word."""
+    for path in sorted(TESTS.rglob("*.py")):
+        if path.parent == Path(__file__).parent and path.name in ("blocks.py", "test_blocks.py"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                words = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+                match node.func.id, words:
+                    case "block", [str(page), str(beginning)]:
+                        yield Taker(f"{path.relative_to(PROJECT)}:{node.lineno}", page, beginning)
+                    case "blocks", [str(page)]:
+                        yield Taker(f"{path.relative_to(PROJECT)}:{node.lineno}", page, None)
+                    case ("block" | "blocks"), _:
+                        raise AssertionError(f"{path}:{node.lineno}: write page and beginning as plain texts")

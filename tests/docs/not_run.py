@@ -1,0 +1,40 @@
+"""The blocks of the pages that no test runs, each with its reason."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a block is not run: there is no other."""
+
+    DRAWING = "a drawing or text that somebody else writes: nothing to run"
+    FIGURES = "written by the benchmarks, which take hours"
+    WHOLE_PROJECT = "builds or tests the whole project, as the tests of each part do"
+    NEEDS_REGISTRY = "needs a registry of images"
+    NEEDS_FOREIGN_PROGRAM = "needs a program that the tests do not build"
+    NEEDS_NODE = "needs a kubelet to work on, or root on the host of one"
+
+
+NOT_RUN: dict[tuple[str, str], Reason] = {
+    ("README.md", "./make demo"): Reason.WHOLE_PROJECT,
+    ("docs/architecture.md", " user ── VM"): Reason.DRAWING,
+    ("docs/architecture.md", "kvplace/"): Reason.DRAWING,
+    ("docs/architecture.md", " cli"): Reason.DRAWING,
+    ("docs/install.md", "./make images"): Reason.WHOLE_PROJECT,
+    ("docs/install.md", "./make release"): Reason.WHOLE_PROJECT,
+    ("docs/install.md", "for image in serve hook agent; do"): Reason.NEEDS_REGISTRY,
+    ("docs/install.md", "ctr -n k8s.io images import"): Reason.NEEDS_NODE,
+    ("docs/install.md", "podman build"): Reason.NEEDS_FOREIGN_PROGRAM,
+    ("docs/install.md", "kubectl krew install"): Reason.NEEDS_FOREIGN_PROGRAM,
+    ("docs/install.md", "kubectl -n kvplace-system wait"): Reason.NEEDS_NODE,
+    ("docs/install.md", "kubectl kvplace describe-node"): Reason.NEEDS_NODE,
+    ("docs/migrate.md", "systemctl stop kubelet"): Reason.NEEDS_NODE,
+    ("docs/troubleshoot.md", "0/475 nodes are available"): Reason.DRAWING,
+    ("docs/troubleshoot.md", "kubectl exec"): Reason.NEEDS_NODE,
+    ("docs/web.md", "kubectl -n kvplace-system port-forward"): Reason.NEEDS_NODE,
+}
+"""By page and the beginning of one of the block's lines."""
+
+FIGURES = {"docs/benchmarks.md"}
+"""Pages whose blocks are all `Reason.FIGURES`."""

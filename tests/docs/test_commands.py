@@ -1,0 +1,62 @@
+"""The commands of the pages that need no cluster run as they stand there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvplace.machines.shipped import machine_names
+from tests.docs.blocks import block
+from tests.docs.shell import Shell
+
+MACHINE = "2x-epyc-9354-nps2"
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+def test_the_commands_of_the_first_page_that_need_no_cluster_run(shell: Shell) -> None:
+    commands = block("README.md", "kvplace topology").splitlines()
+    topology, place, draw, plan, simulate = commands
+    shell.run(topology)
+    assert MACHINE in machine_names()
+
+    (shell.folder / "requests").write_text('{"id": "db", "vcpus": 8}\n{"id": "web", "vcpus": 2}\n')
+    place = place.partition("#")[0]
+    (told,) = shell.run(f"{place} < requests", instead={"FILE": MACHINE})
+    assert [line.partition(": ")[0] for line in told.splitlines()] == ["db", "web"]
+
+    shell.run(f"{place} -o json < requests > placed", instead={"FILE": MACHINE})
+    shell.run(draw, instead={"map FILE": f"map {MACHINE}", "--placements FILE": "--placements placed"})
+    assert (shell.folder / "map.svg").read_text().startswith("<svg")
+
+    pytest.importorskip("highspy", reason="needs the extra `optimal`")
+    (planned,) = shell.run(plan, instead={"FILE": "requests"})
+    assert "upper bound 2 VMs by the MIP, placed 2" in planned
+
+    scenario = {
+        "nodes": [{"count": 2, "machine": MACHINE}],
+        "mix": [{"share": 1, "request": {"vcpus": 8}}],
+        "requests": 20,
+    }
+    (shell.folder / "scenario.yaml").write_text(yaml.safe_dump(scenario))
+    (simulated,) = shell.run(simulate, instead={"FILE": "scenario.yaml"})
+    assert "pack" in simulated
+
+
+def test_a_plan_of_the_requests_of_the_reference_is_drawn(shell: Shell) -> None:
+    (shell.folder / "vms.json").write_text(block("docs/reference.md", '{"id": "db"'))
+    _, drawn = shell.run(block("docs/reference.md", "kvplace plan --requests vms.json"))
+    plan = json.loads((shell.folder / "plan.json").read_text())
+    assert plan["summary"]["placed"]["vms"] == 21
+    assert "21 owned" in drawn or "48 owned" in drawn
+
+
+def test_the_schema_is_written_where_the_page_says(shell: Shell) -> None:
+    shell.run(block("docs/reference.md", "kvplace schema scenario"))
+    assert json.loads((shell.folder / "scenario.schema.json").read_text())["$schema"]
