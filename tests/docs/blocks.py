@@ -1,10 +1,10 @@
 """The examples of the pages: the fenced blocks, and which tests take them.
 
-A test takes the commands of a page from the page, by `block` or `blocks`, and keeps no copy of them. So each call
-of these two in a test says which examples that test runs, and `takers` reads the calls from the tests' sources.
+A test takes the commands of a page from the page, by `block` or `blocks`, and keeps no copy of them. So each
+call of these two in a test says which examples that test runs; `takers` reads the calls from the sources.
 
 Not `sybil` or `pytest-examples`: they run a page's blocks one after the other in one place. Ours need unlike
-surroundings each (a terminal, an API server, KubeVirt, a real node), which the folders of the tests have already.
+surroundings (a terminal, an API server, KubeVirt, a real node), which the folders of the tests have already.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Block:
     text: str
 
     def has_line(self, beginning: str) -> bool:
-        return any(line.startswith(beginning) for line in self.text.splitlines())
+        """Whether one of its lines begins so; `beginning` may be several lines."""
+        return f"\n{beginning}" in f"\n{self.text}"
 
 
 @dataclass(frozen=True)
@@ -88,5 +89,5 @@ def takers() -> Iterator[Taker]:
                         yield Taker(f"{path.relative_to(PROJECT)}:{node.lineno}", page, beginning)
                     case "blocks", [str(page)]:
                         yield Taker(f"{path.relative_to(PROJECT)}:{node.lineno}", page, None)
-                    case ("block" | "blocks"), _:
+                    case (("block" | "blocks"), _):
                         raise AssertionError(f"{path}:{node.lineno}: write page and beginning as plain texts")

@@ -1,4 +1,4 @@
-"""A shell in which the commands of the pages run as they stand there: `kubectl`, `kvplace`, `kubectl kvplace`."""
+"""A shell in which the commands of the pages run as they stand there: `kubectl kvplace` and the like."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ class Shell:
         self._environment = {**environment, "PATH": f"{programs}:{environment['PATH']}"}
 
     def run(
-        self, block: str, *, instead: Mapping[str, str] | None = None, codes: Mapping[str, set[int]] | None = None
+        self,
+        block: str,
+        *,
+        instead: Mapping[str, str] | None = None,
+        codes: Mapping[str, set[int]] | None = None,
     ) -> list[str]:
         """Run each line of a block and return what each printed; a line that follows runs until it prints.
 

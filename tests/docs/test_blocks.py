@@ -17,7 +17,9 @@ def test_every_block_is_taken_by_a_test_or_has_a_reason() -> None:
         for one in EXAMPLES
         if not any(taker.takes(one) for taker in (*TAKERS, *EXCUSED))
     ]
-    assert missing == [], "let a test take these (tests/docs/blocks.py), or say in tests/docs/not_run.py why not"
+    assert missing == [], (
+        "let a test take these (tests/docs/blocks.py), or say in tests/docs/not_run.py why not"
+    )
 
 
 def test_what_a_test_takes_has_no_reason_not_to_be_run() -> None:

@@ -40,7 +40,7 @@ def test_the_commands_of_the_first_page_that_need_no_cluster_run(shell: Shell) -
     assert "upper bound 2 VMs by the MIP, placed 2" in planned
 
     scenario = {
-        "nodes": [{"count": 2, "machine": MACHINE}],
+        "nodes": [{"name": "worker", "count": 2, "machine": MACHINE}],
         "mix": [{"share": 1, "request": {"vcpus": 8}}],
         "requests": 20,
     }

@@ -18,6 +18,7 @@ from kvplace.core.request import OnFailure, PinningOptions, Request
 from kvplace.core.scalars import Bytes, NodeName, PodUid
 from kvplace.domainxml import rewrite
 from tests.core.machines import make_numa_node, make_package, make_topology
+from tests.docs.blocks import block
 from tests.docs.reading import WORDS, in_code_marks, page, section
 
 GIB = Bytes(1 << 30)
@@ -91,8 +92,8 @@ def test_an_example_is_what_comes_out(key: str, value: str, example: str) -> Non
 
 
 def test_the_guest_that_is_shown_in_full_comes_out_in_full() -> None:
-    (block,) = re.findall(r"```xml\n(.*?)```", page("annotations.md"), re.DOTALL)
+    shown_xml = block("docs/annotations.md", "<topology sockets=")
     root = domain_of({"cpu-set": "spread-numa", keys.GUEST_NUMA: "mirror"}, 40, 96)
     (cpu,) = root.iterfind("cpu")
-    shown = etree.fromstring(f"<cpu>{block}</cpu>", etree.XMLParser(remove_blank_text=True))
+    shown = etree.fromstring(f"<cpu>{shown_xml}</cpu>", etree.XMLParser(remove_blank_text=True))
     assert etree.tostring(cpu, method="c14n") == etree.tostring(shown, method="c14n")

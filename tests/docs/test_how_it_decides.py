@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.blocks import blocks
 from tests.docs.reading import PROJECT, page
 
-TRANSCRIPT = "".join(
-    re.findall(r"^```console\n(.*?)^```$", page("how-it-decides.md"), re.MULTILINE | re.DOTALL)
-)
+TRANSCRIPT = "".join(one.text for one in blocks("docs/how-it-decides.md"))
 COMMANDS = [line.removeprefix("$ ") for line in TRANSCRIPT.splitlines() if line.startswith("$ ")]
 
 

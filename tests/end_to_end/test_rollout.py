@@ -22,7 +22,8 @@ from harness.kvplace_cluster.installation import Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape, two_socket_machine
 from harness.kvplace_cluster.played_vms import played_vms
 from harness.kvplace_cluster.vms import VMIS, VMS
-from tests.docs.reading import PROJECT, page
+from tests.docs.blocks import block
+from tests.docs.reading import PROJECT
 
 NAMES = ["rolled-0", "rolled-1"]
 ROLES = "/apis/rbac.authorization.k8s.io/v1"
@@ -69,7 +70,7 @@ def made(cluster: ControlPlane, namespace: str) -> dict[str, str]:
 
 
 def test_the_commands_of_the_page_do_what_it_says(cluster: ControlPlane, shop: str) -> None:
-    (commands,) = re.findall(r"```bash\n(.*?)```", page("rollout.md"), re.DOTALL)
+    commands = block("docs/rollout.md", "kvplace rollout list")
     answers: list[subprocess.CompletedProcess[str]] = []
     for line in commands.splitlines():
         words = line.replace("--count 500", "--count 3").removeprefix("kvplace rollout ").split()
@@ -89,7 +90,7 @@ def test_the_commands_of_the_page_do_what_it_says(cluster: ControlPlane, shop: s
 
 
 def test_the_script_of_the_page_runs(cluster: ControlPlane, shop: str) -> None:
-    (script,) = re.findall(r"```python\n(.*?)```", page("rollout.md"), re.DOTALL)
+    script = block("docs/rollout.md", "import asyncio")
     environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
     done = subprocess.run(
         [sys.executable, "-c", script.replace('"count": 6', '"count": 2')],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,13 @@ import yaml
 
 from harness.control_plane.cluster import ControlPlane
 from kvplace import __version__
-from tests.manifests.conftest import MANIFESTS
+from tests.docs.blocks import block
+from tests.docs.reading import PROJECT
 from tests.manifests.objects import NAMESPACE, Json, of_kind, settings_of, templates
 
-INSTALL = (MANIFESTS.parent / "docs" / "install.md").read_text()
-WEB = (MANIFESTS.parent / "docs" / "web.md").read_text()
-WITHOUT_REGISTRY, WITH_REGISTRY, MAIN_SCHEDULER = (
-    block for block in re.findall(r"```yaml\n(.*?)```", INSTALL, re.DOTALL) if "kind: Kustomization" in block
-)
+WITHOUT_REGISTRY = block("docs/install.md", "images:\n- {name: registry.k8s.io/kube-scheduler")
+WITH_REGISTRY = block("docs/install.md", "- {name: kvplace/serve, newName:")
+MAIN_SCHEDULER = block("docs/install.md", "- ../manifests/main-scheduler")
 
 
 def rendered(cluster: ControlPlane, folder: Path, kustomization: str) -> list[Json]:
@@ -64,7 +62,7 @@ def test_without_a_registry_the_images_have_the_names_that_the_archives_have(
 def test_the_component_of_the_web_map_opens_its_port_and_nothing_else(
     fresh_cluster: ControlPlane, folder: Path
 ) -> None:
-    (kustomization,) = re.findall(r"```yaml\n(.*?)```", WEB, re.DOTALL)
+    kustomization = block("docs/web.md", "- ../manifests/web")
     objects = rendered(fresh_cluster, folder, kustomization)
     before = rendered(fresh_cluster, folder, kustomization.partition("components:")[0])
     added = {(one["kind"], one["metadata"]["name"]) for one in objects} - {
@@ -97,3 +95,20 @@ def test_with_the_clusters_main_scheduler_ours_is_left_out_and_pods_keep_its_nam
     assert [name for name in left if "scheduler" in name] == []
     opened = of_kind(objects, "NetworkPolicy")["kvplace-extender-from-anywhere"]
     assert opened["metadata"]["namespace"] == NAMESPACE
+
+
+def test_reserved_cpus_are_a_setting_of_the_operators_folder(
+    fresh_cluster: ControlPlane, folder: Path
+) -> None:
+    """The page gives the generator alone: it joins the one that the folder has already."""
+    added = block("docs/install.md", "- name: kvplace-agent-settings").partition("\n")[2]
+    settings = of_kind(rendered(fresh_cluster, folder, WITH_REGISTRY + added), "ConfigMap")
+    (agents,) = (found["data"] for name, found in settings.items() if name.startswith("kvplace-agent"))
+    assert agents["RESERVED_CPUS"] == "0-1,32-33"
+
+
+def test_the_main_schedulers_profile_is_to_say_what_ours_says() -> None:
+    ours = yaml.safe_load((PROJECT / "manifests" / "scheduler" / "configuration.yaml").read_text())
+    (profile,) = ours["profiles"]
+    told = yaml.safe_load(block("docs/install.md", "percentageOfNodesToScore"))
+    assert told.items() <= profile.items()

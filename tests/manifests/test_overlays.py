@@ -18,6 +18,8 @@ from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.secrets import ApiSecrets
 from kvplace.kube.session import open_session
 from kvplace.service.health import Readiness
+from tests.docs.blocks import block
+from tests.docs.shell import Shell
 from tests.manifests.conftest import STRICTLY, Render
 from tests.manifests.objects import NAMESPACE, Json
 
@@ -162,6 +164,18 @@ def test_a_component_changes_what_it_says_and_the_api_server_accepts_it(
     text = yaml.safe_dump_all(accepted)
     said = installed.kubectl("apply", *STRICTLY, "-f", "-", stdin=text)
     assert said.count("serverside-applied") == len(accepted)
+
+
+def test_the_folder_of_the_page_is_applied_by_its_command(installed: ControlPlane, tmp_path: Path) -> None:
+    shell = Shell(tmp_path, installed)
+    (shell.folder / "my-cluster").mkdir()
+    folder = block("docs/install.md", "- {name: kvplace/serve, newName:")
+    (shell.folder / "my-cluster" / "kustomization.yaml").write_text(folder)
+    (said,) = shell.run(block("docs/install.md", "kubectl apply --server-side -k my-cluster"))
+    assert "deployment.apps/kvplace-serve serverside-applied" in said
+    deployment = installed.request("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/kvplace-serve")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"].startswith("registry.example/")
 
 
 def test_without_the_agent_nothing_of_it_is_left(render: Render, manifests: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.control_plane.cluster import ControlPlane
+from tests.docs.blocks import block
+from tests.docs.shell import Shell
 from tests.manifests.conftest import STRICTLY
 from tests.manifests.policies import refused
 
@@ -45,7 +47,9 @@ def everything(cluster: ControlPlane) -> set[str]:
     return {*names, *roles}
 
 
-def test_nothing_is_left_although_a_ledger_still_has_owners(cluster: ControlPlane, manifests: Path) -> None:
+def test_nothing_is_left_although_a_ledger_still_has_owners(
+    cluster: ControlPlane, manifests: Path, tmp_path: Path
+) -> None:
     made_by_the_api_server = ("namespace/default", "namespace/kube-node-lease", "namespace/kube-public")
     cluster.kubectl("wait", "--for=create", *made_by_the_api_server)
     before = everything(cluster)
@@ -57,5 +61,15 @@ def test_nothing_is_left_although_a_ledger_still_has_owners(cluster: ControlPlan
     assert everything(cluster) - before
 
     cluster.kubectl("delete", "--timeout=120s", "-k", folder)
+
+    shell = Shell(tmp_path, cluster)
+    shell.run("kubectl apply --server-side -k manifests/node-resource-topology")
+    cluster.wait_for_crds("noderesourcetopologies.topology.node.k8s.io")
+    cluster.request(
+        "POST", "/api/v1/nodes", {"metadata": {"name": "worker", "annotations": {"cpu-map": "{}"}}}
+    )
+    shell.run(block("docs/install.md", "kubectl annotate nodes --all cpu-map-"))
+    assert "cpu-map" not in cluster.kubectl("get", "node", "worker", "-o", "yaml")
+    shell.run("kubectl delete -k manifests/node-resource-topology")
 
     assert everything(cluster) == before

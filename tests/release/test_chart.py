@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import yaml
 from harness.control_plane.cluster import ControlPlane
 from kvplace import __version__
 from release.chart import SETTINGS
+from tests.docs.blocks import block, command_lines
 
 # The first test waits for the release to be made.
 pytestmark = pytest.mark.timeout(1200)
@@ -128,6 +130,27 @@ def test_the_api_server_accepts_what_helm_makes(helm: Path, plane: ControlPlane,
         "apply", "--server-side", "--validate=strict", "--dry-run=server", "-f", "-", stdin=text
     )
     assert said.count("(server dry run)") == len(objects(text))
+
+
+def test_helm_installs_the_chart_by_the_command_of_the_page(
+    helm: Path, kubernetes_programs: Path, released: Path
+) -> None:
+    assert kubernetes_programs.is_dir()
+    with ControlPlane() as empty:
+        (command,) = command_lines(block("docs/install.md", "helm install kvplace"))
+        program, *arguments = shlex.split(command)
+        assert program == "helm"
+        done = subprocess.run(
+            [helm, *arguments],
+            cwd=released,
+            env=empty.kubectl_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "STATUS: deployed" in done.stdout
+        empty.request("GET", "/apis/apps/v1/namespaces/kvplace-system/deployments/kvplace-serve")
 
 
 def test_a_value_reaches_the_object_that_it_is_for(helm: Path, unpacked: Path) -> None:

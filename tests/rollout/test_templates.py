@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kvplace.core.errors import Misconfigured
 from kvplace.core.vm_stage import VmStage
@@ -16,6 +17,8 @@ from kvplace.kube.memory_rollouts import NAMESPACE
 from kvplace.rollout.templates import read_manifests, read_template
 from kvplace.rollout.wanted import read_rollout, stored_rollout
 from kvplace.simulate.vm_templates import read_templates
+from tests.docs.blocks import block
+from tests.docs.reading import PROJECT
 from tests.rollout.examples import rollout, vm, vmi
 
 Json = dict[str, Any]
@@ -34,6 +37,13 @@ def test_what_the_cluster_keeps_is_the_same_rollout_again(tmp_path: Path) -> Non
     assert [one.name for one in again.vms] == ["web-01", "web-02", "web-03", "a", "b"]
     assert again.document.timeout == 120
     assert {one.goal for one in again.vms} == {VmStage.RUNNING}
+
+
+def test_the_document_of_the_page_is_one() -> None:
+    document = yaml.safe_load(block("docs/rollout.md", "name: shop"))
+    shop = read_rollout(document, NAMESPACE, folder=PROJECT)
+    assert [one.name for one in shop.vms][-3:] == ["web-100", "db-a", "db-b"]
+    assert len(shop.vms) == 102
 
 
 def test_a_vm_that_was_read_from_a_cluster_is_a_template() -> None:

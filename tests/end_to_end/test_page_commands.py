@@ -1,0 +1,190 @@
+"""The commands of the pages run as they stand there, on a cluster with KubeVirt and played nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+import yaml
+
+from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, Json, RequestRefused
+from harness.control_plane.kubevirt_parts import FEATURE_GATES, KubeVirt
+from harness.control_plane.watching import wait_for
+from harness.kvplace_cluster.installation import Installation, described_nodes
+from harness.kvplace_cluster.machines import node_shape, two_socket_machine
+from harness.kvplace_cluster.played_vms import played_vms
+from harness.kvplace_cluster.vms import vm_manifest
+from kvplace.core.marks import PINNED
+from tests.docs.blocks import block, blocks
+from tests.docs.shell import Shell
+
+NAMESPACE = "night-shop"
+WORKER, BARE = "worker-1", "worker-2"
+VM_NAMES = ("database", "db", "web", "my-vm")
+FOUND_SOMETHING = {"kubectl kvplace doctor": {1, 4}}
+"""Without agents and pods of kvplace there is something to find."""
+
+
+@pytest.fixture(scope="module")
+def shell(
+    cluster: ControlPlane, virt: KubeVirt, kvplace: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shell]:
+    """The nodes and VMs that the pages name, in the namespace of the shell's context; all VMs run, pinned."""
+    cluster.create_namespace(NAMESPACE)
+    machine = two_socket_machine(32, memory_gib=256)
+    for number, name in enumerate((WORKER, BARE), 1):
+        cluster.request("POST", "/api/v1/nodes", node_shape(name, machine).manifest(f"172.16.8.{number}"))
+    shell = Shell(tmp_path_factory.mktemp("pages"), cluster, NAMESPACE)
+    try:
+        with described_nodes(kvplace, {WORKER: machine}), played_vms(cluster, NAMESPACE):
+            _play_agent(cluster, WORKER)
+            (shell.folder / "database.yaml").write_text(block("docs/annotations.md", "kind: VirtualMachine"))
+            (shell.folder / "db.yaml").write_text(yaml.safe_dump(_with_the_lines_of_the_first_page()))
+            (shell.folder / "vms.jsonl").write_text('{"id": "new", "vcpus": 2}\n')
+            shell.run("kubectl apply -f database.yaml -f db.yaml")
+            for name in VM_NAMES[2:]:
+                virt.create("virtualmachines", NAMESPACE, vm_manifest(name, annotations={"cpu-set": "any"}))
+            for name in VM_NAMES:
+                _wait_until_pinned(cluster, virt, name)
+            yield shell
+            shell.run("kubectl delete vm --all --wait=false")
+            cluster.remove_namespace(NAMESPACE)
+    finally:
+        for name in (WORKER, BARE):
+            with suppress(RequestRefused):
+                cluster.request("DELETE", f"/api/v1/nodes/{name}")
+
+
+def _with_the_lines_of_the_first_page() -> Json:
+    """The VM that the reader of README.md has, with the lines that the page adds."""
+    manifest: Json = {"apiVersion": "kubevirt.io/v1", **vm_manifest("db", annotations={})}
+    added = yaml.safe_load(block("README.md", "        cpu-set: one-numa"))
+    manifest["spec"]["template"]["metadata"] = added["spec"]["template"]["metadata"]
+    return manifest
+
+
+def _play_agent(cluster: ControlPlane, node: str) -> None:
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Played",
+        "message": "played",
+        "lastTransitionTime": "2026-01-02T03:04:05Z",
+    }
+    cluster.request(
+        "PATCH",
+        f"/apis/kvplace.io/v1alpha1/nodetopologies/{node}/status",
+        {"status": {"conditions": [condition], "enforcement": "nri"}},
+        content_type=MERGE_PATCH,
+    )
+
+
+def _wait_until_pinned(cluster: ControlPlane, virt: KubeVirt, name: str) -> str:
+    pod = virt.launcher_pod(NAMESPACE, name)["metadata"]["name"]
+    wait_for(
+        cluster,
+        f"/api/v1/namespaces/{NAMESPACE}/pods",
+        pod,
+        lambda pod: any(one["type"] == PINNED for one in pod["status"].get("conditions", ())),
+    )
+    return str(pod)
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        *(one.text for one in blocks("docs/kubectl.md")),
+        block("README.md", "kubectl kvplace get vms"),
+        block("docs/diagnose.md", "kubectl kvplace explain vm/database"),
+        block("docs/diagnose.md", "kubectl kvplace doctor"),
+        block("docs/diagnose.md", "kubectl kvplace version"),
+        block("docs/agent.md", "kubectl wait --for=condition=Ready nodetopology"),
+        block("docs/agent.md", "kubectl wait --for=condition=kvplace.io/Pinned"),
+        block("docs/install.md", "kubectl get nodetopologies"),
+        block("docs/troubleshoot.md", "kubectl get nodeledger worker-1"),
+    ],
+    ids=lambda text: text.splitlines()[0].partition("#")[0].strip(),
+)
+def test_commands_that_look_answer(shell: Shell, commands: str) -> None:
+    for line, printed in zip(commands.splitlines(), shell.run(commands, codes=FOUND_SOMETHING), strict=True):
+        assert printed or " -o " in line, line
+
+
+def test_the_symptoms_begin_with_what_explains_them(
+    shell: Shell, cluster: ControlPlane, virt: KubeVirt
+) -> None:
+    pod = _wait_until_pinned(cluster, virt, "database")
+    explained, of_vmi, of_pod = shell.run(
+        block("docs/troubleshoot.md", "kubectl kvplace explain vm/database"),
+        instead={"virt-launcher-database-xxxxx": pod},
+    )
+    assert "runs on worker-1" in explained
+    assert "SuccessfulCreate" in of_vmi
+    assert "Scheduled" in of_pod
+
+
+def test_gates_are_added_to_a_list_or_make_one(shell: Shell) -> None:
+    (gates,) = shell.run(block("docs/install.md", "kubectl -n kubevirt get kubevirt kubevirt"))
+    assert json.loads(gates) == list(FEATURE_GATES)
+    patches = block("docs/install.md", "kubectl -n kubevirt patch kubevirt")
+    look = "--dry-run=server -o jsonpath='{.spec.configuration.developerConfiguration.featureGates}' #"
+    added, made = shell.run(patches.replace("#", look))
+    assert json.loads(added) == [*FEATURE_GATES, "Sidecar"]
+    assert json.loads(made) == ["Sidecar"]
+
+
+def test_the_first_vm_of_the_page_gets_its_cores(shell: Shell, cluster: ControlPlane, virt: KubeVirt) -> None:
+    commands = block("docs/install.md", "kubectl apply -f vm-templates/web-server.yaml").splitlines()
+    shell.run("\n".join(commands[:2]))
+    _wait_until_pinned(cluster, virt, "web-server")
+    cpu_map, ledgers = shell.run("\n".join(commands[2:]))
+    (cpus,) = json.loads(cpu_map).values()
+    assert len(cpus) == 4
+    (ledger,) = [one for one in yaml.safe_load(ledgers)["items"] if one["metadata"]["name"] == WORKER]
+    assert set(cpus) <= ledger["spec"]["owners"].keys()
+    shell.run("kubectl delete vm web-server --wait=false")
+    virt.gone("virtualmachines", NAMESPACE, "web-server")
+
+
+def test_a_running_vm_may_be_asked_for_something_else(shell: Shell) -> None:
+    shared, owned = shell.run(block("docs/annotations.md", "kubectl annotate vmi web"))
+    assert "annotated" in shared
+    assert "annotated" in owned
+
+
+def test_a_node_is_given_cpus_by_hand_and_emptied_for_another_policy(shell: Shell) -> None:
+    """On a node on which nobody is."""
+    other = {WORKER: BARE}
+    shell.run(block("docs/install.md", "kubectl annotate node worker-1 cpu-map="), instead=other)
+    (drained,) = shell.run(block("docs/migrate.md", "kubectl drain worker-1"), instead=other)
+    assert "drained" in drained
+    back = block("docs/migrate.md", "kubectl uncordon worker-1").replace("node worker-1", f"node {BARE}")
+    _, enforcement = shell.run(back.replace("uncordon worker-1", f"uncordon {BARE}"))
+    assert enforcement == "nri"
+
+
+def test_a_node_without_its_agent_is_released(shell: Shell, cluster: ControlPlane) -> None:
+    shell.run(block("docs/troubleshoot.md", "kubectl patch nodetopology worker-1"))
+    (told,) = shell.run("kubectl get nodetopology worker-1 -o jsonpath='{.status.enforcement}'")
+    assert told == "none"
+    _play_agent(cluster, WORKER)
+
+
+def test_somebody_gets_a_token_for_the_map(shell: Shell, cluster: ControlPlane) -> None:
+    commands = block("docs/web.md", "kubectl -n kvplace-system create serviceaccount map-reader")
+    *_, token = shell.run(commands)
+    review = cluster.request("POST", "/apis/authentication.k8s.io/v1/tokenreviews", _review(token.strip()))
+    assert review["status"]["user"]["username"].endswith(":map-reader")
+    assert review["status"]["audiences"] == ["kvplace.io/map"]
+    shell.run("kubectl delete clusterrolebinding map-reader")
+    shell.run("kubectl -n kvplace-system delete serviceaccount map-reader")
+
+
+def _review(token: str) -> Json:
+    return {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": {"token": token, "audiences": ["kvplace.io/map"]},
+    }
