@@ -120,7 +120,8 @@ def test_the_symptoms_begin_with_what_explains_them(
         block("docs/troubleshoot.md", "kubectl kvplace explain vm/database"),
         instead={"virt-launcher-database-xxxxx": pod},
     )
-    assert "runs on worker-1" in explained
+    assert "VirtualMachine night-shop/database" in explained
+    assert "worker-1" in explained
     assert "SuccessfulCreate" in of_vmi
     assert "Scheduled" in of_pod
 
