@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.install_page.newcomer import ELSEWHERE
 from tests.docs.reading import PROJECT
 
 PAGES = (
@@ -51,6 +52,18 @@ class Taker:
 
     def takes(self, one: Block) -> bool:
         return one.page == self.page and (self.beginning is None or one.has_line(self.beginning))
+
+
+@dataclass(frozen=True)
+class Newcomer(Taker):
+    """Who runs the install page from its top to its end, on a real node."""
+
+    test: str = "tests/real_node/test_install_page.py"
+    page: str = "docs/install.md"
+    beginning: str | None = None
+
+    def takes(self, one: Block) -> bool:
+        return one.page == self.page and not one.language and not one.text.startswith(tuple(ELSEWHERE))
 
 
 def blocks(page: str) -> list[Block]:

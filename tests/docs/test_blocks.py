@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.docs.blocks import PAGES, Taker, blocks, takers
+from tests.docs.blocks import PAGES, Newcomer, Taker, blocks, takers
 from tests.docs.not_run import FIGURES, NOT_RUN
 from tests.docs.reading import PROJECT
 
-TAKERS = list(takers())
+TAKERS = [*takers(), Newcomer()]
 EXCUSED = [Taker("tests/docs/not_run.py", page, beginning) for page, beginning in NOT_RUN]
 EXAMPLES = [one for page in PAGES if page not in FIGURES for one in blocks(page)]
 

@@ -35,7 +35,7 @@ LOOKS = sorted(
         block("docs/diagnose.md", "kubectl kvplace version"),
         block("docs/agent.md", "kubectl wait --for=condition=Ready nodetopology"),
         block("docs/agent.md", "kubectl wait --for=condition=kvplace.io/Pinned"),
-        block("docs/install.md", "kubectl get nodetopologies"),
+        block("docs/install.md", "kubectl wait --for=create --timeout=1m nodetopology/worker-1"),
         block("docs/troubleshoot.md", "kubectl kvplace get vm database"),
         block("docs/troubleshoot.md", "kubectl kvplace get nodes"),
         block("docs/troubleshoot.md", "kubectl kvplace map worker-1"),
@@ -141,11 +141,10 @@ def test_gates_are_added_to_a_list_or_make_one(shell: Shell) -> None:
     assert json.loads(made) == ["Sidecar"]
 
 
-def test_the_first_vm_of_the_page_gets_its_cores(shell: Shell, cluster: ControlPlane, virt: KubeVirt) -> None:
-    commands = block("docs/install.md", "kubectl apply -f vm-templates/web-server.yaml").splitlines()
-    shell.run("\n".join(commands[:2]))
-    _wait_until_pinned(cluster, virt, "web-server")
-    cpu_map, ledgers = shell.run("\n".join(commands[2:]))
+def test_the_first_vm_of_the_page_gets_its_cores(shell: Shell, virt: KubeVirt) -> None:
+    *_, cpu_map, ledgers = shell.run(
+        block("docs/install.md", "kubectl apply -f vm-templates/web-server.yaml")
+    )
     (cpus,) = json.loads(cpu_map).values()
     assert len(cpus) == 4
     (ledger,) = [one for one in yaml.safe_load(ledgers)["items"] if one["metadata"]["name"] == WORKER]

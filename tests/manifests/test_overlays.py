@@ -171,7 +171,7 @@ def test_the_folder_of_the_page_is_applied_by_its_command(installed: ControlPlan
     (shell.folder / "my-cluster").mkdir()
     folder = block("docs/install.md", "- {name: kvplace/serve, newName:")
     (shell.folder / "my-cluster" / "kustomization.yaml").write_text(folder)
-    (said,) = shell.run(block("docs/install.md", "kubectl apply --server-side -k my-cluster"))
+    (said,) = shell.run("kubectl apply --server-side -k my-cluster")
     assert "deployment.apps/kvplace-serve serverside-applied" in said
     deployment = installed.request("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/kvplace-serve")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]

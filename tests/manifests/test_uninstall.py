@@ -70,6 +70,7 @@ def test_nothing_is_left_although_a_ledger_still_has_owners(
     )
     shell.run(block("docs/install.md", "kubectl annotate nodes --all cpu-map-"))
     assert "cpu-map" not in cluster.kubectl("get", "node", "worker", "-o", "yaml")
+    shell.run(block("docs/install.md", "kubectl delete noderesourcetopologies"))
     shell.run("kubectl delete -k manifests/node-resource-topology")
 
     assert everything(cluster) == before

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +15,8 @@ from harness.real_node.kvplace_pods import AGENT
 from kvplace import __version__
 from kvplace.core.errors import ExitCode
 from tests.cli.calls import Called, call_process
+from tests.docs.blocks import block
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "install.md"
 TOPOLOGIES = "/apis/kvplace.io/v1alpha1/nodetopologies"
 AGENTS = f"/apis/apps/v1/namespaces/{AGENT}/daemonsets"
 COMMON = ("packages", "l3Groups", "cores", "reserved")
@@ -85,9 +83,13 @@ def test_the_commands_of_the_page_describe_a_node_without_an_agent(
     kvplace: RealCluster, without_agent: Json
 ) -> None:
     plane = kvplace.plane
-    looked, applied = re.findall(r"^kubectl kvplace (describe-node .*)$", PAGE.read_text(), re.MULTILINE)
+    looked, applied = block("docs/install.md", "kubectl kvplace describe-node").splitlines()
     for command in (looked, applied):
-        words = command.replace("worker-1", "n1").replace("0-1,32-33", without_agent["reserved"])
+        words = (
+            command.removeprefix("kubectl kvplace ")
+            .replace("worker-1", "n1")
+            .replace("0-1,32-33", without_agent["reserved"])
+        )
         called = describe_node(plane, *shlex.split(words)[1:])
         assert called.code == ExitCode.DONE, called.err
         assert_its_pod_is_gone(plane)
