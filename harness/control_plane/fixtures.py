@@ -11,8 +11,8 @@ import pytest
 
 from harness.build_fixtures import skipped_if_not_installed
 from harness.control_plane.cluster import ControlPlane
-from harness.control_plane.programs import HELM, KUBERNETES
-from harness.go_build import built
+from harness.control_plane.programs import ALERTS, HELM, KUBERNETES, PROMETHEUS_OPERATOR
+from harness.go_build import built, downloaded
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +27,21 @@ def helm() -> Path:
     """Name the program helm."""
     with skipped_if_not_installed():
         return built(HELM) / "helm"
+
+
+@pytest.fixture(scope="session")
+def alerts_program() -> Path:
+    """Name the program that evaluates alerting rules."""
+    with skipped_if_not_installed():
+        return built(ALERTS) / "alerts"
+
+
+@pytest.fixture(scope="session")
+def prometheus_operator_crds() -> Path:
+    """Name the folder with the CRDs of the Prometheus Operator."""
+    with skipped_if_not_installed():
+        module = downloaded(PROMETHEUS_OPERATOR, "github.com/prometheus-operator/prometheus-operator")
+        return module / "example" / "prometheus-operator-crd"
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,129 @@
+"""Each alert fires when it should and not before: Prometheus' own engine evaluates the rules."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.docs.reading import PROJECT
+
+Json = dict[str, Any]
+
+RULES = yaml.safe_load((PROJECT / "manifests" / "monitoring" / "alerts.yaml").read_text())["spec"]
+NAMES = {rule["alert"] for group in RULES["groups"] for rule in group["rules"]}
+HEALTHY = ('kvplace_cluster_nodes{state="usable"} 3x200', 'kvplace_agent_pods{pod="a", pinned="true"} 2x200')
+"""What is always there, a value for each minute."""
+DAY = 86400
+
+Ask = Callable[..., list[Json]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series with which an alert does not fire at a minute and does at a later one."""
+
+    alert: str
+    series: tuple[str, ...]
+    quiet: int
+    fires: int
+    says: str = ""
+    """What its summary says then."""
+
+
+CASES = (
+    Case("KvplaceServeDown", (HEALTHY[0].replace("3x200", "3x2"), HEALTHY[1]), 11, 15),
+    Case("KvplaceCoresOverlap", (*HEALTHY, "kvplace_controller_overlaps_total 0x20 1x200"), 20, 22),
+    Case(
+        "KvplaceVmsWait",
+        (*HEALTHY, 'kvplace_cluster_pods{state="waiting"} 0x4 7x200'),
+        30,
+        36,
+        "7 pods have waited for cores for half an hour",
+    ),
+    Case(
+        "KvplaceBindsRefused",
+        (*HEALTHY, 'kvplace_extender_bind_seconds_count{outcome="refused"} 0+1x200'),
+        15,
+        18,
+    ),
+    Case(
+        "KvplaceClaimUnbound",
+        (*HEALTHY, "kvplace_ledger_oldest_unbound_claim_seconds 0+60x200"),
+        10,
+        12,
+        "A claim has had no bound pod for 12m 0s",
+    ),
+    Case(
+        "KvplaceWatchSilent",
+        (*HEALTHY, 'kvplace_watch_age_seconds{kind="pods"} 0+60x200'),
+        7,
+        9,
+        "kvplace serve has heard nothing of pods for 9m 0s",
+    ),
+    Case("KvplaceNodesUnusable", (*HEALTHY, 'kvplace_cluster_nodes{state="unusable"} 0x4 2x200'), 60, 66),
+    Case(
+        "KvplaceCertificateEnds",
+        (
+            *HEALTHY,
+            f'kvplace_process_certificate_end_timestamp_seconds{{use="server"}} {3 * DAY}x200',
+            f'kvplace_process_certificate_end_timestamp_seconds{{use="client"}} {60 * DAY}x200',
+        ),
+        59,
+        61,
+        "The server certificate ends in 2d 22h 59m 0s",
+    ),
+    Case("KvplaceNotPinned", (*HEALTHY, 'kvplace_agent_pods{pod="a", pinned="false"} 0x4 1x200'), 14, 16),
+    Case(
+        "KvplaceDriftGivenUp",
+        (*HEALTHY, 'kvplace_agent_drifts_total{pod="a", outcome="given-up"} 0x20 1x200'),
+        20,
+        22,
+    ),
+    Case("KvplaceAgentDown", (HEALTHY[0], HEALTHY[1].replace("2x200", "2x2")), 16, 20),
+)
+
+
+@pytest.fixture(scope="session")
+def ask(alerts_program: Path) -> Ask:
+    """Ask which alerts fire at a minute."""
+
+    def run(series: tuple[str, ...], minute: int, rules: Json = RULES) -> list[Json]:
+        question = {"rules": yaml.safe_dump(rules), "series": series, "minute": minute}
+        done = subprocess.run(
+            [alerts_program], input=json.dumps(question), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found: list[Json] = json.loads(done.stdout)
+        return found
+
+    return run
+
+
+def test_every_alert_has_a_case() -> None:
+    assert {case.alert for case in CASES} == NAMES
+
+
+@pytest.mark.parametrize("minute", [0, 30, 120])
+def test_a_healthy_cluster_is_quiet(ask: Ask, minute: int) -> None:
+    assert ask(HEALTHY, minute) == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.alert)
+def test_an_alert_fires_when_its_time_has_come_and_alone(ask: Ask, case: Case) -> None:
+    assert ask(case.series, case.quiet) == []
+    (found,) = ask(case.series, case.fires)
+    assert found["alert"] == case.alert
+    assert case.says in found["annotations"]["summary"]
+
+
+def test_a_rule_with_a_mistake_is_refused(ask: Ask) -> None:
+    wrong = {"groups": [{"name": "a", "rules": [{"alert": "A", "expr": "sum(up", "for": "5m"}]}]}
+    with pytest.raises(AssertionError, match="unclosed left parenthesis"):
+        ask((), 0, wrong)
