@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 10.0
 """How long an agent may take to report a container; a pod that is gone keeps its cores so long."""
+SILENCE_S = 30.0
+"""The same where the agent has written nothing since then: it may be starting again."""
 
 
 class ReconcilerClient(Protocol):
@@ -80,8 +82,11 @@ class Reconciler:
         self._ages = ClaimAges(self._clock)
         self._released = released
         self._look_again = look_again
-        self._missing: dict[PodUid, float] = {}
-        """Since when pods with a claim were found to be gone, on nodes whose agent has not reported them."""
+        self._missing: dict[PodUid, tuple[float, str]] = {}
+        """Since when pods with a claim were found to be gone, on nodes whose agent has not reported them.
+
+        With the version of what the agent had written last by then.
+        """
         self._reported: set[PodUid] = set()
         """Pods that were found to be gone, and that an agent has reported since."""
         self._overlaps: dict[PodUid, str] = {}
@@ -199,9 +204,11 @@ class Reconciler:
             return report.running
         if uid in self._reported:
             return False
-        waits_s = REPORT_S - (self._clock() - self._missing.setdefault(uid, self._clock()))
+        since, version = self._missing.setdefault(uid, (self._clock(), described.resource_version))
+        patience_s = SILENCE_S if version == described.resource_version else REPORT_S
+        waits_s = patience_s - (self._clock() - since)
         if waits_s > 0:
-            self._look_again(node, waits_s)
+            self._look_again(node, min(waits_s, REPORT_S))
         return waits_s > 0
 
     async def _release(self, node: NodeName, claim: Claim, *, only_if_unchanged: bool) -> None:

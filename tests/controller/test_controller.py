@@ -111,6 +111,24 @@ async def test_the_cores_of_a_pod_deleted_by_force_come_free_when_the_agent_no_l
             await one.until(lambda: not one.claims())
 
 
+@pytest.mark.parametrize(("is_heard", "seconds"), [(True, 10), (False, 30)])
+async def test_a_pod_that_is_gone_before_its_agent_reported_it_keeps_its_cores_longer_if_the_agent_is_silent(
+    cluster: FaultyCluster, is_heard: bool, seconds: float
+) -> None:
+    async with replica(cluster) as one:
+        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI)
+        pod = asking_pod(cluster, "vm")
+        await one.bind(pod, "n1")
+        cluster.delete_pod("default", "vm", force=True)
+        await asyncio.sleep(5)
+        if is_heard:
+            cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI)
+        await asyncio.sleep(seconds - 6)
+        assert pod.uid in one.claims()
+        await asyncio.sleep(3)
+        assert not one.claims()
+
+
 async def test_the_cores_of_a_node_that_is_gone_come_free_with_what_its_agent_reported_last(
     cluster: FaultyCluster,
 ) -> None:

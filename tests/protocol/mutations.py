@@ -219,7 +219,8 @@ def ignore_the_containers_that_the_agent_reports() -> None:
 
 @_mutation
 def take_the_agents_silence_for_an_end() -> None:
-    _put(reconciler, "REPORT_S", 0.0)
+    for name in ("REPORT_S", "SILENCE_S"):
+        _put(reconciler, name, 0.0)
 
 
 @_mutation
