@@ -303,9 +303,13 @@ def let_others_take_cpus_of_a_pool_that_becomes_shared_ones() -> None:
 def finish_on_what_the_cache_says_of_another_revision() -> None:
     real = _real(Relocator, "_finish")
 
+    def after(claim: Claim, in_force: PodPlacement) -> Claim | None:
+        return relocation.claim_after_relocation(claim, replace(in_force, revision=in_force.revision - 5))
+
     async def finish(self: Relocator, node: Any, pod: PodRecord, in_force: PodPlacement) -> None:
         await real(self, node, pod, replace(in_force, revision=in_force.revision + 5))
 
+    _put(relocator, "claim_after_relocation", after)
     _put(Relocator, "_finish", finish)
 
 
