@@ -82,7 +82,7 @@ def test_the_commands_of_the_page_do_what_it_says(cluster: ControlPlane, shop: s
             assert sorted(made(cluster, shop)) == ["web-01", "web-02", "web-03"]
     planned, created, listed, status, resumed, _ = answers
     assert "3 VMs will get cores on" in planned.stdout
-    assert listed.stdout == "web\n"
+    assert listed.stdout == "NAME\nweb\n"
     for answer in (created, status, resumed):
         assert re.search(r"pinned +3 of 3", answer.stdout), answer
     assert "3 created, 3 bound, 3 running, 3 pinned; 3 of 3 VMs are there" in created.stderr

@@ -30,10 +30,19 @@ def test_all_groups_are_built_by_default_and_named_ones_alone(
 ) -> None:
     assert build.main([]) == 0
     assert capsys.readouterr().out == "", "stdout is for what ./make cluster prints to be run"
-    assert wanted == ["kubernetes", "kubevirt", "helm", "containerd", "crictl", "kubelet", "kubevirt_node"]
+    assert wanted == [
+        "kubernetes",
+        "kubevirt",
+        "helm",
+        "alerts",
+        "containerd",
+        "crictl",
+        "kubelet",
+        "kubevirt_node",
+    ]
     wanted.clear()
     assert build.main(["control-plane"]) == 0
-    assert wanted == ["kubernetes", "kubevirt", "helm"]
+    assert wanted == ["kubernetes", "kubevirt", "helm", "alerts"]
 
 
 def test_a_missing_c_compiler_costs_the_tests_of_real_nodes_only(
