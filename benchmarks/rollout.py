@@ -8,10 +8,10 @@ virt-controller and kvplace (one replica, installed from its manifests) are real
 it. Nodes are Node objects of four server types; their kubelets, virt-handlers and agents are played and
 answer at once, so what a guest needs to boot is not in the figures. VMs are made, followed and deleted again
 three times: as VirtualMachines; as VirtualMachineInstances, which spares KubeVirt and the API server the
-VirtualMachines around them; and as VirtualMachines that ask kvplace for nothing, posted one after the other
-by sixteen clients and placed by kube-scheduler alone, until the last one runs: what the machine needs for
-KubeVirt itself. Times to a stage count from the moment at which a VM was sent. CPU seconds are those of
-`create`, from its start to its end: on a machine that does nothing else they are what limits it.
+VirtualMachines around them; and as VirtualMachines that ask kvplace for nothing, sixteen requests at a time,
+placed by kube-scheduler alone, until the last one runs: what the machine needs for KubeVirt itself. Times to
+a stage count from the moment at which a VM was sent. CPU seconds are those of `create`, from its start to its
+end: on a machine that does nothing else they are what limits it.
 """
 
 from __future__ import annotations

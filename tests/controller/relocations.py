@@ -122,6 +122,14 @@ class LaggingView(FaultyCluster):
             yield event
 
 
+def node_with_agent(topology: Topology) -> FaultyCluster:
+    """Make a cluster of one node with an agent."""
+    made = FaultyCluster()
+    made.create_node(NODE)
+    made.put_topology(NODE, topology, enforcement=Enforcement.NRI)
+    return made
+
+
 async def bound(one: Replica, agent: NodeAgent, name: str, vcpus: int = 2, **options: Any) -> PodRecord:
     """Create a VM's pod, bind it, and let the agent put its cores into force."""
     pod = asking_pod(one.cluster, name, vcpus, **options)

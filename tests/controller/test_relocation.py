@@ -27,6 +27,7 @@ from tests.controller.relocations import (
     bound,
     condition,
     edit,
+    node_with_agent,
     until_written,
     wide,
 )
@@ -44,10 +45,7 @@ NONE = {"kvplace.io/cpu-policy": "none"}
 @pytest.fixture
 def cluster() -> FaultyCluster:
     """A cluster of one node with two sockets of eight CPUs and an agent."""
-    made = FaultyCluster()
-    made.create_node("n1")
-    made.put_topology("n1", TWO, enforcement=Enforcement.NRI)
-    return made
+    return node_with_agent(TWO)
 
 
 @pytest.fixture

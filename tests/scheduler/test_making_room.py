@@ -9,7 +9,6 @@ import pytest
 
 from kvplace.controller.relocator import RELOCATED
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Forbidden
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName
@@ -18,7 +17,7 @@ from kvplace.kube.records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.extender_protocol import PreemptionArgs, SentVictims
 from kvplace.scheduler.room_maker import AT_ONCE, PATIENCE_S, PAUSE_S, MakeRoom
-from tests.controller.relocations import NodeAgent
+from tests.controller.relocations import NodeAgent, bound, node_with_agent
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
@@ -32,10 +31,7 @@ ON_REQUEST = ExtenderSettings(make_room=MakeRoom.ON_REQUEST)
 @pytest.fixture
 def cluster() -> FaultyCluster:
     """A cluster of one node with two sockets of eight CPUs and an agent."""
-    made = FaultyCluster()
-    made.create_node("n1")
-    made.put_topology("n1", TWO, enforcement=Enforcement.NRI)
-    return made
+    return node_with_agent(TWO)
 
 
 @pytest.fixture
@@ -44,10 +40,7 @@ def agent(cluster: FaultyCluster) -> NodeAgent:
 
 
 async def running(one: Replica, agent: NodeAgent, name: str, vcpus: int, **options: Any) -> PodRecord:
-    pod = asking_pod(one.cluster, name, vcpus, **options)
-    assert await one.bind(pod, "n1") == ""
-    agent.carry_out(pod)
-    return agent.live(pod)
+    return agent.live(await bound(one, agent, name, vcpus, **options))
 
 
 async def ended(one: Replica, agent: NodeAgent, pod: PodRecord) -> None:
