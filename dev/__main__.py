@@ -15,6 +15,7 @@ from dev.step import StepFailed, become, in_ci, run, say, show
 PROJECT = Path(__file__).resolve().parent.parent
 VENV = Environment(PROJECT)
 RUNTIME = (Section.RUNTIME, Section.BUILD)
+IMAGES = (*RUNTIME, Section.AGENT, Section.RELEASE)
 CHECKS = (*RUNTIME, Section.TESTS, Section.LINT, Section.OPTIMAL, Section.BENCH, Section.RELEASE)
 
 
@@ -84,7 +85,7 @@ def release(arguments: list[str]) -> int:
     # Only what the images are made of: no other package of this machine may get into them.
     packages = system_packages
     packages.ensure({**packages.COMPILER, **packages.python_headers()})
-    VENV.ensure((*RUNTIME, Section.AGENT, Section.RELEASE))
+    VENV.ensure(IMAGES)
     return show([VENV.python, "-m", "release", *arguments], cwd=PROJECT, environment=_environment())
 
 

@@ -19,12 +19,12 @@ class Section(StrEnum):
 
     RUNTIME = "runtime"
     BUILD = "build"
+    AGENT = "agent"
+    RELEASE = "release"
     TESTS = "tests"
     LINT = "lint"
-    AGENT = "agent"
     OPTIMAL = "optimal"
     BENCH = "bench"
-    RELEASE = "release"
     MUTATION = "mutation"
     DEV = "dev"
 
@@ -32,12 +32,12 @@ class Section(StrEnum):
 _SELECTIONS: dict[Section, tuple[str, ...]] = {
     Section.RUNTIME: (),
     Section.BUILD: ("--group", "build"),
+    Section.AGENT: ("--extra", "agent"),
+    Section.RELEASE: ("--group", "release"),
     Section.TESTS: ("--group", "tests"),
     Section.LINT: ("--group", "lint"),
-    Section.AGENT: ("--extra", "agent"),
     Section.OPTIMAL: ("--extra", "optimal"),
     Section.BENCH: ("--extra", "bench"),
-    Section.RELEASE: ("--group", "release"),
     Section.MUTATION: ("--group", "mutation"),
     Section.DEV: ("--group", "dev"),
 }

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import kvplace
-from dev.__main__ import TARGETS
+from dev.__main__ import CHECKS, IMAGES, RUNTIME, TARGETS
 from dev.requirements import Constraints, Section
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -84,6 +84,21 @@ def test_every_pin_carries_hashes_and_stands_in_a_section() -> None:
     assert len({(pin.name, str(pin.marker)) for pin in pinned}) == len(pinned)
     assert pins().keys() <= {normalised(pin.name) for pin in pinned}
     assert [entry.splitlines()[0] for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+@pytest.mark.parametrize("sections", [RUNTIME, IMAGES, CHECKS], ids=["demo", "images", "test"])
+def test_what_a_target_installs_needs_nothing_that_it_does_not_install(sections: tuple[Section, ...]) -> None:
+    text = Constraints.read(PROJECT / "constraints.txt").text(sections)
+    found = [Requirement(pin) for pin in re.findall(r"^([\w.-]+==[^\\\n]+)", text, re.MULTILINE)]
+    names = {normalised(pin.name) for pin in found if pin.marker is None or pin.marker.evaluate()}
+    wanting = {
+        f"{name} needs {needed.name}"
+        for name in names
+        for needed in map(Requirement, importlib.metadata.requires(name) or ())
+        if (needed.marker is None or needed.marker.evaluate({"extra": ""}))
+        and normalised(needed.name) not in names
+    }
+    assert wanting == set()
 
 
 def test_no_file_names_a_package_index_or_a_folder_of_the_machine_it_was_written_on() -> None:
