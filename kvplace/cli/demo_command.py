@@ -55,24 +55,35 @@ def command(vms: int, nodes: int, seed: int, output: Output) -> int:
 
 
 def _print(report: DemoReport, out: Console) -> None:
-    from rich.rule import Rule
-
     from kvplace.cli.terminal_map import print_map
+    from kvplace.core.quantity import counted
     from kvplace.simulate.demo_report import similar_refusals
 
-    drawing = report.core_map()
-    out.print(Rule("the cores of one machine", align="left", style="dim"))
+    settings, drawing = report.settings, report.core_map()
+    out.print(
+        f"{counted(settings.vms, 'VM')} from vm-templates/ asked for cores on "
+        f"{counted(settings.nodes, 'server')}, one after the other. Each went through\n"
+        "kvplace's webhooks, its answers to kube-scheduler, the claim in the node's ledger and the libvirt\n"
+        "hook, as in a cluster.",
+        highlight=False,
+    )
+    _print_rule(out, f"{drawing.name}, one of the servers: which VM has which core")
     print_map(out, drawing, compact=True)
     example = report.example(drawing.name)
     if example is not None:
         from kvplace.simulate.demo_report import domain_diff
 
-        out.print()
-        out.print(Rule("what the hook changes in a libvirt domain", align="left", style="dim"))
+        _print_rule(out, f"how {example.name} is pinned: what the hook adds to its libvirt domain")
         _print_diff(domain_diff(example), out)
-    out.print()
-    out.print(Rule("summary", align="left", style="dim"))
+    _print_rule(out, "all VMs")
     _print_summary(report, similar_refusals(report), out)
+
+
+def _print_rule(out: Console, title: str) -> None:
+    from rich.rule import Rule
+
+    out.print()
+    out.print(Rule(title, align="left", style="dim"))
 
 
 def _print_diff(lines: list[str], out: Console) -> None:
@@ -85,6 +96,7 @@ def _print_diff(lines: list[str], out: Console) -> None:
 
 def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Console) -> None:
     from kvplace.core.percentiles import Percentiles
+    from kvplace.simulate.demo_vms import has_mistakes
 
     ordered = report.settings.vms
     servers = len({topology.fingerprint for topology in report.machines.values()})
@@ -94,22 +106,8 @@ def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Con
         f"of {servers} server types in {report.seconds:.1f} s"
         + (f" ({floating} of them unpinned, as they asked)" if floating else "")
     )
-    out.print(f"refused   {len(report.refused)}")
     if report.done < ordered:
         out.print(f"          interrupted: {ordered - report.done} VMs were not tried")
-    for group in refusals:
-        more = f" and {len(group.vms) - 1} more" if len(group.vms) > 1 else ""
-        out.print(f"          {group.vms[0]}{more}, by {group.by}: {group.reason}", soft_wrap=True)
-    for title, seconds in (
-        ("per VM", [vm.seconds for vm in report.placed]),
-        ("placing", [vm.placing_seconds for vm in report.placed]),
-    ):
-        latency = Percentiles.of(seconds)
-        meaning = "order to rewritten domain" if title == "per VM" else "filter, prioritize and bind of it"
-        out.print(
-            f"{title:<9} p50 {latency.p50 * 1e3:.1f} ms, p95 {latency.p95 * 1e3:.1f} ms, "
-            f"max {latency.max * 1e3:.1f} ms ({meaning})"
-        )
     out.print(f"NUMA      {_spread(report.numa_splits, 'NUMA node')}")
     out.print(f"sockets   {_spread(report.socket_splits, 'socket')}")
     share = report.owned_cpus / report.allocatable_cpus
@@ -117,6 +115,20 @@ def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Con
         f"CPUs      {report.owned_cpus} of {report.allocatable_cpus} owned by one VM each ({share:.0%}), "
         f"{report.cpus_owned_twice} by two"
     )
+    for title, seconds, meaning in (
+        ("deciding", [vm.deciding_seconds for vm in report.placed], "node and cores of one VM"),
+        ("per VM", [vm.seconds for vm in report.placed], "order to pinned domain; claims share writes"),
+    ):
+        latency = Percentiles.of(seconds)
+        out.print(
+            f"{title:<9} p50 {latency.p50 * 1e3:.1f} ms, p95 {latency.p95 * 1e3:.1f} ms, "
+            f"max {latency.max * 1e3:.1f} ms ({meaning})"
+        )
+    mistakes = " (three VMs have mistakes on purpose)" if has_mistakes(ordered) and refusals else ""
+    out.print(f"refused   {len(report.refused)}{mistakes}")
+    for group in refusals:
+        more = f" and {len(group.vms) - 1} more" if len(group.vms) > 1 else ""
+        out.print(f"          {group.vms[0]}{more}, by {group.by}: {group.reason}", soft_wrap=True)
 
 
 def _spread(splits: Mapping[int, int], noun: str) -> str:

@@ -2,16 +2,19 @@
 
 The user, KubeVirt, kube-scheduler and the kubelet are simulated here, each in a few lines. Admission,
 extender, ledgers and hook are the real ones, on a cluster in memory that follows the API server's rules.
+As kube-scheduler does, the demo decides about one pod after the other and binds them in the background.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,27 +51,32 @@ _UIDS = uuid.UUID("6b766c61-6365-5000-8000-000000000000")
 async def run_demo(
     settings: DemoSettings, goes_on: Callable[[DemoReport], bool] = lambda report: True
 ) -> DemoReport:
-    """Create the VMs one by one; asks after each whether it `goes_on`, and else ends there."""
+    """Create the VMs one after the other; asks after each whether it `goes_on`, and else creates no more."""
     started = time.perf_counter()
     cluster = MemoryCluster()
     machines = _machines(settings.nodes)
     for name, topology in machines.items():
         cluster.create_node(name, topology=topology)
     report = DemoReport(settings, machines)
+    vms = demo_vms(read_templates(), settings.vms, settings.seed)
     try:
         async with running_node_cache(cluster) as cache:
             with tempfile.TemporaryDirectory(prefix="kvplace-demo-") as folder:
                 lifecycle = _VmLifecycle(cluster, cache, report, Path(folder))
-                for vm in demo_vms(read_templates(), settings.vms, settings.seed):
-                    await lifecycle.run(vm)
-                    if not goes_on(report):
-                        break
+                async with asyncio.TaskGroup() as binds:
+                    for vm in vms:
+                        decided = await lifecycle.decide(vm)
+                        if decided is not None:
+                            binds.create_task(lifecycle.bind(decided))
+                        if not goes_on(report):
+                            break
                 await lifecycle.events.finish()
             report.ledgers = {name: cache.ledger(name) for name in machines}
     finally:
         await cluster.close()
     for ledger in report.ledgers.values():
         ledger.check()
+    report.order_by([vm["metadata"]["name"] for vm in vms])
     report.seconds = time.perf_counter() - started
     return report
 
@@ -80,8 +88,20 @@ def _machines(count: int) -> dict[NodeName, Topology]:
     return {NodeName(f"worker-{number + 1:0{width}d}"): types[number % len(types)] for number in range(count)}
 
 
+@dataclass(frozen=True)
+class _Decided:
+    """A VM whose node is chosen and whose pod is to be bound."""
+
+    name: str
+    vmi: Mapping[str, Any]
+    pod: Mapping[str, Any]
+    node: NodeName
+    created: float
+    deciding_seconds: float
+
+
 class _VmLifecycle:
-    """Takes one VM after the other from its creation to its domain."""
+    """Takes VMs from their creation to their domains."""
 
     def __init__(self, cluster: MemoryCluster, cache: NodeCache, report: DemoReport, folder: Path) -> None:
         self.events = EventRecorder(cluster)
@@ -92,34 +112,49 @@ class _VmLifecycle:
         self._folder = folder
         self._admission = AdmissionSettings(sidecar_image="kvplace-hook")
 
-    async def run(self, vm: Mapping[str, Any]) -> None:
-        """Take one VM to its domain, or to its refusal."""
+    async def decide(self, vm: Mapping[str, Any]) -> _Decided | None:
+        """Take one VM to the choice of its node; None if it was refused."""
         name = vm["metadata"]["name"]
-        started = time.perf_counter()
+        created = time.perf_counter()
         try:
             vmi, pod = self._admitted(vm)
         except KvplaceError as error:
             self._refused(name, "admission", str(error))
-            return
-        uid = pod["metadata"]["uid"]
+            return None
         self._cluster.create_pod(
             pod["metadata"]["name"],
             namespace=NAMESPACE,
-            uid=uid,
+            uid=pod["metadata"]["uid"],
             request=pod["metadata"]["annotations"][REQUEST],
             vmi=name,
             annotations=pod["metadata"]["annotations"],
         )
         before = time.perf_counter()
-        node = await self._scheduled(name, pod)
-        placing = time.perf_counter() - before
+        node = await self._chosen(name, pod)
         if node is None:
+            return None
+        return _Decided(name, vmi, pod, node, created, time.perf_counter() - before)
+
+    async def bind(self, vm: _Decided) -> None:
+        """Act as kube-scheduler's binding cycle; then the kubelet and the hook take the VM to its domain."""
+        metadata = vm.pod["metadata"]
+        call = {
+            "PodName": metadata["name"],
+            "PodNamespace": metadata["namespace"],
+            "PodUID": metadata["uid"],
+            "Node": vm.node,
+        }
+        bound = await self.extender.bind(read_binding_args(msgspec.json.encode(call)))
+        if bound.error:
+            self._refused(vm.name, "bind", bound.error)
             return
-        placement = self._seen_by_hook(pod["metadata"]["name"], uid, node)
-        domain = domain_xml(vmi)
+        placement = self._seen_by_hook(metadata["name"], metadata["uid"], vm.node)
+        domain = domain_xml(vm.vmi)
         after = domain if placement.floats else rewrite(domain, placement)
-        seconds = time.perf_counter() - started
-        self._report.placed.append(PlacedVm(name, node, placement, seconds, placing, domain, after))
+        seconds = time.perf_counter() - vm.created
+        self._report.placed.append(
+            PlacedVm(vm.name, vm.node, placement, seconds, vm.deciding_seconds, domain, after)
+        )
 
     def _admitted(self, vm: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Act as KubeVirt's controllers and the API server, up to the stored pod."""
@@ -138,8 +173,8 @@ class _VmLifecycle:
         )
         return vmi, stored
 
-    async def _scheduled(self, name: str, pod: Mapping[str, Any]) -> NodeName | None:
-        """Act as kube-scheduler: filter, take the best score, bind."""
+    async def _chosen(self, name: str, pod: Mapping[str, Any]) -> NodeName | None:
+        """Act as kube-scheduler's scheduling cycle: filter, and take the best score."""
         body = msgspec.json.encode({"Pod": pod, "NodeNames": list(self._report.machines)})
         filtered = await self.extender.filter(read_extender_args(body))
         if filtered.error or not filtered.names:
@@ -147,19 +182,7 @@ class _VmLifecycle:
             return None
         body = msgspec.json.encode({"Pod": pod, "NodeNames": filtered.names})
         scores = await self.extender.prioritize(read_extender_args(body))
-        node = max(scores, key=lambda score: score.score).host
-        metadata = pod["metadata"]
-        call = {
-            "PodName": metadata["name"],
-            "PodNamespace": metadata["namespace"],
-            "PodUID": metadata["uid"],
-            "Node": node,
-        }
-        bound = await self.extender.bind(read_binding_args(msgspec.json.encode(call)))
-        if bound.error:
-            self._refused(name, "bind", bound.error)
-            return None
-        return node
+        return max(scores, key=lambda score: score.score).host
 
     def _seen_by_hook(self, pod: str, uid: PodUid, node: NodeName) -> Placement:
         """Act as the kubelet and the hook: write the downward API files, and read the placement from them."""

@@ -36,12 +36,17 @@ def demo_vms(templates: Mapping[str, Json], count: int, seed: int) -> list[Json]
     names = [name for name in _SHARES if name in templates]
     chosen = chance.choices(names, weights=[_SHARES[name] for name in names], k=count)
     vms = [_vm(templates[name], f"{name}-{number:03d}", chance) for number, name in enumerate(chosen, 1)]
-    if count >= _FEWEST_WITH_MISTAKES:
+    if has_mistakes(count):
         for (name, mistake), number in zip(_MISTAKES, (count // 4, count // 2, count * 3 // 4), strict=True):
             if name in templates:
                 vms[number] = _vm(templates[name], f"{name}-{number + 1:03d}", chance)
                 mistake(vms[number]["spec"]["template"])
     return vms
+
+
+def has_mistakes(count: int) -> bool:
+    """Whether so many VMs are enough for three of them to be wrong."""
+    return count >= _FEWEST_WITH_MISTAKES
 
 
 def _vm(template: Json, name: str, chance: random.Random) -> Json:
