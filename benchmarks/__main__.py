@@ -48,9 +48,9 @@ TITLES: Mapping[str, str] = {
 }
 INTRODUCTION = """# Benchmarks
 
-What kvplace costs and how fast it is. Everything here is measured by `./make bench` and nothing is a promise:
-trust the ratios, which compare with the same thing without kvplace in the same run on the same machine, and
-measure again on yours. All servers, kvplace and the measuring program share the machine's cores, so CPU that
+What kvplace costs and how fast it is. All figures are measured by `./make bench`, and none is a promise. Use
+the ratios: they compare with the same thing without kvplace, in the same run on the same machine. Measure
+again on your machines. All servers, kvplace and the measuring program share the machine's cores, so CPU that
 any of them uses costs throughput.
 """
 
@@ -80,10 +80,9 @@ def main(names: list[str]) -> int:
 
 def _keep(name: str, printed: str, load: float, took: float) -> None:
     """Put a section into the page, in the place of its older one."""
-    sections = _sections()
-    method = importlib.import_module(f"benchmarks.{name}").__doc__ or ""
+    sections = page_sections()
     sections[name] = (
-        f"{printed_block(printed)}\n{_method(method)}\n\n"
+        f"{printed_block(printed)}\n{method_of(name)}\n\n"
         f"Measured on {_machine()}; load before it began {load:.1f}, duration {took / 60:.1f} minutes.\n"
     )
     text = INTRODUCTION
@@ -92,7 +91,7 @@ def _keep(name: str, printed: str, load: float, took: float) -> None:
     PAGE.write_text(text)
 
 
-def _sections() -> dict[str, str]:
+def page_sections() -> dict[str, str]:
     """Read the sections that the page has already, by benchmark."""
     if not PAGE.exists():
         return {}
@@ -108,12 +107,12 @@ def printed_block(printed: str) -> str:
     return f"```\n{text}\n```\n{pictures}"
 
 
-def _method(docstring: str) -> str:
-    """The docstring without its first sentence's line break and without its command line."""
-    paragraphs = [
+def method_of(name: str) -> str:
+    """Return how a benchmark measures: its docstring without the command lines."""
+    docstring = importlib.import_module(f"benchmarks.{name}").__doc__ or ""
+    return "\n\n".join(
         paragraph for paragraph in docstring.strip().split("\n\n") if not paragraph.startswith("    ")
-    ]
-    return "\n\n".join(paragraphs)
+    )
 
 
 def _machine() -> str:

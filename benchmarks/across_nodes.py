@@ -1,16 +1,20 @@
-"""VMs of 4 to 32 CPUs with 1 to 8 GiB each per CPU fill clusters of ten server types, as many of each, one
-after the other until the first one is refused. Shown is the state at that moment: how many of the CPUs are in
-use, how many CPUs and how much memory are stranded (free, but without the other half on their node, in the
-proportion in which all VMs ask for both), how many VMs are over more NUMA nodes than that machine needs
-when it is empty, and how many have memory on a NUMA node where they have no CPU; means over 5 seeds, with the
-standard deviation of the CPUs in use.
+"""How full a cluster gets before the first VM is refused, and what is left unusable.
 
-kvplace decides by the code of its extender; every VM may take CPUs anywhere on a machine, and has all of its
-memory beside them. How a VM sits comes first there, what would be stranded second. kube-scheduler is
-re-implemented with its scores of version 1.36 and counts CPUs and memory of whole nodes; the kubelet's static
-policy then takes the CPUs, with the TopologyManager's policy that is named: best-effort takes whatever is
-there, single-numa-node turns VMs away that kube-scheduler sent. Memory is taken beside the CPUs as far as it
-goes, the rest wherever most is free.
+VMs of 4 to 32 CPUs, with 1 to 8 GiB for each CPU, fill clusters of ten server types, equally many of each,
+one after the other until one is refused. The table shows the state at that moment; means over 5 seeds, with
+the standard deviation of the CPUs in use.
+
+* *stranded*: CPUs that are free on a node without memory for them, or memory without CPUs, in the proportion
+  in which all VMs together ask for both.
+* *split VMs*: VMs on more NUMA nodes than this machine needs when it is empty.
+* *far memory*: VMs with memory on a NUMA node where they have no CPU.
+
+kvplace decides with the code of its extender. Every VM may take CPUs anywhere on a machine, and has all of
+its memory on the NUMA nodes of its CPUs. The placement of the VM has priority; what would be stranded comes
+second. kube-scheduler is re-implemented with its scores of version 1.36 and counts CPUs and memory of whole
+nodes. Then the kubelet's static policy takes the CPUs, with the TopologyManager policy that the row names:
+best-effort takes what is there, single-numa-node rejects VMs that kube-scheduler has sent. Memory is taken
+from the NUMA nodes of the CPUs first, the rest from where most is free.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     python -m benchmarks.agent_footprint [--pods 110] [--seconds 60]
 
-The agent runs as on a node: with a service account's token against a real API server, watching a node with so
-many running pods of one container each, and it sets cpusets. The containers are cgroups in a tree of their
-own, so that it does not meddle with this machine's; that needs root. Bytecode is compiled, the environment is
-that of its image. Memory is resident and, of that, anonymous, which is what a further process costs, since
-pages of files are shared. Imports are measured in one process, one after the other. CPU is the time of the
-process over the idle period, as a share of one core. What looking at VMs costs on top is measured by
-`node_agent`.
+The agent runs as on a node: with a service account's token, against a real API server. It watches a node
+with the given number of running pods of one container each, and it sets cpusets. The containers are cgroups
+in a tree of their own, so that the agent changes nothing else on this machine; that needs root. Bytecode is
+compiled, and the environment is that of its image. *anonymous* memory is the part of the resident memory
+that a further process costs, since pages of files are shared. Imports are measured in one process, one after
+the other. CPU is the time of the process over the idle period, as a share of one core. `node_agent` measures
+the cost of VMs.
 """
 
 from __future__ import annotations

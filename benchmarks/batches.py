@@ -2,11 +2,11 @@
 
     python -m benchmarks.batches [--nodes 40] [--runs 12] [--filled 0.85] [--vms 0]
 
-The real Filter and Bind on a cluster in memory: nodes of four server types, filled with VMs that came one
-after the other; then a rollout of mixed sizes waits that wants more CPUs than are free. kube-scheduler is
-played: it asks about one pod after the other, in the order of their creation, and binds it at once. `one by
-one` are the same pods without a scheduling shape, so that each is planned alone. The CPU time is that of
-Filter and Bind.
+Filter and Bind are the real ones, on a cluster in memory. Nodes are of four server types and were filled
+with VMs that came one after the other. Then a rollout of mixed sizes waits that wants more CPUs than are
+free. A simple loop takes the place of kube-scheduler: it asks about one pod after the other, in the order of
+their creation, and binds it at once. `one by one` are the same pods without a scheduling shape, so that each
+is planned alone. The CPU time is that of Filter and Bind.
 """
 
 from __future__ import annotations

@@ -1,24 +1,27 @@
-"""Pods bound per second by kube-scheduler with kvplace, beside the same kube-scheduler without it.
+"""Pods bound per second by kube-scheduler with kvplace, and by the same kube-scheduler without it.
 
     python -m benchmarks.bound_per_second [--nodes 50 1000 5000] [--pods 500] [--rounds 1] [--filled 0.9]
         [--nominate-from-nodes 2000] [--schedulers "with kvplace" ...]
 
-A real etcd, kube-apiserver and kube-scheduler on one machine, nodes that are Node objects, all pods
-created before the scheduler starts. The pods ask for 2 to 16 CPUs inside one NUMA node and are what pod
-admission makes of them, but without a round trip to it; nodes are of four server types. A rate is the pods
-after the first by the seconds from the first binding to the last, as one watch sees them. The schedulers
-take turns and the tables have medians. The bare scheduler gets the same pods without the resource that
-calls kvplace, in a cluster of its own in which nothing of kvplace is installed; `unbatched` is with the
-feature gate OpportunisticBatching off, as kube-scheduler has it by itself for every profile with an
-extender, and ratios are to it. In a cluster of more than 100 nodes kube-scheduler looks at a sample of
-them unless told otherwise. kvplace has it look at all, since a sample may miss the one node with the right
-cores: `all nodes` is the bare scheduler told the same. kvplace is installed from its manifests (one replica,
-TLS both ways, rights and policies in force) with its own scheduler's configuration.
+etcd, kube-apiserver and kube-scheduler are real and share one machine. Nodes are Node objects of four server
+types. The pods ask for 2 to 16 CPUs inside one NUMA node. They are created as pod admission would make them,
+without a call of admission, before the scheduler starts. The rate is the number of pods after the first,
+divided by the seconds from the first binding to the last, as one watch sees them. The schedulers take turns,
+and the tables have medians.
 
-At last the largest cluster is measured once more, nearly full: every node then has a bound pod that owns
-such a share (`--filled`, 0 leaves this out) of its CPUs.
+* *with kvplace*: kvplace is installed from its manifests (one replica, TLS both ways, rights and policies in
+  force), with the configuration of its own scheduler.
+* *kube-scheduler*: the same pods without the resource that calls kvplace, in a cluster of its own in which
+  nothing of kvplace is installed.
+* *unbatched*: the same with the feature gate OpportunisticBatching off. kube-scheduler itself switches
+  batching off for every profile with an extender. Ratios are to this row.
+* *unbatched, all nodes*: in a cluster of more than 100 nodes kube-scheduler looks at a sample of them. With
+  kvplace it looks at all, since a sample may miss the one node with the right cores; here it does so, too.
 
-CPU seconds per 1,000 pods are counted from the first binding to four seconds after the last, so that what
+Finally the largest cluster is measured again, nearly full: every node has a bound pod that owns the given
+share (`--filled`, 0 leaves this out) of its CPUs.
+
+CPU seconds per 1,000 pods count from the first binding to four seconds after the last, so that the work that
 follows a binding is part of them.
 """
 

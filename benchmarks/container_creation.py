@@ -1,11 +1,11 @@
-"""What the agent adds to the creation and the start of a container, as NRI plugin of a real containerd.
+"""What the agent, an NRI plugin of a real containerd, adds to the creation and start of a container.
 
     ./make bench container_creation, or .venv/bin/python -m benchmarks.container_creation [--rounds N]
 
-containerd runs in a sandbox without a kubelet and is called over its CRI socket; a round creates, starts and
-removes one container of a pod. Rounds without and with the agent take turns, in blocks of ten. Then a VM's
-container is created that takes a CPU from so many running ones, which the agent moves off in its answer.
-Needs root.
+containerd runs in a sandbox without a kubelet and is called over its CRI socket. A round creates, starts and
+removes one container of a pod. Rounds without and with the agent take turns, in blocks of ten. The second
+table is the creation of a VM's container that takes a CPU from the given number of running containers, which
+the agent moves off this CPU in its answer. Needs root.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     python -m benchmarks.cost_per_vm [--nodes 50 1000 5000] [--vms 500] [--rounds 2]
 
-Two clusters take turns: a real kube-apiserver with KubeVirt's own admission and virt-controller and
-kube-scheduler, and the same with kvplace installed from its manifests (one replica, webhooks and policies
-included, and its kube-scheduler beside the cluster's own). Nodes are Node objects of four server types. All
-VirtualMachineInstances are sent at once by sixteen clients; in the second cluster they ask for cores
-(`cpu-set: one-numa`). Time starts with the first one sent and ends when a watch shows the last pod bound. CPU
-is what the kernel counts for each process from then until four seconds after the last binding, so that
-events and whatever else comes late are part of it. Tables have medians of the rounds.
+Two clusters take turns. The first has a real kube-apiserver with KubeVirt's own admission and
+virt-controller, and kube-scheduler. The second has in addition kvplace, installed from its manifests (one
+replica, webhooks and policies included, and its kube-scheduler beside the cluster's own). Nodes are Node
+objects of four server types. Sixteen clients send all VirtualMachineInstances at once; in the second cluster
+they ask for cores (`cpu-set: one-numa`). Time starts with the first one sent and ends when a watch shows the
+last pod bound. CPU is what the kernel counts for each process from then until four seconds after the last
+binding, so that late work such as events is part of it. Tables have medians of the rounds.
 """
 
 from __future__ import annotations

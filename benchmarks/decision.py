@@ -1,10 +1,17 @@
-"""A decision is everything between a pod's request and its node: the call is read, the best of all nodes is
-chosen, or why none of them can hold the VM is said, and the answer is written; all but TLS and HTTP. Nodes of
-mixed machine types were filled with VMs of 2 to 16 CPUs: each to another degree (different), until hardly any
-of them fits (nearly full), or all alike (alike). New: the first VM of its kind; the nodes are known. Warm:
-nothing changed since the last VM. One changed: one node did, as after every bound pod. Stretch: the longest
-time for which nothing else could run. Milliseconds of CPU, which hold on busy machines too, with strategy
-pack: medians (new: of 5), and the 99th of 100 in brackets.
+"""How long one decision over all nodes takes, from the pod's request to its node.
+
+The call is read, the best of all nodes is chosen (or the reason why none can hold the VM), and the answer is
+written. TLS and HTTP are not part of it. Nodes are of mixed machine types and were filled with VMs of 2 to
+16 CPUs: each to another degree (*different*), until hardly another one fits (*nearly full*), or all equally
+(*alike*). The strategy is pack.
+
+* *new*: the first VM of its kind; the nodes are known.
+* *stretch*: the longest time for which nothing else could run.
+* *warm*: nothing has changed since the last VM.
+* *one changed*: one node has changed, as after every bound pod.
+
+Milliseconds of CPU, which depend little on other work of the machine: medians (new: of 5), and in brackets
+the 99th of 100.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Seconds from a VM's creation to its pod bound, for VMs that ask for cores and VMs that do not.
+"""Seconds from a VM's creation to its bound pod, for VMs that ask for cores and VMs that do not.
 
     python -m benchmarks.first_bind [--singles 10] [--many 50] [--rounds 3]
 
-A real kube-apiserver with KubeVirt's own admission and virt-controller and with kvplace installed from its
-manifests (one replica, webhooks included), ten nodes of 128 CPUs that are Node objects. A VM that asks goes
-through kvplace's webhooks and scheduler, one that does not through default-scheduler in the same cluster,
-where kvplace's webhooks do not see it. Time starts when the VirtualMachineInstance is sent and ends when a
-watch shows its pod bound. The two kinds take turns; one VM at a time, then many sent at once by eight
-clients, where time starts with the first one sent.
+kube-apiserver, KubeVirt's own admission and virt-controller are real, and kvplace is installed from its
+manifests (one replica, webhooks included). There are ten nodes of 128 CPUs, which are Node objects. A VM
+that asks goes through kvplace's webhooks and scheduler. One that does not ask goes through default-scheduler
+in the same cluster, where kvplace's webhooks do not see it. Time starts when the VirtualMachineInstance is
+sent and ends when a watch shows its pod bound. The two kinds take turns: first one VM at a time, then many
+sent at once by eight clients, where time starts with the first one sent.
 """
 
 from __future__ import annotations

@@ -2,13 +2,17 @@
 
     ./make bench foreign_threads, or .venv/bin/python -m benchmarks.foreign_threads [--rounds N]
 
-Real cgroups of this machine with real processes in them, two of them busy, laid out as a kubelet's. The
-enforcement runs in a process of its own, as the agent does, and competes for CPUs with the busy processes and
-with the measuring one. A claim: from the event of the watch until no process of the other containers may use
-the VM's core any more. A new container: from the moment when its cgroup appears, which a runtime makes tens
-of milliseconds before it starts a program there, until it has the shared pool. Drift: from another program's
-write, as systemd's on daemon-reload, until it is undone. Idle: CPU time of the enforcement's process without
-events, its sweeps included. Needs root and a cpuset hierarchy.
+Real cgroups of this machine, laid out as a kubelet's, with real processes in them; two of these are busy.
+The enforcement runs in a process of its own, as in the agent, and competes for CPUs with the busy processes
+and with the measuring one.
+
+* *a claim*: from the event of the watch until no process of another container may use the VM's core.
+* *a new container*: from the moment when its cgroup appears until it has the shared pool. A runtime makes
+  the cgroup tens of milliseconds before it starts a program there.
+* *drift*: from the write of another program, such as systemd's on daemon-reload, until it is undone.
+* *idle*: CPU time of the enforcement's process without events; its periodic sweeps are included.
+
+Needs root and a cpuset hierarchy.
 """
 
 from __future__ import annotations

@@ -2,26 +2,30 @@
 
     python -m benchmarks.fragmentation [--quick] [--seeds 20] [--vms 500]
 
-One machine at a time, VMs that arrive and end, every allocator on the same loads: sizes by two
-mixes (`even`: 2, 4, 4, 8, 8, 16, 16, 32 CPUs, equally likely; `small and large`: of 20 VMs 12 of 2, 5 of 4,
-and one each of 8, 32 and 64), whole cores, exponential lifetimes, a use of about 85 %. VMs of more than
-half the machine are left out. The first fifth of the VMs fills the machine and is not counted. Memory is not
-counted either, nor are CPUs kept back for the host. The peers are re-implementations from their descriptions
-in benchmarks/peers; the kubelet's chooses what its own tests expect.
+VMs arrive at one machine and end; every allocator gets the same loads. VMs take whole cores, their lifetimes
+are exponential, and about 85 % of the machine is in use. There are two mixes of sizes: `even` (2, 4, 4, 8,
+8, 16, 16 or 32 CPUs, equally likely) and `small and large` (of 20 VMs 12 have 2 CPUs, 5 have 4, and one each
+has 8, 32 and 64). VMs of more than half the machine are left out. The first fifth of the VMs fills the
+machine and is not counted. Memory and reserved CPUs are not part of this benchmark. The other allocators are
+re-implementations from their descriptions (benchmarks/peers); the kubelet's chooses what the kubelet's own
+tests expect.
 
-Columns, in percent of VMs, mean over machines, then mean and standard deviation over seeds. *sockets*,
-*NUMA*, *L3*: the VM was spread over more sockets, more NUMA nodes in no more sockets, or more L3 groups in no
-more of both, than what was free made necessary. *forced*: what was free made more NUMA nodes necessary than
-the empty machine, which is the fragmentation that the allocator itself built up. *refused*: the same loads
-with a scope that allows no more NUMA nodes than the empty machine needs, so that a forced VM is refused
-although enough CPUs are free; the next VM of the seed replaces it, so the use stays equal.
-*moves*: running VMs moved inside the machine for every 100 VMs placed; VMs move only when the new one would
-be forced.
+Columns are percentages of VMs: the mean over machines, then mean and standard deviation over seeds.
 
-Machines of one NUMA node and one L3 group (Graviton-like, hybrid) are run too; there is nothing to split
-there, and they are not part of the means. The last table is about foresight: the fewest VMs split over
-several NUMA nodes by an oracle that knows all arrivals and departures beforehand but makes no moves, found by
-mixed-integer programming, for loads so small that it can be solved.
+* *avoidable*: the free CPUs allowed fewer sockets; fewer *NUMA* nodes in as few sockets; fewer *L3* groups
+  in as few sockets and NUMA nodes.
+* *forced*: the free CPUs required more NUMA nodes than the empty machine does. This is the fragmentation
+  that the allocator has caused.
+* *refused*: the same loads with a scope that allows no more NUMA nodes than the empty machine needs. A VM
+  that would be forced is refused although enough CPUs are free. The next VM of the seed replaces it, so the
+  use stays equal.
+* *moves*: running VMs moved inside the machine for every 100 VMs placed. VMs move only when the new one
+  would be forced.
+
+Machines of one NUMA node and one L3 group (Graviton-like, hybrid) are run too. They have nothing to split
+and are not part of the means. The last table compares with perfect foresight: the fewest VMs split over
+several NUMA nodes if all arrivals and departures are known beforehand and no VM moves. It is found by
+mixed-integer programming, for loads that are small enough to be solved.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How large the hook sidecar is and how soon it answers, beside a bare Python process.
+"""How large the hook sidecar is and how soon it answers, compared with a bare Python process.
 
     ./make bench hook_footprint, or .venv/bin/python -m benchmarks.hook_footprint [--rounds N] [--calls N]
 
-The hook is laid out as in its image: its own modules and packages alone, bytecode compiled, page cache warm.
-Memory is what /proc/PID/smaps_rollup says of the server: resident, and private, which is what each further VM
-on a node costs, since sidecars of one image share the pages of files. Ready is the time from the start of the
-process to its answer to Info, without a limit and at 200m CPU (20 ms of every 100 ms, KubeVirt's default for
-sidecars); the limit needs root and a cgroup. Times are this machine's: compare the ratios to a bare Python.
+The hook is laid out as in its image: only its own modules and packages, bytecode compiled, page cache warm.
+Memory is what /proc/PID/smaps_rollup says of the server. *private* is what each further VM on a node costs,
+since sidecars of one image share the pages of files. *ready* is the time from the start of the process to
+its answer to Info, without a limit and at 200m CPU (20 ms of every 100 ms, KubeVirt's default for sidecars);
+the limit needs root and a cgroup. Times depend on the machine: compare the ratios to a bare Python.
 """
 
 from __future__ import annotations

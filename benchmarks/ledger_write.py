@@ -2,11 +2,11 @@
 
     python -m benchmarks.ledger_write [--cpus 64 256 512] [--writes 200] [--rounds 3]
 
-A real etcd and kube-apiserver with the CRD of the manifests. Every ledger is full: each claim owns four CPUs
-and has memory of one NUMA node. A write is the merge patch that kvplace sends, in turn one that releases a
-claim and one that claims the same CPUs, one after the other over one connection. The floor is the same
-for a custom resource that has a single short text and no rules. The CPU is that of the kube-apiserver
-process, garbage collection included; the ledgers of different sizes and the floor take turns.
+etcd and kube-apiserver are real, with the CRD of the manifests. Every ledger is full: each claim owns four
+CPUs and has memory of one NUMA node. A write is the merge patch that kvplace sends: in turn one that
+releases a claim and one that claims the same CPUs, one after the other over one connection. The floor is the
+same for a custom resource that has a single short text and no rules. The CPU is that of the kube-apiserver
+process, garbage collection included. The ledgers of different sizes and the floor take turns.
 """
 
 from __future__ import annotations

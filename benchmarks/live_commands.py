@@ -2,10 +2,11 @@
 
     python -m benchmarks.live_commands [--nodes 1000] [--vms 5000] [--rounds 3]
 
-A real etcd and kube-apiserver with the CRDs of the manifests, on the same machine as the command. The nodes
-are 2x-epyc-9354-nps2 (128 CPUs) and 60 % full of VMs of 2 to 16 vCPUs that came and went; each VM has a claim
-in its node's ledger. The pods for `get vms` are as large as those of virt-launcher. One pod waits for more
-CPUs than any NUMA node has. Each command is a process of its own; the median of the rounds is printed.
+etcd and kube-apiserver are real, with the CRDs of the manifests, and run on the same machine as the command.
+The nodes are 2x-epyc-9354-nps2 (128 CPUs) and 60 % full of VMs of 2 to 16 vCPUs that came and went; each VM
+has a claim in its node's ledger. The pods for `get vms` are as large as those of virt-launcher. One pod
+waits for more CPUs than any NUMA node has. Each command is a process of its own; the table shows the median
+of the rounds.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
     ./make bench node_agent, or .venv/bin/python -m benchmarks.node_agent [--vms N] [--vcpus N] [--seconds N]
 
 Needs root and a cpuset hierarchy. The VMs are sleeping processes with the names, threads and cgroups of QEMU
-under a kubelet; to the agent they are VMs, since it reads nothing but these. All run on the shared pool, so
-that two CPUs are enough. The agent is a process with its real components (discovery, cpusets by cgroup
-writes, verification, publishing) before a cluster in memory, which is part of what it uses. CPU is the share
-of one core that the process used, as the kernel counts it, while nothing happened. Drift is set by this
-program, and the time is what it waits until the kernel shows the old state.
+under a kubelet; the agent reads nothing else of a VM. All run on the shared pool, so that two CPUs are
+enough. The agent is a process with its real components (discovery, cpusets by cgroup writes, verification,
+publishing). The cluster in memory that it talks to is in the same process and part of the cost. CPU is the
+share of one core that the process used, as the kernel counts it, while nothing happened. The benchmark sets
+the drift itself, and measures the time until the kernel shows the old state again.
 """
 
 from __future__ import annotations

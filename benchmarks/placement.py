@@ -1,21 +1,27 @@
-"""One placement on a server of 256 CPUs, 8 NUMA nodes and 32 L3 groups (two sockets, 64 cores of two threads
-each): everything between what is free and the answer, with nothing remembered from an equal question.
-Fresh: all CPUs free. Filled: what VMs of 2 to 32 CPUs that came and went left over, half of it free. Torn:
-every thread free or not by a coin, which no VM on whole cores leaves behind. What single L3 groups and NUMA
-nodes have to give is counted already, as where one VM came or went since the last question. The kubelet's
-packed algorithm, written plainly in the same language (benchmarks/peers), is asked for as many CPUs of the
-same sets in the same run; it knows no scope, caches or memory and chooses CPUs alone. Medians over 200 sets;
-the worst is the slowest of them all, timed again five times, the fastest of which counts, so that it is the
-set's doing and not the machine's.
+"""How long one placement takes, by what is asked and what is free.
 
-Sought: the slowest question of its kind that 900 steps find, 300 random ones and then small changes of the
-slowest so far. What is free, the VMs that share each CPU, the memory of each NUMA node (little: at most 16
-GiB) and the sizes of the VM are all open to change; no L3 group and no NUMA node was counted before. The
-median is that of the random questions.
+The server has 256 CPUs, 8 NUMA nodes and 32 L3 groups (two sockets, 64 cores of two threads each). The time
+is that of the whole decision from the free CPUs to the answer. Nothing is remembered from an equal question;
+what each L3 group and NUMA node has to give is already counted, as it is when one VM came or went since the
+last question. The kubelet's packed algorithm, written without optimisations in the same language
+(benchmarks/peers), is asked for as many CPUs of the same sets in the same run. It knows no scope, caches or
+memory, and chooses CPUs only.
 
-Odd machines: the same search, 40 steps on each of many machines that hardly anybody builds, of 12 to 64 NUMA
-nodes at odd distances, whose packages and L3 groups cross them. Every search has a bound in steps, which is
-what these reach. CPU time, since it is long enough for other processes to come between.
+* *fresh*: all CPUs are free.
+* *filled*: half of the CPUs are free, as VMs of 2 to 32 CPUs that came and went left them.
+* *torn*: every thread is free or not at random, which VMs on whole cores never cause.
+
+Medians over 200 sets of free CPUs. *worst* is the slowest of them. It is timed again five times and the
+fastest time counts, so that the figure belongs to the set and not to other work of the machine.
+
+*sought*: the slowest question of its kind that 900 steps of search find: 300 random questions, then small
+changes of the slowest so far. The search changes which CPUs are free, the VMs that share each CPU, the
+memory of each NUMA node (at most 16 GiB) and the sizes of the VM. Nothing is counted before the question.
+The median is that of the random questions.
+
+*odd machines*: the same search, 40 steps on each of many unusual machines: 12 to 64 NUMA nodes at irregular
+distances, with packages and L3 groups that cross them. Every search of kvplace has a bound in steps, which
+these questions reach. Figures are CPU time, because other processes run during such long measurements.
 """
 
 from __future__ import annotations

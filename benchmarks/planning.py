@@ -1,15 +1,19 @@
-"""VMs placed in a nearly full cluster: planned at once, and one by one.
+"""VMs placed in a nearly full cluster: planned together, and one by one.
 
     python -m benchmarks.planning [--quick] [--seeds 10] [--seconds 3]
 
-Nodes have two sockets of two NUMA nodes with 30 CPUs each to give out, and two VMs run on each of them, each
-in a NUMA node of its own choice: `make room` may move these. VMs ask for `one-numa` and for as many CPUs
-together as are free, in mixes: `mixed` 2 to 24 vCPUs; `chunky` 6, 10, 14 or 18; `memory` 2 to 12 with 1 to
-6 GiB for each vCPU, so that memory runs out on some nodes and CPUs on others; `large` 8, 16, 24 or 28.
-`one by one` is how VMs arrive at a cluster: in the order given, each where Filter sends it. `bound` is the
-upper bound of HiGHS within its time limit for plans without moves; `reached` counts the seeds in which `plan
-with bound`, which starts from the solver's assignment, reaches it and is so proven optimal. Shares are
-means over the seeds, of all VMs and all vCPUs that were asked for; seconds are medians.
+Nodes have two sockets of two NUMA nodes with 30 allocatable CPUs each. Two VMs run on each node, each in a
+NUMA node of its own; `make room` may move them. The VMs to place ask for `one-numa`, and together for as
+many CPUs as are free. There are four mixes of sizes: `mixed` has 2 to 24 vCPUs; `chunky` 6, 10, 14 or 18;
+`memory` 2 to 12 with 1 to 6 GiB for each vCPU, so that memory runs out on some nodes and CPUs on others;
+`large` 8, 16, 24 or 28.
+
+* *one by one*: VMs arrive in the given order, and each goes where Filter sends it, as in a cluster.
+* *bound*: the upper bound that HiGHS finds within its time limit, for plans without moves.
+* *plan with bound*: a plan that also starts from the solver's assignment. *reached* counts the seeds in
+  which it reaches the bound, and is therefore proven to be optimal.
+
+Percentages are means over the seeds, of all VMs and all vCPUs that were asked for; seconds are medians.
 """
 
 from __future__ import annotations

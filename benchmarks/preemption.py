@@ -1,15 +1,19 @@
-"""A VM of high priority finds no cores: whose eviction gives it some, and how long finding out takes.
+"""A VM of high priority finds no cores: whose eviction gives it some, and how long the search takes.
 
     python -m benchmarks.preemption [--runs 6] [--vms 3] [--nodes 20 100 500]
 
-The real Filter and Preempt on a cluster in memory: nodes of four server types, filled with VMs of four low
-priorities until none fitted; of the small ones some have ended. kube-scheduler is played: on up to 100 nodes
-where CPUs are too few in number it takes all pods of lower priority away and puts back, the most important
-first, those without which the count suffices. `by count`: for how many VMs the victims on its best node
-would have left cores that fit the VM's scope, and how many they are; the rest would have been evicted in
-vain. `by cores`: for how many kvplace names victims, whose cores do; for the rest nobody is evicted.
-Milliseconds of CPU per call, the median and the longest; stretch: the longest time for which nothing else
-could run.
+Filter and Preempt are the real ones, on a cluster in memory. Nodes are of four server types and were filled
+with VMs of four low priorities until none fitted; some of the small ones have ended. kube-scheduler is
+simulated: on up to 100 nodes with too few CPUs it removes all pods of lower priority, and puts back those
+without which the count of CPUs is sufficient, the most important first.
+
+* *by count*: for how many VMs the victims on the best node by this count would have left cores that fit the
+  VM's scope, and how many victims there are. For the other VMs the evictions would have been useless.
+* *by cores*: for how many VMs kvplace names victims, whose cores always suffice. For the other VMs nobody is
+  evicted.
+
+Milliseconds of CPU per call: the median, and the longest in brackets. *stretch* is the longest time for
+which nothing else could run.
 """
 
 from __future__ import annotations

@@ -5,13 +5,18 @@
 The command is `kvplace rollout create -f vm-templates/web-server.yaml --count 500 --yes`, as a process of
 its own, with its checks and its plan. etcd, kube-apiserver, kube-scheduler, KubeVirt's admission and
 virt-controller and kvplace (one replica, installed from its manifests) are real and share the machine with
-it. Nodes are Node objects of four server types; their kubelets, virt-handlers and agents are played and
-answer at once, so what a guest needs to boot is not in the figures. VMs are made, followed and deleted again
-three times: as VirtualMachines; as VirtualMachineInstances, which spares KubeVirt and the API server the
-VirtualMachines around them; and as VirtualMachines that ask kvplace for nothing, sixteen requests at a time,
-placed by kube-scheduler alone, until the last one runs: what the machine needs for KubeVirt itself. Times to
-a stage count from the moment at which a VM was sent. CPU seconds are those of `create`, from its start to its
-end: on a machine that does nothing else they are what limits it.
+it. Nodes are Node objects of four server types. Their kubelets, virt-handlers and agents are simulated and
+answer at once, so the figures do not contain the time that a guest needs to boot.
+
+VMs are created, followed and deleted three times:
+
+* as VirtualMachines;
+* as VirtualMachineInstances, for which KubeVirt and the API server have less work;
+* *without kvplace*: as VirtualMachines that ask kvplace for nothing, sixteen requests at a time, placed by
+  kube-scheduler alone, until the last one runs. This is what KubeVirt itself needs on this machine.
+
+Times to a stage count from the moment at which the VM was sent. CPU seconds are those of `create`, from its
+start to its end: on an otherwise idle machine they are what limits it.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m benchmarks.start_up [--nodes 5000] [--starts 3]
 
-A real etcd and kube-apiserver; nodes of four server types with 50 images each, their NodeTopologies, and four
-bound pods on each with their claims in its NodeLedger, padded to the size of virt-launcher's (18 KB). Rights
-and policies of the manifests are in force. CPU is that of serve, and of the API server while serve starts;
-memory is what serve keeps resident when it is ready.
+etcd and kube-apiserver are real. Nodes are of four server types, with 50 images each, their NodeTopologies,
+and four bound pods on each with their claims in its NodeLedger. Pods are padded to the size of
+virt-launcher's (18 KB). Rights and policies of the manifests are in force. The CPU time is that of serve,
+and of the API server while serve starts. Memory is what serve keeps resident when it is ready.
 """
 
 from __future__ import annotations

@@ -2,15 +2,17 @@
 
     python -m benchmarks.two_schedulers [--nodes 50] [--pods 300] [--rounds 3]
 
-The cluster's own kube-scheduler, with kvplace's extender in its configuration, and kvplace's second one; the
-pods that ask for cores name the one or the other in turn, and half as many plain pods go to the first. Both
-are stopped (SIGSTOP) while the pods are created and begin together. Neither knows what the other one is
-about to bind: cores cannot be given away twice, but decisions can be lost to the other and taken again. The
-same pods with one scheduler for all that ask stand beside it; plain pods then have their scheduler, too, and
-it calls no extender. Nodes are of four server types. Conflicts are counted by kvplace and by the API server,
-per pod that asks; CPU from the moment both begin until four seconds after the last binding, of all processes
-and per pod of either kind. `oversold` are nodes whose pods request more CPUs than the node has, for which
-the kubelet would reject pods. Medians of the rounds.
+One is the cluster's own kube-scheduler, with kvplace's extender in its configuration; the other is
+kvplace's. The pods that ask for cores name one or the other in turn, and half as many plain pods go to the
+first. Both are stopped (SIGSTOP) while the pods are created, and begin together. Neither knows what the
+other one is about to bind: no core gets two owners, but a decision can lose against the other scheduler's
+and is then made again. For comparison, the same pods with one scheduler for all that ask; plain pods then
+have a scheduler of their own, which calls no extender. Nodes are of four server types.
+
+Conflicts are counted by kvplace and by the API server, per pod that asks. CPU counts from the moment at
+which both begin until four seconds after the last binding, of all processes and per pod of either kind.
+*oversold* are nodes whose pods request more CPUs than the node has; the kubelet would reject pods there.
+Medians of the rounds.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import _plots
-from benchmarks.__main__ import printed_block
+from benchmarks.__main__ import INTRODUCTION, PAGE, method_of, page_sections, printed_block
 
 
 def test_tables_are_quoted_and_pictures_are_shown() -> None:
@@ -35,3 +35,12 @@ def test_equal_numbers_make_equal_pictures(tmp_path: Path, monkeypatch: pytest.M
     assert line == "![Three bars](plots/three.svg)"
     assert (tmp_path / "three.svg").read_bytes() == first
     assert b"<dc:date>" not in first
+
+
+@pytest.mark.parametrize("name", sorted(page_sections()))
+def test_the_page_describes_each_method_in_the_words_of_the_benchmark(name: str) -> None:
+    assert method_of(name) in page_sections()[name]
+
+
+def test_the_page_begins_with_the_introduction_of_the_program_that_writes_it() -> None:
+    assert PAGE.read_text().startswith(INTRODUCTION)
