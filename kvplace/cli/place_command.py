@@ -11,7 +11,10 @@ from kvplace.cli.example import example_option
 from kvplace.cli.files import InputFile, take_stdin
 from kvplace.cli.machine import chosen_machine, complete_machine, cpu_manager_state_option
 from kvplace.cli.output import Answer, Output, output_option, print_document, say
+from kvplace.cli.progress import Progress
 from kvplace.core.errors import ExitCode
+
+_MILLION = 1_000_000
 
 
 @click.command("place", short_help="Choose CPUs of one machine for requests on stdin.")
@@ -64,6 +67,8 @@ def command(
     Each line is answered before the next one is read. `kvplace schema request` lists the keys and their
     values. A request without an id is called request-N, where N is the number of its line.
 
+    Ctrl-C ends a long search for moves with the best ones so far, and exit code 130; no more lines are read.
+
     Exit code 0 when every request was placed, 3 when none was, 4 when some were; 2 when a line was invalid.
     """  # noqa: D301 - click needs the literal backslash
     from kvplace.cli.place_session import AnswerKind, PlaceSession, free_cpus, numbered_lines
@@ -87,8 +92,10 @@ def command(
         explain=explain,
     )
     kinds: set[AnswerKind] = set()
+    interrupted = False
     for number, line in numbered_lines(sys.stdin.buffer):
-        answer = session.answer(line, number)
+        with Progress("searching for moves", session.most_steps // _MILLION, "million step") as progress:
+            answer = session.answer(line, number, lambda steps: progress.show(steps // _MILLION))
         kinds.add(answer.kind)
         if output is Output.JSON:
             click.echo(json.dumps(answer.document, separators=(",", ":")))
@@ -98,6 +105,10 @@ def command(
         else:
             click.echo(answer.sentence)
         sys.stdout.flush()
+        if interrupted := progress.interrupted:
+            break
+    if interrupted:
+        return ExitCode.INTERRUPTED
     if not kinds:
         say('<stdin> contains no requests; write one per line, such as {"vcpus": 8}')
     if AnswerKind.INVALID in kinds:

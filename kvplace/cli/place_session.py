@@ -18,8 +18,8 @@ from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.errors import BadBody
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
-from kvplace.core.moves.budget import MAX_STEPS, MAX_STEPS_THOROUGH
-from kvplace.core.moves.make_room import Move, MovePlan, NoMoves, make_room
+from kvplace.core.moves.budget import MAX_STEPS, MAX_STEPS_THOROUGH, Watch, unwatched
+from kvplace.core.moves.make_room import MAX_MOVES, Move, MovePlan, NoMoves, make_room
 from kvplace.core.moves.suggestions import NO_SUGGESTIONS, Suggestions, find_suggestions, move_text
 from kvplace.core.occupant import Occupant
 from kvplace.core.placement import Placement
@@ -32,6 +32,8 @@ from kvplace.core.topology import Topology
 
 MAX_LINE_BYTES = 1024 * 1024
 """A line of this length or more is not read as a request."""
+INTERRUPTED = "the search for moves was interrupted; a longer one may find better ones"
+"""Marks an answer whose search was ended early."""
 _MAX_CACHED_SUGGESTIONS = 4096
 
 
@@ -51,6 +53,17 @@ class Answer:
     kind: AnswerKind
     document: Json
     sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What becomes of one request, and the moves before it."""
+
+    found: Placement | Refusal
+    moves: tuple[Move, ...] = ()
+    no_moves: NoMoves | None = None
+    interrupted: bool = False
+    """Whether the search for moves was ended early."""
 
 
 class PlaceSession:
@@ -87,22 +100,35 @@ class PlaceSession:
         self._suggest = lru_cache(_MAX_CACHED_SUGGESTIONS)(self._find_suggestions)
         """For the machine as it stands: the same request tends to come again."""
 
-    def answer(self, line: str | bytes, number: int = 1) -> Answer:
-        """Answer one line of JSON. A line without an id goes by its number, counted from 1."""
+    @property
+    def _max_steps(self) -> int:
+        """Steps for each number of moves."""
+        return MAX_STEPS_THOROUGH if self._thorough else MAX_STEPS
+
+    @property
+    def most_steps(self) -> int:
+        """Steps that the search for moves may take for one line."""
+        return MAX_MOVES * self._max_steps
+
+    def answer(self, line: str | bytes, number: int = 1, watch: Watch = unwatched) -> Answer:
+        """Answer one line of JSON. A line without an id goes by its number, counted from 1.
+
+        `watch` may end the search for moves; the best ones found until then are the answer, which says so.
+        """
         name = ""
         try:
             document = json_object(_text(line), what="the line", like='{"vcpus": 8}')
             name = id_of(document, "release" if "release" in document else "id")
             if "release" in document:
                 return self._release(document, name)
-            return self._place(document, name, number)
+            return self._place(document, name, number, watch)
         except BadBody as error:
             place: Json = {"id": name} if name else {"line": number}
             return Answer(
                 AnswerKind.INVALID, {**place, "error": str(error)}, f"{name or f'line {number}'}: {error}"
             )
 
-    def _place(self, document: Json, name: str, number: int) -> Answer:
+    def _place(self, document: Json, name: str, number: int, watch: Watch) -> Answer:
         uid = name or f"request-{number}"
         if self._keep:
             name = uid  # what is kept can be moved and released, so the answer says by which id
@@ -111,7 +137,10 @@ class PlaceSession:
         request = request_of(document, also=("id", "free"))
         only = (self._cpus(document["free"]) if "free" in document else self._free) & ~self._foreign
         answer: Json = {"id": name} if name else {}
-        found, moves, no_moves = self._decide(request, only)
+        decision = self._decide(request, only, watch)
+        found, moves, no_moves = decision.found, decision.moves, decision.no_moves
+        if decision.interrupted:
+            answer["interrupted"] = INTERRUPTED
         if isinstance(found, Refusal):
             suggestions = self._suggest(request, only)
             if no_moves is not None:
@@ -135,6 +164,8 @@ class PlaceSession:
         if self._make_room:
             answer["moves"] = [self._moved(move) for move in moves]
             sentence += "".join(f"; move {move_text(move)}" for move in moves)
+        if decision.interrupted:
+            sentence += f"; {INTERRUPTED}"
         return Answer(AnswerKind.PLACED, answer, sentence)
 
     def _moved(self, move: Move) -> Json:
@@ -142,19 +173,19 @@ class PlaceSession:
         placed = placement_document(self._name, self._topology, request, move.after, uid=move.id)
         return {**move_document(move), "placement": placed}
 
-    def _decide(
-        self, request: Request, only: CpuMask
-    ) -> tuple[Placement | Refusal, tuple[Move, ...], NoMoves | None]:
+    def _decide(self, request: Request, only: CpuMask, watch: Watch) -> _Decision:
         no_moves = None
         if self._make_room:
             running = tuple(self._kept.values())
-            steps = MAX_STEPS_THOROUGH if self._thorough else MAX_STEPS
-            found = make_room(self._topology, running, request, only=only, max_steps=steps)
+            found = make_room(
+                self._topology, running, request, only=only, max_steps=self._max_steps, watch=watch
+            )
             if isinstance(found, MovePlan):
-                return found.placement, found.moves, None
+                return _Decision(found.placement, found.moves, interrupted=found.interrupted)
             no_moves = found
         free = free_of(self._topology, self._ledger, only=only)
-        return place(self._topology, free, request), (), no_moves
+        interrupted = no_moves is not None and no_moves.interrupted
+        return _Decision(place(self._topology, free, request), (), no_moves, interrupted)
 
     def _find_suggestions(self, request: Request, only: CpuMask) -> Suggestions:
         if not self._explain:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.machines.shipped import read_machine
 from tests.cli.calls import COMMAND, Called
 from tests.cli.terminal import Terminal
 
@@ -24,6 +27,7 @@ VMS = [
     for vcpus, cpu_set in ((4, "one-l3"), (8, "one-numa"), (2, "any"), (6, "one-socket"))
 ]
 MIX = [{"request": {"vcpus": vcpus, "cpuSet": "one-numa"}} for vcpus in range(1, 9)]
+SNC4 = "2x-xeon-8480plus-snc4"
 
 
 @pytest.fixture
@@ -36,16 +40,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def interrupted(arguments: tuple[str, ...], folder: Path) -> tuple[str, Called]:
+def interrupted(arguments: tuple[str, ...], folder: Path, stdin: str = os.devnull) -> tuple[str, Called]:
     """Start a command, interrupt it as soon as it says how far it is, and return what it said first."""
-    with subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-    ) as process:
+    with (
+        (folder / stdin).open("rb") as lines,
+        subprocess.Popen(
+            [*COMMAND, *arguments],
+            stdin=lines,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+        ) as process,
+    ):
         assert process.stderr is not None
         first = process.stderr.readline()
         process.send_signal(signal.SIGINT)
@@ -81,6 +88,36 @@ def test_a_partial_plan_is_marked_in_the_table_too(folder: Path) -> None:
     _, called = interrupted(LONG["plan"][:-2], folder)
     assert called.code == 130
     assert "\ninterrupted the search was interrupted; a longer one may place more VMs\n" in called.out
+
+
+def test_ctrl_c_ends_a_thorough_search_for_moves_with_the_best_ones_so_far(folder: Path) -> None:
+    chance = random.Random(3)
+    nodes = [format_cpu_list(node.cpus) for node in read_machine(SNC4).numa_nodes]
+    crowd = [
+        {
+            "id": f"vm-{number}",
+            "vcpus": chance.choice((1, 2, 3, 4, 5, 6, 7, 9, 13)),
+            "cpuSet": chance.choice(("one-numa", "one-l3", "spread-numa", "any")),
+            "smt": chance.choice(("prefer", "require", "isolate")),
+            "memory": f"{chance.randrange(2, 30)}Gi",
+            "free": chance.choice(nodes),
+        }
+        for number in range(26)
+    ]
+    wide = {"id": "wide", "vcpus": 22, "cpuSet": "spread-numa", "memory": "128Gi"}
+    lines = (*crowd, wide, {"id": "next", "vcpus": 1})
+    (folder / "crowd.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ("place", "--topology", SNC4, "--keep", "--make-room", "--thorough")
+    first, called = interrupted((*command, "-o", "json"), folder, "crowd.jsonl")
+    assert first == "kvplace: searching for moves: 0 of 300 million steps\n"
+    assert "kvplace: interrupted; the answer so far follows" in called.err
+    assert called.code == 130
+    *answers, last = (json.loads(line) for line in called.out.splitlines())
+    assert len(answers) == 26
+    assert not any("interrupted" in answer for answer in answers)
+    assert last["interrupted"] == "the search for moves was interrupted; a longer one may find better ones"
+    assert last["id"] == "wide"
+    assert len(last["placement"]["vcpus"]) == 22
 
 
 def test_on_a_terminal_there_is_a_bar_and_it_is_gone_at_the_end(folder: Path) -> None:

@@ -6,6 +6,11 @@ is one look at one target by counts, about 5 µs; asking for a placement costs m
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+Watch = Callable[[int], bool]
+"""Is told how many steps a search has taken, and answers whether it goes on."""
+
 MAX_STEPS = 1_000_000
 """Steps for each number of moves: a few seconds in the worst case."""
 MAX_STEPS_THOROUGH = 100 * MAX_STEPS
@@ -18,17 +23,29 @@ LOOKUP = 50
 PLACEMENT = 200
 """Steps of computing a placement that is not cached, in addition to `LOOKUP`."""
 
+_STEPS_BETWEEN_LOOKS = 20_000
+"""Steps after which a watch is asked again: a tenth of a second."""
+
+
+def unwatched(_steps: int) -> bool:
+    """Let a search go on to its end."""
+    return True
+
 
 class Budget:
     """The steps that a search may take, and those that it has taken."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, watch: Watch = unwatched) -> None:
         self.limit = limit
+        self._watch = watch
+        self._next_look = _STEPS_BETWEEN_LOOKS
         self.used = 0
         self.total = 0
         """All steps, also those before the last `renew`."""
         self.was_exceeded = False
-        """Whether the search left something out because no steps were left."""
+        """Whether the search left something out because no steps were left, or because it was stopped."""
+        self.was_stopped = False
+        """Whether the watch said that the search ends."""
 
     def spend(self, steps: int) -> None:
         """Count some steps."""
@@ -41,7 +58,10 @@ class Budget:
 
     def exceeded(self, share: int = 1) -> bool:
         """Report whether the steps, or one of so many equal shares of them, are used up: the search stops."""
-        if self.used * share <= self.limit:
+        if self.total >= self._next_look and not self.was_stopped:
+            self._next_look = self.total + _STEPS_BETWEEN_LOOKS
+            self.was_stopped = not self._watch(self.total)
+        if self.used * share <= self.limit and not self.was_stopped:
             return False
         self.was_exceeded = True
         return True

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.free import free_of
 from kvplace.core.ledger import Ledger
-from kvplace.core.moves.budget import MAX_STEPS
+from kvplace.core.moves.budget import MAX_STEPS, Watch, unwatched
 from kvplace.core.moves.move_search import MoveSearch
 from kvplace.core.moves.step_trials import Trial
 from kvplace.core.occupant import Occupant, RunningVms, bytes_moved
@@ -46,6 +46,8 @@ class MovePlan:
     moves: tuple[Move, ...]
     steps: int = field(default=0, compare=False)
     """Steps that the search took."""
+    interrupted: bool = False
+    """Whether the search was ended by its watch: a longer one may find cheaper moves."""
 
     @property
     def bytes_moved(self) -> Bytes:
@@ -62,6 +64,8 @@ class NoMoves:
     """Whether there are none; False when the search stopped at its bound."""
     steps: int = field(default=0, compare=False)
     """Steps that the search took."""
+    interrupted: bool = False
+    """Whether the search was ended by its watch."""
 
 
 def make_room(
@@ -72,6 +76,7 @@ def make_room(
     only: CpuMask | None = None,
     most_moves: int = MAX_MOVES,
     max_steps: int = MAX_STEPS,
+    watch: Watch = unwatched,
 ) -> MovePlan | NoMoves:
     """Find the moves after which a VM fits well: on no more NUMA nodes than on the empty machine.
 
@@ -80,7 +85,7 @@ def make_room(
     as in `free_of`.
 
     For each number of moves the search takes at most `max_steps` steps (see `budget`); the best moves found
-    until then are the answer.
+    until then are the answer. So they are when `watch`, asked again and again, ends the search.
     """
     empty = try_place(topology, free_of(topology, Ledger(), only=only), request)
     if empty is None:
@@ -90,11 +95,14 @@ def make_room(
     if now is not None and len(now.numa_nodes) <= len(empty.numa_nodes):
         return MovePlan(now, ())
     most_moves = min(most_moves, MAX_MOVES, len(occupants) + 1)
-    search = MoveSearch(running, request, empty, max_steps)
+    search = MoveSearch(running, request, empty, max_steps, watch)
     found = search.best(most_moves)
     steps = search.budget.total
     if found is not None:
-        return MovePlan(found.placement, _moves(running, found), steps)
+        return MovePlan(found.placement, _moves(running, found), steps, search.budget.was_stopped)
+    if search.budget.was_stopped:
+        sentence = "no moves found before the search was interrupted; there may be some"
+        return NoMoves(sentence, exact=False, steps=steps, interrupted=True)
     if search.budget.was_exceeded:
         sentence = f"no moves found within {max_steps:,} search steps; there may be some"
         return NoMoves(sentence, exact=False, steps=steps)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from kvplace.core.cpuset import cpus_of
-from kvplace.core.moves.budget import LOOK, MAX_STEPS, Budget
+from kvplace.core.moves.budget import LOOK, MAX_STEPS, Budget, Watch, unwatched
 from kvplace.core.moves.shortages import ResourceCounts
 from kvplace.core.moves.step_trials import StepTrials, Trial, cost_of
 from kvplace.core.moves.targets import Step, Target, VmToPlace, moving_vm, new_vm
@@ -30,10 +30,17 @@ _MAX_EQUALS = 24
 class MoveSearch:
     """The search for one new VM on one machine."""
 
-    def __init__(self, running: RunningVms, request: Request, empty: Placement, max_steps: int) -> None:
+    def __init__(
+        self,
+        running: RunningVms,
+        request: Request,
+        empty: Placement,
+        max_steps: int,
+        watch: Watch = unwatched,
+    ) -> None:
         self._running = running
         self._topology = running.topology
-        self.budget = Budget(max_steps)
+        self.budget = Budget(max_steps, watch)
         """Of the search for so many moves as are tried at present."""
         self._trials = StepTrials(running, request, len(empty.numa_nodes), self.budget)
         self._ideal = self._quality(empty)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -244,6 +245,28 @@ def test_an_answer_that_comes_from_the_bound_says_so() -> None:
     assert len(_found(machine, occupants, request).moves) == 2
     assert make_room(machine, occupants, request, max_steps=10) == NoMoves(
         "no moves found within 10 search steps; there may be some", exact=False
+    )
+
+
+def test_a_search_that_its_watch_ends_says_so_and_takes_no_more_steps() -> None:
+    machine = _machine(2, 24)
+    occupants = [_runs(machine, f"{first}", f"{first}-{first + 5}") for first in (0, 12, 24, 36)]
+    request = Request(24, PinningOptions(scope=Scope.ONE_NUMA))
+    told: list[int] = []
+
+    def end(steps: int) -> bool:
+        told.append(steps)
+        return False
+
+    with patch("kvplace.core.moves.budget._STEPS_BETWEEN_LOOKS", 10):
+        ended = make_room(machine, occupants, request, watch=end)
+    assert isinstance(ended, NoMoves)
+    assert ended.interrupted
+    assert not ended.exact
+    assert ended.sentence == "no moves found before the search was interrupted; there may be some"
+    assert len(told) == 1
+    assert make_room(machine, occupants, request, watch=lambda steps: True) == _found(
+        machine, occupants, request
     )
 
 
