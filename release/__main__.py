@@ -31,7 +31,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make a release, or its images alone, and print the folder; returns the exit code."""
+    """Make a release, or its images alone, and print the images and the folder; returns the exit code."""
     options = _parser().parse_args(arguments)
     if options.version not in (None, __version__):
         print(
@@ -44,21 +44,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         key = read_key(options.key) if options.key else None
         if options.images_only:
-            build_images(folder, options.registry, __version__, source_date(PROJECT))
+            images = build_images(folder, options.registry, __version__, source_date(PROJECT))
         else:
             shutil.rmtree(folder, ignore_errors=True)
-            _release(folder, options.registry, options.url, source_date(PROJECT))
+            images = _release(folder, options.registry, options.url, source_date(PROJECT))
         checksums = write_checksums(folder)
         if key is not None:
             sign(checksums, key)
     except (BuildFailed, UnusableKey, ImageNotNamed) as failed:
         print(f"release: {failed}", file=sys.stderr)
         return 1
+    for image in images:
+        print(f"{image.repository}:{image.tag}  {image.digest}  {image.size / 1e6:.1f} MB")
     print(folder)
     return 0
 
 
-def _release(folder: Path, registry: str, url: str, date: datetime) -> None:
+def _release(folder: Path, registry: str, url: str, date: datetime) -> list[ReleasedImage]:
     folder.mkdir(parents=True)
     _build_distributions(folder, date)
     images = build_images(folder / "images", registry, __version__, date)
@@ -74,6 +76,7 @@ def _release(folder: Path, registry: str, url: str, date: datetime) -> None:
     digest = write_checksums(folder).read_text().partition(f"  {plugin.name}")[0].splitlines()[-1]
     manifest = krew_manifest(__version__, url, plugin, digest)
     (folder / "kvplace.krew.yaml").write_text(yaml.safe_dump(manifest, sort_keys=False))
+    return images
 
 
 def _write_chart(target: Path, images: list[ReleasedImage], scratch: Path, date: datetime) -> None:

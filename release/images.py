@@ -35,6 +35,11 @@ class ReleasedImage:
     archive: Path
     software: Path
 
+    @property
+    def size(self) -> int:
+        """Bytes of the archive, which are those that a node pulls."""
+        return self.archive.stat().st_size
+
 
 def build_images(folder: Path, registry: str, tag: str, created: datetime) -> list[ReleasedImage]:
     """Write every image's archive and software list into a folder.

@@ -27,6 +27,12 @@ from harness.node_programs.root_filesystem import RootFilesystem
 PROJECT = Path(__file__).resolve().parents[2]
 _HOME = Path("/opt/kvplace")
 _SITE_PACKAGES = _HOME / "lib" / VERSION / "site-packages"
+LEFT_OUT = tuple(
+    line
+    for line in (PROJECT / "images" / "left-out.txt").read_text().splitlines()
+    if not line.startswith("#")
+)
+"""Patterns of the files of packages that the Containerfiles leave out."""
 
 
 def serve_image(reference: str | None = None) -> Image:
@@ -51,7 +57,7 @@ def _image(name: str, containerfile: Path, reference: str | None) -> Image:
     sources = [PROJECT / source for copy in copies for source in copy.sources]
     layers = (
         interpreter_layer(),
-        packages_layer(f"{name}-packages", recipe.pins(PROJECT / "constraints.txt"), site_packages),
+        packages_layer(f"{name}-packages", recipe.pins(PROJECT / "constraints.txt"), site_packages, LEFT_OUT),
         Layer(
             f"{name}-kvplace",
             (sys.version, containerfile.read_text(), *_contents(sources)),

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
@@ -27,9 +28,16 @@ from harness.node_programs.root_filesystem import RootFilesystem, libraries_of
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _STANDARD_LIBRARY = Path(f"/usr/local/lib/{VERSION}")
 _LEFT_OUT = (
-    *("site-packages", "dist-packages", "test", "tests", "idlelib", "turtledemo", "tkinter", "ensurepip"),
-    *("lib2to3", "config-*", "_test*.so", "_tkinter*.so", "*.a", "__pycache__"),
+    *("site-packages", "dist-packages", "test", "tests", "*.a", "__pycache__"),
+    *("config-*", "distutils", "ensurepip", "lib2to3", "venv"),
+    *("curses", "dbm", "idlelib", "pydoc_data", "sqlite3", "tkinter", "turtle.py", "turtledemo"),
 )
+"""Of the standard library: what builds and tests Python, and what no program of an image can use."""
+_MODULES_LEFT_OUT = (
+    *("_ctypes_test.*", "_test*", "_xx*", "xx*"),
+    *("_curses*", "_dbm.*", "_gdbm.*", "_sqlite3.*", "_tkinter.*", "nis.*", "ossaudiodev.*", "readline.*"),
+)
+"""Extension modules of the same kind, with the libraries that only they need."""
 _ABOUT_THE_INSTALLATION = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
 """Files of a distribution's metadata that differ between installations of the same distribution."""
 
@@ -41,10 +49,11 @@ def interpreter_layer() -> Layer:
     return Layer("python", inputs, _lay_out_interpreter)
 
 
-def packages_layer(name: str, pins: Sequence[Requirement], target: Path) -> Layer:
+def packages_layer(name: str, pins: Sequence[Requirement], target: Path, left_out: Sequence[str]) -> Layer:
     """Return a layer with the packages of this environment that the pins name, in a folder.
 
-    Raises `BuildFailed` when the environment has another version than the pin says.
+    Without the files that a pattern of `left_out` names, below that folder. Raises `BuildFailed` when the
+    environment has another version than the pin says.
     """
     for pin in pins:
         installed = _installed(pin.name).version
@@ -52,8 +61,8 @@ def packages_layer(name: str, pins: Sequence[Requirement], target: Path) -> Laye
             raise BuildFailed(
                 f"{pin} is pinned, but {pin.name} {installed} is installed here: run `./make test`"
             )
-    inputs = (sys.version, str(target), installed_packages(), *sorted(map(str, pins)))
-    return Layer(name, inputs, lambda root: _lay_out_packages(RootFilesystem(root), pins, target))
+    inputs = (sys.version, str(target), installed_packages(), *sorted(map(str, pins)), *left_out)
+    return Layer(name, inputs, lambda root: _lay_out_packages(RootFilesystem(root), pins, target, left_out))
 
 
 def _lay_out_interpreter(root: Path) -> Attributes:
@@ -64,29 +73,34 @@ def _lay_out_interpreter(root: Path) -> Attributes:
     files.file(program, f"/usr/local/bin/{VERSION}")
     for name in ("python", "python3"):
         files.link(f"/usr/local/bin/{name}", VERSION)
-    shutil.copytree(
-        _standard_library(), files.at(_STANDARD_LIBRARY), ignore=shutil.ignore_patterns(*_LEFT_OUT)
-    )
+    left_out = shutil.ignore_patterns(*_LEFT_OUT, *_MODULES_LEFT_OUT)
+    shutil.copytree(_standard_library(), files.at(_STANDARD_LIBRARY), ignore=left_out)
     compile_below(files.at(_STANDARD_LIBRARY), files.root)
     for library in _interpreters_libraries():
         inside = library.is_relative_to(sys.base_prefix) and not library.is_relative_to("/usr/lib")
         files.file(library, f"/usr/local/lib/{library.name}" if inside else library)
+    _strip([files.at(f"/usr/local/bin/{VERSION}"), *files.at("/usr/local/lib").rglob("*.so*")])
     files.index_libraries()
     return Attributes()
 
 
-def _lay_out_packages(files: RootFilesystem, pins: Iterable[Requirement], target: Path) -> Attributes:
+def _lay_out_packages(
+    files: RootFilesystem, pins: Iterable[Requirement], target: Path, left_out: Iterable[str]
+) -> Attributes:
     site_packages = Path(sysconfig.get_path("platlib"))
     for pin in pins:
         for member in _installed(pin.name).files or ():
             source = Path(str(member.locate())).resolve()
-            left_out = member.name in _ABOUT_THE_INSTALLATION or member.suffix == ".pyc"
-            if left_out or ".." in member.parts or not source.is_file():
+            of_here = member.name in _ABOUT_THE_INSTALLATION or member.suffix == ".pyc"
+            if of_here or ".." in member.parts or not source.is_file():
                 continue
             if source.suffix == ".so":
                 files.program(source, target / member)
             else:
                 files.file(source, target / member)
+    for path in {path for pattern in left_out for path in files.at(target).glob(pattern)}:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    _strip(files.at(target).rglob("*.so"))
     compile_below(files.at(target), files.root)
     files.add_libraries(present=_interpreters_libraries(), besides=site_packages.resolve())
     return Attributes()
@@ -110,6 +124,15 @@ def compile_below(folder: Path, root: Path) -> bool:
     return compiled
 
 
+def _strip(programs: Iterable[Path]) -> None:
+    """Remove the symbols of programs and libraries that only a debugger reads: often most of their bytes."""
+    if shutil.which("strip") is None:
+        raise NotInstalled("strip, which makes images small, is not installed here: apt-get install binutils")
+    for program in programs:
+        program.chmod(program.stat().st_mode | 0o200)
+        subprocess.run(["strip", "--strip-unneeded", program], check=True)
+
+
 _WITHOUT_REFERENCES = """
 import marshal, pathlib, sys
 for file in sorted(pathlib.Path(sys.argv[1]).rglob("*.pyc")):
@@ -122,7 +145,11 @@ for file in sorted(pathlib.Path(sys.argv[1]).rglob("*.pyc")):
 @cache
 def _interpreters_libraries() -> frozenset[Path]:
     modules = _standard_library().glob(f"lib-dynload/*{importlib.machinery.EXTENSION_SUFFIXES[0]}")
-    wanted = [module for module in modules if not module.name.startswith(("_test", "_tkinter"))]
+    wanted = [
+        module
+        for module in modules
+        if not any(fnmatch(module.name, pattern) for pattern in _MODULES_LEFT_OUT)
+    ]
     return frozenset(libraries_of([Path(sys.executable).resolve(), *wanted]))
 
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import json
 import os
 import re
 import struct
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
+import click
 import pytest
 from packaging.utils import canonicalize_name
 
 from harness.build_fixtures import skipped_if_not_installed
 from harness.node_programs.image import Image, archive
-from harness.node_programs.kvplace_images import PROJECT, agent_image, hook_image, serve_image
+from harness.node_programs.kvplace_images import LEFT_OUT, PROJECT, agent_image, hook_image, serve_image
+from kvplace.cli.main import cli
 from tests.node_programs.archives import read_archive
 
 IMAGES = {
@@ -127,8 +131,9 @@ for name in sys.argv[2:]:
     for module in pkgutil.walk_packages(below, f"{package.__name__}."):
         importlib.import_module(module.name)
 """
+FOLDERS = {path.parent.name for path in (PROJECT / "kvplace").glob("*/__init__.py")}
 STARTED = {
-    "serve": ("kvplace.cli.*", "kvplace.serve.*"),
+    "serve": tuple(f"kvplace.{folder}.*" for folder in sorted(FOLDERS - {"agent", "libvirt", "nri"})),
     "hook": ("kvplace.hook.*",),
     "agent": (
         *("kvplace.cli.agent_command", "kvplace.cli.main", "kvplace.agent.*", "kvplace.nri.*"),
@@ -144,6 +149,58 @@ def test_everything_that_the_component_imports_is_in_the_image(built: BuiltImage
     )
     assert done.stderr == ""
     assert done.returncode == 0
+
+
+def test_every_command_starts(built: BuiltImage) -> None:
+    if built.name != "serve":
+        return
+    commands = cli.list_commands(click.Context(cli))
+    for name in ("kvplace", "kubectl-kvplace", *(f"kvplace {command}" for command in commands)):
+        done = built.run(*name.split(), "--help")
+        assert (done.returncode, done.stderr) == (0, ""), name
+        assert "Usage: " in done.stdout
+    assert built.run("kvplace-hook", "--help").returncode == 0
+    assert "explain" in built.run("kubectl_complete-kvplace", "expl").stdout
+
+
+def test_a_program_that_a_kubeconfig_names_issues_the_token(built: BuiltImage) -> None:
+    """The client of Kubernetes is used for nothing else, so most of it is left out."""
+    if built.name != "serve":
+        return
+    api = "client.authentication.k8s.io/v1"
+    issued = {"apiVersion": api, "kind": "ExecCredential", "status": {"token": "secret"}}
+    program = {"apiVersion": api, "command": "/bin/issue", "interactiveMode": "Never"}
+    config = {
+        "current-context": "here",
+        "clusters": [{"name": "here", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "here", "user": {"exec": program}}],
+        "contexts": [{"name": "here", "context": {"cluster": "here", "user": "here"}}],
+    }
+    issue = built.root / "usr" / "bin" / "issue"
+    issue.write_text(f"#!/usr/local/bin/python3\nprint({json.dumps(json.dumps(issued))})\n")
+    issue.chmod(0o755)
+    (built.root / "tmp" / "kubeconfig").write_text(json.dumps(config))
+    done = built.run(
+        "/opt/kvplace/bin/python",
+        "-c",
+        "import asyncio, os\n"
+        "os.environ['HOME'] = '/tmp'\n"
+        "from kvplace.kube.credentials import CredentialOptions, load_credentials\n"
+        "async def header():\n"
+        "    loaded = await load_credentials(CredentialOptions(kubeconfig='/tmp/kubeconfig'))\n"
+        "    print(await loaded.authorization())\n"
+        "asyncio.run(header())",
+    )
+    assert (done.stdout, done.stderr) == ("Bearer secret\n", "")
+
+
+def test_files_that_no_program_loads_are_left_out_by_builder_and_containerfiles(built: BuiltImage) -> None:
+    environment = Path(sysconfig.get_path("platlib"))
+    for pattern in LEFT_OUT:
+        assert next(environment.glob(pattern), None) is not None, f"{pattern} names nothing any more"
+        assert list((built.root / built.packages).glob(pattern)) == []
+    assert re.search(r"^COPY .*images/left-out\.txt", built.containerfile, re.MULTILINE)
+    assert "sed '/^#/d' left-out.txt" in built.containerfile
 
 
 def imports_of(module: str) -> set[str]:
