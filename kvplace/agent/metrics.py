@@ -13,6 +13,10 @@ DRIFTS = Counter(
 PODS = Gauge(
     "kvplace_agent_pods", "Pods with a placement that run here, by whether they are pinned.", ["pinned"]
 )
+ENFORCES = Gauge(
+    "kvplace_agent_enforces",
+    "1 while this agent keeps other containers off the CPUs that pods own, else 0.",
+)
 LOOKS = Summary("kvplace_agent_look_seconds", "Time of one look at all threads of all pods.")
 WRITES = Counter("kvplace_agent_writes_total", "Writes about the node to the API server.", ["what"])
 LIBVIRT_FAILURES = Counter(

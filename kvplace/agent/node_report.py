@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from kvplace.agent.metrics import ENFORCES
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.scalars import PodUid
 from kvplace.kube.conditions import Condition
@@ -82,6 +83,7 @@ class NodeReport:
         """Say how other containers are kept off owned CPUs from now on; NONE while nothing does."""
         if self._enforcement is not how:
             self._enforcement = how
+            ENFORCES.set(how is not Enforcement.NONE)
             self._notify()
 
     def _notify(self) -> None:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from prometheus_client import Gauge
 
 from kvplace.controller.controller import Controller
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.holes import Domain
 from kvplace.kube.events import EventRecorder
 from kvplace.nodes.cluster_holes import SLICE_S, ClusterHoles
@@ -25,6 +26,10 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 NODES = Gauge(
     "kvplace_cluster_nodes", "Nodes by whether VMs can be placed on them: usable, unusable.", ["state"]
+)
+ENFORCED = Gauge(
+    "kvplace_cluster_enforced_nodes",
+    "Nodes on which an agent keeps other containers off the CPUs that pods own, as it has said last.",
 )
 ALLOCATABLE = Gauge("kvplace_cluster_allocatable_cpus", "CPUs of usable nodes that VMs may get.")
 FREE = Gauge("kvplace_cluster_free_cpus", "CPUs that an exclusive VM could get.")
@@ -106,6 +111,12 @@ class ClusterGauges:
         holes = self._holes.totals
         NODES.labels("usable").set(holes.nodes)
         NODES.labels("unusable").set(max(0, len(self._cache.nodes.records) - holes.nodes))
+        ENFORCED.set(
+            sum(
+                record.enforcement is not Enforcement.NONE and node in self._cache.nodes.records
+                for node, record in self._cache.topologies.records.items()
+            )
+        )
         ALLOCATABLE.set(holes.allocatable)
         FREE.set(holes.free)
         for domain in Domain:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from prometheus_client import REGISTRY
 
 from kvplace.agent.cgroup_enforcement import CgroupEnforcement
 from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
@@ -51,3 +52,12 @@ async def test_a_host_without_cpusets_is_reported_and_the_agent_goes_on(host: Ho
     assert (list(enforcer.containers()), enforcer.cpusets().settings) == ([], {})
     with pytest.raises(Gone):
         enforcer.cgroup_of(ContainerId("a"))
+
+
+def test_whether_an_agent_enforces_is_a_metric_by_which_agents_are_counted() -> None:
+    report = NodeReport()
+    seen = []
+    for how in (Enforcement.NRI, Enforcement.NONE, Enforcement.CGROUP):
+        report.enforce(how)
+        seen.append(REGISTRY.get_sample_value("kvplace_agent_enforces"))
+    assert seen == [1, 0, 1]

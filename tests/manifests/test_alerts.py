@@ -1,10 +1,13 @@
-"""Each alert fires when it should and not before: Prometheus' own engine evaluates the rules."""
+"""Each alert fires when it should and not before: Prometheus' own engine evaluates the rules.
+
+Its parser reads the expressions of the dashboard, too.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,17 @@ from tests.docs.reading import PROJECT
 
 Json = dict[str, Any]
 
-RULES = yaml.safe_load((PROJECT / "manifests" / "monitoring" / "alerts.yaml").read_text())["spec"]
+MONITORING = PROJECT / "manifests" / "monitoring"
+RULES = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["spec"]
 NAMES = {rule["alert"] for group in RULES["groups"] for rule in group["rules"]}
-HEALTHY = ('kvplace_cluster_nodes{state="usable"} 3x200', 'kvplace_agent_pods{pod="a", pinned="true"} 2x200')
+HEALTHY = (
+    'kvplace_cluster_nodes{state="usable"} 3x200',
+    'kvplace_agent_pods{pod="a", pinned="true"} 2x200',
+    'kvplace_cluster_enforced_nodes{pod="serve"} 2x200',
+    'kvplace_agent_enforces{pod="a"} 1x200',
+    'kvplace_agent_enforces{pod="b"} 1x200',
+    'kvplace_agent_enforces{pod="under the static policy"} 0x200',
+)
 """What is always there, a value for each minute."""
 DAY = 86400
 
@@ -38,7 +49,7 @@ class Case:
 
 
 CASES = (
-    Case("KvplaceServeDown", (HEALTHY[0].replace("3x200", "3x2"), HEALTHY[1]), 11, 15),
+    Case("KvplaceServeDown", (HEALTHY[0].replace("3x200", "3x2"), *HEALTHY[1:]), 11, 15),
     Case("KvplaceCoresOverlap", (*HEALTHY, "kvplace_controller_overlaps_total 0x20 1x200"), 20, 22),
     Case(
         "KvplaceVmsWait",
@@ -86,8 +97,21 @@ CASES = (
         20,
         22,
     ),
-    Case("KvplaceAgentDown", (HEALTHY[0], HEALTHY[1].replace("2x200", "2x2")), 16, 20),
+    Case(
+        "KvplaceAgentDown",
+        (*HEALTHY[:4], 'kvplace_agent_enforces{pod="b"} 1x2', HEALTHY[5]),
+        16,
+        20,
+        "The agent of 1 nodes does not answer",
+    ),
 )
+
+
+def shown() -> Iterator[str]:
+    """List what the panels of the dashboard ask Prometheus."""
+    for panel in json.loads((MONITORING / "dashboard.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            yield target["expr"]
 
 
 @pytest.fixture(scope="session")
@@ -121,6 +145,22 @@ def test_an_alert_fires_when_its_time_has_come_and_alone(ask: Ask, case: Case) -
     (found,) = ask(case.series, case.fires)
     assert found["alert"] == case.alert
     assert case.says in found["annotations"]["summary"]
+
+
+def test_with_all_agents_gone_the_alert_counts_every_node(ask: Ask) -> None:
+    (found,) = ask(tuple(one for one in HEALTHY if "kvplace_agent" not in one), 20)
+    assert found["annotations"]["summary"] == "The agent of 2 nodes does not answer"
+
+
+def test_a_node_without_an_agent_by_choice_is_no_alert(ask: Ask) -> None:
+    described_by_hand = 'kvplace_cluster_enforced_nodes{pod="serve"} 0x200'
+    assert ask((HEALTHY[0], described_by_hand), 60) == []
+
+
+def test_prometheus_reads_every_expression_of_the_dashboard(ask: Ask) -> None:
+    rules = [{"alert": "Shown", "expr": expression} for expression in shown()]
+    assert len(rules) > 10
+    ask((), 0, {"groups": [{"name": "dashboard", "rules": rules}]})
 
 
 def test_a_rule_with_a_mistake_is_refused(ask: Ask) -> None:

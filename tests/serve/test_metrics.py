@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness.certificates import Certificates
 from kvplace.core.annotations import REQUEST
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.scalars import NodeName
 from kvplace.serve.process import serving
@@ -55,6 +56,7 @@ async def test_a_bind_is_seen_in_holes_claims_ledger_writes_and_placement_time(
         before = await scraped(addresses["health"])
         assert gauge(before, "cluster_nodes", state="usable") == 1
         assert gauge(before, "cluster_nodes", state="unusable") == 1
+        assert gauge(before, "cluster_enforced_nodes") == 0
         assert gauge(before, "cluster_pods", state="waiting") == 2
         assert gauge(before, "cluster_free_cpus") == 16
         assert gauge(before, "cluster_nodes_with_hole", scope="numa", cpus="8") == 1
@@ -106,3 +108,15 @@ async def test_the_oldest_claim_without_a_bound_pod_has_its_age(certificates: Ce
     async with serving(settings_for(certificates), cluster) as addresses:
         found = await scraped(addresses["health"])
     assert 30 <= gauge(found, "ledger_oldest_unbound_claim_seconds") < 90
+
+
+async def test_nodes_on_which_an_agent_enforces_are_counted_while_they_are_there(
+    certificates: Certificates,
+) -> None:
+    cluster = FaultyCluster()
+    for node, how in (("a", Enforcement.NRI), ("b", Enforcement.CGROUP), ("c", Enforcement.NONE)):
+        cluster.create_node(node, topology=TWO)
+        cluster.put_topology(node, TWO, enforcement=how)
+    cluster.put_topology("gone", TWO, enforcement=Enforcement.NRI)
+    async with serving(settings_for(certificates), cluster) as addresses:
+        assert gauge(await scraped(addresses["health"]), "cluster_enforced_nodes") == 2
