@@ -151,17 +151,14 @@ async def _get_nodes(
 async def _watch_nodes(
     live: LiveCluster, listing: Listing[NodeView], names: tuple[str, ...], selector: Selector
 ) -> None:
-    from kvplace.kube.watches import NODE_STATUSES
-    from kvplace.nodes.watched_view import running_watched_view
+    from kvplace.nodes.watched_view import watched_nodes
 
-    async with running_watched_view(live.api, nodes=selector, pods=None, kind=NODE_STATUSES) as followed:
-        with followed.changes() as changes:
-            listing.print_all(_named(followed.view.nodes.values(), names))
-            while True:
-                changed = await changes.next(GATHER_S)
-                nodes = followed.view.nodes
-                there = [nodes[name] for name in sorted(changed.nodes) if name in nodes]
-                listing.print_changed(_named(there, names))
+    async for first, nodes in watched_nodes(live.api, selector, gather_s=GATHER_S):
+        chosen = _named(nodes, names)
+        if first:
+            listing.print_all(chosen)
+        else:
+            listing.print_changed(chosen)
 
 
 def _named(nodes: Iterable[NodeView], names: tuple[str, ...]) -> list[NodeView]:

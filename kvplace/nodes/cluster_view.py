@@ -238,22 +238,11 @@ def cluster_view(
     return ClusterView(views, vm_views(pods, views))
 
 
-def vm_views(
-    pods: Iterable[PodRecord],
-    nodes: Mapping[NodeName, NodeView],
-    *,
-    known: Mapping[PodUid, VmView] | None = None,
-) -> dict[PodUid, VmView]:
-    """Return the VMs of pods, with the claims that these nodes have for them.
-
-    Of those that are `known`, the unchanged ones are kept.
-    """
+def vm_views(pods: Iterable[PodRecord], nodes: Mapping[NodeName, NodeView]) -> dict[PodUid, VmView]:
+    """Return the VMs of pods, with the claims that these nodes have for them."""
     views = []
     for pod in pods:
         node = nodes.get(pod.node)
-        claim = None if node is None else node.ledger.claims.get(pod.uid)
-        before = None if known is None else known.get(pod.uid)
-        unchanged = before is not None and before.pod is pod and before.claim is claim
-        views.append(before if unchanged and before is not None else VmView(pod, claim))
+        views.append(VmView(pod, None if node is None else node.ledger.claims.get(pod.uid)))
     views.sort(key=lambda vm: (vm.namespace, vm.name, vm.pod.name, vm.pod.uid))
     return {vm.pod.uid: vm for vm in views}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -19,10 +20,10 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import PodRecord
-from kvplace.kube.watches import Interrupted, Selector
+from kvplace.kube.watches import EVERYTHING, NODE_STATUSES, Interrupted, Selector
 from kvplace.nodes.cluster_reading import read_cluster, read_node, read_vms
 from kvplace.nodes.cluster_view import ClusterView, VmState, VmView
-from kvplace.nodes.watched_view import Changed, running_watched_view
+from kvplace.nodes.watched_view import watched_nodes, watched_vms
 from tests.kube.claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
@@ -102,35 +103,45 @@ async def test_a_list_that_fails_is_the_readers_error(cluster: FaultyCluster) ->
         await read_cluster(Broken())
 
 
-async def test_a_followed_view_is_equal_to_one_that_is_read_and_says_what_changed(
+async def test_watched_nodes_are_those_that_are_read_and_then_the_changed_ones(
     cluster: FaultyCluster,
 ) -> None:
-    async with running_watched_view(cluster) as followed:
-        assert followed.view == await read_cluster(cluster)
-        before = followed.view
-        with followed.changes() as changes:
-            ledger = await cluster.read_ledger(NODE)
-            assert ledger is not None
-            await cluster.write_ledger(ledger, taking(claim("new", 2)))
-            assert await changes.next() == Changed(frozenset({NODE}), frozenset())
-            cluster.delete_pod("shop", "late", force=True)
-            assert await changes.next() == Changed(frozenset(), frozenset({PodUid("late")}))
-        after = followed.view
-        assert after == await read_cluster(cluster)
-        assert after.vms[PodUid("db")] is before.vms[PodUid("db")], "neither pod nor claim has changed"
-        assert after.nodes[NODE].machine is before.nodes[NODE].machine
-        assert followed.view is after, "nothing has changed"
+    other = NodeName("other")
+    cluster.create_node(other, topology=TWO)
+    async with contextlib.aclosing(watched_nodes(cluster, EVERYTHING)) as watched:
+        read = await read_cluster(cluster, pods=None, kind=NODE_STATUSES)
+        assert await anext(watched) == (True, tuple(read.nodes.values()))
+        ledger = await cluster.read_ledger(NODE)
+        assert ledger is not None
+        await cluster.write_ledger(ledger, taking(claim("new", 2)))
+        now = await read_cluster(cluster, pods=None, kind=NODE_STATUSES)
+        assert await anext(watched) == (False, (now.nodes[NODE],))
+        assert now.nodes[NODE].owned == parse_cpu_list("0-2,8-9")
+        cluster.delete_node(other)
+        first, nodes = await anext(watched)
+        assert (first, [node.exists for node in nodes]) == (False, [False])
 
 
-async def test_a_view_that_may_not_be_watched_is_an_error_at_once(cluster: FaultyCluster) -> None:
+async def test_watched_vms_are_all_of_them_and_then_the_changed_ones_also_one_that_is_gone(
+    cluster: FaultyCluster,
+) -> None:
+    placed = Selector({PLACED_LABEL: "true"})
+    async with contextlib.aclosing(watched_vms(cluster, placed)) as watched:
+        first, vms = await anext(watched)
+        assert (first, [vm.name for vm in vms]) == (True, ["db", "late", "web"])
+        cluster.delete_pod("shop", "late", force=True)
+        first, vms = await anext(watched)
+        assert (first, [vm.name for vm in vms]) == (False, ["late"])
+
+
+async def test_what_may_not_be_watched_is_an_error_at_once(cluster: FaultyCluster) -> None:
     class Denying(FaultyCluster):
         async def watch(self, kind: Any, selector: Any = None) -> AsyncIterator[Any]:
             yield Interrupted(Forbidden("you may not list nodes"))
             await asyncio.Event().wait()
 
     with pytest.raises(Forbidden, match="may not list nodes"):
-        async with running_watched_view(Denying()):
-            pass
+        await anext(watched_nodes(Denying(), EVERYTHING))
 
 
 PLACED = PodPlacement.of_cpu_map('{"socket0":["0","1"]}')
