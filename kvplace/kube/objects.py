@@ -93,23 +93,12 @@ class Annotations(_ApiObject, frozen=True):
     @property
     def asking(self) -> dict[str, str]:
         """The annotations that ask for cores."""
-        values = (
-            self.kvplace_cpu_set,
-            self.cpu_policy,
-            self.smt,
-            self.emulator_threads,
-            self.numa_memory,
-            self.guest_numa,
-            self.on_failure,
-            self.explain,
-            self.movable,
-            self.make_room,
-            self.cpu_set,
-            self.crane_policy,
-            self.crane_awareness,
-            self.crane_manager,
-        )
-        return {key: value for key, value in zip(ASKING, values, strict=True) if value is not None}
+        present = ((key, getattr(self, field)) for key, field in _ASKING_FIELDS.items())
+        return {key: value for key, value in present if value is not None}
+
+
+_NAMES = {field.encode_name: field.name for field in msgspec.structs.fields(Annotations)}
+_ASKING_FIELDS = {key: _NAMES[key] for key in ASKING}
 
 
 class OwnerReference(_ApiObject, frozen=True):

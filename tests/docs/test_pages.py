@@ -134,15 +134,22 @@ def test_every_variable_is_listed() -> None:
 
 def test_the_folders_that_are_drawn_are_those_that_exist() -> None:
     drawn = section(page("architecture.md"), "Folders")
-    rooms = {path.parent.name for path in (PROJECT / "kvplace").glob("**/__init__.py")} - {"kvplace"}
-    assert {name for name in rooms if f"{name}/" not in drawn} == set()
+    folders = {path.parent.name for path in (PROJECT / "kvplace").glob("**/__init__.py")} - {"kvplace"}
+    assert {name for name in folders if f"{name}/" not in drawn} == set()
     named = {
         name
         for line in drawn.splitlines()
         if line.startswith("  ")
         for name in re.findall(r"(?:^|\s)([a-z]+)/ ", line)
     }
-    assert named <= rooms
+    assert named <= folders
+
+
+def test_files_and_folders_that_the_architecture_names_exist() -> None:
+    named = re.findall(r"`([\w/-]+/(?:[\w-]+\.(?:py|yaml))?)`", page("architecture.md"))
+    assert len(named) > 50
+    places = (PROJECT, PROJECT / "kvplace")
+    assert [file for file in named if not any((place / file).exists() for place in places)] == []
 
 
 def test_folders_of_the_manifests_are_all_explained() -> None:
