@@ -51,11 +51,12 @@ class WorkQueue:
                     del self._due[node]
                     self._under_work.add(node)
                     return node
+            alarm = loop.call_at(self._order[0][0], self._changed.set) if self._order else None
             try:
-                async with asyncio.timeout_at(self._order[0][0] if self._order else None):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+                await self._changed.wait()
+            finally:
+                if alarm is not None:
+                    alarm.cancel()
 
     def done(self, node: NodeName) -> None:
         """Note that the work on a node has ended."""

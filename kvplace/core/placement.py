@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from kvplace.core.cpu_map import read_cpu_map
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
@@ -164,10 +165,16 @@ class PodPlacement:
     @classmethod
     def from_json(cls, text: str) -> PodPlacement:
         """Read the annotation; raises BadAnnotation that names what is wrong."""
-        try:
-            return _read(_fields(text))
-        except ValueError as error:
-            raise BadAnnotation(PLACEMENT, text, str(error)) from None
+        return _placement_of(text)
+
+
+@lru_cache(maxsize=1024)
+def _placement_of(text: str) -> PodPlacement:
+    """Read an annotation once: whoever looks after a pod reads it several times in a row."""
+    try:
+        return _read(_fields(text))
+    except ValueError as error:
+        raise BadAnnotation(PLACEMENT, text, str(error)) from None
 
 
 def _fields(text: str) -> Fields:

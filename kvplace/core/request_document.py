@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvplace.core.annotations import REQUEST
 from kvplace.core.errors import BadAnnotation
@@ -55,6 +56,7 @@ def write_request(pod: PodRequest) -> str:
     return json.dumps(document, separators=(",", ":"))
 
 
+@lru_cache(maxsize=1024)
 def read_pod_request(text: str) -> PodRequest:
     """Read the annotation; raises BadAnnotation that names the field."""
     try:

@@ -88,12 +88,15 @@ class Selector:
 
     def selects(self, kind: Kind[K, R], record: R, labels: Mapping[str, str]) -> bool:
         """Say whether a watch with this selector reports an object."""
-        fields = {**self.fields, **({NAMESPACE_FIELD: self.namespace} if self.namespace else {})}
-        return (
-            all(labels.get(name) == value for name, value in self.labels.items())
-            and all(kind.fields[name](record) == value for name, value in fields.items())
-            and all(term.holds(labels) for term in self.label_terms)
-        )
+        for name, value in self.labels.items():
+            if labels.get(name) != value:
+                return False
+        for name, value in self.fields.items():
+            if kind.fields[name](record) != value:
+                return False
+        if self.namespace and kind.fields[NAMESPACE_FIELD](record) != self.namespace:
+            return False
+        return not self.label_terms or all(term.holds(labels) for term in self.label_terms)
 
 
 EVERYTHING = Selector()
