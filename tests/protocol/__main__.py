@@ -1,7 +1,8 @@
 """Tells stories by seed: `python -m tests.protocol SEED...` or `--count N [--first SEED] [--jobs N]`.
 
 Prints the seeds of those that break a promise on stderr, with the command that replays them, and what
-happened as one line of JSON. `--steps` shows each step that had an effect.
+happened as one line of JSON. `--steps` shows each step that had an effect. A long run says every minute how
+far it is; with `--record` it can be ended at any time, and the same command goes on where it was.
 """
 
 from __future__ import annotations
@@ -11,28 +12,19 @@ import json
 import logging
 import os
 import sys
+import time
 import traceback
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing import Pool
+from pathlib import Path
 
 from tests.protocol.mutations import MUTATIONS
 from tests.protocol.promises import BrokenPromise
+from tests.protocol.record import Part, Record, Told, commit
 from tests.protocol.simulation import Story
 
 _CHUNK = 50
-
-
-@dataclass
-class Told:
-    """What came of some stories."""
-
-    happened: Counter[str] = field(default_factory=Counter)
-    schedules: set[int] = field(default_factory=set)
-    broken: dict[int, str] = field(default_factory=dict)
-    """Why, by seed."""
+_PROGRESS_S = 60.0
 
 
 def told(
@@ -57,10 +49,42 @@ def told(
     return answer
 
 
-def _in_parallel(seeds: list[int], jobs: int, *, makes_room: bool) -> Iterator[Told]:
-    chunks = [seeds[start : start + _CHUNK] for start in range(0, len(seeds), _CHUNK)]
+def _told_part(part: Part) -> tuple[Part, Told]:
+    return part, told(part.seeds, makes_room=part.makes_room)
+
+
+def _in_parallel(parts: list[Part], jobs: int) -> Iterator[tuple[Part, Told]]:
     with Pool(jobs) as pool:
-        yield from pool.imap_unordered(partial(told, makes_room=makes_room), chunks)
+        yield from pool.imap_unordered(_told_part, parts)
+
+
+def _tell_many(first: int, count: int, jobs: int, record: Record | None, *, makes_room: bool) -> Told:
+    """Tell consecutive stories in several processes, except for those that are on record."""
+    starts = range(first, first + count, _CHUNK)
+    parts = [Part(start, min(_CHUNK, first + count - start), makes_room) for start in starts]
+    known = record.told if record is not None else {}
+    together = Told()
+    for part in parts:
+        together.add(known.get(part, Told()))
+    began = said = time.monotonic()
+    before = together.happened["stories"]
+    for part, one in _in_parallel([part for part in parts if part not in known], jobs):
+        together.add(one)
+        if record is not None:
+            record.add(part, one)
+        for seed, why in one.broken.items():
+            print(f"story {seed}: {why}", file=sys.stderr, flush=True)
+        now, stories = time.monotonic(), together.happened["stories"]
+        if now - said > _PROGRESS_S:
+            said = now
+            rate = (stories - before) / (now - began)
+            print(
+                f"{stories:,} of {count:,} stories, {len(together.broken)} broken;"
+                f" {rate:.0f} a second, {(count - stories) / rate / 60:.0f} minutes left",
+                file=sys.stderr,
+                flush=True,
+            )
+    return together
 
 
 def main() -> int:
@@ -69,34 +93,33 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=0, help="how many further stories")
     parser.add_argument("--first", type=int, default=0, help="seed of the first of these")
     parser.add_argument("--make-room", action="store_true", help="VMs move for others")
-    parser.add_argument("--jobs", type=int, default=1, help="how many processes tell them")
+    parser.add_argument("--jobs", type=int, default=1, help="how many processes tell the further stories")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="note here what came of each part")
     parser.add_argument(
         "--mutation", choices=sorted(MUTATIONS), help="break kvplace, and stop when it is noticed"
     )
     parser.add_argument("--steps", action="store_true", help="print each step that had an effect")
     chosen = parser.parse_args()
+    further = range(chosen.first, chosen.first + chosen.count)
+    in_parts = chosen.jobs > 1 or chosen.record is not None
+    if in_parts and (chosen.mutation or chosen.steps):
+        parser.error("--mutation and --steps tell one story after the other, without --jobs and --record")
     if chosen.mutation:
         MUTATIONS[chosen.mutation]()
-    seeds = [*chosen.seeds, *range(chosen.first, chosen.first + chosen.count)]
-    parts = (
-        _in_parallel(seeds, chosen.jobs, makes_room=chosen.make_room)
-        if chosen.jobs > 1
-        else [
-            told(
-                seeds,
-                makes_room=chosen.make_room,
-                steps=chosen.steps,
-                until_broken=bool(chosen.mutation),
-            )
-        ]
+    try:
+        record = Record(chosen.record, commit()) if chosen.record is not None else None
+    except ValueError as error:
+        parser.error(str(error))
+    together = told(
+        chosen.seeds if in_parts else [*chosen.seeds, *further],
+        makes_room=chosen.make_room,
+        steps=chosen.steps,
+        until_broken=bool(chosen.mutation),
     )
-    together = Told()
-    for part in parts:
-        together.happened += part.happened
-        together.schedules |= part.schedules
-        together.broken |= part.broken
-        for seed, why in part.broken.items():
-            print(f"story {seed}: {why}", file=sys.stderr)
+    for seed, why in together.broken.items():
+        print(f"story {seed}: {why}", file=sys.stderr)
+    if in_parts:
+        together.add(_tell_many(chosen.first, chosen.count, chosen.jobs, record, makes_room=chosen.make_room))
     if together.broken:
         broken = sorted(together.broken)
         flags = "--make-room --steps" if chosen.make_room else "--steps"

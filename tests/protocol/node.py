@@ -45,18 +45,15 @@ class Running:
 class ContainerChanges:
     """Which nodes have containers that began, ended, or use other CPUs now."""
 
-    changes: int = 0
-    """Grows with every change."""
-    _nodes: set[NodeName] = field(default_factory=set)
+    nodes: set[NodeName] = field(default_factory=set)
 
     def note(self, node: NodeName) -> None:
         """Note a change on a node."""
-        self.changes += 1
-        self._nodes.add(node)
+        self.nodes.add(node)
 
     def take(self) -> set[NodeName]:
         """Return the nodes with changes since the last call."""
-        taken, self._nodes = self._nodes, set()
+        taken, self.nodes = self.nodes, set()
         return taken
 
 

@@ -7,7 +7,7 @@ Only what a step has changed is looked at again. Numbers are those of the design
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kvplace.controller.claim_action import has_ended
 from kvplace.core.allocator.allocate import try_place
@@ -29,31 +29,31 @@ from tests.protocol.node import ContainerChanges, Running, SimulatedNode, read_p
 R = TypeVar("R")
 
 
+RETRIED_S = 15.0
+"""In calm, a kube-scheduler tries a pod again within this time."""
+
+
 class BrokenPromise(AssertionError):
     """A promise of the design does not hold."""
 
 
 class _Changes(Generic[R]):
-    """Reads each change of a kind once."""
+    """The changes of a kind that have not been looked at yet, each as what was there before and after."""
 
     def __init__(self, log: ObjectLog[R]) -> None:
-        self._log = log
-        self._read = 0
+        self.new: list[tuple[R | None, R | None]] = []
+        append = log._append
 
-    @property
-    def end(self) -> int:
-        """How many changes there were."""
-        return self._log._forgotten + len(self._log._log)
+        def note(before: Any, after: Any) -> None:
+            self.new.append((before and before.record, after and after.record))
+            append(before, after)
 
-    def new(self) -> list[tuple[R | None, R | None]]:
-        """Return what has changed since the last call, before and after."""
-        log = self._log
-        entries = log._log[max(0, self._read - log._forgotten) :]
-        self._read = self.end
-        return [
-            (before.record if before is not None else None, after.record if after is not None else None)
-            for before, after in entries
-        ]
+        log._append = note  # type: ignore[method-assign]
+
+    def take(self) -> list[tuple[R | None, R | None]]:
+        """Return what has changed since the last call."""
+        taken, self.new = self.new, []
+        return taken
 
 
 class Promises:
@@ -82,22 +82,23 @@ class Promises:
         self.agreeing = 0
         """How many pods the last such check was about."""
         self._containers = containers
-        self._seen = 0
         self._in_force: dict[PodUid, PodPlacement | None] = {}
         self._pods: dict[PodUid, PodRecord] = {}
         self._ledgers: dict[NodeName, Ledger] = {}
+        self._changed_at: dict[NodeName, float] = {}
+        """When each ledger was written last."""
 
     def look(self) -> None:
         """Look at what the last step has changed, until a promise is broken."""
-        seen = self._pod_changes.end + self._ledger_changes.end + self._containers.changes
-        if seen == self._seen or self.broken is not None:
+        if not (self._pod_changes.new or self._ledger_changes.new or self._containers.nodes):
             return
-        self._seen = seen
+        if self.broken is not None:
+            return
         touched: set[NodeName] = set()
         try:
-            for before, after in self._ledger_changes.new():
+            for before, after in self._ledger_changes.take():
                 touched.add(self._ledger_changed(before, after))
-            for old, new in self._pod_changes.new():
+            for old, new in self._pod_changes.take():
                 touched.add(self._pod_changed(old, new))
             touched |= self._containers.take()
             for name in touched & self._nodes.keys():
@@ -146,6 +147,7 @@ class Promises:
                     f"1: {claim.uid} shares CPUs {named & owned:#b} of {node} with their owner"
                 )
         self._ledgers[node] = new
+        self._changed_at[node] = self._diary.clock()
         for uid in [uid for uid, where in self.robbed.items() if where == node]:
             if uid in new.claims and self._holds_all(node, new.claims[uid]):
                 del self.robbed[uid]
@@ -227,12 +229,15 @@ class Promises:
                     )
 
     def check_waiting(self) -> None:
-        """Check, in calm, that a pod waits only for cores that are not free."""
+        """Check, in calm, that a pod waits only for cores that are not free, or came free just now."""
+        just_now = self._diary.clock() - RETRIED_S
         for pod in self._pods.values():
             if pod.node or pod.deleting:
                 continue
             request = read_pod_request(pod.request).request
             for name, node in self._cluster._nodes.records.items():
+                if self._changed_at.get(node.name, 0.0) > just_now:
+                    continue
                 machine = describe_node(node, self._cluster._topologies.get(name))
                 if isinstance(machine, Unusable):
                     continue
