@@ -72,21 +72,23 @@ def claim_with_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -
 
     What it holds for a relocation that was begun since stays its own. A pool is what others have left of it.
     """
-    if claim.relocation is not None:
-        return claim_while_relocating(claim, lost)
     before = lost.previous.placement if lost.previous is not None else Placement(Policy.NONE, (), NO_CPUS)
-    held = claim_of(
-        claim.uid,
-        before,
-        namespace=claim.namespace,
-        pod=claim.pod,
-        vmi=claim.vmi,
-        since=claim.since,
-        revision=claim.revision,
-    )
-    if before.policy is Policy.NUMA:
-        held = replace(held, cpus=CpuMask(held.cpus & ~_without(ledger, claim.uid).owned))
-    return claim_while_relocating(held, lost)
+    held = claim
+    if claim.relocation is None:
+        held = claim_of(
+            claim.uid,
+            before,
+            namespace=claim.namespace,
+            pod=claim.pod,
+            vmi=claim.vmi,
+            since=claim.since,
+            revision=claim.revision,
+        )
+    named = NO_CPUS if claim.relocation is None else claim.cpus
+    for placement in (before, lost.next.placement):
+        named |= placement.cpus if placement.policy is not Policy.NUMA else NO_CPUS
+    moving = claim_while_relocating(held, lost)
+    return replace(moving, cpus=CpuMask(moving.cpus & ~(_without(ledger, claim.uid).owned & ~named)))
 
 
 def held_by_others(ledger: Ledger, claim: Claim) -> CpuMask:

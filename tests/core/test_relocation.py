@@ -100,6 +100,15 @@ def test_a_relocation_that_was_lost_is_put_back_with_what_others_have_left_of_a_
     assert held_by_others(ledger, named) == 0b1000
 
 
+def test_a_relocation_to_a_pool_that_was_lost_is_put_back_with_what_others_have_left_of_it() -> None:
+    pool = placed(0b1111, revision=2, policy=Policy.NUMA)
+    other = replace(claimed(placed(0b1000)), uid=PodUid("other"))
+    ledger = Ledger().after(LedgerChange(claims=(other, claimed(pool))))
+    found = claim_with_lost_relocation(ledger, claimed(pool), Relocation(pool, OLD))
+    assert (found.cpus, found.owned) == (0b0111, 0b0011)
+    assert not held_by_others(ledger, found)
+
+
 def test_a_pod_that_had_no_placement_goes_back_to_running_unpinned() -> None:
     first = placed(0b11)
     back = way_back(claim_while_relocating(claimed(placed(0)), Relocation(first, None)), first)
