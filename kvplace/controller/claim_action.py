@@ -13,6 +13,7 @@ from kvplace.core.errors import BadAnnotation
 from kvplace.core.ledger import Claim, claim_of
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
+from kvplace.core.reservation import RESERVED_S
 from kvplace.core.scalars import NodeName
 from kvplace.kube.records import PodRecord
 
@@ -46,6 +47,8 @@ def action_from_cache(
     if pod is None:
         is_settled = was_deleted or age_s > SETTLE_S
         return ClaimAction.READ_POD if is_settled else ClaimAction.KEEP
+    if claim.reserved is not None:
+        return _action_on_reservation(node, pod, age_s)
     if has_ended(pod):
         return ClaimAction.RELEASE
     if runs_unpinned(claim, pod):
@@ -67,6 +70,8 @@ def action_from_live_pod(
     """
     if pod is None or pod.uid != claim.uid:
         return ClaimAction.KEEP if runs else ClaimAction.RELEASE
+    if claim.reserved is not None:
+        return _action_on_reservation(node, pod, age_s)
     if has_ended(pod):
         return ClaimAction.RELEASE
     if runs_unpinned(claim, pod):
@@ -74,6 +79,14 @@ def action_from_live_pod(
     if pod.node:
         return ClaimAction.KEEP if pod.node == node else ClaimAction.RELEASE
     return ClaimAction.RELEASE if age_s > patience_s else ClaimAction.KEEP
+
+
+def _action_on_reservation(node: NodeName, pod: PodRecord, age_s: float) -> ClaimAction:
+    """Decide about what is reserved for a pod: nobody has run there, and its bind writes the ledger first."""
+    if pod.node == node and claim_of_bound_pod(pod) is not None:
+        return ClaimAction.COMPARE  # bound by somebody who knows no reservations
+    is_over = bool(pod.node) or pod.deleting or has_ended(pod) or age_s > RESERVED_S
+    return ClaimAction.RELEASE if is_over else ClaimAction.KEEP
 
 
 def waits_for_binding(claim: Claim, pod: PodRecord | None) -> bool:
@@ -125,7 +138,7 @@ def replaces(restored: Claim, stored: Claim | None) -> bool:
     They differ when a binding that nobody waited for any more came after all. While other cores are being
     given to the pod, and when they were given since the pod was read, the ledger knows better.
     """
-    if stored is None:
+    if stored is None or stored.reserved is not None:
         return True
     if stored.relocation is not None or stored.revision > restored.revision:
         return False

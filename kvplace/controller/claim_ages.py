@@ -45,4 +45,5 @@ class ClaimAges:
 
 
 def _since(claim: Claim, known: tuple[str, float] | None, now: float) -> tuple[str, float]:
-    return known if known is not None and known[0] == claim.since else (claim.since, now)
+    date = claim.since if claim.reserved is None else claim.reserved.until  # it is renewed
+    return known if known is not None and known[0] == date else (date, now)

@@ -94,6 +94,8 @@ class Controller:
             cluster, cache, self._index, cache.edited_vmis, events, freed=self._waker.node_freed
         )
         self._pods = cache.pods
+        self._reserved: dict[NodeName, frozenset[PodUid]] = {}
+        """The pods for which something is reserved, by node."""
         cache.pods.subscribe(self._pod_seen)
         cache.nodes.subscribe(self._node_seen)
         cache.topologies.subscribe(self._report_seen)
@@ -175,20 +177,30 @@ class Controller:
                     self._queue.add(pod.node)
 
     def _ledger_seen(self, node: NodeName) -> None:
-        """Make a node due where a pod gets other cores, whose ledger has lost the claim of a bound pod, or
-        that has the claim of an unknown pod.
+        """Make a node due where a pod gets other cores, or something is reserved, whose ledger has lost the
+        claim of a bound pod, or that has the claim of an unknown pod.
 
         The last after a while: a claim may be seen before its pod.
         """
         record = self._ledgers.current(node)
         claims: Mapping[PodUid, Claim] = record.ledger.claims if record is not None else {}
-        if any(claim.relocation is not None for claim in claims.values()):
+        if any(claim.relocation is not None or claim.reserved is not None for claim in claims.values()):
             self._queue.add(node)
+        self._follow_reservations(node, claims)
         if any(uid not in self._pods.records for uid in claims):
             self._queue.add(node, after_s=SETTLE_S)
         lacking = (pod for pod in self._index.on_node(node) if pod.uid not in claims)
         if any(claim_of_bound_pod(pod) is not None for pod in lacking):
             self._queue.add(node)
+
+    def _follow_reservations(self, node: NodeName, claims: Mapping[PodUid, Claim]) -> None:
+        """Have waiting pods retried where something is no longer reserved, whoever has given it up."""
+        before = self._reserved.pop(node, frozenset())
+        now = frozenset(uid for uid, claim in claims.items() if claim.reserved is not None)
+        if now:
+            self._reserved[node] = now
+        if before - claims.keys():
+            self._waker.node_freed(node)
 
     def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
         if after is None and before is not None:

@@ -26,8 +26,10 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.log_fields import about_pod
+from kvplace.core.reservation import RESERVED_S, grown
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
+from kvplace.kube.pending_changes import no_change
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.nodes.node_cache import NodeCache
 
@@ -99,7 +101,7 @@ class Reconciler:
     async def reconcile(self, node: NodeName) -> None:
         """Bring a node's ledger in step with its pods; raises what a write raises.
 
-        1. Release or keep each claim.
+        1. Release or keep each claim, and give what has come free to those for whom it is reserved.
         2. Restore the claims that bound pods lack, and those that say something else than their placements.
         3. Report what the kubelet has taken.
         4. Delete the empty ledger of a node that is gone.
@@ -120,6 +122,7 @@ class Reconciler:
         await asyncio.gather(
             *(self._reconcile_claim(node, claim, action) for claim, action in due),
             *(self._restore(node, pod) for pod in lacking),
+            *([self._ledgers.change(node, no_change)] if record and any(grown(record.ledger)) else ()),
         )
         for claim in claims.values():
             self._report_if_taken_by_kubelet(node, claim)
@@ -156,6 +159,8 @@ class Reconciler:
         )
         if action is ClaimAction.KEEP and pod is None:
             self._look_again(node, SETTLE_S)
+        elif action is ClaimAction.KEEP and claim.reserved is not None:
+            self._look_again(node, RESERVED_S - self._ages.age_s(node, claim))
         agrees = action is ClaimAction.COMPARE and pod is not None and self._agrees(claim, pod)
         return ClaimAction.KEEP if agrees else action
 
@@ -172,7 +177,7 @@ class Reconciler:
 
     async def _reconcile_claim(self, node: NodeName, claim: Claim, action: ClaimAction) -> None:
         pod = self._pods.get(claim.uid)
-        only_if_unchanged = False
+        only_if_unchanged = claim.reserved is not None
         if action is ClaimAction.READ_POD:
             pod = await self._cluster.read_pod(claim.namespace, claim.pod)
             is_gone = pod is None or pod.uid != claim.uid
@@ -180,11 +185,11 @@ class Reconciler:
                 claim,
                 node,
                 pod,
-                runs=is_gone and self._runs(node, claim.uid),
+                runs=is_gone and claim.reserved is None and self._runs(node, claim.uid),
                 age_s=self._ages.age_s(node, claim),
                 patience_s=self._patience_s,
             )
-            only_if_unchanged = not is_gone and (waits_for_binding(claim, pod) or runs_unpinned(claim, pod))
+            only_if_unchanged |= not is_gone and (waits_for_binding(claim, pod) or runs_unpinned(claim, pod))
         if action is ClaimAction.RELEASE:
             await self._release(node, claim, only_if_unchanged=only_if_unchanged)
         elif action is ClaimAction.COMPARE and pod is not None:
@@ -216,7 +221,7 @@ class Reconciler:
 
         A bind that takes over an old claim gives it a new date; so of bind and controller the first one wins.
         """
-        if only_if_unchanged:
+        if only_if_unchanged and claim.reserved is None:
             log.warning("the claim of a pod that was never bound is released", extra=_about(node, claim))
         released = False
 

@@ -19,7 +19,7 @@ from kvplace.core.fields import Fields
 from kvplace.core.huge_pages import plain_bytes, write_page_counts
 from kvplace.core.placement import MAX_REVISION, Placement, PodPlacement
 from kvplace.core.request import Policy
-from kvplace.core.scalars import Bytes, CpuId, CpuMask, NumaId, PodUid
+from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PodUid
 from kvplace.core.strict_json import shown
 
 
@@ -37,6 +37,16 @@ class Relocation:
     next: PodPlacement
     previous: PodPlacement | None = None
     """The placement to go back to; None for a pod that had none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What is kept for a pod that waits, while running VMs make room for it."""
+
+    owned: CpuMask
+    """CPUs that the pod is to own; its claim owns those that are free already."""
+    until: str
+    """When it ends unless it is renewed, RFC 3339. For people: each replica measures the time itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,13 @@ class Claim:
     """The revision of the pod's placement that it was made for, or that the last relocation put in force."""
     relocation: Relocation | None = None
     """The change under way; everything above then includes what both placements need."""
+    reserved: Reserved | None = None
+    """Set while the pod waits for room that is being made; its bind makes an ordinary claim of it."""
+
+    @property
+    def awaited(self) -> CpuMask:
+        """CPUs that are reserved for the pod and that it does not own yet."""
+        return NO_CPUS if self.reserved is None else CpuMask(self.reserved.owned & ~self.owned)
 
     @property
     def plain_memory(self) -> dict[NumaId, Bytes]:
@@ -118,6 +135,11 @@ class Ledger:
     def owned(self) -> CpuMask:
         """All CPUs that have an owner."""
         return mask_of(self.owners)
+
+    @cached_property
+    def awaited(self) -> CpuMask:
+        """CPUs that are reserved for waiting pods and that they do not own yet."""
+        return union(claim.awaited for claim in self.claims.values())
 
     @cached_property
     def shared_use(self) -> Mapping[CpuId, int]:
@@ -269,6 +291,7 @@ def claim_document(claim: Claim) -> dict[str, Any]:
         "since": claim.since,
         "revision": claim.revision if claim.revision != 1 else "",
         "next": {} if claim.relocation is None else _relocation_document(claim.relocation),
+        "reserved": {} if claim.reserved is None else _reserved_document(claim.reserved),
     }
     return {key: value for key, value in document.items() if value not in ("", {})}
 
@@ -278,6 +301,10 @@ def _relocation_document(relocation: Relocation) -> dict[str, str]:
     if relocation.previous is not None:
         document["previous"] = relocation.previous.to_json()
     return document
+
+
+def _reserved_document(reserved: Reserved) -> dict[str, str]:
+    return {"owned": format_cpu_list(reserved.owned), "until": reserved.until}
 
 
 def read_ledger(spec: object) -> Ledger:
@@ -312,7 +339,12 @@ def _read_claim(uid: PodUid, fields: Fields) -> Claim:
         since=fields.text("since", ""),
         revision=fields.whole("revision", MAX_REVISION, least=1, default=1),
         relocation=_read_relocation(fields.fields("next")) if fields.raw.get("next") else None,
+        reserved=_read_reserved(fields.fields("reserved")) if fields.raw.get("reserved") else None,
     )
+
+
+def _read_reserved(fields: Fields) -> Reserved:
+    return Reserved(fields.cpus("owned", ""), fields.text("until", ""))
 
 
 def _read_relocation(fields: Fields) -> Relocation:

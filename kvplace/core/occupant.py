@@ -28,17 +28,18 @@ class Occupant:
 
 def occupant_of_claim(name: str, claim: Claim, topology: Topology | None) -> Occupant:
     """Make a VM of which only its claim is known: it holds what the claim says and stays there."""
+    cpus = CpuMask(claim.cpus | claim.awaited)
     held = Placement(
         claim.policy,
         (),
-        claim.cpus,
-        claim.owned,
-        numa_nodes=tuple(topology.nodes_of(claim.cpus)) if topology is not None else (),
+        cpus,
+        CpuMask(claim.owned | claim.awaited),
+        numa_nodes=tuple(topology.nodes_of(cpus)) if topology is not None else (),
         memory=claim.memory,
         huge_pages=claim.huge_pages,
     )
     options = PinningOptions(policy=Policy.IMMOVABLE)
-    return Occupant(name, Request(max(1, claim.cpus.bit_count()), options), held, movable=False)
+    return Occupant(name, Request(max(1, cpus.bit_count()), options), held, movable=False)
 
 
 class RunningVms:

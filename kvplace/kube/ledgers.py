@@ -19,9 +19,10 @@ from typing import Any, Protocol, TypeVar
 from kvplace.core.errors import Conflict, Corrupt, Forbidden, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.ledger import LedgerChange, OwnershipConflict
 from kvplace.core.log_fields import about_pod
+from kvplace.core.reservation import grown
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledger_metrics import LEDGER_CHANGES, LEDGER_CONFLICTS, LEDGER_LAST_WRITE, LEDGER_WRITES
-from kvplace.kube.pending_changes import Decision, PendingChange, decide_together
+from kvplace.kube.pending_changes import Decision, PendingChange, decide_together, no_change
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.kube.store import Store
@@ -245,7 +246,15 @@ class Ledgers:
             self._keep(written)
         for one, answer in batch.decided:
             one.succeed(answer)
-        return list(batch.again)
+        return [*self._take_over(record.node), *batch.again] if batch.change else list(batch.again)
+
+    def _take_over(self, node: NodeName) -> list[PendingChange[Any]]:
+        """Give what has just come free to those for whom it is reserved, by the next write and at once."""
+        record = self.current(node)
+        if record is None or not any(grown(record.ledger)):
+            return []
+        self._queue(node).enough.set()
+        return [PendingChange(no_change)]
 
     async def _read(self, node: NodeName) -> LedgerRecord:
         record = await self._cluster.read_ledger(node) or await self._cluster.create_ledger(node)

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from kvplace.core.errors import KvplaceError, Refused
 from kvplace.core.ledger import Claim, Ledger, LedgerChange
+from kvplace.core.reservation import grown
 from kvplace.core.scalars import PodUid
 
 T = TypeVar("T")
@@ -54,13 +55,20 @@ class Batch:
     """Refused changes that are decided again after this write, because its releases may help them."""
 
 
+def no_change(_ledger: Ledger) -> tuple[LedgerChange, None]:
+    """Decide nothing; what is reserved and has come free is written all the same."""
+    return LedgerChange(), None
+
+
 def decide_together(ledger: Ledger, pending: Collection[PendingChange[Any]]) -> Batch:
     """Decide each change in turn, each on a ledger that those before it have changed.
 
     A released claim is gone for the changes after it, but its CPUs keep their owner until the next write:
     the API server compares with the stored owners, so a CPU cannot be released and claimed in one write.
+    Before all others come the pods for which CPUs are reserved that have no owner any more.
     """
-    claims: dict[PodUid, Claim] = {}
+    claims: dict[PodUid, Claim] = {claim.uid: claim for claim in grown(ledger)}
+    ledger = ledger.after(LedgerChange(claims=tuple(claims.values())))
     releases: dict[PodUid, None] = {}
     decided: list[tuple[PendingChange[Any], object]] = []
     failed: list[tuple[PendingChange[Any], KvplaceError]] = []

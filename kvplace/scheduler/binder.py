@@ -194,8 +194,9 @@ class Binder:
     async def _claim_cores(self, args: BindingArgs, pod_request: PodRequest) -> _Decision:
         """Store the claim of a pod, and with it those of the pods that are planned for the same node.
 
-        A claim that is stored already is taken over. The controller releases old claims whose binding never
-        came; a new date tells it that this one is about to come.
+        What is reserved for it becomes its claim. A claim that is stored already is taken over. The
+        controller releases old claims whose binding never came; a new date tells it that this one is about
+        to come.
         """
         snapshot = self._cache.snapshot(args.node)
         if isinstance(snapshot, Unusable):
@@ -209,7 +210,7 @@ class Binder:
             if isinstance(machine, Unusable):
                 raise Refused(f"node {args.node}: {machine.problem}")
             stored = ledger.claims.get(args.uid)
-            if stored is not None:
+            if stored is not None and stored.reserved is None:
                 placement = placement_of_claim(machine.topology, pod_request.request, stored)
                 is_older = placement is not None and stored not in ours and not self._is_young(stored)
                 claim = replace(stored, since=rfc3339(self._now())) if is_older else stored
@@ -273,7 +274,13 @@ class Binder:
         return pod is not None and not (pod.node or pod.deleting or claimed) and bound_to == node
 
     def _place(self, args: BindingArgs, request: Request, machine: NodeMachine, ledger: Ledger) -> Placement:
-        """Choose the cores of a pod: those that it holds, else any but those that others hold."""
+        """Choose the cores of a pod: those reserved for it or held, else any but those that others hold."""
+        reserved = ledger.claims.get(args.uid)
+        if reserved is not None:
+            placement = placement_of_claim(machine.topology, request, reserved)
+            if placement is not None:
+                return placement
+            ledger = ledger.after(LedgerChange(releases=(args.uid,)))
         held = self._holds.of_pod(args.uid, args.node)
         if held is not None and machine.free(ledger).can_give(held):
             placement = placement_of_claim(machine.topology, request, held)

@@ -23,6 +23,7 @@ from kvplace.core.free import Free
 from kvplace.core.log_fields import about_pod
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import OnFailure, Request
+from kvplace.core.reservation import grown_claim
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.events import EventRecorder, does_not_fit
 from kvplace.kube.records import PodRecord
@@ -122,7 +123,14 @@ class Extender:
         )
         self._preemptor = Preemptor(cluster, cache, self._requests, self.holds, clock=clock)
         self.room = RoomMaker(
-            cluster, cache, self.holds, events, self._settings.make_room, clock=clock, search=search_room
+            cluster,
+            cache,
+            self.holds,
+            events,
+            self._settings.make_room,
+            now=now,
+            clock=clock,
+            search=search_room,
         )
         cache.subscribe(self._fits.node_changed)
         self.binder = Binder(
@@ -234,14 +242,18 @@ class Extender:
     def _claimed(
         self, uid: PodUid, nodes: Collection[NodeName], request: Request
     ) -> dict[NodeName, Candidate]:
-        """Return where a pod has a claim already, from an attempt whose binding did not come."""
+        """Return where a pod has a claim already, from an attempt whose binding did not come.
+
+        Also where room was made for it, once all that is reserved for it has come free.
+        """
         found: dict[NodeName, Candidate] = {}
         for node in self._cache.ledgers.nodes_claimed_by(uid):
             machine = self._cache.machine(node)
             claim = self._cache.ledger(node).claims.get(uid)
             if node not in nodes or isinstance(machine, Unusable) or claim is None:
                 continue
-            placement = placement_of_claim(machine.topology, request, claim)
+            came_free = grown_claim(self._cache.ledger(node), claim)
+            placement = placement_of_claim(machine.topology, request, came_free)
             if placement is not None:
                 own = Free(placement.owned, placement.cpus)
                 found[node] = Candidate(node, Fit(machine.topology, placement, own, request.vcpus))

@@ -53,7 +53,7 @@ class MovableVms:
         claims = self._cache.ledger(node).claims
         pods = (self._cache.pods.get(uid) for uid in claims)
         return any(pod is not None and self._may_consent(pod) for pod in pods) and not any(
-            claim.relocation is not None for claim in claims.values()
+            claim.relocation is not None or claim.reserved is not None for claim in claims.values()
         )
 
     def migrating(self) -> frozenset[str]:

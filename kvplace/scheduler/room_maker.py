@@ -1,12 +1,14 @@
 """Makes room: running VMs that may move get other cores of their node, so that a VM fits that fits nowhere.
 
-Filter names a VM that fits on no node. If moves are found, what they free is reserved for it, and they are
-begun one after the other: one write of the node's ledger each, which the controller and the node's agent then
-carry out as every relocation. The next one begins when the last one is in force. No VM is evicted for the one
-that waits meanwhile.
+Filter names a VM that fits on no node. If moves are found, they are begun one after the other: one write of
+the node's ledger each, which the controller and the node's agent then carry out as every relocation. The
+first of these writes also reserves what the VM will get (`core/reservation.py`), so every replica can bind it
+there, also when this one is gone by then. The next move begins when the last one is in force. No VM is
+evicted for the one that waits meanwhile.
 
-Whatever happens, only the moves that were begun are completed or undone; nothing else is left behind. So
-giving up is always safe: when the deadline has passed, a VM could not be moved, or the node has changed.
+Whatever happens, only the moves that were begun are completed or undone, and a reservation that nobody renews
+ends. So giving up is always safe: when the deadline has passed, a VM could not be moved, or the node has
+changed.
 """
 
 from __future__ import annotations
@@ -18,29 +20,31 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import partial
 from typing import Any
 
 from kvplace.core.cluster.room_on_nodes import MOST_NODES, CrowdedNode, RoomOnNode, find_room
-from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.errors import KvplaceError
-from kvplace.core.ledger import Ledger, LedgerChange, Relocation, claim_of
+from kvplace.core.cpuset import format_cpu_list, union
+from kvplace.core.errors import Conflict, KvplaceError, Unavailable
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.log_fields import about_pod
 from kvplace.core.moves.make_room import Move
 from kvplace.core.quantity import counted
 from kvplace.core.relocation import claim_while_relocating
 from kvplace.core.request import Request
+from kvplace.core.reservation import RESERVED_S, reserve
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.events import EventRecorder, making_room, owner_reference, room_not_made
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
+from kvplace.scheduler.claims import rfc3339
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.metrics import ROOM_MOVES, ROOMS
 from kvplace.scheduler.movable_vms import MovableVm, MovableVms
 from kvplace.scheduler.pod_requests import AskingPod, PodReader
-from kvplace.scheduler.reservations import Reservation
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +62,8 @@ _DECIDED_S = 4.0
 _REST = 4
 """Searches rest so many times as long as the last one took."""
 _REMEMBERED = 10_000
-_LOOK_S = 10.0
-"""The reservation is renewed so often."""
+_RENEW_S = 10.0
+"""The reservation is renewed so often, to stay for as long as room is being made."""
 
 Search = Callable[[Sequence[CrowdedNode], Request], Coroutine[Any, Any, RoomOnNode | None]]
 
@@ -87,6 +91,10 @@ class _Making:
     found: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when moves have been found; without any, the making is over."""
     node: NodeName | None = None
+    since: str = ""
+    """The date of the reservation: no two attempts make equal ones."""
+    renewed: float = 0.0
+    """When it was written last."""
 
 
 async def in_a_thread(nodes: Sequence[CrowdedNode], request: Request) -> RoomOnNode | None:
@@ -105,16 +113,17 @@ class RoomMaker:
         events: EventRecorder,
         mode: MakeRoom,
         *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
         search: Search = in_a_thread,
     ) -> None:
-        """`clock` times how long moves may take."""
+        """`now` dates reservations, `clock` times how long moves may take."""
         self._cluster = cluster
         self._cache = cache
         self._holds = holds
-        self._reservations = holds.reservations
         self._events = events
         self._mode = mode
+        self._now = now
         self._clock = clock
         self._search = search
         self._vms = MovableVms(cache)
@@ -137,6 +146,8 @@ class RoomMaker:
         if self._mode is MakeRoom.ON_REQUEST and not asking.pod_request.make_room:
             return
         now, uid = self._clock(), pod.uid
+        if self._is_reserved(uid):
+            return  # another replica makes room for it, or has ended: then the reservation does, too
         is_due = self._not_before.get(uid, now) <= now and self._rest_until <= now
         if uid in self._making or not is_due or len(self._making) >= AT_ONCE:
             return
@@ -147,11 +158,17 @@ class RoomMaker:
         """Say whether room is being made for a pod; waits until it is known whether moves help."""
         making = self._making.get(uid)
         if making is None:
-            return False
+            return self._is_reserved(uid)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DECIDED_S):
                 await making.found.wait()
         return self._making.get(uid) is making
+
+    def _is_reserved(self, uid: PodUid) -> bool:
+        """Whether room is being made for a pod, by whichever replica."""
+        nodes = self._cache.ledgers.nodes_claimed_by(uid)
+        claims = (self._cache.ledger(node).claims.get(uid) for node in nodes)
+        return any(claim is not None and claim.reserved is not None for claim in claims)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -162,23 +179,18 @@ class RoomMaker:
     # One VM.
 
     async def _make(self, making: _Making) -> None:
-        pod = making.pod
         outcome = "none"
         try:
             room = await self._find(making)
             if room is not None:
-                outcome = "stopped"
-                await self._carry_out(making, room)
-                outcome = "made"
-        except _Stopped as stopped:
-            self._say_why(making, str(stopped))
+                outcome = "made" if await self._carry_out(making, room) else "stopped"
+                await self._give_back(making)
         except KvplaceError as error:
             self._say_why(making, str(error))
         finally:
-            self._reservations.drop(pod.uid)
-            del self._making[pod.uid]
+            del self._making[making.pod.uid]
             making.found.set()
-            self._leave_alone(pod.uid, PAUSE_S)
+            self._leave_alone(making.pod.uid, PAUSE_S)
             ROOMS.labels(outcome).inc()
 
     def _say_why(self, making: _Making, why: str) -> None:
@@ -188,7 +200,10 @@ class RoomMaker:
             self._events.record(room_not_made(owner_reference(making.pod), why))
 
     async def _find(self, making: _Making) -> RoomOnNode | None:
-        """Look for moves on the nodes with most free CPUs, those that have VMs that may move."""
+        """Look for moves on the nodes with most free CPUs, those that have VMs that may move.
+
+        None where there are none, or room is being made for another VM on that node.
+        """
         ranked = []
         for number, node in enumerate(making.nodes):
             if number % 20 == 19:
@@ -210,33 +225,64 @@ class RoomMaker:
         started = self._clock()
         found = await self._search(crowded, making.request)
         self._rest_until = self._clock() + _REST * (self._clock() - started)
+        if found is None or any(other.node == found.node for other in self._making.values()):
+            return None
+        making.node = found.node
         return found
 
-    async def _carry_out(self, making: _Making, room: RoomOnNode) -> None:
-        """Reserve what comes free, and make the moves; raises _Stopped."""
+    async def _carry_out(self, making: _Making, room: RoomOnNode) -> bool:
+        """Make the moves and wait for the bind; returns whether all were made, after saying why if not."""
         pod, node, moves = making.pod, room.node, room.plan.moves
-        making.node = node
-        claim = claim_of(pod.uid, room.plan.placement, namespace=pod.namespace, pod=pod.name, vmi=pod.vmi)
-        self._reservations.reserve(Reservation(node, claim, pod.priority, frozenset()))
+        making.since = rfc3339(self._now())
+        whole = claim_of(
+            pod.uid,
+            room.plan.placement,
+            namespace=pod.namespace,
+            pod=pod.name,
+            vmi=pod.vmi,
+            since=making.since,
+        )
         making.found.set()
         log.info("%s make room", counted(len(moves), "move"), extra=_about(pod, node))
         ends = self._clock() + PATIENCE_S
-        for number, move in enumerate(moves, 1):
-            vm = await self._begin(making, move)
-            ROOM_MOVES.inc()
-            self._tell(making, vm, move, f"move {number} of {len(moves)}")
-            in_force = partial(self._is_in_force, node, vm, move)
-            await self._until(making, in_force, ends, "was not confirmed")
+        try:
+            for number, move in enumerate(moves, 1):
+                vm = await self._begin(making, whole, moves[number - 1 :])
+                ROOM_MOVES.inc()
+                self._tell(making, vm, move, f"move {number} of {len(moves)}")
+                in_force = partial(self._is_in_force, node, vm, move)
+                await self._until(making, in_force, ends, "was not confirmed")
+        except (_Stopped, KvplaceError) as stopped:
+            self._say_why(making, str(stopped))
+            return False
         ends = self._clock() + _BOUND_S
         with contextlib.suppress(_Stopped):
             await self._until(making, lambda: not self._waits(pod), ends, "was not bound")
+        return True
 
-    async def _begin(self, making: _Making, move: Move) -> MovableVm:
-        """Claim the new cores of a VM beside its present ones.
+    async def _give_back(self, making: _Making) -> None:
+        """End the reservation, unless it has become the claim of the VM, or somebody else's."""
 
-        The VM is read first, as the cache may be older than a relocation that has just ended.
+        def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
+            is_ours = self._reservation(making, ledger) is not None
+            return LedgerChange(releases=(making.pod.uid,) if is_ours else ()), None
+
+        assert making.node is not None
+        await self._cache.ledgers.change(making.node, decide)
+
+    def _reservation(self, making: _Making, ledger: Ledger) -> Claim | None:
+        """Return what is reserved for the VM by this attempt."""
+        claim = ledger.claims.get(making.pod.uid)
+        is_ours = claim is not None and claim.reserved is not None and claim.since == making.since
+        return claim if is_ours else None
+
+    async def _begin(self, making: _Making, whole: Claim, moves: Sequence[Move]) -> MovableVm:
+        """Begin the first of the moves that are left: claim the new cores of a VM beside its present ones.
+
+        The same write reserves what is free by now of the `whole` claim of the VM that waits. The VM that
+        moves is read first, as the cache may be older than a relocation that has just ended.
         """
-        node = making.node
+        node, move = making.node, moves[0]
         assert node is not None
         vm = self._vms.find(node, PodUid(move.id), self._vms.migrating())
         if vm is None or vm.placed.placement != move.before:
@@ -244,16 +290,30 @@ class RoomMaker:
         live = await self._cluster.read_pod(vm.pod.namespace, vm.pod.name)
         if live is None or (live.uid, live.placement, live.deleting) != (vm.pod.uid, vm.pod.placement, False):
             raise _Stopped(f"a VM on {node} that was to move has changed")
-        self._check(making)
+        if not self._waits(making.pod):
+            raise _Stopped("the VM waits no longer")
         following = replace(
             vm.placed, placement=move.after, revision=vm.placed.revision + 1, options=vm.options
         )
         moving = claim_while_relocating(vm.claim, Relocation(following, vm.placed))
+        is_first = not making.renewed
+        making.renewed = self._clock()
+        passed = union(move.after.owned for move in moves)
+        until = rfc3339(self._now() + timedelta(seconds=RESERVED_S))
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, bool]:
+            known = ledger.claims.get(making.pod.uid)
+            if known is not None and self._reservation(making, ledger) == known:
+                if ledger.claims.get(vm.pod.uid) == moving:
+                    return LedgerChange(), True  # by an earlier write of ours without an answer
+            elif known is not None or not is_first:
+                return LedgerChange(), False
             if ledger.claims.get(vm.pod.uid) != vm.claim or not self._has_room(making, ledger, vm, move):
                 return LedgerChange(), False
-            return LedgerChange(claims=(moving,)), True
+            if not self._fits_after(making, ledger, whole, moves):
+                return LedgerChange(), False
+            reserved = reserve(ledger, whole, but=passed, until=until)
+            return LedgerChange(claims=(moving, reserved)), True
 
         if not await self._cache.ledgers.change(node, decide):
             raise _Stopped(f"{node} has changed since the moves were found")
@@ -265,11 +325,22 @@ class RoomMaker:
         machine = self._cache.machine(making.node)
         if isinstance(machine, Unusable) or machine.topology.fingerprint != vm.placed.topology:
             return False
-        others = ledger.after(LedgerChange(releases=(vm.pod.uid,)))
-        if any(claim.relocation is not None for claim in others.claims.values()):
+        others = ledger.after(LedgerChange(releases=(vm.pod.uid, making.pod.uid)))
+        if any(claim.relocation or claim.reserved for claim in others.claims.values()):
             return False
         taken = self._holds.on_node(making.node, but=making.pod.uid)
         return machine.free(others, taken).can_give(claim_of(vm.pod.uid, move.after))
+
+    def _fits_after(self, making: _Making, ledger: Ledger, whole: Claim, moves: Sequence[Move]) -> bool:
+        """Whether the VM that waits gets its claim once these moves are made."""
+        assert making.node is not None
+        machine = self._cache.machine(making.node)
+        if isinstance(machine, Unusable):
+            return False
+        moved = {PodUid(move.id): claim_of(PodUid(move.id), move.after) for move in moves}
+        others = ledger.after(LedgerChange(releases=(making.pod.uid, *moved)))
+        taken = self._holds.on_node(making.node, but=making.pod.uid)
+        return machine.free(others, [*taken, *moved.values()]).can_give(whole)
 
     def _is_in_force(self, node: NodeName, vm: MovableVm, move: Move) -> bool:
         """Whether a VM has given up its old cores; raises _Stopped where it could not be moved."""
@@ -289,10 +360,28 @@ class RoomMaker:
             left = ends - self._clock()
             if left <= 0:
                 raise _Stopped(f"a move on {making.node} {what} in time")
-            self._reservations.renew(making.pod.uid)
+            due = making.renewed + _RENEW_S - self._clock()
+            if due <= 0:
+                await self._renew(making)
+                continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, _LOOK_S)):
+                async with asyncio.timeout(min(left, due)):
                     await self._change()
+
+    async def _renew(self, making: _Making) -> None:
+        """Begin the time of the reservation again; if that fails, the next time may do."""
+        making.renewed = self._clock()
+        until = rfc3339(self._now() + timedelta(seconds=RESERVED_S))
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
+            claim = self._reservation(making, ledger)
+            if claim is None or claim.reserved is None:
+                return LedgerChange(), None
+            return LedgerChange(claims=(replace(claim, reserved=replace(claim.reserved, until=until)),)), None
+
+        assert making.node is not None
+        with contextlib.suppress(Conflict, Unavailable):
+            await self._cache.ledgers.change(making.node, decide)
 
     async def _change(self) -> None:
         """Wait until a ledger or a pod has changed."""
@@ -303,7 +392,8 @@ class RoomMaker:
         """Raise _Stopped when the VM waits no longer, or somebody else has got what was reserved for it."""
         if not self._waits(making.pod):
             raise _Stopped("the VM waits no longer")
-        if making.pod.uid not in self._reservations.by_pod:
+        assert making.node is not None
+        if self._reservation(making, self._cache.ledger(making.node)) is None:
             raise _Stopped(f"what was reserved on {making.node} has been taken")
 
     def _waits(self, pod: PodRecord) -> bool:

@@ -9,8 +9,9 @@ import pytest
 from kvplace.core.cpuset import mask_of
 from kvplace.core.errors import Conflict, KvplaceError, Misconfigured, Refused, Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.ledgers import ENOUGH
+from kvplace.core.reservation import reserve
+from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.kube.ledgers import ENOUGH, Ledgers
 from tests.kube.claims import claim
 from tests.kube.claims import taking as claiming
 from tests.kube.faults import Operation
@@ -29,6 +30,13 @@ from tests.kube.ledger_process import (
 @pytest.fixture
 def cluster() -> Recording:
     return Recording()
+
+
+def current(ledgers: Ledgers) -> Ledger:
+    """The ledger as a process knows it."""
+    record = ledgers.current(N)
+    assert record is not None
+    return record.ledger
 
 
 async def test_changes_that_come_while_a_write_is_under_way_go_together_in_the_next(
@@ -110,6 +118,55 @@ async def test_a_pod_that_was_refused_is_asked_again_when_a_release_of_its_group
         assert (taken, released) == (ALL, True)
         assert [change.releases for _, change in cluster.asked] == [("old",), ()]
         assert cluster.stored().claims.keys() == {"new"}
+
+
+async def test_what_a_release_frees_goes_first_to_the_pod_for_which_it_is_reserved(
+    cluster: Recording,
+) -> None:
+    async with process(cluster, gather_seconds=3600.0) as ledgers, asyncio.timeout(10):
+        await ledgers.change(N, taking("old", CPUS))
+        whole = claim("waits", 0, 1)
+        kept = reserve(cluster.stored(), whole, but=NO_CPUS, until="2026-01-02T03:05:00Z")
+        cluster.put_ledger("n", cluster.stored().after(claiming(kept)))
+        await settled(lambda: "waits" in (current(ledgers).claims))
+        before = ledgers.writes
+        hold = cluster.faults.hold(Operation.WRITE_LEDGER)
+        releases = [ledgers.change(N, releasing(uid)) for uid in ("old", *(f"x{n}" for n in range(ENOUGH)))]
+        released = asyncio.gather(*releases)
+        await hold.reached.wait()
+        late = asyncio.create_task(ledgers.change(N, taking("late", CPUS - 2)))
+        await asyncio.sleep(0)
+        hold.release()
+        await released
+        assert await late == ALL & ~whole.owned
+        assert current(ledgers).claims[whole.uid].owned == whole.owned
+        assert ledgers.writes == before + 2
+
+
+async def test_whoever_writes_next_gives_a_waiting_pod_what_has_come_free_for_it(cluster: Recording) -> None:
+    async with process(cluster) as ledgers:
+        await ledgers.change(N, taking("old", CPUS))
+        whole = claim("waits", 0, 1)
+        kept = reserve(cluster.stored(), whole, but=NO_CPUS, until="2026-01-02T03:05:00Z")
+        freed = cluster.stored().after(claiming(kept)).after(LedgerChange(releases=(PodUid("old"),)))
+        cluster.put_ledger("n", freed)
+        await settled(lambda: "waits" in (current(ledgers).claims))
+        assert await ledgers.change(N, taking("new", CPUS - 2)) == ALL & ~whole.owned
+        assert cluster.stored().claims[whole.uid].owned == whole.owned
+        cluster.stored().check()
+
+
+async def test_a_reservation_that_cannot_be_written_is_not_tried_for_ever(cluster: Recording) -> None:
+    async with process(cluster) as ledgers, asyncio.timeout(10):
+        await ledgers.change(N, taking("old", CPUS))
+        kept = reserve(cluster.stored(), claim("waits", 0), but=NO_CPUS, until="2026-01-02T03:05:00Z")
+        cluster.put_ledger("n", cluster.stored().after(claiming(kept)))
+        await settled(lambda: "waits" in (current(ledgers).claims))
+        cluster.invalid.add("waits")
+        asked = len(cluster.asked)
+        assert await ledgers.change(N, releasing("old"))
+        await ledgers.drain()
+        assert len(cluster.asked) == asked + 2
 
 
 async def test_a_release_before_a_claim_in_one_group_leaves_its_cores_to_the_next_write(

@@ -343,6 +343,7 @@ class Disturber:
         node, random = self._random.choice(self._nodes), self._random
         self._cluster.delete_node(node.name)
         if random.random() < 0.5:
+            self._promises.replaced.add(node.name)
             node.replace_machine(random.choice(node.machines))
         node.is_forgotten = random.random() < 0.5
         if node.is_forgotten:

@@ -3,8 +3,9 @@
 `python -m tests.protocol --mutation NAME --count N` tells stories with one of them until a promise breaks.
 
 Not here, since it takes stories by the thousand until they meet: a claim that is released although a bind has
-taken it over (tests/controller/test_races.py notices it), and claims that are not restored
-(tests/controller/test_controller.py).
+taken it over (tests/controller/test_races.py notices it), claims that are not restored
+(tests/controller/test_controller.py), and reservations that nobody ends
+(tests/scheduler/test_reserved_room.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kvplace.core import relocation
 from kvplace.core.errors import Conflict, Unavailable
 from kvplace.core.ledger import Claim, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
+from kvplace.core.scalars import NO_CPUS
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler import binder, room_maker
@@ -251,6 +253,21 @@ def move_a_vm_to_cores_without_keeping_its_present_ones() -> None:
     _put(room_maker, "claim_while_relocating", claim_while_relocating)
 
 
+@_mutation
+def reserve_only_what_is_free_already() -> None:
+    _put(Claim, "awaited", property(lambda _self: NO_CPUS))
+
+
+@_mutation
+def bind_elsewhere_than_on_what_is_reserved() -> None:
+    real = _real(binder, "placement_of_claim")
+
+    def placement(topology: Any, request: Any, claim: Claim) -> Any:
+        return None if claim.reserved is not None else real(topology, request, claim)
+
+    _put(binder, "placement_of_claim", placement)
+
+
 # Relocating.
 
 
@@ -317,6 +334,8 @@ ROOM_MUTATIONS = frozenset(
     (
         "move-vms-without-their-owners-consent",
         "move-a-vm-to-cores-without-keeping-its-present-ones",
+        "reserve-only-what-is-free-already",
+        "bind-elsewhere-than-on-what-is-reserved",
     )
 )
 """Those that only stories notice in which VMs make room for others."""

@@ -11,14 +11,15 @@ from typing import Any, Generic, TypeVar
 
 from kvplace.controller.claim_action import has_ended
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cpuset import mask_of
+from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import Corrupt
 from kvplace.core.ledger import Claim, Ledger, claim_of
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.relocation import held_by_others
 from kvplace.core.request import Policy
 from kvplace.core.request_document import read_pod_request
-from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.core.reservation import RESERVED_S
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.nodes.node_machine import Unusable, describe_node
@@ -27,6 +28,8 @@ from tests.protocol.diary import Diary
 from tests.protocol.node import ContainerChanges, Running, SimulatedNode, read_placement
 
 R = TypeVar("R")
+_LOOK_S = 35.0
+"""A reservation that nobody renews may be looked at so much later."""
 
 
 RETRIED_S = 15.0
@@ -74,6 +77,10 @@ class Promises:
         """Pods whose claim a foreign client took away there: nothing is promised until they have it all."""
         self.disturbed: set[NodeName] = set()
         """Nodes where that has happened: others may have been given the CPUs to share meanwhile."""
+        self.replaced: set[NodeName] = set()
+        """Nodes that have been another machine since."""
+        self._reserved: dict[tuple[NodeName, PodUid], tuple[str, float]] = {}
+        """What the end of each reservation is, and since when."""
         self._cluster = cluster
         self._diary = diary
         self._nodes = {node.name: node for node in nodes}
@@ -140,18 +147,49 @@ class Promises:
         new.check()
         owned = mask_of(new.owners)
         for claim in new.claims.values():
-            is_settled = claim.relocation is None and claim.uid in self._pods and node not in self.disturbed
+            is_settled = claim.relocation is None and claim.reserved is None
+            is_settled = is_settled and claim.uid in self._pods and node not in self.disturbed
             named = claim.cpus & ~claim.owned if claim.policy is not Policy.NUMA else NO_CPUS
             if named & owned and is_settled:
                 raise BrokenPromise(
                     f"1: {claim.uid} shares CPUs {named & owned:#b} of {node} with their owner"
                 )
+        self._check_reservations(node, old, new)
         self._ledgers[node] = new
         self._changed_at[node] = self._diary.clock()
         for uid in [uid for uid, where in self.robbed.items() if where == node]:
             if uid in new.claims and self._holds_all(node, new.claims[uid]):
                 del self.robbed[uid]
         return node
+
+    def _check_reservations(self, node: NodeName, old: Ledger, new: Ledger) -> None:
+        """Check that nobody got what was reserved for another pod, and that this one got just that."""
+        for uid, before in old.claims.items():
+            after = new.claims.get(uid)
+            if before.reserved is None:
+                continue
+            for cpu in cpus_of(CpuMask(before.reserved.owned & ~before.owned)):
+                owner = new.owners.get(cpu, uid)
+                may_have = owner in (uid, old.owners.get(cpu)) or owner in self.robbed
+                if not may_have and not owner.startswith("stranger"):
+                    raise BrokenPromise(f"1: CPU {cpu} of {node} was reserved for {uid} and went to {owner}")
+            if after is not None and after.reserved is None:
+                self._diary.happened["bound on what was reserved"] += before.owned == after.owned
+                is_whole = before.owned.bit_count() == after.owned.bit_count()
+                if is_whole and before.owned != after.owned and node not in self.replaced:
+                    raise BrokenPromise(f"1: {uid} got {_owned(after)} instead of {_owned(before)} of {node}")
+        for uid, claim in new.claims.items():
+            if claim.reserved is None:
+                self._reserved.pop((node, uid), None)
+            elif self._reserved.get((node, uid), ("", 0.0))[0] != claim.reserved.until:
+                self._diary.happened["reserved"] += (node, uid) not in self._reserved
+                self._reserved[node, uid] = (claim.reserved.until, self._diary.clock())
+
+    def _is_reserved(self, node: NodeName, claim: Claim, pod: PodRecord | None) -> bool:
+        """Whether a claim is a reservation for a pod that waits, and has not outlived its end for long."""
+        if claim.reserved is None or pod is None or pod.node or pod.deleting:
+            return False
+        return self._diary.clock() - self._reserved[node, claim.uid][1] <= RESERVED_S + _LOOK_S
 
     def _holds_all(self, node: NodeName, claim: Claim) -> bool:
         """Whether a claim has what its pod runs on and what it is bound with."""
@@ -223,7 +261,9 @@ class Promises:
         for node, ledger in self._ledgers.items():
             for uid, claim in ledger.claims.items():
                 pod = self._pods.get(uid)
-                if pod is None or pod.node != node or has_ended(pod):
+                if self._is_reserved(node, claim, pod):
+                    continue
+                if pod is None or pod.node != node or has_ended(pod) or claim.reserved is not None:
                     raise BrokenPromise(
                         f"6: {claim.pod} has {_owned(claim)} of {node} and does not run there"
                     )

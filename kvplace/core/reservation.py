@@ -1,0 +1,43 @@
+"""Claims of pods that wait while running VMs make room for them: what is freed for one, nobody else gets.
+
+A CPU cannot go from one owner to the next in one write. So a reservation has two parts. What is free when it
+is made it owns at once, and the API server keeps everybody else off. What others still own is written in it,
+and every replica takes that for given away. When it has come free, the next write of the ledger, whatever it
+is about, makes the waiting pod its owner; the replica that released it makes that write at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kvplace.core.ledger import Claim, Ledger, Reserved
+from kvplace.core.scalars import CpuMask
+
+RESERVED_S = 30.0
+"""How long a reservation stays after it was made or renewed, as each replica measures it."""
+
+
+def reserve(ledger: Ledger, whole: Claim, *, but: CpuMask, until: str) -> Claim:
+    """Reserve for a waiting pod what its claim is to be, as far as it is free now.
+
+    `but`: CPUs that other VMs still pass on their way; they are reserved by a later call.
+    """
+    wanted = CpuMask(whole.owned & ~but)
+    before = ledger.claims.get(whole.uid)
+    owned = CpuMask(before.owned & wanted if before is not None else 0)
+    cpus = CpuMask(whole.cpus & ~whole.owned | owned)
+    return grown_claim(ledger, replace(whole, cpus=cpus, owned=owned, reserved=Reserved(wanted, until)))
+
+
+def grown(ledger: Ledger) -> Iterator[Claim]:
+    """Return the reservations that may own more by now, each with what has come free for it."""
+    for claim in ledger.claims.values():
+        if claim.awaited and (more := grown_claim(ledger, claim)) != claim:
+            yield more
+
+
+def grown_claim(ledger: Ledger, claim: Claim) -> Claim:
+    """Let a claim own what is reserved for its pod and has no owner."""
+    free = CpuMask(claim.awaited & ~ledger.owned & ~ledger.named)
+    return replace(claim, cpus=CpuMask(claim.cpus | free), owned=CpuMask(claim.owned | free))

@@ -1,0 +1,105 @@
+"""A reservation owns what is free, waits for the rest, and leaves neither to anybody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplace.core.cpuset import cpus_of
+from kvplace.core.free import free_of
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_document, merge_patch, read_ledger
+from kvplace.core.request import Policy
+from kvplace.core.reservation import grown, reserve
+from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
+from tests.core.claims import claim
+from tests.nodes.machines import TWO
+
+UNTIL = "2026-01-02T03:05:00Z"
+A, B, C = map(PodUid, "abc")
+masks = st.integers(0, 0xFF).map(CpuMask)
+
+
+def ledger_of(*claims: Claim) -> Ledger:
+    return Ledger().after(LedgerChange(claims=claims))
+
+
+def reserved(ledger: Ledger, owned: int, *, but: int = 0) -> Ledger:
+    """The ledger in which CPUs are reserved for pod c."""
+    kept = reserve(ledger, claim("c", owned), but=CpuMask(but), until=UNTIL)
+    return ledger.after(LedgerChange(claims=(kept,)))
+
+
+@given(owned=masks, wanted=masks, but=masks)
+def test_what_is_free_is_owned_at_once_and_the_rest_is_nobody_elses(
+    owned: CpuMask, wanted: CpuMask, but: CpuMask
+) -> None:
+    ledger = reserved(ledger_of(claim("a", owned)), wanted, but=but)
+    kept = ledger.claims[C]
+    assert kept.owned == wanted & ~but & ~owned
+    assert kept.awaited == wanted & ~but & owned
+    left = ledger.after(LedgerChange(releases=(A,)))
+    for stored in (ledger, left):
+        free = free_of(TWO, stored)
+        assert not (free.cpus | free.pool) & wanted & ~but
+    ledger.check()
+
+
+def test_what_others_leave_becomes_its_own_and_what_they_name_does_not() -> None:
+    sharer = claim("b", 0b1000, 0, Policy.SHARE)
+    ledger = reserved(ledger_of(claim("a", 0b0110), sharer), 0b1111)
+    assert list(grown(ledger)) == []
+    (kept,) = grown(ledger.after(LedgerChange(releases=(A,))))
+    assert (kept.owned, kept.cpus, kept.awaited) == (0b0111, 0b0111, 0b1000)
+    (kept,) = grown(ledger.after(LedgerChange(releases=(A, B))))
+    assert kept.owned == 0b1111
+    assert kept.reserved == ledger.claims[C].reserved
+
+
+def test_a_later_call_reserves_what_others_passed_before_and_keeps_what_is_owned() -> None:
+    ledger = reserved(ledger_of(claim("a", 0b0011)), 0b1111, but=0b0100)
+    assert ledger.claims[C].owned == 0b1000
+    assert free_of(TWO, ledger).cpus & 0b0100
+    ledger = reserved(ledger, 0b1111)
+    assert (ledger.claims[C].owned, ledger.claims[C].awaited) == (0b1100, 0b0011)
+
+
+def test_what_is_reserved_and_shared_is_named_from_the_beginning() -> None:
+    whole = claim("c", 0b11, 0, Policy.SHARE)
+    kept = reserve(ledger_of(claim("a", 0b10)), whole, but=NO_CPUS, until=UNTIL)
+    assert (kept.cpus, kept.owned, kept.awaited) == (0b11, 0, 0)
+
+
+@given(owned=masks, wanted=masks, left=masks)
+def test_it_is_stored_and_read_again_at_every_stage(owned: CpuMask, wanted: CpuMask, left: CpuMask) -> None:
+    before = ledger_of(claim("a", owned))
+    stages = [reserved(before, wanted)]
+    stages.append(stages[-1].after(LedgerChange(claims=(claim("a", owned & left),))))
+    stages.append(stages[-1].after(LedgerChange(claims=tuple(grown(stages[-1])))))
+    stages.append(stages[-1].after(LedgerChange(claims=(replace(stages[-1].claims[C], reserved=None),))))
+    stored = document_of(before)
+    for one, following in zip([before, *stages], stages, strict=False):
+        change = LedgerChange(claims=tuple(following.claims.values()))
+        stored = merged(stored, merge_patch(one, change))
+        assert read_ledger(stored) == following
+    assert "reserved" not in stored["claims"]["c"]
+
+
+def document_of(ledger: Ledger) -> dict[str, Any]:
+    return {
+        "owners": {str(cpu): uid for uid, claim in ledger.claims.items() for cpu in cpus_of(claim.owned)},
+        "claims": {uid: claim_document(claim) for uid, claim in ledger.claims.items()},
+    }
+
+
+def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """Apply a JSON merge patch."""
+    result = {key: value for key, value in document.items() if patch.get(key, "") is not None}
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            result[key] = merged(result.get(key, {}), value)
+        elif value is not None:
+            result[key] = value
+    return result
