@@ -16,24 +16,24 @@ from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
     from kvplace.core.request_document import PodRequest
-    from kvplace.core.strict_json import Json
     from kvplace.explain.explanation import Explanation
+    from kvplace.kube.object_reader import Document
 
 _NAMED = 3
 """Nodes that a line names; `wide` names more."""
 _NAMED_WIDE = 20
+_TYPE_AND_NAME = 2
 
 
 @click.command("explain", short_help="Say why a VM fits nowhere, or how it sits on its machine.")
-@click.argument(
-    "target", required=False, metavar="[vm/NAME|vmi/NAME|pod/NAME]", shell_complete=complete_target
-)
+@click.argument("words", nargs=-1, metavar="[vm/NAME|vmi/NAME|pod/NAME]", shell_complete=complete_target)
 @click.option(
     "-f",
     "--filename",
     type=InputFile(),
     metavar="FILE",
-    help="A VM, VMI or pod that need not exist, - for stdin; as `kubectl apply` takes it.",
+    help="A VM, VMI or pod that need not exist, - for stdin; as `kubectl apply` takes it. "
+    "Name one where the file has several.",
 )
 @click.option(
     "--strategy",
@@ -45,7 +45,7 @@ _NAMED_WIDE = 20
 @cluster_flags(selector=False)
 @output_option(Answer.REPORT)
 def command(
-    *, flags: ClusterFlags, target: str | None, filename: str | None, strategy: str, output: Output
+    *, flags: ClusterFlags, words: tuple[str, ...], filename: str | None, strategy: str, output: Output
 ) -> int:
     """Explain a VM.
 
@@ -57,16 +57,17 @@ def command(
 
     Exit code 3 when it waits and fits nowhere.
     """
-    if (target is None) == (filename is None):
+    if len(words) > _TYPE_AND_NAME or not (words or filename):
         raise click.UsageError("name one VM as vm/NAME, vmi/NAME or pod/NAME, or give a file with -f")
+    target = "/".join(words)  # kubectl's `vm NAME` is `vm/NAME`
     from kvplace.admission.stated_request import stated_request
     from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
     from kvplace.explain.reading import explain_document, explain_target, read_target
-    from kvplace.kube.object_reader import Document, ObjectReader
+    from kvplace.kube.object_reader import ObjectReader
 
     if flags.all_namespaces:
         raise click.UsageError("one VM is explained: give its namespace with -n, not -A")
-    given = None if filename is None else _read_file(filename)
+    given = None if filename is None else _read_file(filename, target)
 
     def stated(document: Document, namespace: str) -> PodRequest | None:
         return stated_request(document, namespace=namespace)
@@ -75,7 +76,7 @@ def command(
         reader, chosen = ObjectReader(cluster.session), Strategy(strategy)
         if given is not None:
             return await explain_document(reader, cluster.api, given, cluster.namespace, stated, chosen)
-        found = read_target(target or "", cluster.namespace)
+        found = read_target(target, cluster.namespace)
         return await explain_target(reader, cluster.api, found, stated, chosen)
 
     found = run_with_cluster(flags, body)
@@ -88,12 +89,12 @@ def command(
     return ExitCode.DOES_NOT_FIT if found.fits_nowhere else ExitCode.DONE
 
 
-def _read_file(filename: str) -> Json:
-    from pathlib import Path
+def _read_file(filename: str, target: str) -> Document:
+    from kvplace.documents.reading import read_text, read_values, source_name
+    from kvplace.explain.reading import choose_document
 
-    from kvplace.documents.reading import load_document
-
-    return load_document(Path(filename))
+    name = source_name(filename)
+    return choose_document(read_values(read_text(filename, name), name), target, name)
 
 
 def _print(found: Explanation, *, wide: bool) -> None:

@@ -6,7 +6,7 @@ spellings that contradict each other are refused, it only decides which of two k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import TypeVar
 
@@ -67,6 +67,33 @@ RESULTS = (CPU_MAP, PLACEMENT, REQUEST, EXPLANATION, CRANE_RESULT)
 """Keys that only kvplace writes, and only on pods."""
 VM_SIZE = "kvplace.io/vm-size"
 """Key that only admission writes, on VMIs: their size as KubeVirt reads it from their spec."""
+
+
+_FOREIGN_WORDS = (EXPLAIN, MOVABLE)
+"""Options whose bare words other programs may use as keys of their own."""
+
+
+def meant_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Return the keys that nothing reads though one of kvplace's was surely meant, each with that one.
+
+    `cpu-sets`, `cpu_set` and a bare `smt` are such keys. Those that begin with `kvplace.io/` are not:
+    admission refuses them.
+    """
+    meant = {
+        _folded(known): CPU_SET if known == KVPLACE_CPU_SET else known
+        for known in ASKING
+        if known.startswith(PREFIX) and known not in _FOREIGN_WORDS
+    }
+    return {
+        key: meant[_folded(key)]
+        for key in keys
+        if key not in ASKING and not key.startswith(PREFIX) and _folded(key) in meant
+    }
+
+
+def _folded(key: str) -> str:
+    word = key.lower().removeprefix(PREFIX).removeprefix("kvplace/")
+    return word.replace("-", "").replace("_", "").replace("cpusets", "cpuset")
 
 
 def read_options(annotations: Mapping[str, str]) -> PinningOptions | None:

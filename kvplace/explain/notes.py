@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
+from kvplace.core.annotations import ASKING, meant_keys
 from kvplace.explain.explanation import NOT_CREATED
 from kvplace.kube.object_reader import Document
 
@@ -20,15 +21,37 @@ def state_of(document: Document) -> str:
     return str(status.get("printableStatus") or status.get("phase") or NOT_CREATED)
 
 
-def notes_on_document(document: Document) -> Iterator[str]:
-    """Say why an object of the cluster has no pod that asks for cores."""
+def notes_on_document(document: Document, *, asks: bool) -> Iterator[str]:
+    """Say why an object of the cluster has no pod that asks for cores, whether it asks itself or not."""
     status = document.get("status") or {}
-    if status.get("activePods"):
+    if not asks:
+        yield "it asks for no cores: kvplace leaves it alone"
+        yield from _without_effect(document)
+    elif status.get("activePods"):
         yield (
             "its pod carries no kvplace.io/request: it was created without kvplace's webhooks; "
             "delete the pod to have it created again"
         )
     yield from _unmet(status)
+
+
+def _without_effect(document: Document) -> Iterator[str]:
+    """Name keys with which somebody surely meant to ask for cores, and how to write them."""
+    template = (document.get("spec") or {}).get("template")
+    asked = _keys(template or document, "annotations")
+    for key, meant in meant_keys(asked).items():
+        yield f"annotation {key} has no effect: did you mean {meant}?"
+    labels = _keys(template or document, "labels")
+    for key, meant in {**meant_keys(labels), **{key: key for key in labels if key in ASKING}}.items():
+        yield f"label {key} has no effect: write the annotation {meant}"
+    if template is not None:
+        for key in _keys(document, "annotations"):
+            if key in ASKING:
+                yield f"annotation {key} has no effect here: move it to spec.template.metadata.annotations"
+
+
+def _keys(document: Document, kind: str) -> tuple[str, ...]:
+    return tuple((document.get("metadata") or {}).get(kind) or ())
 
 
 def notes_on_vmi(vmi: Document) -> Iterator[str]:

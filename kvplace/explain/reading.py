@@ -81,6 +81,9 @@ _WORDS = {
 }
 
 
+_SHORT = {"VirtualMachine": "vm", "VirtualMachineInstance": "vmi", "Pod": "pod"}
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The object in question."""
@@ -103,6 +106,26 @@ def read_target(text: str, namespace: str) -> Target:
             f"{shown(text)} names nothing that can be explained; write vm/NAME, vmi/NAME or pod/NAME"
         )
     return Target(kind, namespace, name)
+
+
+def choose_document(documents: Sequence[object], text: str, what: str) -> Document:
+    """Choose the VM, VMI or pod of a file: its only one, or the one that `text` names; raises BadBody."""
+    found: dict[str, Document] = {}
+    for document in documents:
+        kind = document.get("kind") if isinstance(document, dict) else None
+        if isinstance(document, dict) and kind in _SHORT:
+            found[f"{_SHORT[kind]}/{(document.get('metadata') or {}).get('name')}"] = document
+    if text:
+        target = read_target(text, "")
+        name = f"{_SHORT[target.kind.value]}/{target.name}"
+        if name not in found:
+            raise BadBody(f"{what} does not contain {name}; it contains {', '.join(found) or 'no VM'}")
+        return found[name]
+    if len(found) > 1:
+        raise BadBody(f"{what} contains {len(found)} VMs: {', '.join(found)}; name one of them beside -f")
+    if not found:
+        raise BadBody(f"{what} contains no VirtualMachine, VirtualMachineInstance or Pod")
+    return next(iter(found.values()))
 
 
 async def explain_target(
@@ -209,9 +232,9 @@ class _Explaining:
         is_vm = document.get("kind") != TargetKind.POD.value
         if document.get("kind") == TargetKind.VM.value:
             spec = (spec.get("template") or {}).get("spec") or {}
-        state, notes = state_of(document), list(notes_on_document(document))
+        notes = tuple(notes_on_document(document, asks=request is not None))
+        state = state_of(document)
         if request is None:
-            notes.append("it asks for no cores: kvplace leaves it alone")
             return self._explanation(state, None, notes)
         demands = demands_of(spec, f"{self._target}: spec", is_vm=is_vm)
         fitting = fit(asked_nodes(self._view, self._nodes, demands), request.request, self._strategy)

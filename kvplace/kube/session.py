@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -330,6 +331,13 @@ def _is_untouched(error: KvplaceError) -> bool:
     return isinstance(error, ApiUnavailable) and error.untouched
 
 
+def _reason(error: OSError) -> str:
+    """Say why no connection came about; asyncio's words repeat the address, aiohttp's show objects."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
+
+
 def _error_of_transport(error: Exception, call: Call) -> KvplaceError:
     API_ERRORS.labels(call.verb, call.resource, "none").inc()
     what = f"{call.verb} {call.resource} {call.name}".rstrip()
@@ -345,6 +353,9 @@ def _error_of_transport(error: Exception, call: Call) -> KvplaceError:
         case TimeoutError():
             return ApiUnavailable(f"{what}: no answer from the API server in time")
         case aiohttp.ClientConnectorError():
-            return ApiUnavailable(f"{what}: no connection to the API server ({error})", untouched=True)
+            where, reason = f"{error.host}:{error.port}", _reason(error.os_error)
+            return ApiUnavailable(
+                f"{what}: no connection to the API server at {where} ({reason})", untouched=True
+            )
         case _:
             return ApiUnavailable(f"{what}: the connection to the API server broke ({error!r})")

@@ -12,6 +12,7 @@ from kvplace.core.annotations import (
     ASKING,
     RESULTS,
     is_movable,
+    meant_keys,
     read_options,
     wants_crane_result,
     wants_explanation,
@@ -205,3 +206,20 @@ def test_any_annotations_are_options_nothing_or_one_sentence(annotations: dict[s
     if sentence:
         assert any(sentence.startswith(f"annotation {key}: ") for key in annotations)
     assert options is None or isinstance(options, PinningOptions)
+
+
+def test_keys_that_nothing_reads_are_told_from_those_of_others() -> None:
+    asked = (
+        "cpu-sets",
+        "cpuset",
+        "CPU_SET",
+        "cpu-policy",
+        "kvplace/smt",
+        "Kvplace.io/numa-memory",
+        "guestNuma",
+    )
+    assert list(meant_keys(asked).values()) == [
+        *("cpu-set", "cpu-set", "cpu-set", "kvplace.io/cpu-policy", "kvplace.io/smt"),
+        *("kvplace.io/numa-memory", "kvplace.io/guest-numa"),
+    ]
+    assert not meant_keys((*ASKING, *RESULTS, "explain", "movable", "example.org/cpu-set", "kvplace.io/smr"))

@@ -13,7 +13,7 @@ from kvplace.admission.stated_request import stated_request
 from kvplace.cli.explain_lines import seat_lines
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.errors import BadAnnotation, BadBody, Misconfigured
+from kvplace.core.errors import BadAnnotation, Misconfigured
 from kvplace.core.marks import PINNED
 from kvplace.core.neighbours import Nearness
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
@@ -21,7 +21,11 @@ from kvplace.core.request import OnFailure, Policy
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid
 from kvplace.explain.explanation import Explanation
-from kvplace.explain.reading import Target, TargetKind, explain_document, explain_target, read_target
+from kvplace.explain.reading import (
+    explain_document,
+    explain_target,
+    read_target,
+)
 from kvplace.explain.report import explanation_document
 from kvplace.kube.conditions import Condition
 from kvplace.kube.object_reader import ApiKind, Document
@@ -126,27 +130,6 @@ def event(kind: str, name: str, when: str, message: str, **other: Any) -> Mappin
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "name"),
-    [
-        ("db", TargetKind.VM, "db"),
-        ("vm/db", TargetKind.VM, "db"),
-        ("VirtualMachine/db", TargetKind.VM, "db"),
-        ("vmi/db", TargetKind.VMI, "db"),
-        ("virtualmachineinstances.kubevirt.io/db", TargetKind.VMI, "db"),
-        ("pod/db", TargetKind.POD, "db"),
-    ],
-)
-def test_a_target_is_written_as_kubectl_writes_it(text: str, kind: TargetKind, name: str) -> None:
-    assert read_target(text, "team") == Target(kind, "team", name)
-
-
-@pytest.mark.parametrize("text", ["", "vm/", "node/worker", "vm/a/b"])
-def test_another_target_is_refused_with_what_to_write(text: str) -> None:
-    with pytest.raises(BadBody, match="write vm/NAME, vmi/NAME or pod/NAME"):
-        read_target(text, "default")
-
-
 async def test_a_vm_that_is_only_written_down_is_asked_of_every_node(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
@@ -219,6 +202,45 @@ async def test_a_pod_that_admission_never_saw_is_named(objects: Objects, cluster
     objects.put("virtualmachineinstances", {**vmi(), "status": {"activePods": {"some-uid": ""}}})
     found = await explained(objects, cluster, "vmi/db")
     assert any("created without kvplace's webhooks" in note for note in found.notes)
+
+
+async def test_a_vm_that_asks_for_nothing_gets_no_advice_to_delete_its_pod(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    running = {"activePods": {"some-uid": ""}}
+    objects.put("virtualmachineinstances", {**vmi(annotations={}), "status": running})
+    found = await explained(objects, cluster, "vmi/db")
+    assert found.notes == ("it asks for no cores: kvplace leaves it alone",)
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "note"),
+    [
+        ("annotations", "cpu-sets", "annotation cpu-sets has no effect: did you mean cpu-set?"),
+        (
+            "labels",
+            "cpu-policy",
+            "label cpu-policy has no effect: write the annotation kvplace.io/cpu-policy",
+        ),
+        ("labels", "cpu-set", "label cpu-set has no effect: write the annotation cpu-set"),
+    ],
+)
+async def test_a_vm_that_asks_with_a_key_that_nothing_reads_is_told_the_right_one(
+    objects: Objects, cluster: FaultyCluster, where: str, key: str, note: str
+) -> None:
+    document = vm(None)
+    document["spec"]["template"]["metadata"] = {where: {key: "one-numa"}}
+    assert (await written(objects, cluster, document)).notes[1:] == (note,)
+
+
+async def test_a_vm_that_asks_beside_its_template_is_told_where_to_ask(
+    objects: Objects, cluster: FaultyCluster
+) -> None:
+    document = vm(None)
+    document["metadata"]["annotations"] = {"cpu-set": "one-numa"}
+    assert (await written(objects, cluster, document)).notes[1:] == (
+        "annotation cpu-set has no effect here: move it to spec.template.metadata.annotations",
+    )
 
 
 async def test_a_waiting_vm_says_what_kube_scheduler_says_and_what_keeps_it_from_each_node(

@@ -184,6 +184,8 @@ async def test_after_a_refused_connection_certainly_nothing_was_done(tmp_path: P
             with pytest.raises(ApiUnavailable, match="no connection") as failure:
                 await session.request(GET)
     assert failure.value.untouched
+    where = stub.url.removeprefix("http://")
+    assert f"no connection to the API server at {where} (Connection refused)" in str(failure.value)
 
 
 async def test_redirects_are_not_followed_with_our_token(stub: ApiStub, tmp_path: Path) -> None:

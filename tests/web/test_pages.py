@@ -190,7 +190,18 @@ async def test_the_page_of_a_vm_says_where_it_sits_and_shows_just_its_cpus(
         facts = await page.text("dl.facts")
         assert "socket 0 · NUMA 0 · L3 0" in facts
         assert f"kubectl kvplace explain vm/{vm.name} -n shop" in facts
+        assert "4 vCPUs · any · exclusive · 4 GiB of memory\n" in facts
         assert "the same L3 cache" in await page.text("article")
+
+
+async def test_no_word_in_the_list_of_vms_is_broken(certificates: Certificates, browser: Browser) -> None:
+    stage = await cluster_of(read_machine(SERVER), 1)
+    async with reading(stage, certificates, browser, "#/node/worker-0") as page:
+        await page.see_as(size=(560, 900))
+        await page.until("document.querySelector('.vms tbody tr')")
+        cell = "[...document.querySelectorAll('.vms td')].find(one => one.innerText === 'exclusive')"
+        lines = f"(() => {{ const range = document.createRange(); range.selectNodeContents({cell});"
+        assert await page.evaluate(f"{lines} return range.getClientRects().length; }})()") == 1
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

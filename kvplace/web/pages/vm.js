@@ -5,6 +5,9 @@ import { drawMap, swatch } from "./core_map.js";
 import { bytes, cpuList, h, moment, nodeLink, plural, replace, vmLink } from "./dom.js";
 import { badge } from "./states.js";
 
+// What nobody has to read: the values that a VM has without its own annotation.
+const USUAL = { smt: "prefer", emulatorThreads: "shared", numaMemory: "preferred", guestNuma: "off", onFailure: "wait" };
+
 export class VmPage {
   #namespace;
   #name;
@@ -83,15 +86,22 @@ export class VmPage {
   }
 
   #asked(text) {
+    let request;
     try {
-      const { version, ...asked } = JSON.parse(text);
-      return Object.entries(asked)
-        .filter(([, value]) => value !== 0 && value !== "" && !(typeof value === "object" && !Object.keys(value).length))
-        .map(([key, value]) => `${key} ${key === "memory" ? bytes(value) : typeof value === "object" ? JSON.stringify(value) : value}`)
-        .join(" · ");
+      request = JSON.parse(text);
     } catch {
       return text;
     }
+    const { version, vcpus, cpuSet, policy, memory, hugepages, vmi, ...options } = request;
+    const words = [plural(vcpus, "vCPU"), cpuSet, policy];
+    if (memory) words.push(`${bytes(memory)} of memory`);
+    for (const [size, count] of Object.entries(hugepages ?? {})) words.push(`${plural(count, "huge page")} of ${size}`);
+    for (const [key, value] of Object.entries(options)) {
+      if (!value || value === USUAL[key] || (typeof value === "object" && !Object.keys(value).length)) continue;
+      const name = key.replace(/[A-Z]/g, (letter) => `-${letter.toLowerCase()}`);
+      words.push(value === true ? name : `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+    }
+    return words.filter(Boolean).join(" · ");
   }
 
   #neighbours(pod) {

@@ -1,0 +1,48 @@
+"""Which object is explained: of the cluster, or of a file."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplace.core.errors import BadBody
+from kvplace.explain.reading import Target, TargetKind, choose_document, read_target
+from tests.admission.makers import vm
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "name"),
+    [
+        ("db", TargetKind.VM, "db"),
+        ("vm/db", TargetKind.VM, "db"),
+        ("VirtualMachine/db", TargetKind.VM, "db"),
+        ("vmi/db", TargetKind.VMI, "db"),
+        ("virtualmachineinstances.kubevirt.io/db", TargetKind.VMI, "db"),
+        ("pod/db", TargetKind.POD, "db"),
+    ],
+)
+def test_a_target_is_written_as_kubectl_writes_it(text: str, kind: TargetKind, name: str) -> None:
+    assert read_target(text, "team") == Target(kind, "team", name)
+
+
+@pytest.mark.parametrize("text", ["", "vm/", "node/worker", "vm/a/b"])
+def test_another_target_is_refused_with_what_to_write(text: str) -> None:
+    with pytest.raises(BadBody, match="write vm/NAME, vmi/NAME or pod/NAME"):
+        read_target(text, "default")
+
+
+def test_of_a_file_with_one_vm_among_other_objects_the_vm_is_explained() -> None:
+    assert choose_document([{"kind": "Service"}, vm()], "", "all.yaml") == vm()
+
+
+def test_of_a_file_with_several_vms_the_named_one_is_explained() -> None:
+    other = {**vm(), "metadata": {"name": "other"}}
+    assert choose_document([vm(), other], "vm/other", "all.yaml") == other
+    with pytest.raises(BadBody, match=r"all.yaml contains 2 VMs: vm/db, vm/other; name one of them"):
+        choose_document([vm(), other], "", "all.yaml")
+    with pytest.raises(BadBody, match=r"does not contain vm/third; it contains vm/db, vm/other"):
+        choose_document([vm(), other], "vm/third", "all.yaml")
+
+
+def test_a_file_without_any_vm_is_refused() -> None:
+    with pytest.raises(BadBody, match="contains no VirtualMachine"):
+        choose_document([{"kind": "Service"}, {"kind": "Secret"}], "", "all.yaml")
