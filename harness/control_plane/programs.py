@@ -24,3 +24,11 @@ HELM = GoModule(
 ALERTS = GoModule(_HERE / "alerts", contents="Prometheus' evaluation of alerting rules")
 PROMETHEUS_OPERATOR = GoModule(_HERE / "prometheus-operator", contents="only its files, for its CRDs")
 KUBEVIRT = GoModule(_HERE / "kubevirt", contents="KubeVirt's virt-controller, admission and hooks client")
+
+
+def folder_with_kubectl(programs: Path, inside: Path) -> Path:
+    """Make a folder for PATH; the program of all Kubernetes components is kubectl when it is called so."""
+    folder = inside / "bin"
+    folder.mkdir()
+    (folder / "kubectl").symlink_to(programs / "kubernetes")
+    return folder

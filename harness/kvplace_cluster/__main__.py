@@ -18,12 +18,11 @@ import tempfile
 from pathlib import Path
 
 from harness.build_cache import BuildFailed
-from harness.control_plane.__main__ import kubectl_folder
 from harness.control_plane.cluster import ControlPlane, RequestRefused
 from harness.control_plane.containers import Image, ProcessRunner, python_image
 from harness.control_plane.hollow_node import HollowNodes
 from harness.control_plane.kubevirt_parts import KubeVirt
-from harness.control_plane.programs import KUBERNETES, KUBEVIRT
+from harness.control_plane.programs import KUBERNETES, KUBEVIRT, folder_with_kubectl
 from harness.go_build import built
 from harness.kvplace_cluster.installation import NAMESPACE, SIDECAR_IMAGE, Installation
 from harness.kvplace_cluster.machines import node_shape, write_machine
@@ -97,7 +96,7 @@ async def _run(options: argparse.Namespace, topology: Topology, kubevirt: Path) 
 
 def _commands(plane: ControlPlane) -> Path:
     """Make a folder with kubectl and the commands of kvplace, as plugins and by themselves."""
-    folder = kubectl_folder(plane)
+    folder = folder_with_kubectl(plane.programs, plane.folder)
     for command in sorted(Path(sys.executable).parent.glob("*kvplace")):
         (folder / command.name).symlink_to(command)
     return folder

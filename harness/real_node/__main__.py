@@ -18,9 +18,8 @@ import tempfile
 from pathlib import Path
 
 from harness.build_cache import BuildFailed
-from harness.control_plane.__main__ import kubectl_folder
 from harness.control_plane.kubevirt_parts import FEATURE_GATES
-from harness.control_plane.programs import KUBERNETES, KUBEVIRT
+from harness.control_plane.programs import KUBERNETES, KUBEVIRT, folder_with_kubectl
 from harness.go_build import built
 from harness.node_programs.programs import node_programs
 from harness.real_node.cluster import RealCluster
@@ -106,7 +105,7 @@ def _start(options: argparse.Namespace, stack: contextlib.ExitStack) -> None:
     else:
         install_kvplace(plane, services, replicas=replicas)
         example = _EXAMPLE
-    folder = kubectl_folder(plane)
+    folder = folder_with_kubectl(plane.programs, plane.folder)
     for node in cluster.nodes.values():
         _write_command(folder / node.name, node)
     print(f"export KUBECONFIG={shlex.quote(str(plane.kubeconfig))}")

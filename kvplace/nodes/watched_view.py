@@ -128,7 +128,7 @@ async def _listed(cluster: WatchClient, *stores: Store[Any, Any]) -> AsyncIterat
     watching = [asyncio.create_task(store.run(cluster)) for store in stores]
     try:
         for store in stores:
-            await _first_list(store)
+            await wait_for_list(store)
         yield
     finally:
         for task in watching:
@@ -136,7 +136,7 @@ async def _listed(cluster: WatchClient, *stores: Store[Any, Any]) -> AsyncIterat
         await asyncio.gather(*watching, return_exceptions=True)
 
 
-async def _first_list(store: Store[Any, Any]) -> None:
+async def wait_for_list(store: Store[Any, Any]) -> None:
     """Wait for the first list; raises what a person must mend before it can come."""
     synced = asyncio.create_task(store.wait_until_synced())
     try:
