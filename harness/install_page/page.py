@@ -21,10 +21,6 @@ class Block:
     """Empty for commands of a shell."""
     text: str
 
-    @property
-    def first_line(self) -> str:
-        return self.text.partition("\n")[0]
-
 
 def read_blocks(page: Path) -> list[Block]:
     """Read all blocks of a page."""

@@ -7,7 +7,6 @@ here.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,15 +76,6 @@ class ContainerInKernel:
     def qemu_threads(self) -> Affinities:
         """Every thread of the QEMU in it with the CPUs that the kernel lets it use."""
         return Affinities.of_process(self.qemu())
-
-
-def containers_on(sandbox: Sandbox) -> Iterator[ContainerInKernel]:
-    """Every group of a node that holds processes of a pod."""
-    root = sandbox.groups.cpuset
-    for folder, _, _ in os.walk(root / "kubepods"):
-        container = ContainerInKernel(sandbox, Path(folder).relative_to(root))
-        if container.pids():
-            yield container
 
 
 def _name(pid: int) -> str:

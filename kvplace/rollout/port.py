@@ -1,4 +1,4 @@
-"""What a rollout asks of a cluster; `ApiRollouts` and `MemoryRollouts` answer."""
+"""What a rollout asks of a cluster: `kvplace.kube.api_rollouts` answers."""
 
 from __future__ import annotations
 

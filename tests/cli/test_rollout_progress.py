@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from kvplace.cli.rollout_progress import shown_run
-from kvplace.kube.memory_rollouts import MemoryRollouts
 from kvplace.rollout.report import Report
 from kvplace.rollout.run import RolloutRun
 from tests.rollout.examples import everywhere, moving, rollout
+from tests.rollout.memory_rollouts import MemoryRollouts
 from tests.virtual_time import JumpingLoop
 
 

@@ -95,11 +95,6 @@ class Stage:
         self.serve.process.kill()
         self.serve.start()
 
-    def kill_scheduler(self) -> None:
-        """Kill kube-scheduler and start it again at once."""
-        self.scheduler.process.kill()
-        self.scheduler.process.start_again()
-
     def _start_replica(self, plane: ControlPlane, number: int) -> Replica:
         token = plane.service_account_token(NAMESPACE, "kvplace-serve")
         kubeconfig = self.proxy.kubeconfig(token, name=f"serve-{number}", ca_file=self.api_ca)

@@ -9,12 +9,12 @@ from typing import Any
 
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.scalars import NodeName
-from kvplace.kube.memory_rollouts import NAMESPACE, MemoryRollouts
 from kvplace.machines.shipped import read_machine
 from kvplace.nodes.planning_cluster import PlanningCluster
 from kvplace.rollout.port import AgentReader
 from kvplace.rollout.rollouts import Rollouts
 from kvplace.rollout.wanted import Rollout, read_rollout
+from tests.rollout.memory_rollouts import NAMESPACE, MemoryRollouts
 
 Json = dict[str, Any]
 

@@ -13,7 +13,6 @@ from kvplace.core.errors import Conflict, ExitCode, Forbidden, Refused, Unavaila
 from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
-from kvplace.kube.memory_rollouts import NAMESPACE, MemoryRollouts
 from kvplace.kube.node_filters import NodeObject
 from kvplace.nodes.planning_cluster import PlanningCluster
 from kvplace.rollout.report import Report
@@ -30,6 +29,7 @@ from tests.rollout.examples import (
     vm,
     vmi,
 )
+from tests.rollout.memory_rollouts import NAMESPACE, MemoryRollouts
 from tests.virtual_time import JumpingLoop
 
 NAMES = [f"web-{number:02}" for number in range(1, 7)]

@@ -13,13 +13,13 @@ import yaml
 
 from kvplace.core.errors import Misconfigured
 from kvplace.core.vm_stage import VmStage
-from kvplace.kube.memory_rollouts import NAMESPACE
 from kvplace.rollout.templates import read_manifests, read_template
 from kvplace.rollout.wanted import read_rollout, stored_rollout
 from kvplace.simulate.vm_templates import read_templates
 from tests.docs.blocks import block
 from tests.docs.reading import PROJECT
 from tests.rollout.examples import rollout, vm, vmi
+from tests.rollout.memory_rollouts import NAMESPACE
 
 Json = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""VMs in this process: the calls of a rollout, and a KubeVirt that does what a test tells it to.
+"""VMs in memory: the calls of a rollout, and a KubeVirt that does what a test tells it to.
 
 The rules are those of an API server: a document is created once, an application makes or keeps an object, a
 deletion concerns one UID. `bind`, `run` and `pin` play scheduler, virt-handler and agent.
@@ -140,14 +140,6 @@ class MemoryRollouts:
 
     def fail(self, name: str, why: str) -> None:
         self._change_vmi(name, phase="Failed", failure=why)
-
-    def refuse_vmi(self, name: str, why: str) -> None:
-        """Let virt-controller fail to make the VMI of a VM."""
-        vm = self._vms.get(name)
-        assert vm is not None, name
-        self._vms.put(name, replace(vm, failure=why))
-        self._vmis.remove(name)
-        self._pods.remove(name)
 
     def forget_the_past(self) -> None:
         """Make every watch list again."""
