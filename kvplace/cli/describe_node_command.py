@@ -111,8 +111,7 @@ async def _described(
 
     from kvplace.core.cpuset import format_cpu_list
     from kvplace.core.errors import BadBody, Conflict, Misconfigured
-    from kvplace.core.node_topology import node_topology
-    from kvplace.kube.api_cluster import GROUP, VERSION
+    from kvplace.core.node_topology import GROUP, VERSION, node_topology
     from kvplace.kube.node_filters import NodeObject
     from kvplace.kube.object_reader import ApiKind
     from kvplace.kube.object_writer import ObjectWriter

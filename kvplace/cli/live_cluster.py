@@ -17,7 +17,8 @@ import msgspec
 from kvplace import __version__
 from kvplace.cli.cluster_flags import ClusterFlags
 from kvplace.core.errors import Forbidden, KvplaceError, Misconfigured, Unavailable
-from kvplace.kube.api_cluster import GROUP, VERSION, ApiCluster
+from kvplace.core.node_topology import GROUP, VERSION
+from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_errors import ApiUnavailable, Denied, Missing, Unauthenticated
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import Call, Limits, Session, open_session

@@ -17,7 +17,10 @@ from kvplace.core.strict_json import shown, unknown_key
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import read_topology, topology_document
 
-API_VERSION = "kvplace.io/v1alpha1"
+GROUP = "kvplace.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+"""Of all kinds of kvplace, and of what its commands print."""
 KIND = "NodeTopology"
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _NODE_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from kvplace.core.node_topology import VERSION
 from kvplace.doctor.finding import Finding, warning, wrong
 from kvplace.doctor.installation import Installation, condition, items_at
-from kvplace.kube.api_cluster import VERSION
 
 KINDS = ("nodeledgers.kvplace.io", "nodetopologies.kvplace.io")
 OLDEST = (1, 31)

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from kvplace.core.errors import Forbidden, KvplaceError
 from kvplace.core.marks import ASKS_LABEL, PLACED_LABEL
+from kvplace.core.node_topology import GROUP, VERSION
 from kvplace.doctor.admission import secrets_of
 from kvplace.doctor.api_server import KINDS
 from kvplace.doctor.examination import REVIEWS, TRIAL, VIEW
@@ -54,7 +55,7 @@ _LISTS: Mapping[str, tuple[ApiKind, str, str]] = {
         f"{ASKS_LABEL}=true",
         "",
     ),
-    "nodetopologies": (ApiKind("nodetopologies", "kvplace.io", "v1alpha1"), "", ""),
+    "nodetopologies": (ApiKind("nodetopologies", GROUP, VERSION), "", ""),
 }
 _CRDS = ApiKind("customresourcedefinitions", "apiextensions.k8s.io")
 _SERVICES, _NODES = ApiKind("services"), ApiKind("nodes")

@@ -24,12 +24,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvplace.core.errors import Conflict, Refused
-from kvplace.core.ledger import Ledger, LedgerChange, merge_patch, summary_document
+from kvplace.core.ledger import LedgerChange
+from kvplace.core.node_topology import API_VERSION, GROUP, VERSION
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.resource_topology import API_VERSION as RESOURCE_TOPOLOGIES
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import topology_document
+from kvplace.kube import ledger_calls
 from kvplace.kube.api_errors import Missing, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, Form, Resource
 from kvplace.kube.conditions import Condition
@@ -80,13 +82,10 @@ from kvplace.kube.watches import (
 K = TypeVar("K")
 R = TypeVar("R")
 
-GROUP = "kvplace.io"
-VERSION = "v1alpha1"
 FIELD_MANAGER = "kvplace"
 
 _IMMUTABLE_UID = "metadata.uid: Invalid value"
 """In the refusal of a patch of pods/status that names another UID."""
-_NOTE_LIMIT = 1024
 _ECHOES = 256
 """Writes to ledgers that are remembered until the watch brings them back."""
 
@@ -121,7 +120,7 @@ class ApiCluster:
                 "nodes", path_of("api", "v1", "nodes"), _NODE_ROW, node_of_row, form=Form.TABLE
             ),
             TOPOLOGIES: _custom("nodetopologies", TopologyReader().record),
-            LEDGERS: _custom("nodeledgers", self._ledger_record),
+            LEDGERS: _custom(ledger_calls.RESOURCE, self._ledger_record),
             VMIS: Resource.of(
                 "virtualmachineinstances",
                 path_of("apis", "kubevirt.io", "v1", "virtualmachineinstances"),
@@ -277,7 +276,7 @@ class ApiCluster:
                 query=self._field_manager,
                 body=_encode(
                     {
-                        "apiVersion": f"{GROUP}/{VERSION}",
+                        "apiVersion": API_VERSION,
                         "kind": "NodeTopology",
                         "metadata": _metadata_of_new(node),
                         "spec": spec,
@@ -333,59 +332,31 @@ class ApiCluster:
 
     async def read_ledger(self, node: NodeName) -> LedgerRecord | None:
         """Read a ledger, as `LedgerClient` says."""
-        body = await self._get("nodeledgers", _ledger_path(node), node)
-        return None if body is None else ledger_record(decoded(_CUSTOM, body, "nodeledgers"))
+        try:
+            body = await self._session.request(ledger_calls.read_call(node))
+        except Missing:
+            return None
+        return ledger_record(decoded(_CUSTOM, body, ledger_calls.RESOURCE))
 
     async def create_ledger(self, node: NodeName) -> LedgerRecord:
         """Create an empty ledger, as `LedgerClient` says."""
         try:
-            body = await self._session.request(
-                Call(
-                    "create",
-                    "nodeledgers",
-                    _ledger_path(),
-                    name=node,
-                    query={"fieldManager": FIELD_MANAGER},
-                    body=_encode(
-                        {
-                            "apiVersion": f"{GROUP}/{VERSION}",
-                            "kind": "NodeLedger",
-                            "metadata": {"name": node},
-                            "spec": {"owners": {}, "claims": {}, "summary": summary_document(Ledger())},
-                        }
-                    ),
-                )
-            )
+            body = await self._session.request(ledger_calls.create_call(node))
         except Conflict:
             there = await self.read_ledger(node)
             if there is None:
                 raise
             return there
-        return ledger_record(decoded(_CUSTOM, body, "nodeledgers"))
+        return ledger_record(decoded(_CUSTOM, body, ledger_calls.RESOURCE))
 
     async def write_ledger(self, before: LedgerRecord, change: LedgerChange) -> LedgerRecord:
         """Change a ledger, as `LedgerClient` says."""
         after = before.ledger.after(change)
-        # Versions are never used twice, so the version alone also identifies a ledger that was created again.
-        patch = {
-            "metadata": {"resourceVersion": before.resource_version},
-            "spec": {**merge_patch(before.ledger, change), "summary": summary_document(after)},
-        }
         try:
-            body = await self._session.request(
-                Call(
-                    "patch",
-                    "nodeledgers",
-                    _ledger_path(before.node),
-                    name=before.node,
-                    query={"fieldManager": FIELD_MANAGER},
-                    body=_encode(patch),
-                    accept=METADATA_ONLY,
-                )
-            )
+            body = await self._session.request(ledger_calls.write_call(before, change, after))
         except Missing as error:
             raise Conflict(f"the ledger of node {before.node} is gone") from error
-        stored = decoded(_VERSION, body, "nodeledgers").metadata
+        stored = decoded(_VERSION, body, ledger_calls.RESOURCE).metadata
         written = LedgerRecord(before.node, after, stored.resource_version, stored.uid)
         self._written[written.uid, written.resource_version] = written
         if len(self._written) > _ECHOES:
@@ -398,24 +369,7 @@ class ApiCluster:
         Raises Conflict when it has changed, is another one, or still has owners.
         """
         try:
-            await self._session.request(
-                Call(
-                    "delete",
-                    "nodeledgers",
-                    _ledger_path(before.node),
-                    name=before.node,
-                    body=_encode(
-                        {
-                            "apiVersion": "v1",
-                            "kind": "DeleteOptions",
-                            "preconditions": {
-                                "resourceVersion": before.resource_version,
-                                "uid": before.uid,
-                            },
-                        }
-                    ),
-                )
-            )
+            await self._session.request(ledger_calls.delete_call(before))
         except Missing:
             return
         except Rejected as error:
@@ -425,15 +379,15 @@ class ApiCluster:
 
     async def record_event(self, event: EventRecord) -> None:
         """Write one event."""
-        about = event.regarding
-        namespace = about.namespace or "default"
         await self._session.request(
             Call(
                 "create",
                 "events.events.k8s.io",
-                path_of("apis", "events.k8s.io", "v1", "namespaces", namespace, "events"),
-                name=about.name,
-                body=_encode(self._event_document(event, namespace)),
+                path_of("apis", "events.k8s.io", "v1", "namespaces", event.namespace, "events"),
+                name=event.regarding.name,
+                body=_encode(
+                    event.document(controller=self._controller, instance=self._instance, now=self._now())
+                ),
                 accept=METADATA_ONLY,
             )
         )
@@ -497,28 +451,6 @@ class ApiCluster:
         except Missing:
             return None
 
-    def _event_document(self, event: EventRecord, namespace: str) -> dict[str, Any]:
-        about, reason = event.regarding, event.reason
-        return {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            "metadata": {"generateName": about.name[:200].rstrip(".-") + "-", "namespace": namespace},
-            "eventTime": self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            "reportingController": self._controller,
-            "reportingInstance": self._instance,
-            "type": reason.type,
-            "reason": reason.value,
-            "action": reason.action,
-            "note": event.note.encode()[:_NOTE_LIMIT].decode(errors="ignore"),
-            "regarding": {
-                "apiVersion": "kubevirt.io/v1" if about.kind == "VirtualMachineInstance" else "v1",
-                "kind": about.kind,
-                "name": about.name,
-                "namespace": about.namespace,
-                "uid": about.uid,
-            },
-        }
-
 
 _POD = msgspec.json.Decoder(PodObject)
 _BUDGETS = Resource.of(
@@ -550,7 +482,3 @@ def _topology_path(*segments: str) -> str:
 def _resource_topology_path(*segments: str) -> str:
     group, _, version = RESOURCE_TOPOLOGIES.partition("/")
     return path_of("apis", group, version, "noderesourcetopologies", *segments)
-
-
-def _ledger_path(*node: str) -> str:
-    return path_of("apis", GROUP, VERSION, "nodeledgers", *node)

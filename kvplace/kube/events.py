@@ -15,8 +15,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import KvplaceError
@@ -32,6 +33,8 @@ MESSAGES_PER_PERIOD = 5
 """Different messages of one reason about one object that are written in a period; more are dropped."""
 _REMEMBERED = 10_000
 """Pairs of object and reason whose messages are remembered; the oldest is forgotten first."""
+_NOTE_LIMIT = 1024
+"""Bytes that the API server takes of a note."""
 _UNWRITTEN = 1_000
 """Events that wait for the API server at most; more are dropped."""
 
@@ -90,7 +93,35 @@ class EventRecord:
     regarding: ObjectReference
     reason: EventReason
     note: str
-    """One sentence for people; cut at 1024 bytes, the API server's limit."""
+    """One sentence for people."""
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the event; those about objects without one are in `default`."""
+        return self.regarding.namespace or "default"
+
+    def document(self, *, controller: str, instance: str, now: datetime) -> dict[str, Any]:
+        """Return the object of events.k8s.io/v1; a note that is too long for the API server is cut."""
+        about, reason = self.regarding, self.reason
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"generateName": about.name[:200].rstrip(".-") + "-", "namespace": self.namespace},
+            "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "reportingController": controller,
+            "reportingInstance": instance,
+            "type": reason.type,
+            "reason": reason.value,
+            "action": reason.action,
+            "note": self.note.encode()[:_NOTE_LIMIT].decode(errors="ignore"),
+            "regarding": {
+                "apiVersion": "kubevirt.io/v1" if about.kind == "VirtualMachineInstance" else "v1",
+                "kind": about.kind,
+                "name": about.name,
+                "namespace": about.namespace,
+                "uid": about.uid,
+            },
+        }
 
 
 def pod_reference(namespace: str, name: str, uid: PodUid) -> ObjectReference:

@@ -1,0 +1,77 @@
+"""The calls that read and write NodeLedgers, as values; `ApiCluster` makes them.
+
+Every write says on which state it was decided: with a resource version, which is never used twice, so it also
+identifies a ledger that was created again under the same name.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvplace.core.ledger import Ledger, LedgerChange, merge_patch, summary_document
+from kvplace.core.node_topology import API_VERSION, GROUP, VERSION
+from kvplace.core.scalars import NodeName
+from kvplace.kube.records import LedgerRecord
+from kvplace.kube.session import METADATA_ONLY, Call, path_of
+
+RESOURCE = "nodeledgers"
+_WRITTEN_BY = {"fieldManager": "kvplace"}
+_encode = msgspec.json.encode
+
+
+def read_call(node: NodeName) -> Call:
+    """Ask for the ledger of a node."""
+    return Call("get", RESOURCE, _path(node), name=node)
+
+
+def create_call(node: NodeName) -> Call:
+    """Create an empty ledger."""
+    return Call(
+        "create",
+        RESOURCE,
+        _path(),
+        name=node,
+        query=_WRITTEN_BY,
+        body=_encode(
+            {
+                "apiVersion": API_VERSION,
+                "kind": "NodeLedger",
+                "metadata": {"name": node},
+                "spec": {"owners": {}, "claims": {}, "summary": summary_document(Ledger())},
+            }
+        ),
+    )
+
+
+def write_call(before: LedgerRecord, change: LedgerChange, after: Ledger) -> Call:
+    """Change a ledger that is still as `before` says; `after` is the result of the change."""
+    return Call(
+        "patch",
+        RESOURCE,
+        _path(before.node),
+        name=before.node,
+        query=_WRITTEN_BY,
+        body=_encode(
+            {
+                "metadata": {"resourceVersion": before.resource_version},
+                "spec": {**merge_patch(before.ledger, change), "summary": summary_document(after)},
+            }
+        ),
+        accept=METADATA_ONLY,
+    )
+
+
+def delete_call(before: LedgerRecord) -> Call:
+    """Delete a ledger that is still as `before` says."""
+    preconditions = {"resourceVersion": before.resource_version, "uid": before.uid}
+    return Call(
+        "delete",
+        RESOURCE,
+        _path(before.node),
+        name=before.node,
+        body=_encode({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}),
+    )
+
+
+def _path(*node: str) -> str:
+    return path_of("apis", GROUP, VERSION, RESOURCE, *node)
