@@ -1,7 +1,7 @@
-"""Asking the API server who somebody is and what he may do: TokenReview and SubjectAccessReview as values.
+"""Asking the API server who a person is and what this person may do: TokenReview and SubjectAccessReview.
 
-kvplace keeps no users and no roles of its own. Whoever asks for something is known by what the cluster's own
-authentication and RBAC say of him, at the time that he asks.
+kvplace keeps no users and no roles of its own. The cluster's authentication and RBAC decide, at the time of
+each question.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvplace.kube.session import Call, path_of
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A user as the cluster knows him: all that RBAC decides by."""
+    """A user as the cluster knows it: all that RBAC decides by."""
 
     name: str
     uid: str = ""

@@ -2,9 +2,8 @@
 
 Puts the components together and has no rules of its own. Three listeners: the extender (TLS, client
 certificate required), admission (TLS), and health with metrics (plain HTTP, read-only); where it is asked for
-the web map is a fourth. On SIGTERM it becomes
-unready, answers the requests under way, and ends. A claim that was stored without its binding is bound or
-released by another replica or after the restart.
+the web map is a fourth. On SIGTERM it becomes unready, answers the requests under way, and ends. A claim that
+was stored without its binding is bound or released by another replica or after the restart.
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
     extender_tls = RenewedTls(settings.tls, alpn=ALPN_PROTOCOLS)
     admission_tls = RenewedTls(replace(settings.tls, client_ca=settings.admission_client_ca))
     readiness = ServeReadiness("the cluster has not been read completely yet")
-    limits = settings.limits
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
         gauges: ClusterGauges | None = None
@@ -81,13 +79,9 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
             if gauges is not None:
                 await gauges.refresh()
 
+        health = health_application(readiness, before_scrape)
         health_address = await enter(
-            listening(
-                "health",
-                health_application(readiness, before_scrape),
-                settings.health_address,
-                limits=limits,
-            )
+            listening("health", health, settings.health_address, limits=settings.limits)
         )
         cache = await enter(running_node_cache(cluster))
         readiness.stores = cache.stores
@@ -96,30 +90,19 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
         controller = Controller(cluster, cache, events, settings.controller)
         holes = ClusterHoles(cache)
         gauges = ClusterGauges(cache, holes, extender, controller, events)
-        admission = admission_application(cluster, settings.admission, lambda: cache.largest_node)
         extender_address, schedulers = await enter(
             extender_listening(
                 Routes(extender),
                 settings.extender_address,
                 extender_tls.context,
                 clients=settings.tls.client_names,
-                limits=limits,
-            )
-        )
-        admission_address = await enter(
-            listening(
-                "admission",
-                admission,
-                settings.admission_address,
-                admission_tls.context,
-                clients=settings.admission_client_names,
-                limits=limits,
+                limits=settings.limits,
             )
         )
         addresses = {
             "health": health_address,
             "extender": extender_address,
-            "admission": admission_address,
+            "admission": await enter(_admission_listening(settings, cluster, cache, admission_tls)),
         }
         if settings.web is not None:
             addresses["web"] = await enter(_web_listening(settings.web, cluster, cache, holes))
@@ -141,6 +124,19 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
         finally:
             readiness.obstacle = "stopping"
             await events.finish()
+
+
+def _admission_listening(
+    settings: ServeSettings, cluster: ServeClient, cache: NodeCache, tls: RenewedTls
+) -> contextlib.AbstractAsyncContextManager[Address]:
+    return listening(
+        "admission",
+        admission_application(cluster, settings.admission, lambda: cache.largest_node),
+        settings.admission_address,
+        tls.context,
+        clients=settings.admission_client_names,
+        limits=settings.limits,
+    )
 
 
 @contextlib.asynccontextmanager

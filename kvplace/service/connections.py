@@ -1,4 +1,4 @@
-"""Accepting connections within bounds: how many, how long a caller may take, and how much he may send.
+"""Accepting connections within bounds: how many, how long a caller may take, and how much it may send.
 
 Whoever reaches a port may open connections and send nothing, or send slowly, or never read. Each of these
 ends after a time, and however many callers do it together, their connections and unread bytes stay limited.

@@ -2,7 +2,7 @@
 
 A row is computed when somebody looks and the node has changed, in slices, so that thousands of changed nodes
 never hold the event loop for long. Every change of a row gets the next revision; a reader that knows a
-revision is told just the rows with a later one, however long he was away.
+revision gets just the rows with a later one, however long it was away.
 """
 
 from __future__ import annotations
