@@ -35,14 +35,11 @@ def folders_of(process: Path, mounted: Path) -> dict[str, Path]:
     Raises Gone, NotPermitted or Unreadable.
     """
     folders: dict[str, Path] = {}
-    for line in read_text(process / "cgroup").splitlines():
-        hierarchy, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if hierarchy == "0" and not controllers:
-            folders[UNIFIED] = mounted / path.lstrip("/")
+    for controllers, path in _cgroups_of(process):
+        if controllers:
+            folders |= dict.fromkeys(controllers.split(","), mounted / controllers / path)
         else:
-            for controller in filter(None, controllers.split(",")):
-                folders[controller] = mounted / controllers / path.lstrip("/")
+            folders[UNIFIED] = mounted / path
     return folders
 
 
@@ -57,12 +54,18 @@ def _cpuset_files(process: Path, mounted: Path) -> Iterator[Path]:
     Inside a cgroup namespace the path of our own cgroup is `/`. In a container with version 1 and without a
     namespace the path is the host's while the mount shows our own cgroup at its root.
     """
-    for line in read_text(process / "cgroup").splitlines():
-        hierarchy, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if hierarchy == "0" and not controllers:
-            yield mounted / path.lstrip("/") / "cpuset.cpus.effective"
+    for controllers, path in _cgroups_of(process):
+        if not controllers:
+            yield mounted / path / "cpuset.cpus.effective"
         elif "cpuset" in controllers.split(","):
-            for folder in (mounted / controllers / path.lstrip("/"), mounted / controllers):
+            for folder in (mounted / controllers / path, mounted / controllers):
                 yield folder / "cpuset.effective_cpus"
                 yield folder / "cpuset.cpus"
+
+
+def _cgroups_of(process: Path) -> Iterator[tuple[str, str]]:
+    """Read the cgroups of a process: controllers of the hierarchy (none: version 2), and path in it."""
+    for line in read_text(process / "cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        yield controllers, path.lstrip("/")

@@ -37,25 +37,6 @@ class ContainerCgroup:
     folder: Path
 
 
-def container_cgroups(root: Path) -> Iterator[ContainerCgroup]:
-    """Find the containers of all pods below the root of a hierarchy; what ends meanwhile is left out."""
-    for folder in pod_parents(root):
-        for name in folder_names(folder):
-            if uid := pod_uid_of(name):
-                for inner in folder_names(folder / name):
-                    if container := container_id_of(inner):
-                        yield ContainerCgroup(container, uid, folder / name / inner)
-
-
-def pod_parents(root: Path) -> Iterator[Path]:
-    """Find the cgroups that contain those of pods: `kubepods` and its QoS classes."""
-    for kubepods in kubepods_folders(root):
-        yield kubepods
-        for name in folder_names(kubepods):
-            if is_qos_class(name):
-                yield kubepods / name
-
-
 def kubepods_folders(root: Path) -> Iterator[Path]:
     """Find `kubepods`; there is one unless kubelets run beside each other.
 

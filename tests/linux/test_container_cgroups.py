@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from harness.pod_cgroups import GUARANTEED, PodCgroups, container_id, pod_uid
-from kvplace.linux.container_cgroups import ContainerCgroup, container_cgroups
+from kvplace.linux.container_cgroups import ContainerCgroup
+from kvplace.linux.container_watch import ContainerWatch
 
 UID = pod_uid(1)
 UNDERSCORES = UID.replace("-", "_")
 ID = container_id(0xABC)
+
+
+def containers_in(root: Path) -> list[ContainerCgroup]:
+    with closing(ContainerWatch(root)) as watch:
+        return list(watch.containers.values())
 
 
 @pytest.mark.parametrize(
@@ -31,12 +38,12 @@ ID = container_id(0xABC)
 )
 def test_every_layout_names_pod_and_container(tmp_path: Path, path: str) -> None:
     (tmp_path / path).mkdir(parents=True)
-    assert list(container_cgroups(tmp_path)) == [ContainerCgroup(ID, UID, tmp_path / path)]
+    assert containers_in(tmp_path) == [ContainerCgroup(ID, UID, tmp_path / path)]
 
 
 def test_a_static_pod_has_the_hash_of_its_manifest_as_uid(tmp_path: Path) -> None:
     (tmp_path / "kubepods/burstable" / f"pod{'ab' * 16}" / ID).mkdir(parents=True)
-    assert [found.pod_uid for found in container_cgroups(tmp_path)] == ["ab" * 16]
+    assert [found.pod_uid for found in containers_in(tmp_path)] == ["ab" * 16]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +61,7 @@ def test_a_static_pod_has_the_hash_of_its_manifest_as_uid(tmp_path: Path) -> Non
 )
 def test_what_is_no_container_of_a_pod_is_left_out(tmp_path: Path, path: str) -> None:
     (tmp_path / path).mkdir(parents=True)
-    assert [found.folder for found in container_cgroups(tmp_path) if found.folder == tmp_path / path] == []
+    assert [found.folder for found in containers_in(tmp_path) if found.folder == tmp_path / path] == []
 
 
 def test_containers_of_all_qos_classes_are_found_in_real_cgroups(pods: PodCgroups) -> None:
@@ -62,8 +69,8 @@ def test_containers_of_all_qos_classes_are_found_in_real_cgroups(pods: PodCgroup
         pods.container(pod_uid(number), container_id(number), qos)
         for number, qos in enumerate(["burstable", "besteffort", GUARANTEED])
     }
-    assert {found.folder for found in container_cgroups(pods.base)} == made
+    assert {found.folder for found in containers_in(pods.base)} == made
 
 
 def test_a_tree_that_ends_while_it_is_listed_is_no_error(tmp_path: Path) -> None:
-    assert list(container_cgroups(tmp_path / "gone")) == []
+    assert containers_in(tmp_path / "gone") == []
