@@ -19,8 +19,6 @@ from dev.requirements import Constraints, Section
 
 PROJECT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((PROJECT / "pyproject.toml").read_text())
-LONG_FILES = {"kvplace/kube/api_cluster.py": "one short method for each call that components make"}
-"""Files above 500 lines, each with the reason why it is one idea all the same."""
 
 
 def files_of_the_project(*suffixes: str) -> list[Path]:
@@ -136,14 +134,13 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
-def test_a_file_above_500_lines_has_a_reason() -> None:
+def test_no_file_is_longer_than_500_lines() -> None:
     long = {
         str(path.relative_to(PROJECT)): lines
         for path in files_of_the_project(".py", ".go")
         if (lines := path.read_text().count("\n")) > 500
     }
-    assert {name: lines for name, lines in long.items() if name not in LONG_FILES} == {}
-    assert set(LONG_FILES) <= set(long), "a file listed here is no longer that long"
+    assert long == {}
 
 
 def test_core_needs_nothing_but_the_standard_library() -> None:
