@@ -374,7 +374,8 @@ class Disturber:
                 )
                 self._cluster.put_ledger(node.name, ledger.after(LedgerChange(claims=(stranger,))))
             case share if share < 0.8 and ledger.claims:
-                victim = PodUid(random.choice(sorted(ledger.claims)))
+                moving = [uid for uid, claim in ledger.claims.items() if claim.relocation is not None]
+                victim = PodUid(random.choice(sorted(moving or ledger.claims)))
                 self._promises.robbed[victim] = node.name
                 self._promises.disturbed.add(node.name)
                 self._cluster.put_ledger(node.name, ledger.after(LedgerChange(releases=(victim,))))
