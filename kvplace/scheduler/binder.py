@@ -337,13 +337,13 @@ class Binder:
                 may_be_bound = True
                 raise
 
+        claim = decision.claim if decision is not None else None
         try:
             await retrying(deadline=deadline, backoff=_BACKOFF, retried=_is_unanswered)(bind)
         except Unavailable:
             raise  # the claim stays: the pod may be bound, and the controller finds out
         except Conflict as error:
             pod = await self._cluster.read_pod(args.namespace, args.name)
-            claim = decision.claim if decision is not None else None
             if is_bound_with(pod, claim, uid=args.uid, node=args.node):
                 return
             if pod is not None and pod.uid == args.uid and (pod.node or not may_be_bound):
@@ -355,7 +355,9 @@ class Binder:
             raise  # the pod is gone
         except KvplaceError:
             if not may_be_bound:
-                await self._release(args, decision)
+                pod = await self._cluster.read_pod(args.namespace, args.name)
+                if not is_bound_with(pod, claim, uid=args.uid, node=args.node):
+                    await self._release(args, decision)
             raise
 
     async def _release(self, args: BindingArgs, decision: _Decision | None) -> None:

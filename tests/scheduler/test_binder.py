@@ -196,6 +196,19 @@ async def test_the_claim_of_a_pod_that_another_client_bound_is_released_unless_t
         assert bench.claim(other) is not None
 
 
+async def test_a_bind_that_is_denied_keeps_its_claim_if_another_bound_the_pod_with_these_cores(
+    cluster: Counting,
+) -> None:
+    """The other one's claim was taken out of the ledger by somebody, so this bind made it anew."""
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, Forbidden("denied"), moment=Moment.AFTER)
+        with pytest.raises(Forbidden):
+            await bench.begin(pod)
+        assert cluster.pod("vm").node == "a"
+        assert bench.claim(pod) is not None
+
+
 async def test_a_missing_right_is_logged_with_verb_and_resource_and_the_claim_released(
     cluster: Counting, caplog: pytest.LogCaptureFixture
 ) -> None:
