@@ -35,6 +35,7 @@ TITLES: Mapping[str, str] = {
     "soak": "A long life of serve",
     "bound_per_second": "Pods bound per second",
     "cost_per_vm": "What a VM costs",
+    "cost_of_parts": "What each part costs a VM",
     "two_schedulers": "Two schedulers on the same nodes",
     "faults": "Going on after faults",
     "first_bind": "From a VM to its bound pod",

@@ -14,30 +14,22 @@ binding, so that late work such as events is part of it. Tables have medians of 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from benchmarks._api_requests import Call, ask_all, counted_requests, requests_since
-from benchmarks._bindings import Bindings
-from benchmarks._processes import cpu_of_all, used_since
 from benchmarks._tables import table
+from benchmarks._vm_rounds import Round, VmRounds
 from benchmarks.bound_per_second import machines
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.control_plane.programs import KUBEVIRT
 from harness.go_build import built
 from harness.kvplace_cluster.installation import Installation
-from harness.kvplace_cluster.machines import node_shape, node_topology
-from harness.kvplace_cluster.vms import VMIS, vmi_manifest
-from kvplace.core.topology import Topology
+from harness.kvplace_cluster.vms import vmi_manifest
 
-AFTERWARDS_S = 4.0
-_PATIENCE_S = 120.0
 PROCESSES = (
     "kube-apiserver",
     "etcd",
@@ -49,107 +41,15 @@ PROCESSES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """What one round came to."""
-
-    seconds: float
-    """From the first VMI sent to the last pod bound."""
-    cpu_ms: Mapping[str, float]
-    """CPU milliseconds per VM by process."""
-    requests: Mapping[str, float]
-    """Writes that the API server answered, per VM."""
-
-    @property
-    def sum_ms(self) -> float:
-        """CPU milliseconds per VM of all processes."""
-        return sum(self.cpu_ms.values())
-
-
 class Cluster:
-    """One of the two clusters."""
+    """One of the two clusters, and what VMs ask for in it."""
 
-    def __init__(self, plane: ControlPlane, virt: KubeVirt, installation: Installation | None) -> None:
-        self._plane = plane
-        self._virt = virt
-        self._installation = installation
-        self._rounds = 0
-
-    def add_nodes(self, added: Mapping[str, Topology], first: int) -> None:
-        """Create nodes, and with kvplace what their agents would publish; `first` numbers their addresses."""
-        calls: list[Call] = []
-        for number, (name, machine) in enumerate(added.items(), first):
-            node = node_shape(name, machine).manifest(
-                f"172.{16 + number // 62500}.{number // 250 % 250}.{number % 250 + 1}"
-            )
-            calls.append(("POST", "/api/v1/nodes", node))
-            if self._installation is not None:
-                described = node_topology(name, machine)
-                calls.append(("POST", "/apis/kvplace.io/v1alpha1/nodetopologies", described))
-        asyncio.run(ask_all(self._plane, calls))
+    rounds: VmRounds
+    asking: Mapping[str, str]
 
     def measure(self, count: int) -> Round:
         """Create VMs, follow them until all are bound, and remove them."""
-        self._rounds += 1
-        namespace = self._plane.create_namespace(f"vms-{self._rounds}")
-        asking = {"cpu-set": "one-numa"} if self._installation is not None else {}
-        path = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMIS}"
-        names = [f"vm-{number:04}" for number in range(count)]
-        vmis = [vmi_manifest(name, cores=4, annotations=asking) for name in names]
-        calls: list[Call] = [("POST", path, {"apiVersion": "kubevirt.io/v1", **vmi}) for vmi in vmis]
-        before = counted_requests(self._plane)
-        with Bindings(self._plane, namespace, count) as bindings:
-            at_first, began = self._cpu(), time.monotonic()
-            asyncio.run(ask_all(self._plane, calls))
-            seconds = bindings.wait()[-1] - began
-        time.sleep(AFTERWARDS_S)
-        used = used_since(at_first, self._cpu())
-        requests = requests_since(before, counted_requests(self._plane))
-        self._remove(namespace)
-        return Round(
-            seconds,
-            {name: 1000 * spent / count for name, spent in used.items()},
-            {name: number / count for name, number in requests.items()},
-        )
-
-    def _cpu(self) -> dict[str, float]:
-        used: dict[str, float] = {}
-        servers = [*self._plane.servers, *self._virt.servers]
-        if self._installation is not None:
-            servers += [replica.process for replica in self._installation.replicas]
-        for server in servers:
-            if server.is_running:
-                name = process_name(server.name)
-                used[name] = used.get(name, 0.0) + cpu_of_all({name: server.pid})[name]
-        return used
-
-    def _remove(self, namespace: str) -> None:
-        vmis = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMIS}"
-        self._plane.request("DELETE", vmis)
-        deadline = time.monotonic() + _PATIENCE_S
-        while self._plane.request("GET", f"{vmis}?limit=1")["items"] or self._is_claimed():
-            # There is no kubelet here that would end the pods.
-            self._plane.request("DELETE", f"/api/v1/namespaces/{namespace}/pods?gracePeriodSeconds=0")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the VMs of {namespace} are still there after {_PATIENCE_S:.0f} s")
-            time.sleep(0.5)
-
-    def _is_claimed(self) -> bool:
-        if self._installation is None:
-            return False
-        ledgers = self._plane.request("GET", "/apis/kvplace.io/v1alpha1/nodeledgers")["items"]
-        return any(ledger["spec"]["claims"] for ledger in ledgers)
-
-
-def process_name(server: str) -> str:
-    """Name the process as the table does: its two schedulers, and the replicas, count together."""
-    for begins, name in (
-        ("kvplace-serve", "kvplace"),
-        ("kube-scheduler", "kube-scheduler"),
-        ("kubevirt-admission", "KubeVirt's admission"),
-    ):
-        if server.startswith(begins):
-            return name
-    return server
+        return self.rounds.measure(count, lambda name: vmi_manifest(name, cores=4, annotations=self.asking))
 
 
 @contextlib.contextmanager
@@ -166,7 +66,23 @@ def running_clusters() -> Iterator[dict[str, Cluster]]:
         bare.add_scheduler()
         plane.add_scheduler()
         installation.add_scheduler(installation.replicas[0])
-        yield {"without": Cluster(bare, bare_virt, None), "with kvplace": Cluster(plane, virt, installation)}
+        yield {
+            "without": Cluster(
+                VmRounds(bare, lambda: [*bare.servers, *bare_virt.servers], has_kvplace=False), {}
+            ),
+            "with kvplace": Cluster(
+                VmRounds(
+                    plane,
+                    lambda: [
+                        *plane.servers,
+                        *virt.servers,
+                        *(replica.process for replica in installation.replicas),
+                    ],
+                    has_kvplace=True,
+                ),
+                {"cpu-set": "one-numa"},
+            ),
+        }
 
 
 def report(nodes: int, vms: int, found: Mapping[str, list[Round]]) -> None:
@@ -217,7 +133,7 @@ def main() -> None:
         for nodes in sorted(given.nodes):
             added = dict(list(machines(nodes).items())[present:])
             for cluster in clusters.values():
-                cluster.add_nodes(added, present)
+                cluster.rounds.add_nodes(added, present)
                 if not present:
                     cluster.measure(2)  # the first ones meet cold caches everywhere
             present = nodes

@@ -42,8 +42,8 @@ import yaml
 from benchmarks._api_requests import Call, ask_all
 from benchmarks._processes import cpu_of_all, used_since
 from benchmarks._tables import table
+from benchmarks._vm_rounds import process_name
 from benchmarks.bound_per_second import machines
-from benchmarks.cost_per_vm import process_name
 from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.kube_stream import KubeClient
 from harness.control_plane.kubevirt_parts import KubeVirt

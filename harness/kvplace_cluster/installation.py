@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ SERVE = (sys.executable, "-m", "kvplace", "serve")
 
 _RUN_AS_PODS = {"Deployment", "DaemonSet", "Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap"}
 _WEBHOOKS = {"MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}
+_POLICY_BINDING = "ValidatingAdmissionPolicyBinding"
 
 Json = dict[str, Any]
 
@@ -146,10 +147,8 @@ class Installation:
                 self.replicas.append(start(plane, number))
             for replica in self.replicas:
                 replica.wait_until_ready()
-            self._admission_url = admission(self.replicas)
-            for manifest in self._objects:
-                if webhooks and manifest["kind"] in _WEBHOOKS:
-                    self._apply(self._on_loopback(manifest))
+            if webhooks:
+                self.register_webhooks(admission(self.replicas))
         except BaseException:
             self.stop()
             raise
@@ -162,13 +161,28 @@ class Installation:
 
     def stop(self) -> None:
         """Unregister the webhooks and end the replicas; the other objects stay."""
-        for manifest in self._objects:
-            if manifest["kind"] in _WEBHOOKS:
-                path = f"{manifest['kind'].lower()}s/{manifest['metadata']['name']}"
-                with contextlib.suppress(RequestRefused, OSError):
-                    self.plane.request("DELETE", f"/apis/admissionregistration.k8s.io/v1/{path}")
+        self._delete_admission(_WEBHOOKS)
         for replica in self.replicas:
             replica.stop()
+
+    def register_webhooks(self, url: str) -> None:
+        """Have the API server send reviews to this address."""
+        for manifest in self._objects:
+            if manifest["kind"] in _WEBHOOKS:
+                self._apply(self._on_loopback(manifest, url))
+
+    def unregister_webhooks(self) -> None:
+        """Have the API server send no reviews."""
+        self._delete_admission(_WEBHOOKS)
+
+    def apply_policies(self) -> None:
+        """Put the admission policies in force again, as they are after the start."""
+        for manifest in self._of_kind(_POLICY_BINDING):
+            self._apply(manifest)
+
+    def suspend_policies(self) -> None:
+        """Take the admission policies out of force."""
+        self._delete_admission({_POLICY_BINDING})
 
     def add_scheduler(
         self, asked: Replica | str, *, names: Sequence[str] = (), ca_file: Path | None = None
@@ -232,15 +246,26 @@ class Installation:
         options = ("--server-side", "--force-conflicts", f"--field-manager={writer}")
         self.plane.kubectl("apply", *options, "-f", "-", stdin=json.dumps(manifest))
 
-    def _on_loopback(self, manifest: Json) -> Json:
+    def _delete_admission(self, kinds: Collection[str]) -> None:
+        for manifest in self._objects:
+            if manifest["kind"] in kinds:
+                path = _path_of_admission(manifest["kind"], manifest["metadata"]["name"])
+                with contextlib.suppress(RequestRefused, OSError):
+                    self.plane.request("DELETE", path)
+
+    def _on_loopback(self, manifest: Json, url: str) -> Json:
         authority = base64.b64encode(self._admission_ca.read_bytes()).decode()
-        for webhook in manifest["webhooks"]:
-            path = webhook["clientConfig"]["service"]["path"]
-            webhook["clientConfig"] = {
-                "url": f"{self._admission_url}{path}",
-                "caBundle": authority,
+        webhooks = [
+            {
+                **webhook,
+                "clientConfig": {
+                    "url": f"{url}{webhook['clientConfig']['service']['path']}",
+                    "caBundle": authority,
+                },
             }
-        return manifest
+            for webhook in manifest["webhooks"]
+        ]
+        return {**manifest, "webhooks": webhooks}
 
 
 @contextlib.contextmanager
@@ -254,6 +279,10 @@ def described_nodes(installation: Installation, machines: dict[str, Topology]) -
         for name in machines:
             with contextlib.suppress(RequestRefused):
                 installation.plane.request("DELETE", f"/apis/kvplace.io/v1alpha1/nodetopologies/{name}")
+
+
+def _path_of_admission(kind: str, name: str) -> str:
+    return f"/apis/admissionregistration.k8s.io/v1/{kind.lower()}s/{name}"
 
 
 def _get(url: str, path: str) -> tuple[int, str]:

@@ -15,9 +15,15 @@ import msgspec
 from aiohttp import web
 
 from kvplace.core.errors import BadBody, KvplaceError, http_status_of
-from kvplace.scheduler.extender import Extender
 from kvplace.scheduler.extender_protocol import (
     MAX_BODY,
+    BindingArgs,
+    BindingResult,
+    ExtenderArgs,
+    FilterResult,
+    HostPriority,
+    PreemptionArgs,
+    PreemptionResult,
     read_binding_args,
     read_extender_args,
     read_preemption_args,
@@ -48,10 +54,30 @@ class Reply:
         return cls.failed(http_status_of(BadBody(_TOO_LARGE)), _TOO_LARGE)
 
 
+class Verbs(Protocol):
+    """What kube-scheduler asks of an extender."""
+
+    async def filter(self, args: ExtenderArgs) -> FilterResult:
+        """Say which nodes can hold a pod."""
+        ...
+
+    async def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
+        """Say how good each node is for a pod."""
+        ...
+
+    async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
+        """Say which victims make a pod fit."""
+        ...
+
+    async def bind(self, args: BindingArgs) -> BindingResult:
+        """Bind a pod to its node."""
+        ...
+
+
 class Routes:
     """/v1/filter, /v1/prioritize, /v1/preempt and /v1/bind of one extender."""
 
-    def __init__(self, extender: Extender) -> None:
+    def __init__(self, extender: Verbs) -> None:
         self.verbs: dict[str, Callable[[bytes], Awaitable[Reply]]] = {
             "/v1/filter": _verb("filter", read_extender_args, extender.filter),
             "/v1/prioritize": _verb("prioritize", read_extender_args, extender.prioritize),
