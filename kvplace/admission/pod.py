@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvplace.admission.edits import EditedObject, Operation, edited
+from kvplace.admission.managed_fields import drop_managed_fields
 from kvplace.admission.objects import Pod, Vmi, title, typed
 from kvplace.admission.pod_resources import request_cpus, request_marker
 from kvplace.admission.pod_size import PodSize, size_of_pod
@@ -289,6 +290,7 @@ def _write(after: EditedObject, request: PodRequest, removed: tuple[str, ...] = 
             annotations.drop(key)
     annotations.put(REQUEST, write_request(request))
     metadata.object("labels").put(PLACED_LABEL, "true")
+    drop_managed_fields(metadata)
 
 
 def _set_scheduler(spec: EditedObject, pod: Pod, settings: AdmissionSettings) -> tuple[str, ...]:

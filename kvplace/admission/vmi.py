@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvplace.admission.edits import EditedObject, Operation, edited
+from kvplace.admission.managed_fields import drop_managed_fields
 from kvplace.admission.objects import Cpu, Vmi, VmiSpec, title, typed
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.sidecar import HOOK_SIDECARS, with_hook_sidecar
@@ -64,6 +65,7 @@ def admit_vmi(
         if entries is not None:
             stored.put(HOOK_SIDECARS, entries)
     state_size(after, vmi.spec, what)
+    drop_managed_fields(after.object("metadata"))
     return Admitted(after.values, warnings or (), patch)
 
 

@@ -12,45 +12,15 @@ import pytest
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, KubectlFailed, RequestRefused
 from harness.control_plane.kubevirt_parts import KubeVirt
 from kvplace.core.annotations import ASKING
+from tests.admission.conftest import Admission
 from tests.admission.makers import ASKS, OUR_ENTRY, Json, container, plain_pod, written_request
-from tests.admission.registered import Server, registered
+from tests.admission.registered import registered
 from tests.manifests.policies import refused
 
 PODS = "/api/v1/namespaces/{}/pods"
 VMS = "virtualmachines"
 VMIS = "virtualmachineinstances"
 HOOKS = "hooks.kubevirt.io/hookSidecars"
-Admission = tuple[Server, str]
-
-
-@pytest.fixture(scope="module")
-def admission(control_plane: ControlPlane) -> Iterator[Admission]:
-    """Serve admission for one namespace, and for kube-system, which the manifests exclude."""
-    name = f"admission-{secrets.token_hex(4)}"
-    control_plane.create_namespace(name)
-    server = Server(control_plane)
-    try:
-        with (
-            registered(
-                control_plane,
-                "admission/mutating-webhooks.yaml",
-                [name, "kube-system"],
-                name=name,
-                url=server.url,
-            ),
-            registered(
-                control_plane,
-                "admission/validating-webhooks.yaml",
-                [name, "kube-system"],
-                name=name,
-                url=server.url,
-            ),
-        ):
-            refused(lambda: create(control_plane, name, plain_pod({"cpu-set": "?"}), dry_run=True))
-            yield server, name
-    finally:
-        server.stop()
-        control_plane.remove_namespace(name)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,48 @@
+"""Admission registered with the API server of the tests."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from harness.control_plane.cluster import ControlPlane
+from tests.admission.makers import plain_pod
+from tests.admission.registered import Server, registered
+from tests.manifests.policies import refused
+
+Admission = tuple[Server, str]
+"""The server, and the namespace whose objects are sent to it."""
+
+
+@pytest.fixture(scope="module")
+def admission(control_plane: ControlPlane) -> Iterator[Admission]:
+    """Serve admission for one namespace, and for kube-system, which the manifests exclude."""
+    name = f"admission-{secrets.token_hex(4)}"
+    control_plane.create_namespace(name)
+    server = Server(control_plane)
+    try:
+        with (
+            registered(
+                control_plane,
+                "admission/mutating-webhooks.yaml",
+                [name, "kube-system"],
+                name=name,
+                url=server.url,
+            ),
+            registered(
+                control_plane,
+                "admission/validating-webhooks.yaml",
+                [name, "kube-system"],
+                name=name,
+                url=server.url,
+            ),
+        ):
+            misspelt = plain_pod({"cpu-set": "?"})
+            path = f"/api/v1/namespaces/{name}/pods?dryRun=All"
+            refused(lambda: control_plane.request("POST", path, misspelt))
+            yield server, name
+    finally:
+        server.stop()
+        control_plane.remove_namespace(name)
