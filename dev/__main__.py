@@ -11,6 +11,8 @@ from dev import requirements, system_packages
 from dev.environment import Environment
 from dev.requirements import Section
 from dev.step import StepFailed, become, in_ci, run, say, show
+from harness.kvplace_cluster import options as cluster_options
+from harness.real_node import options as node_options
 
 PROJECT = Path(__file__).resolve().parent.parent
 VENV = Environment(PROJECT)
@@ -61,6 +63,7 @@ def mutants(arguments: list[str]) -> int:
 
 def cluster(arguments: list[str]) -> int:
     """Starts a real API server, scheduler, KubeVirt and kvplace on this machine, to try by hand."""
+    cluster_options.parser().parse_args(arguments)  # a slip is said before minutes of work
     VENV.ensure(CHECKS)
     _build_servers("control-plane")
     command = [str(VENV.python), "-m", "harness.kvplace_cluster", *arguments]
@@ -69,6 +72,7 @@ def cluster(arguments: list[str]) -> int:
 
 def node(arguments: list[str]) -> int:
     """Starts real nodes with KubeVirt, QEMU and kvplace on this machine, to try by hand; needs root."""
+    node_options.parser().parse_args(arguments)
     _prepare_tests()
     _build_servers("control-plane", "node")
     command = [str(VENV.python), "-m", "harness.real_node", *arguments]

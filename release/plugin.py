@@ -52,7 +52,7 @@ if callers := os.environ.pop("KVPLACE_CALLERS_LIBRARIES", ""):
     os.environ["LD_LIBRARY_PATH"] = callers
 sys.argv[0] = "kubectl-kvplace"
 
-from kvplace.cli.main import main
+from kvplace.__main__ import main
 
 main()
 """

@@ -200,3 +200,18 @@ def test_no_test_file_is_imported() -> None:
         if re.match(r"tests\..*\btest_|test_", module)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("target", ["cluster", "node"])
+def test_the_options_of_a_target_are_shown_and_checked_before_anything_is_installed(target: str) -> None:
+    def called(option: str) -> subprocess.CompletedProcess[str]:
+        # -S hides what is installed: only the standard library can be imported.
+        command = [sys.executable, "-S", "-m", "dev", target, option]
+        return subprocess.run(command, cwd=PROJECT, env={}, capture_output=True, text=True, check=False)
+
+    shown = called("--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert f"usage: ./make {target}" in shown.stdout
+    slip = called("--nodse=2")
+    assert slip.returncode == 2
+    assert "unrecognized arguments: --nodse=2" in slip.stderr

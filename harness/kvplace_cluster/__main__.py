@@ -26,8 +26,9 @@ from harness.control_plane.programs import KUBERNETES, KUBEVIRT, folder_with_kub
 from harness.go_build import built
 from harness.kvplace_cluster.installation import NAMESPACE, SIDECAR_IMAGE, Installation
 from harness.kvplace_cluster.machines import node_shape, write_machine
+from harness.kvplace_cluster.options import parser
 from kvplace.core.topology import Topology
-from kvplace.machines.shipped import machine_names, read_machine
+from kvplace.machines.shipped import read_machine
 from kvplace.web.gate import AUDIENCE
 
 MAP_READER = "map-reader"
@@ -36,7 +37,7 @@ MAP_READER = "map-reader"
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cluster until a signal ends it; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         topology = read_machine(options.machine)
         built(KUBERNETES)
@@ -88,6 +89,7 @@ async def _run(options: argparse.Namespace, topology: Topology, kubevirt: Path) 
             "try: kubectl apply -f vm-templates/web-server.yaml; kubectl kvplace get vms\n"
             f"the web map: {web_url} with a certificate of this cluster; to sign in:\n"
             f"     kubectl create token {MAP_READER} -n {NAMESPACE} --audience={AUDIENCE}\n"
+            "`kubectl kvplace doctor` misses serve, scheduler and agent: here they are no pods\n"
             "Ctrl-C ends everything",
             file=sys.stderr,
         )
@@ -100,22 +102,6 @@ def _commands(plane: ControlPlane) -> Path:
     for command in sorted(Path(sys.executable).parent.glob("*kvplace")):
         (folder / command.name).symlink_to(command)
     return folder
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="./make cluster",
-        description="Run a cluster with KubeVirt, kvplace and hollow nodes on loopback until Ctrl-C.",
-    )
-    parser.add_argument("--nodes", type=int, default=3, help="hollow nodes (default: 3)")
-    parser.add_argument("--replicas", type=int, default=2, help="replicas of kvplace serve (default: 2)")
-    parser.add_argument(
-        "--machine",
-        default="2x-epyc-7763-nps4",
-        choices=machine_names(),
-        help="what every node is made of",
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from harness.real_node.control_groups import NoControlGroups, hierarchies
 from harness.real_node.images import node_image_archives
 from harness.real_node.kvplace_pods import COMPONENT, install_kvplace, write_component
 from harness.real_node.node import RealNode
+from harness.real_node.options import parser
 
 _BARE = """\
 {nodes} real nodes and KubeVirt at {url}; logs in {logs}
@@ -56,7 +57,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the cluster until a signal ends it; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     if os.geteuid() != 0:
         print("./make node needs root: it makes namespaces, mounts and control groups", file=sys.stderr)
         return 1
@@ -120,19 +121,6 @@ def _write_command(path: Path, node: RealNode) -> None:
     inside = node.sandbox.command([], {"PATH": node.runtime.programs.search_path})
     path.write_text(f'#!/bin/sh\nexec {shlex.join(inside)} "$@"\n')
     path.chmod(0o755)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="./make node",
-        description="Run real nodes with KubeVirt and kvplace in sandboxes on this machine until Ctrl-C.",
-    )
-    parser.add_argument("--nodes", type=int, default=1, choices=range(1, 9), help="default: 1")
-    parser.add_argument(
-        "--without-kvplace", action="store_true", help="to install it as docs/install.md says"
-    )
-    parser.add_argument("--logs", type=Path, help="folder that keeps the logs of all servers")
-    return parser
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from kvplace.cli.output import Answer, Output, output_option, print_document
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kvplace.doctor.examination import Examination
 
 _WIDTH = 20
@@ -65,7 +67,8 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     if output.is_document:
         print_document(found.document(), output)
     else:
-        _print(found, wide=output is Output.WIDE)
+        for line in report_lines(found, wide=output is Output.WIDE):
+            click.echo(line)
     match found.level:
         case None:
             return ExitCode.DONE
@@ -75,20 +78,33 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
             return ExitCode.PARTLY_DONE
 
 
-def _print(found: Examination, *, wide: bool) -> None:
-    """Print what is not well, the checks that are in one line; `wide` prints a line for each of them."""
-    well = [one.check.name for one in found.results if one.level is None]
+def report_lines(found: Examination, *, wide: bool) -> Iterator[str]:
+    """Write what is not well, and the checks that are in one line; `wide` writes a line for each of them.
+
+    What could not be read comes behind it, once for all checks that need it: for somebody without rights it
+    is nearly everything, and must not hide what was found.
+    """
+    from kvplace.doctor.finding import Finding, Level
+
+    unread: dict[str, list[tuple[str, Finding]]] = {}
     for one in found.results:
-        if one.level is None:
-            if wide:
-                click.echo(f"{one.check.name:<{_WIDTH}}ok")
-            continue
+        if one.level is None and wide:
+            yield f"{one.check.name:<{_WIDTH}}ok"
         for finding in one.findings:
-            click.echo(f"{one.check.name:<{_WIDTH}}{finding.level.value}: {finding.about}: {finding.problem}")
-            click.echo(f"{'':<{_WIDTH}}mend: {finding.mend}")
+            if finding.level is Level.UNCHECKED and not wide:
+                unread.setdefault(finding.mend, []).append((one.check.name, finding))
+                continue
+            yield f"{one.check.name:<{_WIDTH}}{finding.level.value}: {finding.about}: {finding.problem}"
+            yield f"{'':<{_WIDTH}}mend: {finding.mend}"
+    for mend, findings in unread.items():
+        for problem in dict.fromkeys(finding.problem for _, finding in findings):
+            checks = dict.fromkeys(check for check, finding in findings if finding.problem == problem)
+            yield f"{Level.UNCHECKED.value:<{_WIDTH}}{problem}: {', '.join(checks)}"
+        yield f"{'':<{_WIDTH}}mend: {mend}"
+    well = [one.check.name for one in found.results if one.level is None]
     if well and not wide:
-        click.echo(f"{'ok':<{_WIDTH}}{', '.join(well)}")
-    click.echo("all is well" if found.level is None else _summary(found))
+        yield f"{'ok':<{_WIDTH}}{', '.join(well)}"
+    yield "all is well" if found.level is None else _summary(found)
 
 
 def _summary(found: Examination) -> str:

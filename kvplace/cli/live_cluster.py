@@ -30,13 +30,19 @@ OUR_RESOURCES = ("nodeledgers", "nodetopologies")
 _PAGE = 500
 _LACKS_A_RIGHT = "cannot"
 """In what RBAC says; quotas and policies answer with the same code."""
+_VIEWED = ("nodes", "pods", "events", "virtualmachines", "virtualmachineinstances", *OUR_RESOURCES)
+_READING = ("get", "list", "watch")
 _ROLES = {
-    **dict.fromkeys(("nodes", "pods", *OUR_RESOURCES), "kvplace-viewer"),
-    **dict.fromkeys(
-        ("virtualmachines", "virtualmachineinstances", "configmaps", "resourcequotas"), "kvplace-rollout"
-    ),
+    **{(verb, resource): "kvplace-viewer" for verb in _READING for resource in _VIEWED},
+    **{
+        (verb, resource): "kvplace-rollout"
+        for verb in ("create", "patch", "delete")
+        for resource in ("virtualmachines", "virtualmachineinstances")
+    },
+    **{(verb, "configmaps"): "kvplace-rollout" for verb in ("get", "list", "create", "delete")},
+    **{(verb, "resourcequotas"): "kvplace-rollout" for verb in ("get", "list")},
 }
-"""The role in manifests/rbac/people.yaml that gives the rights on a resource."""
+"""The role in manifests/rbac/people.yaml that gives a right on a resource."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:
 def _missing_right(error: Denied) -> str:
     if _LACKS_A_RIGHT not in error.said:
         return f"the API server does not let you {error.verb} {error.resource}: {error.said}"
-    role = _ROLES.get(error.resource)
+    role = _ROLES.get((error.verb, error.resource))
     mend = (
         f"the ClusterRole {role} of manifests/rbac/people.yaml gives this right"
         if role is not None

@@ -127,7 +127,7 @@ def _examined(check: Check, installation: Installation) -> Examined:
                     Level.UNCHECKED,
                     need,
                     why,
-                    "ask somebody who may, or have the right given to you (manifests/rbac/people.yaml)",
+                    "have a cluster administrator run this: it reads more than kvplace's own roles allow",
                 )
                 for need, why in unread.items()
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -114,6 +115,15 @@ def test_as_a_kubectl_plugin_its_errors_name_kubectl_kvplace(tmp_path: Path) -> 
     done = subprocess.run([plugin, "place"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "(see `kubectl kvplace place --help`)" in done.stderr
+
+
+def test_an_interruption_while_modules_load_shows_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    project = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), project])}
+    command = [sys.executable, "-m", "kvplace", "topology"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_a_closed_pipe_is_no_error_message() -> None:

@@ -77,7 +77,10 @@ def test_the_role_for_viewers_is_all_that_the_whole_cluster_needs(
     while (called := on_cluster("top", "nodes", "--as", user)).code == 2:
         assert "you may not list" in called.err  # until the API server has seen the binding
     assert (called.code, cluster.first in called.out) == (0, True)
-    for command in (["get", "nodes"], ["get", "vms", "-A"], ["map", cluster.first], ["map", "--all"]):
+    for command in (
+        *(["get", "nodes"], ["get", "vms", "-A"], ["map", cluster.first], ["map", "--all"]),
+        *(["explain", "vm/db", "-n", cluster.namespace], ["explain", "vm", "db", "-n", cluster.namespace]),
+    ):
         called = on_cluster(*command, "--as", user)
         assert (called.code, called.err) == (0, "")
     plane.request("DELETE", f"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/{user}")
