@@ -16,6 +16,10 @@ from kvplace.kube.session import METADATA_ONLY, Call, path_of
 
 RESOURCE = "nodeledgers"
 _WRITTEN_BY = {"fieldManager": "kvplace"}
+_UNTRACKED: list[dict[str, str]] = [{}]
+"""The `managedFields` after which the API server does not know who wrote which field, until somebody applies
+the object. At later writes it then compares no fields either.
+"""
 _encode = msgspec.json.encode
 
 
@@ -53,7 +57,7 @@ def write_call(before: LedgerRecord, change: LedgerChange, after: Ledger) -> Cal
         query=_WRITTEN_BY,
         body=_encode(
             {
-                "metadata": {"resourceVersion": before.resource_version},
+                "metadata": {"resourceVersion": before.resource_version, "managedFields": _UNTRACKED},
                 "spec": {**merge_patch(before.ledger, change), "summary": summary_document(after)},
             }
         ),

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, RequestRefused
 from kvplace.core.cpu_usage import CpuUsage
-from kvplace.core.ledger import Claim, claim_document
+from kvplace.core.ledger import Claim, LedgerChange, claim_document
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
@@ -203,6 +203,14 @@ def test_the_schema_takes_no_machine_that_makes_no_sense(
     with pytest.raises(RequestRefused) as refused:
         ledger_server.request("POST", f"{TOPOLOGIES_PATH}?dryRun=All", document)
     assert refused.value.status == 422
+
+
+async def test_the_api_server_does_not_track_the_fields_of_a_written_ledger(api_world: ApiWorld) -> None:
+    record = await api_world.cluster.create_ledger(api_world.named("worker"))
+    for change in (taking(claim("pod-a", 1, 2)), LedgerChange(releases=(PodUid("pod-a"),))):
+        record = await api_world.cluster.write_ledger(record, change)
+        stored = api_world.plane.request("GET", f"{LEDGERS_PATH}/{record.node}")
+        assert "managedFields" not in stored["metadata"]
 
 
 def test_what_an_agent_sees_is_kept_apart_from_what_the_machine_is(ledger_server: ControlPlane) -> None:
