@@ -269,8 +269,15 @@ class Promises:
                     )
 
     def check_waiting(self) -> None:
-        """Check, in calm, that a pod waits only for cores that are not free, or came free just now."""
-        just_now = self._diary.clock() - RETRIED_S
+        """Check, in calm, that a pod waits only for cores that are not free."""
+        self._check_waiting(0.0)
+
+    def check_waiting_since_the_last_try(self) -> None:
+        """Check the same, but for cores that came free just now: a move may have made room."""
+        self._check_waiting(RETRIED_S)
+
+    def _check_waiting(self, retried_s: float) -> None:
+        just_now = self._diary.clock() - retried_s
         for pod in self._pods.values():
             if pod.node or pod.deleting:
                 continue
