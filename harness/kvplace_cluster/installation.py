@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,6 +32,9 @@ SERVE = (sys.executable, "-m", "kvplace", "serve")
 _RUN_AS_PODS = {"Deployment", "DaemonSet", "Service", "NetworkPolicy", "PodDisruptionBudget", "ConfigMap"}
 _WEBHOOKS = {"MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}
 _POLICY_BINDING = "ValidatingAdmissionPolicyBinding"
+_KINDS_OF_OTHERS = ("cert-manager.io/", "monitoring.coreos.com/")
+_OF_THIS_MACHINE = ("--tls-cert", "--tls-key", "--client-ca", "--sidecar-image", "--web-address")
+"""Flags of the Deployment whose values are those of a pod; a replica here has its own."""
 
 Json = dict[str, Any]
 
@@ -116,6 +119,8 @@ class Installation:
         *,
         replicas: int = 1,
         webhooks: bool = True,
+        manifests: Path = MANIFESTS,
+        resources: Sequence[str] = ("base", "scheduler"),
         components: Sequence[str] = (),
         flags: Sequence[str] = (),
         start: Callable[[ControlPlane, int], Replica] | None = None,
@@ -124,19 +129,20 @@ class Installation:
     ) -> None:
         """Apply the manifests and start the replicas; the webhooks point to `admission`, the first replica.
 
-        Without `webhooks` pods stay as they are created, and so does everything else. `components` are of
-        the manifests; operators add them. `start` starts the replica of that number where the usual way does
-        not serve.
+        Without `webhooks` pods stay as they are created, and so does everything else. `resources` and
+        `components` are folders of the manifests, as operators list them; the settings in them become flags
+        of the replicas. `start` starts the replica of that number where the usual way does not serve.
         """
         self.plane = plane
         self._admission_ca = admission_ca or plane.ca_file
         self.replicas: list[Replica] = []
-        self._objects = self._rendered(components)
-        for manifest in self._objects:
-            if manifest["kind"] not in _RUN_AS_PODS | _WEBHOOKS:
-                self._apply(manifest)
+        self._objects = self._rendered(manifests, resources, components)
+        first = ("Namespace", "CustomResourceDefinition")
+        stored = [one for one in self._objects if one["kind"] not in _RUN_AS_PODS | _WEBHOOKS]
+        self._apply(*sorted(stored, key=lambda one: one["kind"] not in first))
         if start is None:
             certificate = plane.issue_certificate("kvplace-serve")
+            flags = [*self._flags_of_the_deployment(), *flags]
             has_web = any(bool(one["data"].get("WEB_ADDRESS")) for one in self._of_kind("ConfigMap"))
 
             def start(plane: ControlPlane, number: int) -> Replica:
@@ -184,15 +190,32 @@ class Installation:
         """Take the admission policies out of force."""
         self._delete_admission({_POLICY_BINDING})
 
+    def remove(self) -> None:
+        """Stop, and delete every object but kinds and namespaces, so that nothing is left to the next one."""
+        self.stop()
+        kept = {"CustomResourceDefinition", "Namespace", *_RUN_AS_PODS, *_WEBHOOKS}
+        stored = [one for one in self._objects if one["kind"] not in kept]
+        self.plane.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=yaml.safe_dump_all(stored))
+
     def add_scheduler(
         self, asked: Replica | str, *, names: Sequence[str] = (), ca_file: Path | None = None
     ) -> Scheduler:
         """Start a kube-scheduler with the manifests' configuration and rights, asking a replica or a URL.
 
-        `names` are those of its profiles, which are all alike, if not those of the manifests.
+        `names` are those of its profiles, which are all alike, if not those of the manifests. Where these
+        leave kvplace's own scheduler out, it is the cluster's main one, with what its operator copies.
         """
         url = asked if isinstance(asked, str) else asked.extender_url
-        configuration = yaml.safe_load((MANIFESTS / "scheduler" / "configuration.yaml").read_text())
+        shipped = [
+            one["data"]["configuration.yaml"]
+            for one in self._of_kind("ConfigMap")
+            if "configuration.yaml" in one["data"]
+        ]
+        is_main = not shipped
+        (text,) = shipped or [(MANIFESTS / "scheduler" / "configuration.yaml").read_text()]
+        configuration = yaml.safe_load(text)
+        if is_main:
+            names = ("default-scheduler",)
         if names:
             profile = configuration["profiles"][0]
             configuration["profiles"] = [{**profile, "schedulerName": name} for name in names]
@@ -205,6 +228,8 @@ class Installation:
                 "certFile": str(certificate),
                 "keyFile": str(key),
             }
+        if is_main:
+            return self.plane.add_scheduler(configuration)
         account = self.plane.service_account_kubeconfig(NAMESPACE, "kvplace-scheduler")
         return self.plane.add_scheduler(configuration, kubeconfig=account)
 
@@ -222,29 +247,48 @@ class Installation:
             return {"owners": {}, "claims": {}}
         return {key: stored["spec"][key] for key in ("owners", "claims")}
 
-    def _rendered(self, components: Sequence[str]) -> list[Json]:
+    def _flags_of_the_deployment(self) -> list[str]:
+        """Return the arguments of `serve` in the manifests, with the settings that they name."""
+        (deployment,) = (
+            one for one in self._of_kind("Deployment") if one["metadata"]["name"] == "kvplace-serve"
+        )
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        (source,) = container["envFrom"]
+        (settings,) = (
+            one["data"]
+            for one in self._of_kind("ConfigMap")
+            if one["metadata"]["name"] == source["configMapRef"]["name"]
+        )
+        return [
+            re.sub(r"\$\((\w+)\)", lambda name: settings[name[1]], argument)
+            for argument in container["args"][1:]
+            if not argument.startswith(_OF_THIS_MACHINE)
+        ]
+
+    def _rendered(self, manifests: Path, resources: Sequence[str], components: Sequence[str]) -> list[Json]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name).resolve()
 
             def relative(part: str) -> str:
-                return os.path.relpath(MANIFESTS / part, folder)
+                return os.path.relpath(manifests / part, folder)
 
             overlay = {
                 "apiVersion": "kustomize.config.k8s.io/v1beta1",
                 "kind": "Kustomization",
-                "resources": [relative("base"), relative("scheduler")],
+                "resources": [relative(part) for part in resources],
                 "components": [relative(component) for component in components],
             }
             (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
             text = self.plane.kubectl("kustomize", str(folder))
-        return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+        documents = [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
+        return [one for one in documents if not one["apiVersion"].startswith(_KINDS_OF_OTHERS)]
 
     def _of_kind(self, kind: str) -> list[Json]:
         return [manifest for manifest in self._objects if manifest["kind"] == kind]
 
-    def _apply(self, manifest: Json, *, writer: str = "kubectl") -> None:
+    def _apply(self, *manifests: Json, writer: str = "kubectl") -> None:
         options = ("--server-side", "--force-conflicts", f"--field-manager={writer}")
-        self.plane.kubectl("apply", *options, "-f", "-", stdin=json.dumps(manifest))
+        self.plane.kubectl("apply", *options, "-f", "-", stdin=yaml.safe_dump_all(manifests))
 
     def _delete_admission(self, kinds: Collection[str]) -> None:
         for manifest in self._objects:

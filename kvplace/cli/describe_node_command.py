@@ -26,7 +26,8 @@ _MANAGER = "kvplace-describe-node"
 @click.option(
     "--reserved",
     metavar="CPUS",
-    help="CPUs to reserve for the host, for example 0-1,64-65 (default: the core of the lowest CPU).",
+    help="CPUs to reserve for the host, for example 0-1,64-65 (default: the kubelet's reservedSystemCPUs if "
+    "you may get nodes/proxy, else the core of the lowest CPU).",
 )
 @click.option(
     "--image", metavar="IMAGE", help="An image with the command kvplace (default: that of `serve`)."
@@ -107,6 +108,8 @@ async def _described(
     *,
     applied: bool,
 ) -> dict[str, Any]:
+    from dataclasses import replace
+
     import msgspec
 
     from kvplace.core.cpuset import format_cpu_list
@@ -116,7 +119,8 @@ async def _described(
     from kvplace.kube.object_reader import ApiKind
     from kvplace.kube.object_writer import ObjectWriter
     from kvplace.nodes.cluster_reading import read_node
-    from kvplace.nodes.describing_pod import check_node, describe_through_pod, with_reserved
+    from kvplace.nodes.describing_pod import check_node, describe_through_pod
+    from kvplace.nodes.kubelet_reserved import reserved_by_kubelet
 
     writer = ObjectWriter(cluster.session)
     found = await writer.read(ApiKind("nodes"), node)
@@ -141,7 +145,10 @@ async def _described(
     if reserved is not None and reserved & ~topology.cpus:
         absent = format_cpu_list(reserved & ~topology.cpus)
         raise BadBody(f"--reserved names CPU {absent}, which node {node} does not have")
-    document = node_topology(node, with_reserved(topology, reserved))
+    if reserved is None:
+        reserved, said = await reserved_by_kubelet(writer, node, topology)
+        say(said)
+    document = node_topology(node, replace(topology, reserved=reserved))
     topologies = ApiKind("nodetopologies", GROUP, VERSION)
     if applied:
         try:

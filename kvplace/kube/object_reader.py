@@ -70,6 +70,13 @@ class ObjectReader:
         body = await self._session.request(Call("get", "version", "/version"))
         return str(decoded(_DOCUMENT, body, "version").get("gitVersion", ""))
 
+    async def read_kubelet_configuration(self, node: str) -> Document:
+        """Ask the kubelet of a node, through the API server, for the configuration that it runs with."""
+        path = f"{ApiKind('nodes').path(node)}/proxy/configz"
+        body = await self._session.request(Call("get", "nodes/proxy", path, name=node))
+        found = decoded(_DOCUMENT, body, "nodes/proxy").get("kubeletconfig")
+        return found if isinstance(found, dict) else {}
+
     async def read_list(
         self, kind: ApiKind, *, namespace: str = "", labels: str = "", fields: str = ""
     ) -> tuple[Document, ...]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 from kvplace.core.errors import BadBody, BadTopology, Misconfigured, Unavailable
 from kvplace.core.node_topology import read_node_topology
-from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.scalars import NodeName
 from kvplace.core.strict_json import json_object
 from kvplace.core.topology import Topology
 from kvplace.kube.api_errors import Missing
@@ -143,11 +142,6 @@ def _read_described(log: bytes, node: NodeName, failure: str) -> tuple[Topology,
     except BadBody as error:
         raise BadTopology(str(error)) from None
     return topology, notes
-
-
-def with_reserved(topology: Topology, reserved: CpuMask | None) -> Topology:
-    """Reserve these CPUs, or as the agent does the core of the lowest one."""
-    return replace(topology, reserved=topology.cores[0] if reserved is None else reserved)
 
 
 def check_node(node: NodeObject | None, name: NodeName) -> None:

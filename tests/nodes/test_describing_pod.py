@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadTopology, Misconfigured, Unavailable
 from kvplace.core.node_topology import node_topology
 from kvplace.core.scalars import NodeName
@@ -19,7 +18,6 @@ from kvplace.nodes.describing_pod import (
     check_node,
     describe_through_pod,
     describing_pod,
-    with_reserved,
 )
 from tests.nodes.machines import TWO
 
@@ -142,11 +140,6 @@ def test_the_pod_has_no_token_no_volume_and_no_privilege() -> None:
         "capabilities": {"drop": ["ALL"]},
     }
     assert spec["activeDeadlineSeconds"] == 60
-
-
-def test_the_lowest_core_is_reserved_unless_somebody_says_otherwise() -> None:
-    assert with_reserved(TWO, None).reserved == parse_cpu_list("0,8")
-    assert with_reserved(TWO, parse_cpu_list("4")).reserved == parse_cpu_list("4")
 
 
 def test_a_node_that_is_not_there_or_not_ready_is_named() -> None:

@@ -1,0 +1,137 @@
+"""A VM gets its cores with exactly the rights, rules and settings of each folder that docs/install.md offers.
+
+One control plane: what a folder has installed is removed before the next one is. The chart needs no VM of its
+own: tests/release compares its objects with those of these folders.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.control_plane.cluster import ControlPlane, Json
+from harness.control_plane.hollow_node import nodes_in_background
+from harness.control_plane.kubevirt_parts import KubeVirt
+from harness.control_plane.watching import wait_for
+from harness.kvplace_cluster.installation import MANIFESTS, Installation, described_nodes
+from harness.kvplace_cluster.machines import node_shape, two_socket_machine
+from harness.kvplace_cluster.vms import VMIS, vmi_manifest
+from kvplace.core.cpuset import cpus_of
+from kvplace.core.placement import PLACEMENT, PodPlacement
+
+NODE = "worker"
+FOLDERS = {
+    "default": ("default", ()),
+    "cert-manager": ("cert-manager", ()),
+    "own-certificates": ("own-certificates", ()),
+    "main-scheduler": ("default", ("main-scheduler",)),
+    "without-agent": ("default", ("without-agent",)),
+    "all other components": (
+        "default",
+        ("monitoring", "web", "quota-for-critical-pods", "own-priority-classes", "api-server-anywhere"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the manifests, with certificates of one's own."""
+    folder = tmp_path_factory.mktemp("operator") / "manifests"
+    shutil.copytree(MANIFESTS, folder, ignore=shutil.ignore_patterns("certificates"))
+    subprocess.run([folder / "own-certificates" / "make-certificates"], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plane(kubernetes_programs: Path) -> Iterator[ControlPlane]:
+    """Start a control plane of its own: nothing of another installation may help."""
+    assert kubernetes_programs.is_dir()
+    with ControlPlane() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def kubevirt(plane: ControlPlane, kubevirt_programs: Path) -> Iterator[KubeVirt]:
+    """Run KubeVirt in it."""
+    with KubeVirt(plane, kubevirt_programs) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def node(plane: ControlPlane) -> Iterator[None]:
+    """Run one hollow node."""
+    with nodes_in_background(plane, [node_shape(NODE, two_socket_machine())]):
+        yield
+
+
+@pytest.fixture
+def namespace(plane: ControlPlane) -> Iterator[str]:
+    name = plane.create_namespace(f"vms-{secrets.token_hex(4)}")
+    yield name
+    plane.remove_namespace(name)
+
+
+@contextmanager
+def installed(
+    plane: ControlPlane, manifests: Path, folder: str, components: Sequence[str]
+) -> Iterator[Installation]:
+    """Install a folder with components, and remove it; no right may have been missing."""
+    running = Installation(plane, manifests=manifests, resources=[folder], components=components)
+    scheduler = running.add_scheduler(running.replicas[0])
+    try:
+        with described_nodes(running, {NODE: two_socket_machine()}):
+            yield running
+        assert running.replicas[0].denials() == []
+        assert "forbidden" not in scheduler.process.log.read_text()
+    finally:
+        scheduler.stop()
+        running.remove()
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_vm_gets_its_cores_and_gives_them_back_with_the_objects_of_a_folder(
+    plane: ControlPlane, kubevirt: KubeVirt, manifests: Path, namespace: str, name: str
+) -> None:
+    folder, components = FOLDERS[name]
+    with installed(plane, manifests, folder, components) as kvplace:
+        kubevirt.create(VMIS, namespace, vmi_manifest("vm"))
+        made = kubevirt.launcher_pod(namespace, "vm")
+        pods = f"/api/v1/namespaces/{namespace}/pods"
+        pod = wait_for(plane, pods, made["metadata"]["name"], lambda pod: bool(pod["spec"].get("nodeName")))
+
+        uid = pod["metadata"]["uid"]
+        bound = PodPlacement.from_json(pod["metadata"]["annotations"][PLACEMENT])
+        assert (bound.pod_uid, len(bound.placement.vcpus)) == (uid, 4)
+        assert kvplace.ledger(NODE)["owners"] == {str(cpu): uid for cpu in cpus_of(bound.placement.cpus)}
+        wanted = "default-scheduler" if "main-scheduler" in components else "kvplace-scheduler"
+        assert pod["spec"]["schedulerName"] == wanted
+
+        plane.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMIS}/vm")
+        ledgers = "/apis/kvplace.io/v1alpha1/nodeledgers"
+        wait_for(plane, ledgers, NODE, lambda ledger: not ledger["spec"]["owners"])
+
+
+def test_without_webhooks_a_pod_that_asks_is_scheduled_like_any_other(
+    plane: ControlPlane, manifests: Path, namespace: str
+) -> None:
+    main = plane.add_scheduler()
+    try:
+        with installed(plane, manifests, "default", ["without-webhooks"]) as kvplace:
+            pods = f"/api/v1/namespaces/{namespace}/pods"
+            limits = {"resources": {"limits": {"cpu": "2"}}}
+            asks: Json = {
+                "metadata": {"name": "asks", "annotations": {"cpu-set": "one-socket"}},
+                "spec": {"containers": [{"name": "work", "image": "work.test/work", **limits}]},
+            }
+            plane.request("POST", pods, asks)
+            pod = wait_for(plane, pods, "asks", lambda pod: bool(pod["spec"].get("nodeName")))
+            assert PLACEMENT not in pod["metadata"]["annotations"]
+            assert kvplace.ledger(NODE)["owners"] == {}
+    finally:
+        main.stop()
