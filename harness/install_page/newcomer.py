@@ -71,7 +71,7 @@ class Newcomer:
         Raises `CommandOfThePageFailed`.
         """
         said = ""
-        for block in read_blocks(checkout / "docs" / "install.md"):
+        for block in read_blocks(checkout, "docs/install.md"):
             if not block.section.startswith(sections):
                 continue
             if "kind: Kustomization" in block.text and not (checkout / FOLDER).exists():

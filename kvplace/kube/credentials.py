@@ -83,7 +83,7 @@ async def _load(options: CredentialOptions) -> Credentials:
 
 
 def _of_pod(token: str | None) -> Credentials:
-    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}") for name in ("HOST", "PORT"))
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port:
         raise Misconfigured(
             "no cluster is configured: no kubeconfig (KUBECONFIG or ~/.kube/config), and this is no pod"

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.install_page.newcomer import ELSEWHERE
+from harness.install_page.page import Block, read_blocks
 from tests.docs.reading import PROJECT
 
 PAGES = (
@@ -24,21 +25,6 @@ PAGES = (
     "vm-templates/README.md",
 )
 TESTS = PROJECT / "tests"
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block; `line` is where its fence stands in the page."""
-
-    page: str
-    line: int
-    language: str
-    text: str
-
-    def has_line(self, beginning: str) -> bool:
-        """Whether one of its lines begins so; `beginning` may be several lines."""
-        return f"\n{beginning}" in f"\n{self.text}"
 
 
 @dataclass(frozen=True)
@@ -67,11 +53,7 @@ class Newcomer(Taker):
 
 def blocks(page: str) -> list[Block]:
     """Return all blocks of a page, named as from the top of the project."""
-    text = (PROJECT / page).read_text(encoding="utf-8")
-    return [
-        Block(page, text.count("\n", 0, match.start()) + 1, match[1], match[2])
-        for match in _FENCE.finditer(text)
-    ]
+    return read_blocks(PROJECT, page)
 
 
 def block(page: str, beginning: str) -> str:

@@ -122,16 +122,6 @@ def test_every_metric_is_listed() -> None:
     assert first_cells(section(page("reference.md"), "Metrics")) == named
 
 
-def test_every_variable_is_listed() -> None:
-    named = {
-        name
-        for source in SOURCES
-        for name in re.findall(r"environ(?:\.get\(|\[)\"(KVPLACE_[A-Z_]+)\"", source.read_text())
-    }
-    assert named
-    assert named <= in_code_marks(section(page("reference.md"), "`kvplace-hook`"))
-
-
 def test_the_folders_that_are_drawn_are_those_that_exist() -> None:
     drawn = section(page("architecture.md"), "Folders")
     folders = {path.parent.name for path in (PROJECT / "kvplace").glob("**/__init__.py")} - {"kvplace"}
