@@ -6,6 +6,9 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 from kvplace.core.annotations import ASKING, meant_keys
+from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.ledger import Claim, Reserved
+from kvplace.core.scalars import NodeName
 from kvplace.explain.explanation import NOT_CREATED
 from kvplace.kube.object_reader import Document
 
@@ -131,3 +134,10 @@ def _unmet(status: Document, known: Container[str] = ()) -> Iterator[str]:
 
 def _statuses(status: Document, key: str) -> Iterable[dict[str, Any]]:
     return status.get(key) or ()
+
+
+def note_on_reservation(node: NodeName, claim: Claim, reserved: Reserved) -> str:
+    """Say what is reserved for a VM while running VMs make room for it, and what of it they still have."""
+    text = f"room is made for it on {node}: CPUs {format_cpu_list(reserved.owned)} are reserved for it"
+    awaited = f"; CPUs {format_cpu_list(claim.awaited)} of them are still in use" if claim.awaited else ""
+    return f"{text} until {reserved.until} unless that is renewed{awaited}"

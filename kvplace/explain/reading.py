@@ -19,6 +19,7 @@ from kvplace.explain.explanation import Event, Explanation, asked_nodes, seat_of
 from kvplace.explain.fitting import fit
 from kvplace.explain.notes import (
     condition,
+    note_on_reservation,
     notes_on_containers,
     notes_on_document,
     notes_on_vmi,
@@ -261,7 +262,15 @@ class _Explaining:
                 yield from notes_on_containers(raw.get(vm.pod.uid, {}))
 
     def _notes_on_waiting(self, vm: VmView) -> Iterator[str]:
-        claimed = [name for name, node in self._view.nodes.items() if vm.pod.uid in node.ledger.claims]
+        claims = {
+            name: node.ledger.claims[vm.pod.uid]
+            for name, node in self._view.nodes.items()
+            if vm.pod.uid in node.ledger.claims
+        }
+        for name, claim in claims.items():
+            if claim.reserved is not None:
+                yield note_on_reservation(name, claim, claim.reserved)
+        claimed = [name for name, claim in claims.items() if claim.reserved is None]
         if claimed:
             yield f"its cores are claimed on {', '.join(claimed)} already; the binding is under way"
         if vm.request is None:

@@ -9,7 +9,7 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free import Free
 from kvplace.core.holes import Holes
 from kvplace.core.huge_pages import bytes_in_pages, write_page_counts
-from kvplace.core.ledger import Claim
+from kvplace.core.ledger import Claim, Reserved
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.quantity import format_bytes
 from kvplace.core.request_json import request_document
@@ -102,6 +102,16 @@ def _claim_document(claim: Claim) -> Json:
         "hugePages": {str(node): write_page_counts(pages) for node, pages in claim.huge_pages.items()},
         "since": claim.since,
         "moving": claim.relocation is not None,
+        **({} if claim.reserved is None else {"reserved": reserved_document(claim, claim.reserved)}),
+    }
+
+
+def reserved_document(claim: Claim, reserved: Reserved) -> Json:
+    """Write what is reserved for a VM that waits, what of it others still own, and when it ends."""
+    return {
+        "owned": format_cpu_list(reserved.owned),
+        "awaited": format_cpu_list(claim.awaited),
+        "until": reserved.until,
     }
 
 

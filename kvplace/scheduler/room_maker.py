@@ -270,6 +270,11 @@ class RoomMaker:
         assert making.node is not None
         await self._cache.ledgers.change(making.node, decide)
 
+    def _until_when(self) -> str:
+        """Return when a reservation that is written now ends, for people."""
+        ends = self._now() + timedelta(seconds=RESERVED_S)
+        return ends.isoformat(timespec="seconds").replace("+00:00", "Z")
+
     def _reservation(self, making: _Making, ledger: Ledger) -> Claim | None:
         """Return what is reserved for the VM by this attempt."""
         claim = ledger.claims.get(making.pod.uid)
@@ -299,7 +304,7 @@ class RoomMaker:
         is_first = not making.renewed
         making.renewed = self._clock()
         passed = union(move.after.owned for move in moves)
-        until = rfc3339(self._now() + timedelta(seconds=RESERVED_S))
+        until = self._until_when()
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, bool]:
             known = ledger.claims.get(making.pod.uid)
@@ -371,7 +376,7 @@ class RoomMaker:
     async def _renew(self, making: _Making) -> None:
         """Begin the time of the reservation again; if that fails, the next time may do."""
         making.renewed = self._clock()
-        until = rfc3339(self._now() + timedelta(seconds=RESERVED_S))
+        until = self._until_when()
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
             claim = self._reservation(making, ledger)

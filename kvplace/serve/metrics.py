@@ -135,7 +135,7 @@ class ClusterGauges:
             for uid, claim in record.ledger.claims.items():
                 count += 1
                 pod = pods.get(uid)
-                if pod is None or not pod.node:
+                if claim.reserved is None and (pod is None or not pod.node):
                     oldest = min(oldest or claim.since, claim.since)
             if time.perf_counter() >= ends:
                 await asyncio.sleep(0)

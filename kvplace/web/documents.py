@@ -19,6 +19,7 @@ from kvplace.nodes.cluster_view import NodeView, VmState, VmView
 from kvplace.nodes.drawn_node import draw_node
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
+from kvplace.nodes.view_documents import reserved_document
 
 MAX_FOUND = 50
 MAX_QUERY = 256
@@ -137,6 +138,8 @@ def _state_document(node: NodeView | None, uid: PodUid, vm: VmView | None) -> Js
         sentence = vm.pinned.message if vm.pinned is not None else ""
         if report is not None and report.drift:
             sentence = report.drift
+    if vm.claim is not None and vm.claim.reserved is not None:
+        sentence = f"running VMs make room for it; its CPUs are reserved until {vm.claim.reserved.until}"
     moving = vm.claim is not None and vm.claim.relocation is not None
     return {"state": vm.state.value, "sentence": sentence, "moving": moving}
 
@@ -152,6 +155,7 @@ def _claim_document(claim: Claim) -> Json:
         "memory": {str(number): amount for number, amount in claim.memory.items()},
         "since": claim.since,
         "revision": claim.revision,
+        **({} if claim.reserved is None else {"reserved": reserved_document(claim, claim.reserved)}),
     }
 
 

@@ -14,12 +14,14 @@ from kvplace.cli.explain_lines import seat_lines
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import BadAnnotation, Misconfigured
+from kvplace.core.ledger import LedgerChange
 from kvplace.core.marks import PINNED
 from kvplace.core.neighbours import Nearness
 from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.request_document import PodRequest, write_request
-from kvplace.core.scalars import CpuId, NodeName, NumaId, PackageId, PodUid
+from kvplace.core.reservation import reserve
+from kvplace.core.scalars import NO_CPUS, CpuId, NodeName, NumaId, PackageId, PodUid
 from kvplace.explain.explanation import Explanation
 from kvplace.explain.reading import (
     explain_document,
@@ -275,11 +277,11 @@ async def test_a_waiting_pod_that_nobody_looks_at_is_named_with_its_scheduler(
     assert not found.fits_nowhere
 
 
-async def test_a_waiting_pod_whose_cores_are_claimed_says_where(
+async def test_a_waiting_pod_whose_cores_are_claimed_or_reserved_says_where(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
     pod = cluster.create_pod("solver", request=write_request(PodRequest(request_with(2))))
-    await cluster.write_ledger(await cluster.create_ledger(WORKER), taking(claim(pod.uid, 0, 8)))
+    stored = await cluster.write_ledger(await cluster.create_ledger(WORKER), taking(claim(pod.uid, 0, 8)))
     found = await explained(objects, cluster, "pod/solver")
     assert found.notes[0] == "its cores are claimed on worker already; the binding is under way"
 
@@ -487,3 +489,12 @@ async def test_a_vm_that_starts_again_waits_and_says_that_its_former_pod_is_stil
     assert found.state == "Waiting"
     assert found.notes[0] == "its former pod former has not ended yet"
     assert not found.fits_nowhere
+
+    record = await cluster.write_ledger(stored, LedgerChange((claim("db", 1, 9),), (pod.uid,)))
+    kept = reserve(record.ledger, claim(pod.uid, 0, 1, 8, 9), but=NO_CPUS, until="2026-01-02T03:05:00Z")
+    await cluster.write_ledger(record, taking(kept))
+    found = await explained(objects, cluster, "pod/solver")
+    assert found.notes[0] == (
+        "room is made for it on worker: CPUs 0-1,8-9 are reserved for it until 2026-01-02T03:05:00Z unless "
+        "that is renewed; CPUs 1,9 of them are still in use"
+    )

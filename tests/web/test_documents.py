@@ -9,8 +9,13 @@ import json
 import pytest
 
 from harness.certificates import Certificates
-from kvplace.core.cpuset import format_cpu_list
+from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.request_document import PodRequest, write_request
+from kvplace.core.reservation import reserve
+from kvplace.core.scalars import NO_CPUS, NodeName
 from kvplace.machines.shipped import read_machine
+from tests.core.requests import request_with
+from tests.kube.claims import claim, taking
 from tests.nodes.machines import TWO
 from tests.web.stage import Stage, cluster_of, mapped
 from tests.web.visiting import AS_VIEWER, visitor
@@ -32,6 +37,26 @@ async def test_a_node_is_described_with_its_map_and_its_vms(certificates: Certif
         placed = vm.placement.placement
         assert node["map"]["legend"][0]["emulatorCpus"] == format_cpu_list(placed.emulator_cpus) != ""
         assert (await anna.json("/api/nodes/nowhere"))[1] == {"error": "the cluster has no node nowhere"}
+
+
+async def test_a_vm_for_which_room_is_made_shows_what_is_reserved_for_it(certificates: Certificates) -> None:
+    stage = Stage()
+    stage.add_node("worker", TWO)
+    vm = await stage.run_vm("worker", 4, name="db")
+    assert vm is not None
+    pod = stage.cluster.create_pod(
+        "waits", namespace="shop", request=write_request(PodRequest(request_with(4)))
+    )
+    ledger = stage.cluster._ledgers.records[NodeName("worker")].ledger
+    whole = claim(pod.uid, *cpus_of(vm.claim.cpus), namespace="shop", pod="waits")
+    kept = reserve(ledger, whole, but=NO_CPUS, until="2026-01-02T03:05:00Z")
+    stage.cluster.put_ledger("worker", ledger.after(taking(kept)))
+    async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
+        _, node = await anna.json("/api/nodes/worker")
+        found = next(one for one in node["vms"] if one["name"] == "waits")
+        cpus = format_cpu_list(vm.claim.cpus)
+        assert found["reserved"] == {"owned": cpus, "awaited": cpus, "until": "2026-01-02T03:05:00Z"}
+        assert found["sentence"].startswith("running VMs make room for it")
 
 
 async def test_a_vm_is_described_by_its_seat_its_measured_threads_and_its_neighbours(

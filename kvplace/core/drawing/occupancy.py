@@ -82,7 +82,10 @@ class Occupancy:
     @cached_property
     def sharers(self) -> Mapping[CpuId, tuple[PodUid, ...]]:
         """The UIDs that share each CPU, by CPU."""
-        return _by_cpu((claim.uid, claim.cpus & ~claim.owned) for claim in self.claims)
+        return _by_cpu(
+            (claim.uid, claim.cpus & ~claim.owned & ~(self.ledger.owned if claim.reserved else NO_CPUS))
+            for claim in self.claims
+        )
 
     @cached_property
     def qemu(self) -> Mapping[CpuId, tuple[PodUid, ...]]:
@@ -200,8 +203,12 @@ def _fault(kind: FaultKind, cpus: CpuMask, sentence: str) -> Fault:
 
 
 def name_of(claim: Claim) -> str:
-    """Name the VM of a claim: its VMI or pod, with the namespace where there is one."""
-    return printable(f"{claim.namespace}/{claim.vmi or claim.pod}".removeprefix("/"))
+    """Name the VM of a claim: its VMI or pod, with the namespace where there is one.
+
+    One that waits is named as what it is: its CPUs are reserved, and nothing runs on them.
+    """
+    kept = f" (reserved until {claim.reserved.until})" if claim.reserved is not None else ""
+    return printable(f"{claim.namespace}/{claim.vmi or claim.pod}".removeprefix("/") + kept)
 
 
 def printable(text: str) -> str:

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplace.core.drawing.occupancy import FaultKind, Occupancy, printable
-from kvplace.core.ledger import Ledger
+from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import CpuId, CpuMask, PodUid
+from kvplace.core.reservation import reserve
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, PodUid
 from kvplace.machines.shipped import read_machine
 from tests.core.claims import claim, ledger_of, with_vm
 
@@ -32,6 +33,16 @@ def test_a_vm_that_shares_a_cpu_of_an_owner_is_a_fault() -> None:
     assert faults(ledger_of(claim("db", 0b1100), claim("ci", 0b1000, 0, Policy.SHARE))) == [
         "CPU 3: owned by A (shop/db) and shared by B (shop/ci)"
     ]
+
+
+def test_what_is_reserved_for_a_vm_is_named_as_that_and_is_no_fault() -> None:
+    whole = claim("db", 0b111100, 0b111000)
+    ledger = ledger_of(claim("web", 0b1100))
+    kept = reserve(ledger, whole, but=NO_CPUS, until="2026-01-02T03:05:00Z")
+    found = Occupancy(MACHINE, ledger.after(LedgerChange(claims=(kept,))))
+    assert found.faults == ()
+    assert found.name(kept.uid) == "A (shop/db (reserved until 2026-01-02T03:05:00Z))"
+    assert found.holders[CpuId(5)] == (kept.uid,)
 
 
 def test_cpus_that_are_reserved_or_in_use_outside_of_kvplace_must_not_be_owned() -> None:
