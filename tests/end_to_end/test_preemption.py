@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.control_plane.cluster import MERGE_PATCH, ControlPlane
-from harness.control_plane.hollow_node import NodesInBackground, nodes_in_background
+from harness.control_plane.cluster import ControlPlane
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.control_plane.watching import wait_for
-from harness.kvplace_cluster.installation import Installation, described_nodes
-from harness.kvplace_cluster.machines import node_shape, two_socket_machine
+from harness.kvplace_cluster.installation import Installation
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
 from kvplace.core.cpuset import format_cpu_list
-from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
-from kvplace.core.topology import Topology
+from tests.end_to_end.pods_that_ask import (
+    LEDGERS,
+    MACHINE,
+    agent_reports,
+    bound,
+    create,
+    create_priority_classes,
+    moving,
+    nodes,
+    revision_of,
+    running,
+    told,
+)
 
-Json = dict[str, Any]
-LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"
-TOPOLOGY = "/apis/kvplace.io/v1alpha1/nodetopologies/{}/status"
 BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
-PRIORITIES = {"low": 10, "middle": 20, "high": 1000}
-MACHINE = two_socket_machine(cores_per_socket=4, reserved_cores=0)
-"""Two sockets of eight CPUs."""
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +36,6 @@ def plane(kubernetes_programs: Path) -> Iterator[ControlPlane]:
     with ControlPlane() as running:
         create_priority_classes(running)
         yield running
-
-
-def create_priority_classes(plane: ControlPlane) -> None:
-    for name, value in PRIORITIES.items():
-        plane.request(
-            "POST",
-            "/apis/scheduling.k8s.io/v1/priorityclasses",
-            {"metadata": {"name": name}, "value": value},
-        )
 
 
 @pytest.fixture(scope="module")
@@ -61,64 +53,6 @@ def pods(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[str]:
     namespace = plane.create_namespace(f"ns-{abs(hash(request.node.name)) % 10**8}")
     yield f"/api/v1/namespaces/{namespace}/pods"
     plane.remove_namespace(namespace)
-
-
-@contextmanager
-def nodes(
-    plane: ControlPlane, installed: Installation, machines: dict[str, Topology]
-) -> Iterator[NodesInBackground]:
-    shapes = [node_shape(name, machine) for name, machine in machines.items()]
-    with nodes_in_background(plane, shapes) as background, described_nodes(installed, machines):
-        yield background
-
-
-def create(
-    plane: ControlPlane,
-    pods: str,
-    name: str,
-    cpus: int,
-    priority: str,
-    *,
-    annotations: dict[str, str] | None = None,
-    **more: Any,
-) -> None:
-    spec = {
-        "priorityClassName": priority,
-        "containers": [
-            {"name": "work", "image": "work.test/work", "resources": {"limits": {"cpu": str(cpus)}}}
-        ],
-        **more,
-    }
-    asking = {"cpu-set": "one-socket", **(annotations or {})}
-    metadata = {"name": name, "annotations": asking, "labels": {"name": name}}
-    plane.request("POST", pods, {"metadata": metadata, "spec": spec})
-
-
-def bound(plane: ControlPlane, pods: str, name: str) -> Placement:
-    pod = wait_for(plane, pods, name, lambda pod: bool(pod["spec"].get("nodeName")))
-    return PodPlacement.from_json(pod["metadata"]["annotations"][PLACEMENT]).placement
-
-
-def running(plane: ControlPlane, pods: str, name: str, cpus: int, priority: str) -> Placement:
-    create(plane, pods, name, cpus, priority)
-    return bound(plane, pods, name)
-
-
-def agent_reports(plane: ControlPlane, node: str, revisions: dict[str, int]) -> None:
-    """Write, as the node's agent does, which revision of each pod's placement is in force."""
-    reports = [{"uid": uid, "running": True, "pinned": True, "revision": n} for uid, n in revisions.items()]
-    status = {"status": {"enforcement": "nri", "pods": reports}}
-    plane.request("PATCH", TOPOLOGY.format(node), status, content_type=MERGE_PATCH)
-
-
-def told(plane: ControlPlane, pods: str, name: str, word: str) -> str:
-    """Wait until kube-scheduler says this of a pod, and return all that it says."""
-
-    def message(pod: Json) -> str:
-        conditions = pod.get("status", {}).get("conditions", [])
-        return next((str(one.get("message", "")) for one in conditions if one["type"] == "PodScheduled"), "")
-
-    return message(wait_for(plane, pods, name, lambda pod: word in message(pod)))
 
 
 def evicted(plane: ControlPlane, pods: str) -> set[str]:
@@ -230,8 +164,8 @@ def test_where_only_cores_are_missing_a_vm_moves_for_one_that_asks_and_nobody_is
         wait_for(plane, LEDGERS, "scattered", lambda ledger: set(ledger["spec"]["claims"]) == set(revisions))
 
         create(plane, pods, "waits", 8, "high", annotations={"kvplace.io/make-room": "true"})
-        ledger = wait_for(plane, LEDGERS, "scattered", lambda ledger: _moving(ledger) != [])
-        (mover,) = _moving(ledger)
+        ledger = wait_for(plane, LEDGERS, "scattered", lambda ledger: moving(ledger) != [])
+        (mover,) = moving(ledger)
         name = next(name for name, uid in uids.items() if uid == mover)
         wait_for(plane, pods, name, lambda pod: revision_of(pod) == 2)
         assert not plane.request("GET", f"{pods}/waits")["spec"].get("nodeName")
@@ -244,14 +178,6 @@ def test_where_only_cores_are_missing_a_vm_moves_for_one_that_asks_and_nobody_is
         assert "kvplace_extender_room_moves_total 1.0" in installed.replicas[0].metrics()
         left = {pod["metadata"]["name"] for pod in plane.request("GET", pods)["items"]}
         assert left == {*stays.values(), "waits"}
-
-
-def _moving(ledger: Json) -> list[str]:
-    return [uid for uid, claim in ledger["spec"]["claims"].items() if claim.get("next")]
-
-
-def revision_of(pod: Json) -> int:
-    return PodPlacement.from_json(pod["metadata"]["annotations"][PLACEMENT]).revision
 
 
 def test_where_only_cores_are_missing_others_are_evicted_if_kube_scheduler_asks_about_another_node(

@@ -285,6 +285,15 @@ async def test_a_waiting_pod_whose_cores_are_claimed_or_reserved_says_where(
     found = await explained(objects, cluster, "pod/solver")
     assert found.notes[0] == "its cores are claimed on worker already; the binding is under way"
 
+    record = await cluster.write_ledger(stored, LedgerChange((claim("db", 1, 9),), (pod.uid,)))
+    kept = reserve(record.ledger, claim(pod.uid, 0, 1, 8, 9), but=NO_CPUS, until="2026-01-02T03:05:00Z")
+    await cluster.write_ledger(record, taking(kept))
+    found = await explained(objects, cluster, "pod/solver")
+    assert found.notes[0] == (
+        "room is made for it on worker: CPUs 0-1,8-9 are reserved for it until 2026-01-02T03:05:00Z unless "
+        "that is renewed; CPUs 1,9 of them are still in use"
+    )
+
 
 async def test_a_running_vm_says_where_it_sits_whether_that_is_measured_and_who_is_beside_it(
     objects: Objects, cluster: FaultyCluster
@@ -489,12 +498,3 @@ async def test_a_vm_that_starts_again_waits_and_says_that_its_former_pod_is_stil
     assert found.state == "Waiting"
     assert found.notes[0] == "its former pod former has not ended yet"
     assert not found.fits_nowhere
-
-    record = await cluster.write_ledger(stored, LedgerChange((claim("db", 1, 9),), (pod.uid,)))
-    kept = reserve(record.ledger, claim(pod.uid, 0, 1, 8, 9), but=NO_CPUS, until="2026-01-02T03:05:00Z")
-    await cluster.write_ledger(record, taking(kept))
-    found = await explained(objects, cluster, "pod/solver")
-    assert found.notes[0] == (
-        "room is made for it on worker: CPUs 0-1,8-9 are reserved for it until 2026-01-02T03:05:00Z unless "
-        "that is renewed; CPUs 1,9 of them are still in use"
-    )
