@@ -1,8 +1,9 @@
 """Completion: what a shell may offer for the word at the cursor, and the scripts that teach shells to ask.
 
 A shell calls `kvplace` itself for every Tab, so an answer must be quick, and whatever goes wrong is silent: a
-message would land in the middle of the line that somebody types. Click knows commands and options; zsh and
-fish have its scripts. The one of bash is our own: bash splits words at `=`, and offers names beside files.
+message would land in the middle of the line that somebody types. Click knows commands and options; fish has
+its script, and zsh has it with one more case. The one of bash is our own: bash splits words at `=`, and
+offers names beside files.
 """
 
 from __future__ import annotations
@@ -47,6 +48,13 @@ _BASH = """\
 }
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
+_ZSH_OFFERS = "compadd -U -V unsorted -a completions"
+"""How the script of click offers words that have no description; a blank follows each."""
+_ZSH_GOES_ON = """\
+local -a unfinished=(${(M)completions:#*=}) finished=(${completions:#*=})
+        (( $#unfinished )) && compadd -U -S '' -V unsorted -a unfinished
+        (( $#finished )) && compadd -U -V unsorted -a finished"""
+"""After `NAME=` the word goes on."""
 
 
 def completions(shell: ShellComplete, arguments: list[str], begun: str) -> list[CompletionItem]:
@@ -88,6 +96,8 @@ def _with_option(shell: ShellComplete, arguments: list[str], begun: str) -> list
 
 
 class _Zsh(ZshComplete):
+    source_template = ZshComplete.source_template.replace(_ZSH_OFFERS, _ZSH_GOES_ON)
+
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         return _with_option(self, args, incomplete)
 

@@ -90,8 +90,8 @@ def test_tab_completes_commands_options_words_server_types_and_files(terminal: T
     terminal.read_until("uction")
     terminal.type("\x15kvplace map epyc-7502p --placements placed.json --node work\t")
     terminal.read_until("er-1")
-    terminal.type("--found data\t")
-    terminal.read_until("base=")
+    terminal.type("--found data\t0-1\x01echo \x05 | tr a-z A-Z\n")
+    terminal.read_until("--FOUND DATABASE=0-1")
     terminal.type("\x15kvplace help compl\t")
     terminal.read_until("etion")
 
