@@ -54,8 +54,9 @@ def command(
 ) -> int:
     """List VMs or nodes as they are now.
 
-    VMs are the virtual machines and pods that ask for cores, in one namespace, or in all with -A; the right
-    to list pods is all that is needed. The state is Pinned when every thread has been read back on its cores.
+    VMs are the virtual machines and pods that ask for cores, in one namespace, or in all with -A, also those
+    that have no pod. The state is Pinned when every thread has been read back on its cores; the phase is
+    KubeVirt's. Without the right to list virtual machines only pods are shown.
 
     For nodes: the status as kubectl prints it, the CPUs that are reserved, owned by one VM, shared by several
     and free, and the largest number of free CPUs inside one NUMA node.
@@ -73,8 +74,8 @@ async def _get_vms(
 ) -> int:
     from kvplace.cli.listing import Listing, Printed
     from kvplace.cli.view_tables import VM_HEADS, WIDE_VM_HEADS, now_utc, vm_reference, vm_row
-    from kvplace.nodes.cluster_reading import read_vms
     from kvplace.nodes.view_documents import VM_KIND, vm_document
+    from kvplace.nodes.vm_listing import read_listed_vms
 
     wide, everywhere = output is Output.WIDE, live.flags.all_namespaces
     listing = Listing(
@@ -94,7 +95,10 @@ async def _get_vms(
 
     if watch:
         await _watch_vms(live, listing, is_named)
-    found = await read_vms(live.api, live.vms)
+    listed = await read_listed_vms(live.api, live.vms)
+    found = listed.vms
+    if listed.note:
+        say(listed.note)
     where = f"namespace {live.namespace}" if live.namespace else "the cluster"
     return _print(
         listing,
@@ -106,11 +110,13 @@ async def _get_vms(
 
 
 async def _watch_vms(live: LiveCluster, listing: Listing[VmView], is_named: Callable[[VmView], bool]) -> None:
-    from kvplace.nodes.watched_view import watched_vms
+    from kvplace.nodes.vm_listing import watch_listed_vms
 
-    async for first, vms in watched_vms(live.api, live.vms, gather_s=GATHER_S):
-        chosen = [vm for vm in vms if is_named(vm)]
-        if first:
+    async for listed in watch_listed_vms(live.api, live.vms, gather_s=GATHER_S):
+        if listed.note:
+            say(listed.note)
+        chosen = [vm for vm in listed.vms if is_named(vm)]
+        if listed.is_first:
             listing.print_all(chosen)
         else:
             listing.print_changed(chosen)

@@ -32,7 +32,7 @@ WIDE_NODE_HEADS = (
     "AGENT",
     "FREE-CPUS",
 )
-VM_HEADS = ("NAME", "STATE", "NODE", "POLICY", "CPUS", "NUMA", "AGE")
+VM_HEADS = ("NAME", "STATE", "PHASE", "NODE", "POLICY", "CPUS", "NUMA", "AGE")
 WIDE_VM_HEADS = (*VM_HEADS, "SCOPE", "SOCKET", "EMULATOR", "MEMORY", "REVISION", "POD", "PINNED")
 NOTHING = "-"
 
@@ -72,8 +72,9 @@ def vm_row(vm: VmView, now: datetime, *, wide: bool, with_namespace: bool) -> tu
         *((vm.namespace,) if with_namespace else ()),
         vm.name,
         vm.state.value,
+        vm.phase or NOTHING,
         vm.node or NOTHING,
-        placed.policy.value if placed else request.options.policy.value if request else NOTHING,
+        placed.policy.value if placed else vm.options.policy.value if vm.options else NOTHING,
         cpu_list(placed.cpus) if placed else NOTHING,
         _numbers(placed.numa_nodes) if placed else NOTHING,
         age(vm.pod.created, now),
@@ -82,18 +83,20 @@ def vm_row(vm: VmView, now: datetime, *, wide: bool, with_namespace: bool) -> tu
         return cells
     return (
         *cells,
-        request.options.scope.value if request else NOTHING,
+        vm.options.scope.value if vm.options else NOTHING,
         _numbers(placed.packages) if placed else NOTHING,
         cpu_list(placed.emulator_cpus) if placed else NOTHING,
         format_bytes(request.memory) if request and request.memory else NOTHING,
         str(vm.placement.revision) if vm.placement else NOTHING,
-        vm.pod.name,
+        vm.pod.name or NOTHING,
         vm.pinned.message if vm.pinned else NOTHING,
     )
 
 
 def vm_reference(vm: VmView) -> str:
     """Name a VM as `kubectl` takes it: resource/name."""
+    if vm.kubevirt is not None and not vm.kubevirt.is_instance:
+        return f"virtualmachine.kubevirt.io/{vm.name}"
     return f"virtualmachineinstance.kubevirt.io/{vm.name}" if vm.is_vmi else f"pod/{vm.name}"
 
 

@@ -16,10 +16,6 @@ from kvplace.kube.records import PodReport
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
 from kvplace.nodes.node_machine import Unusable
 
-NOT_CREATED = "NotCreated"
-"""The state of a VM that has no pod yet; the others are those of `VmState`."""
-
-
 _RUNS_THERE = "the VM runs there, and a live migration goes to another node"
 
 

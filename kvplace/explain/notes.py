@@ -9,8 +9,8 @@ from kvplace.core.annotations import ASKING, meant_keys
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.ledger import Claim, Reserved
 from kvplace.core.scalars import NodeName
-from kvplace.explain.explanation import NOT_CREATED
 from kvplace.kube.object_reader import Document
+from kvplace.nodes.cluster_view import VmState
 
 _STARTING = ("ContainerCreating", "PodInitializing")
 """Reasons of containers that wait for nothing of their own."""
@@ -19,9 +19,9 @@ _SIDECAR = "kvplace-hook"
 
 
 def state_of(document: Document) -> str:
-    """Return how far an object has come in KubeVirt's word; NOT_CREATED without one."""
+    """Return how far an object has come in KubeVirt's word; NotCreated without one."""
     status = document.get("status") or {}
-    return str(status.get("printableStatus") or status.get("phase") or NOT_CREATED)
+    return str(status.get("printableStatus") or status.get("phase") or VmState.NOT_CREATED.value)
 
 
 def notes_on_document(document: Document, *, asks: bool) -> Iterator[str]:

@@ -66,6 +66,7 @@ from kvplace.kube.reviews import (
 )
 from kvplace.kube.session import JSON, METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call, Session, path_of
 from kvplace.kube.topology_status import TopologyStatus
+from kvplace.kube.vm_statuses import STATUS_RESOURCES
 from kvplace.kube.watches import (
     EVERYTHING,
     LEDGERS,
@@ -127,6 +128,7 @@ class ApiCluster:
                 _VMI,
                 vmi_record,
             ),
+            **STATUS_RESOURCES,
         }
         self._written: OrderedDict[tuple[str, str], LedgerRecord] = OrderedDict()
 

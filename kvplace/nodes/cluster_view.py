@@ -17,10 +17,12 @@ from kvplace.core.holes import Holes, holes_of
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
+from kvplace.core.request import PinningOptions
 from kvplace.core.request_document import PodRequest, read_pod_request
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, PodReport, TopologyRecord
+from kvplace.kube.vm_statuses import VmStatus
 from kvplace.nodes.hole_totals import HoleTotals
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of
 
@@ -96,10 +98,14 @@ class NodeView:
 class VmState(Enum):
     """How far a VM has come; the values are for people."""
 
+    NOT_CREATED = "NotCreated"
+    """It has no pod: it is stopped, or KubeVirt cannot make its pod yet."""
     WAITING = "Waiting"
     """It has no node yet."""
     BOUND = "Bound"
     """Node and cores are chosen; it does not run yet."""
+    STARTING = "Starting"
+    """Its pod runs; KubeVirt has not started its guest yet."""
     RUNNING = "Running"
     """It runs; the agent has not measured its threads yet, or there is none."""
     PINNED = "Pinned"
@@ -116,11 +122,16 @@ class VmState(Enum):
 
 @dataclass(frozen=True)
 class VmView:
-    """One pod that asks for cores: what it asked for, where it sits and whether that is measured."""
+    """One pod that asks for cores: what it asked for, where it sits and whether that is measured.
+
+    In a list for people (`vm_listing`) a VM without a pod is one, too: its pod then has no name.
+    """
 
     pod: PodRecord
     claim: Claim | None = None
     """What it holds in its node's ledger; None when that is nothing, or was not read."""
+    kubevirt: VmStatus | None = None
+    """What KubeVirt says of it; None for a plain pod, and where that was not read."""
 
     @property
     def namespace(self) -> str:
@@ -159,6 +170,28 @@ class VmView:
         return placement if placement is None or placement.pod_uid == self.pod.uid else None
 
     @property
+    def has_pod(self) -> bool:
+        """Whether there is a pod for it."""
+        return bool(self.pod.name)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its pod has ended."""
+        return self.pod.phase in _OVER
+
+    @property
+    def phase(self) -> str:
+        """How far it is in KubeVirt's word; empty where that is not known."""
+        return "" if self.kubevirt is None else self.kubevirt.status
+
+    @property
+    def options(self) -> PinningOptions | None:
+        """How it asks for cores."""
+        if self.request is not None:
+            return self.request.request.options
+        return None if self.kubevirt is None else self.kubevirt.options
+
+    @property
     def pinned(self) -> Condition | None:
         """What the agent says about its threads."""
         return self.pod.condition(PINNED)
@@ -166,6 +199,8 @@ class VmView:
     @property
     def state(self) -> VmState:
         """How far it has come."""
+        if not self.has_pod:
+            return VmState.NOT_CREATED
         if self.pod.phase in _OVER:
             return _OVER[self.pod.phase]
         if self.pod.deleting:
@@ -174,6 +209,9 @@ class VmView:
             return VmState.WAITING
         if self.pod.phase != "Running":
             return VmState.BOUND
+        measured = self.pinned is not None and self.pinned.status is not None
+        if self.phase in _BEFORE_THE_GUEST and not measured:
+            return VmState.STARTING
         if self.placement is not None and self.placement.placement.floats:
             return VmState.FLOATING
         if self.pinned is None or self.pinned.status is None:
@@ -181,6 +219,8 @@ class VmView:
         return VmState.PINNED if self.pinned.status else VmState.NOT_PINNED
 
 
+_BEFORE_THE_GUEST = ("Pending", "Scheduling", "Scheduled")
+"""Phases of a VirtualMachineInstance whose guest does not run yet."""
 _OVER = {"Succeeded": VmState.ENDED, "Failed": VmState.FAILED}
 
 

@@ -1,8 +1,8 @@
-"""Nodes and VMs of the cluster as they change, for commands with `--watch`.
+"""Nodes of the cluster as they change, for commands with `--watch`; VMs are those of `vm_listing`.
 
-Each function yields first everything, then again and again what has changed since. Changes that follow each
-other within a moment are yielded together. Both raise Misconfigured and Refused, such as for a missing right,
-and wait for an API server that is away.
+First everything is yielded, then again and again what has changed since. Changes that follow each other within
+a moment are yielded together. Misconfigured and Refused, such as for a missing right, are raised, and an API
+server that is away is waited for.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Generic, TypeVar
 
 from kvplace.core.errors import Misconfigured, Refused
-from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
+from kvplace.core.scalars import NodeName
+from kvplace.kube.records import LedgerRecord, NodeRecord, TopologyRecord
 from kvplace.kube.store import Store
-from kvplace.kube.watches import EVERYTHING, LEDGERS, NODE_STATUSES, PODS, TOPOLOGIES, Selector, WatchClient
-from kvplace.nodes.cluster_view import NodeView, VmView, node_view, vm_views
+from kvplace.kube.watches import EVERYTHING, LEDGERS, NODE_STATUSES, TOPOLOGIES, Selector, WatchClient
+from kvplace.nodes.cluster_view import NodeView, node_view
 
 K = TypeVar("K")
 
@@ -88,38 +88,6 @@ async def watched_nodes(
         yield True, views(tuple(everything))
         while True:
             yield False, views(await changed.take(gather_s))
-
-
-async def watched_vms(
-    cluster: WatchClient, selector: Selector, *, gather_s: float = 0.0
-) -> AsyncGenerator[tuple[bool, tuple[VmView, ...]], None]:
-    """Yield (True, all selected VMs), then (False, those that have changed).
-
-    The right to watch pods suffices, so the VMs have no claims. One that is gone is yielded as it was last.
-    """
-    pods = Store(PODS, selector)
-    changed: _Changed[PodUid] = _Changed()
-    newest: dict[PodUid, PodRecord] = {}
-
-    def seen(before: PodRecord | None, after: PodRecord | None) -> None:
-        either = after or before
-        if either is not None:
-            newest[either.uid] = either
-            changed.add(either.uid)
-
-    def views(records: list[PodRecord]) -> tuple[VmView, ...]:
-        return tuple(vm_views(records, {}).values())
-
-    async with _listed(cluster, pods):
-        everything = list(pods.records.values())
-        pods.subscribe(seen)
-        if everything:
-            await changed.take()
-        newest.clear()
-        yield True, views(everything)
-        while True:
-            uids = await changed.take(gather_s)
-            yield False, views([newest.pop(uid) for uid in uids])
 
 
 @contextlib.asynccontextmanager

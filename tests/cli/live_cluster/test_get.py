@@ -19,15 +19,15 @@ def test_the_vms_of_a_namespace_with_their_cores_and_states(on_cluster: Call, cl
     called = on_cluster("get", "vms", "-n", cluster.namespace)
     assert (called.code, called.err) == (0, "")
     head, *lines = rows(called.out)
-    assert head == ["NAME", "STATE", "NODE", "POLICY", "CPUS", "NUMA", "AGE"]
+    assert head == ["NAME", "STATE", "PHASE", "NODE", "POLICY", "CPUS", "NUMA", "AGE"]
     assert [line[:4] for line in lines] == [
-        ["cache", "Running", cluster.first, "exclusive"],
-        ["db", "Pinned", cluster.first, "exclusive"],
-        ["late", "Waiting", "-", "exclusive"],
+        ["cache", "Running", "-", cluster.first],
+        ["db", "Pinned", "-", cluster.first],
+        ["late", "Waiting", "-", "-"],
     ]
     by_name = {line[0]: line for line in lines}
-    assert parse_cpu_list(by_name["db"][4]).bit_count() == 4
-    assert len(by_name["db"][5]) == 1
+    assert parse_cpu_list(by_name["db"][5]).bit_count() == 4
+    assert len(by_name["db"][6]) == 1
 
 
 def test_all_namespaces_have_a_column_and_labels_select(on_cluster: Call, cluster: SmallCluster) -> None:

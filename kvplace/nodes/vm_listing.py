@@ -1,0 +1,135 @@
+"""The VMs that ask for cores as a list for people: their pods, and those that have no pod.
+
+A pod says where a VM is and whether it is pinned. KubeVirt's own objects say how far KubeVirt is with it, and
+name the VMs that are stopped, or cannot start, and so have no pod. Who may not read them sees the pods alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from kvplace.core.scalars import PodUid
+from kvplace.kube.api_errors import Denied, Missing
+from kvplace.kube.records import PodRecord
+from kvplace.kube.store import Store
+from kvplace.kube.vm_statuses import VM_STATUSES, VMI_STATUSES, VmName, VmStatus
+from kvplace.kube.watches import PODS, Kind, Selector, WatchClient
+from kvplace.nodes.cluster_reading import ListClient
+from kvplace.nodes.cluster_view import VmView, vm_views
+from kvplace.nodes.watched_view import wait_for_list
+
+
+@dataclass(frozen=True)
+class VmListing:
+    """VMs in the order of their names."""
+
+    vms: tuple[VmView, ...]
+    note: str = ""
+    """What is left out, and why; empty where nothing is."""
+    is_first: bool = True
+    """Of a watch: whether these are all VMs, or those that have changed."""
+
+
+def listed_vms(
+    pods: Iterable[PodRecord], statuses: Iterable[VmStatus], selector: Selector
+) -> tuple[VmView, ...]:
+    """Combine pods with what KubeVirt says.
+
+    A VM whose pods have all ended is there without a pod, too. The selector is that of the pods; of a VM
+    without a pod it concerns the labels that its pod would have.
+    """
+    vms: dict[tuple[str, str], VmStatus] = {}
+    instances: dict[tuple[str, str], VmStatus] = {}
+    for status in statuses:
+        (instances if status.is_instance else vms)[status.key] = status
+    found = [
+        replace(view, kubevirt=instances.get((view.namespace, view.pod.vmi))) if view.is_vmi else view
+        for view in vm_views(pods, {}).values()
+    ]
+    seated = {(view.namespace, view.name) for view in found if not view.is_over}
+    for key, status in {**instances, **vms}.items():
+        selected = all(term.holds(status.labels) for term in selector.label_terms)
+        if status.options is not None and key not in seated and selected:
+            pod = PodRecord(status.namespace, "", PodUid(""), vmi=status.name, created=status.created)
+            found.append(VmView(pod, kubevirt=status))
+    return tuple(sorted(found, key=lambda vm: (vm.namespace, vm.name, vm.pod.name, vm.pod.uid)))
+
+
+async def read_listed_vms(cluster: ListClient, selector: Selector) -> VmListing:
+    """Read the VMs of the namespace that the selector names once."""
+    everywhere = Selector(namespace=selector.namespace)
+    pods, *read = await asyncio.gather(
+        cluster.read_all(PODS, selector),
+        _read_statuses(cluster, VM_STATUSES, everywhere),
+        _read_statuses(cluster, VMI_STATUSES, everywhere),
+    )
+    statuses = chain.from_iterable(found for found, _ in read)
+    return VmListing(listed_vms(pods, statuses, selector), next((note for _, note in read if note), ""))
+
+
+async def _read_statuses(
+    cluster: ListClient, kind: Kind[VmName, VmStatus], selector: Selector
+) -> tuple[tuple[VmStatus, ...], str]:
+    """Read what KubeVirt says, nothing where there is no KubeVirt; and why it may not be read."""
+    try:
+        return await cluster.read_all(kind, selector), ""
+    except Missing:
+        return (), ""
+    except Denied as denied:
+        return (), _left_out(denied)
+
+
+def _left_out(denied: Denied) -> str:
+    return (
+        f"you may not {denied.verb} {denied.resource}: VMs without a pod and KubeVirt's phases are left out; "
+        "KubeVirt's ClusterRole kubevirt.io:view gives this right"
+    )
+
+
+async def watch_listed_vms(
+    cluster: WatchClient, selector: Selector, *, gather_s: float = 0.0
+) -> AsyncIterator[VmListing]:
+    """Yield all VMs, then those that have changed, without end; one that is gone as it was last."""
+    everywhere = Selector(namespace=selector.namespace)
+    pods = Store(PODS, selector)
+    statuses = [Store(kind, everywhere) for kind in (VM_STATUSES, VMI_STATUSES)]
+    waking = asyncio.Event()
+    stores: tuple[Store[Any, Any], ...] = (pods, *statuses)
+    watching = {store: asyncio.create_task(store.run(cluster)) for store in stores}
+    note = ""
+    try:
+        await wait_for_list(pods)
+        for one in statuses:
+            try:
+                await wait_for_list(one)
+            except (Missing, Denied) as failure:
+                watching[one].cancel()
+                note = _left_out(failure) if isinstance(failure, Denied) else note
+        for store in stores:
+            store.subscribe(lambda before, after: waking.set())
+
+        def now() -> dict[tuple[str, str, str], VmView]:
+            known = chain.from_iterable(store.records.values() for store in statuses)
+            vms = listed_vms(pods.records.values(), known, selector)
+            return {(vm.namespace, vm.name, vm.pod.uid): vm for vm in vms}
+
+        before = now()
+        yield VmListing(tuple(before.values()), note)
+        while True:
+            waking.clear()
+            await waking.wait()
+            await asyncio.sleep(gather_s)
+            after = now()
+            changed = [vm for key, vm in after.items() if before.get(key) != vm]
+            gone = [vm for key, vm in before.items() if key not in after and vm.has_pod]
+            before = after
+            if changed or gone:
+                yield VmListing((*gone, *changed), is_first=False)
+    finally:
+        for task in watching.values():
+            task.cancel()
+        await asyncio.gather(*watching.values(), return_exceptions=True)

@@ -1,0 +1,94 @@
+"""The list of VMs combines their pods with what KubeVirt says of them, and has those without a pod."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from kvplace.core.label_terms import read_label_terms
+from kvplace.core.marks import PINNED
+from kvplace.core.request import PinningOptions, Policy, Scope
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.conditions import Condition
+from kvplace.kube.records import PodRecord
+from kvplace.kube.vm_statuses import STATUS_RESOURCES, VM_STATUSES, VMI_STATUSES, VmStatus
+from kvplace.kube.watches import EVERYTHING, Selector
+from kvplace.nodes.cluster_view import VmState
+from kvplace.nodes.vm_listing import listed_vms
+
+ASKS = PinningOptions(scope=Scope.ONE_NUMA)
+POD = PodRecord("shop", "virt-launcher-db", PodUid("1"), NodeName("a"), phase="Running", vmi="db")
+VM = VmStatus("shop", "db", status="Running", options=ASKS)
+VMI = replace(VM, is_instance=True)
+
+
+def _listed(*found: PodRecord | VmStatus, selector: Selector = EVERYTHING) -> list[tuple[str, str, str]]:
+    pods = [one for one in found if isinstance(one, PodRecord)]
+    statuses = [one for one in found if isinstance(one, VmStatus)]
+    vms = listed_vms(pods, statuses, selector)
+    return [(vm.name, vm.state.value, vm.phase) for vm in vms]
+
+
+def test_a_vm_whose_pod_runs_is_starting_until_kubevirt_says_that_its_guest_does() -> None:
+    for phase in ("Pending", "Scheduling", "Scheduled"):
+        assert _listed(POD, VM, replace(VMI, status=phase)) == [("db", "Starting", phase)]
+    assert _listed(POD, VM, VMI) == [("db", "Running", "Running")]
+    assert _listed(POD) == [("db", "Running", "")]
+
+
+def test_what_the_agent_has_measured_counts_more_than_a_phase_that_lags() -> None:
+    measured = replace(POD, conditions=(Condition(PINNED, True, "Read", "every thread is in its place"),))
+    assert _listed(measured, replace(VMI, status="Scheduled")) == [("db", "Pinned", "Scheduled")]
+
+
+def test_a_vm_without_a_pod_is_there_in_the_word_of_the_vm_and_not_of_its_instance() -> None:
+    missing = replace(VM, status="ErrorPvcNotFound")
+    assert _listed(missing, replace(VMI, status="Pending")) == [("db", "NotCreated", "ErrorPvcNotFound")]
+    assert _listed(replace(VMI, status="Pending")) == [("db", "NotCreated", "Pending")]
+    assert _listed(replace(VM, status="Stopped", options=None)) == []
+
+
+def test_a_vm_that_was_stopped_is_there_beside_its_pod_that_has_ended() -> None:
+    ended = replace(POD, phase="Succeeded")
+    assert _listed(ended, replace(VM, status="Stopped")) == [
+        ("db", "NotCreated", "Stopped"),
+        ("db", "Ended", ""),
+    ]
+
+
+def test_labels_select_vms_without_a_pod_by_what_their_pods_would_have() -> None:
+    web, db = (replace(VM, name=name, status="Stopped", labels={"app": name}) for name in ("web", "db"))
+    chosen = Selector(label_terms=read_label_terms("app=web"))
+    assert _listed(web, db, selector=chosen) == [("web", "NotCreated", "Stopped")]
+
+
+def _read(kind: Any, document: dict[str, Any]) -> VmStatus:
+    found: VmStatus = STATUS_RESOURCES[kind].record(msgspec.Raw(msgspec.json.encode(document)))
+    return found
+
+
+def test_a_vm_asks_in_its_template_and_an_instance_on_itself() -> None:
+    asking = {"annotations": {"cpu-set": "one-l3", "kvplace.io/cpu-policy": "share"}, "labels": {"app": "db"}}
+    meta = {"name": "db", "namespace": "shop", "creationTimestamp": "2026-01-02T03:04:05Z"}
+    vm = _read(
+        VM_STATUSES,
+        {
+            "metadata": meta,
+            "spec": {"template": {"metadata": asking}},
+            "status": {"printableStatus": "Stopped"},
+        },
+    )
+    options = PinningOptions(scope=Scope.ONE_L3, policy=Policy.SHARE)
+    assert vm == VmStatus(
+        "shop", "db", "2026-01-02T03:04:05Z", "Stopped", options=options, labels={"app": "db"}
+    )
+    vmi = _read(VMI_STATUSES, {"metadata": {**meta, **asking}, "status": {"phase": "Scheduled"}})
+    assert (vmi.status, vmi.is_instance, vmi.options) == ("Scheduled", True, options)
+    plain = _read(VM_STATUSES, {"metadata": {**meta, **asking}})
+    assert (plain.status, plain.options) == ("", None)
+    wrong = _read(VMI_STATUSES, {"metadata": {**meta, "annotations": {"cpu-set": "one-soket"}}})
+    assert wrong.options is None
+    assert listed_vms((), (plain, wrong), EVERYTHING) == ()
+    assert [one.state for one in listed_vms((), (vm,), EVERYTHING)] == [VmState.NOT_CREATED]
