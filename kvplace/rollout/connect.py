@@ -35,8 +35,8 @@ def rollouts_on(session: Session, namespace: str) -> Rollouts:
     async def read_nodes() -> PlanningCluster:
         return await read_planning_cluster(api, ObjectReader(session))
 
-    async def has_agent(node: NodeName) -> bool:
+    async def reported_on(node: NodeName) -> frozenset[str] | None:
         found = await api.read_all(TOPOLOGIES, Selector(fields={NAME_FIELD: node}))
-        return any(one.by_agent for one in found)
+        return next((frozenset(one.pods) for one in found if one.by_agent), None)
 
-    return Rollouts(ApiRollouts(session), namespace, read_nodes, has_agent)
+    return Rollouts(ApiRollouts(session), namespace, read_nodes, reported_on)

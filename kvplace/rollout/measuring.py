@@ -1,31 +1,48 @@
 """On which nodes nobody measures whether VMs are pinned, so that nobody waits for it there.
 
-Only the agent of a node does. One that describes its node runs there, or did. Where none does, VMs get a
-little time in which somebody may say something all the same; then running is the last that is known of them.
+Only the agent of a node does. It describes its node, and says something about each VM there within seconds.
+An agent that was removed leaves the description behind, and is silent about VMs that are new. Where nobody
+measures, VMs get a little time in which somebody may say something all the same; then running is the last
+that is known of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from enum import Enum
 
 from kvplace.core.errors import KvplaceError, Unavailable
 from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
 from kvplace.kube.retry import retrying
 from kvplace.rollout.port import AgentReader
-from kvplace.rollout.tracker import Tracker
+from kvplace.rollout.tracker import TrackedVm, Tracker
 
 _GRACE_S = 10.0
+SILENT_S = 30.0
+"""An agent that has said nothing so long about a VM that runs is not there."""
 _ATTEMPTS = 6
 
 
-class Measuring:
-    """Asks once about every node on which VMs run and wait to be pinned."""
+class Agent(Enum):
+    """What is known of the agent of a node."""
 
-    def __init__(self, tracker: Tracker, has_agent: AgentReader, on_change: Callable[[], None]) -> None:
+    NONE = "none"
+    """None describes the node."""
+    SILENT = "silent"
+    """One has described the node, and says nothing about the VMs asked about."""
+    SPEAKS = "speaks"
+    """It says something about one of them; or nobody may read whether it does."""
+
+
+class Measuring:
+    """Asks about every node on which VMs run and wait to be pinned."""
+
+    def __init__(self, tracker: Tracker, reported_on: AgentReader, on_change: Callable[[], None]) -> None:
         self._tracker = tracker
-        self._has_agent = has_agent
+        self._reported_on = reported_on
         self._on_change = on_change
         self._asking: dict[NodeName, asyncio.Task[None]] = {}
 
@@ -42,26 +59,48 @@ class Measuring:
         await asyncio.gather(*self._asking.values(), return_exceptions=True)
 
     async def _ask(self, node: NodeName) -> None:
-        if not await lacks_agent(node, self._has_agent):
-            return
-        await asyncio.sleep(_GRACE_S)
-        self._tracker.nobody_measures(node)
+        """Ask as long as VMs wait there: an agent may also go while a rollout runs."""
+        while pods := waiting_pods(self._tracker, node):
+            agent = await agent_of(node, pods, self._reported_on)
+            await asyncio.sleep(_GRACE_S if agent is Agent.NONE else SILENT_S)
+            pods &= waiting_pods(self._tracker, node)
+            if agent is not Agent.NONE:
+                agent = await agent_of(node, pods, self._reported_on) if pods else Agent.SPEAKS
+            if agent is not Agent.SPEAKS:
+                self._tracker.nobody_measures(node)
+                break
+        del self._asking[node]
         self._on_change()
 
 
 def waiting_nodes(tracker: Tracker) -> set[NodeName]:
     """Return the nodes of the VMs that run and are to be pinned, of which nobody has said anything yet."""
+    return {vm.observed.node for vm in tracker.vms.values() if _waits(vm)}
+
+
+def waiting_pods(tracker: Tracker, node: NodeName, running_before: float = math.inf) -> set[str]:
+    """Return the UIDs of the pods of those VMs on a node, of those only that ran before a moment."""
     return {
-        vm.observed.node
+        uid
         for vm in tracker.vms.values()
-        if vm.stage is VmStage.RUNNING and vm.goal is VmStage.PINNED and vm.observed.node
+        if vm.observed.node == node and _waits(vm)
+        if vm.vmi is not None and (vm.vmi.running_since or 0.0) < running_before
+        for uid, pod in vm.pods.items()
+        if pod.node == node
     }
 
 
-async def lacks_agent(node: NodeName, has_agent: AgentReader) -> bool:
-    """Say whether it is certain that no agent describes a node; not where that may not be read."""
+def _waits(vm: TrackedVm) -> bool:
+    return vm.stage is VmStage.RUNNING and vm.goal is VmStage.PINNED and bool(vm.observed.node)
+
+
+async def agent_of(node: NodeName, pods: set[str], reported_on: AgentReader) -> Agent:
+    """Say what is known of the agent of a node, by what it says about these pods."""
     policy = retrying(attempts=_ATTEMPTS, retried=lambda error: isinstance(error, Unavailable))
     try:
-        return not await policy(has_agent, node)
+        reported = await policy(reported_on, node)
     except KvplaceError:
-        return False
+        return Agent.SPEAKS
+    if reported is None:
+        return Agent.NONE
+    return Agent.SILENT if reported.isdisjoint(pods) else Agent.SPEAKS

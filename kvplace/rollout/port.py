@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from kvplace.core.scalars import NodeName
@@ -17,8 +18,8 @@ NodeReader: TypeAlias = Callable[[], Awaitable[PlanningCluster]]
 """Reads the nodes with what runs and waits there, for the forecast."""
 
 
-AgentReader: TypeAlias = Callable[[NodeName], Awaitable[bool]]
-"""Says whether an agent describes a node, and so measures the VMs there."""
+AgentReader: TypeAlias = Callable[[NodeName], Awaitable[AbstractSet[str] | None]]
+"""Returns the UIDs of the pods about which a node's agent says something; None where none describes it."""
 
 
 class RolloutCluster(Protocol):

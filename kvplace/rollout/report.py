@@ -75,7 +75,7 @@ class Report:
         more = f" and {len(nodes) - _SHOWN_NODES} more" if len(nodes) > _SHOWN_NODES else ""
         vms = counted(len(self.unmeasured), "VM")
         where = (
-            f"{counted(len(nodes), 'node')} that no agent describes ({', '.join(nodes[:_SHOWN_NODES])}{more})"
+            f"{counted(len(nodes), 'node')} where no agent measures ({', '.join(nodes[:_SHOWN_NODES])}{more})"
         )
         return (f"{vms} on {where}: nobody knows whether they are pinned, so they are there when they run",)
 

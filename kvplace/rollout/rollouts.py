@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from kvplace.kube.store import Store
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
 from kvplace.kube.watches import Selector
 from kvplace.rollout.forecast import Forecast, forecast, unplanned
-from kvplace.rollout.measuring import lacks_agent, waiting_nodes
+from kvplace.rollout.measuring import SILENT_S, Agent, agent_of, waiting_nodes, waiting_pods
 from kvplace.rollout.port import AgentReader, NodeReader, RolloutCluster
 from kvplace.rollout.preflight import Found, check, look
 from kvplace.rollout.report import Report, report_of
@@ -43,12 +44,12 @@ class Rollouts:
     """What can be done with rollouts in one namespace."""
 
     def __init__(
-        self, cluster: RolloutCluster, namespace: str, read_nodes: NodeReader, has_agent: AgentReader
+        self, cluster: RolloutCluster, namespace: str, read_nodes: NodeReader, reported_on: AgentReader
     ) -> None:
         self.namespace = namespace
         self._cluster = cluster
         self._read_nodes = read_nodes
-        self._has_agent = has_agent
+        self._reported_on = reported_on
 
     async def prepare(self, rollout: Rollout, *, plan: bool = True) -> Prepared:
         """Check everything that can be known before a VM is made, and plan the missing ones.
@@ -85,7 +86,7 @@ class Rollouts:
                     f"{rollout.namespace}; choose another name"
                 ) from None
         left_out = {} if everything else prepared.forecast.left_out
-        return RolloutRun(self._cluster, rollout, self._has_agent, left_out)
+        return RolloutRun(self._cluster, rollout, self._reported_on, left_out)
 
     async def create(self, prepared: Prepared, *, everything: bool = False) -> Report:
         """Make the VMs and wait for them, as `RolloutRun.run` does."""
@@ -111,7 +112,9 @@ class Rollouts:
         tracker = Tracker(rollout)
         tracker.take_in(found.vms, found.vmis, found.pods)
         for node in waiting_nodes(tracker):
-            if await lacks_agent(node, self._has_agent):
+            pods = waiting_pods(tracker, node, running_before=time.time() - SILENT_S)
+            agent = await agent_of(node, pods, self._reported_on)
+            if agent is Agent.NONE or (agent is Agent.SILENT and pods):
                 tracker.nobody_measures(node)
         return report_of(name, rollout.namespace, tracker.vms.values(), {})
 

@@ -41,7 +41,7 @@ class RolloutRun:
         self,
         cluster: RolloutCluster,
         rollout: Rollout,
-        has_agent: AgentReader,
+        reported_on: AgentReader,
         left_out: Mapping[str, str] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -54,7 +54,7 @@ class RolloutRun:
         self._changed = asyncio.Event()
         self._stopped = False
         self._tracker = Tracker(rollout, clock=clock, on_change=self._changed.set)
-        self._measuring = Measuring(self._tracker, has_agent, self._changed.set)
+        self._measuring = Measuring(self._tracker, reported_on, self._changed.set)
         self._order = [vm for vm in rollout.vms if vm.name not in self._left_out]
         self._tracked = [self._tracker.vms[vm.name] for vm in self._order]
         self._ends = wave_ends(rollout.document.waves, len(self._order))
@@ -75,7 +75,7 @@ class RolloutRun:
             f"{counted(number, 'VM')} {'not answered for' if stage is None else stage.value}"
             for stage, number in stages.items()
         ]
-        reasons = Counter(vm.observed.waiting for vm in waiting if vm.observed.waiting).most_common(1)
+        reasons = Counter(why for vm in waiting if (why := vm.waiting)).most_common(1)
         why = f" ({reasons[0][0]})" if reasons else ""
         return f"{', '.join(parts)} and not further{why}" if parts else ""
 

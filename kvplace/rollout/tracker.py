@@ -57,6 +57,13 @@ class TrackedVm:
         return VmStage.RUNNING if is_last else wanted
 
     @property
+    def waiting(self) -> str:
+        """What its next stage waits for; empty where nobody says it."""
+        if self.observed.waiting or self.stage is not VmStage.RUNNING or self.goal is not VmStage.PINNED:
+            return self.observed.waiting
+        return f"the agent of node {self.observed.node} has not said yet whether it is pinned"
+
+    @property
     def failure(self) -> str:
         """Why it will come no further; empty while it may."""
         if self.observed.stage is None:

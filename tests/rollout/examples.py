@@ -53,16 +53,30 @@ async def one_server() -> PlanningCluster:
     return PlanningCluster((ClusterNode(NodeName("worker"), read_machine("epyc-7502p")),))
 
 
-async def everywhere(node: NodeName) -> bool:
-    return True
+class _Everything(frozenset[str]):
+    """Every pod."""
+
+    def isdisjoint(self, other: object) -> bool:
+        return False
 
 
-async def nowhere(node: NodeName) -> bool:
-    return False
+async def everywhere(node: NodeName) -> frozenset[str] | None:
+    """Let agents speak about all VMs of all nodes."""
+    return _Everything()
 
 
-def rollouts_of(cluster: MemoryRollouts, has_agent: AgentReader = everywhere) -> Rollouts:
-    return Rollouts(cluster, NAMESPACE, one_server, has_agent)
+async def nowhere(node: NodeName) -> frozenset[str] | None:
+    """Let no agent describe any node."""
+    return None
+
+
+async def gone(node: NodeName) -> frozenset[str] | None:
+    """Let all agents be gone that have described nodes."""
+    return frozenset()
+
+
+def rollouts_of(cluster: MemoryRollouts, reported_on: AgentReader = everywhere) -> Rollouts:
+    return Rollouts(cluster, NAMESPACE, one_server, reported_on)
 
 
 def advance(cluster: MemoryRollouts, name: str) -> None:
