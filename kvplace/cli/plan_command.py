@@ -17,9 +17,8 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
-    from kvplace.core.cluster.cluster_node import ClusterNode
-    from kvplace.core.cluster.draft import ClosedNodes
     from kvplace.core.cluster.planning import Plan
+    from kvplace.nodes.planning_cluster import PlanningCluster
     from kvplace.plan.mip_bound import MipBound
 
 
@@ -78,16 +77,14 @@ def command(
     {"id": "web", "vcpus": 2, "count": 20}              20 equal VMs
 
     With --live the VMs are planned on the nodes of a real cluster as they are now; nothing is written there.
-    VMs that wait already come first. Nodes that are cordoned, not Ready or tainted are left out.
+    VMs that wait already come first. Nodes that are cordoned, not Ready or tainted are left out, unless the
+    request has tolerations; with nodeSelector and affinity it chooses nodes, as in the spec of a pod.
 
     All VMs are considered together, so more of them fit than one after the other; both counts are printed.
 
     Exit code 0 when every VM was placed, 3 when none was, 4 when some were; 130 after Ctrl-C, with the best
     plan so far.
     """  # noqa: D301 - click needs the literal backslash
-    from dataclasses import replace
-
-    from kvplace.core.cluster.draft import OPEN
     from kvplace.core.cluster.planning import plan
     from kvplace.plan.mip_bound import mip_bound
     from kvplace.plan.plan_cluster import read_plan_cluster
@@ -96,13 +93,11 @@ def command(
     if live or flags.are_given:
         if cluster is not None:
             raise click.UsageError("--cluster is a document; leave it out to plan on the live cluster")
-        nodes, closed = _live(flags)
+        found_live = _live(flags)
+        nodes, closed_to = found_live.nodes, found_live.closed_to
     else:
-        nodes, closed = read_plan_cluster(cluster), OPEN
-    vms = [
-        replace(vm, closed=closed)
-        for vm in read_vm_requests(requests, (vm.id for node in nodes for vm in node.running))
-    ]
+        nodes, closed_to = read_plan_cluster(cluster), None
+    vms = read_vm_requests(requests, (vm.id for node in nodes for vm in node.running), closed_to)
     with Progress("planning", len(vms), "VM") as progress:
         solving = partial(progress.show, 0, "solver")
         bound = mip_bound(nodes, vms, seconds=seconds, goes_on=solving) if optimal else None
@@ -135,17 +130,16 @@ def command(
     return ExitCode.PARTLY_DONE if found.planned else ExitCode.DOES_NOT_FIT
 
 
-def _live(flags: ClusterFlags) -> tuple[tuple[ClusterNode, ...], ClosedNodes]:
-    """Read the nodes of the cluster, and those that a VM without tolerations and selectors never goes to."""
+def _live(flags: ClusterFlags) -> PlanningCluster:
+    """Read the nodes of the cluster, and say what the plan starts from."""
     from kvplace.cli.live_cluster import run_with_cluster
-    from kvplace.kube.node_filters import PodDemands
     from kvplace.kube.object_reader import ObjectReader
     from kvplace.nodes.planning_cluster import read_planning_cluster
 
     found = run_with_cluster(flags, lambda live: read_planning_cluster(live.api, ObjectReader(live.session)))
     for note in found.notes:
         say(note)
-    return found.nodes, found.closed_to(PodDemands())
+    return found
 
 
 def _print(plan: Plan, bound: MipBound | None, *, wide: bool) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.cluster.draft import ClosedNodes
-from kvplace.core.cluster.planning import VmRequest, plan
+from kvplace.core.cluster.planning import PlannedVm, VmRequest, plan
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.occupant import Occupant
 from kvplace.core.quantity import counted
@@ -110,10 +110,13 @@ def planning_cluster(
 
 
 def _with_waiting(cluster: PlanningCluster, view: ClusterView, pods: Iterable[WaitingPod]) -> PlanningCluster:
-    """Give VMs that wait already the room that they will probably take, before any that come later."""
+    """Give VMs that wait already the room that they will probably take, before any that come later.
+
+    As with kube-scheduler, those of higher priority come first.
+    """
     claimed = {uid for node in view.nodes.values() for uid in node.ledger.claims}
     closed: dict[bytes, ClosedNodes] = {}
-    wanted = []
+    wanted: dict[int, list[VmRequest]] = {}
     for pod in pods:
         vm = view.vms.get(pod.metadata.uid)
         if vm is None or vm.request is None or vm.state is not VmState.WAITING or vm.pod.uid in claimed:
@@ -121,14 +124,22 @@ def _with_waiting(cluster: PlanningCluster, view: ClusterView, pods: Iterable[Wa
         key = msgspec.json.encode(pod.spec)
         if key not in closed:
             closed[key] = cluster.closed_to(pod.spec)
-        wanted.append(VmRequest(f"{vm.namespace}/{vm.pod.name} (waiting)", vm.request.request, closed[key]))
-    if not wanted:
-        return cluster
-    found = plan(cluster.nodes, wanted)
+        one = VmRequest(f"{vm.namespace}/{vm.pod.name} (waiting)", vm.request.request, closed[key])
+        wanted.setdefault(vm.pod.priority, []).append(one)
+    waiting = 0
+    nodes = cluster.nodes
+    for priority in sorted(wanted, reverse=True):
+        found = plan(nodes, wanted[priority])
+        waiting += len(found.planned)
+        nodes = _taken(nodes, found.planned)
+    return replace(cluster, nodes=nodes, waiting=waiting)
+
+
+def _taken(nodes: tuple[ClusterNode, ...], planned: Iterable[PlannedVm]) -> tuple[ClusterNode, ...]:
+    """Let planned VMs hold what they were given."""
     stays = PinningOptions(policy=Policy.IMMOVABLE)
     taken: dict[NodeName, list[Occupant]] = {}
-    for one in found.planned:
+    for one in planned:
         held = Request(max(1, len(one.placement.vcpus)), stays)
         taken.setdefault(one.node, []).append(Occupant(one.id, held, one.placement))
-    nodes = tuple(replace(node, running=(*node.running, *taken.get(node.name, ()))) for node in cluster.nodes)
-    return replace(cluster, nodes=nodes, waiting=len(found.planned))
+    return tuple(replace(node, running=(*node.running, *taken.get(node.name, ()))) for node in nodes)

@@ -8,36 +8,57 @@ A VM without an id is named by its position: request-1, request-2, ...
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
+from kvplace.core.cluster.draft import OPEN, ClosedNodes
 from kvplace.core.cluster.planning import VmRequest
 from kvplace.core.errors import BadBody
 from kvplace.core.strict_json import json_object
 from kvplace.documents.model import numbered, read_model
 from kvplace.documents.reading import read_text, read_value, source_name
 from kvplace.documents.requests import MOST_VMS, RequestedVms, RequestsDocument
+from kvplace.kube.node_filters import PodDemands, demands_of
+
+ClosedTo: TypeAlias = Callable[[PodDemands], ClosedNodes]
 
 
-def read_vm_requests(source: str, running: Iterable[str] = ()) -> tuple[VmRequest, ...]:
+def read_vm_requests(
+    source: str, running: Iterable[str] = (), closed_to: ClosedTo | None = None
+) -> tuple[VmRequest, ...]:
     """Read requests from a file, or from stdin for `-`; raises BadBody that names the place.
 
-    `running` are the ids of VMs that run already.
+    `running` are the ids of VMs that run already. `closed_to` says to which nodes of a live cluster VMs with
+    certain demands never go; other nodes have no labels and taints, so a request may then demand nothing.
     """
     what = source_name(source)
-    return vm_requests_of(read_text(source, what), what, running)
+    return vm_requests_of(read_text(source, what), what, running, closed_to)
 
 
-def vm_requests_of(text: str, what: str, running: Iterable[str] = ()) -> tuple[VmRequest, ...]:
+def vm_requests_of(
+    text: str, what: str, running: Iterable[str] = (), closed_to: ClosedTo | None = None
+) -> tuple[VmRequest, ...]:
     """Read requests from a text; errors call it `what`."""
     found: dict[str, VmRequest] = {}
     known = set(running)
+    closed: dict[str, ClosedNodes] = {}
     for number, (where, vms) in enumerate(_entries(text, what), start=1):
+        demands = vms.demands
+        if demands and closed_to is None:
+            raise BadBody(
+                f"{where}: {next(iter(demands))} needs the labels and taints of a live cluster; plan with "
+                "--live, or leave it out"
+            )
+        key = json.dumps(demands, sort_keys=True)
+        if key not in closed:
+            closed[key] = OPEN if closed_to is None else closed_to(demands_of(demands, where))
         for name in numbered(vms.id or f"request-{number}", vms.count):
             if name in known:
                 raise BadBody(f"{where}: a VM {name!r} runs in the cluster already; use another id")
             if name in found:
                 raise BadBody(f"{where}: duplicate VM id {name!r}")
-            found[name] = VmRequest(name, vms.request)
+            found[name] = VmRequest(name, vms.request, closed[key])
         if len(found) > MOST_VMS:
             raise BadBody(f"{what} contains more than {MOST_VMS} VMs; plan fewer at once")
     if not found:

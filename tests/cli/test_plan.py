@@ -297,3 +297,24 @@ def test_any_text_gives_vms_or_one_sentence(text: str) -> None:
     found, sentence = answer_or_sentence(lambda one: vm_requests_of(one, "stdin"), text, BadBody)
     assert bool(found) != bool(sentence)
     assert len({vm.id for vm in found or ()}) == len(found or ())
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        (
+            {"nodeSelector": {"zone": "a"}},
+            "<stdin>: line 1: nodeSelector needs the labels and taints of a live cluster; plan with --live",
+        ),
+        ({"tolerations": [{"operater": "Exists"}]}, "did you mean 'operator'?"),
+        ({"tolerations": [{"operator": "Exist"}]}, "tolerations[0].operator"),
+        ({"affinity": {"podAffinity": {}}}, "podAffinity"),
+        ({"nodeSelector": {"zone": 1}}, "nodeSelector.zone"),
+    ],
+)
+def test_what_a_request_demands_of_its_node_is_read_strictly_and_only_for_live_clusters(
+    kvplace: Caller, keys: dict[str, Any], sentence: str
+) -> None:
+    called = kvplace("plan", "--requests", "-", stdin=json.dumps({"vcpus": 2, **keys}))
+    assert (called.code, called.out) == (2, "")
+    assert sentence in called.err

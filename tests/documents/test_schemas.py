@@ -37,7 +37,14 @@ TRACE: dict[str, Any] = {
     "nodes": NODES,
     "vms": [{"id": "vm", "request": REQUEST, "arrives": 1, "lifetime": 0.5, "count": 3}],
 }
-REQUESTS: dict[str, Any] = {"requests": [{"id": "vm", "count": 2} | REQUEST]}
+EXPRESSION = {"key": "zone", "operator": "In", "values": ["a"]}
+TERMS = {"nodeSelectorTerms": [{"matchExpressions": [EXPRESSION], "matchFields": [EXPRESSION]}]}
+DEMANDS: dict[str, Any] = {
+    "nodeSelector": {"zone": "a"},
+    "tolerations": [{"key": "dedicated", "operator": "Equal", "value": "db", "effect": "NoSchedule"}],
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": TERMS}},
+}
+REQUESTS: dict[str, Any] = {"requests": [{"id": "vm", "count": 2} | DEMANDS | REQUEST]}
 SERVE: dict[str, Any] = {
     "kubeconfig": "/k", "tlsCert": "/c", "tlsKey": "/y", "clientCa": "/a", "sidecarImage": "hook:1",
     "clientNames": ["one"], "admissionClientCa": "/b", "admissionClientNames": ["two"],

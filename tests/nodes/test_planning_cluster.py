@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -21,10 +22,11 @@ from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRe
 from kvplace.nodes.cluster_view import cluster_view
 from kvplace.nodes.planning_cluster import PlanningCluster, WaitingPod, planning_cluster
 from kvplace.plan.plan_report import refused_vms
+from kvplace.plan.vm_requests import vm_requests_of
 from tests.nodes.machines import EIGHT
 
 OPEN, CORDONED, TAINTED, BARE = (NodeName(name) for name in ("open", "cordoned", "tainted", "bare"))
-TOLERATING = {"tolerations": [{"key": "dedicated", "value": "db"}]}
+TOLERATING: dict[str, Any] = {"tolerations": [{"key": "dedicated", "value": "db"}]}
 
 
 def scheduled(name: NodeName, **spec: Any) -> NodeObject:
@@ -41,8 +43,9 @@ OBJECTS = (
 )
 
 
-def waiting(uid: str, vcpus: int, **spec: Any) -> tuple[PodRecord, WaitingPod]:
-    record = PodRecord("shop", uid, PodUid(uid), request=write_request(PodRequest(Request(vcpus))))
+def waiting(uid: str, vcpus: int, priority: int = 0, **spec: Any) -> tuple[PodRecord, WaitingPod]:
+    request = write_request(PodRequest(Request(vcpus)))
+    record = PodRecord("shop", uid, PodUid(uid), request=request, priority=priority)
     return record, msgspec.convert({"metadata": {"uid": uid}, "spec": spec}, WaitingPod)
 
 
@@ -89,6 +92,28 @@ def test_vms_go_only_where_their_template_lets_them() -> None:
     assert {vm.id: vm.node for vm in found.planned} == {"any": OPEN, "db": TAINTED}
 
 
+def test_requests_go_where_their_demands_let_them() -> None:
+    planned_on = cluster()
+    affinity = {"key": "host", "operator": "In", "values": ["open"]}
+    terms = [{"matchExpressions": [affinity]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    asked = [
+        {"id": "db", "vcpus": 8, "nodeSelector": {"host": "tainted"}}
+        | {"tolerations": [{"key": "dedicated", "operator": "Exists"}]},
+        {"id": "web", "vcpus": 2, "count": 4, "affinity": {"nodeAffinity": required}},
+        {"id": "moon", "vcpus": 1, "nodeSelector": {"host": "moon"}},
+    ]
+    lines = "\n".join(map(json.dumps, asked))
+    vms = vm_requests_of(lines, "vms.jsonl", closed_to=planned_on.closed_to)
+    found = plan(planned_on.nodes, vms)
+    places = {vm.id: vm.node for vm in found.planned}
+    assert places == {"db": TAINTED, **dict.fromkeys(("web-01", "web-02", "web-03", "web-04"), OPEN)}
+    (refused,) = refused_vms(found)
+    assert "2 nodes: the node does not have the label host=moon" in refused.reasons.summary.replace(
+        "1 nodes", ""
+    )
+
+
 def test_vms_that_wait_already_come_first_where_they_may_go() -> None:
     planned_on = cluster(
         waiting("early", 6), waiting("db", 8, **TOLERATING, nodeSelector={"host": "tainted"})
@@ -97,6 +122,13 @@ def test_vms_that_wait_already_come_first_where_they_may_go() -> None:
     assert planned_on.notes == ("2 VMs that wait already came first",)
     free = {node.name: node.free.cpus.bit_count() for node in planned_on.nodes}
     assert free == {OPEN: 2, CORDONED: 8, TAINTED: 0}
+
+
+def test_of_the_vms_that_wait_those_of_higher_priority_come_first() -> None:
+    planned_on = cluster(waiting("early", 4), waiting("wide", 4), waiting("urgent", 8, priority=1000))
+    (taken,) = (node for node in planned_on.nodes if node.name == OPEN)
+    assert [vm.id for vm in taken.running] == ["shop/urgent (waiting)"]
+    assert planned_on.waiting == 1
 
 
 def test_a_vm_that_waits_and_fits_nowhere_takes_nothing() -> None:
