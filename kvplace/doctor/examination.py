@@ -50,7 +50,7 @@ CHECKS = (
     Check("KubeVirt", ("kubevirts",), check_kubevirt, before=True),
     Check("agents", ("daemonsets", "pods", "nodes", VIEW), check_agents),
     Check("descriptions", ("nodes", VIEW), check_descriptions),
-    Check("conditions", ("nodetopologies", VIEW), check_conditions),
+    Check("conditions", (VIEW,), check_conditions),
     Check("ledgers", (VIEW,), check_ledgers),
     Check("VMs", (VIEW, "virtualmachineinstances"), check_vms),
 )

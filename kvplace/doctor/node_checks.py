@@ -8,9 +8,10 @@ from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.quantity import counted
 from kvplace.doctor.finding import Finding, some, warning, wrong
-from kvplace.doctor.installation import AGENT, Installation, at, condition, items_at, title
+from kvplace.doctor.installation import AGENT, Installation, at, items_at, title
 from kvplace.doctor.programs import pods_of
 from kvplace.kube.node_filters import NodeObject
+from kvplace.kube.records import TopologyRecord
 
 _SHOWN = 5
 _RUNS_VMS = "kubevirt.io/schedulable"
@@ -79,22 +80,9 @@ def check_agents(found: Installation) -> Iterator[Finding]:
 
 def check_conditions(found: Installation) -> Iterator[Finding]:
     """Check what the agents themselves say about their nodes, and what the kubelets hold."""
-    for topology in found.of("nodetopologies"):
-        name = topology["metadata"]["name"]
-        ready = condition(topology, "Ready")
-        if ready.get("status") == "False":
-            yield wrong(
-                f"NodeTopology {name}",
-                f"its agent says {ready.get('reason')}: {ready.get('message')}",
-                "see docs/agent.md, conditions",
-            )
-        observed = at(topology, "status", "observedGeneration")
-        if observed is not None and observed < (at(topology, "metadata", "generation") or 0):
-            yield warning(
-                f"NodeTopology {name}",
-                "its agent has not seen the newest description yet",
-                "look again; if it stays so, see the log of the agent there",
-            )
+    for view in found.view.nodes.values():
+        if view.described is not None:
+            yield from _said(view.described)
     for view in found.view.nodes.values():
         described = view.described
         if described is None or not view.exists:
@@ -112,6 +100,22 @@ def check_conditions(found: Installation) -> Iterator[Finding]:
                 "nothing keeps other containers off the cores of VMs there (enforcement none)",
                 "set ENFORCEMENT=auto in kvplace-agent-settings, or dedicate the node with a taint",
             )
+
+
+def _said(topology: TopologyRecord) -> Iterator[Finding]:
+    ready = next((one for one in topology.conditions if one.type == "Ready"), None)
+    if ready is not None and ready.status is False:
+        yield wrong(
+            f"NodeTopology {topology.node}",
+            f"its agent says {ready.reason}: {ready.message}",
+            "see docs/agent.md, conditions",
+        )
+    if topology.observed_generation is not None and topology.observed_generation < topology.generation:
+        yield warning(
+            f"NodeTopology {topology.node}",
+            "its agent has not seen the newest description yet",
+            "look again; if it stays so, see the log of the agent there",
+        )
 
 
 def _stale(found: Installation, *, has_agent: bool) -> Iterator[Finding]:

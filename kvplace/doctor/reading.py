@@ -9,7 +9,6 @@ from typing import Protocol, TypeVar
 
 from kvplace.core.errors import Forbidden, KvplaceError
 from kvplace.core.marks import ASKS_LABEL, PLACED_LABEL
-from kvplace.core.node_topology import GROUP, VERSION
 from kvplace.doctor.admission import secrets_of
 from kvplace.doctor.api_server import KINDS
 from kvplace.doctor.examination import REVIEWS, TRIAL, VIEW
@@ -55,7 +54,6 @@ _LISTS: Mapping[str, tuple[ApiKind, str, str]] = {
         f"{ASKS_LABEL}=true",
         "",
     ),
-    "nodetopologies": (ApiKind("nodetopologies", GROUP, VERSION), "", ""),
 }
 _CRDS = ApiKind("customresourcedefinitions", "apiextensions.k8s.io")
 _SERVICES, _NODES = ApiKind("services"), ApiKind("nodes")
@@ -119,16 +117,12 @@ async def read_installation(
     """
     reading = _Reading(reader, trier)
     version = await reader.read_version()
-    await asyncio.gather(
-        *(reading.read_list(name, *how) for name, how in _LISTS.items()), reading.read_crds()
-    )
-    view, nodes, answer, rights, denials, _ = await asyncio.gather(
+    view, nodes, answer, denials, rights = await asyncio.gather(
         reading.guarded(VIEW, read_view(cluster), ClusterView({}, {})),
         reading.guarded("nodes", reader.read_list_as(NodeObject, _NODES), ()),
         reading.guarded(TRIAL, reading.trial(namespace), ""),
-        reading.guarded(REVIEWS, reading.missing_rights(), {}),
         reading.own_denials(),
-        reading.read_named(),
+        reading.parts(),
     )
     return Installation(
         now(), client_version, reading.objects, nodes, view, version, reading.denied, answer, rights, denials
@@ -167,6 +161,12 @@ class _Reading:
         self._trier = trier
         self.objects: dict[str, tuple[Document, ...]] = {}
         self.denied: dict[str, str] = {}
+
+    async def parts(self) -> Mapping[str, tuple[str, ...]]:
+        """Read the objects of the installation and those that they name; return the rights that lack."""
+        await asyncio.gather(*(self.read_list(name, *how) for name, how in _LISTS.items()), self.read_crds())
+        rights, _ = await asyncio.gather(self.guarded(REVIEWS, self.missing_rights(), {}), self.read_named())
+        return rights
 
     async def guarded(self, what: str, reading: Awaitable[T], otherwise: T) -> T:
         """Await an answer; note what may not be read."""

@@ -201,6 +201,8 @@ class MemoryCluster:
                 kubelet_cpus=status.kubelet_cpus,
                 enforcement=status.enforcement,
                 pods={pod.uid: pod for pod in status.pods},
+                conditions=status.conditions,
+                observed_generation=status.observed_generation,
             )
         )
 

@@ -252,11 +252,13 @@ class PodReportObject(_ApiObject, frozen=True):
 
 
 class StatusObject(_ApiObject, frozen=True):
-    """The fields of a NodeTopology's status that `serve` reads."""
+    """The fields of a NodeTopology's status."""
 
     kubelet_cpus: str = ""
     enforcement: Enforcement = Enforcement.NONE
     pods: tuple[PodReportObject, ...] = ()
+    conditions: tuple[PodConditionObject, ...] = ()
+    observed_generation: int | None = None
 
 
 class ListMeta(_ApiObject, frozen=True):
@@ -328,9 +330,7 @@ def pod_record(pod: PodObject) -> PodRecord:
         ),
         compute_container=ContainerId("" if compute is None else compute.container_id.partition("://")[2]),
         conditions=tuple(
-            Condition.read(found.type, found.status, found.reason, found.message)
-            for found in status.conditions or ()
-            if found.type.startswith(OUR_PREFIX)
+            _condition(found) for found in status.conditions or () if found.type.startswith(OUR_PREFIX)
         ),
         asking={} if vmi is not _NO_OWNER else annotations.asking,
         resource_version=metadata.resource_version,
@@ -345,6 +345,10 @@ def pod_record(pod: PodObject) -> PodRecord:
         repels=pod.spec.repels,
         created=metadata.creation_timestamp or "",
     )
+
+
+def _condition(found: PodConditionObject) -> Condition:
+    return Condition.read(found.type, found.status, found.reason, found.message)
 
 
 def _was_tried(condition: PodConditionObject) -> bool:
@@ -399,6 +403,7 @@ class TopologyReader:
         topology, problem = self._machines.get(spec), ""
         kubelet_cpus, enforcement = NO_CPUS, Enforcement.NONE
         pods: dict[PodUid, PodReport] = {}
+        status: StatusObject | None = None
         try:
             if topology is None:
                 topology = self._machines[spec] = read_topology(_JSON.decode(spec))
@@ -419,6 +424,8 @@ class TopologyReader:
             pods,
             metadata.generation,
             metadata.agents.spec != _ABSENT,
+            () if status is None else tuple(_condition(one) for one in status.conditions),
+            None if status is None else status.observed_generation,
         )
 
 

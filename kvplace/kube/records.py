@@ -140,6 +140,10 @@ class TopologyRecord:
     """Changes with the spec."""
     by_agent: bool = False
     """Whether the node's agent has written the spec last; otherwise it was written by hand."""
+    conditions: tuple[Condition, ...] = ()
+    """What its agent says about itself."""
+    observed_generation: int | None = None
+    """The generation that its agent has seen."""
 
     def allows_same_placements(self, other: TopologyRecord) -> bool:
         """Say whether placing is the same with both: an agent writes more often than a machine changes."""

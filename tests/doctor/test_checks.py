@@ -369,12 +369,10 @@ def test_nodes_need_a_description_an_agent_and_its_enforcement() -> None:
 
 
 def test_what_the_agent_says_about_its_node_is_passed_on() -> None:
-    said = {"type": "Ready", "status": "False", "reason": "StateUnreadable", "message": "damaged"}
-    topology = {"metadata": {"name": "worker", "generation": 2}, "status": {"conditions": [said]}}
-    (found,) = problems(check_conditions, objects={"nodetopologies": (topology,)})
+    said = Condition("Ready", False, "StateUnreadable", "damaged")
+    (found,) = problems(check_conditions, **view(conditions=(said,)))
     assert found == "wrong: NodeTopology worker: its agent says StateUnreadable: damaged"
-    topology["status"] = {"observedGeneration": 1}
-    (found,) = problems(check_conditions, objects={"nodetopologies": (topology,)})
+    (found,) = problems(check_conditions, **view(generation=2, observed_generation=1))
     assert "has not seen the newest description" in found
 
 
