@@ -1,7 +1,8 @@
 """The calls of a rollout to an API server: VMs applied, watched and deleted, documents kept, quotas read.
 
-VMs are written with server-side apply, so an application whose answer was lost can be repeated. The document
-of a rollout is a ConfigMap, whose creation is what makes a name taken.
+VMs are written with server-side apply, so an application whose answer was lost can be repeated; it costs the
+API server no more than a creation. The document of a rollout is a ConfigMap, whose creation is what makes a
+name taken.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ name the VMs that are stopped, or cannot start, and so have no pod. Who may not 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -92,7 +92,7 @@ def _left_out(denied: Denied) -> str:
 
 async def watch_listed_vms(
     cluster: WatchClient, selector: Selector, *, gather_s: float = 0.0
-) -> AsyncIterator[VmListing]:
+) -> AsyncGenerator[VmListing, None]:
     """Yield all VMs, then those that have changed, without end; one that is gone as it was last."""
     everywhere = Selector(namespace=selector.namespace)
     pods = Store(PODS, selector)

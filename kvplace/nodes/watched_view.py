@@ -1,8 +1,8 @@
 """Nodes of the cluster as they change, for commands with `--watch`; VMs are those of `vm_listing`.
 
-First everything is yielded, then again and again what has changed since. Changes that follow each other within
-a moment are yielded together. Misconfigured and Refused, such as for a missing right, are raised, and an API
-server that is away is waited for.
+First everything is yielded, then again and again what has changed since. Changes that follow each other
+within a moment are yielded together. Misconfigured and Refused, such as for a missing right, are raised, and
+an API server that is away is waited for.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from kvplace.rollout.waves import Status, due, wave_ends
 _AT_ONCE = 16
 """Applications that the API server has to answer at the same time."""
 _ATTEMPTS = 6
-_GATHERING_S = 0.02
-"""Changes that come so shortly after another are looked at together."""
+_GATHERING_S = 0.1
+"""Changes that come so shortly after another are looked at together: each look is at all VMs."""
 
 
 class RolloutRun:

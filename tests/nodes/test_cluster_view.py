@@ -23,7 +23,7 @@ from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import EVERYTHING, NODE_STATUSES, Interrupted, Selector
 from kvplace.nodes.cluster_reading import read_cluster, read_node, read_vms
 from kvplace.nodes.cluster_view import ClusterView, VmState, VmView
-from kvplace.nodes.watched_view import watched_nodes, watched_vms
+from kvplace.nodes.watched_view import watched_nodes
 from tests.kube.claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
@@ -120,18 +120,6 @@ async def test_watched_nodes_are_those_that_are_read_and_then_the_changed_ones(
         cluster.delete_node(other)
         first, nodes = await anext(watched)
         assert (first, [node.exists for node in nodes]) == (False, [False])
-
-
-async def test_watched_vms_are_all_of_them_and_then_the_changed_ones_also_one_that_is_gone(
-    cluster: FaultyCluster,
-) -> None:
-    placed = Selector({PLACED_LABEL: "true"})
-    async with contextlib.aclosing(watched_vms(cluster, placed)) as watched:
-        first, vms = await anext(watched)
-        assert (first, [vm.name for vm in vms]) == (True, ["db", "late", "web"])
-        cluster.delete_pod("shop", "late", force=True)
-        first, vms = await anext(watched)
-        assert (first, [vm.name for vm in vms]) == (False, ["late"])
 
 
 async def test_what_may_not_be_watched_is_an_error_at_once(cluster: FaultyCluster) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,17 +14,20 @@ from kvplace.core.label_terms import read_label_terms
 from kvplace.core.marks import PINNED
 from kvplace.core.request import PinningOptions, Policy, Scope
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.api_errors import Missing
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import PodRecord
 from kvplace.kube.vm_statuses import STATUS_RESOURCES, VM_STATUSES, VMI_STATUSES, VmStatus
-from kvplace.kube.watches import EVERYTHING, Selector
+from kvplace.kube.watches import EVERYTHING, PLACED_PODS, Interrupted, Selector
 from kvplace.nodes.cluster_view import VmState
-from kvplace.nodes.vm_listing import listed_vms
+from kvplace.nodes.vm_listing import listed_vms, watch_listed_vms
+from tests.kube.faulty_cluster import FaultyCluster
 
 ASKS = PinningOptions(scope=Scope.ONE_NUMA)
 POD = PodRecord("shop", "virt-launcher-db", PodUid("1"), NodeName("a"), phase="Running", vmi="db")
 VM = VmStatus("shop", "db", status="Running", options=ASKS)
 VMI = replace(VM, is_instance=True)
+REQUEST = '{"version":1,"vcpus":2}'
 
 
 def _listed(*found: PodRecord | VmStatus, selector: Selector = EVERYTHING) -> list[tuple[str, str, str]]:
@@ -62,6 +68,31 @@ def test_labels_select_vms_without_a_pod_by_what_their_pods_would_have() -> None
     web, db = (replace(VM, name=name, status="Stopped", labels={"app": name}) for name in ("web", "db"))
     chosen = Selector(label_terms=read_label_terms("app=web"))
     assert _listed(web, db, selector=chosen) == [("web", "NotCreated", "Stopped")]
+
+
+class _WithoutKubeVirt(FaultyCluster):
+    """An API server that does not serve KubeVirt's kinds."""
+
+    async def watch(self, kind: Any, selector: Any = EVERYTHING) -> AsyncIterator[Any]:
+        if kind in STATUS_RESOURCES:
+            yield Interrupted(Missing(f"{kind.name} are not served"))
+            await asyncio.Event().wait()
+        async for event in super().watch(kind, selector):
+            yield event
+
+
+async def test_without_kubevirt_pods_are_watched_alone_and_one_that_is_gone_is_said_as_it_was_last() -> None:
+    cluster = _WithoutKubeVirt()
+    cluster.create_pod("late", namespace="shop", uid="late", request=REQUEST)
+    async with contextlib.aclosing(watch_listed_vms(cluster, PLACED_PODS)) as watched:
+        first = await anext(watched)
+        assert (first.is_first, first.note, [vm.name for vm in first.vms]) == (True, "", ["late"])
+        cluster.create_pod("new", namespace="shop", uid="new", request=REQUEST)
+        changed = await anext(watched)
+        assert (changed.is_first, [vm.name for vm in changed.vms]) == (False, ["new"])
+        cluster.delete_pod("shop", "late", force=True)
+        assert [vm.name for vm in (await anext(watched)).vms] == ["late"]
+    await cluster.close()
 
 
 def _read(kind: Any, document: dict[str, Any]) -> VmStatus:
