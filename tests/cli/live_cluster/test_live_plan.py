@@ -6,6 +6,7 @@ import json
 
 from kvplace.core.cpuset import parse_cpu_list
 from tests.cli.live_cluster.small_cluster import MERGE_PATCH, Call, SmallCluster
+from tests.docs.blocks import block
 
 
 def test_vms_are_planned_on_what_the_ledgers_leave_free(on_cluster: Call, cluster: SmallCluster) -> None:
@@ -42,6 +43,23 @@ def test_nodes_that_kube_scheduler_excludes_are_counted_in_the_refusal(
     reasons = {one["message"]: one["nodes"] for one in planned["refused"][0]["reasons"]}
     assert reasons["the taint dedicated=db:NoSchedule is not tolerated"] == 1
     assert reasons["the node is cordoned (spec.unschedulable)"] >= 1
+
+
+def test_a_request_of_the_reference_goes_to_the_zone_whose_taint_it_tolerates(
+    on_cluster: Call, cluster: SmallCluster
+) -> None:
+    plane, path = cluster.plane, f"/api/v1/nodes/{cluster.second}"
+    taint = {"key": "dedicated", "value": "db", "effect": "NoSchedule"}
+    marked = {"metadata": {"labels": {"zone": "a"}}, "spec": {"taints": [taint]}}
+    plane.request("PATCH", path, marked, content_type=MERGE_PATCH)
+    request = block("docs/reference.md", '{"id": "cache"')
+    try:
+        called = on_cluster("plan", "--live", "--requests", "-", "-o", "json", stdin=request)
+    finally:
+        unmarked = {"metadata": {"labels": {"zone": None}}, "spec": {"taints": None}}
+        plane.request("PATCH", path, unmarked, content_type=MERGE_PATCH)
+    (placed,) = json.loads(called.out)["placed"]
+    assert (placed["id"], placed["node"]) == ("cache", cluster.second)
 
 
 def test_a_vm_that_waits_already_comes_first(on_cluster: Call, cluster: SmallCluster) -> None:
