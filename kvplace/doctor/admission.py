@@ -38,10 +38,13 @@ POLICIES = (
     "binding-results.kvplace.io",
     "kvplace-pod-results",
     "ledger-deletion.kvplace.io",
+    "misspelt-annotations.kvplace.io",
     "node-annotation.kvplace.io",
     "other-pods.kvplace.io",
 )
 """Those that all installations have; tests compare them with the manifests."""
+_WARNS = "misspelt-annotations.kvplace.io"
+"""The one that refuses nothing."""
 _OF_AGENTS = "agent-"
 """How those begin that are left out together with the agent."""
 _KINDS = {
@@ -137,7 +140,10 @@ def check_policies(found: Installation) -> Iterator[Finding]:
             for one in found.of("validatingadmissionpolicybindings")
             if at(one, "spec", "policyName") == name
         ]
-        if policy is None:
+        if name == _WARNS:
+            if policy is None or not bindings:
+                yield warning(about, "it is not in force: a misspelt annotation is silently ignored", _APPLY)
+        elif policy is None:
             yield wrong(about, "it is missing: what it protects can be written by others", _APPLY)
         elif not any("Deny" in (at(one, "spec", "validationActions") or ()) for one in bindings):
             yield wrong(about, "no binding puts it in force with Deny", _APPLY)
