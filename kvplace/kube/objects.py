@@ -7,6 +7,7 @@ and `pod_record`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -338,6 +339,7 @@ def pod_record(pod: PodObject) -> PodRecord:
         shape=NO_SHAPE if pod.spec.node_name else pod.spec.shape,
         priority=pod.spec.priority,
         was_tried=any(map(_was_tried, status.conditions or ())),
+        unschedulable="" if pod.spec.node_name else _why_unscheduled(status.conditions or ()),
         nominated=NodeName(status.nominated_node_name),
         # Only of a pod that has its node can others ask what its eviction costs and gives.
         labels=bytes(metadata.labels).decode() if pod.spec.node_name else "",
@@ -354,6 +356,11 @@ def _condition(found: PodConditionObject) -> Condition:
 def _was_tried(condition: PodConditionObject) -> bool:
     """Whether a condition says that kube-scheduler has looked at a pod; a closed gate is no look."""
     return condition.type == "PodScheduled" and condition.reason != "SchedulingGated"
+
+
+def _why_unscheduled(conditions: Iterable[PodConditionObject]) -> str:
+    scheduled = next((one for one in conditions if one.type == "PodScheduled"), None)
+    return scheduled.message if scheduled is not None and scheduled.status == "False" else ""
 
 
 def vmi_record(vmi: VmiObject) -> VmiRecord:

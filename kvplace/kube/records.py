@@ -55,6 +55,8 @@ class PodRecord:
     """kube-scheduler tries pods of higher priority first, and may evict those of lower priority for them."""
     was_tried: bool = False
     """Whether kube-scheduler has tried to find it a node."""
+    unschedulable: str = ""
+    """Why kube-scheduler has found no node for it yet, in its words."""
     nominated: NodeName = NO_NODE
     """The node that somebody has nominated for it: `status.nominatedNodeName`."""
     labels: str = ""

@@ -133,7 +133,7 @@ def _state_document(node: NodeView | None, uid: PodUid, vm: VmView | None) -> Js
     if vm is None:
         return {"state": VmState.ENDED.value, "sentence": "its pod is gone; its cores are being released"}
     report = node.reports.get(uid) if node is not None else None
-    sentence = ""
+    sentence = vm.pod.unschedulable if vm.state is VmState.WAITING else ""
     if vm.state in (VmState.NOT_PINNED, VmState.BOUND, VmState.RUNNING):
         sentence = vm.pinned.message if vm.pinned is not None else ""
         if report is not None and report.drift:

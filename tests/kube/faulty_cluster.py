@@ -149,6 +149,7 @@ class FaultyCluster(MemoryCluster):
         compute_terminated: bool | None = None,
         gated: bool | None = None,
         was_tried: bool | None = None,
+        unschedulable: str | None = None,
         nominated: str | None = None,
     ) -> PodRecord:
         """Change a pod's status or gate, as kubelet, scheduler and users do; None leaves a thing as it is."""
@@ -163,6 +164,7 @@ class FaultyCluster(MemoryCluster):
                 if compute_terminated is None
                 else compute_terminated,
                 was_tried=record.was_tried if was_tried is None else was_tried,
+                unschedulable=record.unschedulable if unschedulable is None else unschedulable,
                 nominated=record.nominated if nominated is None else NodeName(nominated),
             )
         )

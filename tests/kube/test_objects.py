@@ -63,6 +63,14 @@ def read_slowly(pod: dict[str, Any]) -> PodRecord:
         compute_container=ContainerId("".join(c.get("containerID", "")[13:] for c in compute)),
         resource_version=metadata.get("resourceVersion", ""),
         was_tried=any(found["type"] == "PodScheduled" for found in state.get("conditions") or []),
+        unschedulable=next(
+            (
+                found.get("message", "")
+                for found in state.get("conditions") or []
+                if not spec.get("nodeName") and (found["type"], found["status"]) == ("PodScheduled", "False")
+            ),
+            "",
+        ),
         priority=spec.get("priority", 0),
         repels=bool(
             ((spec.get("affinity") or {}).get("podAntiAffinity") or {}).get(

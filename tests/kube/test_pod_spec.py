@@ -97,6 +97,13 @@ def test_a_pod_was_tried_once_kube_scheduler_says_so() -> None:
     assert not read(conditions=conditions("SchedulingGated")).was_tried
 
 
+def test_why_kube_scheduler_found_no_node_is_known_until_there_is_one() -> None:
+    refused = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+    bound = {"type": "PodScheduled", "status": "True", "message": ""}
+    assert read(conditions=[refused]).unschedulable == "0/3 nodes are available"
+    assert read(conditions=[bound]).unschedulable == read().unschedulable == ""
+
+
 @pytest.mark.parametrize("path", LAUNCHER, ids=lambda path: path.stem)
 def test_the_launcher_pods_of_two_vms_have_one_shape(path: Any) -> None:
     pod = json.loads(path.read_text())

@@ -105,10 +105,13 @@ async def test_qemus_own_threads_in_the_shared_pool_are_no_drift(certificates: C
 async def test_a_vm_that_waits_is_described_without_a_node(certificates: Certificates) -> None:
     stage = Stage()
     stage.cluster.create_pod("virt-launcher-web", request='{"version":1,"vcpus":2}', vmi="web")
+    why = "0/3 nodes are available: 3 no NUMA node with 2 free CPUs."
+    stage.cluster.change_pod("default", "virt-launcher-web", was_tried=True, unschedulable=why)
     async with mapped(stage, certificates) as (address, _), visitor(address, certificates) as anna:
         _, document = await anna.json("/api/vms/default/web")
         (pod,) = document["pods"]
         assert (pod["state"], pod["node"], "map" in pod) == ("Waiting", "", False)
+        assert pod["sentence"] == why
         _, cluster = await anna.json("/api/cluster")
         assert cluster["totals"]["firstWaiting"] == [["default", "web"]]
 
