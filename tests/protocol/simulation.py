@@ -115,10 +115,13 @@ class Story:
             try:
                 await self._pass(self._turmoil_s)
                 await self._calm_down(restless)
-                settled = (promises.check_claims, promises.check_agreement)
                 await self._until(
-                    (*settled, promises.check_waiting),
-                    (*settled, promises.check_waiting_since_the_last_try),
+                    (promises.check_claims, promises.check_agreement, promises.check_waiting),
+                    (
+                        promises.check_claims,
+                        promises.check_agreement_but_for_moves_that_began_just_now,
+                        promises.check_waiting_since_the_last_try,
+                    ),
                 )
                 diary.happened["agrees"] += promises.agreeing
                 for pod in promises.pods():
