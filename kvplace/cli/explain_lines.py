@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kvplace.core.annotations import MOVABLE
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, counted
 from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Request, Smt
 from kvplace.explain.explanation import Explanation, Seat
-from kvplace.explain.fitting import Fitting
+from kvplace.explain.fitting import Fitting, Mend
 from kvplace.nodes.node_machine import NodeMachine
 
 _CHANGES = 4
@@ -73,10 +74,16 @@ def fitting_lines(fitting: Fitting, named: int) -> Iterator[str]:
     title = "would fit"
     for mend in fitting.mends:
         for suggestion in mend.suggestions.found[:_CHANGES]:
-            yield _titled(title, f"{mend.node}: {suggestion.sentence}")
+            needs = f"; {_agreeing(mend)}" if suggestion.moves and mend.to_agree else ""
+            yield _titled(title, f"{mend.node}: {suggestion.sentence}{needs}")
             title = ""
     if not fitting.candidates and not fitting.mends and not any(o.would_fit for o in fitting.obstacles):
         yield _titled(title, "no single change makes it fit")
+
+
+def _agreeing(mend: Mend) -> str:
+    names, verb = " and ".join(mend.to_agree), "needs" if len(mend.to_agree) == 1 else "need"
+    return f'for that {names} {verb} {MOVABLE}: "true"'
 
 
 def seat_lines(seat: Seat) -> Iterator[str]:

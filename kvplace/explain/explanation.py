@@ -103,7 +103,7 @@ def asked_nodes(
         scheduled = nodes.get(name)
         if scheduled is not None:  # of a deleted node its ledger may be left
             hindered = _RUNS_THERE if name in leaving else obstacle(scheduled, demands)
-            yield AskedNode(name, node.snapshot, hindered, occupants_of(view, node))
+            yield AskedNode(name, node.snapshot, hindered, occupants_of(view, node), may_move(view, node))
 
 
 def occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
@@ -120,6 +120,16 @@ def occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
         found.append(Occupant(f"{vm.namespace}/{vm.name}", request.request, placement.placement))
     names = {occupant.id for occupant in found}
     return tuple(found) if len(names) == len(found) else ()
+
+
+def may_move(view: ClusterView, node: NodeView) -> frozenset[str]:
+    """Name the VMs of a node whose owners had agreed to moves when their pods were made."""
+    found = (view.vms.get(uid) for uid in node.ledger.claims)
+    return frozenset(
+        f"{vm.namespace}/{vm.name}"
+        for vm in found
+        if vm is not None and vm.request is not None and vm.request.movable
+    )
 
 
 def seat_of(vm: VmView, node: NodeView, measured_since: str = "", *, is_ready: bool = True) -> Seat:

@@ -33,6 +33,8 @@ class AskedNode:
     """What keeps the pod away before kvplace is asked; empty when nothing is known to."""
     occupants: tuple[Occupant, ...] = ()
     """All VMs with claims there; empty where one of them is not known well enough to be moved."""
+    movable: frozenset[str] = frozenset()
+    """The ids of those whose owners had agreed to moves when their pods were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Mend:
     node: NodeName
     refusal: Refusal
     suggestions: Suggestions
+    to_agree: tuple[str, ...] = ()
+    """The VMs that would move, and whose owners had not agreed when their pods were made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,8 @@ def _mends(
             machine.topology, free, request, node.occupants, only=machine.allocatable
         )
         if suggestions.found:
-            found.append(Mend(name, refusals[name], suggestions))
+            moved = {move.id for one in suggestions.found for move in one.moves}
+            found.append(Mend(name, refusals[name], suggestions, tuple(sorted(moved - node.movable))))
     return tuple(found)
 
 

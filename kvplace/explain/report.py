@@ -67,6 +67,7 @@ def _fitting(fitting: Fitting, found: Explanation) -> Json:
                 "node": mend.node,
                 "missing": mend.refusal.message,
                 "changes": [suggestion_document(one) for one in mend.suggestions.found],
+                "toAgree": list(mend.to_agree),
             }
             for mend in fitting.mends
         ],

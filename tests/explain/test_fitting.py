@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvplace.cli.explain_lines import fitting_lines
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cpuset import parse_cpu_list
@@ -120,6 +121,16 @@ def test_a_move_of_a_running_vm_is_suggested_where_all_of_them_are_known() -> No
     found = fit([asked("n", occupants=running)], request_with(8, scope=Scope.ONE_SOCKET))
     (move,) = [one for mend in found.mends for one in mend.suggestions.found if one.moves]
     assert "move team/" in move.sentence
+
+
+def test_what_a_suggested_move_needs_is_said_unless_the_owner_has_agreed() -> None:
+    node = asked("n", occupants=(occupant("team/db", "0,8"), occupant("team/web", "4,12")))
+    for movable, needs in ((set(), True), ({"team/db", "team/web"}, False)):
+        found = fit([replace(node, movable=frozenset(movable))], request_with(8, scope=Scope.ONE_SOCKET))
+        (line,) = [line for line in fitting_lines(found, 3) if "move team/" in line]
+        moved = next(name for name in ("team/db", "team/web") if f"move {name}" in line)
+        assert line.endswith(f'; for that {moved} needs kvplace.io/movable: "true"') is needs
+        assert found.mends[0].to_agree == ((moved,) if needs else ())
 
 
 def test_nothing_is_searched_where_the_vm_fits_and_on_nodes_that_nobody_describes() -> None:
