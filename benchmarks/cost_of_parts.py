@@ -1,6 +1,6 @@
 """What each part of kvplace's way costs a VM, added one after the other, by process.
 
-    python -m benchmarks.cost_of_parts [--nodes 50] [--vms 300] [--rounds 2]
+    python -m benchmarks.cost_of_parts [--nodes 50] [--vms 250] [--rounds 1]
 
 One cluster as for `cost_per_vm`: a real kube-apiserver with KubeVirt's own admission and virt-controller, and
 nodes that are Node objects. The same VMIs are created again and again, each time with one part more of
@@ -218,8 +218,8 @@ def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--nodes", type=int, default=50)
-    parser.add_argument("--vms", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--vms", type=int, default=250)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--stages", type=int, nargs="+", default=list(Stage), help="only these, by number")
     given = parser.parse_args()
     stages: Sequence[Stage] = [Stage(number) for number in given.stages]
