@@ -60,7 +60,10 @@ def shell(
         with described_nodes(kvplace, {WORKER: machine}), played_vms(cluster, NAMESPACE):
             _play_agent(cluster, WORKER)
             (shell.folder / "database.yaml").write_text(block("docs/annotations.md", "kind: VirtualMachine"))
-            (shell.folder / "db.yaml").write_text(yaml.safe_dump(_with_the_lines_of_the_first_page()))
+            first = yaml.safe_dump(_with_the_lines_of_the_first_page())
+            (shell.folder / "db.yaml").write_text(first)
+            database = (shell.folder / "database.yaml").read_text()
+            (shell.folder / "shop.yaml").write_text(f"{first}---\n{database}")
             (shell.folder / "vms.jsonl").write_text('{"id": "new", "vcpus": 2}\n')
             shell.run("kubectl apply -f database.yaml -f db.yaml")
             for name in VM_NAMES[2:]:
