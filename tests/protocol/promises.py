@@ -157,10 +157,15 @@ class Promises:
         self._check_reservations(node, old, new)
         self._ledgers[node] = new
         self._changed_at[node] = self._diary.clock()
-        for uid in [uid for uid, where in self.robbed.items() if where == node]:
-            if uid in new.claims and self._holds_all(node, new.claims[uid]):
-                del self.robbed[uid]
+        self._end_robberies(node)
         return node
+
+    def _end_robberies(self, node: NodeName) -> None:
+        """Promise something again about pods of a node that have all that a foreign client took from them."""
+        claims = self.ledger(node).claims
+        for uid in [uid for uid, where in self.robbed.items() if where == node]:
+            if uid in claims and self._holds_all(node, claims[uid]):
+                del self.robbed[uid]
 
     def _check_reservations(self, node: NodeName, old: Ledger, new: Ledger) -> None:
         """Check that nobody got what was reserved for another pod, and that this one got just that."""
@@ -192,9 +197,14 @@ class Promises:
         return self._diary.clock() - self._reserved[node, claim.uid][1] <= RESERVED_S + _LOOK_S
 
     def _holds_all(self, node: NodeName, claim: Claim) -> bool:
-        """Whether a claim has what its pod runs on and what it is bound with."""
+        """Whether a claim has what its pod runs on and what it is bound with.
+
+        A pod that waits may still be bound with what was taken, by a bind that is under way.
+        """
         running, pod = self._nodes[node].containers.get(claim.uid), self._pods.get(claim.uid)
         alone_on = running.alone_on if running is not None else NO_CPUS
+        if pod is not None and not pod.node:
+            return False
         if pod is None or not pod.placement:
             return not alone_on & ~claim.owned
         return not alone_on & ~claim.owned and _covers(claim, read_placement(pod.placement).placement)
@@ -246,6 +256,7 @@ class Promises:
                 self._diary.happened["moved"] += before is not None and before.placement != after.placement
         if before is not None and before.node and after.node != before.node:
             raise BrokenPromise(f"2: {after.name} went from {before.node} to {after.node}")
+        self._end_robberies(after.node)
         return after.node
 
     def answered_yes(self, pod: PodRecord, node: NodeName) -> None:
