@@ -162,6 +162,7 @@ def _prepare_tests() -> None:
             **packages.REAL_MACHINES,
             **packages.SHELLS,
             **packages.BROWSERS,
+            **packages.PUBLISHING,
             **packages.REAL_NODES,
         }
     )

@@ -39,6 +39,7 @@ REAL_NODES = {
     "ncat": "what hooks of libvirt in that image call",
     "qemu-utils": "qemu-img in virt-launcher's image",
 }
+PUBLISHING = {"skopeo": "copies images into a registry, as docs/install.md says"}
 BROWSERS = {
     "chromium-headless-shell": "the browser in which the pages of the web map are tested",
     "fonts-dejavu-core": "letters in its pictures",

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from dev.step import in_ci
 from harness.build_cache import BuildFailed, NotInstalled
-from harness.control_plane.programs import ALERTS, HELM, KUBERNETES, KUBEVIRT
+from harness.control_plane.programs import ALERTS, HELM, KUBERNETES, KUBEVIRT, PUBLISHING
 from harness.go_build import built
 from harness.node_programs.programs import NODE_MODULES
 
-GROUPS = {"control-plane": (KUBERNETES, KUBEVIRT, HELM, ALERTS), "node": NODE_MODULES}
+GROUPS = {"control-plane": (KUBERNETES, KUBEVIRT, HELM, ALERTS, PUBLISHING), "node": NODE_MODULES}
 
 
 def main(names: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from harness.build_cache import BuildFailed, NotInstalled
-from harness.control_plane.programs import ALERTS, HELM, KUBERNETES, KUBEVIRT
+from harness.control_plane.programs import ALERTS, HELM, KUBERNETES, KUBEVIRT, PUBLISHING
 from harness.go_build import GoModule, built
 from harness.node_programs.programs import NODE_MODULES
 
@@ -32,6 +32,7 @@ class Need:
 NEEDS = {
     "kubernetes_programs": Need("control_plane", (KUBERNETES,)),
     "helm": Need("control_plane", (HELM,)),
+    "publishing_programs": Need("control_plane", (PUBLISHING,)),
     "alerts_program": Need("control_plane", (ALERTS,)),
     "kubevirt_programs": Need("control_plane", (KUBEVIRT,)),
     "node_programs": Need("node_programs", NODE_MODULES),

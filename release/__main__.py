@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _release(folder: Path, registry: str, url: str, date: datetime) -> list[ReleasedImage]:
     folder.mkdir(parents=True)
     _build_distributions(folder, date)
-    images = build_images(folder / "images", registry, __version__, date)
+    images = build_images(folder, registry, __version__, date)
     with tempfile.TemporaryDirectory(prefix="kvplace-release-") as name:
         scratch = Path(name)
         copy_manifests(scratch / "manifests", images)

@@ -11,7 +11,7 @@ import pytest
 
 from harness.build_fixtures import skipped_if_not_installed
 from harness.control_plane.cluster import ControlPlane
-from harness.control_plane.programs import ALERTS, HELM, KUBERNETES, PROMETHEUS_OPERATOR
+from harness.control_plane.programs import ALERTS, HELM, KUBERNETES, PROMETHEUS_OPERATOR, PUBLISHING
 from harness.go_build import built, downloaded
 
 
@@ -27,6 +27,13 @@ def helm() -> Path:
     """Name the program helm."""
     with skipped_if_not_installed():
         return built(HELM) / "helm"
+
+
+@pytest.fixture(scope="session")
+def publishing_programs() -> Path:
+    """Name the folder with what images and the kubectl plugin are published and installed with."""
+    with skipped_if_not_installed():
+        return built(PUBLISHING)
 
 
 @pytest.fixture(scope="session")

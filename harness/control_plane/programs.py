@@ -21,6 +21,9 @@ HELM = GoModule(
     " -X helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=36",
     packages="tool",
 )
+PUBLISHING = GoModule(
+    _HERE / "publishing", contents="crane with its registry, krew and its validator", packages="tool"
+)
 ALERTS = GoModule(_HERE / "alerts", contents="Prometheus' evaluation of alerting rules")
 PROMETHEUS_OPERATOR = GoModule(_HERE / "prometheus-operator", contents="only its files, for its CRDs")
 KUBEVIRT = GoModule(_HERE / "kubevirt", contents="KubeVirt's virt-controller, admission and hooks client")

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -122,6 +122,7 @@ class Installation:
         manifests: Path = MANIFESTS,
         resources: Sequence[str] = ("base", "scheduler"),
         components: Sequence[str] = (),
+        objects: Iterable[Json] | None = None,
         flags: Sequence[str] = (),
         start: Callable[[ControlPlane, int], Replica] | None = None,
         admission: Callable[[Sequence[Replica]], str] = lambda replicas: replicas[0].admission_url,
@@ -130,13 +131,16 @@ class Installation:
         """Apply the manifests and start the replicas; the webhooks point to `admission`, the first replica.
 
         Without `webhooks` pods stay as they are created, and so does everything else. `resources` and
-        `components` are folders of the manifests, as operators list them; the settings in them become flags
-        of the replicas. `start` starts the replica of that number where the usual way does not serve.
+        `components` are folders of the manifests, as operators list them; `objects` are applied in their
+        place. The settings in them become flags of the replicas. `start` starts the replica of that number
+        where the usual way does not serve.
         """
         self.plane = plane
         self._admission_ca = admission_ca or plane.ca_file
         self.replicas: list[Replica] = []
-        self._objects = self._rendered(manifests, resources, components)
+        if objects is None:
+            objects = self._rendered(manifests, resources, components)
+        self._objects = [one for one in objects if not one["apiVersion"].startswith(_KINDS_OF_OTHERS)]
         first = ("Namespace", "CustomResourceDefinition")
         stored = [one for one in self._objects if one["kind"] not in _RUN_AS_PODS | _WEBHOOKS]
         self._apply(*sorted(stored, key=lambda one: one["kind"] not in first))
@@ -280,8 +284,7 @@ class Installation:
             }
             (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
             text = self.plane.kubectl("kustomize", str(folder))
-        documents = [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
-        return [one for one in documents if not one["apiVersion"].startswith(_KINDS_OF_OTHERS)]
+        return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
 
     def _of_kind(self, kind: str) -> list[Json]:
         return [manifest for manifest in self._objects if manifest["kind"] == kind]

@@ -1,7 +1,7 @@
 """A VM gets its cores with exactly the rights, rules and settings of each folder that docs/install.md offers.
 
-One control plane: what a folder has installed is removed before the next one is. The chart needs no VM of its
-own: tests/release compares its objects with those of these folders.
+So it does with what Helm makes of the chart. One control plane: what a folder or a chart has installed is
+removed before the next one is.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness.control_plane.cluster import ControlPlane, Json
 from harness.control_plane.hollow_node import nodes_in_background
@@ -22,8 +23,12 @@ from harness.control_plane.watching import wait_for
 from harness.kvplace_cluster.installation import MANIFESTS, Installation, described_nodes
 from harness.kvplace_cluster.machines import node_shape, two_socket_machine
 from harness.kvplace_cluster.vms import VMIS, vmi_manifest
+from kvplace import __version__
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.placement import PLACEMENT, PodPlacement
+from release.chart import write_chart
+from release.images import IMAGES, ReleasedImage
+from release.manifests import copy_manifests
 
 NODE = "worker"
 FOLDERS = {
@@ -36,6 +41,20 @@ FOLDERS = {
         "default",
         ("monitoring", "web", "quota-for-critical-pods", "own-priority-classes", "api-server-anywhere"),
     ),
+}
+CHARTS = {
+    "default values": (),
+    "other values": (
+        "web.enabled=true",
+        'serve.makeRoom="automatic"',
+        'serve.strategy="spread"',
+        "serve.nominateFromNodes=0",
+        'agent.reservedCpus="0-1"',
+        'certificates="cert-manager"',
+        'priorityClassNames={"controlPlane": "own", "agent": "own"}',
+        "monitoring.enabled=true",
+    ),
+    "the main scheduler": ("scheduler.enabled=false", "agent.enabled=false"),
 }
 
 
@@ -77,29 +96,43 @@ def namespace(plane: ControlPlane) -> Iterator[str]:
     plane.remove_namespace(name)
 
 
+@pytest.fixture(scope="module")
+def chart(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the chart of a release; nothing runs in containers here, so its images need not be built."""
+    folder = tmp_path_factory.mktemp("chart")
+
+    def image(name: str) -> ReleasedImage:
+        digest = f"sha256:{secrets.token_hex(32)}"
+        return ReleasedImage(name, f"registry.example/{name}", __version__, digest, folder, folder)
+
+    def render(part: Path) -> list[Json]:
+        made = yaml.load_all(plane.kubectl("kustomize", str(part)), yaml.CSafeLoader)
+        return [document for document in made if document]
+
+    images = [image(name) for name in IMAGES]
+    copy_manifests(folder / "manifests", images)
+    write_chart(folder / "kvplace", __version__, images, render, folder / "manifests")
+    return folder / "kvplace"
+
+
 @contextmanager
-def installed(
-    plane: ControlPlane, manifests: Path, folder: str, components: Sequence[str]
-) -> Iterator[Installation]:
-    """Install a folder with components, and remove it; no right may have been missing."""
-    running = Installation(plane, manifests=manifests, resources=[folder], components=components)
-    scheduler = running.add_scheduler(running.replicas[0])
+def running(plane: ControlPlane, installation: Installation) -> Iterator[Installation]:
+    """Run an installation with its scheduler, and remove it; no right may have been missing."""
+    scheduler = installation.add_scheduler(installation.replicas[0])
     try:
-        with described_nodes(running, {NODE: two_socket_machine()}):
-            yield running
-        assert running.replicas[0].denials() == []
+        with described_nodes(installation, {NODE: two_socket_machine()}):
+            yield installation
+        assert installation.replicas[0].denials() == []
         assert "forbidden" not in scheduler.process.log.read_text()
     finally:
         scheduler.stop()
-        running.remove()
+        installation.remove()
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_vm_gets_its_cores_and_gives_them_back_with_the_objects_of_a_folder(
-    plane: ControlPlane, kubevirt: KubeVirt, manifests: Path, namespace: str, name: str
+def a_vm_gets_its_cores_and_gives_them_back(
+    plane: ControlPlane, kubevirt: KubeVirt, namespace: str, installation: Installation, scheduler: str
 ) -> None:
-    folder, components = FOLDERS[name]
-    with installed(plane, manifests, folder, components) as kvplace:
+    with running(plane, installation) as kvplace:
         kubevirt.create(VMIS, namespace, vmi_manifest("vm"))
         made = kubevirt.launcher_pod(namespace, "vm")
         pods = f"/api/v1/namespaces/{namespace}/pods"
@@ -109,20 +142,47 @@ def test_a_vm_gets_its_cores_and_gives_them_back_with_the_objects_of_a_folder(
         bound = PodPlacement.from_json(pod["metadata"]["annotations"][PLACEMENT])
         assert (bound.pod_uid, len(bound.placement.vcpus)) == (uid, 4)
         assert kvplace.ledger(NODE)["owners"] == {str(cpu): uid for cpu in cpus_of(bound.placement.cpus)}
-        wanted = "default-scheduler" if "main-scheduler" in components else "kvplace-scheduler"
-        assert pod["spec"]["schedulerName"] == wanted
+        assert pod["spec"]["schedulerName"] == scheduler
 
         plane.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMIS}/vm")
         ledgers = "/apis/kvplace.io/v1alpha1/nodeledgers"
         wait_for(plane, ledgers, NODE, lambda ledger: not ledger["spec"]["owners"])
 
 
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_vm_gets_its_cores_and_gives_them_back_with_the_objects_of_a_folder(
+    plane: ControlPlane, kubevirt: KubeVirt, manifests: Path, namespace: str, name: str
+) -> None:
+    folder, components = FOLDERS[name]
+    scheduler = "default-scheduler" if "main-scheduler" in components else "kvplace-scheduler"
+    installation = Installation(plane, manifests=manifests, resources=[folder], components=components)
+    a_vm_gets_its_cores_and_gives_them_back(plane, kubevirt, namespace, installation, scheduler)
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_vm_gets_its_cores_and_gives_them_back_with_the_objects_of_the_chart(
+    plane: ControlPlane, kubevirt: KubeVirt, helm: Path, chart: Path, namespace: str, name: str
+) -> None:
+    values = CHARTS[name]
+    options = [word for value in values for word in ("--set-json", value)]
+    command = [helm, "template", "kvplace", chart, *options]
+    made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    objects = [document for document in yaml.load_all(made, yaml.CSafeLoader) if document]
+    scheduler = "default-scheduler" if "scheduler.enabled=false" in values else "kvplace-scheduler"
+    installation = Installation(plane, objects=objects)
+    assert bool(installation.replicas[0].web_url) == ("web.enabled=true" in values)
+    a_vm_gets_its_cores_and_gives_them_back(plane, kubevirt, namespace, installation, scheduler)
+
+
 def test_without_webhooks_a_pod_that_asks_is_scheduled_like_any_other(
     plane: ControlPlane, manifests: Path, namespace: str
 ) -> None:
     main = plane.add_scheduler()
+    installation = Installation(
+        plane, manifests=manifests, resources=["default"], components=["without-webhooks"]
+    )
     try:
-        with installed(plane, manifests, "default", ["without-webhooks"]) as kvplace:
+        with running(plane, installation) as kvplace:
             pods = f"/api/v1/namespaces/{namespace}/pods"
             limits = {"resources": {"limits": {"cpu": "2"}}}
             asks: Json = {

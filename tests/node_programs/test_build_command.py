@@ -35,6 +35,7 @@ def test_all_groups_are_built_by_default_and_named_ones_alone(
         "kubevirt",
         "helm",
         "alerts",
+        "publishing",
         "containerd",
         "crictl",
         "kubelet",
@@ -42,7 +43,7 @@ def test_all_groups_are_built_by_default_and_named_ones_alone(
     ]
     wanted.clear()
     assert build.main(["control-plane"]) == 0
-    assert wanted == ["kubernetes", "kubevirt", "helm", "alerts"]
+    assert wanted == ["kubernetes", "kubevirt", "helm", "alerts", "publishing"]
 
 
 def test_a_missing_c_compiler_costs_the_tests_of_real_nodes_only(

@@ -19,6 +19,9 @@ from tests.docs.blocks import block
 
 TOPOLOGIES = "/apis/kvplace.io/v1alpha1/nodetopologies"
 AGENTS = f"/apis/apps/v1/namespaces/{AGENT}/daemonsets"
+DESCRIBER = "describer"
+ROLES = ("edit", "kvplace-viewer")
+"""With these `describe-node` prints a node; neither has the right to ask a kubelet."""
 COMMON = ("packages", "l3Groups", "cores", "reserved")
 
 
@@ -84,18 +87,52 @@ def test_the_commands_of_the_page_describe_a_node_without_an_agent(
 ) -> None:
     plane = kvplace.plane
     looked, applied = block("docs/install.md", "kubectl kvplace describe-node").splitlines()
-    for command in (looked, applied):
-        words = (
-            command.removeprefix("kubectl kvplace ")
-            .replace("worker-1", "n1")
-            .replace("0-1,32-33", without_agent["reserved"])
-        )
-        called = describe_node(plane, *shlex.split(words)[1:])
-        assert called.code == ExitCode.DONE, called.err
-        assert_its_pod_is_gone(plane)
-    stored = plane.request("GET", f"{TOPOLOGIES}/n1")["spec"]
+    assert "--reserved" not in looked
+    printed = run_on_n1(plane, looked)
+    seen = json.loads(printed.out)["spec"]
     for level in COMMON:
-        assert stored[level] == without_agent[level]
+        assert seen[level] == without_agent[level]
+    assert "CPU 0 is reserved, as the kubelet's reservedSystemCPUs say" in printed.err
+
+    run_on_n1(plane, applied.replace("0-1,32-33", "1"))
+    stored = plane.request("GET", f"{TOPOLOGIES}/n1")["spec"]
+    assert [stored[level] for level in COMMON] == [*(seen[level] for level in COMMON[:-1]), "1"]
+
+
+def run_on_n1(plane: ControlPlane, command: str) -> Called:
+    """Run a command of the page, with `n1` for its `worker-1`."""
+    words = shlex.split(command.removeprefix("kubectl kvplace ").replace("worker-1", "n1"))
+    called = describe_node(plane, *words[1:])
+    assert called.code == ExitCode.DONE, called.err
+    assert_its_pod_is_gone(plane)
+    return called
+
+
+@pytest.mark.parametrize(("node", "reserved"), [("n1", "0"), ("n2", "1")])
+def test_each_nodes_own_kubelet_is_asked_which_cpus_it_reserves(
+    kvplace: RealCluster, node: str, reserved: str
+) -> None:
+    called = describe_node(kvplace.plane, node)
+    assert called.code == ExitCode.DONE, called.err
+    assert json.loads(called.out)["spec"]["reserved"] == reserved
+    assert f"CPU {reserved} is reserved, as the kubelet's reservedSystemCPUs say" in called.err
+
+
+def test_who_may_not_ask_the_kubelet_is_told_so_and_gets_the_core_of_the_lowest_cpu(
+    kvplace: RealCluster,
+) -> None:
+    plane = kvplace.plane
+    bindings = [f"{DESCRIBER}-{role}" for role in ROLES]
+    for binding, role in zip(bindings, ROLES, strict=True):
+        plane.kubectl("create", "clusterrolebinding", binding, f"--clusterrole={role}", f"--user={DESCRIBER}")
+    try:
+        called = describe_node(plane, "n2", "--as", DESCRIBER)
+    finally:
+        plane.kubectl("delete", "clusterrolebinding", *bindings)
+    assert called.code == ExitCode.DONE, called.err
+    spec = json.loads(called.out)["spec"]
+    assert spec["reserved"] == spec["cores"][0]
+    assert "were not read (you may not get nodes/proxy)" in called.err
 
 
 def test_an_image_that_is_not_there_is_named_and_nothing_is_left(kvplace: RealCluster) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 import subprocess
 from pathlib import Path
 
@@ -23,10 +26,22 @@ def signing_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def released(signing_key: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a release for a registry, signed, and name its folder."""
+def made(signing_key: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Make a release for a registry, signed; its folder, and what was printed."""
     folder = tmp_path_factory.mktemp("release") / "dist"
     arguments = ["--registry", REGISTRY, "--key", str(signing_key), "--folder", str(folder)]
-    with skipped_if_not_installed():
+    with skipped_if_not_installed(), contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main(arguments) == 0
-    return folder
+    return folder, printed.getvalue()
+
+
+@pytest.fixture(scope="session")
+def released(made: tuple[Path, str]) -> Path:
+    """Name the folder of the release."""
+    return made[0]
+
+
+@pytest.fixture(scope="session")
+def digests(made: tuple[Path, str]) -> dict[str, str]:
+    """Read the digest of each image, as it was printed."""
+    return dict(re.findall(rf"^{REGISTRY}/(\w+):\S+ +(sha256:\w+)", made[1], re.MULTILINE))

@@ -29,8 +29,10 @@ def test_every_file_has_its_digest_and_the_list_of_them_is_signed(
 ) -> None:
     subprocess.run(["sha256sum", "--check", "--quiet", "--strict", "SHA256SUMS"], cwd=released, check=True)
     listed = {line.split("  ")[1] for line in (released / "SHA256SUMS").read_text().splitlines()}
-    files = {str(path.relative_to(released)) for path in released.rglob("*") if path.is_file()}
+    # No folders in it: a release is published as a list of files.
+    files = {path.name for path in released.iterdir() if path.is_file()}
     assert listed == files - {"SHA256SUMS", "SHA256SUMS.sig"}
+    assert not [path for path in released.iterdir() if path.is_dir()]
 
     for path in released.iterdir():
         (tmp_path / path.name).symlink_to(path)
@@ -52,7 +54,7 @@ def test_the_wheel_and_the_source_archive_are_those_of_this_version(released: Pa
 
 @pytest.mark.parametrize("name", ["serve", "hook", "agent"])
 def test_the_manifests_name_each_image_by_the_digest_of_its_archive(released: Path, name: str) -> None:
-    image = read_archive(released / "images" / f"kvplace-{name}-{__version__}.oci.tar")
+    image = read_archive(released / f"kvplace-{name}-{__version__}.oci.tar")
     assert image.reference == f"{REGISTRY}/{name}:{__version__}"
     assert image.config["created"].endswith("Z")
     assert image.config["config"]["Labels"]["org.opencontainers.image.version"] == __version__
@@ -68,8 +70,8 @@ def test_the_manifests_name_each_image_by_the_digest_of_its_archive(released: Pa
 
 @pytest.mark.parametrize("name", ["serve", "hook", "agent"])
 def test_the_software_list_names_what_is_in_the_image(released: Path, name: str) -> None:
-    image = read_archive(released / "images" / f"kvplace-{name}-{__version__}.oci.tar")
-    document = json.loads((released / "images" / f"kvplace-{name}-{__version__}.cdx.json").read_text())
+    image = read_archive(released / f"kvplace-{name}-{__version__}.oci.tar")
+    document = json.loads((released / f"kvplace-{name}-{__version__}.cdx.json").read_text())
     assert document["bomFormat"] == "CycloneDX"
     (digest,) = document["metadata"]["component"]["hashes"]
     assert f"sha256:{digest['content']}" == image.digest
