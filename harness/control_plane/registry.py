@@ -26,7 +26,7 @@ def running_registry(programs: Path, folder: Path) -> Iterator[str]:
             return connection.getresponse().status == 200
         return False
 
-    command = ["setpriv", "--pdeathsig=KILL", "--", programs / "crane", "registry", "serve"]
+    command = ["setpriv", "--pdeathsig=KILL", "--", str(programs / "crane"), "registry", "serve"]
     with contextlib.closing(reservation):
         server = ServerProcess("registry", [*command, f"--address={address}"], folder / "registry.log")
         try:

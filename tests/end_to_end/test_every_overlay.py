@@ -165,7 +165,7 @@ def test_a_vm_gets_its_cores_and_gives_them_back_with_the_objects_of_the_chart(
 ) -> None:
     values = CHARTS[name]
     options = [word for value in values for word in ("--set-json", value)]
-    command = [helm, "template", "kvplace", chart, *options]
+    command = [str(helm), "template", "kvplace", str(chart), *options]
     made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     objects = [document for document in yaml.load_all(made, yaml.CSafeLoader) if document]
     scheduler = "default-scheduler" if "scheduler.enabled=false" in values else "kvplace-scheduler"
