@@ -25,7 +25,7 @@ ELSEWHERE: Mapping[str, str] = {
     "podman build": "a container engine",
     "./make release": "a registry; tests/release runs it",
     "openssl base64 -d": "a release; tests/release runs it",
-    "helm install": "the chart of a release; tests/release runs Helm",
+    "helm ": "the chart of a release; tests/release runs Helm",
     "kubectl krew": "the plugin of a release; tests/release installs it with krew",
     "kubectl kvplace describe-node": "a node without an agent; tests/real_node/test_describe_node.py runs it",
     "kubectl annotate node worker-1": "a node without an agent; tests/real_node/test_migration.py has one",

@@ -11,26 +11,8 @@ from harness.control_plane.cluster import ControlPlane
 from tests.docs.blocks import block
 from tests.docs.shell import Shell
 from tests.manifests.conftest import STRICTLY
+from tests.manifests.leftovers import LEDGER, everything
 from tests.manifests.policies import refused
-
-KINDS = (
-    "customresourcedefinitions",
-    "clusterroles",
-    "clusterrolebindings",
-    "namespaces",
-    "mutatingwebhookconfigurations",
-    "validatingwebhookconfigurations",
-    "validatingadmissionpolicies",
-    "validatingadmissionpolicybindings",
-)
-LEDGER = """
-apiVersion: kvplace.io/v1alpha1
-kind: NodeLedger
-metadata: {name: worker}
-spec:
-  owners: {"1": uid}
-  claims: {uid: {namespace: a, pod: b, policy: exclusive, cpus: "1", owned: "1"}}
-"""
 
 
 @pytest.fixture
@@ -39,12 +21,6 @@ def cluster(kubernetes_programs: Path) -> Iterator[ControlPlane]:
     assert kubernetes_programs.is_dir()
     with ControlPlane(controller_manager=True) as plane:
         yield plane
-
-
-def everything(cluster: ControlPlane) -> set[str]:
-    names = cluster.kubectl("get", ",".join(KINDS), "-o", "name").split()
-    roles = cluster.kubectl("get", "rolebindings,roles", "-n", "kube-system", "-o", "name").split()
-    return {*names, *roles}
 
 
 def test_nothing_is_left_although_a_ledger_still_has_owners(

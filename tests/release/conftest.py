@@ -6,11 +6,13 @@ import contextlib
 import io
 import re
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from harness.build_fixtures import skipped_if_not_installed
+from kvplace import __version__
 from release.__main__ import main
 
 REGISTRY = "registry.example/kvplace"
@@ -45,3 +47,13 @@ def released(made: tuple[Path, str]) -> Path:
 def digests(made: tuple[Path, str]) -> dict[str, str]:
     """Read the digest of each image, as it was printed."""
     return dict(re.findall(rf"^{REGISTRY}/(\w+):\S+ +(sha256:\w+)", made[1], re.MULTILINE))
+
+
+@pytest.fixture(scope="session")
+def unpacked(released: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Unpack chart and manifests of the release."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    for name in (f"kvplace-chart-{__version__}.tgz", f"kvplace-manifests-{__version__}.tar.gz"):
+        with tarfile.open(released / name) as archive:
+            archive.extractall(folder, filter="data")
+    return folder

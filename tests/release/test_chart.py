@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,7 @@ import pytest
 import yaml
 
 from harness.control_plane.cluster import ControlPlane
-from kvplace import __version__
 from release.chart import SETTINGS
-from tests.docs.blocks import block, command_lines
 
 # The first test waits for the release to be made.
 pytestmark = pytest.mark.timeout(1200)
@@ -27,16 +23,6 @@ Key = tuple[str, str, str]
 
 NEEDS_OTHERS = ("monitoring.coreos.com/", "cert-manager.io/")
 HASH = re.compile(r"(kvplace-(?:settings|agent-settings|scheduler-configuration))-[0-9a-z]{10}\b")
-
-
-@pytest.fixture(scope="session")
-def unpacked(released: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Unpack chart and manifests of the release."""
-    folder = tmp_path_factory.mktemp("unpacked")
-    for name in (f"kvplace-chart-{__version__}.tgz", f"kvplace-manifests-{__version__}.tar.gz"):
-        with tarfile.open(released / name) as archive:
-            archive.extractall(folder, filter="data")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -130,27 +116,6 @@ def test_the_api_server_accepts_what_helm_makes(helm: Path, plane: ControlPlane,
         "apply", "--server-side", "--validate=strict", "--dry-run=server", "-f", "-", stdin=text
     )
     assert said.count("(server dry run)") == len(objects(text))
-
-
-def test_helm_installs_the_chart_by_the_command_of_the_page(
-    helm: Path, kubernetes_programs: Path, released: Path
-) -> None:
-    assert kubernetes_programs.is_dir()
-    with ControlPlane() as empty:
-        (command,) = command_lines(block("docs/install.md", "helm install kvplace"))
-        program, *arguments = shlex.split(command)
-        assert program == "helm"
-        done = subprocess.run(
-            [helm, *arguments],
-            cwd=released,
-            env=empty.kubectl_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "STATUS: deployed" in done.stdout
-        empty.request("GET", "/apis/apps/v1/namespaces/kvplace-system/deployments/kvplace-serve")
 
 
 def test_a_value_reaches_the_object_that_it_is_for(helm: Path, unpacked: Path) -> None:
