@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from harness.kvplace_cluster.vms import VMS
+from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.request import Policy
 from tests.real_node.vms import SMALL_DOMAIN, Vms, ledger
 
@@ -26,9 +27,9 @@ NOT_HERE = {
     "in-memory-database": "huge pages, and a seccomp profile that allows to bind memory",
     "network-function": "huge pages, and a CPU besides the vCPU's for QEMU",
     "trading-engine": "a CPU besides the vCPU's for QEMU",
-    "virtual-desktop": "more than one shared CPU: the cpuset of its NUMA node is this whole machine",
-    "windows-server": "a disk with Windows",
+    "virtual-desktop": "nothing: it shares its CPUs, see below",
     "web-server": "nothing: test_pinned_vms.py starts it",
+    "windows-server": "KVM, for its Hyper-V features, and a disk with Windows",
 }
 """What the others need that a node of two CPUs lacks."""
 
@@ -68,3 +69,19 @@ def test_a_template_runs_where_its_policy_says(vms: Vms, name: str) -> None:
     assert owners == ({"1": running.pod_uid} if placement.policy is Policy.EXCLUSIVE else {})
     (cpus,) = running.cpu_map().values()
     assert cpus == [str(cpu) for cpu in placement.cpus_in_order]
+
+
+def test_a_template_of_policy_numa_runs_on_all_shared_cpus_of_its_numa_node(vms: Vms) -> None:
+    vms.cluster.kubevirt.create(VMS, vms.namespace, small("virtual-desktop"))
+    running = vms.running("virtual-desktop")
+    running.pinned()
+
+    placement = running.bound().placement
+    assert placement.policy is Policy.NUMA
+    assert not placement.floats
+    # The reserved CPU belongs to what is shared.
+    pool = placement.cpus | parse_cpu_list("0")
+    assert running.compute.cpus() == pool
+    threads = running.threads()
+    assert {*threads.vcpus().values(), *threads.emulator().values()} == {pool}
+    assert ledger(vms.cluster, "n1")["owners"] == {}
