@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from kvplace.admission.metrics import REVIEWS
-from kvplace.admission.pod import admit_pod, needed_vmi
+from kvplace.admission.pod import NewPod, admit_new_pod
 from kvplace.admission.review import MAX_BODY_BYTES, AdmissionRequest, allow, deny, read_object, read_review
 from kvplace.admission.settings import AdmissionSettings
 from kvplace.admission.verdict import Admitted
@@ -73,10 +73,10 @@ def admission_application(
 
     async def decide_pod(request: AdmissionRequest) -> Admitted:
         pod = read_object(request.object, "object")
-        author = request.user_info.username
-        name = needed_vmi(pod, settings=settings, author=author)
+        new = NewPod.read(pod, settings=settings, author=request.user_info.username)
+        name = new.needed_vmi
         vmi = await vmis.read_vmi(request.namespace, name) if name is not None else None
-        return admit_pod(pod, namespace=request.namespace, settings=settings, author=author, vmi=vmi)
+        return admit_new_pod(new, namespace=request.namespace, settings=settings, vmi=vmi)
 
     application = web.Application(client_max_size=MAX_BODY_BYTES)
     application.add_routes(

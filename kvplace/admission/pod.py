@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from kvplace.admission.edits import EditedObject, Operation, edited
 from kvplace.admission.managed_fields import drop_managed_fields
@@ -70,15 +70,32 @@ _NOT_KEPT = (*RESULTS, VM_SIZE)
 _DEFAULT_SCHEDULER = "default-scheduler"
 
 
-def needed_vmi(raw: Mapping[str, Any], *, settings: AdmissionSettings, author: str = "") -> str | None:
-    """Name the VMI, in the pod's namespace, whose size the pod's request needs; None when it needs none.
+@dataclass(frozen=True, slots=True)
+class NewPod:
+    """A new pod, read once for both questions: which VMI it needs, and how it is admitted."""
 
-    `author` is the user who creates the pod. Raises Misconfigured for a virt-launcher pod without a VMI.
-    """
-    pod = typed(raw, Pod)
-    if _options(pod) is None or not _is_launcher(pod) or _stated_size(pod, settings, author) is not None:
-        return None
-    return _owner(pod, title(Pod, pod.metadata, "")).name
+    raw: Mapping[str, Any]
+    pod: Pod
+    options: PinningOptions | None
+    """None: it has none, or they do not apply."""
+    stated: VmSize | None
+    """The size that admission of its VMI has written on it."""
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any], *, settings: AdmissionSettings, author: str = "") -> Self:
+        """Read a pod that `author`, a user, creates; raises BadBody or BadAnnotation."""
+        pod = typed(raw, Pod)
+        return cls(raw, pod, _options(pod), _stated_size(pod, settings, author))
+
+    @property
+    def needed_vmi(self) -> str | None:
+        """The VMI, in the pod's namespace, whose size its request needs; None when it needs none.
+
+        Raises Misconfigured for a virt-launcher pod without a VMI.
+        """
+        if self.options is None or not _is_launcher(self.pod) or self.stated is not None:
+            return None
+        return _owner(self.pod, title(Pod, self.pod.metadata, "")).name
 
 
 def admit_pod(
@@ -89,18 +106,24 @@ def admit_pod(
     author: str = "",
     vmi: Mapping[str, Any] | None = None,
 ) -> Admitted:
-    """Prepare a new pod for placing; `vmi` is the object that `needed_vmi` named, None when there is none.
+    """Prepare a new pod for placing, as `admit_new_pod` does."""
+    new = NewPod.read(raw, settings=settings, author=author)
+    return admit_new_pod(new, namespace=namespace, settings=settings, vmi=vmi)
+
+
+def admit_new_pod(
+    new: NewPod, *, namespace: str, settings: AdmissionSettings, vmi: Mapping[str, Any] | None = None
+) -> Admitted:
+    """Prepare a new pod for placing; `vmi` is the VMI that it needs, None when there is none.
 
     Idempotent. Raises Misconfigured when the options cannot be met, and Conflict when the pod's VMI is gone
     or another one.
     """
-    pod = typed(raw, Pod)
+    raw, pod, options, stated = new.raw, new.pod, new.options, new.stated
     annotations = pod.metadata.annotations or {}
-    options = _options(pod)
     if options is None:
         return _without(raw, FORGEABLE)
     what = title(Pod, pod.metadata, namespace)
-    stated = _stated_size(pod, settings, author)
     if options.policy is Policy.NONE:
         return _admit_unpinned(raw, pod, options, lambda: _vm_of(pod, namespace, stated, vmi, what), what)
     check_agreement(options, annotations)

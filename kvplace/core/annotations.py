@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import TypeVar
+from functools import cache
+from typing import TypeVar, cast
 
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import BadAnnotation
@@ -158,12 +159,17 @@ _CRANE_POLICIES: dict[str, Policy | None] = {
 _CRANE_MANAGERS: dict[str, Policy | None] = {word: Policy(word) for word in ("none", "exclusive", "share")}
 
 
-def _words(kind: type[_Word]) -> dict[str, _Word | None]:
+def _words(kind: type[_Word]) -> Mapping[str, _Word | None]:
+    return cast(Mapping[str, _Word | None], _members(kind))
+
+
+@cache
+def _members(kind: type[Enum]) -> Mapping[str, Enum]:
     return {member.value: member for member in kind}
 
 
 def _word(annotations: Mapping[str, str], key: str, kind: type[_Word], default: _Word) -> _Word:
-    return _lookup(annotations, key, {member.value: member for member in kind}) or default
+    return _lookup(annotations, key, _words(kind)) or default
 
 
 def _flag(annotations: Mapping[str, str], key: str) -> bool:

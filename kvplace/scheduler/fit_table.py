@@ -17,6 +17,7 @@ from kvplace.core.scalars import NodeName
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.node_states import NodeStates
 from kvplace.scheduler.ranking import Ranking
+from kvplace.scheduler.remembered_answers import RememberedAnswers
 from kvplace.scheduler.slices import ENDLESS, Slice, in_slices
 
 _KEPT = 200_000
@@ -32,6 +33,7 @@ class FitTable:
         self._states = NodeStates(snapshot_of)
         self._strategy = strategy
         self._rankings: OrderedDict[tuple[object, ...], Ranking] = OrderedDict()
+        self._remembered = RememberedAnswers()
 
     @property
     def kept(self) -> int:
@@ -83,7 +85,7 @@ class FitTable:
         self._states.describe(asked, piece)
         ranking = self._rankings.get(request.key)
         if ranking is None:
-            ranking = self._rankings[request.key] = Ranking(request, self._strategy)
+            ranking = self._rankings[request.key] = Ranking(request, self._strategy, self._remembered)
         self._rankings.move_to_end(request.key)
         while self.kept > _KEPT and len(self._rankings) > 1:
             self._rankings.popitem(last=False)

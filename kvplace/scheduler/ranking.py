@@ -16,8 +16,8 @@ from kvplace.core.cluster.node_choice import Candidate, Fit, Standing, Strategy
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
-from kvplace.nodes.node_answer import answer_of
 from kvplace.scheduler.node_states import NodeState, NodeStates
+from kvplace.scheduler.remembered_answers import RememberedAnswers
 from kvplace.scheduler.slices import Slice
 
 _COARSE_STEPS, _FINE_STEPS, _PLACE_STEPS, _REFUSE_STEPS = 4, 30, 200, 50
@@ -39,8 +39,10 @@ _Entry = tuple[Standing, NodeName, int, _Bound | Fit, NodeState]
 class Ranking:
     """What is known about every state for one request."""
 
-    def __init__(self, request: Request, strategy: Strategy) -> None:
+    def __init__(self, request: Request, strategy: Strategy, remembered: RememberedAnswers) -> None:
+        """`remembered` are the answers of all rankings together."""
         self._request = request
+        self._remembered = remembered
         self._strategy = strategy
         self._bound = StandingBound(request, strategy)
         self._seen = 0
@@ -113,7 +115,7 @@ class Ranking:
         if answer is None:
             fits = self._bound.coarse(state.counts) is not None
             piece.spend(_PLACE_STEPS if fits else _REFUSE_STEPS)
-            answer = self._answers[state] = answer_of(state.snapshot, self._request)
+            answer = self._answers[state] = self._remembered.of(state.snapshot, self._request)
             if isinstance(answer, Fit):
                 answer.standing(self._strategy)  # computed here, where its steps are counted
         return answer

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from datetime import UTC, datetime
 
+import msgspec
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode
 _CONTEXT = ("pod", "vm", "node", "uid", "attempt", "review")
 
 
@@ -23,7 +25,7 @@ class JsonLines(logging.Formatter):
         line |= {key: getattr(record, key) for key in _CONTEXT if hasattr(record, key)}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+        return _encode(line).decode()
 
 
 def log_as_json(level: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvplace.admission.pod import admit_pod
+from kvplace.admission.pod import NewPod, admit_pod
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.quantity import parse_quantity
 from tests.admission.makers import ASKS, SETTINGS, Json, captured_pod, container, unchanged_but_for
@@ -21,6 +21,10 @@ def admit(pod: Json, vmi: Mapping[str, Any] | None = None, author: str = "") -> 
     before = copy.deepcopy(pod)
     admitted = admit_pod(pod, namespace="default", settings=SETTINGS, vmi=vmi, author=author)
     return unchanged_but_for(pod, admitted, before), admitted.warnings
+
+
+def needed_vmi(pod: Json, author: str = "") -> str | None:
+    return NewPod.read(pod, settings=SETTINGS, author=author).needed_vmi
 
 
 def patch_for(pod: Json, vmi: Mapping[str, Any] | None = None) -> list[Json]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kvplace.admission.pod import needed_vmi
 from kvplace.core.annotations import RESULTS
 from kvplace.core.errors import Conflict, Misconfigured
 from kvplace.core.request import (
@@ -35,7 +34,7 @@ from tests.admission.makers import (
     vmi_of,
     written_request,
 )
-from tests.admission.pod_admission import admit, is_guaranteed, launcher, patch_for, refusal
+from tests.admission.pod_admission import admit, is_guaranteed, launcher, needed_vmi, patch_for, refusal
 from tests.captured import captured_files, captured_folder
 
 PODS = captured_files("kubevirt/pods", "*.pod.json")
@@ -59,7 +58,7 @@ def test_a_captured_pod_without_options_is_not_changed(path: Path) -> None:
     after, warnings = admit(copy.deepcopy(raw))
     assert after == raw
     assert warnings == ()
-    assert needed_vmi(raw, settings=SETTINGS) is None
+    assert needed_vmi(raw) is None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +120,7 @@ def test_a_captured_launcher_pod_with_options_gets_its_request(path: Path) -> No
     captured_folder("kubevirt/pods")
     raw = captured_pod(path)
     before = copy.deepcopy(raw)
-    assert needed_vmi(raw, settings=SETTINGS) == raw["metadata"]["ownerReferences"][0]["name"]
+    assert needed_vmi(raw) == raw["metadata"]["ownerReferences"][0]["name"]
     after, _ = admit(raw, vmi_of(raw))
 
     assert raw == before
@@ -130,7 +129,7 @@ def test_a_captured_launcher_pod_with_options_gets_its_request(path: Path) -> No
     compute = container(after, "compute")["resources"]
     assert (compute["requests"]["kvplace.io/vm"], compute["limits"]["kvplace.io/vm"]) == ("0", "0")
     written = written_request(after)
-    assert written.vmi == f"default/{needed_vmi(raw, settings=SETTINGS)}"
+    assert written.vmi == f"default/{needed_vmi(raw)}"
     assert written.request == Request(
         vcpus=4, options=PinningOptions(scope=Scope.ONE_NUMA), memory=Bytes(4 << 30)
     )
@@ -372,7 +371,7 @@ def test_a_pod_that_only_pretends_to_be_a_vms_is_refused() -> None:
     )
     assert refusal(raw) == f"Pod default/solver {sentence}"
     with pytest.raises(Misconfigured, match="no VirtualMachineInstance controls it"):
-        needed_vmi(raw, settings=SETTINGS)
+        needed_vmi(raw)
 
 
 def test_a_key_from_a_newer_release_does_not_stop_a_live_migration() -> None:
@@ -412,7 +411,7 @@ def test_only_the_vmi_that_controls_a_pod_is_asked_for_its_size() -> None:
         {**owner, "name": ""},
         owner,
     ]
-    assert needed_vmi(raw, settings=SETTINGS) == owner["name"]
+    assert needed_vmi(raw) == owner["name"]
 
 
 # The size that admission of the VMI has stated
@@ -430,7 +429,7 @@ def stating(annotations: Mapping[str, str] = STATED, label: str = "true") -> Jso
 def test_the_pod_of_virt_controller_takes_the_stated_size_without_a_look_at_its_vmi() -> None:
     raw = stating()
     author = SETTINGS.kubevirt_controller
-    assert needed_vmi(raw, settings=SETTINGS, author=author) is None
+    assert needed_vmi(raw, author=author) is None
     after, _ = admit(raw, author=author)
     written = written_request(after)
     assert (written.request.vcpus, written.request.memory, written.request.io_threads) == (6, 8 << 30, 2)
@@ -441,7 +440,7 @@ def test_the_pod_of_virt_controller_takes_the_stated_size_without_a_look_at_its_
 @pytest.mark.parametrize("author", ["", "admin", "system:serviceaccount:tenant:kubevirt-controller"])
 def test_a_size_on_a_pod_that_virt_controller_has_not_made_counts_for_nothing(author: str) -> None:
     raw = stating()
-    assert needed_vmi(raw, settings=SETTINGS, author=author) == "plain-hook-nonroot"
+    assert needed_vmi(raw, author=author) == "plain-hook-nonroot"
     after, _ = admit(raw, vmi_of(raw), author)
     assert written_request(after).request.vcpus == 4
     assert "kvplace.io/vm-size" not in after["metadata"]["annotations"]
@@ -454,7 +453,7 @@ def test_a_size_on_a_vmi_whose_changes_admission_does_not_see_counts_for_nothing
     raw = launcher(annotations=STATED)
     raw["metadata"]["labels"] |= labels
     author = SETTINGS.kubevirt_controller
-    assert needed_vmi(raw, settings=SETTINGS, author=author) == "plain-hook-nonroot"
+    assert needed_vmi(raw, author=author) == "plain-hook-nonroot"
     assert written_request(admit(raw, vmi_of(raw), author)[0]).request.vcpus == 4
 
 
@@ -468,5 +467,5 @@ def test_a_size_on_a_vmi_whose_changes_admission_does_not_see_counts_for_nothing
 def test_a_size_that_cannot_be_read_is_read_from_the_vmi(text: str) -> None:
     raw = stating({**ASKS, "kvplace.io/vm-size": text})
     author = SETTINGS.kubevirt_controller
-    assert needed_vmi(raw, settings=SETTINGS, author=author) == "plain-hook-nonroot"
+    assert needed_vmi(raw, author=author) == "plain-hook-nonroot"
     assert written_request(admit(raw, vmi_of(raw), author)[0]).request.vcpus == 4

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from lxml import etree
 
-from kvplace.admission.pod import admit_pod, needed_vmi
+from kvplace.admission.pod import NewPod, admit_pod
 from kvplace.admission.vmi import admit_vmi
 from kvplace.core.annotations import REQUEST
 from kvplace.core.cpu_map import CPU_MAP
@@ -90,7 +90,7 @@ def serve(env: PodEnvironment, pod: PodFolder) -> Any:
         vmi = dict(admit_vmi(raw, namespace="default", settings=SETTINGS).object)
         made = launcher_pod(vmi)
         author = SETTINGS.kubevirt_controller
-        assert needed_vmi(made, settings=SETTINGS, author=author) is None
+        assert NewPod.read(made, settings=SETTINGS, author=author).needed_vmi is None
         admitted = admit_pod(made, namespace="default", settings=SETTINGS, author=author).object
         cluster = FaultyCluster()
         cpus = parse_cpu_list(free)

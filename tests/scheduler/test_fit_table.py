@@ -19,7 +19,7 @@ from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.core.topology import Topology
 from kvplace.nodes import node_answer
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine, NodeSnapshot, Unusable
-from kvplace.scheduler import fit_table, slices
+from kvplace.scheduler import fit_table, remembered_answers, slices
 from kvplace.scheduler.fit_table import FitTable
 from tests.core.allocator.random_cases import random_case, random_free, random_request
 from tests.core.machines import make_numa_node, make_package, make_topology
@@ -87,6 +87,23 @@ def test_a_node_is_described_again_only_after_it_has_changed() -> None:
     table.node_changed(B)
     result(table.best([A, B], SIX))
     assert asked[2:] == ["b"]
+
+
+def test_a_state_in_which_another_node_has_been_is_not_placed_again(placed: list[int]) -> None:
+    nodes = {A: snapshot(EIGHT), B: snapshot(TWO_SOCKETS)}
+    table = table_of(nodes.__getitem__)
+    first = result(table.best([A], SIX))
+    nodes[A] = snapshot(TWO_SOCKETS)
+    table.node_changed(A)
+    result(table.best([A, B], SIX))
+    nodes[B] = snapshot(EIGHT)
+    table.node_changed(B)
+    assert placed.count(6) == len(placed)
+    before = len(placed)
+    again = result(table.best([B], SIX))
+    assert first is not None
+    assert again == Candidate(B, first.fit)
+    assert len(placed) == before
 
 
 def test_nodes_in_the_same_state_share_one_placement(placed: list[int]) -> None:
@@ -160,6 +177,7 @@ def test_what_was_not_asked_for_longest_is_dropped(
     monkeypatch: pytest.MonkeyPatch, placed: list[int]
 ) -> None:
     monkeypatch.setattr(fit_table, "_KEPT", 5)  # a bound and a placement of each request
+    monkeypatch.setattr(remembered_answers, "_REMEMBERED", 0)
     table = table_of(lambda node: snapshot(EIGHT))
 
     def ask(*sizes: int) -> list[int]:
