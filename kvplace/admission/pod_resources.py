@@ -18,6 +18,7 @@ from kvplace.admission.sidecar import compute_of
 from kvplace.admission.vm_size import VmSize
 from kvplace.admission.vmi import owned_cpus
 from kvplace.core.marks import MARKER_RESOURCE
+from kvplace.core.quantity import counted
 from kvplace.core.request import PinningOptions, Policy
 
 _LEAST_OF_OWNED = Fraction(1, 10)
@@ -92,7 +93,8 @@ def _raise_request(edited: EditedObject, container: Container, owned: int, what:
 
 def _throttled(container: Container, owned: int) -> str:
     limit = container.limited["cpu"]
-    return f"the CPU limit {limit} of container {container.name} throttles the {owned} CPUs it will own"
+    cpus = counted(owned, "CPU")
+    return f"the CPU limit {limit} of container {container.name} throttles the {cpus} it will own"
 
 
 def _requested_beside(container: Container, spec: PodSpec, what: str) -> Fraction:

@@ -30,7 +30,7 @@ from kvplace.core.annotations import (
 from kvplace.core.contradictions import check_agreement
 from kvplace.core.errors import KvplaceError, Misconfigured
 from kvplace.core.marks import ASKS_LABEL
-from kvplace.core.quantity import parse_quantity
+from kvplace.core.quantity import counted, parse_quantity
 from kvplace.core.request import EmulatorThreads, GuestNuma, PinningOptions, Policy
 
 _WITHOUT_GUEST_CELLS = ("s390x",)
@@ -111,7 +111,7 @@ def check_vm(
     limit = domain.resources.limited.get("cpu") if domain.resources else None
     owned = owned_cpus(options, size.vcpus)
     if limit is not None and _exceeds(owned, limit):
-        warnings.append(f"the CPU limit {limit} throttles the {owned} CPUs that the VM will own")
+        warnings.append(f"the CPU limit {limit} throttles the {counted(owned, 'CPU')} that the VM will own")
     return tuple(warnings)
 
 

@@ -96,18 +96,19 @@ def _print_diff(lines: list[str], out: Console) -> None:
 
 def _print_summary(report: DemoReport, refusals: list[SimilarRefusals], out: Console) -> None:
     from kvplace.core.percentiles import Percentiles
+    from kvplace.core.quantity import counted
     from kvplace.simulate.demo_vms import has_mistakes
 
     ordered = report.settings.vms
     servers = len({topology.fingerprint for topology in report.machines.values()})
     floating = len(report.placed) - len(report.pinned)
     out.print(
-        f"placed    {len(report.placed)} of {ordered} VMs on {len(report.machines)} nodes "
-        f"of {servers} server types in {report.seconds:.1f} s"
-        + (f" ({floating} of them unpinned, as they asked)" if floating else "")
+        f"placed    {len(report.placed)} of {counted(ordered, 'VM')} on "
+        f"{counted(len(report.machines), 'node')} of {counted(servers, 'server type')} "
+        f"in {report.seconds:.1f} s" + (f" ({floating} of them unpinned, as they asked)" if floating else "")
     )
     if report.done < ordered:
-        out.print(f"          interrupted: {ordered - report.done} VMs were not tried")
+        out.print(f"          interrupted: {counted(ordered - report.done, 'VM')} not tried")
     out.print(f"NUMA      {_spread(report.numa_splits, 'NUMA node')}")
     out.print(f"sockets   {_spread(report.socket_splits, 'socket')}")
     share = report.owned_cpus / report.allocatable_cpus

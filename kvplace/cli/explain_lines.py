@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvplace.core.annotations import MOVABLE
 from kvplace.core.cpuset import cpus_of, format_cpu_list
 from kvplace.core.placement import Placement
 from kvplace.core.quantity import about_bytes, counted
 from kvplace.core.request import EmulatorThreads, GuestNuma, NumaMemory, Request, Smt
 from kvplace.explain.explanation import Explanation, Seat
-from kvplace.explain.fitting import Fitting, Mend
+from kvplace.explain.fitting import Fitting
+from kvplace.nodes.agreement import agreement_needed
 from kvplace.nodes.node_machine import NodeMachine
 
 _CHANGES = 4
@@ -38,7 +38,9 @@ def asked(request: Request) -> str:
     words = [counted(request.vcpus, "vCPU"), options.scope.value, options.policy.value]
     if request.memory:
         words.append(f"{about_bytes(request.memory)} of memory")
-    words += [f"{count} huge pages of {about_bytes(size)}" for size, count in request.huge_pages.items()]
+    words += [
+        f"{counted(count, 'huge page')} of {about_bytes(size)}" for size, count in request.huge_pages.items()
+    ]
     words += [
         f"{key} {word.value}"
         for key, word, usual in (
@@ -74,16 +76,11 @@ def fitting_lines(fitting: Fitting, named: int) -> Iterator[str]:
     title = "would fit"
     for mend in fitting.mends:
         for suggestion in mend.suggestions.found[:_CHANGES]:
-            needs = f"; {_agreeing(mend)}" if suggestion.moves and mend.to_agree else ""
+            needs = f"; {agreement_needed(mend.to_agree)}" if suggestion.moves and mend.to_agree else ""
             yield _titled(title, f"{mend.node}: {suggestion.sentence}{needs}")
             title = ""
     if not fitting.candidates and not fitting.mends and not any(o.would_fit for o in fitting.obstacles):
         yield _titled(title, "no single change makes it fit")
-
-
-def _agreeing(mend: Mend) -> str:
-    names, verb = " and ".join(mend.to_agree), "needs" if len(mend.to_agree) == 1 else "need"
-    return f'for that {names} {verb} {MOVABLE}: "true"'
 
 
 def seat_lines(seat: Seat) -> Iterator[str]:

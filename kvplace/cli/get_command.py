@@ -97,8 +97,8 @@ async def _get_vms(
         await _watch_vms(live, listing, is_named)
     listed = await read_listed_vms(live.api, live.vms)
     found = listed.vms
-    if listed.note:
-        say(listed.note)
+    for note in listed.notes:
+        say(note)
     where = f"namespace {live.namespace}" if live.namespace else "the cluster"
     return _print(
         listing,
@@ -113,8 +113,8 @@ async def _watch_vms(live: LiveCluster, listing: Listing[VmView], is_named: Call
     from kvplace.nodes.vm_listing import watch_listed_vms
 
     async for listed in watch_listed_vms(live.api, live.vms, gather_s=GATHER_S):
-        if listed.note:
-            say(listed.note)
+        for note in listed.notes:
+            say(note)
         chosen = [vm for vm in listed.vms if is_named(vm)]
         if listed.is_first:
             listing.print_all(chosen)

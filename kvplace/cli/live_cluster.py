@@ -104,7 +104,7 @@ async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:
                 "log in again, or choose another user with --context"
             )
         case Denied():
-            return Forbidden(_missing_right(error))
+            return Forbidden(missing_right(error))
         case Missing() if error.resource in OUR_RESOURCES:
             return await _not_installed(error, session) or error
         case ApiUnavailable(status=0):
@@ -113,7 +113,8 @@ async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:
             return error
 
 
-def _missing_right(error: Denied) -> str:
+def missing_right(error: Denied) -> str:
+    """Say which right is missing, and what gives it."""
     if _LACKS_A_RIGHT not in error.said:
         return f"the API server does not let you {error.verb} {error.resource}: {error.said}"
     role = _ROLES.get((error.verb, error.resource))

@@ -120,7 +120,7 @@ def _run(arguments: list[str]) -> int:
         return ExitCode.USAGE
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx is not None else _program()
-        return _failed(f"{error.format_message()} (see `{where} --help`)", ExitCode.USAGE)
+        return _failed(f"{_sentence(error)} (see `{where} --help`)", ExitCode.USAGE)
     except click.ClickException as error:
         return _failed(error.format_message(), ExitCode.FAILED)
     except (click.Abort, KeyboardInterrupt):
@@ -128,6 +128,19 @@ def _run(arguments: list[str]) -> int:
     except KvplaceError as error:
         return _failed(str(error), exit_code_of(error))
     return int(answer) if isinstance(answer, int) else ExitCode.DONE
+
+
+def _sentence(error: click.UsageError) -> str:
+    """Write what click says as our other messages are: one sentence without a capital and a full stop."""
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        what = error.param.get_error_hint(error.ctx).replace("'", "")
+        extra = error.param.type.get_missing_message(error.param, error.ctx)
+        return f"{what} is missing{f'; {extra}' if extra else ''}"
+    if isinstance(error, click.NoSuchOption):
+        near = f"; did you mean {error.possibilities[0]!r}?" if error.possibilities else ""
+        return f"no such option {error.option_name!r}{near}"
+    said = error.format_message().removesuffix(".")
+    return said[:1].lower() + said[1:] if said[1:2].islower() else said
 
 
 def _failed(sentence: str, code: ExitCode) -> int:

@@ -34,6 +34,8 @@ MAX_LINE_BYTES = 1024 * 1024
 """A line of this length or more is not read as a request."""
 INTERRUPTED = "the search for moves was interrupted; a longer one may find better ones"
 """Marks an answer whose search was ended early."""
+_LINE = "the line"
+"""How errors about a whole line begin."""
 _MAX_CACHED_SUGGESTIONS = 4096
 
 
@@ -117,16 +119,17 @@ class PlaceSession:
         """
         name = ""
         try:
-            document = json_object(_text(line), what="the line", like='{"vcpus": 8}')
+            document = json_object(_text(line), what=_LINE, like='{"vcpus": 8}')
             name = id_of(document, "release" if "release" in document else "id")
             if "release" in document:
                 return self._release(document, name)
             return self._place(document, name, number, watch)
         except BadBody as error:
             place: Json = {"id": name} if name else {"line": number}
-            return Answer(
-                AnswerKind.INVALID, {**place, "error": str(error)}, f"{name or f'line {number}'}: {error}"
-            )
+            about = name or f"line {number}"
+            said = str(error)
+            sentence = f"{about}{said.removeprefix(_LINE)}" if said.startswith(_LINE) else f"{about}: {said}"
+            return Answer(AnswerKind.INVALID, {**place, "error": said}, sentence)
 
     def _place(self, document: Json, name: str, number: int, watch: Watch) -> Answer:
         uid = name or f"request-{number}"
@@ -253,14 +256,14 @@ def numbered_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 def _text(line: str | bytes) -> str:
     if len(line) >= MAX_LINE_BYTES:
-        raise BadBody(f"the line is longer than {MAX_LINE_BYTES} bytes; write one request per line")
+        raise BadBody(f"{_LINE} is longer than {MAX_LINE_BYTES} bytes; write one request per line")
     if isinstance(line, str):
         return line
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadBody(
-            f"the line is not valid UTF-8: byte {line[error.start]:#04x} at position {error.start + 1}"
+            f"{_LINE} is not valid UTF-8: byte {line[error.start]:#04x} at position {error.start + 1}"
         ) from None
 
 

@@ -17,6 +17,8 @@ from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.errors import ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvplace.core.cluster.planning import Plan
     from kvplace.nodes.planning_cluster import PlanningCluster
     from kvplace.plan.mip_bound import MipBound
@@ -93,10 +95,11 @@ def command(
     if live or flags.are_given:
         if cluster is not None:
             raise click.UsageError("--cluster is a document; leave it out to plan on the live cluster")
-        found_live = _live(flags)
-        nodes, closed_to = found_live.nodes, found_live.closed_to
+        there = _live(flags)
+        nodes = there.nodes
     else:
-        nodes, closed_to = read_plan_cluster(cluster), None
+        there, nodes = None, read_plan_cluster(cluster)
+    closed_to = None if there is None else there.closed_to
     vms = read_vm_requests(requests, (vm.id for node in nodes for vm in node.running), closed_to)
     with Progress("planning", len(vms), "VM") as progress:
         solving = partial(progress.show, 0, "solver")
@@ -110,19 +113,22 @@ def command(
             hint=hint,
             watch=lambda at: progress.show(at.assigned, at.stage.value),
         )
+    to_agree = () if there is None else there.to_agree(one.move.id for one in found.moves)
     if output.is_document:
         from kvplace.plan.plan_report import plan_document
 
-        print_document(plan_document(found, nodes, vms, bound), output)
+        print_document(plan_document(found, nodes, vms, bound, to_agree), output)
     elif output is Output.NAME:
+        from kvplace.core.quantity import counted
+
         for vm in found.planned:
             click.echo(vm.id)
         if found.refused:
-            say(f"{len(found.refused)} of {len(vms)} VMs do not fit")
+            say(f"do not fit: {len(found.refused)} of {counted(len(vms), 'VM')}")
         if found.undecided:
-            say(f"{len(found.undecided)} of {len(vms)} VMs fit and are not yet placed")
+            say(f"not yet placed, though they fit: {len(found.undecided)} of {counted(len(vms), 'VM')}")
     else:
-        _print(found, bound, wide=output is Output.WIDE)
+        _print(found, bound, to_agree, wide=output is Output.WIDE)
     if found.stopped:
         return ExitCode.INTERRUPTED
     if not found.refused:
@@ -142,11 +148,11 @@ def _live(flags: ClusterFlags) -> PlanningCluster:
     return found
 
 
-def _print(plan: Plan, bound: MipBound | None, *, wide: bool) -> None:
+def _print(plan: Plan, bound: MipBound | None, to_agree: Sequence[str], *, wide: bool) -> None:
     from kvplace.plan.plan_report import HEADS, WIDE_HEADS, rows, summary
 
     if plan.planned:
         print_table([WIDE_HEADS if wide else HEADS, *rows(plan, wide=wide)])
         click.echo()
-    for title, sentence in summary(plan, bound):
+    for title, sentence in summary(plan, bound, to_agree):
         click.echo(f"{title:<12}{sentence}")

@@ -248,15 +248,18 @@ async def _carry_out(
 
 
 def _plan_lines(prepared: Prepared) -> list[str]:
+    from kvplace.core.quantity import counted
+
     rollout, forecast = prepared.rollout, prepared.forecast
     there = len(rollout.vms) - len(prepared.missing)
-    known = f", {there} of them are made already" if there else ""
-    lines = [f"rollout {rollout.name} in namespace {rollout.namespace}: {len(rollout.vms)} VMs{known}"]
+    known = f", {there} of them made already" if there else ""
+    vms = counted(len(rollout.vms), "VM")
+    lines = [f"rollout {rollout.name} in namespace {rollout.namespace}: {vms}{known}"]
     by_node = list(forecast.by_node.items())
-    lines += [f"  {node}: {vms}" for node, vms in by_node[:_MOST_NODES]]
+    lines += [f"  {node}: {number}" for node, number in by_node[:_MOST_NODES]]
     if len(by_node) > _MOST_NODES:
         rest = by_node[_MOST_NODES:]
-        lines.append(f"  and {len(rest)} more nodes: {sum(vms for _, vms in rest)}")
+        lines.append(f"  and {counted(len(rest), 'more node')}: {sum(number for _, number in rest)}")
     return [*lines, *forecast.summary]
 
 

@@ -69,6 +69,7 @@ def _show(progress: Progress, before: int, name: str, arrived: int) -> bool:
 
 
 def _print(scenario: Scenario, outcomes: list[Outcome]) -> None:
+    from kvplace.core.quantity import counted
     from kvplace.simulate.simulation_report import summary
 
     by_strategy = {
@@ -77,7 +78,7 @@ def _print(scenario: Scenario, outcomes: list[Outcome]) -> None:
     }
     columns = [summary(found) for found in by_strategy.values() if found]
     heads = [strategy.value for strategy, found in by_strategy.items() if found]
-    head = (f"{len(scenario.nodes)} nodes{_seeds(scenario)}", *heads)
+    head = (f"{counted(len(scenario.nodes), 'node')}{_seeds(scenario)}", *heads)
     rows = ((line[0][0], *(value for _, value in line)) for line in zip(*columns, strict=True))
     print_table([head, *rows])
 

@@ -8,6 +8,7 @@ mark for each thread:
     A+       shared, used by VM A            #   reserved for the host
     2+ 9+    shared by 2, by 9 or more VMs   %   in use outside of kvplace
     A~       for QEMU's own threads of VM A  ~   reserved for the host, with QEMU's own threads of VMs
+    A?       kept for VM A, which waits
 
 `!` behind a mark is a conflict or drift, explained below the map. `*` behind the name of a box means that
 the rest of it is in another box: the levels of a machine need not nest.
@@ -144,6 +145,8 @@ def _mark(thread: Thread) -> str:
             mark = thread.vms[0].lower()
         case ThreadState.EMULATOR:
             mark = f"{thread.vms[0]}{_QEMU}"
+        case ThreadState.KEPT:
+            mark = f"{thread.vms[0]}?"
         case ThreadState.SHARED:
             mark = f"{thread.vms[0] if len(thread.vms) == 1 else min(len(thread.vms), _MAX_COUNT)}+"
         case ThreadState.RESERVED if thread.qemu:

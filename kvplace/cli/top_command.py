@@ -50,6 +50,7 @@ def command(*, what: str, sort_by: str | None, limit: int | None, output: Output
 
 async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: Output) -> int:
     from kvplace.cli.top_tables import NODE_HEADS, WIDE_NODE_HEADS, cluster_summary, node_row, top_document
+    from kvplace.core.quantity import counted
     from kvplace.kube.watches import Selector
     from kvplace.nodes.cluster_reading import read_cluster
 
@@ -69,7 +70,7 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
     wide = output is Output.WIDE
     print_table([WIDE_NODE_HEADS if wide else NODE_HEADS, *(node_row(node, wide=wide) for node in shown)])
     if len(shown) < len(nodes):
-        say(f"{len(nodes) - len(shown)} more nodes are not shown")
+        say(f"{counted(len(nodes) - len(shown), 'more node')} not shown")
     click.echo()
     for title, sentence in cluster_summary(view):
         click.echo(f"{title:<14}{sentence}")
@@ -79,6 +80,7 @@ async def _top_nodes(live: LiveCluster, order: str, limit: int | None, output: O
 async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Output) -> int:
     from kvplace.cli.top_tables import VM_HEADS, vm_row
     from kvplace.cli.view_tables import vm_reference
+    from kvplace.core.quantity import counted
     from kvplace.nodes.cluster_reading import read_vms
     from kvplace.nodes.view_documents import VM_KIND, list_document, vm_document
 
@@ -98,7 +100,7 @@ async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Out
     heads = (*(("NAMESPACE",) if everywhere else ()), *VM_HEADS)
     print_table([heads, *(vm_row(vm, with_namespace=everywhere) for vm in shown)])
     if len(shown) < len(vms):
-        say(f"{len(vms) - len(shown)} more VMs are not shown")
+        say(f"{counted(len(vms) - len(shown), 'more VM')} not shown")
     return ExitCode.DONE
 
 

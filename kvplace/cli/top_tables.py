@@ -80,7 +80,9 @@ def cluster_summary(view: ClusterView) -> list[tuple[str, str]]:
         ),
         (
             "largest free",
-            ", ".join(f"{totals.largest_cpus(domain)} CPUs in {_WORDS[domain]}" for domain in Domain),
+            ", ".join(
+                f"{counted(totals.largest_cpus(domain), 'CPU')} in {_WORDS[domain]}" for domain in Domain
+            ),
         ),
         (
             "fragmented",

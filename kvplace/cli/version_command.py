@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from kvplace import __version__
 from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.output import Answer, Output, output_option, print_document, say
+
+if TYPE_CHECKING:
+    from kvplace.doctor.releases import Releases
+
+_OURS = ("client", "serve", "agent", "hook")
 
 
 @click.command("version", short_help="Show the releases of this command and of a cluster's kvplace.")
@@ -18,25 +25,39 @@ def command(*, flags: ClusterFlags, client_only: bool, output: Output) -> None:
 
     The releases of our programs are the tags of their images; `-` where one is named by its digest alone.
     """
-    releases = {"client": __version__}
-    if not client_only:
-        releases |= _of_cluster(flags)
+    found = None if client_only else _of_cluster(flags)
+    releases = {"client": __version__, **({} if found is None else found.of)}
     if output.is_document:
         print_document(releases, output)
     else:
         for name, release in releases.items():
             click.echo(f"{name:<12}{release or '-'}")
-    ours = {releases[name] for name in ("client", "serve", "agent", "hook") if releases.get(name)}
+    if found is not None:
+        _say_what_is_missing(found)
+    ours = {release for name in _OURS for release in releases.get(name, "").split(", ") if release}
     if len(ours) > 1:
         say(f"there are different releases ({', '.join(sorted(ours))}): use one everywhere")
 
 
-def _of_cluster(flags: ClusterFlags) -> dict[str, str]:
+def _say_what_is_missing(found: Releases) -> None:
+    """Name each right that is missing once, with the programs whose releases it would show."""
+    from kvplace.cli.live_cluster import missing_right
+
+    programs: dict[str, list[str]] = {}
+    for name, denied in found.denied.items():
+        programs.setdefault(missing_right(denied), []).append(name)
+    for sentence, names in programs.items():
+        say(f"nothing is known of {' and '.join(names)}: {sentence}")
+    if not found.denied and not any(name in found.of for name in _OURS):
+        say("the cluster has no kvplace: neither serve nor the agent is installed; see docs/install.md")
+
+
+def _of_cluster(flags: ClusterFlags) -> Releases:
     from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
-    from kvplace.doctor.reading import read_releases
+    from kvplace.doctor.releases import read_releases
     from kvplace.kube.object_reader import ObjectReader
 
-    async def body(cluster: LiveCluster) -> dict[str, str]:
+    async def body(cluster: LiveCluster) -> Releases:
         return await read_releases(ObjectReader(cluster.session))
 
     try:

@@ -33,7 +33,7 @@ WIDE_NODE_HEADS = (
     "FREE-CPUS",
 )
 VM_HEADS = ("NAME", "STATE", "PHASE", "NODE", "POLICY", "CPUS", "NUMA", "AGE")
-WIDE_VM_HEADS = (*VM_HEADS, "SCOPE", "SOCKET", "EMULATOR", "MEMORY", "REVISION", "POD", "PINNED")
+WIDE_VM_HEADS = (*VM_HEADS, "SCOPE", "SOCKET", "EMULATOR", "MEMORY", "REVISION", "POD", "RESERVED", "PINNED")
 NOTHING = "-"
 
 
@@ -89,8 +89,17 @@ def vm_row(vm: VmView, now: datetime, *, wide: bool, with_namespace: bool) -> tu
         format_bytes(request.memory) if request and request.memory else NOTHING,
         str(vm.placement.revision) if vm.placement else NOTHING,
         vm.pod.name or NOTHING,
+        _reserved(vm),
         vm.pinned.message if vm.pinned else NOTHING,
     )
+
+
+def _reserved(vm: VmView) -> str:
+    """Write the CPUs that running VMs make free for one that waits, and those of them that are still used."""
+    if not vm.reserved_on or vm.claim is None or vm.claim.reserved is None:
+        return NOTHING
+    still = f", {format_cpu_list(vm.claim.awaited)} still used" if vm.claim.awaited else ""
+    return f"{vm.reserved_on}: {cpu_list(vm.claim.reserved.owned)}{still}"
 
 
 def vm_reference(vm: VmView) -> str:

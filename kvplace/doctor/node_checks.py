@@ -72,7 +72,7 @@ def check_agents(found: Installation) -> Iterator[Finding]:
             where = f": {some(down, _SHOWN)}" if down else ""
             yield wrong(
                 title(one, "DaemonSet"),
-                f"{ready} of {wanted} agents are ready{where}; VMs with own cores do not start there",
+                f"{ready} of {counted(wanted, 'agent')} ready{where}; VMs with own cores do not start there",
                 f"see `kubectl -n {one['metadata'].get('namespace')} get pods -o wide`",
             )
     yield from _stale(found, has_agent=bool(daemonsets))

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from kvplace.core.marks import MARKER_RESOURCE
+from kvplace.core.quantity import counted
 from kvplace.doctor.finding import Finding, some, warning, wrong
 from kvplace.doctor.installation import (
     AGENT,
@@ -137,11 +138,11 @@ def _deployment(found: Installation, component: str, effect: str) -> Iterator[Fi
             )
             yield wrong(
                 about,
-                f"none of its {wanted} replicas is ready ({why or 'no pod is ready'}): {effect}",
+                f"none of its {counted(wanted, 'replica')} is ready ({why or 'no pod is ready'}): {effect}",
                 f"see `kubectl -n {one['metadata'].get('namespace')} get pods` and the log",
             )
         elif ready < wanted:
-            yield warning(about, f"{ready} of {wanted} replicas are ready", "see the pod that is not")
+            yield warning(about, f"{ready} of {counted(wanted, 'replica')} ready", "see the pod that is not")
         elif wanted == 1:
             yield warning(
                 about, "it has one replica: VMs wait while its node is drained", "set spec.replicas to 2"

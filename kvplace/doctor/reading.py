@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Protocol, TypeVar
 
 from kvplace.core.errors import Forbidden, KvplaceError
@@ -23,7 +23,6 @@ from kvplace.doctor.installation import (
     items_at,
 )
 from kvplace.doctor.parts import INSTALLED_RESOURCES
-from kvplace.doctor.programs import releases_of
 from kvplace.doctor.rights import RIGHTS, Right
 from kvplace.kube.api_errors import Denied, Missing, Unauthenticated
 from kvplace.kube.node_filters import NodeObject
@@ -127,24 +126,6 @@ async def read_installation(
     return Installation(
         now(), client_version, reading.objects, nodes, view, version, reading.denied, answer, rights, denials
     )
-
-
-async def read_releases(reader: Reader) -> dict[str, str]:
-    """Read the releases of what is installed: of our programs, of the API server and of KubeVirt."""
-    names = ("deployments", "daemonsets", "configmaps", "kubevirts")
-    version = await reader.read_version()
-    lists = await asyncio.gather(*(_read_list(reader, *_LISTS[name]) for name in names))
-    found = Installation(datetime.now(UTC), "", dict(zip(names, lists, strict=True)))
-    kubevirt = [str(at(one, "status", "observedKubeVirtVersion") or "") for one in found.of("kubevirts")]
-    return {
-        **releases_of(found),
-        "Kubernetes": version,
-        **({"KubeVirt": kubevirt[0]} if kubevirt else {}),
-    }
-
-
-async def _read_list(reader: Reader, kind: ApiKind, labels: str, fields: str) -> tuple[Document, ...]:
-    return await reader.read_list(kind, labels=labels, fields=fields)
 
 
 async def read_view(cluster: ListClient) -> ClusterView:

@@ -16,6 +16,7 @@ from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.guest_cells import CELL_GRANULE, GuestCell, apportion
 from kvplace.core.placement import Placement
+from kvplace.core.quantity import counted
 from kvplace.core.scalars import Bytes
 from kvplace.domainxml.sizes import text_bytes_of
 from kvplace.domainxml.threads import Vcpus, only_child
@@ -46,8 +47,8 @@ def mirror_host(
     socket = _socket(homes, count)
     if spare := count - len(homes):
         warn(
-            f"{spare} vCPUs that can be plugged in later are assigned to the guest's NUMA cells in turn; on "
-            "the host they share the CPUs of the other vCPUs"
+            f"{counted(spare, 'vCPU')} that can be plugged in later {'is' if spare == 1 else 'are'} assigned "
+            "to the guest's NUMA cells in turn, sharing the CPUs of the other vCPUs on the host"
         )
         homes += _cells_in_turn(cells, spare, by=socket if spare % socket == 0 else threads)
     memory = _memory_of_cells(root, placement)

@@ -13,6 +13,7 @@ from lxml import etree
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadDomainXml
 from kvplace.core.placement import Placement
+from kvplace.core.quantity import counted
 from kvplace.domainxml.threads import Vcpus
 from kvplace.domainxml.whitespace import add_to_root, align, remove
 
@@ -53,8 +54,8 @@ def _replace_pins(root: etree._Element, pins: list[etree._Element]) -> None:
 def _vcpu_pins(placement: Placement, vcpus: Vcpus) -> Iterator[etree._Element]:
     if placement.vcpus and vcpus.enabled[-1] >= len(placement.vcpus):
         raise BadDomainXml(
-            f"the domain starts with {len(vcpus.enabled)} vCPUs (highest id {vcpus.enabled[-1]}) but the "
-            f"placement has CPUs for {len(placement.vcpus)}: the VM has changed since; restart it"
+            f"the domain starts with {counted(len(vcpus.enabled), 'vCPU')} (highest id {vcpus.enabled[-1]}) "
+            f"but the placement has CPUs for {len(placement.vcpus)}: the VM has changed since; restart it"
         )
     for vcpu in sorted(vcpus.enabled + vcpus.pluggable):
         yield _element("vcpupin", vcpu=str(vcpu), cpuset=format_cpu_list(placement.cpus_of_vcpu(vcpu)))

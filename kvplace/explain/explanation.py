@@ -13,6 +13,7 @@ from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
 from kvplace.explain.fitting import AskedNode, Fitting
 from kvplace.kube.node_filters import NodeObject, PodDemands, obstacle
 from kvplace.kube.records import PodReport
+from kvplace.nodes.agreement import agrees
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
 from kvplace.nodes.node_machine import Unusable
 
@@ -125,11 +126,7 @@ def occupants_of(view: ClusterView, node: NodeView) -> tuple[Occupant, ...]:
 def may_move(view: ClusterView, node: NodeView) -> frozenset[str]:
     """Name the VMs of a node whose owners had agreed to moves when their pods were made."""
     found = (view.vms.get(uid) for uid in node.ledger.claims)
-    return frozenset(
-        f"{vm.namespace}/{vm.name}"
-        for vm in found
-        if vm is not None and vm.request is not None and vm.request.movable
-    )
+    return frozenset(f"{vm.namespace}/{vm.name}" for vm in found if vm is not None and agrees(vm))
 
 
 def seat_of(vm: VmView, node: NodeView, measured_since: str = "", *, is_ready: bool = True) -> Seat:

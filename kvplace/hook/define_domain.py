@@ -14,6 +14,7 @@ from dataclasses import replace
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.errors import BadDomainXml, Corrupt, KvplaceError
 from kvplace.core.placement import Placement, PodPlacement
+from kvplace.core.quantity import counted
 from kvplace.core.request import OnFailure
 from kvplace.hook.bounds import allowed_memory_nodes, check_cpus, node_of_cpus, unprotected
 from kvplace.hook.logs import log
@@ -131,8 +132,12 @@ def _rewritten(xml: bytes, placement: Placement, env: PodEnvironment, warn: Call
 
 
 def _pinned(placement: Placement) -> str:
-    what = f"{len(placement.vcpus)} vCPUs to" if placement.vcpus else "all vCPUs within"
-    cells = f"; the guest sees {len(placement.guest_cells)} NUMA cells" if placement.guest_cells else ""
+    what = f"{counted(len(placement.vcpus), 'vCPU')} to" if placement.vcpus else "all vCPUs within"
+    cells = (
+        f"; the guest sees {counted(len(placement.guest_cells), 'NUMA cell')}"
+        if placement.guest_cells
+        else ""
+    )
     return (
         f"pinned {what} CPUs {format_cpu_list(placement.cpus)}, emulator to "
         f"{format_cpu_list(placement.emulator_cpus) or 'any'}, memory {placement.numa_memory.value} "

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from kvplace.core.cpuset import MAX_CPU, cpus_of, format_cpu_list, mask_of, parse_cpu_list
 from kvplace.core.errors import BadTopology
+from kvplace.core.quantity import counted
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
 from kvplace.core.topology import NumaNode, Topology
 from kvplace.core.topology_levels import Discovery, Levels
@@ -177,7 +178,8 @@ class _Reader:
             raise BadTopology(f"{self._tree.name}: {path} holds {' '.join(row)[:60]!r}, not distances")
         if len(row) > len(ids):
             self._notes.append(
-                f"NUMA node {number} has {len(row)} distances for {len(ids)} nodes: they are not used"
+                f"NUMA node {number} has {counted(len(row), 'distance')} for {counted(len(ids), 'node')}: "
+                "they are not used"
             )
             return {}
         return {other: int(word) for other, word in zip(ids, row, strict=False) if int(word)}

@@ -21,7 +21,7 @@ from kvplace.core.request import PinningOptions
 from kvplace.core.request_document import PodRequest, read_pod_request
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.conditions import Condition
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, PodReport, TopologyRecord
+from kvplace.kube.records import NO_NODE, LedgerRecord, NodeRecord, PodRecord, PodReport, TopologyRecord
 from kvplace.kube.vm_statuses import VmStatus
 from kvplace.nodes.hole_totals import HoleTotals
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of
@@ -132,6 +132,8 @@ class VmView:
     """What it holds in its node's ledger; None when that is nothing, or was not read."""
     kubevirt: VmStatus | None = None
     """What KubeVirt says of it; None for a plain pod, and where that was not read."""
+    reserved_on: NodeName = NO_NODE
+    """Of a VM that waits: the node on which running VMs make room for it; its claim there says what."""
 
     @property
     def namespace(self) -> str:
@@ -280,9 +282,19 @@ def cluster_view(
 
 def vm_views(pods: Iterable[PodRecord], nodes: Mapping[NodeName, NodeView]) -> dict[PodUid, VmView]:
     """Return the VMs of pods, with the claims that these nodes have for them."""
+    reserved = {
+        uid: (node.name, claim)
+        for node in nodes.values()
+        for uid, claim in node.ledger.claims.items()
+        if claim.reserved is not None
+    }
     views = []
     for pod in pods:
         node = nodes.get(pod.node)
-        views.append(VmView(pod, None if node is None else node.ledger.claims.get(pod.uid)))
+        if not pod.node and pod.uid in reserved:
+            reserved_on, claim = reserved[pod.uid]
+            views.append(VmView(pod, claim, reserved_on=reserved_on))
+        else:
+            views.append(VmView(pod, None if node is None else node.ledger.claims.get(pod.uid)))
     views.sort(key=lambda vm: (vm.namespace, vm.name, vm.pod.name, vm.pod.uid))
     return {vm.pod.uid: vm for vm in views}

@@ -23,9 +23,10 @@ from kvplace.core.request import PinningOptions, Policy, Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.node_filters import NodeObject, PodDemands, obstacle
 from kvplace.kube.object_reader import ApiKind
+from kvplace.nodes.agreement import agrees
 from kvplace.nodes.cluster_reading import ListClient, read_cluster
 from kvplace.nodes.cluster_view import ClusterView, VmState
-from kvplace.nodes.planning_nodes import planning_nodes
+from kvplace.nodes.planning_nodes import names_of_claims, planning_nodes
 
 T = TypeVar("T")
 
@@ -66,6 +67,8 @@ class PlanningCluster:
     """Nodes of which kvplace knows no machine, or cannot read the ledger."""
     waiting: int = 0
     """How many VMs wait already and were given room here."""
+    agreed: frozenset[str] = frozenset()
+    """The ids of the VMs whose owners had agreed to moves when their pods were made."""
 
     def closed_to(self, demands: PodDemands) -> ClosedNodes:
         """Say to which nodes VMs with these demands never go."""
@@ -75,6 +78,10 @@ class PlanningCluster:
             if sentence:
                 closed[name] = Refusal(Reason.NODE_FILTERED, sentence, {}, never=True)
         return closed
+
+    def to_agree(self, moved: Iterable[str]) -> tuple[str, ...]:
+        """Name those of some VMs that `serve` would not move: their owners have not agreed to it."""
+        return tuple(sorted(set(moved) - self.agreed))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -106,7 +113,8 @@ def planning_cluster(
         if node.problem and name in objects
     }
     usable = tuple(node for node in planning_nodes(view) if node.name in objects)
-    return _with_waiting(PlanningCluster(usable, objects, unusable), view, pods)
+    agreed = frozenset(name for uid, name in names_of_claims(view).items() if agrees(view.vms.get(uid)))
+    return _with_waiting(PlanningCluster(usable, objects, unusable, agreed=agreed), view, pods)
 
 
 def _with_waiting(cluster: PlanningCluster, view: ClusterView, pods: Iterable[WaitingPod]) -> PlanningCluster:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from kvplace.core.cluster.cluster_node import ClusterNode
@@ -10,7 +11,7 @@ from kvplace.core.ledger import Claim
 from kvplace.core.occupant import Occupant, occupant_of_claim
 from kvplace.core.placement import Placement
 from kvplace.core.request import Request
-from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmView
 from kvplace.nodes.node_machine import NodeMachine, Unusable
@@ -23,7 +24,7 @@ def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
     what its claim says and stays there.
     """
     narrowed: dict[tuple[str, CpuMask], Topology] = {}
-    names = Counter(_name(claim) for node in view.nodes.values() for claim in node.ledger.claims.values())
+    names = names_of_claims(view)
     found = []
     for name, node in view.nodes.items():
         if isinstance(node.snapshot, Unusable):
@@ -32,11 +33,17 @@ def planning_nodes(view: ClusterView) -> tuple[ClusterNode, ...]:
         key = (machine.topology.fingerprint, machine.allocatable)
         topology = narrowed.setdefault(key, _given_out(machine))
         running = tuple(
-            _occupant(_name(claim) if names[_name(claim)] == 1 else _pod(claim), view, node, claim)
-            for claim in node.ledger.claims.values()
+            _occupant(names[claim.uid], view, node, claim) for claim in node.ledger.claims.values()
         )
         found.append(ClusterNode(NodeName(name), topology, running, pools_shrink=machine.pools_shrink))
     return tuple(found)
+
+
+def names_of_claims(view: ClusterView) -> Mapping[PodUid, str]:
+    """Name the VM of every claim, by its UID; two pods of one VM by their pods."""
+    claims = [claim for node in view.nodes.values() for claim in node.ledger.claims.values()]
+    times = Counter(map(_name, claims))
+    return {claim.uid: _name(claim) if times[_name(claim)] == 1 else _pod(claim) for claim in claims}
 
 
 def _given_out(machine: NodeMachine) -> Topology:

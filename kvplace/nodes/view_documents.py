@@ -81,8 +81,16 @@ def vm_document(vm: VmView) -> Json:
         "node": vm.node or None,
         "request": None if vm.request is None else request_document(vm.request.request),
         "placement": None if vm.placement is None else vm.placement.document(),
+        **_reservation(vm),
         "pinned": None if vm.pinned is None else _condition_document(vm.pinned),
     }
+
+
+def _reservation(vm: VmView) -> Json:
+    """Write what running VMs make free for one that waits; nothing where none does."""
+    if not vm.reserved_on or vm.claim is None or vm.claim.reserved is None:
+        return {}
+    return {"reserved": {"node": vm.reserved_on, **reserved_document(vm.claim, vm.claim.reserved)}}
 
 
 def list_document(kind: str, items: Iterable[Json]) -> Json:

@@ -2,6 +2,7 @@
 
 A pod says where a VM is and whether it is pinned. KubeVirt's own objects say how far KubeVirt is with it, and
 name the VMs that are stopped, or cannot start, and so have no pod. Who may not read them sees the pods alone.
+While VMs wait, the ledgers say for which of them running VMs make room.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 
 from kvplace.core.scalars import PodUid
 from kvplace.kube.api_errors import Denied, Missing
-from kvplace.kube.records import PodRecord
+from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.store import Store
 from kvplace.kube.vm_statuses import VM_STATUSES, VMI_STATUSES, VmName, VmStatus
-from kvplace.kube.watches import PODS, Kind, Selector, WatchClient
+from kvplace.kube.watches import LEDGERS, PODS, Kind, Selector, WatchClient
 from kvplace.nodes.cluster_reading import ListClient
-from kvplace.nodes.cluster_view import VmView, vm_views
+from kvplace.nodes.cluster_view import NodeView, VmView, vm_views
+from kvplace.nodes.node_machine import NOT_KNOWN
 from kvplace.nodes.watched_view import wait_for_list
 
 
@@ -28,16 +30,19 @@ class VmListing:
     """VMs in the order of their names."""
 
     vms: tuple[VmView, ...]
-    note: str = ""
-    """What is left out, and why; empty where nothing is."""
+    notes: tuple[str, ...] = ()
+    """What is left out, and why."""
     is_first: bool = True
     """Of a watch: whether these are all VMs, or those that have changed."""
 
 
 def listed_vms(
-    pods: Iterable[PodRecord], statuses: Iterable[VmStatus], selector: Selector
+    pods: Iterable[PodRecord],
+    statuses: Iterable[VmStatus],
+    selector: Selector,
+    ledgers: Iterable[LedgerRecord] = (),
 ) -> tuple[VmView, ...]:
-    """Combine pods with what KubeVirt says.
+    """Combine pods with what KubeVirt says, and with what the ledgers reserve for those that wait.
 
     A VM whose pods have all ended is there without a pod, too. The selector is that of the pods; of a VM
     without a pod it concerns the labels that its pod would have.
@@ -46,9 +51,10 @@ def listed_vms(
     instances: dict[tuple[str, str], VmStatus] = {}
     for status in statuses:
         (instances if status.is_instance else vms)[status.key] = status
+    nodes = {ledger.node: NodeView(ledger.node, NOT_KNOWN, ledger_record=ledger) for ledger in ledgers}
     found = [
         replace(view, kubevirt=instances.get((view.namespace, view.pod.vmi))) if view.is_vmi else view
-        for view in vm_views(pods, {}).values()
+        for view in vm_views(pods, nodes).values()
     ]
     seated = {(view.namespace, view.name) for view in found if not view.is_over}
     for key, status in {**instances, **vms}.items():
@@ -68,7 +74,16 @@ async def read_listed_vms(cluster: ListClient, selector: Selector) -> VmListing:
         _read_statuses(cluster, VMI_STATUSES, everywhere),
     )
     statuses = chain.from_iterable(found for found, _ in read)
-    return VmListing(listed_vms(pods, statuses, selector), next((note for _, note in read if note), ""))
+    notes = [note for _, note in read if note][:1]
+    ledgers: tuple[LedgerRecord, ...] = ()
+    if any(not pod.node and not pod.deleting for pod in pods):
+        try:
+            ledgers = await cluster.read_all(LEDGERS)
+        except Missing:
+            pass
+        except Denied as denied:
+            notes.append(_not_seen(denied))
+    return VmListing(listed_vms(pods, statuses, selector, ledgers), tuple(notes))
 
 
 async def _read_statuses(
@@ -90,6 +105,13 @@ def _left_out(denied: Denied) -> str:
     )
 
 
+def _not_seen(denied: Denied) -> str:
+    return (
+        f"you may not {denied.verb} {denied.resource}: what is reserved for VMs that wait is left out; "
+        "the ClusterRole kvplace-viewer gives this right"
+    )
+
+
 async def watch_listed_vms(
     cluster: WatchClient, selector: Selector, *, gather_s: float = 0.0
 ) -> AsyncGenerator[VmListing, None]:
@@ -97,28 +119,30 @@ async def watch_listed_vms(
     everywhere = Selector(namespace=selector.namespace)
     pods = Store(PODS, selector)
     statuses = [Store(kind, everywhere) for kind in (VM_STATUSES, VMI_STATUSES)]
+    ledgers = Store(LEDGERS)
     waking = asyncio.Event()
-    stores: tuple[Store[Any, Any], ...] = (pods, *statuses)
+    stores: tuple[Store[Any, Any], ...] = (pods, *statuses, ledgers)
     watching = {store: asyncio.create_task(store.run(cluster)) for store in stores}
-    note = ""
+    notes: dict[str, None] = {}
     try:
         await wait_for_list(pods)
-        for one in statuses:
+        for one, says in ((statuses[0], _left_out), (statuses[1], _left_out), (ledgers, _not_seen)):
             try:
                 await wait_for_list(one)
             except (Missing, Denied) as failure:
                 watching[one].cancel()
-                note = _left_out(failure) if isinstance(failure, Denied) else note
+                if isinstance(failure, Denied):
+                    notes[says(failure)] = None
         for store in stores:
             store.subscribe(lambda before, after: waking.set())
 
         def now() -> dict[tuple[str, str, str], VmView]:
             known = chain.from_iterable(store.records.values() for store in statuses)
-            vms = listed_vms(pods.records.values(), known, selector)
+            vms = listed_vms(pods.records.values(), known, selector, ledgers.records.values())
             return {(vm.namespace, vm.name, vm.pod.uid): vm for vm in vms}
 
         before = now()
-        yield VmListing(tuple(before.values()), note)
+        yield VmListing(tuple(before.values()), tuple(notes))
         while True:
             waking.clear()
             await waking.wait()

@@ -15,6 +15,7 @@ from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.core.strict_json import Json
+from kvplace.nodes.agreement import agreement_needed
 from kvplace.plan.mip_bound import MipBound
 
 HEADS = ("VM", "NODE", "CPUS", "NUMA")
@@ -51,8 +52,8 @@ def rows(plan: Plan, *, wide: bool) -> list[tuple[str, ...]]:
     return [(vm.id, vm.node, *_cells(vm.placement))[:columns] for vm in plan.planned]
 
 
-def summary(plan: Plan, bound: MipBound | None) -> list[tuple[str, str]]:
-    """Give titled sentences about the whole plan."""
+def summary(plan: Plan, bound: MipBound | None, to_agree: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Give titled sentences about the whole plan; `to_agree` are VMs whose owners must agree to its moves."""
     total = requested(plan)
     nodes = len({vm.node for vm in plan.planned})
     lines = [
@@ -69,6 +70,8 @@ def summary(plan: Plan, bound: MipBound | None) -> list[tuple[str, str]]:
             ("", f"{one.node}: {one.move.id} from {_cpus(one.move.before)} to {_cpus(one.move.after)}")
             for one in plan.moves
         ]
+        if to_agree:
+            lines.append(("", agreement_needed(to_agree)))
     if not plan.moves_complete:
         lines.append(("" if plan.moves else "moves", MOVE_SEARCH_STOPPED))
     if plan.stopped:
@@ -100,9 +103,13 @@ def bound_sentence(plan: Plan, mip: MipBound) -> str:
 
 
 def plan_document(
-    plan: Plan, nodes: Sequence[ClusterNode], requests: Sequence[VmRequest], bound: MipBound | None
+    plan: Plan,
+    nodes: Sequence[ClusterNode],
+    requests: Sequence[VmRequest],
+    bound: MipBound | None,
+    to_agree: Sequence[str] = (),
 ) -> Json:
-    """Write a plan as JSON; `running` are the running VMs before the moves."""
+    """Write a plan as JSON; `running` are the running VMs before the moves, `to_agree` as in `summary`."""
     machines = {node.name: node.topology for node in nodes}
     request_of = {vm.id: vm.request for vm in requests}
     request_of |= {vm.id: vm.request for node in nodes for vm in node.running}
@@ -125,6 +132,8 @@ def plan_document(
             "oneByOne": _tally(plan.one_by_one),
         },
     }
+    if to_agree:
+        document["toAgree"] = list(to_agree)
     if not plan.moves_complete:
         document["moveSearch"] = MOVE_SEARCH_STOPPED
     if plan.stopped:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import msgspec
+
+from kvplace.core.errors import Forbidden
 from kvplace.core.scalars import NodeName
 from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_rollouts import ApiRollouts
 from kvplace.kube.credentials import CredentialOptions
-from kvplace.kube.object_reader import ObjectReader
+from kvplace.kube.object_reader import ApiKind, ObjectReader
 from kvplace.kube.session import Session, open_session
 from kvplace.kube.watches import NAME_FIELD, TOPOLOGIES, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster, read_planning_cluster
+from kvplace.rollout.port import AgentReport
 from kvplace.rollout.rollouts import Rollouts
+
+_PODS = ApiKind("pods")
+_AGENT = "app.kubernetes.io/name=kvplace,app.kubernetes.io/component=agent"
+"""Labels of the agent's pods."""
 
 
 @contextlib.asynccontextmanager
@@ -35,8 +44,39 @@ def rollouts_on(session: Session, namespace: str) -> Rollouts:
     async def read_nodes() -> PlanningCluster:
         return await read_planning_cluster(api, ObjectReader(session))
 
-    async def reported_on(node: NodeName) -> frozenset[str] | None:
-        found = await api.read_all(TOPOLOGIES, Selector(fields={NAME_FIELD: node}))
-        return next((frozenset(one.pods) for one in found if one.by_agent), None)
+    async def reported_on(node: NodeName) -> AgentReport | None:
+        found, has_pod = await asyncio.gather(
+            api.read_all(TOPOLOGIES, Selector(fields={NAME_FIELD: node})), has_agent_pod(session, node)
+        )
+        # A person may have described the node; a status is an agent's in any case.
+        spoken = [one for one in found if one.by_agent or one.observed_generation is not None]
+        return AgentReport(frozenset(spoken[0].pods), spoken[0].resource_version, has_pod) if spoken else None
 
     return Rollouts(ApiRollouts(session), namespace, read_nodes, reported_on)
+
+
+async def has_agent_pod(session: Session, node: NodeName) -> bool | None:
+    """Say whether a pod of the agent is ready on a node; None without the right to see it."""
+    reader = ObjectReader(session)
+    try:
+        pods = await reader.read_list_as(_AgentPod, _PODS, labels=_AGENT, fields=f"spec.nodeName={node}")
+    except Forbidden:
+        return None
+    return any(pod.is_ready for pod in pods)
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+
+
+class _PodStatus(msgspec.Struct, frozen=True):
+    conditions: tuple[_Condition, ...] | None = None
+
+
+class _AgentPod(msgspec.Struct, frozen=True):
+    status: _PodStatus = _PodStatus()
+
+    @property
+    def is_ready(self) -> bool:
+        return any(one.type == "Ready" and one.status == "True" for one in self.status.conditions or ())

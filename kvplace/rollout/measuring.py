@@ -1,9 +1,9 @@
 """On which nodes nobody measures whether VMs are pinned, so that nobody waits for it there.
 
 Only the agent of a node does. It describes its node, and says something about each VM there within seconds.
-An agent that was removed leaves the description behind, and is silent about VMs that are new. Where nobody
-measures, VMs get a little time in which somebody may say something all the same; then running is the last
-that is known of them.
+An agent that was removed leaves all that behind, also what it has said about VMs. It is silent about VMs that
+are new; about others it says nothing new, and has no pod on the node. Where nobody measures, VMs get a little
+time in which somebody may say something all the same; then running is the last that is known of them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Agent(Enum):
     """None describes the node."""
     SILENT = "silent"
     """One has described the node, and says nothing about the VMs asked about."""
+    GONE = "gone"
+    """One has said something about them, and has no pod on the node that is ready."""
     SPEAKS = "speaks"
     """It says something about one of them; or nobody may read whether it does."""
 
@@ -61,12 +63,19 @@ class Measuring:
     async def _ask(self, node: NodeName) -> None:
         """Ask as long as VMs wait there: an agent may also go while a rollout runs."""
         while pods := waiting_pods(self._tracker, node):
-            agent = await agent_of(node, pods, self._reported_on)
-            await asyncio.sleep(_GRACE_S if agent is Agent.NONE else SILENT_S)
+            before, was_written = await agent_of(node, pods, self._reported_on)
+            await asyncio.sleep(_GRACE_S if before is Agent.NONE else SILENT_S)
             pods &= waiting_pods(self._tracker, node)
-            if agent is not Agent.NONE:
-                agent = await agent_of(node, pods, self._reported_on) if pods else Agent.SPEAKS
-            if agent is not Agent.SPEAKS:
+            if not pods:
+                continue
+            after, written = await agent_of(node, pods, self._reported_on)
+            is_gone = (
+                before is Agent.NONE
+                if after is Agent.NONE
+                else before is not Agent.NONE
+                and (after is Agent.SILENT or (after is Agent.GONE and written == was_written))
+            )
+            if is_gone and pods & waiting_pods(self._tracker, node):
                 self._tracker.nobody_measures(node)
                 break
         del self._asking[node]
@@ -94,13 +103,15 @@ def _waits(vm: TrackedVm) -> bool:
     return vm.stage is VmStage.RUNNING and vm.goal is VmStage.PINNED and bool(vm.observed.node)
 
 
-async def agent_of(node: NodeName, pods: set[str], reported_on: AgentReader) -> Agent:
-    """Say what is known of the agent of a node, by what it says about these pods."""
+async def agent_of(node: NodeName, pods: set[str], reported_on: AgentReader) -> tuple[Agent, str]:
+    """Say what is known of the agent of a node, by what it says about these pods, and what it had written."""
     policy = retrying(attempts=_ATTEMPTS, retried=lambda error: isinstance(error, Unavailable))
     try:
-        reported = await policy(reported_on, node)
+        report = await policy(reported_on, node)
     except KvplaceError:
-        return Agent.SPEAKS
-    if reported is None:
-        return Agent.NONE
-    return Agent.SILENT if reported.isdisjoint(pods) else Agent.SPEAKS
+        return Agent.SPEAKS, ""
+    if report is None:
+        return Agent.NONE, ""
+    if report.pods.isdisjoint(pods):
+        return Agent.SILENT, report.written
+    return (Agent.GONE if report.has_pod is False else Agent.SPEAKS), report.written

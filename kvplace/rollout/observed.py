@@ -28,8 +28,8 @@ class Observed:
     """What its next stage waits for, where somebody says it."""
     has_ended: bool = False
     """Whether its guest has shut down by itself."""
-    is_measured: bool = False
-    """Whether an agent says that it is pinned, or that it is not."""
+    measured: tuple[float | None, str] | None = None
+    """What an agent has said last: since when it is pinned, or why it is not; None when nothing."""
 
 
 NOT_THERE = Observed()
@@ -59,7 +59,7 @@ def observe(
         _failure(made, vm, vmi),
         _waiting(vmi, pod),
         phase == "Succeeded",
-        pod is not None and (pod.pinned_since is not None or bool(pod.unpinned)),
+        _measured(pod),
     )
 
 
@@ -67,6 +67,12 @@ def _pod(pods: Iterable[LauncherPod]) -> LauncherPod | None:
     """Return the pod that counts: while a VM migrates there are two."""
     alive = [pod for pod in pods if not pod.deleting and pod.phase not in _OVER]
     return max(alive, key=lambda pod: (pod.pinned_since is not None, bool(pod.node), pod.name), default=None)
+
+
+def _measured(pod: LauncherPod | None) -> tuple[float | None, str] | None:
+    if pod is None or (pod.pinned_since is None and not pod.unpinned):
+        return None
+    return pod.pinned_since, pod.unpinned
 
 
 def _failure(made: VmObject | VmiObjectPhase, vm: VmObject | None, vmi: VmiObjectPhase | None) -> str:

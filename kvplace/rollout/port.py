@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from kvplace.core.scalars import NodeName
@@ -18,8 +19,20 @@ NodeReader: TypeAlias = Callable[[], Awaitable[PlanningCluster]]
 """Reads the nodes with what runs and waits there, for the forecast."""
 
 
-AgentReader: TypeAlias = Callable[[NodeName], Awaitable[AbstractSet[str] | None]]
-"""Returns the UIDs of the pods about which a node's agent says something; None where none describes it."""
+@dataclass(frozen=True, slots=True)
+class AgentReport:
+    """What the agent of a node has written last, and whether it is still there."""
+
+    pods: AbstractSet[str]
+    """The UIDs of the pods about which it says something."""
+    written: str = ""
+    """Changes with everything that it writes."""
+    has_pod: bool | None = None
+    """Whether a pod of the agent is ready on the node; None where that may not be read."""
+
+
+AgentReader: TypeAlias = Callable[[NodeName], Awaitable[AgentReport | None]]
+"""Reads what the agent of a node says; None where none describes it."""
 
 
 class RolloutCluster(Protocol):

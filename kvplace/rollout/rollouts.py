@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kvplace.core.errors import Conflict, Refused, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
+from kvplace.core.quantity import counted
 from kvplace.core.strict_json import shown
 from kvplace.kube.retry import retrying
 from kvplace.kube.store import Store
@@ -113,8 +114,8 @@ class Rollouts:
         tracker.take_in(found.vms, found.vmis, found.pods)
         for node in waiting_nodes(tracker):
             pods = waiting_pods(tracker, node, running_before=time.time() - SILENT_S)
-            agent = await agent_of(node, pods, self._reported_on)
-            if agent is Agent.NONE or (agent is Agent.SILENT and pods):
+            agent, _ = await agent_of(node, pods, self._reported_on)
+            if agent is Agent.NONE or (agent is not Agent.SPEAKS and pods):
                 tracker.nobody_measures(node)
         return report_of(name, rollout.namespace, tracker.vms.values(), {})
 
@@ -188,8 +189,8 @@ class Rollouts:
                     await changed.wait()
         except TimeoutError:
             raise Unavailable(
-                f"{len({**vms.records, **vmis.records})} VMs of rollout {shown(name)} are still there after "
-                f"{timeout_s:.0f} s; delete it again to go on waiting"
+                f"after {timeout_s:.0f} s rollout {shown(name)} still has "
+                f"{counted(len({**vms.records, **vmis.records}), 'VM')}; delete it again to go on waiting"
             ) from None
         finally:
             following.cancel()

@@ -122,9 +122,8 @@ class Tracker:
         self._on_change()
 
     def nobody_measures(self, node: NodeName) -> None:
-        """Note that VMs of a node come no further than running, unless somebody has measured one there."""
-        if not any(vm.observed.node == node and vm.observed.is_measured for vm in self.vms.values()):
-            self._unmeasured.add(node)
+        """Note that VMs of a node come no further than running, until somebody measures one there again."""
+        self._unmeasured.add(node)
 
     def vm_changed(self, before: VmObject | None, after: VmObject | None) -> None:
         """Take in a VirtualMachine."""
@@ -167,9 +166,9 @@ class Tracker:
 
     def _look(self, tracked: TrackedVm) -> None:
         observed = observe(tracked.wanted.template.kind, tracked.vm, tracked.vmi, tracked.pods.values())
-        tracked.observed = observed
-        if observed.is_measured:
+        if observed.measured is not None and observed.measured != tracked.observed.measured:
             self._unmeasured.discard(observed.node)
+        tracked.observed = observed
         if observed.stage is not None:
             tracked.was_there = True
             for stage in VmStage:

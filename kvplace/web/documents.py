@@ -13,7 +13,7 @@ from kvplace.core.ledger import Claim
 from kvplace.core.neighbours import neighbours_of
 from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.records import PodRecord
+from kvplace.kube.records import NO_NODE, PodRecord
 from kvplace.nodes.cluster_holes import SLICE_S
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView
 from kvplace.nodes.drawn_node import draw_node
@@ -160,13 +160,15 @@ def _claim_document(claim: Claim) -> Json:
 
 
 def _pod_document(cache: NodeCache, pod: PodRecord) -> Json:
-    node = view_of(cache, pod.node) if pod.node else None
+    seat = pod.node or _reserved_on(cache, pod)
+    node = view_of(cache, seat) if seat else None
     claim = node.ledger.claims.get(pod.uid) if node is not None else None
     vm = VmView(pod, claim)
     report = node.reports.get(pod.uid) if node is not None else None
     document: Json = {
         "pod": pod.name,
         "node": pod.node,
+        **({"reservedOn": seat} if seat != pod.node else {}),
         "phase": pod.phase,
         "request": pod.request,
         **_state_document(node, pod.uid, vm),
@@ -191,7 +193,7 @@ def _pod_document(cache: NodeCache, pod: PodRecord) -> Json:
     if drawing is None or isinstance(node.machine, Unusable):
         return document
     topology = node.machine.topology
-    cpus = CpuMask(claim.cpus | claim.owned)
+    cpus = CpuMask(claim.cpus | claim.owned | claim.awaited)
     labels = {entry.claim.uid: entry.label for entry in drawing.legend}
     return document | {
         "label": labels[pod.uid],
@@ -209,6 +211,15 @@ def _pod_document(cache: NodeCache, pod: PodRecord) -> Json:
             for one in neighbours_of(pod.uid, cpus, topology, node.ledger)
         ],
     }
+
+
+def _reserved_on(cache: NodeCache, pod: PodRecord) -> NodeName:
+    """Name the node on which running VMs make room for a pod that waits; empty where none does."""
+    for name in cache.ledgers.nodes_claimed_by(pod.uid):
+        claim = cache.ledger(name).claims.get(pod.uid)
+        if claim is not None and claim.reserved is not None:
+            return name
+    return NO_NODE
 
 
 def _seat(topology: Topology, cpus: CpuMask) -> Json:

@@ -83,7 +83,7 @@ def test_json_and_yaml_hold_the_same_document(kvplace: Caller) -> None:
 def test_name_prints_the_vms_that_were_placed_and_nothing_else(kvplace: Caller) -> None:
     called = kvplace("plan", "--requests", "-", "-o", "name", stdin=THREE + NONE)
     assert called.out.split() == ["db", "web-01", "web-02"]
-    assert called.err == "kvplace: 1 of 4 VMs do not fit\n"
+    assert called.err == "kvplace: do not fit: 1 of 4 VMs\n"
     assert called.code == 4
 
 

@@ -86,7 +86,7 @@ def test_a_flag_wins_over_the_file(kvplace: Caller, started: list[ServeSettings]
         ("healthAddress: 8081", "serve.yaml: healthAddress is 8081; it must be a string"),
         ("healthAddress: localhost", "serve.yaml: healthAddress is 'localhost'; it must match"),
         ("otherSchedulers: batch", "serve.yaml: otherSchedulers is 'batch'; it must be a list"),
-        ("sidecarImage: hook:1", "Missing option '--tls-cert'"),
+        ("sidecarImage: hook:1", "--tls-cert is missing"),
         ("[]", "serve.yaml contains a list; it must be a mapping"),
     ],
 )

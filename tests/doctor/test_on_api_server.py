@@ -274,7 +274,7 @@ FAULTS: dict[str, tuple[Callable[[Installed], Any], str, str]] = {
     "half of it": (_no_serve, "kvplace", "half of it is installed: kinds and policies and webhooks, without"),
     "no extender": (_no_extender, "ConfigMap kvplace-system/", "does not ask kvplace"),
     "serve not ready": (_not_ready, "Deployment kvplace-system/kvplace-serve", "none of its 2 replicas"),
-    "agent away": (_agent_away, "DaemonSet kvplace-agent/kvplace-agent", "1 of 2 agents are ready"),
+    "agent away": (_agent_away, "DaemonSet kvplace-agent/kvplace-agent", "1 of 2 agents ready"),
     "two installations": (_second, "Deployments of serve", "there are 2 installations"),
     "no gate": (_no_gate, "KubeVirt kubevirt/kubevirt", "feature gate Sidecar is off"),
     "not described": (_not_described, "1 node", "worker-2: nothing describes them"),
@@ -321,3 +321,39 @@ def test_version_names_the_releases_of_client_and_server(installed: Installed) -
     nowhere = call_process("version", "--kubeconfig", "/nowhere")
     assert nowhere.code == ExitCode.USAGE
     assert __version__ in nowhere.err
+
+
+def test_version_prints_what_it_knows_and_names_the_rights_that_are_missing(installed: Installed) -> None:
+    called = call_process("version", "--kubeconfig", str(installed.plane.kubeconfig), "--as", "eve")
+    assert called.code == ExitCode.DONE
+    assert [line.split()[0] for line in called.out.splitlines()] == ["client", "Kubernetes"]
+    about_serve, *more = called.err.splitlines()
+    assert about_serve.startswith("kvplace: nothing is known of serve: you may not list deployments (")
+    assert len(more) == 2
+
+
+def test_version_needs_no_more_than_the_rights_of_a_viewer_to_name_programs_that_run(
+    installed: Installed,
+) -> None:
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "vera-views"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "kvplace-viewer"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "vera"}],
+    }
+    labels = {"app.kubernetes.io/name": "kvplace", "app.kubernetes.io/component": "serve"}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "serve-of-vera", "namespace": "default", "labels": labels},
+        "spec": {"containers": [{"name": "serve", "image": "registry.example/kvplace/serve:7.8.9"}]},
+    }
+    installed.apply(binding, pod)
+    try:
+        chosen = ("--kubeconfig", str(installed.plane.kubeconfig), "--as", "vera")
+        releases = json.loads(call_process("version", *chosen, "-o", "json").out)
+    finally:
+        installed.delete(f"{RBAC}/clusterrolebindings/vera-views")
+        installed.delete("/api/v1/namespaces/default/pods/serve-of-vera?gracePeriodSeconds=0")
+    assert releases["serve"] == "7.8.9"

@@ -10,17 +10,21 @@ from typing import Any
 
 import msgspec
 
+from kvplace.cli.view_tables import WIDE_VM_HEADS, now_utc, vm_row
 from kvplace.core.label_terms import read_label_terms
+from kvplace.core.ledger import Ledger, Reserved
 from kvplace.core.marks import PINNED
 from kvplace.core.request import PinningOptions, Policy, Scope
-from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.api_errors import Missing
+from kvplace.core.scalars import CpuId, CpuMask, NodeName, PodUid
+from kvplace.kube.api_errors import Denied, Missing
 from kvplace.kube.conditions import Condition
-from kvplace.kube.records import PodRecord
+from kvplace.kube.records import NO_NODE, LedgerRecord, PodRecord
 from kvplace.kube.vm_statuses import STATUS_RESOURCES, VM_STATUSES, VMI_STATUSES, VmStatus
-from kvplace.kube.watches import EVERYTHING, PLACED_PODS, Interrupted, Selector
+from kvplace.kube.watches import EVERYTHING, LEDGERS, PLACED_PODS, Interrupted, Selector
 from kvplace.nodes.cluster_view import VmState
-from kvplace.nodes.vm_listing import listed_vms, watch_listed_vms
+from kvplace.nodes.view_documents import vm_document
+from kvplace.nodes.vm_listing import listed_vms, read_listed_vms, watch_listed_vms
+from tests.core.claims import claim
 from tests.kube.faulty_cluster import FaultyCluster
 
 ASKS = PinningOptions(scope=Scope.ONE_NUMA)
@@ -70,6 +74,45 @@ def test_labels_select_vms_without_a_pod_by_what_their_pods_would_have() -> None
     assert _listed(web, db, selector=chosen) == [("web", "NotCreated", "Stopped")]
 
 
+def test_what_is_reserved_for_a_vm_that_waits_is_listed_with_what_others_still_use() -> None:
+    waiting = replace(POD, node=NO_NODE, phase="Pending")
+    node = NodeName("worker")
+    reserved = Reserved(CpuMask(0b1100), "2026-01-02T03:05:00Z")
+    claimed = replace(claim("db", 0b1100, 0b0100), uid=waiting.uid, reserved=reserved)
+    ledger = LedgerRecord(node, Ledger({CpuId(2): waiting.uid}, {waiting.uid: claimed}), "1")
+    (vm,) = listed_vms([waiting], [], EVERYTHING, [ledger])
+    assert (vm.state, vm.reserved_on) == (VmState.WAITING, node)
+    row = dict(zip(WIDE_VM_HEADS, vm_row(vm, now_utc(), wide=True, with_namespace=False), strict=True))
+    assert row["RESERVED"] == "worker: 2-3, 3 still used"
+    assert vm_document(vm)["reserved"] == {
+        "node": "worker", "owned": "2-3", "awaited": "3", "until": "2026-01-02T03:05:00Z"
+    }  # fmt: skip
+    (bound,) = listed_vms([POD], [], EVERYTHING, [ledger])
+    assert (bound.reserved_on, "reserved" in vm_document(bound)) == ("", False)
+
+
+class _NoLedgers(FaultyCluster):
+    """An API server that does not let us list ledgers."""
+
+    async def read_all(self, kind: Any, selector: Any = EVERYTHING) -> tuple[Any, ...]:
+        if kind is LEDGERS:
+            raise Denied("list", "nodeledgers", "cannot list")
+        if kind in STATUS_RESOURCES:
+            raise Missing(f"{kind.name} are not served")
+        return await super().read_all(kind, selector)
+
+
+async def test_who_may_not_see_what_is_reserved_is_told_so_while_a_vm_waits() -> None:
+    cluster = _NoLedgers()
+    assert (await read_listed_vms(cluster, PLACED_PODS)).notes == ()
+    cluster.create_pod("late", namespace="shop", uid="late", request=REQUEST)
+    listed = await read_listed_vms(cluster, PLACED_PODS)
+    assert [vm.name for vm in listed.vms] == ["late"]
+    (note,) = listed.notes
+    assert note.startswith("you may not list nodeledgers: what is reserved for VMs that wait is left out")
+    await cluster.close()
+
+
 class _WithoutKubeVirt(FaultyCluster):
     """An API server that does not serve KubeVirt's kinds."""
 
@@ -86,7 +129,7 @@ async def test_without_kubevirt_pods_are_watched_alone_and_one_that_is_gone_is_s
     cluster.create_pod("late", namespace="shop", uid="late", request=REQUEST)
     async with contextlib.aclosing(watch_listed_vms(cluster, PLACED_PODS)) as watched:
         first = await anext(watched)
-        assert (first.is_first, first.note, [vm.name for vm in first.vms]) == (True, "", ["late"])
+        assert (first.is_first, first.notes, [vm.name for vm in first.vms]) == (True, (), ["late"])
         cluster.create_pod("new", namespace="shop", uid="new", request=REQUEST)
         changed = await anext(watched)
         assert (changed.is_first, [vm.name for vm in changed.vms]) == (False, ["new"])

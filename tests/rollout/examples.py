@@ -11,7 +11,7 @@ from kvplace.core.cluster.cluster_node import ClusterNode
 from kvplace.core.scalars import NodeName
 from kvplace.machines.shipped import read_machine
 from kvplace.nodes.planning_cluster import PlanningCluster
-from kvplace.rollout.port import AgentReader
+from kvplace.rollout.port import AgentReader, AgentReport
 from kvplace.rollout.rollouts import Rollouts
 from kvplace.rollout.wanted import Rollout, read_rollout
 from tests.rollout.memory_rollouts import NAMESPACE, MemoryRollouts
@@ -60,19 +60,19 @@ class _Everything(frozenset[str]):
         return False
 
 
-async def everywhere(node: NodeName) -> frozenset[str] | None:
+async def everywhere(node: NodeName) -> AgentReport | None:
     """Let agents speak about all VMs of all nodes."""
-    return _Everything()
+    return AgentReport(_Everything(), has_pod=True)
 
 
-async def nowhere(node: NodeName) -> frozenset[str] | None:
+async def nowhere(node: NodeName) -> AgentReport | None:
     """Let no agent describe any node."""
     return None
 
 
-async def gone(node: NodeName) -> frozenset[str] | None:
-    """Let all agents be gone that have described nodes."""
-    return frozenset()
+async def gone(node: NodeName) -> AgentReport | None:
+    """Let all agents be gone that have described nodes, before there were VMs."""
+    return AgentReport(frozenset())
 
 
 def rollouts_of(cluster: MemoryRollouts, reported_on: AgentReader = everywhere) -> Rollouts:

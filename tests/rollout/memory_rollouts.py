@@ -135,6 +135,9 @@ class MemoryRollouts:
     def pin(self, name: str) -> None:
         self._change_pod(name, pinned_since=self.now)
 
+    def strays(self, name: str, why: str) -> None:
+        self._change_pod(name, unpinned=why)
+
     def keep_waiting(self, name: str, why: str) -> None:
         self._change_pod(name, waiting=why)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from kvplace.core.errors import Conflict, ExitCode, Forbidden, Refused, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
-from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
 from kvplace.kube.node_filters import NodeObject
 from kvplace.nodes.planning_cluster import PlanningCluster
@@ -22,9 +20,7 @@ from kvplace.rollout.wanted import read_rollout
 from tests.rollout.examples import (
     advance,
     everywhere,
-    gone,
     moving,
-    nowhere,
     one_server,
     rollout,
     rollouts_of,
@@ -32,7 +28,6 @@ from tests.rollout.examples import (
     vmi,
 )
 from tests.rollout.memory_rollouts import NAMESPACE, MemoryRollouts
-from tests.virtual_time import JumpingLoop
 
 NAMES = [f"web-{number:02}" for number in range(1, 7)]
 
@@ -385,101 +380,3 @@ async def test_the_forecast_sends_the_vms_of_each_template_where_that_may_go() -
     assert sorted(prepared.forecast.nodes) == ["db-01", "db-02", "db-03"]
     why = "does not fit: 1 node: the taint dedicated=db:NoSchedule is not tolerated"
     assert prepared.forecast.left_out == {"web-01": why, "web-02": why}
-
-
-def start(cluster: MemoryRollouts, name: str) -> None:
-    """Let a VM run on a node of its own; nobody measures it."""
-    cluster.bind(name, f"node-of-{name}")
-    cluster.run(name)
-
-
-def test_where_no_agent_describes_the_node_running_is_the_end_and_no_vm_is_called_pinned() -> None:
-    async def run() -> tuple[Report, Report]:
-        cluster = MemoryRollouts()
-        rollouts = rollouts_of(cluster, nowhere)
-        async with moving(cluster, start, pause_s=0.1):
-            report = await rollouts.create(await rollouts.prepare(rollout()))
-        assert asyncio.get_running_loop().time() < 60
-        return report, await rollouts.status("web")
-
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        report, status = runner.run(run())
-    assert report.exit_code is ExitCode.DONE
-    assert dict(report.counts.reached) == {
-        VmStage.CREATED: 6, VmStage.BOUND: 6, VmStage.RUNNING: 6, VmStage.PINNED: 0
-    }  # fmt: skip
-    assert report.document()["notMeasured"] == NAMES
-    (note,) = report.notes
-    assert note.startswith("6 VMs on 6 nodes where no agent measures (node-of-web-01, node-of-web-02, ")
-    assert status.notes == report.notes
-
-
-def test_an_agent_that_was_removed_and_is_silent_about_new_vms_is_not_waited_for() -> None:
-    async def run() -> Report:
-        rollouts = rollouts_of(cluster := MemoryRollouts(), gone)
-        async with moving(cluster, start, pause_s=0.1):
-            report = await rollouts.create(await rollouts.prepare(rollout()))
-        assert 30 < asyncio.get_running_loop().time() < 60
-        return report
-
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        report = runner.run(run())
-    assert report.exit_code is ExitCode.DONE
-    assert (report.counts.reached[VmStage.RUNNING], report.counts.reached[VmStage.PINNED]) == (6, 0)
-    assert report.notes[0].startswith("6 VMs on 6 nodes where no agent measures (")
-
-
-def test_an_agent_that_goes_while_a_rollout_runs_is_not_waited_for() -> None:
-    asked: Counter[NodeName] = Counter()
-
-    async def goes(node: NodeName) -> frozenset[str] | None:
-        asked[node] += 1
-        return await (everywhere(node) if asked[node] <= 4 else gone(node))
-
-    async def run() -> Report:
-        rollouts = rollouts_of(cluster := MemoryRollouts(), goes)
-        async with moving(cluster, start, pause_s=0.1):
-            return await rollouts.create(await rollouts.prepare(rollout()))
-
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        report = runner.run(run())
-    assert report.exit_code is ExitCode.DONE
-    assert report.counts.reached[VmStage.PINNED] == 0
-
-
-def test_a_vm_that_runs_and_is_not_measured_waits_for_the_agent_of_its_node() -> None:
-    async def run() -> str:
-        cluster = MemoryRollouts()
-        prepared = await rollouts_of(cluster).prepare(rollout(timeout="5m"))
-        running = await rollouts_of(cluster).begin(prepared)
-        async with moving(cluster, start, pause_s=0.1):
-            following = asyncio.create_task(running.run())
-            await asyncio.sleep(100)
-            waits_for = running.waits_for
-            running.stop()
-            await following
-        return waits_for
-
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        waits_for = runner.run(run())
-    assert waits_for.startswith("6 VMs running and not further (the agent of node node-of-web-0")
-    assert waits_for.endswith(" has not said yet whether it is pinned)")
-
-
-async def test_a_vm_that_is_measured_although_nobody_describes_its_node_is_waited_for() -> None:
-    rollouts = rollouts_of(cluster := MemoryRollouts(), nowhere)
-    async with moving(cluster):
-        report = await rollouts.create(await rollouts.prepare(rollout()))
-    assert (report.counts.reached[VmStage.PINNED], report.notes) == (6, ())
-    assert "notMeasured" not in report.document()
-
-
-async def test_without_the_right_to_see_who_measures_a_vm_is_waited_for() -> None:
-    async def forbidden(node: NodeName) -> frozenset[str] | None:
-        raise Forbidden("you may not list nodetopologies")
-
-    rollouts = rollouts_of(cluster := MemoryRollouts(), forbidden)
-    async with moving(cluster, start):
-        report = await rollouts.create(await rollouts.prepare(rollout(timeout="1s")))
-    assert report.exit_code is ExitCode.TIMED_OUT
-    assert report.notes == ()

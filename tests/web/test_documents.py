@@ -57,6 +57,11 @@ async def test_a_vm_for_which_room_is_made_shows_what_is_reserved_for_it(certifi
         cpus = format_cpu_list(vm.claim.cpus)
         assert found["reserved"] == {"owned": cpus, "awaited": cpus, "until": "2026-01-02T03:05:00Z"}
         assert found["sentence"].startswith("running VMs make room for it")
+        _, document = await anna.json("/api/vms/shop/waits")
+        (page,) = document["pods"]
+        assert (page["state"], page["node"], page["reservedOn"]) == ("Waiting", "", "worker")
+        assert page["claim"]["reserved"] == found["reserved"]
+        assert (page["map"]["name"], page["seat"]["cpus"]) == ("worker", 4)
 
 
 async def test_a_vm_is_described_by_its_seat_its_measured_threads_and_its_neighbours(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kvplace.core.allocator.layout import ScopeDomain, Segment
 from kvplace.core.allocator.supply import Supply
-from kvplace.core.quantity import about_bytes, format_bytes
+from kvplace.core.quantity import about_bytes, counted, format_bytes
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request, Scope, Smt
 from kvplace.core.scalars import Bytes
@@ -50,7 +50,7 @@ def refuse(supply: Supply, *, never: bool, fits: Callable[[Request], bool | None
         most, where = _most([(_pages_in(supply, domain, size), domain.name) for domain in able])
         if most < count:
             also = f"{supply.need} {kind} and " if everywhere >= count else ""
-            pages = f"{count} free huge page{'s' * (count > 1)} of {format_bytes(size)}"
+            pages = f"{counted(count, 'free huge page')} of {format_bytes(size)}"
             message = f"no {noun} with {also}{pages}, best {most} on {where}"
             return Refusal(Reason.NOT_ENOUGH_HUGE_PAGES, message, _shortfall(count, most, where), never)
         able = [domain for domain in able if _pages_in(supply, domain, size) >= count]
@@ -87,7 +87,7 @@ def _uneven(supply: Supply, reason: Reason, fits: Callable[[Request], bool | Non
         most, _surely_alike(supply), lambda count: fits(replace(supply.request, vcpus=count)) is True
     )
     also = " that have the memory too" if supply.needs_memory else ""
-    message = f"no equal shares of {needed} vCPUs over {noun}{also}, best {best}"
+    message = f"no equal shares of {counted(needed, 'vCPU')} over {noun}{also}, best {best}"
     if fits(supply.request) is None:
         message += " (not proved: the search for them reached its bound)"
     return Refusal(reason, message, _shortfall(needed, best, noun), never)

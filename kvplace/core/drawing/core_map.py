@@ -18,7 +18,7 @@ from kvplace.core.drawing.occupancy import Fault, FaultKind, Occupancy
 from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.placement import Placement
-from kvplace.core.quantity import format_bytes
+from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId, PodUid
 from kvplace.core.topology import NumaNode, Topology
 
@@ -37,6 +37,8 @@ class ThreadState(Enum):
     """Owned, and kept idle by its owner: the sibling of an isolated vCPU."""
     EMULATOR = "emulator"
     """Owned, with the emulator and I/O threads of its owner's QEMU, but none of its vCPUs."""
+    KEPT = "kept"
+    """Owned by a VM that waits while running VMs make room for it: nothing runs here."""
     SHARED = "shared"
 
 
@@ -44,6 +46,7 @@ MEANINGS = {
     ThreadState.OWNED: "owned by VM {0}",
     ThreadState.IDLE: "kept idle by VM {0}",
     ThreadState.EMULATOR: "for QEMU's own threads of VM {0}",
+    ThreadState.KEPT: "kept for VM {0}, which waits",
     ThreadState.SHARED: "shared, used by VM {0}",
     ThreadState.FREE: "free",
     ThreadState.ISOLATED: "free, isolated by the kernel",
@@ -51,6 +54,10 @@ MEANINGS = {
     ThreadState.FOREIGN: "in use outside of kvplace",
 }
 """What a key says about each state, in the order of the key; {0} stands for the letters of the VM."""
+
+
+_WORDS = {ThreadState.KEPT: "kept for VMs that wait"}
+"""States that a summary does not call by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,7 @@ class NodeBox:
         for page, (free, count) in self.huge_pages.items():
             if count:
                 size, unit = _unit(page * count)
-                pages = f"{free} of {count} huge pages of {format_bytes(page)} free"
+                pages = f"{free} of {counted(count, 'huge page')} of {format_bytes(page)} free"
                 yield f"{page * count / size:.0f} {unit} set aside: {pages}"
 
 
@@ -196,8 +203,12 @@ class CoreMap:
     def summary(self) -> str:
         """The number of threads in each state, in one line."""
         threads = list(self.threads)
-        parts = [f"{len(threads)} CPUs"]
-        parts += [f"{count} {state.value}" for state in ThreadState if (count := self.count(state))]
+        parts = [counted(len(threads), "CPU")]
+        parts += [
+            f"{count} {_WORDS.get(state, state.value)}"
+            for state in ThreadState
+            if (count := self.count(state))
+        ]
         for kind in FaultKind:
             if count := sum(thread.fault is kind for thread in threads):
                 parts.append(f"{count} in {kind.value}")
@@ -243,8 +254,12 @@ class _Painter:
         self._l3_of = place_of_each(self._topology.l3_groups)
         self._core_of = place_of_each(self._topology.cores)
         self._working = 0
+        self._kept = 0
         for claim in occupancy.claims:
-            self._working |= claim.cpus & claim.owned
+            if claim.reserved is None:
+                self._working |= claim.cpus & claim.owned
+            else:
+                self._kept |= claim.owned
 
     def nodes_in(self, cpus: CpuMask) -> Iterator[NodeBox]:
         nodes = self._topology.numa_nodes
@@ -298,6 +313,8 @@ class _Painter:
         if cpu in self._occupancy.holders:
             if self._occupancy.qemu_alone >> cpu & 1:
                 return ThreadState.EMULATOR
+            if self._kept >> cpu & 1 and not self._working >> cpu & 1:
+                return ThreadState.KEPT
             return ThreadState.OWNED if self._working >> cpu & 1 else ThreadState.IDLE
         for state, cpus in (
             (ThreadState.FOREIGN, self._occupancy.foreign),

@@ -155,7 +155,8 @@ class _Painter:
     def _sentence(self, thread: Thread) -> str:
         words = [f"CPU {thread.cpu}: {thread.state.value}"]
         if thread.vms:
-            words.append("by " + ", ".join(f"{label} {self._names[label]}" for label in thread.vms))
+            relation = "for" if thread.state is ThreadState.KEPT else "by"
+            words.append(f"{relation} " + ", ".join(f"{label} {self._names[label]}" for label in thread.vms))
         if thread.strays:
             strays = ", ".join(f"{label} {self._names[label]}" for label in thread.strays)
             words.append(f"with threads of {strays}")

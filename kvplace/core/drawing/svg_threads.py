@@ -1,7 +1,8 @@
 """The hardware threads of a core map in SVG: how each state is drawn, and the key that explains it.
 
 Each state has a shape or pattern of its own besides its colour: square where one VM owns the thread, round
-where VMs share it, dashed and in small letters where its owner keeps it idle; without a VM empty (free),
+where VMs share it, dashed and in small letters where its owner keeps it idle, pale, round at its corners and
+with a question mark where it is kept for a VM that waits; without a VM empty (free),
 dotted (isolated), hatched (reserved) or crossed (in use outside of kvplace). A dark corner marks the threads
 where QEMU's own threads run.
 """
@@ -50,6 +51,8 @@ def thread_mark(thread: Thread) -> str:
         mark = _GLYPHS.get(thread.state) or "/".join(thread.vms)
     if thread.state is ThreadState.IDLE:
         mark = mark.lower()
+    if thread.state is ThreadState.KEPT:
+        mark += "?"
     if thread.fault is not None:
         mark += "!"
     mark += "/".join(thread.strays)
@@ -76,6 +79,8 @@ def paint_thread(
             ground |= {"rx": side / 2}
         case ThreadState.IDLE:
             ground |= {"class": f"{colour} idle", "rx": 3, "fill-opacity": 0.45}
+        case ThreadState.KEPT:
+            ground |= {"class": f"{colour} idle", "rx": 9, "fill-opacity": 0.2}
         case _:
             ground |= {"rx": 3}
     tag(parent, "rect", **ground)

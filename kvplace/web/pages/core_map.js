@@ -1,13 +1,14 @@
 // The core map of a node: sockets, NUMA nodes, L3 groups, cores and threads as nested boxes. Each state has a
 // shape, pattern or mark of its own beside its colour, as in the maps of `kvplace map`.
 
-import { bytes, h, roving, vmLink } from "./dom.js";
+import { bytes, h, plural, roving, vmLink } from "./dom.js";
 
 const MARKS = { isolated: ":", reserved: "#", foreign: "%" };
 const MEANINGS = {
   owned: "owned by the VM of this letter",
   idle: "kept idle by its owner",
   emulator: "for QEMU's own threads of this VM",
+  kept: "kept for this VM, which waits",
   shared: "shared, used by this VM; ×2: by two",
   free: "free",
   isolated: "free, isolated by the kernel",
@@ -74,10 +75,11 @@ function drawThread(one, legend, seen) {
   const vms = labels.map((label) => legend.get(label)).filter(Boolean);
   let mark = labels.length > 1 && one.state === "shared" ? `×${labels.length}` : MARKS[one.state] ?? labels.join("/");
   if (one.state === "idle") mark = mark.toLowerCase();
+  if (one.state === "kept") mark += "?";
   if (one.fault) mark += "!";
   mark += (one.strays ?? []).join("/");
   const words = [`CPU ${one.cpu}: ${one.state}`];
-  if (vms.length) words.push(`by ${vms.map((vm) => `${vm.label} ${nameOf(vm)}`).join(", ")}`);
+  if (vms.length) words.push(`${one.state === "kept" ? "for" : "by"} ${vms.map((vm) => `${vm.label} ${nameOf(vm)}`).join(", ")}`);
   if (one.strays) words.push(`with threads of ${one.strays.map((label) => `${label} ${nameOf(legend.get(label))}`).join(", ")}`);
   if (one.qemu) {
     const vms = one.qemu.map((label) => `${label} ${nameOf(legend.get(label))}`);
@@ -106,7 +108,7 @@ function drawThread(one, legend, seen) {
 
 function key(seen) {
   const entries = Object.entries(MEANINGS).filter(([state]) => seen.has(state));
-  const letters = { owned: "A", idle: "a", emulator: "A", shared: "A" };
+  const letters = { owned: "A", idle: "a", emulator: "A", kept: "A?", shared: "A" };
   return h("ul", { class: "key", "aria-label": "Key of the map" },
     entries.map(([state, meaning]) =>
       h("li", {},
@@ -129,7 +131,7 @@ function facts(numa) {
   const plain = sizes.reduce((left, [size, pages]) => left - size * pages.count, numa.memory);
   const parts = numa.memory ? [`${bytes(numa.freeMemory)} of ${bytes(Math.max(0, plain))} free`] : ["memory unknown"];
   for (const [size, pages] of sizes) {
-    parts.push(`${bytes(size * pages.count)} set aside: ${pages.free} of ${pages.count} huge pages of ${bytes(Number(size))} free`);
+    parts.push(`${bytes(size * pages.count)} set aside: ${pages.free} of ${plural(pages.count, "huge page")} of ${bytes(Number(size))} free`);
   }
   const near = distances(numa);
   return near ? [...parts, `distance ${near}`] : parts;

@@ -72,12 +72,13 @@ export class Overview {
 
   #summarise() {
     const { totals } = this.#cluster;
+    const noun = (count, one) => plural(count, one).replace(/^\S+ /, "");
     const number = (value, words, mark = "") => h("li", { class: mark }, h("b", {}, value.toLocaleString("en")), ` ${words}`);
     replace(this.#summary,
       h("ul", { class: "numbers" },
-        number(totals.usable, totals.usable === totals.nodes ? "nodes" : `of ${totals.nodes.toLocaleString("en")} nodes usable`),
-        number(totals.free, `of ${totals.allocatable.toLocaleString("en")} CPUs free`),
-        number(totals.vms, "VMs with cores"),
+        number(totals.usable, totals.usable === totals.nodes ? noun(totals.nodes, "node") : `of ${plural(totals.nodes, "node")} usable`),
+        number(totals.free, `of ${plural(totals.allocatable, "CPU")} free`),
+        number(totals.vms, `${noun(totals.vms, "VM")} with cores`),
         number(totals.waiting, "waiting", totals.waiting ? "notice" : ""),
         number(totals.moving, "getting other cores"),
         number(totals.notPinned, "not where placed", totals.notPinned ? "alarm" : "")),

@@ -48,14 +48,15 @@ export class VmPage {
   }
 
   #pod(vm, pod) {
+    const seat = pod.node || pod.reservedOn;
     return h("article", { "aria-label": `pod ${pod.pod}` },
       h("p", {}, badge(pod)),
       h("div", { class: "beside" },
         h("div", {},
           h("dl", { class: "facts" }, this.#facts(vm, pod).map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)])),
           pod.neighbours ? this.#neighbours(pod) : null),
-        pod.map ? h("div", {}, h("h2", {}, "On ", h("a", { href: nodeLink(pod.node), "data-key": `node-${pod.pod}` }, pod.node)),
-          drawMap(pod.map, { highlight: pod.label, name: `${pod.node} with ${this.title} as ${pod.label}` })) : null),
+        pod.map ? h("div", {}, h("h2", {}, pod.node ? "On " : "Room is made on ", h("a", { href: nodeLink(seat), "data-key": `node-${pod.pod}` }, seat)),
+          drawMap(pod.map, { highlight: pod.label, name: `${seat} with ${this.title} as ${pod.label}` })) : null),
       pod.placement?.vcpus.length ? this.#vcpus(pod) : null,
       pod.conditions.length ? this.#conditions(pod) : null);
   }
@@ -64,14 +65,17 @@ export class VmPage {
     const facts = [["node", pod.node ? h("a", { href: nodeLink(pod.node), "data-key": "node" }, pod.node) : "none yet"], ["pod", `${pod.pod}, ${pod.phase}`]];
     const { claim, seat, placement, measured } = pod;
     if (seat) {
-      facts.push(["sits on", [
+      facts.push([pod.node ? "sits on" : "will sit on", [
         `${seat.sockets.length > 1 ? "sockets" : "socket"} ${seat.sockets.join(", ")}`,
         `NUMA ${seat.numaNodes.join(", ")}`,
         `L3 ${seat.l3Groups.join(", ")}`,
         `${plural(seat.cores, "core")}, ${seat.wholeCores === seat.cores ? "all whole" : `${seat.wholeCores} whole`}`,
       ].join(" · ")]);
     }
-    if (claim) {
+    if (claim?.reserved) {
+      const { owned, awaited, until } = claim.reserved;
+      facts.push(["reserved", ["CPU ", cpuList(owned), awaited ? ["; still in use: ", cpuList(awaited)] : null, `; until ${moment(until)}`]]);
+    } else if (claim) {
       facts.push(["CPUs", [cpuList(claim.cpus), claim.owned ? ["; owns ", cpuList(claim.owned)] : null]]);
       facts.push(["policy", claim.policy]);
       facts.push(["revision", `${claim.revision}, claimed ${moment(claim.since)}`]);

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplace.core.drawing.core_map import ThreadState, draw
 from kvplace.core.drawing.occupancy import FaultKind, Occupancy, printable
 from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
@@ -43,6 +44,14 @@ def test_what_is_reserved_for_a_vm_is_named_as_that_and_is_no_fault() -> None:
     assert found.faults == ()
     assert found.name(kept.uid) == "A (shop/db (reserved until 2026-01-02T03:05:00Z))"
     assert found.holders[CpuId(5)] == (kept.uid,)
+
+
+def test_cpus_kept_for_a_vm_that_waits_are_drawn_as_that_and_not_as_owned() -> None:
+    kept = reserve(ledger_of(), claim("db", 0b111100), but=NO_CPUS, until="2026-01-02T03:05:00Z")
+    drawing = draw("worker", MACHINE, ledger_of(claim("web", 0b11)).after(LedgerChange(claims=(kept,))))
+    states = {thread.cpu: thread.state for thread in drawing.threads}
+    assert (states[CpuId(1)], states[CpuId(2)]) == (ThreadState.OWNED, ThreadState.KEPT)
+    assert "4 kept for VMs that wait" in drawing.summary
 
 
 def test_cpus_that_are_reserved_or_in_use_outside_of_kvplace_must_not_be_owned() -> None:

@@ -20,7 +20,8 @@ from kvplace.core.drawing.svg_map import svg_map
 from kvplace.core.ledger import Ledger
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import CpuId, CpuMask, NumaId, PodUid
+from kvplace.core.reservation import reserve
+from kvplace.core.scalars import NO_CPUS, CpuId, CpuMask, NumaId, PodUid
 from kvplace.core.topology import Topology
 from kvplace.machines.machine import find_machine
 from kvplace.machines.shipped import machine_names, read_machine
@@ -155,6 +156,11 @@ def busy() -> CoreMap:
     twice = replace(second, owned=second.owned | first.owned)
     ledger = Ledger(ledger.owners, {**ledger.claims, second.uid: twice})
     free = [thread.cpu for thread in draw("", machine, ledger).threads if thread.state is ThreadState.FREE]
+    soon = replace(claim("soon", mask_of(free[4:6])), namespace="default")
+    kept = reserve(ledger, soon, but=NO_CPUS, until="2026-01-02T03:05:00Z")
+    ledger = Ledger(
+        {**ledger.owners, **dict.fromkeys(free[4:6], kept.uid)}, {**ledger.claims, kept.uid: kept}
+    )
     machine = replace(machine, isolated=mask_of(free[:2]))
     third = list(ledger.claims.values())[2]
     *vcpus, apart = cpus_of(third.cpus)
@@ -209,6 +215,8 @@ def test_the_vm_of_a_thread_can_be_read_without_colour() -> None:
         match thread.state:
             case ThreadState.OWNED | ThreadState.EMULATOR:
                 assert mark.startswith(thread.vms[0])
+            case ThreadState.KEPT:
+                assert mark == f"{thread.vms[0]}?"
             case ThreadState.IDLE:
                 assert mark.startswith(thread.vms[0].lower())
             case ThreadState.SHARED:
