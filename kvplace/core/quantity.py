@@ -36,6 +36,7 @@ _MOST = (1 << 63) - 1
 _LEAST_WITHOUT_UNIT = 1 << 20
 
 
+@lru_cache(maxsize=1024, typed=True)
 def parse_quantity(text: str | int) -> Fraction:
     """Read a quantity such as `8Gi`, `500m`, `2` or `1e3`; raises ValueError naming the text."""
     if isinstance(text, int):
