@@ -26,6 +26,8 @@ from kvplace.core.topology import Topology
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 NAMESPACE = "kvplace-system"
 SIDECAR_IMAGE = "kvplace.test/hook"
+EXTENDER = f"kvplace-extender.{NAMESPACE}.svc"
+"""The name that schedulers look for in the certificate of `serve`."""
 
 SERVE = (sys.executable, "-m", "kvplace", "serve")
 
@@ -145,7 +147,7 @@ class Installation:
         stored = [one for one in self._objects if one["kind"] not in _RUN_AS_PODS | _WEBHOOKS]
         self._apply(*sorted(stored, key=lambda one: one["kind"] not in first))
         if start is None:
-            certificate = plane.issue_certificate("kvplace-serve")
+            certificate = plane.issue_certificate("kvplace-serve", EXTENDER)
             flags = [*self._flags_of_the_deployment(), *flags]
             has_web = any(bool(one["data"].get("WEB_ADDRESS")) for one in self._of_kind("ConfigMap"))
 

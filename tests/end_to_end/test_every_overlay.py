@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.control_plane.cluster import ControlPlane, Json
+from harness.control_plane.cluster import ControlPlane, Json, Scheduler
 from harness.control_plane.hollow_node import nodes_in_background
 from harness.control_plane.kubevirt_parts import KubeVirt
 from harness.control_plane.watching import wait_for
@@ -29,13 +29,13 @@ from kvplace.core.placement import PLACEMENT, PodPlacement
 from release.chart import write_chart
 from release.images import IMAGES, ReleasedImage
 from release.manifests import copy_manifests
+from tests.docs.blocks import block
 
 NODE = "worker"
 FOLDERS = {
     "default": ("default", ()),
     "cert-manager": ("cert-manager", ()),
     "own-certificates": ("own-certificates", ()),
-    "main-scheduler": ("default", ("main-scheduler",)),
     "without-agent": ("default", ("without-agent",)),
     "all other components": (
         "default",
@@ -116,9 +116,11 @@ def chart(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @contextmanager
-def running(plane: ControlPlane, installation: Installation) -> Iterator[Installation]:
-    """Run an installation with its scheduler, and remove it; no right may have been missing."""
-    scheduler = installation.add_scheduler(installation.replicas[0])
+def running(
+    plane: ControlPlane, installation: Installation, scheduler: Scheduler | None = None
+) -> Iterator[Installation]:
+    """Run an installation with its scheduler, or another, and remove it; no right may have been missing."""
+    scheduler = scheduler or installation.add_scheduler(installation.replicas[0])
     try:
         with described_nodes(installation, {NODE: two_socket_machine()}):
             yield installation
@@ -130,9 +132,15 @@ def running(plane: ControlPlane, installation: Installation) -> Iterator[Install
 
 
 def a_vm_gets_its_cores_and_gives_them_back(
-    plane: ControlPlane, kubevirt: KubeVirt, namespace: str, installation: Installation, scheduler: str
+    plane: ControlPlane,
+    kubevirt: KubeVirt,
+    namespace: str,
+    installation: Installation,
+    *,
+    name: str = "kvplace-scheduler",
+    scheduler: Scheduler | None = None,
 ) -> None:
-    with running(plane, installation) as kvplace:
+    with running(plane, installation, scheduler) as kvplace:
         kubevirt.create(VMIS, namespace, vmi_manifest("vm"))
         made = kubevirt.launcher_pod(namespace, "vm")
         pods = f"/api/v1/namespaces/{namespace}/pods"
@@ -142,7 +150,7 @@ def a_vm_gets_its_cores_and_gives_them_back(
         bound = PodPlacement.from_json(pod["metadata"]["annotations"][PLACEMENT])
         assert (bound.pod_uid, len(bound.placement.vcpus)) == (uid, 4)
         assert kvplace.ledger(NODE)["owners"] == {str(cpu): uid for cpu in cpus_of(bound.placement.cpus)}
-        assert pod["spec"]["schedulerName"] == scheduler
+        assert pod["spec"]["schedulerName"] == name
 
         plane.request("DELETE", f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMIS}/vm")
         ledgers = "/apis/kvplace.io/v1alpha1/nodeledgers"
@@ -154,9 +162,32 @@ def test_a_vm_gets_its_cores_and_gives_them_back_with_the_objects_of_a_folder(
     plane: ControlPlane, kubevirt: KubeVirt, manifests: Path, namespace: str, name: str
 ) -> None:
     folder, components = FOLDERS[name]
-    scheduler = "default-scheduler" if "main-scheduler" in components else "kvplace-scheduler"
     installation = Installation(plane, manifests=manifests, resources=[folder], components=components)
-    a_vm_gets_its_cores_and_gives_them_back(plane, kubevirt, namespace, installation, scheduler)
+    a_vm_gets_its_cores_and_gives_them_back(plane, kubevirt, namespace, installation)
+
+
+def test_a_vm_gets_its_cores_from_the_main_scheduler_with_the_configuration_of_the_page(
+    plane: ControlPlane, kubevirt: KubeVirt, manifests: Path, namespace: str
+) -> None:
+    folder = yaml.safe_load(block("docs/install.md", "- ../manifests/main-scheduler"))
+    installation = Installation(
+        plane,
+        manifests=manifests,
+        resources=[Path(part).name for part in folder["resources"]],
+        components=[Path(part).name for part in folder["components"]],
+    )
+    configuration = yaml.safe_load(block("docs/install.md", "kind: KubeSchedulerConfiguration"))
+    del configuration["clientConnection"], configuration["leaderElection"]
+    (extender,) = configuration["extenders"]
+    address = installation.replicas[0].extender_url
+    extender["urlPrefix"] = extender["urlPrefix"].replace("https://10.96.0.42:8443", address)
+    certificate, key = plane.issue_certificate("kvplace-scheduler")
+    files = {"caFile": str(plane.ca_file), "certFile": str(certificate), "keyFile": str(key)}
+    extender["tlsConfig"] |= files
+    scheduler = plane.add_scheduler(configuration)
+    a_vm_gets_its_cores_and_gives_them_back(
+        plane, kubevirt, namespace, installation, name="default-scheduler", scheduler=scheduler
+    )
 
 
 @pytest.mark.parametrize("name", CHARTS)
@@ -171,7 +202,7 @@ def test_a_vm_gets_its_cores_and_gives_them_back_with_the_objects_of_the_chart(
     scheduler = "default-scheduler" if "scheduler.enabled=false" in values else "kvplace-scheduler"
     installation = Installation(plane, objects=objects)
     assert bool(installation.replicas[0].web_url) == ("web.enabled=true" in values)
-    a_vm_gets_its_cores_and_gives_them_back(plane, kubevirt, namespace, installation, scheduler)
+    a_vm_gets_its_cores_and_gives_them_back(plane, kubevirt, namespace, installation, name=scheduler)
 
 
 def test_without_webhooks_a_pod_that_asks_is_scheduled_like_any_other(

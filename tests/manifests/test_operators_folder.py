@@ -107,8 +107,13 @@ def test_reserved_cpus_are_a_setting_of_the_operators_folder(
     assert agents["RESERVED_CPUS"] == "0-1,32-33"
 
 
-def test_the_main_schedulers_profile_is_to_say_what_ours_says() -> None:
+def test_the_main_scheduler_is_to_do_what_ours_does() -> None:
     ours = yaml.safe_load((PROJECT / "manifests" / "scheduler" / "configuration.yaml").read_text())
-    (profile,) = ours["profiles"]
-    told = yaml.safe_load(block("docs/install.md", "percentageOfNodesToScore"))
-    assert told.items() <= profile.items()
+    told = yaml.safe_load(block("docs/install.md", "kind: KubeSchedulerConfiguration"))
+    for mine, yours in zip(
+        ours["profiles"] + ours["extenders"], told["profiles"] + told["extenders"], strict=True
+    ):
+        of_the_place = {"schedulerName", "urlPrefix", "tlsConfig"}
+        assert {key: mine[key] for key in mine.keys() - of_the_place} == {
+            key: yours[key] for key in yours.keys() - of_the_place
+        }

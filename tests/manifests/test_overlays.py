@@ -130,6 +130,17 @@ def test_the_certificates_are_made_with_the_rights_of_the_manifests_and_survive_
         assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
 
 
+def test_the_commands_of_the_page_write_the_certificates_for_the_main_scheduler(
+    installed: ControlPlane, tmp_path: Path
+) -> None:
+    look(installed)
+    shell = Shell(tmp_path, installed)
+    shell.run(block("docs/install.md", "kubectl -n kvplace-system get secret kvplace-scheduler-client"))
+    stored = installed.request("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/{CLIENT_SECRET}")["data"]
+    for name, content in stored.items():
+        assert (shell.folder / name).read_bytes() == base64.b64decode(content), name
+
+
 def test_a_damaged_secret_is_mended_in_the_cluster(installed: ControlPlane) -> None:
     look(installed)
     path = f"/api/v1/namespaces/{NAMESPACE}/secrets/{SERVER_SECRET}"
