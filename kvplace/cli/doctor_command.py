@@ -110,5 +110,11 @@ def report_lines(found: Examination, *, wide: bool) -> Iterator[str]:
 def _summary(found: Examination) -> str:
     from collections import Counter
 
+    from kvplace.core.quantity import counted
+    from kvplace.doctor.finding import Level
+
     counts = Counter(finding.level.value for one in found.results for finding in one.findings)
-    return ", ".join(f"{number} {level}" for level, number in counts.items())
+    return ", ".join(
+        counted(number, level) if level == Level.WARNING.value else f"{number} {level}"
+        for level, number in counts.items()
+    )

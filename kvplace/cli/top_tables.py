@@ -15,6 +15,7 @@ from kvplace.nodes.view_documents import holes_document
 NODE_HEADS = ("NODE", "VMS", "CPUS", "USED", "FREE", "SOCKET", "NUMA", "L3", "FRAGMENTED", "MEMORY-FREE")
 WIDE_NODE_HEADS = (*NODE_HEADS, "HUGEPAGES-FREE", "FREE-CPUS", "PROBLEM")
 VM_HEADS = ("NAME", "NODE", "CPUS", "OWNED", "MEMORY", "HUGEPAGES", "SOCKETS", "NUMA", "L3", "STATE")
+_UNITS = {Domain.SOCKET: "socket", Domain.NUMA: "NUMA node", Domain.L3: "L3 cache"}
 _WORDS = {Domain.SOCKET: "a socket", Domain.NUMA: "a NUMA node", Domain.L3: "an L3 cache"}
 
 
@@ -86,7 +87,7 @@ def cluster_summary(view: ClusterView) -> list[tuple[str, str]]:
         ),
         (
             "fragmented",
-            ", ".join(f"{totals.fragmentation(domain):.0%} by {domain.value}" for domain in Domain),
+            ", ".join(f"{totals.fragmentation(domain):.0%} by {_UNITS[domain]}" for domain in Domain),
         ),
     ]
     problem = next((f"{name}: {node.problem}" for name, node in view.nodes.items() if node.problem), "")

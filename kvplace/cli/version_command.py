@@ -49,7 +49,7 @@ def _say_what_is_missing(found: Releases) -> None:
     for sentence, names in programs.items():
         say(f"nothing is known of {' and '.join(names)}: {sentence}")
     if not found.denied and not any(name in found.of for name in _OURS):
-        say("the cluster has no kvplace: neither serve nor the agent is installed; see docs/install.md")
+        say("neither serve nor the agent was found; `kubectl kvplace doctor` says what is installed")
 
 
 def _of_cluster(flags: ClusterFlags) -> Releases:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.enforcement import Enforcement
@@ -83,23 +83,34 @@ def check_conditions(found: Installation) -> Iterator[Finding]:
     for view in found.view.nodes.values():
         if view.described is not None:
             yield from _said(view.described)
-    for view in found.view.nodes.values():
-        described = view.described
-        if described is None or not view.exists:
-            continue
-        if described.kubelet_cpus:
-            yield warning(
-                f"node {view.name}",
-                f"its kubelet's static policy holds CPUs {format_cpu_list(described.kubelet_cpus)}; there "
-                "kvplace observes and sets no cpusets",
-                "set cpuManagerPolicy: none, or keep VMs that ask for cores away from this node",
-            )
-        elif described.by_agent and described.enforcement is Enforcement.NONE:
-            yield warning(
-                f"node {view.name}",
-                "nothing keeps other containers off the cores of VMs there (enforcement none)",
-                "set ENFORCEMENT=auto in kvplace-agent-settings, or dedicate the node with a taint",
-            )
+    there = {view.name: view.described for view in found.view.nodes.values() if view.exists}
+    by_agents = {name: described for name, described in there.items() if described is not None}
+    held = {name: described.kubelet_cpus for name, described in by_agents.items() if described.kubelet_cpus}
+    if held:
+        cpus = "; ".join(f"{name}: CPUs {format_cpu_list(held[name])}" for name in sorted(held)[:_SHOWN])
+        yield warning(
+            _nodes(held),
+            f"the static policy of the kubelet holds {cpus}; there kvplace observes and sets no cpusets",
+            "set cpuManagerPolicy: none, or keep VMs that ask for cores away from there",
+        )
+    open_nodes = [
+        name
+        for name, described in by_agents.items()
+        if name not in held and described.by_agent and described.enforcement is Enforcement.NONE
+    ]
+    if open_nodes:
+        yield warning(
+            _nodes(open_nodes),
+            "nothing keeps other containers off the cores of VMs there (enforcement none)",
+            "set ENFORCEMENT=auto in kvplace-agent-settings, or dedicate the nodes with a taint",
+        )
+
+
+def _nodes(names: Collection[str]) -> str:
+    """Name one node, or count several and name the first."""
+    if len(names) == 1:
+        return f"node {min(names)}"
+    return f"{counted(len(names), 'node')} ({some(names, _SHOWN)})"
 
 
 def _said(topology: TopologyRecord) -> Iterator[Finding]:

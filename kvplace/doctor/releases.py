@@ -85,15 +85,12 @@ async def read_releases(reader: Reader) -> Releases:
 
 
 async def _programs(reader: Reader, component: str) -> tuple[Document, ...]:
-    """Read the objects of a program that say its image; raises Denied when neither kind may be read."""
+    """Read the objects of a program that say its image; raises Denied where pods may not be read either."""
     labels = f"{NAME_LABEL}=kvplace,{COMPONENT_LABEL}={component}"
     try:
         return await reader.read_list(_OWNERS[component], labels=labels)
-    except Denied as denied:
-        try:
-            return await reader.read_list(_PODS, labels=labels)
-        except Denied:
-            raise denied from None
+    except Denied:
+        return await reader.read_list(_PODS, labels=labels)
 
 
 async def _hook_images(reader: Reader, serve: tuple[Document, ...]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ from kvplace.explain.notes import (
 )
 from kvplace.kube.node_filters import NodeObject, demands_of
 from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.kube.vm_statuses import VmStatus
 from kvplace.nodes.cluster_reading import ListClient, read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
 from kvplace.nodes.node_machine import NOT_KNOWN
@@ -198,7 +199,11 @@ class _Explaining:
     def of_pods(
         self, vms: tuple[VmView, ...], raw: Mapping[str, Document], vmi: Document | None
     ) -> Explanation:
-        """Explain a VM by its pods."""
+        """Explain a VM by its pods; its instance says whether its guest runs, as in `get vms`."""
+        if vmi is not None:
+            phase = (vmi.get("status") or {}).get("phase") or ""
+            known = VmStatus(self._target.namespace, self._target.name, status=phase, is_instance=True)
+            vms = tuple(replace(vm, kubevirt=known) if vm.is_vmi else vm for vm in vms)
         waiting = [vm for vm in vms if not vm.node]
         seated = [vm for vm in vms if vm.node]
         staying = [vm for vm in seated if vm.state is not VmState.ENDING]

@@ -86,8 +86,9 @@ def _of_pod(token: str | None) -> Credentials:
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port:
         raise Misconfigured(
-            "no cluster is configured: no kubeconfig (KUBECONFIG or ~/.kube/config), and this is no pod"
-            " (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set)"
+            "no cluster is configured: there is no kubeconfig (KUBECONFIG or ~/.kube/config), and this "
+            "is no pod (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set); "
+            "name one with --kubeconfig"
         )
     ca = SERVICE_ACCOUNT / "ca.crt"
     try:

@@ -86,4 +86,5 @@ def _is_request(line: str) -> bool:
     try:
         return line.lstrip().startswith("{") and "requests" not in json_object(line, what="")
     except BadBody:
-        return False
+        # A request with a mistake; with its line, the mistake can be named.
+        return line.strip().startswith("{") and line.rstrip().endswith("}")

@@ -208,7 +208,7 @@ def _pod_document(cache: NodeCache, pod: PodRecord) -> Json:
                 "policy": one.claim.policy.value,
                 "cpus": format_cpu_list(one.claim.cpus),
             }
-            for one in neighbours_of(pod.uid, cpus, topology, node.ledger)
+            for one in neighbours_of(pod.uid, CpuMask(cpus & ~claim.awaited), topology, node.ledger)
         ],
     }
 

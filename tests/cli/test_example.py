@@ -50,3 +50,12 @@ def test_every_document_has_an_example_that_some_command_reads(kvplace: Caller) 
     called = kvplace("schema", "--example")
     assert called.code == 2
     assert "--example needs the NAME of a document: cluster" in called.err
+
+
+def test_of_several_examples_the_one_must_be_named(kvplace: Caller) -> None:
+    called = kvplace("plan", "--example")
+    assert (called.code, called.out) == (2, "")
+    assert called.err == (
+        "kvplace: --example needs a name; choose cluster or requests (see `kvplace plan --help`)\n"
+    )
+    assert "did you mean 'requests'?" in kvplace("plan", "--example", "request").err

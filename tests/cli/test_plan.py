@@ -218,6 +218,7 @@ def test_a_count_makes_equal_vms_with_numbered_names() -> None:
         ('{"vcpus":8,"count":0}', "<stdin>: line 1: count is 0; it must be at least 1"),
         ('{"vcpus":8,"count":99999}', "<stdin>: line 1: count is 99999; it must be at most 20000"),
         ('{"vcpus":8,"count":20000}\n{"vcpus":8}', "<stdin> contains more than 20000 VMs"),
+        ('{"vcpus":8,"vcpus":9}\n{"vcpus":8}', "<stdin>: line 1: duplicate key 'vcpus'"),
         ('{"vcpus":8,"id":"a"}\n{"vcpus":8,"id":"a"}', "<stdin>: line 2: duplicate VM id 'a'"),
         ('{"vcpus":8,"id":"a-01"}\n{"vcpus":8,"id":"a","count":2}', "line 2: duplicate VM id 'a-01'"),
         ('[{"vcpus":8},\n{"vcpus":}]', "<stdin> is not valid JSON: Expecting value: line 2 column 10"),

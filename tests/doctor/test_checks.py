@@ -360,7 +360,8 @@ def test_a_claim_that_was_just_made_may_have_no_pod_yet() -> None:
 def test_nodes_need_a_description_an_agent_and_its_enforcement() -> None:
     assert problems(check_conditions, **view()) == []
     assert "enforcement none" in problems(check_conditions, **view(enforcement="none"))[0]
-    assert "static policy holds CPUs 2" in problems(check_conditions, **view(kubelet_cpus=4))[0]
+    (static,) = problems(check_conditions, **view(kubelet_cpus=4))
+    assert "static policy of the kubelet holds worker: CPUs 2;" in static
     unreadable = view(topology=None, problem="no cores")
     assert "its NodeTopology cannot be read: no cores" in problems(check_descriptions, **unreadable)[0]
     missing, orphan = problems(check_agents, **view())
