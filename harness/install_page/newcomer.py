@@ -25,6 +25,7 @@ ELSEWHERE: Mapping[str, str] = {
     "podman build": "a container engine",
     "./make release": "a registry; tests/release runs it",
     "openssl base64 -d": "a release; tests/release runs it",
+    "cosign ": "cosign, and a release",
     "helm ": "the chart of a release; tests/release runs Helm",
     "kubectl krew": "the plugin of a release; tests/release installs it with krew",
     "kubectl kvplace describe-node": "a node without an agent; tests/real_node/test_describe_node.py runs it",

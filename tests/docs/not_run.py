@@ -12,6 +12,7 @@ class Reason(StrEnum):
     FIGURES = "written by the benchmarks, which take hours"
     WHOLE_PROJECT = "builds or tests the whole project, as the tests of each part do"
     NEEDS_BASE_IMAGE = "builds on an image of a public registry"
+    NEEDS_COSIGN = "needs cosign, which takes longer to build than all that the tests build"
     NEEDS_NODE = "needs a kubelet to work on, or root on the host of one"
 
 
@@ -21,6 +22,7 @@ NOT_RUN: dict[tuple[str, str], Reason] = {
     ("docs/architecture.md", "kvplace/"): Reason.DRAWING,
     ("docs/architecture.md", " cli"): Reason.DRAWING,
     ("docs/install.md", "./make release"): Reason.WHOLE_PROJECT,
+    ("docs/install.md", "cosign verify-blob"): Reason.NEEDS_COSIGN,
     ("docs/install.md", "podman build"): Reason.NEEDS_BASE_IMAGE,
     ("docs/migrate.md", "systemctl stop kubelet"): Reason.NEEDS_NODE,
     ("docs/troubleshoot.md", "0/475 nodes are available"): Reason.DRAWING,
