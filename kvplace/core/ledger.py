@@ -7,7 +7,7 @@ where it was made, and by the in-memory cluster, so that tests and the demo foll
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -307,8 +307,16 @@ def _reserved_document(reserved: Reserved) -> dict[str, str]:
     return {"owned": format_cpu_list(reserved.owned), "until": reserved.until}
 
 
-def read_ledger(spec: object) -> Ledger:
-    """Read a NodeLedger's spec; raises Corrupt, naming CPU or claim, on content that its schema forbids."""
+def read_claim(uid: PodUid, raw: object) -> Claim:
+    """Read an entry of `spec.claims` of a NodeLedger; raises ValueError that names the field."""
+    return _read_claim(uid, Fields(raw))
+
+
+def read_ledger(spec: object, claim_of: Callable[[PodUid, Any], Claim] = read_claim) -> Ledger:
+    """Read a NodeLedger's spec; raises Corrupt, naming CPU or claim, on content that its schema forbids.
+
+    `claim_of` reads an entry of its claims.
+    """
     try:
         fields = Fields(spec, "spec")
         cpus = fields.fields("owners")
@@ -319,7 +327,7 @@ def read_ledger(spec: object) -> Ledger:
     claims = {}
     for uid, raw in documents.items():
         try:
-            claims[PodUid(uid)] = _read_claim(PodUid(uid), Fields(raw))
+            claims[PodUid(uid)] = claim_of(PodUid(uid), raw)
         except ValueError as error:
             raise Corrupt(f"the claim of pod {uid} cannot be read: {error}") from error
     return Ledger(owners, claims)

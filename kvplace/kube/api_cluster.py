@@ -38,6 +38,7 @@ from kvplace.kube.conditions import Condition
 from kvplace.kube.disruption_budgets import PATH as BUDGETS_PATH
 from kvplace.kube.disruption_budgets import BudgetObject, disruption_budget
 from kvplace.kube.events import EventRecord
+from kvplace.kube.ledger_reading import ledger_record
 from kvplace.kube.list_watch import ListWatch, follow
 from kvplace.kube.objects import (
     AGENT,
@@ -48,7 +49,6 @@ from kvplace.kube.objects import (
     TopologyReader,
     VersionOnly,
     VmiObject,
-    ledger_record,
     node_of_row,
     node_record,
     pod_record,

@@ -35,8 +35,7 @@ from kvplace.core.annotations import (
 from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.errors import BadTopology, Corrupt
-from kvplace.core.ledger import Ledger, read_ledger
+from kvplace.core.errors import BadTopology
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.scalars import NO_CPUS, ContainerId, NodeName, PodUid
@@ -47,7 +46,6 @@ from kvplace.kube.conditions import OUR_PREFIX, Condition
 from kvplace.kube.pod_spec import PodSpec
 from kvplace.kube.records import (
     NO_SHAPE,
-    LedgerRecord,
     NodeRecord,
     PodRecord,
     PodReport,
@@ -457,17 +455,6 @@ def resource_topology_record(document: VersionOnly) -> ResourceTopologyRecord:
     return ResourceTopologyRecord(
         NodeName(metadata.name), metadata.resource_version, metadata.agents.zones != _ABSENT
     )
-
-
-def ledger_record(document: CustomObject) -> LedgerRecord:
-    """Read a NodeLedger; content that cannot be read becomes the record's problem."""
-    metadata = document.metadata
-    ledger, problem = Ledger(), ""
-    try:
-        ledger = read_ledger(_JSON.decode(document.spec))
-    except (Corrupt, *NOT_JSON) as error:
-        problem = str(error)
-    return LedgerRecord(NodeName(metadata.name), ledger, metadata.resource_version, metadata.uid, problem)
 
 
 _NOTHING = OwnedFields()

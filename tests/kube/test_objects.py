@@ -21,13 +21,13 @@ from kvplace.core.quantity import parse_quantity
 from kvplace.core.scalars import ContainerId, CpuMask, NodeName, PackageId
 from kvplace.core.topology import Topology, topology_of_cpu_map
 from kvplace.core.topology_document import topology_document
+from kvplace.kube.ledger_reading import ledger_record
 from kvplace.kube.objects import (
     CustomObject,
     NodeObject,
     ObjectList,
     PodObject,
     TopologyReader,
-    ledger_record,
     node_record,
     pod_record,
 )
