@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Unavailable
@@ -95,13 +95,13 @@ class RolloutRun:
             stores = await watching.enter_async_context(self._watching())
             timed_out = False
             try:
-                while not self._is_complete():
+                while not self._is_complete(statuses := [vm.status for vm in self._tracked]):
                     if self._clock() >= deadline:
                         timed_out = True
                         break
                     _raise_forbidden(stores)
                     if all(store.has_synced for store in stores):
-                        self._make_more()
+                        self._make_more(statuses)
                         self._measuring.look()
                     await self._wait(deadline)
             finally:
@@ -120,18 +120,16 @@ class RolloutRun:
     def _is_settled(self) -> bool:
         return all(vm.status.is_settled for vm in self._tracked)
 
-    def _is_complete(self) -> bool:
-        if self._stopped or self._is_settled():
+    def _is_complete(self, statuses: Sequence[Status]) -> bool:
+        if self._stopped or all(status.is_settled for status in statuses):
             return True
         limit = self._rollout.document.max_failures
-        statuses = [vm.status for vm in self._tracked]
         return (
             limit is not None and statuses.count(Status.FAILED) >= limit and Status.UNDER_WAY not in statuses
         )
 
-    def _make_more(self) -> None:
+    def _make_more(self, statuses: Sequence[Status]) -> None:
         document = self._rollout.document
-        statuses = [vm.status for vm in self._tracked]
         for number in list(due(statuses, self._ends, document.max_in_flight, document.max_failures)):
             vm = self._order[number]
             self._tracker.sends(vm.name)
