@@ -37,6 +37,7 @@ POLICIES = (
     "agent-topologies.kvplace.io",
     "binding-results.kvplace.io",
     "kvplace-pod-results",
+    "ledger-claims.kvplace.io",
     "ledger-deletion.kvplace.io",
     "misspelt-annotations.kvplace.io",
     "node-annotation.kvplace.io",

@@ -205,7 +205,6 @@ def _claim(cpus: str, owned: str) -> Json:
         "namespace": "default",
         "pod": "nobody",
         "policy": "exclusive",
-        "state": "claimed",
         "cpus": cpus,
         "owned": owned,
     }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from harness.control_plane.cluster import ControlPlane, RequestRefused
+from harness.control_plane.cluster import MERGE_PATCH, ControlPlane
 from tests.kube.worlds import LEDGERS_PATH, ApiWorld, MemoryWorld
+from tests.manifests.policies import refused
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 UID = "00000000-0000-0000-0000-000000000001"
@@ -17,11 +17,12 @@ UID = "00000000-0000-0000-0000-000000000001"
 
 @pytest.fixture(scope="session")
 def ledger_server(control_plane: ControlPlane) -> ControlPlane:
-    """Serve NodeLedger and NodeTopology, and guard ledgers from deletion."""
+    """Serve NodeLedger and NodeTopology, and guard the claims of ledgers, and ledgers from deletion."""
     for file in (
         "crd/nodeledgers.yaml",
         "crd/nodetopologies.yaml",
         "node-resource-topology/noderesourcetopologies.yaml",
+        "policy/ledger-claims.yaml",
         "policy/ledger-deletion.yaml",
     ):
         control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(MANIFESTS / file))
@@ -35,28 +36,17 @@ def ledger_server(control_plane: ControlPlane) -> ControlPlane:
 
 
 def wait_until_guarded(plane: ControlPlane) -> None:
-    """Try until the API server, which learns of policies in its own time, refuses a deletion."""
+    """Return when both policies are in force, of which the API server learns in its own time."""
     name = "guarded"
     spec = {"owners": {"0": UID}, "claims": {UID: claim_json()}}
     plane.request("POST", LEDGERS_PATH, ledger_json(name, spec))
-    try:
-        for _ in range(300):
-            try:
-                plane.request("DELETE", f"{LEDGERS_PATH}/{name}?dryRun=All")
-            except RequestRefused as refusal:
-                if refusal.status != 422:
-                    raise
-                return
-            time.sleep(0.1)  # Nothing tells when a policy is in force.
-        raise AssertionError("the policy ledger-deletion.kvplace.io never came into force")
-    finally:
-        plane.request(
-            "PATCH",
-            f"{LEDGERS_PATH}/{name}",
-            {"spec": {"owners": {"0": None}, "claims": {UID: None}}},
-            content_type="application/merge-patch+json",
-        )
-        plane.request("DELETE", f"{LEDGERS_PATH}/{name}")
+    path = f"{LEDGERS_PATH}/{name}"
+    refused(lambda: plane.request("DELETE", f"{path}?dryRun=All"))
+    gone: dict[str, object] = {"spec": {"claims": {UID: None}}}
+    refused(lambda: plane.request("PATCH", f"{path}?dryRun=All", gone, content_type=MERGE_PATCH))
+    released: dict[str, object] = {"spec": {"owners": {"0": None}, "claims": {UID: None}}}
+    plane.request("PATCH", path, released, content_type=MERGE_PATCH)
+    plane.request("DELETE", path)
 
 
 def ledger_json(name: str, spec: object) -> dict[str, object]:
@@ -69,7 +59,7 @@ def ledger_json(name: str, spec: object) -> dict[str, object]:
 
 
 def claim_json() -> dict[str, object]:
-    return {"namespace": "default", "pod": "p", "policy": "exclusive", "state": "claimed", "cpus": "0"}
+    return {"namespace": "default", "pod": "p", "policy": "exclusive", "cpus": "0"}
 
 
 @pytest.fixture

@@ -186,7 +186,6 @@ def test_a_ledger_with_owners_cannot_be_deleted_by_anybody(cluster: ControlPlane
         "namespace": "a",
         "pod": "b",
         "policy": "exclusive",
-        "state": "bound",
         "cpus": "1",
         "owned": "1",
     }
