@@ -142,21 +142,67 @@ def test_only_cpu_ids_have_owners(ledger: Foreigner, key: str) -> None:
     ("field", "value"),
     [
         ("policy", "mine"),
+        ("policy", None),
+        ("namespace", ""),
+        ("namespace", "n" * 64),
+        ("namespace", 5),
+        ("vmi", ["db"]),
+        ("vmi", "v" * 254),
+        ("state", "bound"),
         ("revision", "two"),
+        ("revision", 1),
+        ("revision", 1 << 31),
+        ("revision", 2.5),
+        ("cpus", ["1"]),
+        ("cpus", "1," * 32768 + "1"),
         ("cpus", "1-"),
         ("cpus", "one"),
         ("owned", "0x3"),
         ("memory", {"0": "much"}),
         ("memory", {"0": -1}),
+        ("memory", {"0": 1.5}),
+        ("memory", [1]),
+        ("memory", {str(node): 1 for node in range(1025)}),
         ("hugePages", {"0": {"1Gi": -1}}),
+        ("hugePages", {"0": 4}),
+        ("hugePages", "many"),
+        ("hugePages", {"0": {f"{size}Ki": 1 for size in range(17)}}),
         ("since", "yesterday"),
+        ("since", 1767225600),
         ("pod", ""),
+        ("pod", None),
+        ("next", {}),
+        ("next", {"previous": "{}"}),
+        ("next", {"placement": 1}),
+        ("next", {"placement": "{}", "after": "{}"}),
+        ("next", "{}"),
+        ("reserved", {"owned": "1"}),
+        ("reserved", {"until": "2026-01-02T03:04:05Z"}),
+        ("reserved", {"owned": "one", "until": "2026-01-02T03:04:05Z"}),
+        ("reserved", {"owned": "1", "until": "soon"}),
+        ("reserved", {"owned": "1", "until": "2026-01-02T03:04:05Z", "for": "b"}),
+        ("reserved", "yes"),
     ],
 )
 def test_a_claim_that_no_reader_understands_is_not_stored(
     ledger: Foreigner, field: str, value: object
 ) -> None:
-    refusal(ledger.merge, {"claims": {"A": {field: value}}})
+    said = refusal(ledger.merge, {"claims": {"A": {field: value}}})
+    assert "denied request: spec.claims: " in said
+    other = {**claim_document(claim("B")), field: value}
+    assert "denied request: spec.claims: " in refusal(
+        ledger.merge, {"claims": {"B": {**other, "pod": value}}}
+    )
+
+
+@pytest.mark.parametrize("value", ["A", 1, [], True, {}])
+def test_a_claim_is_an_object_with_a_pod(ledger: Foreigner, value: object) -> None:
+    assert "denied request: spec.claims: " in refusal(ledger.merge, {"claims": {"B": value}})
+
+
+@pytest.mark.parametrize("value", ["A", 1, [], {str(number): {} for number in range(1025)}], ids=type)
+def test_claims_are_an_object_of_at_most_1024(ledger: Foreigner, value: object) -> None:
+    refusal(ledger.merge, {"claims": value})
 
 
 def test_the_same_claim_again_changes_nothing(ledger: Foreigner) -> None:
