@@ -1,12 +1,14 @@
 """CPU of the API server for one write to a node's ledger, by the size of the node.
 
-    python -m benchmarks.ledger_write [--cpus 64 256 512] [--writes 200] [--rounds 3]
+    python -m benchmarks.ledger_write [--cpus 16 64 256 512] [--writes 50] [--rounds 9] [--against FOLDER]
 
-etcd and kube-apiserver are real, with the CRD of the manifests. Every ledger is full: each claim owns four
-CPUs and has memory of one NUMA node. A write is the merge patch that kvplace sends: in turn one that
-releases a claim and one that claims the same CPUs, one after the other over one connection. The floor is the
-same for a custom resource that has a single short text and no rules. The CPU is that of the kube-apiserver
-process, garbage collection included. The ledgers of different sizes and the floor take turns.
+etcd and kube-apiserver are real, with the CRD of the manifests and the policy for claims. Every ledger is
+full: each claim owns four CPUs and has memory of one NUMA node. A write is the request that kvplace sends: in
+turn one that releases a claim and one that claims the same CPUs, one after the other over one connection. The
+floor is the same for a custom resource that has a single short text and no rules. The CPU is that of the
+kube-apiserver process, garbage collection included. The ledgers of different sizes and the floor take turns;
+each figure is the median of the rounds. `--against` names the manifests of another version of kvplace, whose
+ledgers are then measured in the same turns.
 """
 
 from __future__ import annotations
@@ -15,24 +17,27 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks._processes import cpu_seconds
 from benchmarks._tables import table
-from harness.control_plane.cluster import ControlPlane
+from harness.control_plane.cluster import ControlPlane, RequestRefused
 from kvplace.core.cpuset import mask_of
-from kvplace.core.ledger import Claim, Ledger, LedgerChange, merge_patch, summary_document
+from kvplace.core.ledger import Claim, Ledger, LedgerChange
+from kvplace.core.node_topology import GROUP
 from kvplace.core.request import Policy
-from kvplace.core.scalars import Bytes, CpuId, NumaId, PodUid
+from kvplace.core.scalars import Bytes, CpuId, NodeName, NumaId, PodUid
+from kvplace.kube.ledger_calls import write_call
+from kvplace.kube.records import LedgerRecord
 
-CRD = Path(__file__).resolve().parents[1] / "manifests" / "crd" / "nodeledgers.yaml"
-LEDGERS = "/apis/kvplace.io/v1alpha1/nodeledgers"
+MANIFESTS = Path(__file__).resolve().parents[1] / "manifests"
+CRD = Path("crd", "nodeledgers.yaml")
+POLICY = Path("policy", "ledger-claims.yaml")
+OTHER_GROUP = f"other.{GROUP}"
 NOTES = "/apis/benchmark.kvplace.io/v1/notes"
 CPUS_OF_A_CLAIM = 4
 
@@ -82,52 +87,85 @@ class Server:
     def __init__(self, plane: ControlPlane, connection: HTTPSConnection) -> None:
         self._plane = plane
         self._connection = connection
-        self.pid = next(server.pid for server in plane.servers if server.name == "kube-apiserver")
+        self.pid = plane.server("kube-apiserver").pid
 
-    def patch(self, path: str, body: Json) -> None:
-        """Send a merge patch as kvplace does, and ask for nothing but metadata back."""
+    def patch(self, path: str, body: bytes) -> str:
+        """Send a merge patch as kvplace does, and ask for metadata only; returns the new resource version."""
         headers = {
             "Authorization": f"Bearer {self._plane.admin.token}",
             "Content-Type": "application/merge-patch+json",
             "Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
         }
-        self._connection.request("PATCH", f"{path}?fieldManager=kvplace", json.dumps(body), headers)
+        self._connection.request("PATCH", f"{path}?fieldManager=kvplace", body, headers)
         answer = self._connection.getresponse()
         said = answer.read()
         if answer.status != 200:
             raise RuntimeError(f"PATCH {path}: {answer.status} {said.decode()}")
+        return str(json.loads(said)["metadata"]["resourceVersion"])
 
 
-@contextmanager
-def served(plane: ControlPlane, crd: Json) -> Iterator[None]:
-    """Install a custom resource until it is served."""
+def serve_notes(plane: ControlPlane) -> None:
+    """Install the kind of the floor."""
+    crd = note_crd()
     plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(crd))
     plane.wait_for_crds(crd["metadata"]["name"])
-    yield
 
 
-def full_ledger(plane: ControlPlane, server: Server, cpus: int) -> Write:
+def serve_ledgers(plane: ControlPlane, manifests: Path, group: str) -> None:
+    """Install NodeLedger in an API group, and return when its claims are checked."""
+    for file in (CRD, POLICY):
+        if (manifests / file).exists():  # an earlier version has no policy: its CRD checks claims
+            text = (manifests / file).read_text().replace(GROUP, group)
+            plane.kubectl("apply", "--server-side", "-f", "-", stdin=text)
+    plane.wait_for_crds(f"nodeledgers.{group}")
+    nonsense = ledger_json(group, "nonsense", {"owners": {}, "claims": {"nobody": {}}})
+
+    def is_checked() -> bool:
+        try:
+            plane.request("POST", f"{ledgers_path(group)}?dryRun=All", nonsense)
+        except RequestRefused:
+            return True
+        return False
+
+    plane.server("kube-apiserver").wait_until(is_checked, "check of claims")
+
+
+def ledgers_path(group: str) -> str:
+    """Return the path of the ledgers of a group."""
+    return f"/apis/{group}/v1alpha1/nodeledgers"
+
+
+def ledger_json(group: str, name: str, spec: Json) -> Json:
+    """Write a NodeLedger of a group."""
+    return {
+        "apiVersion": f"{group}/v1alpha1",
+        "kind": "NodeLedger",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def full_ledger(plane: ControlPlane, server: Server, group: str, cpus: int) -> Write:
     """Create the full ledger of a node and return what writes it once."""
-    path = f"{LEDGERS}/node-{cpus}"
-    named = {"apiVersion": "kvplace.io/v1alpha1", "kind": "NodeLedger", "metadata": {"name": f"node-{cpus}"}}
-    plane.request("POST", LEDGERS, {**named, "spec": {"owners": {}, "claims": {}}})
+    node = NodeName(f"node-{cpus}")
+    empty = ledger_json(group, node, {"owners": {}, "claims": {}})
+    made = plane.request("POST", ledgers_path(group), empty)
+    record = LedgerRecord(node, Ledger(), made["metadata"]["resourceVersion"])
+
+    def store(change: LedgerChange) -> None:
+        nonlocal record
+        after = record.ledger.after(change)
+        body = write_call(record, change, after).body or b""
+        version = server.patch(f"{ledgers_path(group)}/{node}", body)
+        record = LedgerRecord(node, after, version)
+
     claims = [claim_of(number) for number in range(cpus // CPUS_OF_A_CLAIM)]
-    filling = LedgerChange(tuple(claims))
-    server.patch(path, {"spec": merge_patch(Ledger(), filling)})
-    full = Ledger().after(filling)
-    release = LedgerChange((), (claims[0].uid,))
-    claim = LedgerChange((claims[0],))
-    changes = [(full, release), (full.after(release), claim)]
-    bodies = [
-        {**merge_patch(before, change), "summary": summary_document(before.after(change))}
-        for before, change in changes
-    ]
-    turn = 0
+    store(LedgerChange(tuple(claims)))
 
     def write() -> None:
-        nonlocal turn
-        server.patch(path, {"spec": bodies[turn % 2]})
-        turn += 1
+        first = claims[0]
+        is_held = first.uid in record.ledger.claims
+        store(LedgerChange((), (first.uid,)) if is_held else LedgerChange((first,)))
 
     return write
 
@@ -141,7 +179,7 @@ def small_object(plane: ControlPlane, server: Server) -> Write:
     def write() -> None:
         nonlocal turn
         turn += 1
-        server.patch(f"{NOTES}/note", {"text": f"written {turn} times"})
+        server.patch(f"{NOTES}/note", json.dumps({"text": f"written {turn} times"}).encode())
 
     return write
 
@@ -165,18 +203,25 @@ def measure(server: Server, kinds: dict[str, Write], writes: int, rounds: int) -
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--cpus", type=int, nargs="+", default=[64, 256, 512])
-    parser.add_argument("--writes", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--crd", type=Path, default=CRD, help="another version of the ledger's CRD")
+    parser.add_argument("--cpus", type=int, nargs="+", default=[16, 64, 256, 512])
+    parser.add_argument("--writes", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--against", type=Path, help="the manifests of another version of kvplace")
     given = parser.parse_args()
-    crd = yaml.safe_load(given.crd.read_text())
-    with ControlPlane() as plane, served(plane, crd), served(plane, note_crd()):
+    with ControlPlane() as plane:
+        serve_notes(plane)
+        serve_ledgers(plane, MANIFESTS, GROUP)
+        if given.against:
+            serve_ledgers(plane, given.against, OTHER_GROUP)
         address = plane.url.removeprefix("https://")
         with closing(HTTPSConnection(address, context=plane.tls, timeout=60)) as connection:
             server = Server(plane, connection)
             kinds = {"the floor: a small custom resource": small_object(plane, server)}
-            kinds |= {f"a ledger of {cpus} CPUs": full_ledger(plane, server, cpus) for cpus in given.cpus}
+            for cpus in given.cpus:
+                kinds[f"a ledger of {cpus} CPUs"] = full_ledger(plane, server, GROUP, cpus)
+                if given.against:
+                    other = full_ledger(plane, server, OTHER_GROUP, cpus)
+                    kinds[f"a ledger of {cpus} CPUs in the other version"] = other
             found = measure(server, kinds, given.writes, given.rounds)
     floor = next(iter(found.values()))
     rows = [[name, f"{each:.1f}", f"{each / floor:.1f}"] for name, each in found.items()]

@@ -18,6 +18,21 @@ from kvplace import __version__
 
 PROJECT = Path(__file__).resolve().parents[2]
 EARLIER = "0.0.9"
+_TEXT = {"type": "string"}
+_COUNTS = {"type": "object", "additionalProperties": {"type": "integer"}}
+EARLIER_CLAIM = {
+    "type": "object",
+    "required": ["namespace", "pod", "policy"],
+    "properties": {
+        **dict.fromkeys(("namespace", "pod", "vmi", "policy", "state", "cpus", "owned", "since"), _TEXT),
+        "memory": _COUNTS,
+        "hugePages": {"type": "object", "additionalProperties": _COUNTS},
+        "revision": {"type": "integer"},
+        "next": {"type": "object", "properties": {"placement": _TEXT, "previous": _TEXT}},
+        "reserved": {"type": "object", "properties": {"owned": _TEXT, "until": _TEXT}},
+    },
+}
+"""How the CRD of an earlier release said what a claim is, with a field that is no longer known."""
 _NOT_CLONED = shutil.ignore_patterns(
     *(".git", ".venv", "dist", "mutants", "__pycache__", ".*_cache", ".hypothesis")
 )
@@ -52,8 +67,8 @@ def become_the_previous_release(checkout: Path) -> None:
     """Make an earlier release of a copy: what an upgrade from it changes is what releases change.
 
     There is no published one. This one has another version in its images, an older sidecar, ledgers
-    and topologies with fewer fields and columns, fewer rights, a scheduler that evicts nobody, and
-    another setting.
+    and topologies with fewer fields and columns, ledgers whose claims the CRD checks and no policy, fewer
+    rights, a scheduler that evicts nobody, and another setting.
     """
     this = re.escape(__version__)
     for path in (
@@ -65,6 +80,10 @@ def become_the_previous_release(checkout: Path) -> None:
     # Columns, and the counts that they show.
     _edit(crd / "nodeledgers.yaml", r" {8}- name: (Pods|Owned|Shared)\n( {10}.*\n)+", "")
     _edit(crd / "nodeledgers.yaml", r" {16}summary:\n( {18}.*\n)+", "")
+    schema = f"additionalProperties: {json.dumps(EARLIER_CLAIM)}"
+    _edit(crd / "nodeledgers.yaml", "x-kubernetes-preserve-unknown-fields: true", schema)
+    _edit(checkout / "manifests" / "policy" / "kustomization.yaml", r"- ledger-claims\.yaml\n", "")
+    _edit(checkout / "kvplace" / "doctor" / "admission.py", r" {4}\"ledger-claims\.kvplace\.io\",\n", "")
     _edit(crd / "nodetopologies.yaml", r" {8}- name: Fingerprint\n( {10}.*\n)+", "")
     rights = checkout / "manifests" / "rbac" / "serve.yaml"
     _edit(rights, r"- apiGroups: \[policy\]\n( {2}.*\n)+", "")

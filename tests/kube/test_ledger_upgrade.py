@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from harness.control_plane.cluster import MERGE_PATCH, ControlPlane, Json, RequestRefused
+from harness.install_page.checkout import EARLIER_CLAIM
 from kvplace.core.ledger import Ledger, LedgerChange, claim_document, merge_patch, read_ledger
 from kvplace.core.scalars import PodUid
 from kvplace.kube.api_errors import OWNERSHIP_RULE
@@ -30,19 +31,6 @@ CRD = MANIFESTS / "crd" / "nodeledgers.yaml"
 POLICY = MANIFESTS / "policy" / "ledger-claims.yaml"
 PATH = f"{LEDGERS_PATH}/worker"
 BINDING = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/ledger-claims.kvplace.io"
-EARLIER_CLAIM: Json = {
-    "type": "object",
-    "required": ["namespace", "pod", "policy"],
-    "properties": {
-        **{
-            name: {"type": "string"}
-            for name in ("namespace", "pod", "vmi", "policy", "state", "cpus", "owned")
-        },
-        "memory": {"type": "object", "additionalProperties": {"type": "integer"}},
-        "since": {"type": "string", "format": "date-time"},
-        "revision": {"type": "integer"},
-    },
-}
 
 
 @pytest.fixture(scope="module")
