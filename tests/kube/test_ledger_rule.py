@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import random
+import re
 import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import yaml
 
 from harness.control_plane.cluster import MERGE_PATCH, SERVER_SIDE_APPLY, ControlPlane, RequestRefused
-from kvplace.core.ledger import Ledger, LedgerChange, claim_document, read_ledger
+from kvplace.core.cpuset import mask_of
+from kvplace.core.ledger import Ledger, LedgerChange, Relocation, Reserved, claim_document, read_ledger
+from kvplace.core.placement import PodPlacement
+from kvplace.core.scalars import Bytes, NumaId
 from kvplace.kube.api_errors import OWNERSHIP_RULE
 from tests.kube.claims import claim
-from tests.kube.conftest import ledger_json
+from tests.kube.conftest import MANIFESTS, ledger_json
 from tests.kube.worlds import LEDGERS_PATH
 
 JSON_PATCH = "application/json-patch+json"
 Json = dict[str, Any]
+
+
+PLACED = PodPlacement.of_cpu_map('{"socket0": ["5"]}')
+EVERYTHING = claim(
+    "B",
+    5,
+    vmi="db",
+    huge_pages={NumaId(0): {Bytes(1 << 30): 1}},
+    revision=2,
+    relocation=Relocation(PLACED, PLACED),
+    reserved=Reserved(mask_of([1, 5]), "2026-01-02T03:04:05Z"),
+)
+"""A claim with every field."""
 
 
 class Foreigner:
@@ -203,6 +221,29 @@ def test_a_claim_is_an_object_with_a_pod(ledger: Foreigner, value: object) -> No
 @pytest.mark.parametrize("value", ["A", 1, [], {str(number): {} for number in range(1025)}], ids=type)
 def test_claims_are_an_object_of_at_most_1024(ledger: Foreigner, value: object) -> None:
     refusal(ledger.merge, {"claims": value})
+
+
+def test_a_claim_with_every_field_is_stored_as_it_is(ledger: Foreigner) -> None:
+    stored = ledger.merge({"owners": {"5": "B"}, "claims": {"B": claim_document(EVERYTHING)}})
+    assert stored["spec"]["claims"]["B"] == claim_document(EVERYTHING)
+    assert read_ledger(stored["spec"]).claims[EVERYTHING.uid] == EVERYTHING
+
+
+def test_policy_crd_and_page_know_every_field_of_a_claim() -> None:
+    known = claim_document(EVERYTHING).keys()
+    policy, _ = yaml.safe_load_all((MANIFESTS / "policy" / "ledger-claims.yaml").read_text())
+    (listed,) = (one["expression"] for one in policy["spec"]["variables"] if one["name"] == "fields")
+    assert set(re.findall(r"'(\w+)'", listed)) == known
+    crd = yaml.safe_load((MANIFESTS / "crd" / "nodeledgers.yaml").read_text())
+    (version,) = crd["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    described = re.findall(r"^(\w+(?:, \w+)*): ", spec["claims"]["description"], flags=re.MULTILINE)
+    assert {name for names in described for name in names.split(", ")} == known
+    page = (MANIFESTS.parent / "docs" / "reference.md").read_text()
+    rows = re.findall(
+        r"^\| (`.*?) \|", page.partition("### Fields of a claim")[2].partition("\nAll but")[0], re.MULTILINE
+    )
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == known
 
 
 def test_the_same_claim_again_changes_nothing(ledger: Foreigner) -> None:
