@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvplace.kube.api_errors import Missing, decoded
-from kvplace.kube.session import Call, Session, path_of
+from kvplace.kube.session import APPLY_PATCH, Call, Session, path_of
 
 FIELD_MANAGER = "kvplace-certificates"
-APPLY_PATCH = "application/apply-patch+yaml"
 CONFIGURATIONS = (
     ("mutatingwebhookconfigurations", "MutatingWebhookConfiguration", "vms.kvplace.io"),
     ("validatingwebhookconfigurations", "ValidatingWebhookConfiguration", "kvplace"),
