@@ -16,6 +16,7 @@ import msgspec
 
 from kvplace import __version__
 from kvplace.cli.cluster_flags import ClusterFlags
+from kvplace.cli.outage import outages_in_one_sentence
 from kvplace.core.errors import Forbidden, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.node_topology import GROUP, VERSION
 from kvplace.kube.api_cluster import ApiCluster
@@ -79,7 +80,8 @@ async def open_cluster(flags: ClusterFlags) -> AsyncIterator[LiveCluster]:
         limits = replace(limits, answer_s=flags.request_timeout, page_s=flags.request_timeout)
     session = await open_session(options, limits)
     try:
-        yield LiveCluster(session, ApiCluster(session, page_size=_PAGE), flags)
+        with outages_in_one_sentence(session.server):
+            yield LiveCluster(session, ApiCluster(session, page_size=_PAGE), flags)
     except KvplaceError as error:
         raise await _for_people(error, session) from error
     finally:

@@ -113,6 +113,8 @@ def _of_content(path: Path, content: bytes) -> Machine:
     if len(content) > MAX_ARCHIVE_BYTES:
         raise BadTopology(f"{path} is longer than {MAX_ARCHIVE_BYTES >> 20} MiB; give {_EXPECTED}")
     text = content.removeprefix(codecs.BOM_UTF8).lstrip()
+    if not text:
+        raise BadTopology(f"{path} is empty; give {_EXPECTED}")
     if looks_like_archive(content):
         return _of_tree(path, content, _stem(path))
     if text.startswith(b"<"):

@@ -100,7 +100,8 @@ def test_the_only_machine_of_a_list_is_that_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "does not describe a machine; give a folder or tar archive"),
+        (b"", "is empty; give a folder or tar archive"),
+        (b"\n", "is empty; give a folder or tar archive"),
         (b"hello", "does not describe a machine; give a folder or tar archive"),
         (b"\x7fELF\0\0\xff", "is neither text nor an archive"),
         (b"\x1f\x8b broken", "cannot be read as a tar archive"),
