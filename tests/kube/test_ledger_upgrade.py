@@ -101,8 +101,10 @@ def put_policy_in_force(plane: ControlPlane) -> None:
     refused(lambda: merge(plane, {"claims": {"A": {"policy": "mine"}}}, "?dryRun=All"))
 
 
-def wait_until_nothing_is_checked(plane: ControlPlane) -> None:
-    """Return when the policy, which has been deleted, is out of force."""
+def remove_policy(plane: ControlPlane) -> None:
+    """Install the CRD without the policy; returns when the API server checks no claims any more."""
+    plane.kubectl("delete", "--ignore-not-found", "-f", str(POLICY))
+    install_this_crd(plane)
 
     def is_gone() -> bool:
         nonsense = ledger_json("probe", {"owners": {}, "claims": {"A": {}}})
@@ -147,7 +149,7 @@ def use_ledger(plane: ControlPlane) -> None:
 def test_a_ledger_of_an_earlier_release_is_used_whatever_is_upgraded_first(
     plane: ControlPlane, first: str
 ) -> None:
-    plane.kubectl("delete", "--ignore-not-found", "-f", str(POLICY))
+    remove_policy(plane)
     install_crd(plane, earlier_crd(), drops_unknown_fields=True)
     with ledger(plane):
         use_ledger(plane)
@@ -172,9 +174,7 @@ NONSENSE = {
 
 
 def test_without_the_policy_nonsense_is_stored_and_read_as_damaged(plane: ControlPlane) -> None:
-    plane.kubectl("delete", "--ignore-not-found", "-f", str(POLICY))
-    install_this_crd(plane)
-    wait_until_nothing_is_checked(plane)
+    remove_policy(plane)
     with ledger(plane):
         for nonsense in NONSENSE.values():
             merge(plane, {"claims": {"N": None}})
