@@ -38,7 +38,7 @@ class OneSentence(logging.Handler):
             return
         self._said_at = self._clock()
         why = failure if failure is not None else record.getMessage()
-        say(f"{self._server} is not followed at the moment ({why}); trying again until it answers")
+        say(f"{self._server} cannot be watched at the moment ({why}); trying again until it can")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.live_cluster import open_cluster
 from kvplace.core.errors import Forbidden, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.label_terms import read_label_terms
+from kvplace.kube import list_watch
 from kvplace.kube.watches import LEDGERS, NODES, PODS
 from kvplace.nodes.cluster_reading import read_cluster, read_vms
 from tests.kube.api_stub import ApiStub, answer, api_stub, status
@@ -140,3 +141,12 @@ def test_a_timeout_that_is_none_is_named(text: str) -> None:
     answered = CliRunner().invoke(shown, ["--request-timeout", text])
     assert answered.exit_code == 2
     assert "is not a duration such as" in answered.output
+
+
+async def test_watches_of_an_open_cluster_say_once_that_it_is_away(
+    flags: ClusterFlags, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with open_cluster(flags):
+        for resource in ("nodes", "pods"):
+            list_watch._report(resource, Unavailable("no connection"), 0.1)
+    assert capsys.readouterr().err.count("cannot be watched at the moment") == 1

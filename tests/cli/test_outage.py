@@ -28,8 +28,8 @@ def test_three_watches_that_fail_again_and_again_are_one_sentence(
             for resource in ("nodes", "nodetopologies", "nodeledgers"):
                 failed(resource, REFUSED)
     assert capsys.readouterr().err == (
-        "kvplace: https://api:6443 is not followed at the moment (watch nodes: no connection: refused); "
-        "trying again until it answers\n"
+        "kvplace: https://api:6443 cannot be watched at the moment (watch nodes: no connection: refused); "
+        "trying again until it can\n"
     )
     assert not caplog.records
 
@@ -40,7 +40,7 @@ def test_an_outage_that_lasts_is_told_again(capsys: pytest.CaptureFixture[str]) 
     handler = OneSentence("https://api:6443", lambda: moments[len(told)])
     while len(told) < len(moments):
         handler.emit(logging.LogRecord("watch", logging.WARNING, "", 0, "%s", (REFUSED,), None))
-        told.append(capsys.readouterr().err.count("is not followed"))
+        told.append(capsys.readouterr().err.count("cannot be watched"))
     assert told == [1, 0, 1]
 
 
