@@ -124,7 +124,7 @@ class Side:
         ]
         asyncio.run(ask_all(self.plane, deletions))
         self._until_released()
-        claims = requests_since(before, while_binding).get("patch nodeledgers", 0.0)
+        claims = requests_since(before, while_binding).get("update nodeledgers", 0.0)
         return Round(
             (len(times) - 1) / (times[-1] - times[0]),
             {name: seconds * 1000 / len(pods) for name, seconds in used.items()},

@@ -22,6 +22,7 @@ from contextlib import closing
 from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from benchmarks._processes import cpu_seconds
 from benchmarks._tables import table
@@ -33,6 +34,7 @@ from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuId, NodeName, NumaId, PodUid
 from kvplace.kube.ledger_calls import write_call
 from kvplace.kube.records import LedgerRecord
+from kvplace.kube.session import JSON, MERGE_PATCH, METADATA_ONLY, METHODS, Call
 
 MANIFESTS = Path(__file__).resolve().parents[1] / "manifests"
 CRD = Path("crd", "nodeledgers.yaml")
@@ -89,18 +91,27 @@ class Server:
         self._connection = connection
         self.pid = plane.server("kube-apiserver").pid
 
+    def write(self, call: Call, group: str = GROUP) -> str:
+        """Make a call of kvplace to a ledger of a group; returns the new resource version."""
+        body = (call.body or b"").replace(f'"{GROUP}/'.encode(), f'"{group}/'.encode())
+        path = f"{call.path.replace(GROUP, group)}?{urlencode(call.query or {})}"
+        return self._send(METHODS[call.verb], path, body, JSON if call.verb == "update" else call.patch_type)
+
     def patch(self, path: str, body: bytes) -> str:
-        """Send a merge patch as kvplace does, and ask for metadata only; returns the new resource version."""
+        """Send a merge patch; returns the new resource version."""
+        return self._send("PATCH", f"{path}?fieldManager=kvplace", body, MERGE_PATCH)
+
+    def _send(self, method: str, path: str, body: bytes, content_type: str) -> str:
         headers = {
             "Authorization": f"Bearer {self._plane.admin.token}",
-            "Content-Type": "application/merge-patch+json",
-            "Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+            "Content-Type": content_type,
+            "Accept": METADATA_ONLY,
         }
-        self._connection.request("PATCH", f"{path}?fieldManager=kvplace", body, headers)
+        self._connection.request(method, path, body, headers)
         answer = self._connection.getresponse()
         said = answer.read()
         if answer.status != 200:
-            raise RuntimeError(f"PATCH {path}: {answer.status} {said.decode()}")
+            raise RuntimeError(f"{method} {path}: {answer.status} {said.decode()}")
         return str(json.loads(said)["metadata"]["resourceVersion"])
 
 
@@ -155,9 +166,7 @@ def full_ledger(plane: ControlPlane, server: Server, group: str, cpus: int) -> W
     def store(change: LedgerChange) -> None:
         nonlocal record
         after = record.ledger.after(change)
-        body = write_call(record, change, after).body or b""
-        version = server.patch(f"{ledgers_path(group)}/{node}", body)
-        record = LedgerRecord(node, after, version)
+        record = LedgerRecord(node, after, server.write(write_call(record, change, after), group))
 
     claims = [claim_of(number) for number in range(cpus // CPUS_OF_A_CLAIM)]
     store(LedgerChange(tuple(claims)))

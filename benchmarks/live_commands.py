@@ -31,7 +31,7 @@ from kvplace.core.allocator.allocate import try_place
 from kvplace.core.annotations import REQUEST
 from kvplace.core.errors import ExitCode
 from kvplace.core.free import free_of
-from kvplace.core.ledger import Ledger, LedgerChange, claim_document, claim_of, summary_document
+from kvplace.core.ledger import Ledger, LedgerChange, claim_of, ledger_document
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.request import PinningOptions, Request, Scope
 from kvplace.core.request_document import PodRequest, write_request
@@ -108,7 +108,7 @@ async def fill(plane: ControlPlane, nodes: int, vms: int) -> int:
         calls.append(("POST", f"{OURS}/nodetopologies", ours("NodeTopology", name, spec)))
         ledger = renamed(patterns[number % _PATTERNS], number)
         claims += len(ledger.claims)
-        calls.append(("POST", f"{OURS}/nodeledgers", ours("NodeLedger", name, ledger_spec(ledger))))
+        calls.append(("POST", f"{OURS}/nodeledgers", ours("NodeLedger", name, ledger_document(ledger))))
     plane.create_namespace(NAMESPACE)
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
     for number in range(vms):
@@ -145,13 +145,6 @@ def renamed(ledger: Ledger, node: int) -> Ledger:
 
     claims = {uid(known): claim for known, claim in ledger.claims.items()}
     return Ledger({cpu: uid(owner) for cpu, owner in ledger.owners.items()}, claims)
-
-
-def ledger_spec(ledger: Ledger) -> Json:
-    """Write a whole ledger."""
-    owners = {str(cpu): owner for cpu, owner in ledger.owners.items()}
-    claims = {uid: claim_document(claim) for uid, claim in ledger.claims.items()}
-    return {"owners": owners, "claims": claims, "summary": summary_document(ledger)}
 
 
 def ours(kind: str, name: str, spec: Json) -> Json:

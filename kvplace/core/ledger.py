@@ -252,6 +252,15 @@ def merge_patch(ledger: Ledger, change: LedgerChange) -> dict[str, Any]:
     return {"owners": owners, "claims": claims}
 
 
+def ledger_document(ledger: Ledger) -> dict[str, Any]:
+    """Write a ledger as the whole spec of a NodeLedger."""
+    return {
+        "owners": {str(cpu): owner for cpu, owner in ledger.owners.items()},
+        "claims": {uid: claim_document(claim) for uid, claim in ledger.claims.items()},
+        "summary": summary_document(ledger),
+    }
+
+
 def summary_document(ledger: Ledger) -> dict[str, int]:
     """Write the counts that `kubectl get nodeledgers` shows; nothing is decided by them."""
     return {

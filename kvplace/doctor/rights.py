@@ -30,7 +30,7 @@ RIGHTS: dict[str, tuple[Right, ...]] = {
         *(Right(verb, "nodes") for verb in ("list", "watch", "patch")),
         *(
             Right(verb, "nodeledgers", _OURS)
-            for verb in ("get", "list", "watch", "create", "patch", "delete")
+            for verb in ("get", "list", "watch", "create", "update", "patch", "delete")
         ),
         *(Right(verb, "nodetopologies", _OURS) for verb in ("list", "watch")),
         *(Right(verb, "virtualmachineinstances", "kubevirt.io") for verb in ("get", "list", "watch")),

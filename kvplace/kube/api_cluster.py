@@ -359,7 +359,9 @@ class ApiCluster:
         except Missing as error:
             raise Conflict(f"the ledger of node {before.node} is gone") from error
         stored = decoded(_VERSION, body, ledger_calls.RESOURCE).metadata
-        written = LedgerRecord(before.node, after, stored.resource_version, stored.uid)
+        written = LedgerRecord(
+            before.node, after, stored.resource_version, stored.uid, is_whole=before.is_whole
+        )
         self._written[written.uid, written.resource_version] = written
         if len(self._written) > _ECHOES:
             self._written.popitem(last=False)

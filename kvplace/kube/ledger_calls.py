@@ -2,13 +2,17 @@
 
 Every write says on which state it was decided: with a resource version, which is never used twice, so it also
 identifies a ledger that was created again under the same name.
+
+A ledger is replaced as a whole: for a patch the API server has to encode the stored ledger, to merge the
+texts and to decode the result. Only a ledger that holds more than kvplace reads, such as somebody's label or
+a field of a newer version, is patched, so that this stays.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from kvplace.core.ledger import Ledger, LedgerChange, merge_patch, summary_document
+from kvplace.core.ledger import Ledger, LedgerChange, ledger_document, merge_patch, summary_document
 from kvplace.core.node_topology import API_VERSION, GROUP, VERSION
 from kvplace.core.scalars import NodeName
 from kvplace.kube.records import LedgerRecord
@@ -16,6 +20,8 @@ from kvplace.kube.session import METADATA_ONLY, Call, path_of
 
 RESOURCE = "nodeledgers"
 _WRITTEN_BY = {"fieldManager": "kvplace"}
+_OURS = {**_WRITTEN_BY, "fieldValidation": "Ignore"}
+"""Of a ledger that kvplace writes as a whole nobody reads warnings about fields, and to find them costs."""
 _UNTRACKED: list[dict[str, str]] = [{}]
 """The `managedFields` after which the API server does not know who wrote which field, until somebody applies
 the object. At later writes it then compares no fields either.
@@ -41,7 +47,7 @@ def create_call(node: NodeName) -> Call:
                 "apiVersion": API_VERSION,
                 "kind": "NodeLedger",
                 "metadata": {"name": node},
-                "spec": {"owners": {}, "claims": {}, "summary": summary_document(Ledger())},
+                "spec": ledger_document(Ledger()),
             }
         ),
     )
@@ -49,16 +55,30 @@ def create_call(node: NodeName) -> Call:
 
 def write_call(before: LedgerRecord, change: LedgerChange, after: Ledger) -> Call:
     """Change a ledger that is still as `before` says; `after` is the result of the change."""
+    metadata = {"resourceVersion": before.resource_version, "managedFields": _UNTRACKED}
+    if not before.is_whole:
+        spec = {**merge_patch(before.ledger, change), "summary": summary_document(after)}
+        return Call(
+            "patch",
+            RESOURCE,
+            _path(before.node),
+            name=before.node,
+            query=_WRITTEN_BY,
+            body=_encode({"metadata": metadata, "spec": spec}),
+            accept=METADATA_ONLY,
+        )
     return Call(
-        "patch",
+        "update",
         RESOURCE,
         _path(before.node),
         name=before.node,
-        query=_WRITTEN_BY,
+        query=_OURS,
         body=_encode(
             {
-                "metadata": {"resourceVersion": before.resource_version, "managedFields": _UNTRACKED},
-                "spec": {**merge_patch(before.ledger, change), "summary": summary_document(after)},
+                "apiVersion": API_VERSION,
+                "kind": "NodeLedger",
+                "metadata": {"name": before.node, **metadata},
+                "spec": ledger_document(after),
             }
         ),
         accept=METADATA_ONLY,

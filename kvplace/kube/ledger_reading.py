@@ -12,49 +12,79 @@ from typing import Any
 import msgspec
 
 from kvplace.core.errors import Corrupt
-from kvplace.core.ledger import Claim, Ledger, read_claim, read_ledger
+from kvplace.core.ledger import Claim, Ledger, claim_document, read_claim, read_ledger
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.api_errors import NOT_JSON
-from kvplace.kube.objects import CustomObject
+from kvplace.kube.objects import CustomObject, MetaWithWriters
 from kvplace.kube.records import LedgerRecord
 
 _REMEMBERED = 4096
 """Claims, of about 1 KB each with their texts: those of a hundred full nodes."""
 
 
-class _LedgerSpec(msgspec.Struct, frozen=True, gc=False):
-    """The spec of a NodeLedger; its claims stay texts."""
+class _Summary(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The counts for people, as kvplace writes them."""
+
+    pods: int = 0
+    owned: int = 0
+    shared: int = 0
+
+
+class _LedgerSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """The spec of a NodeLedger as kvplace writes it; its claims stay texts."""
 
     owners: dict[str, Any]
     claims: dict[str, msgspec.Raw]
+    summary: _Summary = _Summary()
 
 
 def ledger_record(document: CustomObject) -> LedgerRecord:
     """Read a NodeLedger; content that cannot be read becomes the record's problem."""
     metadata = document.metadata
-    ledger, problem = Ledger(), ""
+    ledger, problem, is_whole = Ledger(), "", False
     try:
-        ledger = _ledger(document.spec)
+        ledger, is_whole = _ledger(document.spec)
     except (Corrupt, *NOT_JSON) as error:
         problem = str(error)
-    return LedgerRecord(NodeName(metadata.name), ledger, metadata.resource_version, metadata.uid, problem)
+    return LedgerRecord(
+        NodeName(metadata.name),
+        ledger,
+        metadata.resource_version,
+        metadata.uid,
+        problem,
+        is_whole and not _somebodys(metadata),
+    )
 
 
-def _ledger(spec: msgspec.Raw) -> Ledger:
+def _somebodys(metadata: MetaWithWriters) -> bool:
+    """Whether somebody has given the object what kvplace does not write."""
+    given = (metadata.annotations, metadata.owner_references, metadata.finalizers)
+    return bool(metadata.labels) or any(each is not None for each in given)
+
+
+def _ledger(spec: msgspec.Raw) -> tuple[Ledger, bool]:
+    """Read a ledger, and whether it says all that the spec says."""
     try:
         found = _SPEC.decode(spec)
     except msgspec.ValidationError:
-        return read_ledger(_JSON.decode(spec))  # which says what is wrong
-    return read_ledger({"owners": found.owners, "claims": found.claims}, _claim_of_raw)
+        return read_ledger(_JSON.decode(spec)), False  # which says what is wrong, if anything is
+    is_whole = True
 
+    def claim_of(uid: PodUid, raw: msgspec.Raw) -> Claim:
+        nonlocal is_whole
+        claim, says_all = _claim_of_text(uid, bytes(raw))  # a copy: the raw one keeps the whole event
+        is_whole = is_whole and says_all
+        return claim
 
-def _claim_of_raw(uid: PodUid, raw: msgspec.Raw) -> Claim:
-    return _claim_of_text(uid, bytes(raw))  # a copy: the raw one keeps the whole event
+    return read_ledger({"owners": found.owners, "claims": found.claims}, claim_of), is_whole
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _claim_of_text(uid: PodUid, text: bytes) -> Claim:
-    return read_claim(uid, _JSON.decode(text))
+def _claim_of_text(uid: PodUid, text: bytes) -> tuple[Claim, bool]:
+    """Read a claim, and whether it says all that its text says."""
+    document = _JSON.decode(text)
+    claim = read_claim(uid, document)
+    return claim, claim_document(claim) == document
 
 
 _SPEC = msgspec.json.Decoder(_LedgerSpec)

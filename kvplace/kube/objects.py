@@ -213,6 +213,7 @@ class MetaWithWriters(ObjectMeta, frozen=True):
     """Metadata of an object that people and agents write."""
 
     managed_fields: tuple[ManagedFields, ...] | None = None
+    finalizers: tuple[str, ...] | None = None
 
     @property
     def agents(self) -> OwnedFields:

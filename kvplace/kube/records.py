@@ -178,3 +178,5 @@ class LedgerRecord:
     resource_version: str
     uid: str = ""
     problem: str = ""
+    is_whole: bool = True
+    """Whether `ledger` says all that is stored, so that writing it as a whole loses nothing of others."""

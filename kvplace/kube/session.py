@@ -46,6 +46,7 @@ METHODS = {
     "list": "GET",
     "watch": "GET",
     "create": "POST",
+    "update": "PUT",
     "patch": "PATCH",
     "delete": "DELETE",
 }

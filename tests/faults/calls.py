@@ -31,7 +31,7 @@ def _rules(*rules: Rule) -> Callable[[Scene], list[Rule]]:
 
 def _both(fault: Fault, times: int = 3) -> Callable[[Scene], list[Rule]]:
     """Let some claims and some bindings fail."""
-    return _rules(Rule("patch", LEDGER, fault, 1, 2), Rule("create", BINDING, fault, 4, times))
+    return _rules(Rule("update", LEDGER, fault, 1, 2), Rule("create", BINDING, fault, 4, times))
 
 
 def _cut_everything(on: Scene) -> None:
@@ -80,7 +80,7 @@ CALLS: tuple[Scenario | OwnStory, ...] = (
     Scenario(
         "old-version",
         "claims written with an old resourceVersion",
-        binding=_rules(Rule("patch", LEDGER, OldVersion(), 1, 3)),
+        binding=_rules(Rule("update", LEDGER, OldVersion(), 1, 3)),
     ),
     Scenario(
         "slow-answers",
@@ -108,13 +108,13 @@ CALLS: tuple[Scenario | OwnStory, ...] = (
     Scenario(
         "release-answers-lost",
         "answers to releases lost",
-        releasing=_rules(Rule("patch", LEDGER, DropAnswer(), 1, 2), Rule("get", "pods", DropAnswer(), 1, 3)),
+        releasing=_rules(Rule("update", LEDGER, DropAnswer(), 1, 2), Rule("get", "pods", DropAnswer(), 1, 3)),
     ),
     Scenario(
         "release-errors",
         "500 for releases and pod reads",
         releasing=_rules(
-            Rule("patch", LEDGER, Answer(500, "InternalError"), 1, 3),
+            Rule("update", LEDGER, Answer(500, "InternalError"), 1, 3),
             Rule("get", "pods", Answer(500, "InternalError"), 1, 3),
         ),
     ),

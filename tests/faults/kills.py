@@ -42,7 +42,7 @@ def _of_binding() -> list[Scenario]:
             Scenario(
                 f"kill-{word}-claim",
                 f"serve killed {word} it writes a claim",
-                binding=_at("patch", LEDGER, 2, moment),
+                binding=_at("update", LEDGER, 2, moment),
                 quick=moment is After,
             ),
             Scenario(
@@ -72,7 +72,7 @@ def _of_release() -> list[Scenario]:
             Scenario(
                 f"kill-{word}-release",
                 f"serve killed {word} it writes a release",
-                releasing=_at("patch", LEDGER, 1, moment),
+                releasing=_at("update", LEDGER, 1, moment),
                 quick=moment is Before,
             ),
         ]

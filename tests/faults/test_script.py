@@ -18,7 +18,7 @@ from harness.faults.script import EVENT, Answer, Cut, DropAnswer, Rule, Script
         ("GET", "/api/v1/pods", True, ("watch", "pods")),
         ("GET", "/api/v1/namespaces/a/pods/b", False, ("get", "pods")),
         ("POST", "/api/v1/namespaces/a/pods/b/binding", False, ("create", "pods/binding")),
-        ("PATCH", "/apis/kvplace.io/v1alpha1/nodeledgers/n", False, ("patch", "nodeledgers")),
+        ("PUT", "/apis/kvplace.io/v1alpha1/nodeledgers/n", False, ("update", "nodeledgers")),
         (
             "PATCH",
             "/apis/kvplace.io/v1alpha1/nodetopologies/n/status",
@@ -38,7 +38,7 @@ def test_a_request_is_named_in_the_words_of_rbac(
 def test_a_rule_counts_the_calls_that_match_and_fails_the_nth_and_those_after_it() -> None:
     script = Script()
     script.play([Rule("create", "pods/binding", Cut(), nth=2, times=2)])
-    script.next_fault("patch", "nodeledgers")
+    script.next_fault("update", "nodeledgers")
     calls = [script.next_fault("create", "pods/binding") for _ in range(4)]
     assert calls == [None, Cut(), Cut(), None]
 

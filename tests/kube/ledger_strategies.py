@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from kvplace.core.cpuset import mask_of
-from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict, claim_document
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, NumaId, PodUid
 
@@ -63,14 +63,6 @@ def ledgers(draw: st.DrawFn) -> Ledger:
         except OwnershipConflict:
             continue
     return ledger
-
-
-def document(ledger: Ledger) -> dict[str, Any]:
-    """The spec of the NodeLedger that stores it."""
-    return {
-        "owners": {str(cpu): owner for cpu, owner in ledger.owners.items()},
-        "claims": {uid: claim_document(claim) for uid, claim in ledger.claims.items()},
-    }
 
 
 def merged(target: Any, patch: Any) -> Any:

@@ -11,13 +11,14 @@ from kvplace.core.ledger import (
     Ledger,
     LedgerChange,
     OwnershipConflict,
+    ledger_document,
     merge_patch,
     read_ledger,
 )
 from kvplace.core.request import Policy
 from kvplace.core.scalars import Bytes, CpuMask, NumaId, PodUid
 from tests.kube.claims import claim, taking
-from tests.kube.ledger_strategies import changes, claims, document, ledgers, merged
+from tests.kube.ledger_strategies import changes, claims, ledgers, merged
 
 
 def claim_on(memory: dict[int, int], huge_pages: dict[int, dict[int, int]]) -> Claim:
@@ -54,12 +55,12 @@ def test_a_merge_patch_stores_what_the_change_says(ledger: Ledger, change: Ledge
         after = ledger.after(change)
     except OwnershipConflict:
         assume(False)
-    assert read_ledger(merged(document(ledger), merge_patch(ledger, change))) == after
+    assert read_ledger(merged(ledger_document(ledger), merge_patch(ledger, change))) == after
 
 
 @given(ledgers(), changes)
 def test_a_merge_patch_names_only_what_differs(ledger: Ledger, change: LedgerChange) -> None:
-    before = document(ledger)
+    before = ledger_document(ledger)
     patch = merge_patch(ledger, change)
     for part in ("owners", "claims"):
         for key, value in patch[part].items():
@@ -69,7 +70,9 @@ def test_a_merge_patch_names_only_what_differs(ledger: Ledger, change: LedgerCha
 
 @given(ledgers(), claims())
 def test_a_claim_survives_being_written_and_read(ledger: Ledger, claim: Claim) -> None:
-    assert read_ledger(document(Ledger(ledger.owners, {claim.uid: claim}))).claims == {claim.uid: claim}
+    assert read_ledger(ledger_document(Ledger(ledger.owners, {claim.uid: claim}))).claims == {
+        claim.uid: claim
+    }
 
 
 def test_a_claim_that_changes_travels_as_the_difference_alone() -> None:

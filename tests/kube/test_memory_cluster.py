@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from kvplace.core.errors import Conflict, Refused, Unavailable
-from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict, merge_patch, read_ledger
+from kvplace.core.ledger import (
+    Ledger,
+    LedgerChange,
+    OwnershipConflict,
+    ledger_document,
+    merge_patch,
+    read_ledger,
+)
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.records import LedgerRecord, PodRecord
@@ -25,7 +32,7 @@ from kvplace.kube.watches import LEDGERS, PLACED_PODS, PODS, Apply, Init, InitAp
 from tests.kube.claims import claim, taking
 from tests.kube.faults import Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
-from tests.kube.ledger_strategies import changes, document, ledgers, merged
+from tests.kube.ledger_strategies import changes, ledgers, merged
 
 T = TypeVar("T")
 NODES = (NodeName("one"), NodeName("two"))
@@ -47,7 +54,7 @@ class Replicas(RuleBasedStateMachine):
             self.loop.create_task(store.run(self.cluster)) for store in (self.ledger_store, self.pod_store)
         ]
         self.granted: dict[str, Ledger] = {node: Ledger() for node in NODES}
-        self.documents: dict[str, Any] = {node: document(Ledger()) for node in NODES}
+        self.documents: dict[str, Any] = {node: ledger_document(Ledger()) for node in NODES}
         self.bound: dict[str, str] = {}
         self.count = 0
         for node in NODES:
@@ -111,7 +118,7 @@ class Replicas(RuleBasedStateMachine):
             assert hands_over
         else:
             assert not hands_over
-            self.granted[node], self.documents[node] = ledger, document(ledger)
+            self.granted[node], self.documents[node] = ledger, ledger_document(ledger)
 
     @rule(target=pods)
     def a_pod_arrives(self) -> tuple[str, PodUid]:

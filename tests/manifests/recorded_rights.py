@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -192,7 +193,9 @@ def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[o
         "annotate_node": lambda: cluster.annotate_node(NodeName("worker"), {"a": "b"}),
     }
     assert calls.keys() | {"watch"} == port_methods(), "call every method of the port here"
+    shared = replace(ledger, is_whole=False)
     later: dict[str, Callable[[], Awaitable[object]]] = {
+        "write_ledger": lambda: cluster.write_ledger(shared, LedgerChange()),
         "write_topology": lambda: cluster.write_topology(node, EIGHT, there),
         "write_resource_topology": lambda: cluster.write_resource_topology(node, resources, published),
     }

@@ -109,7 +109,6 @@ async def test_the_api_server_grants_exactly_these_rights(
         ("delete", "nodes"),
         ("patch", "nodes/status"),
         ("create", "nodes/proxy"),
-        ("update", "nodeledgers.kvplace.io"),
         ("deletecollection", "nodeledgers.kvplace.io"),
         ("patch", "nodetopologies.kvplace.io"),
         ("patch", "virtualmachineinstances.kubevirt.io"),

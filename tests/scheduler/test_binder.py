@@ -98,7 +98,7 @@ async def test_the_claim_is_stored_first_and_then_node_and_cores_in_one_write(cl
 
 async def test_when_the_claim_cannot_be_stored_nothing_is_bound(cluster: Counting) -> None:
     async with binding(cluster) as bench:
-        cluster.faults.fail(Operation.WRITE_LEDGER, Forbidden("denied patch on nodeledgers"))
+        cluster.faults.fail(Operation.WRITE_LEDGER, Forbidden("denied update on nodeledgers"))
         with pytest.raises(Forbidden):
             await bench.begin(asking_pod(cluster, "vm"))
         assert cluster.bindings == []

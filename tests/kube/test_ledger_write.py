@@ -1,0 +1,107 @@
+"""A ledger is written as a whole where kvplace knows all of it, otherwise as a patch that keeps the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+
+from harness.control_plane.cluster import MERGE_PATCH
+from kvplace.core.ledger import (
+    Ledger,
+    LedgerChange,
+    OwnershipConflict,
+    ledger_document,
+    merge_patch,
+    read_ledger,
+)
+from kvplace.core.scalars import NodeName
+from kvplace.kube.ledger_calls import write_call
+from kvplace.kube.ledger_reading import ledger_record
+from kvplace.kube.objects import CustomObject
+from kvplace.kube.records import LedgerRecord
+from tests.kube.claims import claim, taking
+from tests.kube.ledger_strategies import changes, ledgers
+from tests.kube.worlds import LEDGERS_PATH, ApiWorld
+
+Json = dict[str, Any]
+HELD = ledger_document(Ledger().after(taking(claim("a", 0, 1), claim("b", 2))))
+FOREIGN_METADATA: list[Json] = [
+    {"labels": {"owner": "me"}},
+    {"annotations": {"owner": "me"}},
+    {"finalizers": ["example.org/me"]},
+    {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}]},
+]
+
+
+def read(spec: Json, metadata: Json | None = None) -> LedgerRecord:
+    """The record of a ledger with this content."""
+    about = {"name": "n", "resourceVersion": "7", "uid": "u", "generation": 3, "managedFields": [{}]}
+    document = msgspec.json.encode({"metadata": {**about, **(metadata or {})}, "spec": spec})
+    return ledger_record(msgspec.json.decode(document, type=CustomObject))
+
+
+@given(ledgers(), changes)
+def test_a_ledger_that_kvplace_wrote_is_replaced_by_what_the_change_makes_of_it(
+    ledger: Ledger, change: LedgerChange
+) -> None:
+    try:
+        after = ledger.after(change)
+    except OwnershipConflict:
+        assume(False)
+    call = write_call(read(ledger_document(ledger)), change, after)
+    body = msgspec.json.decode(call.body or b"")
+    assert call.verb == "update"
+    assert body["metadata"]["resourceVersion"] == "7"
+    assert read_ledger(body["spec"]) == after
+
+
+def _with_claim(**fields: Any) -> Json:
+    return {**HELD, "claims": {**HELD["claims"], "a": {**HELD["claims"]["a"], **fields}}}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        _with_claim(colour="blue"),
+        _with_claim(memory={"0": 1, "00": 2}),
+        {**HELD, "later": {}},
+        {**HELD, "summary": {**HELD["summary"], "later": 1}},
+    ],
+    ids=["field of a claim", "key of a claim", "field of the spec", "field of the summary"],
+)
+def test_a_ledger_with_content_that_kvplace_does_not_know_is_patched(spec: Json) -> None:
+    record = read(spec)
+    change = taking(claim("c", 5))
+    assert not record.problem
+    assert_is_patched(record, change)
+
+
+@pytest.mark.parametrize("metadata", FOREIGN_METADATA, ids=lambda given: next(iter(given)))
+def test_a_ledger_to_which_somebody_has_added_something_is_patched(metadata: Json) -> None:
+    assert_is_patched(read(HELD, metadata), taking(claim("c", 5)))
+
+
+def assert_is_patched(record: LedgerRecord, change: LedgerChange) -> None:
+    call = write_call(record, change, record.ledger.after(change))
+    spec = msgspec.json.decode(call.body or b"")["spec"]
+    assert call.verb == "patch"
+    assert {key: spec[key] for key in ("owners", "claims")} == merge_patch(record.ledger, change)
+
+
+async def test_what_somebody_has_added_to_a_ledger_stays_through_every_write(api_world: ApiWorld) -> None:
+    node = api_world.named("labelled")
+    made = await api_world.cluster.create_ledger(node)
+    labelled = {"metadata": {"labels": {"owner": "me"}, "annotations": {"rack": "7"}}}
+    path = f"{LEDGERS_PATH}/{node}"
+    api_world.plane.request("PATCH", path, labelled, content_type=MERGE_PATCH)
+    record = await api_world.cluster.read_ledger(NodeName(made.node))
+    assert record is not None
+    for number in range(3):
+        record = await api_world.cluster.write_ledger(record, taking(claim(f"pod-{number}", number)))
+    stored = api_world.plane.request("GET", path)
+    assert stored["metadata"]["labels"] == {"owner": "me"}
+    assert stored["metadata"]["annotations"] == {"rack": "7"}
+    assert stored["spec"]["owners"] == {"0": "pod-0", "1": "pod-1", "2": "pod-2"}
