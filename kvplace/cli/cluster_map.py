@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TextIO
 
-from kvplace.cli.output import console, table_lines
+from kvplace.cli.output import Output, console, document_text, table_lines
 from kvplace.cli.view_tables import NOTHING
 from kvplace.core.cpuset import union
 from kvplace.core.drawing.core_map_json import KIND, core_map_document
@@ -27,16 +26,16 @@ _FREE, _PARTLY, _FULL = ".:#"
 
 
 def draw_cluster(view: ClusterView, form: str, file: TextIO) -> None:
-    """Draw all nodes: in `table` a line for each, `wide` and `json` a core map for each."""
+    """Draw all nodes: in `table` a line for each, the other forms a core map for each."""
     if form == "table":
         rows = [HEADS, *map(map_row, view.nodes.values())]
         file.write("\n".join(table_lines(rows)) + f"\n\n{KEY}\n")
         return
     drawings = [drawing for node in view.nodes.values() if (drawing := draw_node(node, ())) is not None]
-    if form == "json":
+    if form in ("json", "yaml"):
         maps = [core_map_document(drawing) for drawing in drawings]
         document = {"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": maps}
-        file.write(json.dumps(document, indent=2) + "\n")
+        file.write(document_text(document, Output(form)))
         return
     from kvplace.cli.terminal_map import print_map
 

@@ -19,8 +19,8 @@ import click
 
 from kvplace import __version__
 from kvplace.cli.completion import VARIABLE, answer_shells
+from kvplace.cli.words import Commands
 from kvplace.core.errors import ExitCode, KvplaceError, exit_code_of
-from kvplace.core.near_words import did_you_mean
 
 COMMANDS = (
     "agent",
@@ -55,7 +55,7 @@ Exit codes:
 """
 
 
-class _Commands(click.Group):
+class _Commands(Commands):
     """Commands that are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -67,15 +67,6 @@ class _Commands(click.Group):
         module = importlib.import_module(f"kvplace.cli.{cmd_name.replace('-', '_')}_command")
         command: click.Command = module.command
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest a command for a misspelt one, as click does for options."""
-        if args[0] not in COMMANDS:
-            hint = did_you_mean(args[0], COMMANDS)
-            ctx.fail(f"no such command {args[0]!r}{hint}")
-        return super().resolve_command(ctx, args)
 
 
 @click.group(

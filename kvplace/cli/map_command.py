@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from kvplace.cli.cluster_names import complete_drawn
 from kvplace.cli.completion import names_and_files
 from kvplace.cli.files import InputFile
 from kvplace.cli.machine import chosen_machine, cpu_manager_state_option, machine_argument
-from kvplace.cli.output import console, say
+from kvplace.cli.output import Output, console, document_text, say
 from kvplace.core.errors import BadBody
 
 if TYPE_CHECKING:
@@ -36,10 +35,11 @@ class Form(Enum):
     TABLE = "table"
     WIDE = "wide"
     JSON = "json"
+    YAML = "yaml"
     SVG = "svg"
 
 
-_FORM_OF_FILE = {".svg": Form.SVG, ".json": Form.JSON, ".txt": Form.TABLE}
+_FORM_OF_FILE = {".svg": Form.SVG, ".json": Form.JSON, ".yaml": Form.YAML, ".txt": Form.TABLE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ def _claims_on_line(context: click.Context) -> ClaimsByNode | None:
     multiple=True,
     callback=lambda _context, _option, values: Target.of(values),
     shell_complete=_complete_target,
-    help="table (default), wide, json or svg; or a file to write, whose suffix .svg, .json or .txt chooses "
-    "the form. May be given twice, for a form and a file.",
+    help="table (default), wide, json, yaml or svg; or a file to write, whose suffix .svg, .json, .yaml or "
+    ".txt chooses the form. May be given twice, for a form and a file.",
 )
 @cluster_flags(namespaced=False, selector=False)
 def command(
@@ -260,10 +260,10 @@ def _draw(drawing: CoreMap, form: Form, file: TextIO) -> None:
         from kvplace.core.drawing.svg_map import svg_map
 
         file.write(svg_map(drawing))
-    elif form is Form.JSON:
+    elif form in (Form.JSON, Form.YAML):
         from kvplace.core.drawing.core_map_json import core_map_document
 
-        file.write(json.dumps(core_map_document(drawing), indent=2) + "\n")
+        file.write(document_text(core_map_document(drawing), Output(form.value)))
     else:
         from kvplace.cli.terminal_map import print_map
 

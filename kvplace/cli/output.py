@@ -61,12 +61,16 @@ def output_option(answer: Answer) -> Callable[[_Function], _Function]:
 
 def print_document(document: object, output: Output) -> None:
     """Print a document as JSON or YAML."""
+    click.echo(document_text(document, output), nl=False)
+
+
+def document_text(document: object, output: Output) -> str:
+    """Write a document as JSON or YAML."""
     if output is Output.JSON:
-        click.echo(json.dumps(document, indent=2))
-        return
+        return json.dumps(document, indent=2) + "\n"
     import yaml
 
-    click.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
+    return str(yaml.safe_dump(document, sort_keys=False))
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

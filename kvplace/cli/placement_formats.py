@@ -76,7 +76,7 @@ class _Reader:
         elif not _ANSWER_KEYS.isdisjoint(document):
             self._answer(document, where)
         else:
-            raise self._bad(where, f"is not a known form of placements; give {FORMATS}")
+            raise self._bad(where, f"this is not a known form of placements; give {FORMATS}")
 
     def _answer(self, document: Json, where: str) -> None:
         """Read an answer, or a plan: its running VMs are where they were before its moves."""

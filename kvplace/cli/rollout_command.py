@@ -11,7 +11,7 @@ from kvplace.cli.cluster_flags import ClusterFlags, cluster_flags
 from kvplace.cli.cluster_names import complete_rollout
 from kvplace.cli.files import InputFile
 from kvplace.cli.output import Answer, Output, output_option, print_document, print_table, say
-from kvplace.cli.words import Words
+from kvplace.cli.words import Commands, Words
 from kvplace.core.errors import BadBody, ExitCode
 from kvplace.core.vm_stage import VmStage
 
@@ -25,7 +25,7 @@ _MOST_NODES = 20
 _yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
-@click.group("rollout", short_help="Make hundreds of VMs from templates, and follow them.")
+@click.group("rollout", cls=Commands, short_help="Make hundreds of VMs from templates, and follow them.")
 def command() -> None:
     """Make hundreds of VMs from templates, and follow them until they are pinned.
 

@@ -1,4 +1,4 @@
-"""A choice among words, which suggests the one that was probably meant."""
+"""Choices among words, and among commands, which suggest the one that was probably meant."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ class Words(click.Choice[str]):
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
         """Name the words in one line."""
         return f"choose {either(self.choices)}"
+
+
+class Commands(click.Group):
+    """A group of commands that suggests the one that was probably meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggest a command for a misspelt one, as click does for options."""
+        known = self.list_commands(ctx)
+        if args[0] not in known:
+            ctx.fail(f"no such command {args[0]!r}{did_you_mean(args[0], known)}")
+        return super().resolve_command(ctx, args)
 
 
 def either(words: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Protocol, TypeVar
@@ -27,6 +26,7 @@ from kvplace.doctor.rights import RIGHTS, Right
 from kvplace.kube.api_errors import Denied, Missing, Unauthenticated
 from kvplace.kube.node_filters import NodeObject
 from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.kube.together import together
 from kvplace.nodes.cluster_reading import ListClient, read_cluster
 from kvplace.nodes.cluster_view import ClusterView
 
@@ -116,7 +116,7 @@ async def read_installation(
     """
     reading = _Reading(reader, trier)
     version = await reader.read_version()
-    view, nodes, answer, denials, rights = await asyncio.gather(
+    view, nodes, answer, denials, rights = await together(
         reading.guarded(VIEW, read_view(cluster), ClusterView({}, {})),
         reading.guarded("nodes", reader.read_list_as(NodeObject, _NODES), ()),
         reading.guarded(TRIAL, reading.trial(namespace), ""),
@@ -145,8 +145,8 @@ class _Reading:
 
     async def parts(self) -> Mapping[str, tuple[str, ...]]:
         """Read the objects of the installation and those that they name; return the rights that lack."""
-        await asyncio.gather(*(self.read_list(name, *how) for name, how in _LISTS.items()), self.read_crds())
-        rights, _ = await asyncio.gather(self.guarded(REVIEWS, self.missing_rights(), {}), self.read_named())
+        await together(*(self.read_list(name, *how) for name, how in _LISTS.items()), self.read_crds())
+        rights, _ = await together(self.guarded(REVIEWS, self.missing_rights(), {}), self.read_named())
         return rights
 
     async def guarded(self, what: str, reading: Awaitable[T], otherwise: T) -> T:
@@ -219,7 +219,7 @@ class _Reading:
         return {identity: await self._lacking(identity, rights) for identity, rights in identities.items()}
 
     async def _lacking(self, identity: str, rights: tuple[Right, ...]) -> tuple[str, ...]:
-        allowed = await asyncio.gather(*(self._may(identity, right) for right in rights))
+        allowed = await together(*(self._may(identity, right) for right in rights))
         return tuple(str(right) for right, yes in zip(rights, allowed, strict=True) if not yes)
 
     async def _may(self, identity: str, right: Right) -> bool:
@@ -239,7 +239,7 @@ class _Reading:
 
     async def own_denials(self) -> tuple[str, ...]:
         """Ask which resources of an installation the caller may not create."""
-        answers = await asyncio.gather(
+        answers = await together(
             *(
                 self._trier.create(
                     _OWN_REVIEWS,
@@ -259,7 +259,7 @@ class _Reading:
         return tuple(name for name, may in zip(INSTALLED_RESOURCES, allowed, strict=True) if not may)
 
     async def _read_secrets(self, names: list[tuple[str, str]]) -> tuple[Document, ...]:
-        found = await asyncio.gather(
+        found = await together(
             *(self._reader.read_metadata(_SECRETS, name, namespace=namespace) for namespace, name in names)
         )
         return tuple(one for one in found if one is not None)
@@ -272,7 +272,7 @@ class _Reading:
         }
 
     async def _read_all(self, kind: ApiKind, names: list[tuple[str, str]]) -> tuple[Document, ...]:
-        found = await asyncio.gather(
+        found = await together(
             *(self._reader.read(kind, name, namespace=namespace) for namespace, name in names)
         )
         return tuple(one for one in found if one is not None)

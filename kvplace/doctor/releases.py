@@ -7,7 +7,6 @@ others as they are, and is named.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -16,6 +15,7 @@ from kvplace.doctor.installation import AGENT, COMPONENT_LABEL, NAME_LABEL, SERV
 from kvplace.doctor.programs import release_of
 from kvplace.kube.api_errors import Denied
 from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.kube.together import together
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Releases:
 
 async def read_releases(reader: Reader) -> Releases:
     """Read the releases of our programs, of the API server and of KubeVirt."""
-    version, serve, agent, kubevirts = await asyncio.gather(
+    version, serve, agent, kubevirts = await together(
         reader.read_version(),
         _allowed(_programs(reader, SERVE)),
         _allowed(_programs(reader, AGENT)),
@@ -102,7 +102,7 @@ async def _hook_images(reader: Reader, serve: tuple[Document, ...]) -> tuple[str
         for source in items_at(container, "envFrom")
         if (name := at(source, "configMapRef", "name"))
     }
-    settings = await asyncio.gather(
+    settings = await together(
         *(reader.read(_CONFIG_MAPS, name, namespace=namespace) for namespace, name in sorted(named))
     )
     images = (at(one, "data", _HOOK_SETTING) for one in settings if one is not None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -28,6 +27,7 @@ from kvplace.explain.notes import (
 )
 from kvplace.kube.node_filters import NodeObject, demands_of
 from kvplace.kube.object_reader import ApiKind, Document
+from kvplace.kube.together import together
 from kvplace.kube.vm_statuses import VmStatus
 from kvplace.nodes.cluster_reading import ListClient, read_cluster
 from kvplace.nodes.cluster_view import ClusterView, NodeView, VmState, VmView
@@ -135,20 +135,18 @@ async def explain_target(
 ) -> Explanation:
     """Explain a VM, VMI or pod of the cluster; raises Misconfigured when there is none of that name."""
     kinds = {TargetKind.VM: (VMS, VMIS), TargetKind.VMI: (VMIS,), TargetKind.POD: (PODS,)}[target.kind]
-    found = await asyncio.gather(
-        *(reader.read(kind, target.name, namespace=target.namespace) for kind in kinds)
-    )
+    found = await together(*(reader.read(kind, target.name, namespace=target.namespace) for kind in kinds))
     documents = [document for document in found if document is not None]
-    view, nodes, events = await asyncio.gather(
+    view, nodes, events = await together(
         read_cluster(cluster), _read_nodes(reader), _read_events(reader, target)
     )
     vms = _vms_of(view, target)
     if not documents and not vms:
         raise Misconfigured(f"there is no {target}{await _elsewhere(reader, kinds[0], view, target)}")
     names = {vm.pod.name for vm in vms} - {target.name}
-    pods = await asyncio.gather(*(reader.read(PODS, name, namespace=target.namespace) for name in names))
+    pods = await together(*(reader.read(PODS, name, namespace=target.namespace) for name in names))
     raw_pods = {pod["metadata"]["uid"]: pod for pod in (*pods, *documents) if pod and _is_pod(pod)}
-    for more in await asyncio.gather(*(_events_of(reader, "Pod", target.namespace, name) for name in names)):
+    for more in await together(*(_events_of(reader, "Pod", target.namespace, name) for name in names)):
         events += more
     newest = tuple(sorted(set(events), key=lambda event: event.when)[-_SHOWN_EVENTS:])
     explained = _Explaining(view, nodes, target, newest, strategy)
@@ -168,7 +166,7 @@ async def explain_document(
 ) -> Explanation:
     """Explain a VM, VMI or pod that a person has written and perhaps not created."""
     stated(document, namespace)  # a mistake in the document is said before a cluster is asked
-    view, nodes = await asyncio.gather(read_cluster(cluster), _read_nodes(reader))
+    view, nodes = await together(read_cluster(cluster), _read_nodes(reader))
     metadata = document.get("metadata") or {}
     target = Target(
         TargetKind(document["kind"]),
@@ -351,9 +349,7 @@ async def _read_events(reader: Reader, target: Target) -> tuple[Event, ...]:
         TargetKind.VMI: (TargetKind.VMI,),
         TargetKind.POD: (TargetKind.POD,),
     }[target.kind]
-    found = await asyncio.gather(
-        *(_events_of(reader, kind.value, target.namespace, target.name) for kind in kinds)
-    )
+    found = await together(*(_events_of(reader, kind.value, target.namespace, target.name) for kind in kinds))
     return tuple(event for events in found for event in events)
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import logging
 import os
 import ssl
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ class TokenFile:
         token = self._path.read_text().strip()
         if not token:
             raise ValueError(f"{self._path} is empty")
-        return f"Bearer {token}"
+        return f"Bearer {_checked(token)}"
 
 
 async def _of_context(context: KubeContext, token: str | None) -> Credentials:
@@ -149,12 +150,15 @@ async def _of_plugin(context: KubeContext) -> Credentials:
 
     configuration = client.Configuration()
     try:
-        await config.load_kube_config(
-            config_file=context.files,
-            context=context.name,
-            client_configuration=configuration,
-            persist_config=False,
-        )
+        with _said_by(config.kube_config.logger) as said:
+            await config.load_kube_config(
+                config_file=context.files,
+                context=context.name,
+                client_configuration=configuration,
+                persist_config=False,
+            )
+        if said and not configuration.api_key and not configuration.cert_file:
+            raise ValueError(f"{_program(context.user)} gives no credentials: {said[-1]}")
         issued = {
             "client-certificate": configuration.cert_file,
             "client-key": configuration.key_file,
@@ -169,6 +173,30 @@ async def _of_plugin(context: KubeContext) -> Credentials:
         return _credentials(context, authorization, issued)
     except (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _unusable(context, error) from error
+
+
+@contextlib.contextmanager
+def _said_by(logger: logging.Logger) -> Iterator[list[str]]:
+    """Collect what a logger says in the block: that client logs why a program failed, and goes on without."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    before = logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield said
+    finally:
+        logger.propagate = before
+        logger.removeHandler(handler)
+
+
+def _program(user: Mapping[str, Any]) -> str:
+    """Name what issues a user's credentials."""
+    plugin = user.get("exec")
+    if not isinstance(plugin, Mapping):
+        return "its auth-provider"
+    return f"the program {plugin.get('command')!r} that it logs in with"
 
 
 def _unusable(context: KubeContext, error: Exception) -> Misconfigured:
@@ -203,11 +231,18 @@ def _authorization(user: Mapping[str, Any]) -> Callable[[], Awaitable[str | None
     if user.get("tokenFile"):
         return TokenFile(Path(user["tokenFile"]))
     if user.get("token"):
-        return _fixed(user["token"])
+        return _fixed(_checked(user["token"]))
     if user.get("username"):
         secret = f"{user['username']}:{user.get('password', '')}".encode()
         return _header(f"Basic {base64.b64encode(secret).decode()}")
     return _header(None)
+
+
+def _checked(token: object) -> str:
+    text = str(token)
+    if not isinstance(token, str | int) or not text.isascii() or not text.isprintable():
+        raise ValueError("its token contains what no token does, such as a line break; copy it again")
+    return text
 
 
 def _fixed(token: str) -> Callable[[], Awaitable[str | None]]:

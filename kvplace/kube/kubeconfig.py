@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from kvplace.core.errors import Misconfigured
 
@@ -61,6 +62,10 @@ def read_context(files: str, wanted: str | None) -> KubeContext:
     for kind in ("cluster", "user"):
         referred = context.get(kind, "")
         known = entries[f"{kind}s"]
+        if not isinstance(referred, str):
+            raise Misconfigured(
+                f"context {name!r} of kubeconfig {files}: {kind} must be the name of a {kind}"
+            )
         if kind == "user" and not referred:
             parts[kind] = {}
         elif referred not in known:
@@ -69,16 +74,27 @@ def read_context(files: str, wanted: str | None) -> KubeContext:
             )
         else:
             parts[kind] = known[referred]
-    if not isinstance(parts["cluster"].get("server"), str) or not parts["cluster"]["server"]:
-        raise Misconfigured(
-            f"the cluster {context['cluster']!r} of kubeconfig {files} has no server, its URL"
-        )
+    _check_server(parts["cluster"].get("server"), f"the cluster {context['cluster']!r} of kubeconfig {files}")
     return KubeContext(files, name, str(context.get("namespace") or ""), parts["cluster"], parts["user"])
 
 
 def context_names(files: str) -> tuple[str, ...]:
     """Return the names of all contexts; raises Misconfigured."""
     return tuple(_merged(files)[0]["contexts"])
+
+
+def _check_server(server: object, what: str) -> None:
+    if not isinstance(server, str) or not server:
+        raise Misconfigured(f"{what} has no server, its URL")
+    try:
+        url = urlsplit(server)
+        usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise Misconfigured(
+            f"{what} has the server {server!r}; it must be a URL such as https://10.0.0.1:6443"
+        )
 
 
 def _exists(path: Path) -> bool:

@@ -337,13 +337,20 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
+def _tls_reason(error: Exception) -> str:
+    """Say what OpenSSL found, without the objects in aiohttp's words."""
+    cause = error.certificate_error if isinstance(error, aiohttp.ClientConnectorCertificateError) else error
+    return str(getattr(cause, "verify_message", "") or cause)
+
+
 def _error_of_transport(error: Exception, call: Call) -> KvplaceError:
     API_ERRORS.labels(call.verb, call.resource, "none").inc()
     what = f"{call.verb} {call.resource} {call.name}".rstrip()
     match error:
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
+            why = _tls_reason(error)
             return Misconfigured(
-                f"{what}: TLS with the API server fails ({error}); check the CA in the kubeconfig"
+                f"{what}: TLS with the API server fails ({why}); check the CA in the kubeconfig"
             )
         case aiohttp.InvalidURL():
             return Misconfigured(

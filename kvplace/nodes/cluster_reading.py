@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from kvplace.core.scalars import NodeName
 from kvplace.kube.records import NodeRecord
+from kvplace.kube.together import together
 from kvplace.kube.watches import (
     EVERYTHING,
     LEDGERS,
@@ -48,7 +47,7 @@ async def read_cluster(
 
     Needs rights on the whole cluster. VMs are most of what is read, and ledgers name them, too.
     """
-    found, topologies, ledgers, vms = await _together(
+    found, topologies, ledgers, vms = await together(
         cluster.read_all(kind, nodes),
         cluster.read_all(TOPOLOGIES),
         cluster.read_all(LEDGERS),
@@ -70,7 +69,7 @@ async def read_node(
 ) -> ClusterView:
     """Read one node and the VMs on it; the view is empty where nothing of it is left."""
     selector = Selector(fields={NAME_FIELD: name})
-    nodes, topologies, ledgers, vms = await _together(
+    nodes, topologies, ledgers, vms = await together(
         cluster.read_all(kind, selector),
         cluster.read_all(TOPOLOGIES, selector),
         cluster.read_all(LEDGERS, selector),
@@ -86,14 +85,3 @@ async def read_vms(cluster: ListClient, selector: Selector = PLACED_PODS) -> tup
 
 async def _nothing() -> tuple[()]:
     return ()
-
-
-async def _together(*lists: Awaitable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Read at the same time; when one fails the others are given up."""
-    tasks = [asyncio.ensure_future(each) for each in lists]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

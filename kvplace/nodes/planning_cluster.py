@@ -5,7 +5,6 @@ What kube-scheduler's own filters say counts as in `explain`, with the same word
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
@@ -23,6 +22,7 @@ from kvplace.core.request import PinningOptions, Policy, Request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.node_filters import NodeObject, PodDemands, obstacle
 from kvplace.kube.object_reader import ApiKind
+from kvplace.kube.together import together
 from kvplace.nodes.agreement import agrees
 from kvplace.nodes.cluster_reading import ListClient, read_cluster
 from kvplace.nodes.cluster_view import ClusterView, VmState
@@ -94,7 +94,7 @@ class PlanningCluster:
 
 async def read_planning_cluster(cluster: ListClient, reader: FormReader) -> PlanningCluster:
     """Read what a plan starts from; needs the rights of a viewer on the whole cluster."""
-    view, nodes, pods = await asyncio.gather(
+    view, nodes, pods = await together(
         read_cluster(cluster),
         reader.read_list_as(NodeObject, _NODES),
         reader.read_list_as(WaitingPod, _PODS, labels=f"{PLACED_LABEL}=true", fields="spec.nodeName="),

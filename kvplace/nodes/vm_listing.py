@@ -17,6 +17,7 @@ from kvplace.core.scalars import PodUid
 from kvplace.kube.api_errors import Denied, Missing
 from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.store import Store
+from kvplace.kube.together import together
 from kvplace.kube.vm_statuses import VM_STATUSES, VMI_STATUSES, VmName, VmStatus
 from kvplace.kube.watches import LEDGERS, PODS, Kind, Selector, WatchClient
 from kvplace.nodes.cluster_reading import ListClient
@@ -68,7 +69,7 @@ def listed_vms(
 async def read_listed_vms(cluster: ListClient, selector: Selector) -> VmListing:
     """Read the VMs of the namespace that the selector names once."""
     everywhere = Selector(namespace=selector.namespace)
-    pods, *read = await asyncio.gather(
+    pods, *read = await together(
         cluster.read_all(PODS, selector),
         _read_statuses(cluster, VM_STATUSES, everywhere),
         _read_statuses(cluster, VMI_STATUSES, everywhere),

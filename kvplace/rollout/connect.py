@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -15,6 +14,7 @@ from kvplace.kube.api_rollouts import ApiRollouts
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.object_reader import ApiKind, ObjectReader
 from kvplace.kube.session import Session, open_session
+from kvplace.kube.together import together
 from kvplace.kube.watches import NAME_FIELD, TOPOLOGIES, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster, read_planning_cluster
 from kvplace.rollout.port import AgentReport
@@ -45,7 +45,7 @@ def rollouts_on(session: Session, namespace: str) -> Rollouts:
         return await read_planning_cluster(api, ObjectReader(session))
 
     async def reported_on(node: NodeName) -> AgentReport | None:
-        found, has_pod = await asyncio.gather(
+        found, has_pod = await together(
             api.read_all(TOPOLOGIES, Selector(fields={NAME_FIELD: node})), has_agent_pod(session, node)
         )
         # A person may have described the node; a status is an agent's in any case.

@@ -20,6 +20,8 @@ from kvplace.nodes.planning_cluster import PlanningCluster
 from kvplace.plan.plan_report import RefusedVms, refused_vms
 from kvplace.rollout.wanted import WantedVm
 
+_SIZELESS = "without a request for cores of known size"
+
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
@@ -33,6 +35,7 @@ class Forecast:
     """VMs that ask for no cores, or whose size is not known yet."""
     notes: tuple[str, ...] = ()
     """Sentences about what the forecast starts from."""
+    why_unplanned: str = _SIZELESS
 
     @property
     def by_node(self) -> Mapping[NodeName, int]:
@@ -55,9 +58,7 @@ class Forecast:
             nodes = counted(len(self.by_node), "node")
             lines.append(f"{counted(len(self.nodes), 'VM')} will get cores on {nodes}, as it looks now")
         if self.unplanned:
-            lines.append(
-                f"{counted(len(self.unplanned), 'VM')} not planned: without a request for cores of known size"
-            )
+            lines.append(f"{counted(len(self.unplanned), 'VM')} not planned: {self.why_unplanned}")
         for group in self.refused:
             more = f" and {len(group.ids) - 1} more" if len(group.ids) > 1 else ""
             lines.append(f"{group.ids[0]}{more} will not fit: {group.reasons.summary}")
@@ -85,6 +86,7 @@ def forecast(
     )
 
 
-def unplanned(vms: Iterable[WantedVm]) -> Forecast:
-    """Foretell nothing."""
-    return Forecast({}, (), tuple(vm.name for vm in vms))
+def unplanned(vms: Iterable[WantedVm], *, by_choice: bool) -> Forecast:
+    """Foretell nothing: nobody wanted it, or no VM can be planned."""
+    why = "planning was left out" if by_choice else _SIZELESS
+    return Forecast({}, (), tuple(vm.name for vm in vms), why_unplanned=why)

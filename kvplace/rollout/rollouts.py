@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kvplace.core.errors import Conflict, Refused, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
+from kvplace.core.near_words import did_you_mean
 from kvplace.core.quantity import counted
 from kvplace.core.strict_json import shown
 from kvplace.kube.retry import retrying
@@ -69,7 +70,10 @@ class Rollouts:
         if missing:
             await check(self._cluster, rollout, missing)
         asks = any(vm.template.request is not None for vm in missing)
-        foretold = forecast(await self._read_nodes(), missing) if plan and asks else unplanned(missing)
+        if plan and asks:
+            foretold = forecast(await self._read_nodes(), missing)
+        else:
+            foretold = unplanned(missing, by_choice=not plan)
         return Prepared(rollout, missing, foretold, known is None)
 
     async def begin(self, prepared: Prepared, *, everything: bool = False) -> RolloutRun:
@@ -97,9 +101,9 @@ class Rollouts:
         """Read a rollout back from the cluster; raises Refused when there is none of that name."""
         found = await self._cluster.read_documents(self.namespace, name)
         if name not in found:
-            raise Refused(
-                f"namespace {self.namespace} has no rollout {shown(name)}; `kvplace rollout list` names them"
-            )
+            near = did_you_mean(name, await self.names())
+            mend = near or "; `kvplace rollout list` names them"
+            raise Refused(f"namespace {self.namespace} has no rollout {shown(name)}{mend}")
         return stored_rollout(found[name], self.namespace, name)
 
     async def names(self) -> tuple[str, ...]:
@@ -158,7 +162,8 @@ class Rollouts:
         doomed = [("VirtualMachine", vm.name, vm.uid) for vm in vms.values()]
         doomed += [("VirtualMachineInstance", vmi.name, vmi.uid) for vmi in vmis if vmi.name not in vms]
         if not doomed and name not in await self._cluster.read_documents(self.namespace, name):
-            raise Refused(f"namespace {self.namespace} has no rollout {shown(name)} and no VMs of one")
+            near = did_you_mean(name, await self.names())
+            raise Refused(f"namespace {self.namespace} has no rollout {shown(name)} and no VMs of one{near}")
         return doomed
 
     def _selector(self, name: str) -> Selector:

@@ -46,6 +46,10 @@ def test_without_a_command_the_help_goes_to_stderr_as_wrong_usage(kvplace: Calle
     [
         (["mapp"], "no such command 'mapp'; did you mean 'map'?"),
         (["xyz"], "no such command 'xyz'"),
+        (
+            ["rollout", "statu"],
+            "no such command 'statu'; did you mean 'status'? (see",
+        ),
         (["place"], "--topology is missing"),
         (["map", "epyc-7502p", "--leger", "x"], "no such option '--leger'"),
         (["map", "epyc-7502p", "--placement", "x"], "'--placement'; did you mean '--placements'? (see"),

@@ -92,10 +92,12 @@ def test_every_state_has_its_own_mark_and_the_key_is_true_of_the_vms_shown() -> 
     assert _key_of(_drawn(100, "epyc-7502p", ledger=ledger_of(*crowd)))["9+"] == "shared by 9 or more VMs"
 
 
-def test_the_map_can_be_printed_as_json(kvplace: Caller, tmp_path: Path) -> None:
+def test_the_map_can_be_printed_as_json_and_yaml(kvplace: Caller, tmp_path: Path) -> None:
     ledger = with_vm(MACHINE, Ledger(), "db", Request(2))
     path = _ledger_file(tmp_path, ledger)
     document = json.loads(kvplace("map", "2x-epyc-9354-nps2", "--placements", str(path), "-o", "json").out)
+    again = kvplace("map", "2x-epyc-9354-nps2", "--placements", str(path), "-o", "yaml").out
+    assert yaml.safe_load(again) == document
     assert [socket["id"] for socket in document["sockets"]] == [0, 1]
     assert document["legend"][0]["vmi"] == "db"
 
@@ -229,7 +231,7 @@ def test_a_form_and_a_file_may_be_named_together(kvplace: Caller, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["-o", "yaml"], "'yaml' is neither one of table, wide, json, svg nor a file that ends in .svg"),
+        (["-o", "xml"], "'xml' is neither one of table, wide, json, yaml, svg nor a file that ends in .svg"),
         (["-o", "svg", "-o", "json"], "takes one form"),
         (["-o", "a.svg", "-o", "b.svg"], "takes one form, and one file"),
         (["--foreign", "4-"], "--foreign '4-'"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,8 @@ from kvplace.core.errors import KvplaceError
 from kvplace.kube import list_watch
 from kvplace.kube.api_errors import ApiUnavailable, Expired
 from kvplace.kube.list_watch import _report
+from tests.cli.calls import call_process
+from tests.kube.api_stub import ApiStub
 
 REFUSED = ApiUnavailable("watch nodes: no connection: refused")
 
@@ -57,3 +61,31 @@ def test_afterwards_the_watches_of_this_process_log_as_before(caplog: pytest.Log
         pass
     failed("pods", REFUSED)
     assert [record.name for record in caplog.records] == [list_watch.__name__]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "get vms",
+        "get nodes",
+        "top",
+        "top vms",
+        "map --all",
+        "explain vm/db",
+        "doctor",
+        "version",
+        "plan --live --requests -",
+        "rollout list",
+        "rollout status web",
+    ],
+)
+def test_a_server_that_is_away_is_one_sentence_of_every_command(command: str, tmp_path: Path) -> None:
+    nowhere = ApiStub()
+    nowhere.url = "http://127.0.0.1:1"
+    kubeconfig = nowhere.kubeconfig(tmp_path).kubeconfig
+    environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+    called = call_process(*command.split(), stdin='{"vcpus": 4}', environment=environment)
+    assert (called.code, called.out) == (1, "")
+    *before, said = called.err.splitlines()
+    assert len(before) == (command == "version")  # of which release the command is, it knows all the same
+    assert said.startswith("kvplace: http://127.0.0.1:1 does not answer")

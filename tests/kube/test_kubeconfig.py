@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,17 @@ def test_without_a_current_context_one_must_be_chosen(tmp_path: Path) -> None:
         ({"users": [{"user": {}}]}, "users must have a name"),
         ({"users": []}, "names the user 'u', which is not there"),
         ({"clusters": [{"name": "c", "cluster": {}}]}, "has no server"),
+        *(
+            (
+                {"clusters": [{"name": "c", "cluster": {"server": server}}]},
+                f"cluster 'c' of kubeconfig .* has the server '{re.escape(server)}'; it must be a URL such as https://",
+            )
+            for server in ("10.0.0.1:6443", "ftp://a", "https://", "https://a:99999", "https://[::1")
+        ),
+        (
+            {"contexts": [{"name": "here", "context": {"cluster": ["c"], "user": "u"}}]},
+            "context 'here' of kubeconfig .*: cluster must be the name of a cluster",
+        ),
     ],
 )
 def test_a_kubeconfig_that_contradicts_itself_is_named(
@@ -173,3 +185,42 @@ async def test_credentials_that_cannot_be_read_are_named(
     path.write_text(json.dumps(document))
     with pytest.raises(Misconfigured, match=f"context 'here' of kubeconfig.*{said}"):
         await load_credentials(CredentialOptions(str(path)))
+
+
+@pytest.mark.parametrize("token", ["a\nb", "tökén", ["t"]])
+async def test_a_token_that_cannot_be_one_is_named(tmp_path: Path, token: object) -> None:
+    path = config(tmp_path, current="there")
+    document = json.loads(path.read_text())
+    document["users"][0]["user"] = {"token": token}
+    path.write_text(json.dumps(document))
+    with pytest.raises(Misconfigured, match=f"context 'there' of kubeconfig {path} .* its token contains"):
+        await load_credentials(CredentialOptions(str(path)))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "said"),
+    [
+        (
+            ["none-of-that-name"],
+            "'none-of-that-name' that it logs in with gives no credentials: .*No such file",
+        ),
+        (["sh", "-c", "echo session over, log in again >&2; exit 3"], "'sh' .* returned 3.*session over"),
+        (["echo", "{}"], "'echo' .* gives no credentials: .*missing key"),
+    ],
+)
+async def test_a_login_program_that_gives_no_credentials_is_named_with_what_it_says(
+    tmp_path: Path, plugin: list[str], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = config(tmp_path, current="there")
+    document = json.loads(path.read_text())
+    document["users"][0]["user"] = {
+        "exec": {
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": plugin[0],
+            "args": plugin[1:],
+        }
+    }
+    path.write_text(json.dumps(document))
+    with pytest.raises(Misconfigured, match=said):
+        await load_credentials(CredentialOptions(str(path)))
+    assert not caplog.records
