@@ -18,6 +18,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 VENV = Environment(PROJECT)
 RUNTIME = (Section.RUNTIME, Section.BUILD)
 IMAGES = (*RUNTIME, Section.AGENT, Section.RELEASE)
+ALL_TESTS = ["--numprocesses=2"]
+"""Two processes share them (tests/shared_work.py); each more starts servers of its own."""
 CHECKS = (*RUNTIME, Section.TESTS, Section.LINT, Section.OPTIMAL, Section.BENCH, Section.RELEASE)
 
 
@@ -28,14 +30,16 @@ def demo(arguments: list[str]) -> int:
 
 
 def test(arguments: list[str]) -> int:
-    """Runs every check and test after setting up all they need; arguments go to pytest."""
+    """Runs every check and test after setting up all they need; arguments, if any, go to pytest."""
     _prepare_tests()
     _build_servers("control-plane", "node")
     _fetch_kernels()
     failed = _failed_checks()
     if failed:
         say(f"FAILED: {', '.join(failed)} (see above); the tests run all the same")
-    tests = show([VENV.python, "-m", "pytest", *arguments], cwd=PROJECT, environment=_environment())
+    tests = show(
+        [VENV.python, "-m", "pytest", *(arguments or ALL_TESTS)], cwd=PROJECT, environment=_environment()
+    )
     return tests or (1 if failed else 0)
 
 

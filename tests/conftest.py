@@ -18,6 +18,7 @@ pytest_plugins = [
     "harness.pod_cgroup_fixtures",
     "harness.real_node.fixtures",
     "harness.node_programs.fixtures",
+    "tests.shared_work",
 ]
 
 # A parent that runs its jobs in the background has them ignore SIGINT. Every program that a test starts and

@@ -1,0 +1,68 @@
+"""Worker processes share the tests by folder; those that change the machine never run at the same time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.shared_work import CHANGES_THE_MACHINE, FOLDERS_THAT_CHANGE_THE_MACHINE, unit_of
+
+PROJECT = Path(__file__).resolve().parent.parent
+WRITES_ITS_WORKER = """
+import os, pathlib, pytest
+@pytest.mark.parametrize("number", range(4))
+def test(number):
+    folder = pathlib.Path(__file__).parent.name
+    path = pathlib.Path(os.environ["WORKERS"]) / f"{folder}-{pathlib.Path(__file__).stem}-{number}"
+    path.write_text(os.environ["PYTEST_XDIST_WORKER"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "unit"),
+    [
+        ("tests/core/test_cpuset.py::test_a[x::y]", "core"),
+        ("tests/core/allocator/test_exact.py::test_b", "core"),
+        ("tests/linux/test_cgroup.py::test_c", CHANGES_THE_MACHINE),
+        ("tests/real_node/test_nri.py::test_d", CHANGES_THE_MACHINE),
+        ("tests/test_project.py::test_e", ""),
+        ("test_elsewhere.py::test_f", ""),
+    ],
+)
+def test_a_unit_is_a_folder_or_all_that_changes_the_machine(test: str, unit: str) -> None:
+    assert unit_of(test) == unit
+
+
+def test_the_folders_that_change_the_machine_exist() -> None:
+    assert all((PROJECT / "tests" / folder).is_dir() for folder in FOLDERS_THAT_CHANGE_THE_MACHINE)
+
+
+def test_a_folder_is_run_by_one_worker_and_so_is_all_that_changes_the_machine(tmp_path: Path) -> None:
+    workers = tmp_path / "workers"
+    workers.mkdir()
+    for folder in ("agent", "core", "linux", "web"):
+        for file in ("test_one", "test_two"):
+            path = tmp_path / "tests" / folder / f"{file}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(WRITES_ITS_WORKER, encoding="utf-8")
+    plugins = ("-p", "tests.shared_work", "-p", "no:cacheprovider", "--import-mode=importlib")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "2", *plugins, "tests"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(PROJECT), "WORKERS": str(workers)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "32 passed" in done.stdout, done.stdout + done.stderr
+    ran: dict[str, set[str]] = defaultdict(set)
+    for path in workers.iterdir():
+        ran[unit_of(f"tests/{path.name.partition('-')[0]}/x.py")].add(path.read_text())
+    assert set(ran) == {CHANGES_THE_MACHINE, "core", "web"}
+    assert all(len(one) == 1 for one in ran.values())
+    assert set.union(*ran.values()) == {"gw0", "gw1"}
