@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
-_QUIET_S = 1.0
+QUIET_S = 1.0
 """What ends sooner shows nothing."""
 _BAR_INTERVAL_S = 0.1
 _LINE_INTERVAL_S = 3.0
@@ -35,7 +35,7 @@ class Progress:
         self._total = total
         self._unit = unit
         self._began = time.monotonic()
-        self._next = self._began + _QUIET_S
+        self._next = self._began + QUIET_S
         self._bar: tuple[Bar, TaskID] | None = None
         self._before: signal._HANDLER = None
         self.interrupted = False

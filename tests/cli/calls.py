@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pty
 import subprocess
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from kvplace.cli import progress
 from kvplace.cli.main import main
 
 COMMAND = [sys.executable, "-m", "kvplace"]
@@ -35,6 +37,8 @@ class Caller:
     def __call__(self, *arguments: str, stdin: str | bytes = "") -> Called:
         content = stdin.encode() if isinstance(stdin, str) else stdin
         self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        # What a command says must not depend on how busy the machine is.
+        self._monkeypatch.setattr(progress, "QUIET_S", math.inf)
         with pytest.raises(SystemExit) as left:
             main(arguments)
         read = self._capsys.readouterr()
