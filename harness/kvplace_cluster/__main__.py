@@ -75,7 +75,7 @@ async def _run(options: argparse.Namespace, topology: Topology, kubevirt: Path) 
             HollowNodes(plane, [node_shape(name, topology) for name in names], runner=runner)
         )
         for name in names:
-            installation.describe(name, topology)
+            installation.describe(name, topology, writer="kubectl")  # no agent runs there
         plane.create_service_account(NAMESPACE, MAP_READER)
         plane.kubectl(
             *("create", "clusterrolebinding", MAP_READER, "--clusterrole=kvplace-viewer"),

@@ -239,9 +239,9 @@ class Installation:
         account = self.plane.service_account_kubeconfig(NAMESPACE, "kvplace-scheduler")
         return self.plane.add_scheduler(configuration, kubeconfig=account)
 
-    def describe(self, node: str, topology: Topology) -> None:
-        """Publish a node's machine, as its agent would."""
-        self._apply(node_topology(node, topology), writer="kvplace-agent")
+    def describe(self, node: str, topology: Topology, *, writer: str = "kvplace-agent") -> None:
+        """Publish a node's machine, as its agent would, or as another writer who does it by hand."""
+        self._apply(node_topology(node, topology), writer=writer)
 
     def ledger(self, node: str) -> Json:
         """Read the owners and claims of a node's ledger; empty when it has none yet."""

@@ -32,6 +32,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import topology_document
 from kvplace.kube import ledger_calls
+from kvplace.kube.agent_pods import AGENT_POD_RESOURCE
 from kvplace.kube.api_errors import Missing, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, Form, Resource
 from kvplace.kube.conditions import Condition
@@ -68,6 +69,7 @@ from kvplace.kube.session import JSON, METADATA_ONLY, STRATEGIC_MERGE_PATCH, Cal
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.vm_statuses import STATUS_RESOURCES
 from kvplace.kube.watches import (
+    AGENT_PODS,
     EVERYTHING,
     LEDGERS,
     NODE_STATUSES,
@@ -128,6 +130,7 @@ class ApiCluster:
                 _VMI,
                 vmi_record,
             ),
+            AGENT_PODS: AGENT_POD_RESOURCE,
             **STATUS_RESOURCES,
         }
         self._written: OrderedDict[tuple[str, str], LedgerRecord] = OrderedDict()

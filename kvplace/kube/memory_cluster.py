@@ -30,6 +30,7 @@ from kvplace.kube.events import EventRecord
 from kvplace.kube.object_log import ObjectLog
 from kvplace.kube.records import (
     NO_SHAPE,
+    AgentPod,
     LedgerRecord,
     NodeRecord,
     PodRecord,
@@ -40,6 +41,8 @@ from kvplace.kube.records import (
 )
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.watches import (
+    AGENT_PODS,
+    AGENTS,
     EDITED_VMIS,
     EVERYTHING,
     LEDGERS,
@@ -75,6 +78,7 @@ class MemoryCluster:
         self._topologies = ObjectLog(TOPOLOGIES)
         self._ledgers = ObjectLog(LEDGERS)
         self._edited_vmis = ObjectLog(VMIS)
+        self._agents = ObjectLog(AGENT_PODS)
         self._logs: Mapping[Kind[Any, Any], ObjectLog[Any]] = {
             PODS: self._pods,
             NODES: self._nodes,
@@ -82,6 +86,7 @@ class MemoryCluster:
             TOPOLOGIES: self._topologies,
             LEDGERS: self._ledgers,
             VMIS: self._edited_vmis,
+            AGENT_PODS: self._agents,
         }
         self._pod_annotations: dict[str, dict[str, str]] = {}
         self._node_annotations: dict[str, dict[str, str]] = {}
@@ -372,6 +377,8 @@ class MemoryCluster:
         kubelet_cpus: int = 0,
         enforcement: Enforcement = Enforcement.NONE,
         pods: Iterable[PodReport] = (),
+        conditions: Iterable[Condition] = (),
+        by_agent: bool = False,
     ) -> None:
         """Publish a node's machine, and what the kubelet's static policy holds of it, as its agent does."""
         self._put_topology(
@@ -381,8 +388,19 @@ class MemoryCluster:
                 kubelet_cpus=CpuMask(kubelet_cpus),
                 enforcement=enforcement,
                 pods={report.uid: report for report in pods},
+                by_agent=by_agent,
+                conditions=tuple(conditions),
             )
         )
+
+    def put_agent_pod(self, node: str, *, is_ready: bool = True) -> None:
+        """Let the DaemonSet run the agent on a node."""
+        uid = PodUid(f"agent-{node}")
+        self._agents.put(uid, AgentPod(uid, NodeName(node), is_ready), AGENTS.labels)
+
+    def delete_agent_pod(self, node: str) -> None:
+        """Take the agent away from a node."""
+        self._agents.remove(PodUid(f"agent-{node}"))
 
     def put_vmi(self, namespace: str, name: str, document: Mapping[str, Any]) -> None:
         """Create or replace a VirtualMachineInstance."""

@@ -74,6 +74,15 @@ class PodRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentPod:
+    """A pod of an agent."""
+
+    uid: PodUid
+    node: NodeName
+    is_ready: bool
+
+
+@dataclass(frozen=True, slots=True)
 class VmiRecord:
     """A VirtualMachineInstance whose annotations were edited while it ran."""
 

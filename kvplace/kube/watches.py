@@ -15,7 +15,7 @@ from kvplace.core.errors import KvplaceError
 from kvplace.core.label_terms import LabelTerms
 from kvplace.core.marks import EDITED_LABEL, PLACED_LABEL
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord, VmiRecord
+from kvplace.kube.records import AgentPod, LedgerRecord, NodeRecord, PodRecord, TopologyRecord, VmiRecord
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -66,6 +66,8 @@ VMIS: Kind[str, VmiRecord] = Kind(
 LEDGERS: Kind[NodeName, LedgerRecord] = Kind(
     "nodeledgers", lambda record: record.node, {NAME_FIELD: lambda record: record.node}
 )
+AGENT_PODS: Kind[PodUid, AgentPod] = Kind("pods", lambda record: record.uid, {})
+"""For people who look at nodes: an agent that is gone cannot say so itself."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Selector:
 EVERYTHING = Selector()
 PLACED_PODS = Selector(labels={PLACED_LABEL: "true"})
 """Pods that ask for cores: pod admission labels them."""
+AGENTS = Selector(labels={"app.kubernetes.io/name": "kvplace", "app.kubernetes.io/component": "agent"})
+"""The pods of agents, by the labels that manifests/agent gives them."""
 EDITED_VMIS = Selector(labels={EDITED_LABEL: "true"})
 """VMIs whose asking annotations were edited while they ran: admission labels them."""
 

@@ -15,13 +15,13 @@ from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.object_reader import ApiKind, ObjectReader
 from kvplace.kube.session import Session, open_session
 from kvplace.kube.together import together
-from kvplace.kube.watches import NAME_FIELD, TOPOLOGIES, Selector
+from kvplace.kube.watches import AGENTS, NAME_FIELD, TOPOLOGIES, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster, read_planning_cluster
 from kvplace.rollout.port import AgentReport
 from kvplace.rollout.rollouts import Rollouts
 
 _PODS = ApiKind("pods")
-_AGENT = "app.kubernetes.io/name=kvplace,app.kubernetes.io/component=agent"
+_AGENT = ",".join(f"{key}={value}" for key, value in AGENTS.labels.items())
 """Labels of the agent's pods."""
 
 

@@ -13,17 +13,20 @@ import gzip
 import html
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
 
 from kvplace.core.errors import BadBody, KvplaceError, Refused, http_status_of
 from kvplace.core.scalars import NodeName
+from kvplace.kube.store import Store
+from kvplace.kube.watches import AGENT_PODS, AGENTS, WatchClient
 from kvplace.nodes.cluster_holes import ClusterHoles
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.service.listening import while_connected
 from kvplace.service.process import in_background
+from kvplace.web.agents import Agents
 from kvplace.web.documents import MAX_QUERY, node_document, search, vm_document
 from kvplace.web.feed import Feed
 from kvplace.web.files import File, page_files
@@ -55,11 +58,18 @@ _VIEWER = web.RequestKey("viewer", Viewer)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+class MapClient(ReviewClient, WatchClient, Protocol):
+    """What the map asks of a cluster."""
+
+
 class WebMap:
     """The handlers of one replica."""
 
-    def __init__(self, cache: NodeCache, visitors: Visitors, rows: NodeRows, feed: Feed) -> None:
+    def __init__(
+        self, cache: NodeCache, agents: Agents, visitors: Visitors, rows: NodeRows, feed: Feed
+    ) -> None:
         self._cache = cache
+        self._agents = agents
         self._visitors = visitors
         self._rows = rows
         self._feed = feed
@@ -112,14 +122,14 @@ class WebMap:
 
     async def _node(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        document = node_document(self._cache, NodeName(name))
+        document = node_document(self._cache, self._agents, NodeName(name))
         if document is None:
             raise _missing(f"the cluster has no node {name[:253]}")
         return await _json(request, document)
 
     async def _vm(self, request: web.Request) -> web.StreamResponse:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
-        document = await vm_document(self._cache, namespace, name)
+        document = await vm_document(self._cache, self._agents, namespace, name)
         if document is None:
             raise _missing(f"no VM or pod {namespace[:63]}/{name[:253]} has asked kvplace for cores")
         return await _json(request, document)
@@ -206,14 +216,18 @@ class WebMap:
 
 @contextlib.asynccontextmanager
 async def web_map(
-    cluster: ReviewClient, cache: NodeCache, holes: ClusterHoles, settings: WebSettings
+    cluster: MapClient, cache: NodeCache, holes: ClusterHoles, settings: WebSettings
 ) -> AsyncIterator[web.Application]:
     """Make the application, and look for changes while the block runs."""
     sessions = None if settings.behind_proxy else Sessions(settings.tls.key)
-    rows = NodeRows(cache, holes)
+    visitors = Visitors(Gate(cluster, settings.holds_s), sessions)
+    agent_pods = Store(AGENT_PODS, AGENTS)
+    agents = Agents(agent_pods)
+    rows = NodeRows(cache, holes, agents)
     feed = Feed(rows, streams=settings.streams, heartbeat_s=settings.heartbeat_s)
-    async with in_background(feed.run()):
-        yield WebMap(cache, Visitors(Gate(cluster, settings.holds_s), sessions), rows, feed).application()
+    watching = (agent_pods.run(cluster), agents.announce(cache.nodes.records.keys()), feed.run())
+    async with in_background(*watching):
+        yield WebMap(cache, agents, visitors, rows, feed).application()
 
 
 @web.middleware

@@ -20,13 +20,14 @@ from kvplace.nodes.drawn_node import draw_node
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
 from kvplace.nodes.view_documents import reserved_document
+from kvplace.web.agents import Agents
 
 MAX_FOUND = 50
 MAX_QUERY = 256
 Json = dict[str, Any]
 
 
-def node_document(cache: NodeCache, name: NodeName) -> Json | None:
+def node_document(cache: NodeCache, agents: Agents, name: NodeName) -> Json | None:
     """Describe a node: its map and its VMs; None for one that the cluster does not have."""
     if name not in cache.nodes.records:
         return None
@@ -39,6 +40,8 @@ def node_document(cache: NodeCache, name: NodeName) -> Json | None:
         document["free"] = node.free.bit_count()
     if node.described is not None:
         document["enforcement"] = node.described.enforcement.value
+    if trouble := agents.trouble(name, node.described):
+        document["agent"] = trouble
     drawing = draw_node(node, vms_on(cache, node))
     if drawing is None:
         return document
@@ -53,7 +56,7 @@ def node_document(cache: NodeCache, name: NodeName) -> Json | None:
     return document
 
 
-async def vm_document(cache: NodeCache, namespace: str, name: str) -> Json | None:
+async def vm_document(cache: NodeCache, agents: Agents, namespace: str, name: str) -> Json | None:
     """Describe a VM, or a plain pod, by each of its pods; two while it migrates, None if there is none."""
     pods = []
     ends = time.perf_counter() + SLICE_S
@@ -69,7 +72,7 @@ async def vm_document(cache: NodeCache, namespace: str, name: str) -> Json | Non
         "namespace": namespace,
         "name": name,
         "kind": "VM" if pods[0].vmi else "pod",
-        "pods": [_pod_document(cache, pod) for pod in sorted(pods, key=lambda pod: pod.name)],
+        "pods": [_pod_document(cache, agents, pod) for pod in sorted(pods, key=lambda pod: pod.name)],
     }
 
 
@@ -159,7 +162,7 @@ def _claim_document(claim: Claim) -> Json:
     }
 
 
-def _pod_document(cache: NodeCache, pod: PodRecord) -> Json:
+def _pod_document(cache: NodeCache, agents: Agents, pod: PodRecord) -> Json:
     seat = pod.node or _reserved_on(cache, pod)
     node = view_of(cache, seat) if seat else None
     claim = node.ledger.claims.get(pod.uid) if node is not None else None
@@ -182,6 +185,8 @@ def _pod_document(cache: NodeCache, pod: PodRecord) -> Json:
             for condition in pod.conditions
         ],
     }
+    if node is not None and (trouble := agents.trouble(node.name, node.described)):
+        document["agent"] = trouble
     if report is not None:
         document["measured"] = {"cpus": format_cpu_list(report.cpus), "revision": report.revision}
     if vm.placement is not None:

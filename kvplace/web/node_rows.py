@@ -22,6 +22,7 @@ from kvplace.nodes.cluster_holes import SLICE_S, ClusterHoles
 from kvplace.nodes.cluster_view import VmState
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
+from kvplace.web.agents import Agents
 from kvplace.web.documents import view_of, vms_on
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -50,9 +51,10 @@ class Changes:
 class NodeRows:
     """The rows, as of the last `refresh`."""
 
-    def __init__(self, cache: NodeCache, holes: ClusterHoles) -> None:
+    def __init__(self, cache: NodeCache, holes: ClusterHoles, agents: Agents) -> None:
         self._cache = cache
         self._holes = holes
+        self._agents = agents
         self._rows: OrderedDict[NodeName, _Row] = OrderedDict()
         """The one that changed last at the end."""
         self._gone: OrderedDict[NodeName, int] = OrderedDict()
@@ -68,6 +70,7 @@ class NodeRows:
         cache.topologies.subscribe(self._topology_seen)
         cache.pods.subscribe(self._pod_seen)
         cache.subscribe(self._mark)
+        agents.subscribe(self._mark)
 
     async def refresh(self) -> None:
         """Look again at every node that has changed."""
@@ -185,6 +188,8 @@ class NodeRows:
             "notPinned": states[0],
             "moving": states[1],
         }
+        if trouble := self._agents.trouble(name, node.described):
+            document["agent"] = trouble
         if node.problem or isinstance(node.machine, Unusable):
             document["problem"] = node.problem
         else:

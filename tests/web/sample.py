@@ -56,6 +56,8 @@ async def sample() -> tuple[Stage, Vm]:
             stage.add_node(node, read_machine(machine))
             await _live(stage, node, FILLED[number % len(FILLED)], chance, numbers)
     stage.cluster.create_node("worker-new")
+    await stage.lose_agent("worker-05")
+    await stage.lose_agent("worker-17")
     for name in ("warehouse-db", "warehouse-etl"):
         stage.cluster.create_pod(
             f"virt-launcher-{name}", namespace="shop", uid=f"uid-{name}", vmi=name, request="{}"

@@ -65,6 +65,8 @@ class Stage:
         self.cluster = FaultyCluster()
         self.vms: dict[str, Vm] = {}
         self._machines: dict[str, Topology] = {}
+        self._with_agents: set[str] = set()
+        """Nodes of which the pods of agents are played, too."""
         self._numbers = itertools.count(1)
         self.cluster.tokens[VIEWER, ""] = Person("anna", "u-1", ("operators",))
         self.cluster.tokens[TENANT, ""] = Person("tom", "u-2", ("tenants",))
@@ -142,6 +144,12 @@ class Stage:
         for vm in [one for one in self.vms.values() if one.node == node][1::4]:
             await self.end_vm(vm)
 
+    async def lose_agent(self, node: str) -> None:
+        """Take the agent away from a node that it has described."""
+        self._with_agents.add(node)
+        self.cluster.delete_agent_pod(node)
+        await self.report(node)
+
     async def report(
         self, node: str, drifted: Mapping[PodUid, CpuMask] | None = None, *, sentence: str = ""
     ) -> None:
@@ -169,7 +177,13 @@ class Stage:
             told = Condition(PINNED, cpus is None, "AsPlaced" if cpus is None else "Drift", sentence)
             if record.condition(PINNED) != told:
                 await self.cluster.set_pod_condition(record, told)
-        self.cluster.put_topology(node, self._machines[node], enforcement=Enforcement.NRI, pods=reports)
+        self.cluster.put_topology(
+            node,
+            self._machines[node],
+            enforcement=Enforcement.NRI,
+            pods=reports,
+            by_agent=node in self._with_agents,
+        )
 
 
 async def cluster_of(machine: Topology, nodes: int, share: float = 0.7) -> Stage:

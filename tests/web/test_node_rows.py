@@ -12,8 +12,12 @@ import pytest
 
 from kvplace.core.errors import Unavailable
 from kvplace.core.scalars import NodeName
+from kvplace.kube.store import Store
+from kvplace.kube.watches import AGENT_PODS, AGENTS
 from kvplace.nodes.cluster_holes import ClusterHoles
 from kvplace.nodes.node_cache import NodeCache, running_node_cache
+from kvplace.service.process import in_background
+from kvplace.web.agents import GONE, Agents
 from kvplace.web.feed import HEARTBEAT, RELOAD, Feed
 from kvplace.web.node_rows import NodeRows
 from tests.nodes.machines import TWO
@@ -24,8 +28,11 @@ Json = dict[str, Any]
 
 @contextlib.asynccontextmanager
 async def rows_of(stage: Stage) -> AsyncIterator[tuple[NodeRows, NodeCache]]:
-    async with running_node_cache(stage.cluster) as cache:
-        rows = NodeRows(cache, ClusterHoles(cache))
+    pods = Store(AGENT_PODS, AGENTS)
+    async with running_node_cache(stage.cluster) as cache, in_background(pods.run(stage.cluster)):
+        agents = Agents(pods)
+        rows = NodeRows(cache, ClusterHoles(cache), agents)
+        await agents.announce(cache.nodes.records.keys())
         await rows.refresh()
         yield rows, cache
 
@@ -180,3 +187,22 @@ async def test_streams_end_when_the_process_stops() -> None:
         feed.end()
         async with asyncio.timeout(30):
             assert await waiting is None
+
+
+async def test_an_agent_that_is_gone_is_said_until_it_is_back() -> None:
+    stage = await cluster_of(TWO, 2)
+    await stage.lose_agent("worker-0")
+    async with rows_of(stage) as (rows, _):
+        assert row(rows, "worker-0")["agent"] == GONE
+        assert "agent" not in row(rows, "worker-1")  # nobody has ever seen one there
+        before = rows.revision
+        stage.cluster.put_agent_pod("worker-0", is_ready=False)
+        await refreshed(rows)
+        assert row(rows, "worker-0")["agent"] == GONE
+        stage.cluster.put_agent_pod("worker-0")
+        await refreshed(rows)
+        assert "agent" not in row(rows, "worker-0")
+        assert changed(rows, before) == ["worker-0"]
+        stage.cluster.delete_agent_pod("worker-0")
+        await refreshed(rows)
+        assert row(rows, "worker-0")["agent"] == GONE

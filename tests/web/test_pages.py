@@ -328,3 +328,22 @@ async def test_the_pictures_of_the_docs_can_be_taken_anew(tmp_path: Path, browse
         f"web-{page}{look}.png" for page in ("cluster", "node", "vm") for look in ("", "-narrow")
     ]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+
+
+async def test_a_node_without_its_agent_says_so_on_every_page(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = await cluster_of(TWO, 2)
+    vm = await stage.run_vm("worker-0", 2, name="db")
+    assert vm is not None
+    await stage.lose_agent("worker-0")
+    async with reading(stage, certificates, browser) as page:
+        await page.until("document.querySelector('.trouble')?.innerText.includes('its agent is gone')")
+        links = await page.accessible("link")
+        assert any(link.startswith("worker-0: ") and "its agent is gone" in link for link in links)
+        assert not any(link.startswith("worker-1: ") and "agent" in link for link in links)
+        for place in ("node/worker-0", "vm/shop/db"):
+            await page.evaluate(f"location.hash = '#/{place}'")
+            await page.until("document.querySelector('main .alarm')?.innerText.includes('gent is gone')")
+        stage.cluster.put_agent_pod("worker-0")
+        await page.until("!document.querySelector('main').innerText.includes('agent is gone')")

@@ -3,7 +3,7 @@
 import { ask } from "./cluster.js";
 import { drawMap, swatch } from "./core_map.js";
 import { byName, bytes, cpuList, h, plural, replace, vmLink } from "./dom.js";
-import { badge } from "./states.js";
+import { agentTrouble, badge } from "./states.js";
 
 const ENFORCED = {
   none: "no agent keeps other containers off owned CPUs",
@@ -39,6 +39,7 @@ export class NodePage {
       h("nav", { "aria-label": "Where" }, h("a", { href: "#/" }, "cluster"), " / ", node.name),
       h("h1", {}, node.name),
       h("p", { class: node.problem ? "alarm" : "facts" }, this.#words(node)),
+      agentTrouble(node),
       node.map ? drawMap(node.map) : null,
       node.map && node.vms.length ? this.#vms(node) : null);
   }
@@ -46,7 +47,7 @@ export class NodePage {
   #words(node) {
     if (node.problem) return `No VM can be placed here: ${node.problem}.`;
     const words = [`${node.free} of ${plural(node.allocatable, "CPU")} free`, plural(node.vms.length, "VM")];
-    if (node.enforcement) words.push(ENFORCED[node.enforcement] ?? node.enforcement);
+    if (node.enforcement && !node.agent) words.push(ENFORCED[node.enforcement] ?? node.enforcement);
     return words.join(" · ");
   }
 

@@ -8,11 +8,12 @@ const ORDERS = {
   free: ["most free CPUs", (row) => -(row.free ?? -1)],
   hole: ["largest hole in a NUMA node", (row) => -(row.holes?.numa[0] ?? -1)],
   scattered: ["most fragmented", (row) => -fragmentation(row)],
-  trouble: ["trouble first", (row) => -((row.problem ? 1000 : 0) + row.notPinned + row.moving / 1000)],
+  trouble: ["trouble first", (row) => -((row.problem ? 1e6 : 0) + (row.agent ? 1e3 : 0) + row.notPinned + row.moving / 1000)],
 };
 const NAMED = 6; // nodes with trouble, and waiting VMs, that are named
 
 const fragmentation = (row) => (row.holes?.numa[2] ? 1 - row.holes.numa[0] / row.holes.numa[2] : 0);
+const troubles = (row) => [row.notPinned && `${plural(row.notPinned, "VM")} not where placed`, row.agent].filter(Boolean);
 const percent = (share) => `${Math.round(share * 100)} %`;
 
 export class Overview {
@@ -88,7 +89,7 @@ export class Overview {
   // What somebody should look at: nodes with trouble, and VMs that wait.
   #trouble(totals) {
     const [, rank] = ORDERS.trouble;
-    const nodes = [...this.#cluster.nodes.values()].filter((row) => row.problem || row.notPinned)
+    const nodes = [...this.#cluster.nodes.values()].filter((row) => row.problem || row.notPinned || row.agent)
       .sort((one, other) => rank(one) - rank(other) || byName(one.name, other.name));
     const waiting = totals.firstWaiting.slice(0, NAMED);
     if (!nodes.length && !waiting.length) return null;
@@ -98,7 +99,7 @@ export class Overview {
         nodes.slice(0, NAMED).map((row) => h("li", {},
           h("b", { class: "alarm", "aria-hidden": "true" }, "! "),
           h("a", { href: nodeLink(row.name), "data-key": `trouble-${row.name}` }, row.name),
-          h("small", {}, row.problem ? ` unusable: ${row.problem}` : ` ${plural(row.notPinned, "VM")} not where placed`))),
+          h("small", {}, ` ${row.problem ? `unusable: ${row.problem}` : troubles(row).join("; ")}`))),
         waiting.map(([namespace, name]) => h("li", {},
           h("b", { "aria-hidden": "true" }, "… "),
           h("a", { href: vmLink(namespace, name), "data-key": `waiting-${namespace}-${name}` }, `${namespace}/${name}`),
@@ -147,7 +148,7 @@ export class Overview {
     const link = item.firstChild;
     const largest = row.holes?.numa[0] ?? 0;
     const scattered = percent(fragmentation(row));
-    const trouble = [row.notPinned && `${row.notPinned} not where placed`, row.moving && `${row.moving} moving`].filter(Boolean);
+    const trouble = [row.notPinned && `${row.notPinned} not where placed`, row.moving && `${row.moving} moving`, row.agent].filter(Boolean);
     const words = row.problem
       ? `unusable: ${row.problem}`
       : [`${row.free} of ${plural(row.allocatable, "CPU")} free`, `largest hole in a NUMA node ${largest}`, `${scattered} fragmented`, plural(row.vms, "VM"), ...trouble].join(", ");
@@ -155,7 +156,7 @@ export class Overview {
     link.title = `${row.name}: ${words}`;
     link.classList.toggle("unusable", Boolean(row.problem));
     link.replaceChildren(
-      h("span", { class: "line" }, h("span", { class: "name" }, row.name), row.notPinned ? h("b", { class: "alarm" }, `! ${row.notPinned}`) : null),
+      h("span", { class: "line" }, h("span", { class: "name" }, row.name), row.agent ? h("b", { class: "alarm" }, "! agent") : null, row.notPinned ? h("b", { class: "alarm" }, `! ${row.notPinned}`) : null),
       h("span", { class: "bars" }, (row.numa ?? []).map(([free, all]) =>
         h("span", { class: "used", vars: { "--share": all ? 1 - free / all : 1, "--size": all } }))),
       ...(row.problem
@@ -176,10 +177,11 @@ export class Overview {
     this.#list.replaceChildren(...rows.map((row) => this.#tiles.get(row.name)));
     focused?.focus({ preventScroll: true });
     const all = this.#cluster.nodes.size;
-    this.#words.textContent = all === 0
+    const words = all === 0
       ? "The cluster has no nodes."
       : this.#wanted
         ? `${plural(rows.length, "node")} with ${plural(this.#wanted.size, "free CPU")} or more in one ${SCOPES[this.#wanted.scope]}, of ${all.toLocaleString("en")}`
         : plural(all, "node");
+    if (this.#words.textContent !== words) this.#words.textContent = words; // else it would be read out again
   }
 }

@@ -3,7 +3,7 @@
 import { ask } from "./cluster.js";
 import { drawMap, swatch } from "./core_map.js";
 import { bytes, cpuList, h, moment, nodeLink, plural, replace, vmLink } from "./dom.js";
-import { badge } from "./states.js";
+import { agentTrouble, badge } from "./states.js";
 
 // What nobody has to read: the values that a VM has without its own annotation.
 const USUAL = { smt: "prefer", emulatorThreads: "shared", numaMemory: "preferred", guestNuma: "off", onFailure: "wait" };
@@ -51,6 +51,7 @@ export class VmPage {
     const seat = pod.node || pod.reservedOn;
     return h("article", { "aria-label": `pod ${pod.pod}` },
       h("p", {}, badge(pod)),
+      agentTrouble(pod),
       h("div", { class: "beside" },
         h("div", {},
           h("dl", { class: "facts" }, this.#facts(vm, pod).map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)])),
