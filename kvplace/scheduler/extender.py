@@ -192,8 +192,10 @@ class Extender:
         claimed = self._claimed(uid, args.names, request)
         if deciding and claimed:
             self.holds.drop(uid)
+            await self._plan.plan_ahead(args.pod, args.names)
             return FilterResult.passing(args, [min(claimed)])
         if deciding and (node := self._plan.node_of(args.pod, args.names)) is not None:
+            await self._plan.plan_ahead(args.pod, args.names)
             return FilterResult.passing(args, [node])
         self.holds.drop(uid)
         if (node := self._preemptor.reserved_node(args.pod, args.names, request)) is not None:

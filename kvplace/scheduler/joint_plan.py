@@ -34,6 +34,7 @@ from kvplace.scheduler.gathering import Gathering
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.metrics import PLANNED
 from kvplace.scheduler.nominations import Nominations
+from kvplace.scheduler.offered_nodes import OfferedNodes
 from kvplace.scheduler.pod_requests import AskingPod, PodRequests
 from kvplace.scheduler.waiting_pods import WaitingPods, waits
 
@@ -83,6 +84,7 @@ class JointPlan:
         self._strategy = strategy
         self._waiting = WaitingPods(cache.pods)
         self._gathering = Gathering(self._waiting)
+        self._offered = OfferedNodes()
 
     def node_of(self, pod: PodRecord, names: Collection[NodeName]) -> NodeName | None:
         """Return the node for which a pod is planned, if it still can go there.
@@ -117,6 +119,7 @@ class JointPlan:
         kube-scheduler, which tries one pod after the other, would otherwise look at all nodes for the next.
         """
         names = frozenset(names)
+        self._remember_offer(pod, names)
         await self._gather(pod, names)
         beside = self._beside(pod) if not is_about_nominated_node(pod, names) else []
         await self._plan(takewhile(lambda one: one.priority > pod.priority, beside), names)
@@ -129,6 +132,22 @@ class JointPlan:
         await self._plan(rest, names, _Planned(pod, asking, best))
         await self._nominations.written()
         return self._holds.node_of(pod.uid)
+
+    async def plan_ahead(self, pod: PodRecord, names: Collection[NodeName]) -> None:
+        """Plan the pods behind one that knows its node already, so that kube-scheduler finds them nominated.
+
+        Called before kube-scheduler gets its answer. Where no other nominated pod is left to it, those that
+        follow are planned over the nodes that it has offered a moment ago for a pod of the same shape.
+        """
+        known = self._cache.pods.get(pod.uid)
+        if known is None or not known.shape or not self._nominations.pay:
+            return
+        self._remember_offer(pod, frozenset(names))
+        offered = self._offered.of_shape(known.shape)
+        if offered is not None and not self._nominations.ahead:
+            await self._gathering.gather(known.shape, TOGETHER)
+            await self._plan(self._others_of(known), offered)
+        await self._nominations.written()
 
     def hold(
         self,
@@ -157,14 +176,19 @@ class JointPlan:
     def _beside(self, pod: PodRecord) -> list[PodRecord]:
         """Return the pods to be planned along with one, in kube-scheduler's order."""
         known = self._cache.pods.get(pod.uid)
-        if known is None or not waits(known):
-            return []
+        return self._others_of(known) if known is not None and waits(known) else []
+
+    def _others_of(self, pod: PodRecord) -> list[PodRecord]:
+        """Return pods of a pod's shape that wait and have no node yet, in kube-scheduler's order."""
         others = (
-            one
-            for one in self._waiting.of_shape(known.shape)
-            if one.uid != pod.uid and self._is_undecided(one)
+            one for one in self._waiting.of_shape(pod.shape) if one.uid != pod.uid and self._is_undecided(one)
         )
         return list(islice(others, TOGETHER - 1))
+
+    def _remember_offer(self, pod: PodRecord, names: frozenset[NodeName]) -> None:
+        known = self._cache.pods.get(pod.uid)
+        if self._nominations.pay and known is not None and not is_about_nominated_node(pod, names):
+            self._offered.remember(known.shape, names)
 
     def _is_undecided(self, pod: PodRecord) -> bool:
         return not self._holds.has(pod.uid) and not self._cache.ledgers.nodes_claimed_by(pod.uid)

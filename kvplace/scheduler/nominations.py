@@ -4,7 +4,7 @@ kube-scheduler tries `status.nominatedNodeName` first, and all other nodes only 
 costs the API server about a third of a binding, so it pays in large clusters only. It is a hint: one that
 comes too late, or fails, changes nothing but the cost. So that few come too late, kube-scheduler gets its
 answer about one pod when the nominations of those that were planned beside it are written. A pod that
-somebody else has nominated, bound or changed since it was planned is left alone.
+somebody else has nominated or bound since it was planned is left alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextlib
 import logging
 from typing import Protocol
 
-from kvplace.core.errors import KvplaceError
+from kvplace.core.errors import Conflict, KvplaceError
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
@@ -28,6 +28,9 @@ _AT_ONCE = 4
 """Nominations under way: enough to stay ahead of kube-scheduler, few enough to leave the rest to binds."""
 _PATIENCE_S = 1.0
 """How long kube-scheduler's answer waits at most: looking at all nodes for every pod costs it more."""
+_ATTEMPTS = 3
+_WATCH_S = 0.5
+"""How long a nomination waits for the version of the pod that it made, or that was made meanwhile."""
 
 
 class NominationClient(Protocol):
@@ -52,13 +55,26 @@ class Nominations:
         self._from_nodes = from_nodes
         self._due: dict[PodUid, NodeName] = {}
         self._under_way = 0
+        self._ahead: set[PodUid] = set()
+        """Pods that are nominated, or about to be, and that kube-scheduler has not asked about."""
         self._added = asyncio.Event()
         self._done = asyncio.Event()
+        self._changed = asyncio.Event()
+        cache.pods.subscribe(self._pod_seen)
 
     @property
     def pay(self) -> bool:
         """Whether the cluster is so large that looking at all nodes costs more than a nomination."""
         return 0 < self._from_nodes <= len(self._cache.nodes.records)
+
+    @property
+    def ahead(self) -> int:
+        """How many nominated pods kube-scheduler is still to try."""
+        for uid in list(self._ahead):
+            pod = self._cache.pods.get(uid)
+            if pod is None or pod.node or pod.was_tried:
+                self._ahead.discard(uid)
+        return len(self._ahead)
 
     def add(self, uid: PodUid, node: NodeName) -> None:
         """Nominate a node for a pod soon, if the cluster is large enough."""
@@ -69,6 +85,7 @@ class Nominations:
     def drop(self, uid: PodUid) -> None:
         """Leave a pod alone: kube-scheduler has asked about it already."""
         self._due.pop(uid, None)
+        self._ahead.discard(uid)
 
     async def written(self) -> None:
         """Wait until nothing is left to nominate, but not for long."""
@@ -98,17 +115,47 @@ class Nominations:
                 self._done.set()
 
     async def _nominate(self, uid: PodUid, node: NodeName) -> None:
-        pod = self._cache.pods.get(uid)
-        if pod is None or not waits(pod) or not self._is_planned(uid, node):
-            NOMINATIONS.labels("dropped").inc()
-            return
-        try:
-            await self._cluster.nominate_node(pod, node)
-        except KvplaceError as error:
-            NOMINATIONS.labels("failed").inc()
-            log.info("node %s is not nominated: %s", node, error, extra={"uid": uid, "node": node})
-        else:
-            NOMINATIONS.labels("written").inc()
+        self._ahead.add(uid)
+        outcome = await self._write(uid, node)
+        if outcome != "written":
+            self._ahead.discard(uid)
+        NOMINATIONS.labels(outcome).inc()
+
+    async def _write(self, uid: PodUid, node: NodeName) -> str:
+        """Nominate a node, and return how it went; the watch has then brought it, to kube-scheduler, too.
+
+        KubeVirt writes the status of a pod right after it has created it. So a pod that has changed is tried
+        again as it is now.
+        """
+        refusal: KvplaceError | None = None
+        for _ in range(_ATTEMPTS):
+            pod = self._cache.pods.get(uid)
+            if pod is None or not waits(pod) or uid not in self._ahead or not self._is_planned(uid, node):
+                return "dropped"
+            try:
+                await self._cluster.nominate_node(pod, node)
+            except Conflict as error:
+                refusal = error
+                await self._until_newer(pod)
+            except KvplaceError as error:
+                refusal = error
+                break
+            else:
+                await self._until_newer(pod)
+                return "written"
+        log.info("node %s is not nominated: %s", node, refusal, extra={"uid": uid, "node": node})
+        return "failed"
+
+    async def _until_newer(self, pod: PodRecord) -> None:
+        """Wait until the watch has brought a pod as it is now, but not for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WATCH_S):
+                while self._cache.pods.get(pod.uid) == pod:
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        self._changed.set()
 
     def _is_planned(self, uid: PodUid, node: NodeName) -> bool:
         """Whether a pod is to go to a node: by the plan, or by a claim that has gone along."""

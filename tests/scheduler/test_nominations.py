@@ -13,6 +13,7 @@ from kvplace.kube.watches import PODS
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.gathering import GATHER_S, STREAM_S
 from kvplace.scheduler.joint_plan import TOGETHER
+from kvplace.scheduler.offered_nodes import OFFER_S
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Operation
 from tests.nodes.machines import EIGHT
@@ -104,6 +105,23 @@ async def test_what_somebody_else_has_nominated_since_stays(cluster: Counting) -
         assert nominated(cluster) == {"vm-1": "c"}
 
 
+async def test_a_pod_that_has_changed_since_it_was_planned_is_nominated_as_it_is_now(
+    cluster: Counting,
+) -> None:
+    """KubeVirt writes the status of a pod right after it has created it."""
+    first, _ = several(cluster, 2)
+    async with replica(cluster, extending=ALWAYS) as one:
+        await seen(one, 2)
+        cluster.pause_watches(PODS)
+        cluster.label_pod("default", "vm-1", {"changed": "true"})
+        answer = asyncio.create_task(one.filter(first))
+        await asyncio.sleep(0.1)
+        assert nominated(cluster) == {}
+        cluster.resume_watches(PODS)
+        await answer
+        assert nominated(cluster) == {"vm-1": "a"}
+
+
 async def test_a_pod_that_kube_scheduler_asks_about_meanwhile_is_not_nominated(cluster: Counting) -> None:
     pods = several(cluster, 8, 1)
     async with replica(cluster, extending=ALWAYS) as one:
@@ -159,6 +177,36 @@ async def test_the_answer_about_a_pod_waits_until_those_planned_beside_it_are_no
         assert len(nominated(cluster)) == 4
 
 
+async def test_the_answer_waits_until_the_watch_has_brought_the_nominations(cluster: Counting) -> None:
+    """kube-scheduler, which has a watch as well, then knows them too."""
+    pods = several(cluster, 2)
+    async with replica(cluster, extending=ALWAYS) as one:
+        await seen(one, 2)
+        cluster.pause_watches(PODS)
+        answer = asyncio.create_task(one.filter(pods[0]))
+        await asyncio.sleep(0.1)
+        assert nominated(cluster) == {"vm-1": "a"}
+        assert not answer.done()
+        cluster.resume_watches(PODS)
+        assert (await answer).names == ["a"]
+
+
+async def test_the_answer_about_a_planned_pod_waits_for_nominations_that_are_under_way(
+    cluster: Counting,
+) -> None:
+    pods = several(cluster, 3)
+    async with replica(cluster, extending=ALWAYS) as one:
+        sending = cluster.faults.hold(Operation.NOMINATE_NODE)
+        await seen(one, 3)
+        await one.filter(pods[0])
+        answer = asyncio.create_task(one.filter(pods[1]))
+        await asyncio.sleep(0.1)
+        assert not answer.done()
+        sending.release()
+        await answer
+        assert "vm-2" in nominated(cluster)
+
+
 async def test_the_answer_does_not_wait_for_ever_when_nominations_hang(cluster: Counting) -> None:
     pods = several(cluster, 2)
     async with replica(cluster, extending=ALWAYS) as one:
@@ -207,3 +255,60 @@ async def test_a_pod_does_not_wait_when_enough_others_wait_already(cluster: Coun
         began = loop.time()
         await one.filter(others[0])
         assert loop.time() - began < GATHER_S
+
+
+async def test_while_kube_scheduler_tries_the_last_nominated_pod_the_ones_behind_it_are_nominated(
+    cluster: Counting,
+) -> None:
+    """So it need not look at all nodes again as long as pods come."""
+    pods = several(cluster, 3, 2)
+    async with replica(cluster, extending=ALWAYS) as one:
+        await seen(one, 3)
+        await one.filter(pods[0])
+        assert nominated(cluster) == {"vm-1": "a", "vm-2": "a"}
+        asking_pod(cluster, "behind", 2, shape=b"of one kind")
+        await seen(one, 4)
+        assert (await one.filter(cluster.pod("vm-1"), "a")).names == ["a"]
+        assert "behind" not in nominated(cluster)  # vm-2 is still left to kube-scheduler
+        assert (await one.filter(cluster.pod("vm-2"), "a")).names == ["a"]
+        assert nominated(cluster)["behind"] == "a"
+
+
+async def test_a_nominated_pod_that_was_claimed_along_has_those_behind_it_nominated_too(
+    cluster: Counting,
+) -> None:
+    first, _ = several(cluster, 2)
+    async with replica(cluster, extending=ALWAYS) as one:
+        await seen(one, 2)
+        await one.filter(first)
+        assert await one.bind(first, "a") == ""
+        await one.until(lambda: len(one.claims("a")) == 2)
+        behind = asking_pod(cluster, "behind", 2, shape=b"of one kind")
+        await seen(one, 3)
+        assert (await one.filter(cluster.pod("vm-1"), "a")).names == ["a"]
+        assert nominated(cluster)["behind"] == one.extender.holds.node_of(behind.uid)
+
+
+async def test_pods_of_another_shape_are_not_nominated_to_nodes_that_were_not_offered_for_them(
+    cluster: Counting,
+) -> None:
+    pods = several(cluster, 2)
+    async with replica(cluster, extending=ALWAYS) as one:
+        await seen(one, 2)
+        await one.filter(pods[0])
+        asking_pod(cluster, "other", 2, shape=b"of another kind")
+        await seen(one, 3)
+        await one.filter(cluster.pod("vm-1"), "a")
+        assert "other" not in nominated(cluster)
+
+
+async def test_nodes_that_were_offered_some_time_ago_are_not_used_any_more(cluster: Counting) -> None:
+    pods = several(cluster, 2)
+    async with replica(cluster, extending=ALWAYS) as one:
+        await seen(one, 2)
+        await one.filter(pods[0])
+        await asyncio.sleep(OFFER_S)
+        asking_pod(cluster, "behind", 2, shape=b"of one kind")
+        await seen(one, 3)
+        await one.filter(cluster.pod("vm-1"), "a")
+        assert "behind" not in nominated(cluster)
