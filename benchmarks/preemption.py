@@ -27,6 +27,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from benchmarks._tables import table
 from benchmarks.batches import filled_cluster, longest_stretch
@@ -148,7 +149,14 @@ async def play(states: States, request: Request, vms: int, chance: random.Random
         gc.collect()
         gc.freeze()  # as `serve` does once it has read the cluster
         for pod in pods:
-            await _ask(extender, scheduler, pod, request, chance.sample(list(states), len(states)), outcome)
+            shuffled = chance.sample(list(states), len(states))
+            for node in await _ask(extender, scheduler, pod, request, shuffled, outcome):
+                await cache.ledgers.change(node, partial(_given_up, pod))
+
+
+def _given_up(pod: PodRecord, _ledger: Ledger) -> tuple[LedgerChange, None]:
+    """Give up what is reserved for a VM."""
+    return LedgerChange(releases=(pod.uid,)), None
 
 
 async def _ask(
@@ -158,13 +166,14 @@ async def _ask(
     request: Request,
     nodes: list[str],
     outcome: Outcome,
-) -> None:
+) -> tuple[NodeName, ...]:
+    """Ask for one VM; returns the nodes in the answer."""
     if (await extender.filter(ExtenderArgs(pod, [NodeName(node) for node in nodes]))).names:
-        return
+        return ()
     found = {node: victims for node in nodes if (victims := scheduler.victims(node, request))}
     sent = dict(list(found.items())[:MOST_SENT])
     if not sent:
-        return
+        return ()
     outcome.asked += 1
     node = min(sent, key=lambda name: (cost_of(sent[name], 0), name))
     outcome.by_count.append(len(sent[node]))
@@ -187,7 +196,7 @@ async def _ask(
     watch.cancel()
     outcome.stretch = max(outcome.stretch, await watch)
     outcome.by_cores += [len(victims.pods) for victims in answer.victims.values()]
-    extender.holds.reservations.drop(pod.uid)
+    return tuple(answer.victims)
 
 
 def main() -> None:

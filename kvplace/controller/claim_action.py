@@ -37,18 +37,20 @@ def action_from_cache(
     was_deleted: bool,
     age_s: float,
     patience_s: float,
+    reserved_s: float = RESERVED_S,
 ) -> ClaimAction:
     """Decide about a claim, given its pod in the cache.
 
     `was_deleted`: the cache had the pod and no longer has it, so it is looked for at once.
     `age_s`: how long this process has seen the claim as it is.
     `patience_s`: how long a claim may wait for its binding before its pod is read.
+    `reserved_s`: how long a reservation may stay.
     """
     if pod is None:
         is_settled = was_deleted or age_s > SETTLE_S
         return ClaimAction.READ_POD if is_settled else ClaimAction.KEEP
     if claim.reserved is not None:
-        return _action_on_reservation(node, pod, age_s)
+        return _action_on_reservation(node, pod, age_s, reserved_s)
     if has_ended(pod):
         return ClaimAction.RELEASE
     if runs_unpinned(claim, pod):
@@ -61,7 +63,14 @@ def action_from_cache(
 
 
 def action_from_live_pod(
-    claim: Claim, node: NodeName, pod: PodRecord | None, *, runs: bool, age_s: float, patience_s: float
+    claim: Claim,
+    node: NodeName,
+    pod: PodRecord | None,
+    *,
+    runs: bool,
+    age_s: float,
+    patience_s: float,
+    reserved_s: float = RESERVED_S,
 ) -> ClaimAction:
     """Decide about a claim, given its pod as the API server has it now.
 
@@ -71,7 +80,7 @@ def action_from_live_pod(
     if pod is None or pod.uid != claim.uid:
         return ClaimAction.KEEP if runs else ClaimAction.RELEASE
     if claim.reserved is not None:
-        return _action_on_reservation(node, pod, age_s)
+        return _action_on_reservation(node, pod, age_s, reserved_s)
     if has_ended(pod):
         return ClaimAction.RELEASE
     if runs_unpinned(claim, pod):
@@ -81,11 +90,11 @@ def action_from_live_pod(
     return ClaimAction.RELEASE if age_s > patience_s else ClaimAction.KEEP
 
 
-def _action_on_reservation(node: NodeName, pod: PodRecord, age_s: float) -> ClaimAction:
+def _action_on_reservation(node: NodeName, pod: PodRecord, age_s: float, reserved_s: float) -> ClaimAction:
     """Decide about what is reserved for a pod: nobody has run there, and its bind writes the ledger first."""
     if pod.node == node and claim_of_bound_pod(pod) is not None:
         return ClaimAction.COMPARE  # bound by somebody who knows no reservations
-    is_over = bool(pod.node) or pod.deleting or has_ended(pod) or age_s > RESERVED_S
+    is_over = bool(pod.node) or pod.deleting or has_ended(pod) or age_s > reserved_s
     return ClaimAction.RELEASE if is_over else ClaimAction.KEEP
 
 

@@ -45,5 +45,7 @@ class ClaimAges:
 
 
 def _since(claim: Claim, known: tuple[str, float] | None, now: float) -> tuple[str, float]:
-    date = claim.since if claim.reserved is None else claim.reserved.until  # it is renewed
+    date = claim.since
+    if claim.reserved is not None:
+        date = f"{claim.reserved.until} {claim.owned}"  # it is renewed, and grows
     return known if known is not None and known[0] == date else (date, now)

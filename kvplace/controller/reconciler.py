@@ -26,7 +26,7 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.log_fields import about_pod
-from kvplace.core.reservation import RESERVED_S, grown
+from kvplace.core.reservation import LONGEST_S, RESERVED_S, grown
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
 from kvplace.kube.pending_changes import no_change
@@ -40,6 +40,8 @@ REPORT_S = 10.0
 """How long an agent may take to report a container; a pod that is gone keeps its cores so long."""
 SILENCE_S = 30.0
 """The same where the agent has written nothing since then: it may be starting again."""
+_SOON_S = 0.1
+"""A reservation that is just about to end is looked at again after this."""
 
 
 class ReconcilerClient(Protocol):
@@ -73,6 +75,7 @@ class Reconciler:
         `look_again` makes a node due after some seconds.
         """
         self._cluster = cluster
+        self._cache = cache
         self._pods = cache.pods
         self._nodes = cache.nodes
         self._topologies = cache.topologies
@@ -156,13 +159,21 @@ class Reconciler:
             was_deleted=self._index.was_deleted(claim.uid),
             age_s=self._ages.age_s(node, claim),
             patience_s=self._patience_s,
+            reserved_s=self._reserved_s(node, claim),
         )
         if action is ClaimAction.KEEP and pod is None:
             self._look_again(node, SETTLE_S)
         elif action is ClaimAction.KEEP and claim.reserved is not None:
-            self._look_again(node, RESERVED_S - self._ages.age_s(node, claim))
+            left_s = self._reserved_s(node, claim) - self._ages.age_s(node, claim)
+            self._look_again(node, max(left_s, _SOON_S))
         agrees = action is ClaimAction.COMPARE and pod is not None and self._agrees(claim, pod)
         return ClaimAction.KEEP if agrees else action
+
+    def _reserved_s(self, node: NodeName, claim: Claim) -> float:
+        """Return how long a reservation may stay: longer while pods end that still have what is reserved."""
+        claims = self._cache.ledger(node).claims.values() if claim.awaited else ()
+        awaited = (other for other in claims if other.cpus & claim.awaited and other.uid != claim.uid)
+        return LONGEST_S if any(self._cache.is_leaving(other.uid) for other in awaited) else RESERVED_S
 
     def _agrees(self, claim: Claim, pod: PodRecord) -> bool:
         """Whether a claim needs no change; a placement that was read once is not read again."""
@@ -188,6 +199,7 @@ class Reconciler:
                 runs=is_gone and claim.reserved is None and self._runs(node, claim.uid),
                 age_s=self._ages.age_s(node, claim),
                 patience_s=self._patience_s,
+                reserved_s=self._reserved_s(node, claim),
             )
             only_if_unchanged |= not is_gone and (waits_for_binding(claim, pod) or runs_unpinned(claim, pod))
         if action is ClaimAction.RELEASE:

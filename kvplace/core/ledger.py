@@ -41,12 +41,12 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What is kept for a pod that waits, while running VMs make room for it."""
+    """What is kept for a pod that waits, while VMs move or are evicted for it."""
 
     owned: CpuMask
     """CPUs that the pod is to own; its claim owns those that are free already."""
     until: str
-    """When it ends unless it is renewed, RFC 3339. For people: each replica measures the time itself."""
+    """When it ends at the latest, unless renewed, RFC 3339. For people: each replica measures the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Claim:
     relocation: Relocation | None = None
     """The change under way; everything above then includes what both placements need."""
     reserved: Reserved | None = None
-    """Set while the pod waits for room that is being made; its bind makes an ordinary claim of it."""
+    """Set while the pod waits for what others leave; its bind makes an ordinary claim of it."""
 
     @property
     def awaited(self) -> CpuMask:

@@ -1,4 +1,6 @@
-"""Claims of pods that wait while running VMs make room for them: what is freed for one, nobody else gets.
+"""Claims of pods that wait for cores that others leave for them: what is freed for one, nobody else gets.
+
+Running VMs move to other cores, or VMs of lower priority are evicted.
 
 A CPU cannot go from one owner to the next in one write. So a reservation has two parts. What is free when it
 is made it owns at once, and the API server keeps everybody else off. What others still own is written in it,
@@ -11,11 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvplace.core.free import Free
 from kvplace.core.ledger import Claim, Ledger, Reserved
+from kvplace.core.request import Policy
 from kvplace.core.scalars import CpuMask
 
 RESERVED_S = 30.0
-"""How long a reservation stays after it was made or renewed, as each replica measures it."""
+"""How long a reservation stays after it was made, renewed or has grown, as each replica measures it."""
+LONGEST_S = 900.0
+"""The same while somebody ends whose CPUs are reserved: one that does not end is nobody's promise."""
 
 
 def reserve(ledger: Ledger, whole: Claim, *, but: CpuMask, until: str) -> Claim:
@@ -28,6 +34,18 @@ def reserve(ledger: Ledger, whole: Claim, *, but: CpuMask, until: str) -> Claim:
     owned = CpuMask(before.owned & wanted if before is not None else 0)
     cpus = CpuMask(whole.cpus & ~whole.owned | owned)
     return grown_claim(ledger, replace(whole, cpus=cpus, owned=owned, reserved=Reserved(wanted, until)))
+
+
+def kept_for(whole: Claim, ledger: Ledger, free: Free) -> Claim:
+    """Return the claim to be reserved for a pod that is to get the `whole` one of what will be `free`.
+
+    For one that shares CPUs they are reserved as its own, since an exclusive VM would take them: all but
+    those that others' pools must keep. Those that others share it owns only when they end, and fits before.
+    """
+    if whole.owned:
+        return whole
+    owned = CpuMask(whole.cpus & (free.cpus | ledger.named))
+    return replace(whole, policy=Policy.EXCLUSIVE, cpus=owned, owned=owned)
 
 
 def grown(ledger: Ledger) -> Iterator[Claim]:

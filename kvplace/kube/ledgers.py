@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from kvplace.core.errors import Conflict, Corrupt, Forbidden, KvplaceError, Misconfigured, Unavailable
-from kvplace.core.ledger import LedgerChange, OwnershipConflict
+from kvplace.core.ledger import Claim, LedgerChange, OwnershipConflict
 from kvplace.core.log_fields import about_pod
 from kvplace.core.reservation import grown
 from kvplace.core.scalars import NodeName, PodUid
@@ -96,6 +96,7 @@ class Ledgers:
         self._cluster = cluster
         self._records: dict[NodeName, LedgerRecord] = {}
         self._claimed_on: dict[PodUid, set[NodeName]] = {}
+        self._reserved_on: set[NodeName] = set()
         self._queues: dict[NodeName, _NodeQueue] = {}
         self._listeners: list[Callable[[NodeName], None]] = []
         self._attempts = attempts
@@ -116,6 +117,11 @@ class Ledgers:
     def nodes_claimed_by(self, uid: PodUid) -> frozenset[NodeName]:
         """The nodes on which a pod has a claim; more than one only after a crash or a race."""
         return frozenset(self._claimed_on.get(uid, ()))
+
+    @property
+    def nodes_with_reservations(self) -> frozenset[NodeName]:
+        """The nodes on which something is reserved for a pod that waits."""
+        return frozenset(self._reserved_on)
 
     def all(self) -> Iterator[LedgerRecord]:
         """Every known ledger."""
@@ -283,7 +289,9 @@ class Ledgers:
         del self._records[record.node]
         self._changed(record.node, known.ledger.claims, {})
 
-    def _changed(self, node: NodeName, before: Collection[PodUid], after: Collection[PodUid]) -> None:
+    def _changed(self, node: NodeName, before: Collection[PodUid], after: Mapping[PodUid, Claim]) -> None:
+        is_reserved = any(claim.reserved is not None for claim in after.values())
+        (self._reserved_on.add if is_reserved else self._reserved_on.discard)(node)
         for uid in set(before).difference(after):
             nodes = self._claimed_on.get(uid, set())
             nodes.discard(node)

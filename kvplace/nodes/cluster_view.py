@@ -133,7 +133,7 @@ class VmView:
     kubevirt: VmStatus | None = None
     """What KubeVirt says of it; None for a plain pod, and where that was not read."""
     reserved_on: NodeName = NO_NODE
-    """Of a VM that waits: the node on which running VMs make room for it; its claim there says what."""
+    """Of a VM that waits: the node on which other VMs make room for it; its claim there says what."""
 
     @property
     def namespace(self) -> str:

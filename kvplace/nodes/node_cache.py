@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Claim, Ledger
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledgers import LedgerClient, Ledgers
 from kvplace.kube.records import NodeRecord, TopologyRecord
 from kvplace.kube.store import Store
@@ -27,6 +27,8 @@ from kvplace.kube.watches import (
     WatchClient,
 )
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot, Unusable, describe_node, snapshot_of
+
+_TERMINAL = ("Succeeded", "Failed")
 
 
 class NodeClient(WatchClient, LedgerClient, Protocol):
@@ -90,6 +92,11 @@ class NodeCache:
         """Return whether an agent keeps all other containers off the CPUs that are owned on a node."""
         described = self.topologies.get(node)
         return described is not None and described.enforcement is not Enforcement.NONE
+
+    def is_leaving(self, uid: PodUid) -> bool:
+        """Say whether the claim of a pod comes free without anybody's doing."""
+        pod = self.pods.get(uid)
+        return pod is None or pod.deleting or pod.compute_terminated or pod.phase in _TERMINAL
 
     def ledger(self, node: NodeName) -> Ledger:
         """Return the newest known ledger of a node; an empty one when it has none yet."""

@@ -2,7 +2,7 @@
 
 A pod says where a VM is and whether it is pinned. KubeVirt's own objects say how far KubeVirt is with it, and
 name the VMs that are stopped, or cannot start, and so have no pod. Who may not read them sees the pods alone.
-While VMs wait, the ledgers say for which of them running VMs make room.
+While VMs wait, the ledgers say for which of them other VMs make room.
 """
 
 from __future__ import annotations

@@ -16,10 +16,12 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Protocol
 
+from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cluster.grouped_refusals import grouped
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate, scores
 from kvplace.core.errors import BadAnnotation, Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.free import Free
+from kvplace.core.ledger import LedgerChange
 from kvplace.core.log_fields import about_pod
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import OnFailure, Request
@@ -121,7 +123,7 @@ class Extender:
         self._plan = JointPlan(
             cache, self._requests, self._fits, self.holds, self.nominations, self._settings.strategy
         )
-        self._preemptor = Preemptor(cluster, cache, self._requests, self.holds, clock=clock)
+        self._preemptor = Preemptor(cluster, cache, self._requests, self.holds, now=now, clock=clock)
         self.room = RoomMaker(
             cluster,
             cache,
@@ -188,7 +190,6 @@ class Extender:
         deciding = self._settings.mode is Mode.DECIDE
         self.nominations.drop(uid)
         self.holds.drop_expired()
-        self._preemptor.drop_expired()
         claimed = self._claimed(uid, args.names, request)
         if deciding and claimed:
             self.holds.drop(uid)
@@ -198,8 +199,6 @@ class Extender:
             await self._plan.plan_ahead(args.pod, args.names)
             return FilterResult.passing(args, [node])
         self.holds.drop(uid)
-        if (node := self._preemptor.reserved_node(args.pod, args.names, request)) is not None:
-            return FilterResult.passing(args, [node])
         if deciding and not asking.pod_request.explain:
             chosen = await self._plan.place(args.pod, asking, args.names)
             if chosen is not None:
@@ -211,7 +210,7 @@ class Extender:
         best = best_candidate(candidates, self._settings.strategy)
         if best is None:
             await asyncio.sleep(0)  # grouping thousands of refusals is a turn of its own
-            return self._none_fits(args, asking, refusals)
+            return await self._none_fits(args, asking, refusals)
 
         if asking.pod_request.explain:
             explanation = explain_choice(best, candidates, refusals, self._settings.strategy)
@@ -222,15 +221,17 @@ class Extender:
         self._plan.hold(args.pod, asking, best.node, best.placement)
         return FilterResult.passing(args, [best.node])
 
-    def _none_fits(
+    async def _none_fits(
         self, args: ExtenderArgs, asking: AskingPod, refusals: Mapping[NodeName, Refusal]
     ) -> FilterResult:
-        node = self._preemptor.outranked_node(args.pod, args.names, asking.pod_request.request)
-        if node is not None:
-            return FilterResult.passing(args, [node])
+        request = asking.pod_request.request
+        if await self._preemptor.outranks(args.pod, args.names, request):
+            claimed = self._claimed(args.pod.uid, args.names, request)
+            if claimed:
+                return FilterResult.passing(args, [min(claimed)])
         for reason in {refusal.reason for refusal in refusals.values()}:
             REFUSALS.labels(reason.value).inc()
-        if asking.pod_request.request.options.on_failure is OnFailure.FLOAT:
+        if request.options.on_failure is OnFailure.FLOAT:
             return FilterResult.passing(args, [*args.names])
         groups = grouped(refusals)
         if asking.vmi is not None:  # on the pod, kube-scheduler itself writes FailedScheduling
@@ -246,7 +247,7 @@ class Extender:
     ) -> dict[NodeName, Candidate]:
         """Return where a pod has a claim already, from an attempt whose binding did not come.
 
-        Also where room was made for it, once all that is reserved for it has come free.
+        Also where something is reserved for it, once it fits there.
         """
         found: dict[NodeName, Candidate] = {}
         for node in self._cache.ledgers.nodes_claimed_by(uid):
@@ -254,8 +255,13 @@ class Extender:
             claim = self._cache.ledger(node).claims.get(uid)
             if node not in nodes or isinstance(machine, Unusable) or claim is None:
                 continue
-            came_free = grown_claim(self._cache.ledger(node), claim)
+            ledger = self._cache.ledger(node)
+            came_free = grown_claim(ledger, claim)
             placement = placement_of_claim(machine.topology, request, came_free)
+            if placement is None and claim.reserved is not None:  # it fits otherwise, or shares CPUs
+                others = ledger.after(LedgerChange(releases=(uid,)))
+                free = machine.free(others, self.holds.on_node(node, but=uid))
+                placement = try_place(machine.topology, free, request)
             if placement is not None:
                 own = Free(placement.owned, placement.cpus)
                 found[node] = Candidate(node, Fit(machine.topology, placement, own, request.vcpus))
@@ -285,7 +291,7 @@ class Extender:
     async def preempt(self, args: PreemptionArgs) -> PreemptionResult:
         """Answer which pods of which node have to go for a pod, or that it has to wait.
 
-        Nobody has to go for a pod for which room is being made.
+        Nobody has to go for a pod for which room is being made, or something is reserved already.
         """
         with PREEMPTION_SECONDS.time():
             if await self.room.is_under_way(args.pod.uid):

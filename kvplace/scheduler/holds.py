@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 from kvplace.core.ledger import Claim
 from kvplace.core.scalars import NodeName, PodUid
-from kvplace.scheduler.reservations import Reservations
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +35,6 @@ class Holds:
         self._holds: dict[PodUid, _Hold] = {}
         self._on_node: dict[NodeName, dict[PodUid, Claim]] = {}
         self._planned: set[PodUid] = set()
-        self.reservations = Reservations(clock=clock, changed=changed)
-        """Cores that are to be held for pods once others have ended."""
 
     def __len__(self) -> int:
         """Count the pods that hold something, expired holds included."""
@@ -87,18 +83,12 @@ class Holds:
         return hold.node if hold is not None else None
 
     def of_node(self, node: NodeName) -> list[Claim]:
-        """Return what pods hold on a node; what is reserved there is not held by anybody."""
+        """Return what pods hold on a node."""
         return list(self._on_node.get(node, {}).values())
 
-    def on_node(
-        self, node: NodeName, *, but: PodUid | None = None, least: int | None = None
-    ) -> Iterator[Claim]:
-        """Return what pods hold on a node, and what is reserved there, except for the pod `but`.
-
-        What is reserved for priorities below `least` does not count.
-        """
-        held = (claim for uid, claim in self._on_node.get(node, {}).items() if uid != but)
-        return chain(held, self.reservations.on_node(node, but=but, least=least))
+    def on_node(self, node: NodeName, *, but: PodUid | None = None) -> Iterator[Claim]:
+        """Return what pods hold on a node, except for the pod `but`."""
+        return (claim for uid, claim in self._on_node.get(node, {}).items() if uid != but)
 
     def planned_node(self, uid: PodUid) -> NodeName | None:
         """Return the node for which a pod is planned; None once kube-scheduler has asked about it."""

@@ -6,7 +6,8 @@ it the victims of least cost in kube-scheduler's own order whose cores make the 
 than those that were sent, and the node one that was not sent: where Filter has just found only cores missing.
 
 Nobody is evicted in vain: where a VM fits once those have ended that end anyway, it waits for them. What the
-victims leave is reserved for it (`reservations`).
+victims leave is reserved for it in the node's ledger (`core/reservation.py`) before they are named, so no
+replica gives it to anybody else. Only a pod of higher priority may take it.
 
 What kube-scheduler counts besides cores is not known here. So other victims than its own must request as much
 of each resource, and where more than amounts decides (affinity, host ports), its own victims stay.
@@ -21,26 +22,30 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Protocol, TypeVar
 
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.errors import Unavailable
-from kvplace.core.ledger import claim_of
+from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.marks import MARKER_RESOURCE
+from kvplace.core.placement import Placement
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget, budgets_taken
 from kvplace.core.preemption.victim_search import Search, VictimSearch
 from kvplace.core.preemption.victims import Machine, Question, Tenant, Victims, violated_by
 from kvplace.core.request import OnFailure, Request
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.reservation import LONGEST_S, kept_for, reserve
+from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
+from kvplace.kube.pending_changes import no_change
 from kvplace.kube.records import PodRecord
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import Unusable
+from kvplace.scheduler.claims import rfc3339
 from kvplace.scheduler.extender_protocol import PreemptionArgs, PreemptionResult, SentVictims
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.metrics import PREEMPTIONS
 from kvplace.scheduler.pod_requests import PodRequests
-from kvplace.scheduler.reservations import Reservation
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +62,8 @@ _REFUSED = 64
 _REFUSED_SECONDS = 2.0
 """How old a refusal may be: kube-scheduler asks Filter and preempt in one attempt."""
 _TERMINAL = ("Succeeded", "Failed")
+_SEARCHES = 3
+"""How often victims are searched for in one call: a node may change before its cores are reserved."""
 
 T = TypeVar("T")
 
@@ -88,7 +95,7 @@ class _Offer:
 
 
 class Preemptor:
-    """Answers preempt, and keeps the cores that it made free for whom they were made free."""
+    """Answers preempt, and reserves the cores that come free for whom they come free."""
 
     def __init__(
         self,
@@ -97,15 +104,16 @@ class Preemptor:
         requests: PodRequests,
         holds: Holds,
         *,
+        now: Callable[[], datetime],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` times how long others are waited for."""
+        """`now` dates reservations, `clock` times how long others are waited for."""
         self._cluster = cluster
         self._cache = cache
         self._requests = requests
         self._holds = holds
+        self._now = now
         self._clock = clock
-        self._reservations = holds.reservations
         self._refused: OrderedDict[PodUid, _Refused] = OrderedDict()
         self._waiting: dict[PodUid, float] = {}
         """Since when pods wait for cores that come free anyway."""
@@ -126,50 +134,58 @@ class Preemptor:
         if len(self._refused) > _REFUSED:
             self._refused.popitem(last=False)
 
-    def drop_expired(self) -> None:
-        """End the reservations whose victims have ended, or do not."""
-        for uid, reservation in list(self._reservations.by_pod.items()):
-            if self._is_awaited(reservation):
-                self._reservations.renew(uid)
-        self._reservations.drop_expired()
+    async def outranks(self, pod: PodRecord, nodes: Collection[NodeName], request: Request) -> bool:
+        """Reserve for a pod what is reserved for pods of lower priority, where it fits on that."""
+        if self._cache.ledgers.nodes_claimed_by(pod.uid):
+            return False
+        for node in sorted(self._cache.ledgers.nodes_with_reservations.intersection(nodes)):
+            machine = self._cache.machine(node)
+            ledger = self._cache.ledger(node)
+            lower = self._outranked(ledger, pod)
+            if isinstance(machine, Unusable) or not lower:
+                continue
+            free = machine.free(_without(ledger, lower), self._holds.on_node(node, but=pod.uid))
+            placement = try_place(machine.topology, free, request)
+            if placement is not None and await self._reserve(pod, node, placement, ()):
+                await self._cache.ledgers.change(node, no_change)  # its own by this write
+                return True
+        return False
 
-    def reserved_node(self, pod: PodRecord, nodes: Collection[NodeName], request: Request) -> NodeName | None:
-        """Return the node where cores are reserved for a pod, once it fits there; they are held for it."""
-        own = self._reservations.by_pod.get(pod.uid)
-        return None if own is None else self._hold_reserved(pod, nodes, request, pod.uid, own)
+    def _outranked(self, ledger: Ledger, pod: PodRecord) -> frozenset[PodUid]:
+        """Return the pods of lower priority than a pod for which something is reserved."""
+        reserved = (uid for uid, claim in ledger.claims.items() if claim.reserved is not None)
+        known = ((uid, self._cache.pods.get(uid)) for uid in reserved if uid != pod.uid)
+        return frozenset(uid for uid, other in known if other is not None and other.priority < pod.priority)
 
-    def outranked_node(
-        self, pod: PodRecord, nodes: Collection[NodeName], request: Request
-    ) -> NodeName | None:
-        """Return a node where a pod fits on what is reserved for one of lower priority; it is held for it."""
-        for uid, reservation in list(self._reservations.by_pod.items()):
-            if reservation.priority < pod.priority:
-                node = self._hold_reserved(pod, nodes, request, uid, reservation)
-                if node is not None:
-                    return node
-        return None
+    async def _reserve(
+        self, pod: PodRecord, node: NodeName, placement: Placement, gone: Collection[PodUid]
+    ) -> bool:
+        """Reserve a placement for a pod that gets it when others are gone; False if the node has changed.
 
-    def _hold_reserved(
-        self,
-        pod: PodRecord,
-        nodes: Collection[NodeName],
-        request: Request,
-        uid: PodUid,
-        reservation: Reservation,
-    ) -> NodeName | None:
-        node = reservation.node
-        if node not in nodes:
-            return None
-        taken = self._holds.on_node(node, but=pod.uid, least=pod.priority)
-        snapshot = self._cache.snapshot(node, taken)
-        if isinstance(snapshot, Unusable):
-            return None
-        placement = try_place(snapshot.machine.topology, snapshot.free, request)
-        if placement is None:
-            return None
-        self._reservations.drop(uid)
-        self._holds.hold(node, claim_of(pod.uid, placement))
-        return node
+        What was reserved for pods of lower priority is not any more, if it is in the way.
+        """
+        now = self._now()
+        whole = claim_of(
+            pod.uid, placement, namespace=pod.namespace, pod=pod.name, vmi=pod.vmi, since=rfc3339(now)
+        )
+        until = rfc3339(now + timedelta(seconds=LONGEST_S))
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, bool]:
+            known = ledger.claims.get(pod.uid)
+            if known is not None:
+                return LedgerChange(), known.reserved is not None and known.since == whole.since
+            machine = self._cache.machine(node)
+            if isinstance(machine, Unusable):
+                return LedgerChange(), False
+            for lower in (frozenset[PodUid](), self._outranked(ledger, pod)):
+                left = _without(ledger, lower.union(gone))
+                free = machine.free(left, self._holds.on_node(node, but=pod.uid))
+                if free.can_give(whole):
+                    reserved = reserve(ledger, kept_for(whole, ledger, free), but=NO_CPUS, until=until)
+                    return LedgerChange(claims=(reserved,), releases=tuple(sorted(lower))), True
+            return LedgerChange(), False
+
+        return await self._cache.ledgers.change(node, decide)
 
     # The verb.
 
@@ -184,27 +200,25 @@ class Preemptor:
         if args.never:
             PREEMPTIONS.labels("none").inc()
             return PreemptionResult()
-        own = self._reservations.by_pod.get(args.pod.uid)
-        if own is not None and self._is_awaited(own):
-            PREEMPTIONS.labels("waiting").inc()
-            return PreemptionResult()
-        offer = await self._best_offer(args, asking.pod_request.request)
-        if offer is None:
-            PREEMPTIONS.labels("none").inc()
-            return PreemptionResult()
-        if not offer.victims.tenants:
-            self._waiting.setdefault(args.pod.uid, self._clock())
-            PREEMPTIONS.labels("waiting").inc()
-            return PreemptionResult()
-        return self._evict(args, offer)
+        for _ in range(_SEARCHES):
+            offer = await self._best_offer(args, asking.pod_request.request)
+            if offer is None:
+                break
+            if not offer.victims.tenants:
+                self._waiting.setdefault(args.pod.uid, self._clock())
+                PREEMPTIONS.labels("waiting").inc()
+                return PreemptionResult()
+            gone = {one.uid for one in offer.victims.tenants} | self._leaving(offer.node)
+            if await self._reserve(args.pod, offer.node, offer.victims.placement, gone):
+                return self._evict(args, offer)
+        PREEMPTIONS.labels("none").inc()
+        return PreemptionResult()
 
     def _evict(self, args: PreemptionArgs, offer: _Offer) -> PreemptionResult:
         pod, node, victims = args.pod, offer.node, offer.victims
         uids = [one.uid for one in victims.tenants]
         sent = args.victims.get(node)
         violations = sent.violations if sent and set(sent.uids) == set(uids) else victims.violations
-        claim = claim_of(pod.uid, victims.placement, namespace=pod.namespace, pod=pod.name, vmi=pod.vmi)
-        self._reservations.reserve(Reservation(node, claim, pod.priority, frozenset(uids)))
         self._waiting.pop(pod.uid, None)
         PREEMPTIONS.labels("victims").inc()
         log.info(
@@ -269,14 +283,15 @@ class Preemptor:
             return
         pod = args.pod
         ledger = self._cache.ledger(node)
+        ledger = _without(ledger, self._outranked(ledger, pod))
         known = Machine(
             machine.topology,
             ledger,
-            tuple(self._holds.on_node(node, but=pod.uid, least=pod.priority)),
+            tuple(self._holds.on_node(node, but=pod.uid)),
             machine.allocatable,
             machine.pools_shrink,
         )
-        leaving = frozenset(uid for uid in ledger.claims if self._is_leaving(node, uid))
+        leaving = self._leaving(node)
         staying: frozenset[PodUid] = frozenset()
         if self._is_impatient(pod.uid):
             leaving, staying = staying, leaving
@@ -303,16 +318,9 @@ class Preemptor:
             unknown = sent.violations - violated_by(one for one in certain if one.uid in tenants)
             yield Question(known, request, ours, leaving, certain, violations=max(0, unknown))
 
-    def _is_awaited(self, reservation: Reservation) -> bool:
-        """Say whether somebody still has to end for a reservation."""
-        return any(self._is_leaving(reservation.node, victim) for victim in reservation.victims)
-
-    def _is_leaving(self, node: NodeName, uid: PodUid) -> bool:
-        """Say whether the claim of a pod comes free without anybody's doing."""
-        if uid not in self._cache.ledger(node).claims:
-            return False
-        pod = self._cache.pods.get(uid)
-        return pod is None or pod.deleting or pod.compute_terminated or pod.phase in _TERMINAL
+    def _leaving(self, node: NodeName) -> frozenset[PodUid]:
+        """Return the pods whose claims on a node come free without anybody's doing."""
+        return frozenset(uid for uid in self._cache.ledger(node).claims if self._cache.is_leaving(uid))
 
     def _is_impatient(self, uid: PodUid) -> bool:
         since = self._waiting.get(uid)
@@ -327,9 +335,12 @@ class Preemptor:
             self._priorities[after.priority] += 1
         pod = after or before
         if pod is not None and (after is None or after.node):
-            self._reservations.drop(pod.uid)
             self._refused.pop(pod.uid, None)
             self._waiting.pop(pod.uid, None)
+
+
+def _without(ledger: Ledger, gone: Collection[PodUid]) -> Ledger:
+    return ledger.after(LedgerChange(releases=tuple(gone))) if gone else ledger
 
 
 async def _step_by_step(search: Search[T]) -> T:

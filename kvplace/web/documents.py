@@ -142,7 +142,7 @@ def _state_document(node: NodeView | None, uid: PodUid, vm: VmView | None) -> Js
         if report is not None and report.drift:
             sentence = report.drift
     if vm.claim is not None and vm.claim.reserved is not None:
-        sentence = f"running VMs make room for it; its CPUs are reserved until {vm.claim.reserved.until}"
+        sentence = f"other VMs make room for it; its CPUs are reserved until {vm.claim.reserved.until}"
     moving = vm.claim is not None and vm.claim.relocation is not None
     return {"state": vm.state.value, "sentence": sentence, "moving": moving}
 
@@ -219,7 +219,7 @@ def _pod_document(cache: NodeCache, agents: Agents, pod: PodRecord) -> Json:
 
 
 def _reserved_on(cache: NodeCache, pod: PodRecord) -> NodeName:
-    """Name the node on which running VMs make room for a pod that waits; empty where none does."""
+    """Name the node on which other VMs make room for a pod that waits; empty where none does."""
     for name in cache.ledgers.nodes_claimed_by(pod.uid):
         claim = cache.ledger(name).claims.get(pod.uid)
         if claim is not None and claim.reserved is not None:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
+from tests.protocol.kind import Kind
 from tests.protocol.mutations import MUTATIONS
 from tests.protocol.promises import BrokenPromise
 from tests.protocol.record import Part, Record, Told, commit
@@ -25,16 +26,20 @@ from tests.protocol.simulation import Story
 
 _CHUNK = 50
 _PROGRESS_S = 60.0
+_MEANINGS = {
+    Kind.ROOM: "VMs move for others",
+    Kind.PREEMPTION: "VMs are evicted for others",
+}
 
 
 def told(
-    seeds: Iterable[int], *, makes_room: bool = False, steps: bool = False, until_broken: bool = False
+    seeds: Iterable[int], *, kind: Kind = Kind.PLAIN, steps: bool = False, until_broken: bool = False
 ) -> Told:
     """Tell stories one after the other, all or until the first that breaks a promise."""
     logging.disable(logging.CRITICAL)
     answer = Told()
     for seed in seeds:
-        story = Story(seed, makes_room=makes_room, tell=print if steps else None)
+        story = Story(seed, kind, tell=print if steps else None)
         try:
             story.run()
         except BrokenPromise as broken:
@@ -50,7 +55,7 @@ def told(
 
 
 def _told_part(part: Part) -> tuple[Part, Told]:
-    return part, told(part.seeds, makes_room=part.makes_room)
+    return part, told(part.seeds, kind=part.kind)
 
 
 def _in_parallel(parts: list[Part], jobs: int) -> Iterator[tuple[Part, Told]]:
@@ -58,10 +63,10 @@ def _in_parallel(parts: list[Part], jobs: int) -> Iterator[tuple[Part, Told]]:
         yield from pool.imap_unordered(_told_part, parts)
 
 
-def _tell_many(first: int, count: int, jobs: int, record: Record | None, *, makes_room: bool) -> Told:
+def _tell_many(first: int, count: int, jobs: int, record: Record | None, kind: Kind) -> Told:
     """Tell consecutive stories in several processes, except for those that are on record."""
     starts = range(first, first + count, _CHUNK)
-    parts = [Part(start, min(_CHUNK, first + count - start), makes_room) for start in starts]
+    parts = [Part(start, min(_CHUNK, first + count - start), kind) for start in starts]
     known = record.told if record is not None else {}
     together = Told()
     for part in parts:
@@ -92,7 +97,10 @@ def main() -> int:
     parser.add_argument("seeds", nargs="*", type=int, help="stories to tell")
     parser.add_argument("--count", type=int, default=0, help="how many further stories")
     parser.add_argument("--first", type=int, default=0, help="seed of the first of these")
-    parser.add_argument("--make-room", action="store_true", help="VMs move for others")
+    kinds = parser.add_mutually_exclusive_group()
+    for kind, meaning in _MEANINGS.items():
+        kinds.add_argument(f"--{kind.value}", dest="kind", action="store_const", const=kind, help=meaning)
+    parser.set_defaults(kind=Kind.PLAIN)
     parser.add_argument("--jobs", type=int, default=1, help="how many processes tell the further stories")
     parser.add_argument("--record", type=Path, metavar="FILE", help="note here what came of each part")
     parser.add_argument(
@@ -112,17 +120,17 @@ def main() -> int:
         parser.error(str(error))
     together = told(
         chosen.seeds if in_parts else [*chosen.seeds, *further],
-        makes_room=chosen.make_room,
+        kind=chosen.kind,
         steps=chosen.steps,
         until_broken=bool(chosen.mutation),
     )
     for seed, why in together.broken.items():
         print(f"story {seed}: {why}", file=sys.stderr)
     if in_parts:
-        together.add(_tell_many(chosen.first, chosen.count, chosen.jobs, record, makes_room=chosen.make_room))
+        together.add(_tell_many(chosen.first, chosen.count, chosen.jobs, record, chosen.kind))
     if together.broken:
         broken = sorted(together.broken)
-        flags = "--make-room --steps" if chosen.make_room else "--steps"
+        flags = "--steps" if chosen.kind is Kind.PLAIN else f"--{chosen.kind.value} --steps"
         print(f"broken: {broken}; replay with: python -m tests.protocol {flags} {broken[0]}", file=sys.stderr)
     together.happened["schedules"] = len(together.schedules)
     print(json.dumps(together.happened, sort_keys=True))

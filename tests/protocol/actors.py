@@ -15,12 +15,14 @@ from kvplace.core.request import Policy, Request, Scope
 from kvplace.core.request_document import PodRequest, read_pod_request, write_request
 from kvplace.core.scalars import CpuId, CpuMask, NodeName, PodUid
 from kvplace.kube.records import LedgerRecord, PodRecord
-from kvplace.kube.watches import LEDGERS, NODES, PODS, TOPOLOGIES
+from kvplace.kube.watches import LEDGERS, NODES, PLACED_PODS, PODS, TOPOLOGIES
 from tests.controller.replicas import Replica
 from tests.core.requests import request_with
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.protocol.diary import Diary
+from tests.protocol.evictions import KEPT, Evictions, again
 from tests.protocol.faults import CLOCKS_S
+from tests.protocol.kind import Kind
 from tests.protocol.network import Network, View
 from tests.protocol.node import SimulatedNode, read_placement
 from tests.protocol.promises import Promises
@@ -59,8 +61,11 @@ class Scheduler:
         network: Network,
         random: Random,
         diary: Diary,
+        evictions: Evictions | None,
     ) -> None:
+        """`evictions`: those that it has a part in; None for one that evicts nobody."""
         self._cluster = cluster
+        self._evictions = evictions
         self._servers = servers
         self._promises = promises
         self._network = network
@@ -81,16 +86,24 @@ class Scheduler:
                     self._known = [pod for pod in self._promises.pods() if not pod.node]
                 now = loop.time()
                 ready = [pod for pod in self._known if self._not_before.get(pod.uid, 0.0) <= now]
-                for pod in random.sample(ready, min(len(ready), random.choice((1, 1, 3)))):
-                    self._not_before[pod.uid] = now + random.choice(
-                        (0.5, 3.0, 12.0) if self._network.calm else _RETRIES_S
-                    )
+                chosen = random.sample(ready, min(len(ready), random.choice((1, 1, 3))))
+                if self._evictions is not None:  # priorities matter
+                    ready.sort(key=lambda pod: -pod.priority)
+                    chosen = ready[: len(chosen)]
+                for pod in chosen:
+                    self._not_before[pod.uid] = now + random.choice(self._pauses())
                     attempt = loop.create_task(self._attempt(pod))
                     self._attempts.add(attempt)
                     attempt.add_done_callback(self._attempts.discard)
         finally:
             for attempt in self._attempts:
                 attempt.cancel()
+
+    def _pauses(self) -> tuple[float, ...]:
+        """Return after how long it may try a pod again; each end of a victim makes it try."""
+        if self._evictions is not None:
+            return (0.5, 3.0)
+        return (0.5, 3.0, 12.0) if self._network.calm else _RETRIES_S
 
     def _any_replica(self) -> Replica | None:
         running = [server.replica for server in self._servers.values() if server.replica is not None]
@@ -105,8 +118,12 @@ class Scheduler:
                 await self._cluster.bind(pod.namespace, pod.name, pod.uid, NodeName("n1"), {})
                 return
             found = await one.filter(pod, *self._offered(pod))
+            if not found.names and self._evictions is not None and pod.nominated:
+                found = await one.filter(pod)  # all nodes, where the nominated one has failed
             if not found.names:
                 self._refused(pod)
+                if self._evictions is not None:
+                    await self._evictions.preempt(one, pod)
                 return
             node = random.choice(sorted(found.names))
             if random.random() < 0.05:  # it may bind where filter was not asked, or said no
@@ -128,11 +145,15 @@ class Scheduler:
         return (self._random.choice(("n1", "n2")),) if self._random.random() < 0.1 else ()
 
     def _refused(self, pod: PodRecord) -> None:
-        """Write on the pod that it fits nowhere, as kube-scheduler does, and forget its nomination."""
+        """Write on the pod that it fits nowhere, as kube-scheduler does, and forget its nomination.
+
+        One for which others may have been evicted keeps it.
+        """
         self._diary.note("refused", pod.name)
+        nominated = "" if self._evictions is None else None
         live = self._cluster._pods.get((pod.namespace, pod.name))
         if live is not None and live.uid == pod.uid and not live.node:
-            self._cluster.change_pod(pod.namespace, pod.name, was_tried=True, nominated="")
+            self._cluster.change_pod(pod.namespace, pod.name, was_tried=True, nominated=nominated)
 
 
 class Users:
@@ -144,16 +165,16 @@ class Users:
         promises: Promises,
         random: Random,
         diary: Diary,
-        *,
-        makes_room: bool,
+        kind: Kind,
     ) -> None:
-        """`makes_room`: most VMs may move, and now and then one needs a NUMA node that is half full."""
         self._cluster = cluster
         self._promises = promises
         self._random = random
         self._diary = diary
         self._edits = random.choice((0.0, 0.3, 0.6))
-        self._makes_room = makes_room
+        self._makes_room = kind is Kind.ROOM
+        self._preempts = kind is Kind.PREEMPTION
+        self._names = (*_NAMES, *map(again, _NAMES)) if self._preempts else _NAMES
 
     async def run(self, *, pause_s: float) -> None:
         """Act every so often, until cancelled."""
@@ -165,7 +186,7 @@ class Users:
             if self._makes_room and random.random() < 0.3:
                 self._crowd()
                 continue
-            name = random.choice(_NAMES)
+            name = random.choice(self._names)
             pod = self._cluster._pods.get(("default", name))
             if pod is None:
                 self._create(name)
@@ -183,7 +204,7 @@ class Users:
                         self._cluster.delete_pod("default", name, force=True)
                         self._create(name)
                         self._diary.note("created again", name)
-                    case share if share < 0.8 and not pod.node:
+                    case share if share < 0.8 and not pod.node and not self._preempts:
                         self._cluster.change_pod("default", name, gated=random.random() < 0.5)
                     case _ if pod.vmi:
                         self._migrate(pod)
@@ -229,7 +250,9 @@ class Users:
             vmi=name if is_vm else "",
             vmi_uid=f"vmi-{name}-{random.random()}" if is_vm else "",
             shape=random.choice((b"vm", b"vm", b"vm", b"")),
-            priority=random.choice((0, 0, 1)),
+            priority=random.choice((0, 0, 1, 2) if self._preempts else (0, 0, 1)),
+            labels={**PLACED_PODS.labels, KEPT: "yes"} if self._preempts and random.random() < 0.3 else None,
+            resources={"cpu": 1000 * request.vcpus} if self._preempts else None,
         )
         self._diary.note("created", f"{name} {policy.value} {request.vcpus}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 PAUSES_S = (0.0, 0.0, 0.001, 0.01, 0.05, 0.3)
@@ -65,4 +65,15 @@ class FaultMix:
             disturb_s=random.choice((5.0, 15.0, 1000.0)),
             agent_away=random.choice((0.0, 0.05, 0.2)),
             agent_fails=random.choice((0.0, 0.2, 0.6)),
+        )
+
+    @classmethod
+    def draw_peaceful(cls, random: Random) -> FaultMix:
+        """Draw one in which replicas are killed and watches lag by moments, and nothing else fails."""
+        return replace(
+            cls(**dict.fromkeys(cls.__dataclass_fields__, 0.0)),
+            disorder=random.choice((0.0, 0.1, 0.5, 1.0)),
+            stale=random.choice((0.0, 0.2, 0.7)),
+            kill_s=random.choice((10.0, 30.0, 100.0, 1000.0)),
+            disturb_s=1e9,
         )

@@ -22,15 +22,16 @@ from kvplace.controller.relocation_step import Finish, Wait
 from kvplace.controller.relocator import Relocator
 from kvplace.core import relocation
 from kvplace.core.errors import Conflict, Unavailable
-from kvplace.core.ledger import Claim, LedgerChange, Relocation, claim_of
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
-from kvplace.core.scalars import NO_CPUS
+from kvplace.core.scalars import NO_CPUS, PodUid
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.records import PodRecord
-from kvplace.scheduler import binder, room_maker
+from kvplace.scheduler import binder, preemptor, room_maker
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.holds import Holds
 from kvplace.scheduler.movable_vms import MovableVms
+from kvplace.scheduler.preemptor import Preemptor
 
 Mutation = Callable[[], None]
 MUTATIONS: dict[str, Mutation] = {}
@@ -330,6 +331,44 @@ def finish_on_what_the_cache_says_of_another_revision() -> None:
     _put(Relocator, "_finish", finish)
 
 
+# Preempting, in stories where VMs are evicted.
+
+
+@_mutation
+def name_victims_without_reserving_what_they_leave() -> None:
+    async def reserve(*_args: object) -> bool:
+        return True
+
+    _put(Preemptor, "_reserve", reserve)
+
+
+@_mutation
+def reserve_for_a_vm_of_equal_priority_what_another_one_waits_for() -> None:
+    def outranked(_self: Preemptor, ledger: Ledger, pod: PodRecord) -> frozenset[PodUid]:
+        return frozenset(uid for uid, claim in ledger.claims.items() if claim.reserved and uid != pod.uid)
+
+    _put(Preemptor, "_outranked", outranked)
+
+
+@_mutation
+def let_others_have_what_sharing_vms_are_to_get() -> None:
+    _put(preemptor, "kept_for", lambda whole, *_others: whole)
+
+
+@_mutation
+def end_reservations_before_their_cores_have_come_free() -> None:
+    _put(Reconciler, "_reserved_s", lambda *_args: 0.0)
+
+
+PREEMPTION_MUTATIONS = frozenset(
+    (
+        "name-victims-without-reserving-what-they-leave",
+        "reserve-for-a-vm-of-equal-priority-what-another-one-waits-for",
+        "let-others-have-what-sharing-vms-are-to-get",
+        "end-reservations-before-their-cores-have-come-free",
+    )
+)
+"""Those that only stories notice in which VMs are evicted for others."""
 ROOM_MUTATIONS = frozenset(
     (
         "move-vms-without-their-owners-consent",

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from kvplace.controller.claim_action import has_ended
+from kvplace.controller.reconciler import REPORT_S, SILENCE_S
 from kvplace.core.allocator.allocate import try_place
 from kvplace.core.cpuset import cpus_of, mask_of
 from kvplace.core.errors import Corrupt
@@ -79,6 +80,8 @@ class Promises:
         """Nodes where that has happened: others may have been given the CPUs to share meanwhile."""
         self.replaced: set[NodeName] = set()
         """Nodes that have been another machine since."""
+        self.outranked: set[PodUid] = set()
+        """Pods for which something was reserved that was given to one of higher priority."""
         self._reserved: dict[tuple[NodeName, PodUid], tuple[str, float]] = {}
         """What the end of each reservation is, and since when."""
         self._cluster = cluster
@@ -91,6 +94,7 @@ class Promises:
         self._containers = containers
         self._in_force: dict[PodUid, PodPlacement | None] = {}
         self._pods: dict[PodUid, PodRecord] = {}
+        self._gone_at: dict[PodUid, float] = {}
         self._ledgers: dict[NodeName, Ledger] = {}
         self._changed_at: dict[NodeName, float] = {}
         """When each ledger was written last."""
@@ -127,6 +131,10 @@ class Promises:
     def pods(self) -> list[PodRecord]:
         """Return all pods that there are."""
         return list(self._pods.values())
+
+    def pod(self, uid: PodUid) -> PodRecord | None:
+        """Return a pod that there is."""
+        return self._pods.get(uid)
 
     def ledger(self, node: NodeName) -> Ledger:
         """Return a node's ledger, empty if it has none."""
@@ -183,12 +191,19 @@ class Promises:
                 is_whole = before.owned.bit_count() == after.owned.bit_count()
                 if is_whole and before.owned != after.owned and node not in self.replaced:
                     raise BrokenPromise(f"1: {uid} got {_owned(after)} instead of {_owned(before)} of {node}")
+            if after is None and self._is_outranked(uid, old, new):
+                self.outranked.add(uid)
         for uid, claim in new.claims.items():
             if claim.reserved is None:
                 self._reserved.pop((node, uid), None)
             elif self._reserved.get((node, uid), ("", 0.0))[0] != claim.reserved.until:
                 self._diary.happened["reserved"] += (node, uid) not in self._reserved
                 self._reserved[node, uid] = (claim.reserved.until, self._diary.clock())
+
+    def _is_outranked(self, uid: PodUid, old: Ledger, new: Ledger) -> bool:
+        """Whether a write gives what was reserved for a pod to another one of higher priority."""
+        pod, others = self._pods.get(uid), [self._pods.get(other) for other in new.claims.keys() - old.claims]
+        return pod is not None and any(other and other.priority > pod.priority for other in others)
 
     def _is_reserved(self, node: NodeName, claim: Claim, pod: PodRecord | None) -> bool:
         """Whether a claim is a reservation for a pod that waits, and has not outlived its end for long."""
@@ -242,6 +257,7 @@ class Promises:
         assert pod is not None
         if after is None:
             self._pods.pop(pod.uid, None)
+            self._gone_at[pod.uid] = self._diary.clock()
             return pod.node
         self._pods[pod.uid] = after
         if after.placement:
@@ -269,10 +285,18 @@ class Promises:
 
     def check_claims(self) -> None:
         """Check, in calm, that every claim belongs to a pod that is bound with it."""
+        self._check_claims(0.0)
+
+    def check_claims_but_of_pods_that_are_gone_since_just_now(self) -> None:
+        """Check the same, but for pods that were evicted: agents may be silent about them for a while."""
+        self._check_claims(SILENCE_S + REPORT_S)
+
+    def _check_claims(self, silence_s: float) -> None:
+        just_now = self._diary.clock() - silence_s
         for node, ledger in self._ledgers.items():
             for uid, claim in ledger.claims.items():
                 pod = self._pods.get(uid)
-                if self._is_reserved(node, claim, pod):
+                if self._is_reserved(node, claim, pod) or self._gone_at.get(uid, 0.0) > just_now:
                     continue
                 if pod is None or pod.node != node or has_ended(pod) or claim.reserved is not None:
                     raise BrokenPromise(

@@ -12,6 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.protocol.kind import Kind
+
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -37,7 +39,7 @@ class Part:
 
     first: int
     count: int
-    makes_room: bool = False
+    kind: Kind = Kind.PLAIN
 
     @property
     def seeds(self) -> range:
@@ -60,13 +62,16 @@ class Record:
         for line in lines:
             raw = json.loads(line)
             broken = {int(seed): why for seed, why in raw["broken"].items()}
-            self.told[Part(**raw["part"])] = Told(Counter(raw["happened"]), set(raw["schedules"]), broken)
+            part = raw["part"]
+            self.told[Part(part["first"], part["count"], Kind(part["kind"]))] = Told(
+                Counter(raw["happened"]), set(raw["schedules"]), broken
+            )
 
     def add(self, part: Part, told: Told) -> None:
         """Note what came of a part."""
         self.told[part] = told
         raw = {
-            "part": vars(part),
+            "part": {**vars(part), "kind": part.kind.value},
             "broken": told.broken,
             "happened": told.happened,
             "schedules": sorted(told.schedules),

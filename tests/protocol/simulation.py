@@ -17,6 +17,8 @@ from typing import TypeAlias
 
 from kvplace.controller.controller import ControllerSettings
 from kvplace.core.enforcement import Enforcement
+from kvplace.core.label_terms import LabelTerm, Operator
+from kvplace.core.preemption.disruption_budgets import DisruptionBudget
 from kvplace.core.scalars import NodeName
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from kvplace.scheduler.room_maker import MakeRoom
@@ -25,7 +27,9 @@ from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO, TWO_QUADS
 from tests.protocol.actors import Disturber, Scheduler, Server, Users
 from tests.protocol.diary import Diary
+from tests.protocol.evictions import KEPT, Evictions
 from tests.protocol.faults import LATE_S, FaultMix
+from tests.protocol.kind import Kind
 from tests.protocol.loop import SeededLoop
 from tests.protocol.network import Network, Undisturbed, View
 from tests.protocol.node import ContainerChanges, SimulatedNode
@@ -48,19 +52,21 @@ class Story:
     """What a seed makes happen."""
 
     def __init__(
-        self, seed: int, *, makes_room: bool = False, tell: Callable[[str], None] | None = None
+        self, seed: int, kind: Kind = Kind.PLAIN, *, tell: Callable[[str], None] | None = None
     ) -> None:
-        """`makes_room`: VMs move for others; `tell` gets one line for each step that has an effect."""
+        """`tell` gets one line for each step that has an effect."""
         seed_everything(seed)  # tenacity draws its jitter from the module's own generator
         self.diary = diary = Diary(tell)
         self._random = random = Random(seed)
-        self._mix = FaultMix.draw(random)
+        self._kind = kind
+        in_peace = kind is Kind.PREEMPTION and random.random() < 0.5
+        self._mix = FaultMix.draw_peaceful(random) if in_peace else FaultMix.draw(random)
         self._turmoil_s = random.choice((15.0, 40.0, 100.0))
         self._pause_s = self._turmoil_s / random.choice((8, 15, 25))
         self._settings = ExtenderSettings(
             mode=random.choice((Mode.DECIDE, Mode.DECIDE, Mode.ADVISE)),
             nominate_from_nodes=random.choice((1, 1000)),
-            make_room=MakeRoom.AUTOMATIC if makes_room else MakeRoom.OFF,
+            make_room=MakeRoom.AUTOMATIC if kind is Kind.ROOM else MakeRoom.OFF,
         )
         self._controlling = ControllerSettings(patience_s=random.choice((_LEAST_PATIENCE_S, 75.0)))
         self._network = Network(self._generator(), self._mix, diary)
@@ -70,7 +76,7 @@ class Story:
         self._nodes = []
         containers = ContainerChanges()
         kinds = {"n1": (EIGHT, TWO), "n2": (TWO, EIGHT)}
-        if makes_room:
+        if kind is Kind.ROOM:
             kinds = {"n1": (TWO_QUADS, EIGHT), "n2": (TWO_QUADS, TWO)}
         for name, machines in kinds.items():
             self._cluster.create_node(name)
@@ -78,6 +84,13 @@ class Story:
             node = SimulatedNode(NodeName(name), machines, self._view(name), self._generator(), containers)
             self._nodes.append(node)
         self._promises = Promises(self._cluster, self._nodes, containers, diary)
+        self._evictions: Evictions | None = None
+        if kind is Kind.PREEMPTION:
+            kept = DisruptionBudget("default", KEPT, (LabelTerm(KEPT, Operator.EXISTS),), allowed=0)
+            self._cluster.disruption_budgets = random.choice(([], [kept]))
+            self._evictions = Evictions(
+                self._cluster, self._promises, self._generator(), diary, in_peace=in_peace
+            )
 
     def run(self) -> None:
         """Tell the story; raises BrokenPromise."""
@@ -100,11 +113,16 @@ class Story:
             lasting += [group.create_task(self._serve(*known)) for known in self._servers.items()]
             for _ in range(2):
                 scheduler = Scheduler(
-                    self._cluster, self._servers, promises, self._network, self._generator(), diary
+                    self._cluster,
+                    self._servers,
+                    promises,
+                    self._network,
+                    self._generator(),
+                    diary,
+                    self._evictions,
                 )
                 lasting.append(group.create_task(scheduler.run()))
-            makes_room = self._settings.make_room is MakeRoom.AUTOMATIC
-            users = Users(self._cluster, promises, self._generator(), diary, makes_room=makes_room)
+            users = Users(self._cluster, promises, self._generator(), diary, self._kind)
             disturber = Disturber(
                 self._cluster, self._servers, self._nodes, promises, self._generator(), diary
             )
@@ -115,12 +133,16 @@ class Story:
             try:
                 await self._pass(self._turmoil_s)
                 await self._calm_down(restless)
+                evicted: Checks = ()
+                if self._evictions is not None:
+                    evicted = (self._evictions.check_use, self._evictions.check_waiting)
                 await self._until(
-                    (promises.check_claims, promises.check_agreement, promises.check_waiting),
+                    (promises.check_claims, promises.check_agreement, promises.check_waiting, *evicted),
                     (
-                        promises.check_claims,
+                        promises.check_claims_but_of_pods_that_are_gone_since_just_now,
                         promises.check_agreement_but_for_moves_that_began_just_now,
                         promises.check_waiting_since_the_last_try,
+                        *evicted,
                     ),
                 )
                 diary.happened["agrees"] += promises.agreeing

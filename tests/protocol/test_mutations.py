@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tests.protocol.mutations import MUTATIONS, ROOM_MUTATIONS
+from tests.protocol.kind import Kind
+from tests.protocol.mutations import MUTATIONS, PREEMPTION_MUTATIONS, ROOM_MUTATIONS
 from tests.protocol.telling import run
 
 STORIES = 600
@@ -16,7 +17,8 @@ STORIES = 600
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_mistake_breaks_a_promise(name: str) -> None:
-    flags = ["--make-room"] if name in ROOM_MUTATIONS else []
+    kind = Kind.ROOM if name in ROOM_MUTATIONS else Kind.PREEMPTION if name in PREEMPTION_MUTATIONS else None
+    flags = [f"--{kind.value}"] if kind is not None else []
     answer = run("--mutation", name, "--count", str(STORIES), *flags)
     assert answer.returncode == 1, f"{STORIES} stories do not notice: {name}"
-    assert re.search(r"^story \d+: [1267]: ", answer.stderr, re.MULTILINE), answer.stderr
+    assert re.search(r"^story \d+: ([1267]|P): ", answer.stderr, re.MULTILINE), answer.stderr

@@ -14,6 +14,8 @@ STORIES = 2000
 CHUNKS = 8
 ROOM_STORIES = 400
 """Those in which VMs also move to make room for others."""
+EVICTION_STORIES = 400
+"""Those in which VMs are evicted for others of higher priority."""
 FOUND = (
     *("124", "91", "105", "1000171", "1001669"),
     *("3001192", "3013892", "3004999", "3012445", "3015450"),
@@ -25,6 +27,8 @@ that another machine had replaced, and four times one of a VM whose claim a fore
 away. Four were mistakes of the simulation: twice a kubelet that did not know its pods, a patience that was
 too short, and a bind that arrived after a foreign client had taken the claim away (docs/limits.md)."""
 
+FOUND_EVICTING = ("1009", "1098", "3589")
+"""Stories in which somebody was evicted in vain, for VMs that share CPUs: exclusive VMs took some of them."""
 FOUND_MAKING_ROOM = ("500063", "4000295", "4004531", "4003252")
 """Mistakes of the simulation: it looked a moment after a move had begun, or after one had
 freed the cores for a VM that waits."""
@@ -40,6 +44,7 @@ def told(*arguments: str) -> Counter[str]:
 def test_stories_that_once_broke_a_promise_keep_it() -> None:
     assert told(*FOUND)["bound"]
     assert told("--make-room", *FOUND_MAKING_ROOM)["moved"]
+    assert told("--preempt", *FOUND_EVICTING)["evicted"]
 
 
 @pytest.mark.timeout(600)
@@ -65,6 +70,17 @@ def test_no_story_in_which_room_is_made_breaks_a_promise(chunk: int) -> None:
     assert happened["schedules"] == stories
     for event in ("agrees", "crowded", "moved", "replica killed"):
         assert happened[event] >= stories / 30, happened
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("chunk", range(2))
+def test_no_story_with_evictions_breaks_a_promise(chunk: int) -> None:
+    stories = EVICTION_STORIES // 2
+    first = str(1_000_000 + chunk * stories)
+    happened = told("--preempt", "--first", first, "--count", str(stories))
+    assert happened["schedules"] == stories
+    for event in ("agrees", "evicted", "reserved", "bound on what was reserved", "replica killed"):
+        assert happened[event] >= stories / 5, happened
 
 
 def test_equal_seeds_tell_equal_stories() -> None:

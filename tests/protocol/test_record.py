@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.protocol.kind import Kind
 from tests.protocol.record import Part, Record, Told
 from tests.protocol.telling import run
 
 
 def test_what_was_noted_is_read_again(tmp_path: Path) -> None:
-    part = Part(100, 50, makes_room=True)
+    part = Part(100, 50, Kind.ROOM)
     told = Told(Counter(bound=3), {17, -4}, {120: "6: a waits, and it fits on n1"})
     Record(tmp_path / "record", "c0ffee").add(part, told)
     assert Record(tmp_path / "record", "c0ffee").told == {part: told}

@@ -38,7 +38,7 @@ class ThreadState(Enum):
     EMULATOR = "emulator"
     """Owned, with the emulator and I/O threads of its owner's QEMU, but none of its vCPUs."""
     KEPT = "kept"
-    """Owned by a VM that waits while running VMs make room for it: nothing runs here."""
+    """Owned by a VM that waits while other VMs make room for it: nothing runs here."""
     SHARED = "shared"
 
 

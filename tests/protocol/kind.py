@@ -1,0 +1,15 @@
+"""What stories are about, besides claims, binds, releases and relocations, which all of them have."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Kind(Enum):
+    """The kind of a story."""
+
+    PLAIN = "plain"
+    ROOM = "make-room"
+    """Most VMs may move, and now and then one needs a NUMA node that is half full."""
+    PREEMPTION = "preempt"
+    """VMs of higher priority have others evicted, which are created again at once."""
