@@ -1,6 +1,7 @@
 """CPU of the API server for one write to a node's ledger, by the size of the node.
 
-    python -m benchmarks.ledger_write [--cpus 16 64 256 512] [--writes 50] [--rounds 9] [--against FOLDER]
+    python -m benchmarks.ledger_write [--cpus 16 64 256 512] [--writes 50] [--rounds 9] [--patched]
+        [--against FOLDER]
 
 etcd and kube-apiserver are real, with the CRD of the manifests and the policy for claims. Every ledger is
 full: each claim owns four CPUs and has memory of one NUMA node. A write is the request that kvplace sends: in
@@ -8,7 +9,8 @@ turn one that releases a claim and one that claims the same CPUs, one after the 
 floor is the same for a custom resource that has a single short text and no rules. The CPU is that of the
 kube-apiserver process, garbage collection included. The ledgers of different sizes and the floor take turns;
 each figure is the median of the rounds. `--against` names the manifests of another version of kvplace, whose
-ledgers are then measured in the same turns.
+ledgers are then measured in the same turns; `--patched` also measures ledgers that are patched, as those are
+which hold more than kvplace reads.
 """
 
 from __future__ import annotations
@@ -156,17 +158,20 @@ def ledger_json(group: str, name: str, spec: Json) -> Json:
     }
 
 
-def full_ledger(plane: ControlPlane, server: Server, group: str, cpus: int) -> Write:
+def full_ledger(
+    plane: ControlPlane, server: Server, group: str, cpus: int, *, patched: bool = False
+) -> Write:
     """Create the full ledger of a node and return what writes it once."""
-    node = NodeName(f"node-{cpus}")
+    node = NodeName(f"{'patched' if patched else 'node'}-{cpus}")
     empty = ledger_json(group, node, {"owners": {}, "claims": {}})
     made = plane.request("POST", ledgers_path(group), empty)
-    record = LedgerRecord(node, Ledger(), made["metadata"]["resourceVersion"])
+    record = LedgerRecord(node, Ledger(), made["metadata"]["resourceVersion"], is_whole=not patched)
 
     def store(change: LedgerChange) -> None:
         nonlocal record
         after = record.ledger.after(change)
-        record = LedgerRecord(node, after, server.write(write_call(record, change, after), group))
+        version = server.write(write_call(record, change, after), group)
+        record = LedgerRecord(node, after, version, is_whole=not patched)
 
     claims = [claim_of(number) for number in range(cpus // CPUS_OF_A_CLAIM)]
     store(LedgerChange(tuple(claims)))
@@ -215,6 +220,7 @@ def main() -> None:
     parser.add_argument("--cpus", type=int, nargs="+", default=[16, 64, 256, 512])
     parser.add_argument("--writes", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--patched", action="store_true")
     parser.add_argument("--against", type=Path, help="the manifests of another version of kvplace")
     given = parser.parse_args()
     with ControlPlane() as plane:
@@ -226,11 +232,12 @@ def main() -> None:
         with closing(HTTPSConnection(address, context=plane.tls, timeout=60)) as connection:
             server = Server(plane, connection)
             kinds = {"the floor: a small custom resource": small_object(plane, server)}
+            versions = {GROUP: "", OTHER_GROUP: " in the other version"} if given.against else {GROUP: ""}
             for cpus in given.cpus:
-                kinds[f"a ledger of {cpus} CPUs"] = full_ledger(plane, server, GROUP, cpus)
-                if given.against:
-                    other = full_ledger(plane, server, OTHER_GROUP, cpus)
-                    kinds[f"a ledger of {cpus} CPUs in the other version"] = other
+                for group, version in versions.items():
+                    for patched in (False, True) if given.patched else (False,):
+                        name = f"a ledger of {cpus} CPUs{version}{', patched' if patched else ''}"
+                        kinds[name] = full_ledger(plane, server, group, cpus, patched=patched)
             found = measure(server, kinds, given.writes, given.rounds)
     floor = next(iter(found.values()))
     rows = [[name, f"{each:.1f}", f"{each / floor:.1f}"] for name, each in found.items()]
