@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from kvplace.core.node_topology import VERSION
 from kvplace.doctor.finding import Finding, warning, wrong
 from kvplace.doctor.installation import Installation, condition, items_at
+from kvplace.kube.api_errors import OWNERSHIP_RULE
 
 KINDS = ("nodeledgers.kvplace.io", "nodetopologies.kvplace.io")
 OLDEST = (1, 31)
 """The first release with what our policies and CRDs need."""
 _APPLY = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
-_OWNERSHIP = "oldSelf[cpu] == self[cpu]"
-"""In the rule that lets no CPU go from one owner to another."""
 
 
 def is_too_old(found: Installation) -> bool | None:
@@ -56,7 +55,7 @@ def check_kinds(found: Installation) -> Iterator[Finding]:
                 f"{found.client_version} reads {VERSION}",
                 "use the kvplace of the cluster's release, or upgrade the installation",
             )
-        elif name == KINDS[0] and _OWNERSHIP not in str(served[VERSION].get("schema")):
+        elif name == KINDS[0] and OWNERSHIP_RULE not in str(served[VERSION].get("schema")):
             yield wrong(
                 about, "it lacks the rule that no core goes from one owner to another in one write", _APPLY
             )
