@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from kvplace.core.errors import BadBody
+from kvplace.core.strict_json import shown
 from kvplace.documents.reading import read_text, source_name
 from kvplace.rollout.templates import read_manifests, read_template
 from kvplace.rollout.wanted import Rollout, read_rollout
@@ -81,11 +82,16 @@ def _of_templates(templates: Sequence[tuple[str, dict[str, Any]]], flags: Rollou
 def _names_in(file: str) -> list[str]:
     """Read a list of names, one on each line; blank lines and what follows a # are left out."""
     what = source_name(file)
-    names = [line.partition("#")[0].strip() for line in read_text(file, what).splitlines()]
-    found = [name for name in names if name]
+    found: dict[str, int] = {}
+    for number, line in enumerate(read_text(file, what).splitlines(), 1):
+        name = line.partition("#")[0].strip()
+        if name in found:
+            raise BadBody(f"{what}: line {number} names {shown(name)} again, as line {found[name]} does")
+        if name:
+            found[name] = number
     if not found:
         raise BadBody(f"{what} names no VM; write one name on each line")
-    return found
+    return list(found)
 
 
 def _own_name(content: Mapping[str, Any]) -> str | None:

@@ -162,6 +162,7 @@ class RolloutDocument(Document):
     namespace: Name | None = None
     """Default: that of the kubeconfig's context."""
     vms: Annotated[tuple[TemplatedVms, ...], Field(min_length=1, max_length=1000)]
+    """Templates, each with the number or the names of the VMs that are made from it."""
     waves: Annotated[tuple[Wave, ...], Field(max_length=100)] = ()
     """Sizes of the first waves, in VMs or as shares such as 10%. Each wave begins when all VMs of the one
     before are there; the VMs that are left form the last one. Default: one wave."""

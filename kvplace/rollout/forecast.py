@@ -82,11 +82,23 @@ def forecast(
         {vm.id: vm.node for vm in found.planned},
         tuple(refused_vms(found)),
         tuple(vm.name for vm in wanted if vm.template.request is None),
-        cluster.notes,
+        (*_doubts(wanted), *cluster.notes),
     )
 
 
 def unplanned(vms: Iterable[WantedVm], *, by_choice: bool) -> Forecast:
     """Foretell nothing: nobody wanted it, or no VM can be planned."""
     why = "planning was left out" if by_choice else _SIZELESS
-    return Forecast({}, (), tuple(vm.name for vm in vms), why_unplanned=why)
+    wanted = list(vms)
+    return Forecast({}, (), tuple(vm.name for vm in wanted), _doubts(wanted), why)
+
+
+def _doubts(vms: Iterable[WantedVm]) -> tuple[str, ...]:
+    """Name the annotations of templates that ask for nothing, and those that were surely meant."""
+    return tuple(
+        dict.fromkeys(
+            f"annotation {key} of the template of {vm.name} has no effect: did you mean {meant}?"
+            for vm in {id(vm.template): vm for vm in reversed(list(vms))}.values()
+            for key, meant in vm.template.meant.items()
+        )
+    )

@@ -7,12 +7,12 @@ into it are left out, so that an object that was read from a cluster serves as o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvplace.admission.stated_request import stated_request
-from kvplace.core.annotations import ASKING, read_options
+from kvplace.core.annotations import ASKING, meant_keys, read_options
 from kvplace.core.errors import BadBody, KvplaceError, Misconfigured
 from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.request import OnFailure, Policy, Request
@@ -39,6 +39,8 @@ class Template:
     """The last stage that its VMs reach."""
     demands: PodDemands
     """What its VMs demand of a node, cores apart."""
+    meant: Mapping[str, str] = field(default_factory=dict)
+    """Annotations that nothing reads though one of kvplace's was surely meant, each with that one."""
 
     def manifest(self, name: str, namespace: str, rollout: str) -> Json:
         """Write the VM of that name; the rollout's label is on it, its VMI and its pod."""
@@ -123,7 +125,8 @@ def _template(content: Mapping[str, Any], kind: str, until: VmStage) -> Template
         goals.append(VmStage.RUNNING)
     goal = min(goals, key=lambda stage: stage.rank)
     demands = demands_of(of_vmi["spec"], "spec" if of_vmi is content else "spec.template.spec", is_vm=True)
-    return Template(content, kind, None if stated is None else stated.request, goal, demands)
+    request = None if stated is None else stated.request
+    return Template(content, kind, request, goal, demands, meant_keys(annotations))
 
 
 def _check_shape(content: Mapping[str, Any], kind: str, what: str) -> None:

@@ -9,6 +9,7 @@ import click
 import pytest
 
 from kvplace.cli.rollout_input import RolloutFlags, read_given
+from kvplace.core.errors import BadBody
 from kvplace.documents.model import read_model
 from kvplace.documents.reading import read_document
 from kvplace.documents.rollout import RolloutDocument
@@ -79,3 +80,10 @@ def test_a_wrong_call_is_one_sentence(kvplace: Caller, arguments: list[str], sen
     assert answer.code == 2
     assert sentence in answer.err
     assert len(answer.err.splitlines()) == 1
+
+
+def test_a_list_that_names_a_vm_twice_is_refused_with_both_lines(template: str, tmp_path: Path) -> None:
+    listed = tmp_path / "names"
+    listed.write_text("alice\n# the second shift\nbob\nalice # again\n")
+    with pytest.raises(BadBody, match="names: line 4 names 'alice' again, as line 1 does"):
+        names([template], RolloutFlags(name="web", names=str(listed)))
