@@ -208,6 +208,7 @@ def delete(*, flags: ClusterFlags, name: str, timeout: str, yes: bool) -> int:
     seconds = _duration(read_duration, timeout)
 
     async def body(live: LiveCluster) -> int:
+        from kvplace.cli.rollout_progress import told_what_is_left
         from kvplace.core.quantity import counted
         from kvplace.rollout.connect import rollouts_on
 
@@ -215,7 +216,7 @@ def delete(*, flags: ClusterFlags, name: str, timeout: str, yes: bool) -> int:
         if not yes:
             vms = await rollouts.count_vms(name)
             click.confirm(f"Delete {counted(vms, 'VM')} of rollout {name}?", abort=True, err=True)
-        deleted = await rollouts.delete(name, timeout_s=seconds)
+        deleted = await rollouts.delete(name, timeout_s=seconds, on_change=told_what_is_left())
         say(f"{counted(deleted, 'VM')} of rollout {name} deleted")
         return ExitCode.DONE
 

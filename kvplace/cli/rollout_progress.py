@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 
 from kvplace.cli.output import say
+from kvplace.core.quantity import counted
 from kvplace.core.vm_stage import VmStage
 from kvplace.rollout.report import Counts, Report
 from kvplace.rollout.run import RolloutRun
@@ -36,6 +38,19 @@ async def shown_run(run: RolloutRun) -> Report:
             signals.callback(loop.remove_signal_handler, number)
         async with _bars(run) if sys.stderr.isatty() else _lines(run), _stalls(run):
             return await run.run()
+
+
+def told_what_is_left(clock: Callable[[], float] = time.monotonic) -> Callable[[int, int], None]:
+    """Return what tells how many VMs are still to be deleted, once a second."""
+    next_line = clock() + _LINE_S
+
+    def tell(left: int, of: int) -> None:
+        nonlocal next_line
+        if clock() >= next_line:
+            next_line = clock() + _LINE_S
+            say(f"{left} of {counted(of, 'VM')} left" if left else "the VMs are gone; their pods end")
+
+    return tell
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvplace.core.errors import Conflict, Refused, Unavailable
@@ -132,9 +132,16 @@ class Rollouts:
         """Count the VMs that a deletion would take."""
         return len(await self._doomed(name))
 
-    async def delete(self, name: str, *, timeout_s: float = 600.0) -> int:
+    async def delete(
+        self,
+        name: str,
+        *,
+        timeout_s: float = 600.0,
+        on_change: Callable[[int, int], None] = lambda left, of: None,
+    ) -> int:
         """Delete a rollout's VMs, wait until they are gone, and forget it; returns how many there were.
 
+        `on_change` is told how many VMs are left, 0 while only their pods are, and how many there were.
         Raises Refused when there is nothing of that name, and Unavailable when VMs are left after the time.
         """
         doomed = await self._doomed(name)
@@ -150,7 +157,7 @@ class Rollouts:
             # A conflict is another VM that somebody has made under the name meanwhile.
             if isinstance(answer, BaseException) and not isinstance(answer, Conflict):
                 raise answer
-        await self._wait_until_gone(name, timeout_s)
+        await self._wait_until_gone(name, timeout_s, lambda left: on_change(left, len(doomed)))
         await self._cluster.delete_document(self.namespace, name)
         return len(doomed)
 
@@ -169,7 +176,7 @@ class Rollouts:
     def _selector(self, name: str) -> Selector:
         return Selector({ROLLOUT_LABEL: name}, namespace=self.namespace)
 
-    async def _wait_until_gone(self, name: str, timeout_s: float) -> None:
+    async def _wait_until_gone(self, name: str, timeout_s: float, on_change: Callable[[int], None]) -> None:
         changed, ours = asyncio.Event(), self._selector(name)
         vms, vmis, pods = Store(VMS, ours), Store(VMI_PHASES, ours), Store(LAUNCHERS, ours)
 
@@ -190,6 +197,7 @@ class Rollouts:
                 for store in (vms, vmis, pods):
                     await store.wait_until_synced()
                 while left():
+                    on_change(len({**vms.records, **vmis.records}))
                     changed.clear()
                     await changed.wait()
         except TimeoutError:

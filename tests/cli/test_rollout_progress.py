@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kvplace.cli.rollout_progress import shown_run
+from kvplace.cli.rollout_progress import shown_run, told_what_is_left
 from kvplace.rollout.report import Report
 from kvplace.rollout.run import RolloutRun
 from tests.rollout.examples import everywhere, moving, rollout
@@ -34,3 +34,16 @@ def test_when_nothing_changes_it_is_said_once_what_is_waited_for(
     assert told.startswith(
         "kvplace: nothing has changed for 30 s: 6 VMs bound and not further; Ctrl-C leaves"
     )
+
+
+def test_a_deletion_tells_what_is_left_at_most_once_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+    moments = {9: 0.5, 8: 1.0, 7: 1.5, 1: 2.5, 0: 9.0}
+    now = [0.0]
+    tell = told_what_is_left(lambda: now[0])
+    for left, now[0] in moments.items():
+        tell(left, 9)
+    assert capsys.readouterr().err.splitlines() == [
+        "kvplace: 8 of 9 VMs left",
+        "kvplace: 1 of 9 VMs left",
+        "kvplace: the VMs are gone; their pods end",
+    ]

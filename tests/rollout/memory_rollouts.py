@@ -40,6 +40,8 @@ class MemoryRollouts:
         self._uids = itertools.count(1)
         self._vms: ObjectLog[VmObject] = ObjectLog(VMS)
         self._vmis: ObjectLog[VmiObjectPhase] = ObjectLog(VMI_PHASES)
+        self.pods_linger = False
+        """Whether pods outlive their deleted VMs until `end_pods`."""
         self._pods: ObjectLog[LauncherPod] = ObjectLog(LAUNCHERS)
         self._logs: Mapping[Kind[Any, Any], ObjectLog[Any]] = {
             VMS: self._vms,
@@ -88,7 +90,14 @@ class MemoryRollouts:
         if known.uid != uid:
             raise Conflict(f"{name} has UID {known.uid}, not {uid}")
         for each in self._logs.values():
-            each.remove(name)
+            if each is not self._pods or not self.pods_linger:
+                each.remove(name)
+
+    def end_pods(self) -> None:
+        """Let the pods of deleted VMs end."""
+        for name in [str(name) for name in self._pods.records]:
+            if name not in self._vms.records:
+                self._pods.remove(name)
 
     async def read_documents(self, namespace: str, rollout: str = "") -> Mapping[str, str]:
         await asyncio.sleep(0)
