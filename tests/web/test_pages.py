@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,32 +16,11 @@ from kvplace.core.ledger import LedgerChange, claim_of
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.machines.shipped import read_machine
 from tests.nodes.machines import TWO
-from tests.web.pictures import LOOKS, Look, take
-from tests.web.stage import VIEWER, Stage, cluster_of, mapped
+from tests.web.pictures import LIVE, LOOKS, Look, take
+from tests.web.reading import reading, sign_in
+from tests.web.stage import Stage, cluster_of, mapped
 
-LIVE = "document.querySelector('#live').dataset.state === 'live'"
 SERVER = "2x-epyc-9354-nps2"
-
-
-@contextlib.asynccontextmanager
-async def reading(
-    stage: Stage, certificates: Certificates, browser: Browser, place: str = "", **changed: Any
-) -> AsyncIterator[Page]:
-    """Sign in on the way to a place of the map; the browser must have nothing to complain about."""
-    async with mapped(stage, certificates, **changed) as (address, _), new_page(browser) as page:
-        await page.see_as()
-        await sign_in(page, f"https://{address}/{place}")
-        await page.until(LIVE)
-        await page.until("!document.querySelector('main').hasAttribute('aria-busy')")
-        yield page
-        assert page.complaints == []
-
-
-async def sign_in(page: Page, url: str) -> None:
-    await page.open(url)
-    await page.until("document.activeElement === document.querySelector('#token')")
-    await page.write(VIEWER)
-    await page.press("Enter")
 
 
 async def focused(page: Page) -> str:
@@ -122,6 +99,21 @@ async def test_a_link_to_a_node_leads_there_through_the_sign_in(
         host = next(one for one in await page.accessible("image") if one.startswith("CPU 0: "))
         assert host.startswith("CPU 0: reserved with QEMU's own threads of A shop/vm-")
         assert "distance 12 to NUMA 1; 32 to NUMA 2, 3" in await page.text(".map h4")
+
+
+async def test_the_holes_are_one_stop_of_the_tab_key_among_which_arrows_move(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = await cluster_of(TWO, 2)
+    async with reading(stage, certificates, browser) as page:
+        assert await page.evaluate("document.querySelectorAll('.holes [tabindex=\"0\"]').length") == 1
+        await page.evaluate("document.querySelector('.holes button').focus()")
+        await page.press("ArrowRight", "ArrowDown")
+        assert await page.evaluate("document.activeElement.dataset.key") == "numa-2"
+        await page.press("Enter")
+        assert await page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+        await page.press("Tab")
+        assert await page.evaluate("!document.activeElement.closest('.holes')")
 
 
 async def test_the_keyboard_alone_leads_from_the_overview_to_a_vm_and_back(

@@ -82,9 +82,17 @@ function vertically(all, here, direction) {
   return best;
 }
 
-// Puts new content into a place without losing the reader's: focus stays on the element with the same key.
+// Puts new content into a place without losing the reader's: focus stays on the element with the same key, what
+// was opened stays open, and what says the same stays as it is, or screen readers would read it out again.
 export function replace(place, ...children) {
+  const next = h("div", {}, ...children);
+  if (said(next) === said(place)) return;
   const key = place.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-  place.replaceChildren(...shown(children));
+  const opened = [...place.querySelectorAll("details")].map((one) => one.open);
+  place.replaceChildren(...next.childNodes);
+  place.querySelectorAll("details").forEach((one, index) => { one.open = opened[index] ?? false; });
   if (key) place.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
 }
+
+// What an element says, but for what its reader has done to it: opened, lit up, gone to with a key.
+const said = (element) => element.innerHTML.replace(/ (?:open|tabindex|data-lit)="[^"]*"/g, "").replace(/ (?:lit|dim)\b/g, "");

@@ -116,6 +116,7 @@ export class Overview {
       return h("td", {},
         h("button", {
           type: "button",
+          tabindex: -1,
           "aria-pressed": String(pressed),
           "aria-label": `${plural(count, "node")} with ${plural(size, "free CPU")} or more in one ${SCOPES[scope]}`,
           "data-key": `${scope}-${size}`,
@@ -123,10 +124,7 @@ export class Overview {
           on: { click: () => { this.#wanted = pressed ? null : { scope, size }; this.#summarise(); this.#arrange(); } },
         }, count.toLocaleString("en")));
     };
-    return h("section", { class: "panel", "aria-labelledby": "holes-title" },
-      h("h2", { id: "holes-title" }, "Free holes"),
-      h("p", { class: "words" }, "Nodes that still hold a VM of so many CPUs inside one L3 cache, NUMA node or socket. Press a number to see which."),
-      h("table", { class: "holes", "aria-labelledby": "holes-title" },
+    const numbers = h("table", { class: "holes", "aria-labelledby": "holes-title" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "CPUs in one"),
         totals.sizes.map((size) => h("th", { scope: "col" }, size)),
         h("th", { scope: "col" }, "largest"), h("th", { scope: "col" }, "fragmented"))),
@@ -136,7 +134,12 @@ export class Overview {
           totals.sizes.map((size, index) => cell(scope, size, hole.nodesWith[index])),
           h("td", {}, `${plural(hole.cpus, "CPU")}, ${plural(hole.cores, "core")}`),
           h("td", {}, percent(hole.fragmentation)));
-      }))));
+      })));
+    roving(numbers, "button"); // a stop of the Tab key each would be two dozen before the nodes
+    return h("section", { class: "panel", "aria-labelledby": "holes-title" },
+      h("h2", { id: "holes-title" }, "Free holes"),
+      h("p", { class: "words" }, "Nodes that still hold a VM of so many CPUs inside one L3 cache, NUMA node or socket. Press a number to see which."),
+      numbers);
   }
 
   #tile(row) {

@@ -1,0 +1,42 @@
+"""What a reader keeps while the page that he looks at follows the cluster."""
+
+from __future__ import annotations
+
+from harness.browser.process import Browser
+from harness.certificates import Certificates
+from tests.nodes.machines import TWO
+from tests.web.reading import reading
+from tests.web.stage import cluster_of
+
+LOADS = "performance.getEntriesByType('resource').filter(one => one.name.includes('/api/vms/')).length"
+
+
+async def test_what_a_reader_has_opened_stays_open_when_the_page_changes(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = await cluster_of(TWO, 1, share=0.3)
+    vm = await stage.run_vm("worker-0", 2, name="db")
+    assert vm is not None
+    async with reading(stage, certificates, browser, "#/vm/shop/db") as page:
+        await page.until("document.querySelector('details')")
+        await page.evaluate("document.querySelector('details').open = true")
+        assert await stage.run_vm("worker-0", 2, name="web") is not None
+        await page.until("document.querySelector('main').innerText.includes('shop/web')")
+        assert await page.evaluate("document.querySelector('details').open")
+
+
+async def test_news_that_change_nothing_on_a_page_leave_its_elements_alone(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = await cluster_of(TWO, 1, share=0.3)
+    vm = await stage.run_vm("worker-0", 2, name="db")
+    assert vm is not None
+    async with reading(stage, certificates, browser, "#/vm/shop/db") as page:
+        await page.until("document.querySelector('details')")
+        await page.evaluate("window.before = document.querySelector('h1')")
+        await page.evaluate("document.querySelector('.map .thread').focus()")
+        for _ in range(2):
+            loads = await page.evaluate(LOADS)
+            await stage.report("worker-0")
+            await page.until(f"{LOADS} > {loads}")
+        assert await page.evaluate("window.before.isConnected")
