@@ -1,7 +1,7 @@
 """Pods bound per second by kube-scheduler with kvplace, and by the same kube-scheduler without it.
 
     python -m benchmarks.bound_per_second [--nodes 50 1000 5000] [--pods 500] [--rounds 1] [--filled 0.9]
-        [--nominate-from-nodes 2000] [--schedulers "with kvplace" ...]
+        [--nominate-from-nodes 1000] [--schedulers "with kvplace" ...]
 
 etcd, kube-apiserver and kube-scheduler are real and share one machine. Nodes are Node objects of four server
 types. The pods ask for 2 to 16 CPUs inside one NUMA node. They are created as pod admission would make them,
@@ -296,7 +296,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--filled", type=float, default=0.9, help="share of the CPUs that VMs have at last")
-    parser.add_argument("--nominate-from-nodes", type=int, default=2000, help="as for `serve`")
+    parser.add_argument("--nominate-from-nodes", type=int, default=1000, help="as for `serve`")
     parser.add_argument("--schedulers", nargs="+", default=(), help="only these, by the names in the tables")
     given = parser.parse_args()
     results: dict[str, dict[str, list[Round]]] = {}

@@ -83,7 +83,7 @@ class ExtenderSettings:
     """How long the cores that filter has chosen for a pod are held for its bind."""
     bind_seconds: float = 8.0
     """How long a bind may take; below the extender's httpTimeout of 10 s in our scheduler configuration."""
-    nominate_from_nodes: int = 2000
+    nominate_from_nodes: int = 1000
     """Nodes that a cluster must have for the nodes of planned pods to be nominated; 0: never."""
     make_room: MakeRoom = MakeRoom.OFF
     """Whether running VMs that may move make room for VMs that fit nowhere."""
