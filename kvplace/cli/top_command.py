@@ -81,10 +81,14 @@ async def _top_vms(live: LiveCluster, order: str, limit: int | None, output: Out
     from kvplace.cli.top_tables import VM_HEADS, vm_row
     from kvplace.cli.view_tables import vm_reference
     from kvplace.core.quantity import counted
-    from kvplace.nodes.cluster_reading import read_vms
     from kvplace.nodes.view_documents import VM_KIND, list_document, vm_document
+    from kvplace.nodes.vm_listing import read_listed_vms
 
-    vms = sorted(await read_vms(live.api, live.vms), key=_vm_keys()[order])
+    listed = await read_listed_vms(live.api, live.vms)
+    for note in listed.notes:
+        say(note)
+    # A VM without a pod holds nothing.
+    vms = sorted((vm for vm in listed.vms if vm.has_pod), key=_vm_keys()[order])
     shown = vms[:limit]
     if output.is_document:
         print_document(list_document(VM_KIND, map(vm_document, shown)), output)

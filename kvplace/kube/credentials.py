@@ -14,6 +14,7 @@ import binascii
 import contextlib
 import logging
 import os
+import re
 import ssl
 import tempfile
 import time
@@ -27,6 +28,8 @@ from kvplace.kube.kubeconfig import KubeContext, kubeconfig_files, read_context
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet mounts a pod's token and the CA of the API server."""
+_AS_BYTES = re.compile(r"""b(['"])(.*)\1$""")
+"""How that client quotes what a program has said on stderr."""
 TOKEN_AGE_S = 60.0
 """A token that was read so long ago is read again."""
 
@@ -180,7 +183,7 @@ def _said_by(logger: logging.Logger) -> Iterator[list[str]]:
     """Collect what a logger says in the block: that client logs why a program failed, and goes on without."""
     said: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: said.append(_AS_BYTES.sub(r"\2", record.getMessage()))  # type: ignore[method-assign]
     before = logger.propagate
     logger.addHandler(handler)
     logger.propagate = False

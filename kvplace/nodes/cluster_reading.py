@@ -20,7 +20,7 @@ from kvplace.kube.watches import (
     Kind,
     Selector,
 )
-from kvplace.nodes.cluster_view import ClusterView, VmView, cluster_view, vm_views
+from kvplace.nodes.cluster_view import ClusterView, cluster_view
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -76,11 +76,6 @@ async def read_node(
         cluster.read_all(PODS, replace(PLACED_PODS, fields={NODE_FIELD: name})) if pods else _nothing(),
     )
     return cluster_view(nodes, topologies, ledgers, vms)
-
-
-async def read_vms(cluster: ListClient, selector: Selector = PLACED_PODS) -> tuple[VmView, ...]:
-    """Read the selected VMs alone, for which the right to list pods suffices; they have no claims."""
-    return tuple(vm_views(await cluster.read_all(PODS, selector), {}).values())
 
 
 async def _nothing() -> tuple[()]:

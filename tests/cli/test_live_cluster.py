@@ -16,7 +16,7 @@ from kvplace.core.errors import Forbidden, KvplaceError, Misconfigured, Unavaila
 from kvplace.core.label_terms import read_label_terms
 from kvplace.kube import list_watch
 from kvplace.kube.watches import LEDGERS, NODES, PODS
-from kvplace.nodes.cluster_reading import read_cluster, read_vms
+from kvplace.nodes.cluster_reading import read_cluster
 from tests.kube.api_stub import ApiStub, answer, api_stub, status
 
 EMPTY_LIST = answer({"metadata": {"resourceVersion": "1"}, "items": []})
@@ -39,7 +39,7 @@ async def test_vms_are_asked_for_in_the_chosen_namespace_with_the_chosen_labels(
     stub.script = [EMPTY_LIST]
     wanted = replace(flags, namespace="team-a", selector=read_label_terms("app=web"))
     async with open_cluster(wanted) as cluster:
-        assert await read_vms(cluster.api, cluster.vms) == ()
+        assert await cluster.api.read_all(PODS, cluster.vms) == ()
     (asked,) = stub.asked
     assert asked.path == "/api/v1/namespaces/team-a/pods"
     assert asked.query["labelSelector"] == "kvplace.io/placed=true,app in (web)"

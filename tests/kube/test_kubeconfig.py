@@ -204,7 +204,10 @@ async def test_a_token_that_cannot_be_one_is_named(tmp_path: Path, token: object
             ["none-of-that-name"],
             "'none-of-that-name' that it logs in with gives no credentials: .*No such file",
         ),
-        (["sh", "-c", "echo session over, log in again >&2; exit 3"], "'sh' .* returned 3.*session over"),
+        (
+            ["sh", "-c", "echo session over, log in again >&2; exit 3"],
+            "'sh' .* returned 3. session over, log in again$",
+        ),
         (["echo", "{}"], "'echo' .* gives no credentials: .*missing key"),
     ],
 )

@@ -13,15 +13,14 @@ import pytest
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.errors import Forbidden, Unavailable
 from kvplace.core.holes import Domain
-from kvplace.core.label_terms import read_label_terms
-from kvplace.core.marks import PINNED, PLACED_LABEL
+from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import PodRecord
-from kvplace.kube.watches import EVERYTHING, NODE_STATUSES, Interrupted, Selector
-from kvplace.nodes.cluster_reading import read_cluster, read_node, read_vms
+from kvplace.kube.watches import EVERYTHING, NODE_STATUSES, Interrupted
+from kvplace.nodes.cluster_reading import read_cluster, read_node
 from kvplace.nodes.cluster_view import ClusterView, VmState, VmView
 from kvplace.nodes.watched_view import watched_nodes
 from tests.kube.claims import claim, taking
@@ -84,14 +83,6 @@ async def test_one_node_can_be_read_alone(cluster: FaultyCluster) -> None:
     assert list(view.nodes) == ["worker"]
     assert list(view.vms) == ["db", "web"]
     assert (await read_node(cluster, NodeName("nowhere"))) == ClusterView({}, {})
-
-
-async def test_vms_of_one_namespace_or_with_certain_labels_can_be_read_alone(cluster: FaultyCluster) -> None:
-    placed = {PLACED_LABEL: "true"}
-    assert [vm.name for vm in await read_vms(cluster, Selector(placed, namespace="shop"))] == ["late", "web"]
-    cluster.label_pod("shop", "launcher-web", {"app": "front"})
-    chosen = Selector(placed, label_terms=read_label_terms("app in (front)"))
-    assert [vm.name for vm in await read_vms(cluster, chosen)] == ["web"]
 
 
 async def test_a_list_that_fails_is_the_readers_error(cluster: FaultyCluster) -> None:

@@ -65,6 +65,7 @@ def test_vms_without_a_pod_are_listed_with_kubevirts_word(
     )
     names = on_cluster("get", "vms", "-n", namespace, "-l", "app=lost", "-o", "name")
     assert names.out.split() == ["virtualmachine.kubevirt.io/lost"]
+    assert "there is no VM that asks for cores" in on_cluster("top", "vms", "-n", namespace).err
     cluster.plane.remove_namespace(namespace)
 
 
@@ -85,3 +86,6 @@ def test_who_may_only_list_pods_is_told_what_is_left_out(
     assert "you may not list virtual" in called.err
     assert "VMs without a pod and KubeVirt's phases are left out" in called.err
     assert "late" in called.out
+    top = on_cluster("top", "vms", "-n", cluster.namespace, "--as", user)
+    assert (top.code, top.err) == (0, called.err)
+    assert "late" in top.out
