@@ -6,7 +6,7 @@ from harness.browser.process import Browser
 from harness.certificates import Certificates
 from tests.nodes.machines import TWO
 from tests.web.reading import reading
-from tests.web.stage import cluster_of
+from tests.web.stage import Stage, cluster_of
 
 LOADS = "performance.getEntriesByType('resource').filter(one => one.name.includes('/api/vms/')).length"
 
@@ -40,3 +40,27 @@ async def test_news_that_change_nothing_on_a_page_leave_its_elements_alone(
             await stage.report("worker-0")
             await page.until(f"{LOADS} > {loads}")
         assert await page.evaluate("window.before.isConnected")
+
+
+async def test_a_key_moves_among_many_nodes_without_laying_out_those_off_the_screen(
+    certificates: Certificates, browser: Browser
+) -> None:
+    stage = Stage()
+    for number in range(300):
+        stage.add_node(f"worker-{number}", TWO)
+    async with reading(stage, certificates, browser) as page:
+        await page.evaluate("document.querySelector('.tile').focus()")
+        await page.evaluate(
+            "window.measured = new Set();"
+            " const parent = Object.getOwnPropertyDescriptor(HTMLElement.prototype, 'offsetParent').get;"
+            " Object.defineProperty(HTMLElement.prototype, 'offsetParent',"
+            " { get() { window.measured.add(this.className); return parent.call(this); } });"
+            " const rect = Element.prototype.getBoundingClientRect;"
+            " Element.prototype.getBoundingClientRect = function () {"
+            " window.measured.add(this.className); return rect.call(this); }"
+        )
+        await page.press("ArrowRight", "ArrowDown", "ArrowUp")
+        assert (await page.evaluate("document.activeElement.getAttribute('aria-label')")).startswith(
+            "worker-1: "
+        )
+        assert "tile" not in await page.evaluate("[...window.measured]")

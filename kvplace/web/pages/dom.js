@@ -36,9 +36,9 @@ export function moment(text) {
   return Number.isNaN(date.getTime()) ? text : date.toLocaleString();
 }
 
-// One stop of the Tab key for many elements; arrows, Home and End move among them.
-export function roving(container, selector) {
-  const visible = () => [...container.querySelectorAll(selector)].filter((one) => one.offsetParent !== null);
+// One stop of the Tab key for many elements; arrows, Home and End move among them. `boxOf` gives the element that
+// says where one of them is: to measure what is off the screen, the browser would have to lay it out first.
+export function roving(container, selector, boxOf = (element) => element) {
   const stop = (element) => {
     for (const other of container.querySelectorAll(`${selector}[tabindex="0"]`)) other.tabIndex = -1;
     element.tabIndex = 0;
@@ -52,15 +52,15 @@ export function roving(container, selector) {
   container.addEventListener("keydown", (event) => {
     const here = event.target.closest(selector);
     if (!here || event.ctrlKey || event.metaKey || event.altKey) return;
-    const all = visible();
+    const all = [...container.querySelectorAll(selector)];
     const place = all.indexOf(here);
     let next = null;
     if (event.key === "ArrowRight") next = all[place + 1];
     else if (event.key === "ArrowLeft") next = all[place - 1];
     else if (event.key === "Home") next = all[0];
     else if (event.key === "End") next = all[all.length - 1];
-    else if (event.key === "ArrowDown") next = vertically(all, here, 1);
-    else if (event.key === "ArrowUp") next = vertically(all, here, -1);
+    else if (event.key === "ArrowDown") next = vertically(all, here, 1, boxOf);
+    else if (event.key === "ArrowUp") next = vertically(all, here, -1, boxOf);
     else return;
     event.preventDefault();
     if (next) next.focus();
@@ -68,12 +68,12 @@ export function roving(container, selector) {
   return stop;
 }
 
-function vertically(all, here, direction) {
-  const from = here.getBoundingClientRect();
+function vertically(all, here, direction, boxOf) {
+  const from = boxOf(here).getBoundingClientRect();
   let best = null;
   let least = Infinity;
   for (const one of all) {
-    const to = one.getBoundingClientRect();
+    const to = boxOf(one).getBoundingClientRect();
     const down = (to.top - from.top) * direction;
     if (down < from.height / 2) continue;
     const far = down * 1000 + Math.abs(to.left - from.left);

@@ -45,7 +45,7 @@ export class Overview {
     this.#summarise();
     for (const row of this.#cluster.nodes.values()) this.#tile(row);
     this.#arrange();
-    this.#stop = roving(this.#list, ".tile");
+    this.#stop = roving(this.#list, ".tile", (tile) => tile.parentElement);
   }
 
   changed(names, gone) {
