@@ -60,18 +60,22 @@ async def look(cluster: RolloutCluster, rollout: Rollout) -> Found:
     )
 
 
-async def check(cluster: RolloutCluster, rollout: Rollout, missing: Sequence[WantedVm]) -> None:
-    """Check that the `missing` VMs of a rollout can be made; raises Misconfigured or Refused."""
+async def check(cluster: RolloutCluster, rollout: Rollout, missing: Sequence[WantedVm]) -> tuple[str, ...]:
+    """Check that the `missing` VMs of a rollout can be made; raises Misconfigured or Refused.
+
+    Returns sentences about what could not be checked.
+    """
     first = {id(vm.template): vm for vm in reversed(missing)}
     for vm in reversed(first.values()):
         await _dry_run(cluster, rollout, vm)
     try:
         quotas = await cluster.read_quotas(rollout.namespace)
     except Forbidden:
-        return  # who may not read them hears of them from the API server
+        return (f"you may not list the resourcequotas of namespace {rollout.namespace}: none is checked",)
     problem = quota_problem(quotas, missing)
     if problem is not None:
         raise Refused(f"namespace {rollout.namespace}: {problem}; raise the quota, or roll out fewer")
+    return ()
 
 
 def quota_problem(quotas: Iterable[Quota], vms: Sequence[WantedVm]) -> str | None:

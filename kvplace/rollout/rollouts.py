@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplace.core.errors import Conflict, Refused, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
@@ -67,13 +67,13 @@ class Rollouts:
                 f"{rollout.name}` removes it; or choose another name"
             )
         missing = _missing(rollout, await look(self._cluster, rollout))
-        if missing:
-            await check(self._cluster, rollout, missing)
+        unchecked = await check(self._cluster, rollout, missing) if missing else ()
         asks = any(vm.template.request is not None for vm in missing)
         if plan and asks:
             foretold = forecast(await self._read_nodes(), missing)
         else:
             foretold = unplanned(missing, by_choice=not plan)
+        foretold = replace(foretold, notes=(*unchecked, *foretold.notes))
         return Prepared(rollout, missing, foretold, known is None)
 
     async def begin(self, prepared: Prepared, *, everything: bool = False) -> RolloutRun:

@@ -65,7 +65,8 @@ def read_template(content: Mapping[str, Any], what: str, until: VmStage = VmStag
     """Check a template; raises Misconfigured, which begins with `what`."""
     kind = content.get("kind")
     if kind not in KINDS:
-        raise BadBody(f"{what}: kind is {shown(kind)}; it must be {' or '.join(KINDS)}")
+        given = "missing" if kind is None else shown(kind)
+        raise BadBody(f"{what}: kind is {given}; it must be {' or '.join(KINDS)}")
     if content.get("apiVersion") != API_VERSION:
         raise BadBody(f"{what}: apiVersion is {shown(content.get('apiVersion'))}; it must be {API_VERSION}")
     _check_shape(content, kind, what)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvplace.core.errors import Refused
+from kvplace.core.errors import Forbidden, Refused
+from kvplace.kube.quotas import Quota
 from tests.rollout.examples import rollout, rollouts_of, vm
 from tests.rollout.memory_rollouts import MemoryRollouts
 
@@ -32,3 +33,14 @@ async def test_a_rollout_of_nearly_that_name_is_suggested() -> None:
         await rollouts.delete("wep")
     with pytest.raises(Refused, match="has no rollout 'database'; `kvplace rollout list` names them"):
         await rollouts.status("database")
+
+
+async def test_who_may_not_read_quotas_is_told_that_they_are_not_checked() -> None:
+    class WithoutTheRight(MemoryRollouts):
+        async def read_quotas(self, namespace: str) -> tuple[Quota, ...]:
+            raise Forbidden("you may not")
+
+    prepared = await rollouts_of(WithoutTheRight()).prepare(rollout(2))
+    unchecked, planned = prepared.forecast.summary
+    assert unchecked.startswith("you may not list the resourcequotas of namespace ")
+    assert planned.startswith("2 VMs will get cores")
