@@ -16,7 +16,7 @@ from dataclasses import replace
 from kvplace.core.free import Free
 from kvplace.core.ledger import Claim, Ledger, Reserved
 from kvplace.core.request import Policy
-from kvplace.core.scalars import CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuMask
 
 RESERVED_S = 30.0
 """How long a reservation stays after it was made, renewed or has grown, as each replica measures it."""
@@ -49,13 +49,18 @@ def kept_for(whole: Claim, ledger: Ledger, free: Free) -> Claim:
 
 
 def grown(ledger: Ledger) -> Iterator[Claim]:
-    """Return the reservations that may own more by now, each with what has come free for it."""
+    """Return the reservations that may own more by now, each with what has come free for it.
+
+    Somebody may have reserved a CPU twice: the first one gets it, and the ledger can still be written.
+    """
+    given = NO_CPUS
     for claim in ledger.claims.values():
-        if claim.awaited and (more := grown_claim(ledger, claim)) != claim:
+        if claim.awaited and (more := grown_claim(ledger, claim, but=given)) != claim:
+            given = CpuMask(given | more.owned)
             yield more
 
 
-def grown_claim(ledger: Ledger, claim: Claim) -> Claim:
-    """Let a claim own what is reserved for its pod and has no owner."""
-    free = CpuMask(claim.awaited & ~ledger.owned & ~ledger.named)
+def grown_claim(ledger: Ledger, claim: Claim, *, but: CpuMask = NO_CPUS) -> Claim:
+    """Let a claim own what is reserved for its pod and has no owner, except for the CPUs `but`."""
+    free = CpuMask(claim.awaited & ~ledger.owned & ~ledger.named & ~but)
     return replace(claim, cpus=CpuMask(claim.cpus | free), owned=CpuMask(claim.owned | free))

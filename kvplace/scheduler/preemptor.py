@@ -319,8 +319,14 @@ class Preemptor:
             yield Question(known, request, ours, leaving, certain, violations=max(0, unknown))
 
     def _leaving(self, node: NodeName) -> frozenset[PodUid]:
-        """Return the pods whose claims on a node come free without anybody's doing."""
-        return frozenset(uid for uid in self._cache.ledger(node).claims if self._cache.is_leaving(uid))
+        """Return the pods whose claims on a node come free without anybody's doing.
+
+        What is reserved for a pod does not: the cache may have it before its pod.
+        """
+        claims = self._cache.ledger(node).claims
+        return frozenset(
+            uid for uid, claim in claims.items() if claim.reserved is None and self._cache.is_leaving(uid)
+        )
 
     def _is_impatient(self, uid: PodUid) -> bool:
         since = self._waiting.get(uid)

@@ -10,10 +10,19 @@ from hypothesis import strategies as st
 
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import free_of
-from kvplace.core.ledger import Claim, Ledger, LedgerChange, claim_document, merge_patch, read_ledger
+from kvplace.core.ledger import (
+    Claim,
+    Ledger,
+    LedgerChange,
+    Reserved,
+    claim_document,
+    merge_patch,
+    read_ledger,
+)
 from kvplace.core.request import Policy
 from kvplace.core.reservation import grown, reserve
 from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
+from kvplace.kube.pending_changes import decide_together
 from tests.core.claims import claim
 from tests.nodes.machines import TWO
 
@@ -103,3 +112,9 @@ def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
         elif value is not None:
             result[key] = value
     return result
+
+
+def test_of_two_reservations_of_one_cpu_the_first_one_gets_it_and_the_ledger_can_be_written() -> None:
+    twice = [replace(claim(uid, 0), reserved=Reserved(CpuMask(0b11), UNTIL)) for uid in "bc"]
+    batch = decide_together(ledger_of(*twice), [])
+    assert [(one.uid, one.owned) for one in batch.change.claims] == [(B, 0b11)]

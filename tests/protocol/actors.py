@@ -88,7 +88,7 @@ class Scheduler:
                 ready = [pod for pod in self._known if self._not_before.get(pod.uid, 0.0) <= now]
                 chosen = random.sample(ready, min(len(ready), random.choice((1, 1, 3))))
                 if self._evictions is not None:  # priorities matter
-                    ready.sort(key=lambda pod: -pod.priority)
+                    ready.sort(key=lambda pod: (-pod.priority, self._not_before.get(pod.uid, 0.0)))
                     chosen = ready[: len(chosen)]
                 for pod in chosen:
                     self._not_before[pod.uid] = now + random.choice(self._pauses())
@@ -101,9 +101,9 @@ class Scheduler:
 
     def _pauses(self) -> tuple[float, ...]:
         """Return after how long it may try a pod again; each end of a victim makes it try."""
-        if self._evictions is not None:
-            return (0.5, 3.0)
-        return (0.5, 3.0, 12.0) if self._network.calm else _RETRIES_S
+        if self._network.calm:
+            return (0.5, 3.0, 12.0)
+        return (0.5, 3.0) if self._evictions is not None else _RETRIES_S
 
     def _any_replica(self) -> Replica | None:
         running = [server.replica for server in self._servers.values() if server.replica is not None]

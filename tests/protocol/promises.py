@@ -82,8 +82,10 @@ class Promises:
         """Nodes that have been another machine since."""
         self.outranked: set[PodUid] = set()
         """Pods for which something was reserved that was given to one of higher priority."""
+        self.all_know_reservations = True
+        """Whether no replica may give away what is reserved for a pod."""
         self._reserved: dict[tuple[NodeName, PodUid], tuple[str, float]] = {}
-        """What the end of each reservation is, and since when."""
+        """How each reservation is, and since when."""
         self._cluster = cluster
         self._diary = diary
         self._nodes = {node.name: node for node in nodes}
@@ -184,7 +186,9 @@ class Promises:
             for cpu in cpus_of(CpuMask(before.reserved.owned & ~before.owned)):
                 owner = new.owners.get(cpu, uid)
                 may_have = owner in (uid, old.owners.get(cpu)) or owner in self.robbed
-                if not may_have and not owner.startswith("stranger"):
+                if not may_have and not owner.startswith("stranger") and not self.all_know_reservations:
+                    self._diary.happened["given away by an earlier version"] += 1
+                elif not may_have and not owner.startswith("stranger"):
                     raise BrokenPromise(f"1: CPU {cpu} of {node} was reserved for {uid} and went to {owner}")
             if after is not None and after.reserved is None:
                 self._diary.happened["bound on what was reserved"] += before.owned == after.owned
@@ -196,9 +200,9 @@ class Promises:
         for uid, claim in new.claims.items():
             if claim.reserved is None:
                 self._reserved.pop((node, uid), None)
-            elif self._reserved.get((node, uid), ("", 0.0))[0] != claim.reserved.until:
+            elif self._reserved.get((node, uid), ("", 0.0))[0] != (now := f"{claim.reserved} {claim.owned}"):
                 self._diary.happened["reserved"] += (node, uid) not in self._reserved
-                self._reserved[node, uid] = (claim.reserved.until, self._diary.clock())
+                self._reserved[node, uid] = (now, self._diary.clock())
 
     def _is_outranked(self, uid: PodUid, old: Ledger, new: Ledger) -> bool:
         """Whether a write gives what was reserved for a pod to another one of higher priority."""
@@ -209,6 +213,10 @@ class Promises:
         """Whether a claim is a reservation for a pod that waits, and has not outlived its end for long."""
         if claim.reserved is None or pod is None or pod.node or pod.deleting:
             return False
+        others = self.ledger(node).claims.values() if claim.awaited else ()
+        awaited = [self._pods.get(other.uid) for other in others if other.cpus & claim.awaited]
+        if any(other is None or other.deleting or has_ended(other) for other in awaited):
+            return True  # victims still end
         return self._diary.clock() - self._reserved[node, claim.uid][1] <= RESERVED_S + _LOOK_S
 
     def _holds_all(self, node: NodeName, claim: Claim) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from random import Random
 from random import seed as seed_everything
@@ -33,6 +34,7 @@ from tests.protocol.kind import Kind
 from tests.protocol.loop import SeededLoop
 from tests.protocol.network import Network, Undisturbed, View
 from tests.protocol.node import ContainerChanges, SimulatedNode
+from tests.protocol.older import OlderView, forget_reservations
 from tests.protocol.promises import BrokenPromise, Promises
 
 CALM_S = 150.0
@@ -60,6 +62,11 @@ class Story:
         self._random = random = Random(seed)
         self._kind = kind
         in_peace = kind is Kind.PREEMPTION and random.random() < 0.5
+        self._older = ""
+        """The replica that is of an earlier version, in one story of eight; mostly none."""
+        if kind is not Kind.PLAIN and seed % 8 == 0:
+            self._older = _REPLICAS[-1]
+            diary.happened["of two versions"] += 1
         self._mix = FaultMix.draw_peaceful(random) if in_peace else FaultMix.draw(random)
         self._turmoil_s = random.choice((15.0, 40.0, 100.0))
         self._pause_s = self._turmoil_s / random.choice((8, 15, 25))
@@ -84,12 +91,13 @@ class Story:
             node = SimulatedNode(NodeName(name), machines, self._view(name), self._generator(), containers)
             self._nodes.append(node)
         self._promises = Promises(self._cluster, self._nodes, containers, diary)
+        self._promises.all_know_reservations = not self._older
         self._evictions: Evictions | None = None
         if kind is Kind.PREEMPTION:
             kept = DisruptionBudget("default", KEPT, (LabelTerm(KEPT, Operator.EXISTS),), allowed=0)
             self._cluster.disruption_budgets = random.choice(([], [kept]))
             self._evictions = Evictions(
-                self._cluster, self._promises, self._generator(), diary, in_peace=in_peace
+                self._cluster, self._promises, self._generator(), diary, in_peace=in_peace and not self._older
             )
 
     def run(self) -> None:
@@ -197,7 +205,8 @@ class Story:
         return Random(self._random.random())
 
     def _view(self, process: str) -> View:
-        return View(self._cluster, process, self._network, self._generator())
+        kind = OlderView if process == self._older else View
+        return kind(self._cluster, process, self._network, self._generator())
 
     # The replicas.
 
@@ -231,6 +240,11 @@ class Story:
         def now() -> datetime:
             return EPOCH + timedelta(seconds=clock() + server.clock_s)
 
-        async with replica(view, settings=self._controlling, extending=self._settings, now=now) as one:
+        extending = self._settings
+        if isinstance(view, OlderView):
+            extending = replace(extending, make_room=MakeRoom.OFF)
+        async with replica(view, settings=self._controlling, extending=extending, now=now) as one:
+            if isinstance(view, OlderView):
+                forget_reservations(one)
             server.replica = one
             await asyncio.Event().wait()

@@ -27,8 +27,9 @@ that another machine had replaced, and four times one of a VM whose claim a fore
 away. Four were mistakes of the simulation: twice a kubelet that did not know its pods, a patience that was
 too short, and a bind that arrived after a foreign client had taken the claim away (docs/limits.md)."""
 
-FOUND_EVICTING = ("1009", "1098", "3589")
-"""Stories in which somebody was evicted in vain, for VMs that share CPUs: exclusive VMs took some of them."""
+FOUND_EVICTING = ("1009", "1098", "3589", "3058", "3189")
+"""Stories in which somebody was evicted in vain, for VMs that share CPUs: exclusive VMs took some of them.
+In the last two a CPU was reserved twice, by a replica that did not know the pod yet: the ledger was stuck."""
 FOUND_MAKING_ROOM = ("500063", "4000295", "4004531", "4003252")
 """Mistakes of the simulation: it looked a moment after a move had begun, or after one had
 freed the cores for a VM that waits."""
@@ -68,7 +69,7 @@ def test_no_story_in_which_room_is_made_breaks_a_promise(chunk: int) -> None:
     first = str(1_000_000 + chunk * stories)
     happened = told("--make-room", "--first", first, "--count", str(stories))
     assert happened["schedules"] == stories
-    for event in ("agrees", "crowded", "moved", "replica killed"):
+    for event in ("agrees", "crowded", "moved", "of two versions", "replica killed"):
         assert happened[event] >= stories / 30, happened
 
 
@@ -81,6 +82,8 @@ def test_no_story_with_evictions_breaks_a_promise(chunk: int) -> None:
     assert happened["schedules"] == stories
     for event in ("agrees", "evicted", "reserved", "bound on what was reserved", "replica killed"):
         assert happened[event] >= stories / 5, happened
+    assert happened["of two versions"] == stories / 8
+    assert happened["given away by an earlier version"]
 
 
 def test_equal_seeds_tell_equal_stories() -> None:

@@ -11,6 +11,7 @@ from kvplace.core.errors import Conflict
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName
 from kvplace.kube.records import PodRecord
+from kvplace.kube.watches import PODS
 from kvplace.scheduler.extender_protocol import PreemptionArgs, SentVictims
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Operation
@@ -155,3 +156,17 @@ async def test_nobody_has_to_go_where_nothing_could_be_reserved(cluster: FaultyC
         with pytest.raises(Conflict):
             await victims(one, high, low)
         assert high.uid not in one.claims()
+
+
+async def test_a_reservation_that_is_seen_before_its_pod_is_kept(cluster: FaultyCluster) -> None:
+    async with replica(cluster) as one, replica(cluster) as two:
+        low = await halves(one)
+        await two.until(lambda: all(two.cache.pods.records[pod.uid].node for pod in low))
+        second = asking_pod(cluster, "second", 8, priority=HIGH)
+        await two.until(lambda: second.uid in two.cache.pods.records)
+        first = asking_pod(cluster, "first", 4, priority=HIGH)
+        cluster.pause_watches(PODS)
+        assert await victims(one, first, low) == ["low-0"]
+        await two.until(lambda: first.uid in two.cache.ledger(N1).claims)
+        assert await victims(two, second, low) == []
+        cluster.resume_watches(PODS)
