@@ -83,7 +83,6 @@ def test_no_story_with_evictions_breaks_a_promise(chunk: int) -> None:
     for event in ("agrees", "evicted", "reserved", "bound on what was reserved", "replica killed"):
         assert happened[event] >= stories / 5, happened
     assert happened["of two versions"] == stories / 8
-    assert happened["given away by an earlier version"]
 
 
 def test_equal_seeds_tell_equal_stories() -> None:
