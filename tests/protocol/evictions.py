@@ -165,10 +165,18 @@ class Evictions:
                 raise BrokenPromise(broken)
 
     def check_waiting(self) -> None:
-        """Check, in calm, that no pod waits for which others would have been evicted."""
+        """Check, in calm, that no pod waits for which others would have been evicted, or are."""
         for pod in self._promises.pods():
-            if pod.node or pod.deleting:
-                continue
+            self._check_waits_rightly(pod)
+
+    def check_waiting_without_a_reservation(self) -> None:
+        """Check the same, but for pods for which something is reserved: others may be evicted at any time."""
+        for pod in self._promises.pods():
+            if not any(pod.uid in self._promises.ledger(node).claims for node in self._nodes()):
+                self._check_waits_rightly(pod)
+
+    def _check_waits_rightly(self, pod: PodRecord) -> None:
+        if not (pod.node or pod.deleting):
             for node in self._nodes():
                 if self._sent(node, pod) is not None and self._fits_without(node, pod):
                     raise BrokenPromise(f"P: {pod.name} waits, and it fits on {node} without others")
@@ -180,7 +188,7 @@ class Evictions:
             return False
         ledger = self._promises.ledger(node)
         lower = tuple(other.uid for other in self._here(node) if other.priority < pod.priority)
-        free = machine.free(ledger.after(LedgerChange(releases=lower)))
+        free = machine.free(ledger.after(LedgerChange(releases=(*lower, pod.uid))))
         return try_place(machine.topology, free, read_pod_request(pod.request).request) is not None
 
 

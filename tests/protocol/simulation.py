@@ -142,15 +142,17 @@ class Story:
                 await self._pass(self._turmoil_s)
                 await self._calm_down(restless)
                 evicted: Checks = ()
+                evicted_again: Checks = ()
                 if self._evictions is not None:
                     evicted = (self._evictions.check_use, self._evictions.check_waiting)
+                    evicted_again = (evicted[0], self._evictions.check_waiting_without_a_reservation)
                 await self._until(
                     (promises.check_claims, promises.check_agreement, promises.check_waiting, *evicted),
                     (
                         promises.check_claims_but_of_pods_that_are_gone_since_just_now,
                         promises.check_agreement_but_for_moves_that_began_just_now,
                         promises.check_waiting_since_the_last_try,
-                        *evicted,
+                        *evicted_again,
                     ),
                 )
                 diary.happened["agrees"] += promises.agreeing
