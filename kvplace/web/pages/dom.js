@@ -95,4 +95,6 @@ export function replace(place, ...children) {
 }
 
 // What an element says, but for what its reader has done to it: opened, lit up, gone to with a key.
-const said = (element) => element.innerHTML.replace(/ (?:open|tabindex|data-lit)="[^"]*"/g, "").replace(/ (?:lit|dim)\b/g, "");
+const writer = new XMLSerializer();
+const said = (element) => [...element.childNodes].map((child) => writer.serializeToString(child)).join("")
+  .replace(/ (?:open|tabindex|data-lit)="[^"]*"/g, "").replace(/ (?:lit|dim)\b/g, "");
