@@ -315,7 +315,9 @@ class Preemptor:
             yield Question(known, request, ours, leaving, needed=_needed(args, uids, here, ending))
         if not amounts_decide or any(uid not in ledger.claims for uid in uids):
             certain = tuple(tenants.get(uid) or Tenant(uid, pod.priority - 1) for uid in uids)
-            unknown = sent.violations - violated_by(one for one in certain if one.uid in tenants)
+            unknown = 0
+            if any(uid not in tenants for uid in uids):  # else the rest is of pods that end anyway
+                unknown = sent.violations - violated_by(one for one in certain if one.uid in tenants)
             yield Question(known, request, ours, leaving, certain, violations=max(0, unknown))
 
     def _leaving(self, node: NodeName) -> frozenset[PodUid]:

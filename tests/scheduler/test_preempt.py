@@ -210,6 +210,17 @@ async def test_the_violations_of_other_victims_are_counted_here(one: Replica) ->
     assert (len(victims.pods), victims.violations) == (2, 1)
 
 
+async def test_a_victim_that_ends_anyway_violates_nothing(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 8, labels={"app": f"{number}"}) for number in range(2)]
+    first = LabelTerm("app", Operator.IN, ("0",))
+    one.cluster.disruption_budgets = [DisruptionBudget("default", "first", (first,), allowed=0)]
+    one.cluster.delete_pod("default", "vm-0")
+    await one.until(lambda: one.cache.pods.records[vms[0].uid].deleting)
+    whole = important(one.cluster, "whole", 16, scope=Scope.ANY)
+    result = await one.extender.preempt(sent(whole, 1, alone=False, two=vms))
+    assert result == PreemptionResult.evicting(NodeName("two"), [vms[1].uid], 0)
+
+
 async def test_pods_without_cores_stay_victims_only_where_they_are_needed(one: Replica) -> None:
     vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
     stranger = PodRecord("default", "stranger", PodUid("stranger"))
