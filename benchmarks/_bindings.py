@@ -14,7 +14,7 @@ import msgspec
 
 from harness.control_plane.cluster import ControlPlane
 
-_PATIENCE_S = 120.0
+_PATIENCE_S = 600.0
 _METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 

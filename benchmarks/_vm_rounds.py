@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from benchmarks._api_requests import Call, Json, ask_all, counted_requests, requests_since
 from benchmarks._bindings import Bindings
-from benchmarks._processes import cpu_of_all, used_since
+from benchmarks._instructions import Instructions
+from benchmarks._processes import cpu_seconds, used_since
 from harness.control_plane.cluster import ControlPlane, RequestRefused
 from harness.control_plane.server_process import ServerProcess
 from harness.kvplace_cluster.machines import node_shape, node_topology
@@ -17,7 +18,7 @@ from harness.kvplace_cluster.vms import VMIS
 from kvplace.core.topology import Topology
 
 AFTERWARDS_S = 4.0
-_PATIENCE_S = 120.0
+_PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Round:
     """From the first VMI sent to the last pod bound."""
     cpu_ms: Mapping[str, float]
     """CPU milliseconds per VM by process."""
+    instructions: Mapping[str, float]
+    """Millions of instructions per VM by process; empty where perf cannot count them."""
     requests: Mapping[str, float]
     """Writes that the API server answered, per VM."""
 
@@ -70,27 +73,34 @@ class VmRounds:
         vmis = [vmi(f"vm-{number:04}") for number in range(count)]
         calls: list[Call] = [("POST", path, {"apiVersion": "kubevirt.io/v1", **vmi}) for vmi in vmis]
         before = counted_requests(self._plane)
-        with Bindings(self._plane, namespace, count) as bindings:
+        with (
+            Bindings(self._plane, namespace, count) as bindings,
+            Instructions(self._processes()) as instructions,
+        ):
             at_first, began = self._cpu(), time.monotonic()
             asyncio.run(ask_all(self._plane, calls))
             seconds = bindings.wait()[-1] - began
-        time.sleep(AFTERWARDS_S)
-        used = used_since(at_first, self._cpu())
+            time.sleep(AFTERWARDS_S)
+            used = used_since(at_first, self._cpu())
         requests = requests_since(before, counted_requests(self._plane))
         self._remove(namespace)
         return Round(
             seconds,
             {name: 1000 * spent / count for name, spent in used.items()},
+            {name: millions / count for name, millions in instructions.millions.items()},
             {name: number / count for name, number in requests.items()},
         )
 
-    def _cpu(self) -> dict[str, float]:
-        used: dict[str, float] = {}
+    def _processes(self) -> dict[str, list[int]]:
+        """Return the process ids by the name in the tables."""
+        found: dict[str, list[int]] = {}
         for server in self._servers():
             if server.is_running:
-                name = process_name(server.name)
-                used[name] = used.get(name, 0.0) + cpu_of_all({name: server.pid})[name]
-        return used
+                found.setdefault(process_name(server.name), []).append(server.pid)
+        return found
+
+    def _cpu(self) -> dict[str, float]:
+        return {name: sum(map(cpu_seconds, pids)) for name, pids in self._processes().items()}
 
     def _remove(self, namespace: str) -> None:
         vmis = f"/apis/kubevirt.io/v1/namespaces/{namespace}/{VMIS}"
