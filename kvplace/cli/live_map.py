@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvplace.core.errors import KvplaceError
+from kvplace.core.errors import Absent, KvplaceError
 
 if TYPE_CHECKING:
     from kvplace.cli.cluster_flags import ClusterFlags
@@ -46,7 +46,7 @@ def drawn_node(flags: ClusterFlags, name: str) -> CoreMap:
         view = await read_node(live.api, node)
         if node not in view.nodes:
             known = [record.name for record in await live.api.read_all(NODES)]
-            raise KvplaceError(f"{live.session.server} has no node {name!r}{did_you_mean(name, known)}")
+            raise Absent(f"{live.session.server} has no node {name!r}{did_you_mean(name, known)}")
         drawing = draw_node(view.nodes[node], view.by_node.get(node, ()))
         if drawing is None:
             raise KvplaceError(f"node {name} cannot be drawn: {view.nodes[node].problem}")

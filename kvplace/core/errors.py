@@ -4,6 +4,7 @@
       Refused              the answer is no; not a fault, never retried
       Conflict             another writer was first: read again and decide again
       Unavailable          try again later
+      Absent               there is nothing of the name that was given
       Misconfigured        an operator or user must change something
         BadAnnotation      a request or a result on a VM, VMI or pod
         BadTopology        a machine description or a sysfs tree
@@ -35,6 +36,10 @@ class Conflict(KvplaceError):
 
 class Unavailable(KvplaceError):
     """A component that is needed does not answer now."""
+
+
+class Absent(KvplaceError):
+    """There is nothing of the name that somebody asked for."""
 
 
 class Misconfigured(KvplaceError):
@@ -107,6 +112,7 @@ _HTTP_STATUSES: tuple[tuple[type[KvplaceError], int], ...] = (
     (Misconfigured, 422),
     (Conflict, 409),
     (Refused, 409),
+    (Absent, 404),
     (Unavailable, 503),
     (KvplaceError, 500),
 )

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 from kvplace.core.cluster.node_choice import Strategy
-from kvplace.core.errors import BadBody, Forbidden, Misconfigured
+from kvplace.core.errors import Absent, BadBody, Forbidden
 from kvplace.core.marks import PINNED
 from kvplace.core.near_words import did_you_mean
 from kvplace.core.request_document import PodRequest
@@ -133,7 +133,7 @@ def choose_document(documents: Sequence[object], text: str, what: str) -> Docume
 async def explain_target(
     reader: Reader, cluster: ListClient, target: Target, stated: Stated, strategy: Strategy
 ) -> Explanation:
-    """Explain a VM, VMI or pod of the cluster; raises Misconfigured when there is none of that name."""
+    """Explain a VM, VMI or pod of the cluster; raises Absent when there is none of that name."""
     kinds = {TargetKind.VM: (VMS, VMIS), TargetKind.VMI: (VMIS,), TargetKind.POD: (PODS,)}[target.kind]
     found = await together(*(reader.read(kind, target.name, namespace=target.namespace) for kind in kinds))
     documents = [document for document in found if document is not None]
@@ -142,7 +142,7 @@ async def explain_target(
     )
     vms = _vms_of(view, target)
     if not documents and not vms:
-        raise Misconfigured(f"there is no {target}{await _elsewhere(reader, kinds[0], view, target)}")
+        raise Absent(f"there is no {target}{await _elsewhere(reader, kinds[0], view, target)}")
     names = {vm.pod.name for vm in vms} - {target.name}
     pods = await together(*(reader.read(PODS, name, namespace=target.namespace) for name in names))
     raw_pods = {pod["metadata"]["uid"]: pod for pod in (*pods, *documents) if pod and _is_pod(pod)}

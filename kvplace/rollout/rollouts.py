@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from kvplace.core.errors import Conflict, Refused, Unavailable
+from kvplace.core.errors import Absent, Conflict, Refused, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.near_words import did_you_mean
 from kvplace.core.quantity import counted
@@ -98,12 +98,12 @@ class Rollouts:
         return await (await self.begin(prepared, everything=everything)).run()
 
     async def stored(self, name: str) -> Rollout:
-        """Read a rollout back from the cluster; raises Refused when there is none of that name."""
+        """Read a rollout back from the cluster; raises Absent when there is none of that name."""
         found = await self._cluster.read_documents(self.namespace, name)
         if name not in found:
             near = did_you_mean(name, await self.names())
             mend = near or "; `kvplace rollout list` names them"
-            raise Refused(f"namespace {self.namespace} has no rollout {shown(name)}{mend}")
+            raise Absent(f"namespace {self.namespace} has no rollout {shown(name)}{mend}")
         return stored_rollout(found[name], self.namespace, name)
 
     async def names(self) -> tuple[str, ...]:
@@ -142,7 +142,7 @@ class Rollouts:
         """Delete a rollout's VMs, wait until they are gone, and forget it; returns how many there were.
 
         `on_change` is told how many VMs are left, 0 while only their pods are, and how many there were.
-        Raises Refused when there is nothing of that name, and Unavailable when VMs are left after the time.
+        Raises Absent when there is nothing of that name, and Unavailable when VMs are left after the time.
         """
         doomed = await self._doomed(name)
         at_once = asyncio.Semaphore(_AT_ONCE)
@@ -162,7 +162,7 @@ class Rollouts:
         return len(doomed)
 
     async def _doomed(self, name: str) -> list[tuple[str, str, str]]:
-        """Read kind, name and UID of the VMs of a rollout; raises Refused when there is nothing of it."""
+        """Read kind, name and UID of the VMs of a rollout; raises Absent when there is nothing of it."""
         ours = self._selector(name)
         vms = {vm.name: vm for vm in await self._cluster.read_all(VMS, ours)}
         vmis = await self._cluster.read_all(VMI_PHASES, ours)
@@ -170,7 +170,7 @@ class Rollouts:
         doomed += [("VirtualMachineInstance", vmi.name, vmi.uid) for vmi in vmis if vmi.name not in vms]
         if not doomed and name not in await self._cluster.read_documents(self.namespace, name):
             near = did_you_mean(name, await self.names())
-            raise Refused(f"namespace {self.namespace} has no rollout {shown(name)} and no VMs of one{near}")
+            raise Absent(f"namespace {self.namespace} has no rollout {shown(name)} and no VMs of one{near}")
         return doomed
 
     def _selector(self, name: str) -> Selector:

@@ -6,6 +6,7 @@ import pytest
 
 from kvplace.core import errors
 from kvplace.core.errors import (
+    Absent,
     BadAnnotation,
     BadBody,
     BadDomainXml,
@@ -29,6 +30,7 @@ MEANINGS: list[tuple[KvplaceError, ExitCode, int, GrpcStatus]] = [
     (Refused("no"), ExitCode.DOES_NOT_FIT, 409, GrpcStatus.FAILED_PRECONDITION),
     (Conflict("late"), ExitCode.FAILED, 409, GrpcStatus.INTERNAL),
     (OwnershipConflict("late"), ExitCode.FAILED, 409, GrpcStatus.INTERNAL),
+    (Absent("nothing"), ExitCode.FAILED, 404, GrpcStatus.INTERNAL),
     (Unavailable("away"), ExitCode.FAILED, 503, GrpcStatus.UNAVAILABLE),
     (Misconfigured("wrong"), ExitCode.USAGE, 422, GrpcStatus.FAILED_PRECONDITION),
     (BadAnnotation("cpu-set", "x", "mend"), ExitCode.USAGE, 422, GrpcStatus.FAILED_PRECONDITION),

@@ -81,7 +81,7 @@ def test_a_vm_is_explained_from_its_file_while_it_waits_and_once_it_is_bound(
         assert "first" in explain("vmi/small").out
 
         nobody = explain("vm/nobody")
-        assert (nobody.code, nobody.out) == (ExitCode.USAGE, "")
+        assert (nobody.code, nobody.out) == (ExitCode.FAILED, "")
         assert f"there is no VirtualMachine {vm_namespace}/nobody" in nobody.err
 
         halted = vm_manifest("halted")

@@ -13,7 +13,7 @@ from kvplace.admission.stated_request import stated_request
 from kvplace.cli.explain_lines import seat_lines
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.errors import BadAnnotation, Misconfigured
+from kvplace.core.errors import Absent, BadAnnotation
 from kvplace.core.ledger import LedgerChange
 from kvplace.core.marks import PINNED
 from kvplace.core.neighbours import Nearness
@@ -171,13 +171,13 @@ async def test_a_vm_that_asks_for_nothing_is_left_alone(objects: Objects, cluste
 async def test_a_name_that_nobody_has_is_an_error_that_says_where_to_look(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
-    with pytest.raises(Misconfigured, match=r"there is no VirtualMachine default/nobody; .* get vms -A"):
+    with pytest.raises(Absent, match=r"there is no VirtualMachine default/nobody; .* get vms -A"):
         await explained(objects, cluster, "vm/nobody")
     cluster.create_pod("launcher", vmi="database", request=write_request(PodRequest(request_with(4))))
-    with pytest.raises(Misconfigured, match=r"default/databse; did you mean 'database'\?"):
+    with pytest.raises(Absent, match=r"default/databse; did you mean 'database'\?"):
         await explained(objects, cluster, "vm/databse")
     objects.elsewhere = [{"metadata": {"name": "databse", "namespace": name}} for name in ("shop", "lab")]
-    with pytest.raises(Misconfigured, match="one of this name in lab, shop: choose its namespace with -n"):
+    with pytest.raises(Absent, match="one of this name in lab, shop: choose its namespace with -n"):
         await explained(objects, cluster, "vm/databse")
 
 

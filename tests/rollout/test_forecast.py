@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplace.core.errors import Forbidden, Refused
+from kvplace.core.errors import Absent, Forbidden
 from kvplace.kube.quotas import Quota
 from tests.rollout.examples import rollout, rollouts_of, vm
 from tests.rollout.memory_rollouts import MemoryRollouts
@@ -27,11 +27,11 @@ async def test_an_annotation_that_was_surely_meant_otherwise_is_named_with_the_r
 async def test_a_rollout_of_nearly_that_name_is_suggested() -> None:
     rollouts = rollouts_of(MemoryRollouts())
     await rollouts.begin(await rollouts.prepare(rollout()))
-    with pytest.raises(Refused, match="has no rollout 'wep'; did you mean 'web'"):
+    with pytest.raises(Absent, match="has no rollout 'wep'; did you mean 'web'"):
         await rollouts.status("wep")
-    with pytest.raises(Refused, match="has no rollout 'wep' and no VMs of one; did you mean 'web'"):
+    with pytest.raises(Absent, match="has no rollout 'wep' and no VMs of one; did you mean 'web'"):
         await rollouts.delete("wep")
-    with pytest.raises(Refused, match="has no rollout 'database'; `kvplace rollout list` names them"):
+    with pytest.raises(Absent, match="has no rollout 'database'; `kvplace rollout list` names them"):
         await rollouts.status("database")
 
 

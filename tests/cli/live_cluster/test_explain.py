@@ -30,8 +30,8 @@ def test_a_name_of_another_namespace_or_with_a_slip_leads_to_the_right_one(
     on_cluster: Call, cluster: SmallCluster
 ) -> None:
     elsewhere = on_cluster("explain", "pod/virt-launcher-web", "-n", cluster.namespace)
-    assert elsewhere.code == ExitCode.USAGE
+    assert elsewhere.code == ExitCode.FAILED
     assert f"but one of this name in {cluster.other}: choose its namespace with -n" in elsewhere.err
     slip = on_cluster("explain", "vm/dbb", "-n", cluster.namespace)
-    assert slip.code == ExitCode.USAGE
+    assert slip.code == ExitCode.FAILED
     assert "did you mean 'db'?" in slip.err
