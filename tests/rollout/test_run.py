@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvplace.core.errors import Conflict, ExitCode, Forbidden, Refused, Unavailable
+from kvplace.core.errors import Absent, Conflict, ExitCode, Forbidden, Refused, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.vm_stage import VmStage
 from kvplace.kube.node_filters import NodeObject
@@ -313,9 +313,9 @@ async def test_status_tells_what_the_vms_say_and_delete_leaves_nothing() -> None
     assert await rollouts.delete("web") == 6
     assert await rollouts.names() == ()
     assert not cluster.vms
-    with pytest.raises(Refused, match="no rollout 'web'"):
+    with pytest.raises(Absent, match="no rollout 'web'"):
         await rollouts.delete("web")
-    with pytest.raises(Refused, match="no rollout 'web'"):
+    with pytest.raises(Absent, match="no rollout 'web'"):
         await rollouts.status("web")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ RESULTS = {
 LABEL = {"kvplace.io/placed": "true"}
 MARKER = {"limits": {"cpu": "2", "kvplace.io/vm": "0"}}
 MINE = {"schedulerName": "kvplace-scheduler"}
+_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,12 @@ class Tenant:
 
     def ask(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
         return self.cluster.request(method, path, body, content_type=kind, token=self.token)
+
+    def may(self, verb: str) -> bool:
+        """Ask the API server whether he has a right to pods of his namespace."""
+        asked = {"resourceAttributes": {"namespace": self.namespace, "verb": verb, "resource": "pods"}}
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        return bool(self.ask("POST", path, {"spec": asked})["status"]["allowed"])
 
     def create_pod(self, name: str, metadata: Json | None = None, spec: Json | None = None) -> Json:
         """Create a pod; raises RequestRefused."""
@@ -123,7 +131,13 @@ def tenant(cluster: ControlPlane, kvplace: Installation) -> Tenant:
         *("create", "rolebinding", "somebody-edits", "--clusterrole=edit"),
         *(f"--serviceaccount={namespace}:somebody", f"--namespace={namespace}"),
     )
-    return Tenant(cluster, namespace, cluster.service_account_token(namespace, "somebody"))
+    tenant = Tenant(cluster, namespace, cluster.service_account_token(namespace, "somebody"))
+    # kube-controller-manager puts `edit` together from other roles, some time after it has started.
+    deadline = time.monotonic() + _PATIENCE_S
+    while not (tenant.may("create") and tenant.may("list")):
+        assert time.monotonic() < deadline, "the role edit still gives no right to pods"
+        time.sleep(0.05)
+    return tenant
 
 
 @pytest.fixture
