@@ -30,7 +30,9 @@ def test_lists_have_the_same_forms(on_cluster: Call, what: str) -> None:
     arguments = what.split()
     names = on_cluster(*arguments, "-o", "name").out.splitlines()
     assert names
-    assert all(re.fullmatch(r"(node|pod|virtualmachineinstance\.kubevirt\.io)/[^/]+", name) for name in names)
+    assert all(
+        re.fullmatch(r"(node|pod|virtualmachine(instance)?\.kubevirt\.io)/[^/]+", name) for name in names
+    )
     as_json = json.loads(on_cluster(*arguments, "-o", "json").out)
     assert as_json.keys() == yaml.safe_load(on_cluster(*arguments, "-o", "yaml").out).keys()
     wide, narrow = (on_cluster(*arguments, "-o", form).out.splitlines()[0] for form in ("wide", "table"))
