@@ -56,31 +56,26 @@ def create_call(node: NodeName) -> Call:
 def write_call(before: LedgerRecord, change: LedgerChange, after: Ledger) -> Call:
     """Change a ledger that is still as `before` says; `after` is the result of the change."""
     metadata = {"resourceVersion": before.resource_version, "managedFields": _UNTRACKED}
-    if not before.is_whole:
+    body: dict[str, object]
+    if before.is_whole:
+        verb, query = "update", _OURS
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": "NodeLedger",
+            "metadata": {"name": before.node, **metadata},
+            "spec": ledger_document(after),
+        }
+    else:
+        verb, query = "patch", _WRITTEN_BY
         spec = {**merge_patch(before.ledger, change), "summary": summary_document(after)}
-        return Call(
-            "patch",
-            RESOURCE,
-            _path(before.node),
-            name=before.node,
-            query=_WRITTEN_BY,
-            body=_encode({"metadata": metadata, "spec": spec}),
-            accept=METADATA_ONLY,
-        )
+        body = {"metadata": metadata, "spec": spec}
     return Call(
-        "update",
+        verb,
         RESOURCE,
         _path(before.node),
         name=before.node,
-        query=_OURS,
-        body=_encode(
-            {
-                "apiVersion": API_VERSION,
-                "kind": "NodeLedger",
-                "metadata": {"name": before.node, **metadata},
-                "spec": ledger_document(after),
-            }
-        ),
+        query=query,
+        body=_encode(body),
         accept=METADATA_ONLY,
     )
 

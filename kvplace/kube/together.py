@@ -1,7 +1,7 @@
 """Several reads at the same time, of which none outlives the others.
 
 `asyncio.gather` leaves the others running when one fails. Their connections are closed under them a moment
-later, and what they then raise is nobody's to catch: it would reach a person as a traceback.
+later, and nobody catches what they raise then: a person would see it as a traceback.
 """
 
 from __future__ import annotations
