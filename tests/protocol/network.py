@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import functools
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
 from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Unavailable
 from kvplace.core.ledger import LedgerChange
+from kvplace.core.scalars import PodUid
 from kvplace.kube.api_errors import ApiUnavailable
 from kvplace.kube.watches import EVERYTHING, Kind, Selector, WatchEvent
 from tests.kube.faults import FaultScript, Operation
@@ -25,6 +29,18 @@ _UNDISTURBED = {Operation.RECORD_EVENT, Operation.ANNOTATE_NODE, Operation.SET_P
 """Writes that no promise is about."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of a process to the API server."""
+
+    process: str
+    operation: Operation
+    effect: Callable[[], Awaitable[Any]]
+    target: str
+    releases: Collection[PodUid] = ()
+    """The pods whose claims it releases."""
+
+
 class Network:
     """The faults of a story, and the requests that are still on their way when nobody waits for them."""
 
@@ -35,6 +51,12 @@ class Network:
         self._diary = diary
         self._random = random
         self._under_way: set[asyncio.Task[None]] = set()
+        self._releases: Counter[PodUid] = Counter()
+        """How many calls that may still take effect release a pod's claim."""
+
+    def is_releasing(self, uid: PodUid) -> bool:
+        """Whether a call that releases the pod's claim may still take effect, be its process alive or not."""
+        return self._releases[uid] > 0
 
     def pause(self) -> float:
         """Return how long something takes: mostly moments, sometimes seconds."""
@@ -50,72 +72,76 @@ class Network:
         if seconds:
             await asyncio.sleep(seconds)
 
-    def send_late(self, effect: Callable[[], Awaitable[object]], what: tuple[str, str]) -> None:
-        """Let a request take effect later, though nobody waits for its answer."""
+    def _send_late(self, call: _Call) -> None:
+        """Let a call take effect later, though nobody waits for its answer."""
 
         async def arrive() -> None:
             await asyncio.sleep(self._random.uniform(0.0, LATE_S))
             with contextlib.suppress(KvplaceError):
-                await effect()
-                self._diary.step(*what)
+                await self._take_effect(call)
 
+        def arrived(task: asyncio.Task[None]) -> None:
+            self._under_way.discard(task)
+            self._releases.subtract(call.releases)
+
+        self._releases.update(call.releases)
         task = asyncio.get_running_loop().create_task(arrive())
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(arrived)
 
-    def _sender_gone(
-        self, view: View, effect: Callable[[], Awaitable[object]], what: tuple[str, str]
-    ) -> None:
-        """Let the request of a process that was killed arrive all the same, or not."""
-        if view.is_dead and self._random.random() < 0.5:
-            self.send_late(effect, what)
+    async def _take_effect(self, call: _Call) -> Any:
+        answer = await call.effect()
+        self._diary.step(call.process, f"{call.operation.value} {call.target}")
+        return answer
 
     async def drain(self) -> None:
         """Wait until every request has arrived."""
         if self._under_way:
             await asyncio.wait(self._under_way)
 
-    async def carry(
-        self, view: View, operation: Operation, effect: Callable[[], Awaitable[R]], target: str
-    ) -> R:
+    async def carry(self, view: View, call: _Call) -> Any:
         """Carry one call of a process."""
         if view.is_dead or (view.is_cut_off and not self.calm):
-            raise Unavailable(f"{operation.value}: no route to host")
-        if self.calm or operation in _UNDISTURBED:
-            return await effect()
-        what = (view.process, f"{operation.value} {target}")
-        is_read = operation in _READS
+            raise Unavailable(f"{call.operation.value}: no route to host")
+        if self.calm or call.operation in _UNDISTURBED:
+            return await call.effect()
+        self._releases.update(call.releases)
+        try:
+            return await self._carry_disturbed(view, call)
+        finally:
+            self._releases.subtract(call.releases)
+
+    async def _carry_disturbed(self, view: View, call: _Call) -> Any:
+        name, is_read = call.operation.value, call.operation in _READS
         try:
             await self.take_time()
         except asyncio.CancelledError:
-            if not is_read:
-                self._sender_gone(view, effect, what)
+            if not is_read and view.is_dead and self._random.random() < 0.5:
+                self._send_late(call)
             raise
         mix, fate = self.mix, self._random.random()
         if fate < mix.refused:
-            raise ApiUnavailable(f"{operation.value}: refused", status=429, retry_after=1.0, untouched=True)
+            raise ApiUnavailable(f"{name}: refused", status=429, retry_after=1.0, untouched=True)
         fate -= mix.refused
         if not is_read:
             if fate < mix.conflicts:
-                raise Conflict(f"{operation.value}: 409")
+                raise Conflict(f"{name}: 409")
             fate -= mix.conflicts
             if fate < mix.forbidden:
-                raise Forbidden(f"{operation.value}: 403")
+                raise Forbidden(f"{name}: 403")
             fate -= mix.forbidden
             if fate < mix.late:
-                self.send_late(effect, what)
-                raise Unavailable(f"{operation.value}: no answer yet")
+                self._send_late(call)
+                raise Unavailable(f"{name}: no answer yet")
             fate -= mix.late
             if fate < mix.doubled:
                 with contextlib.suppress(KvplaceError):
-                    await effect()
-                    self._diary.step(*what)
+                    await self._take_effect(call)
             fate -= mix.doubled
-        answer = await effect()
-        self._diary.step(*what)
+        answer = await self._take_effect(call)
         await self.take_time()
         if fate < mix.lost:
-            raise Unavailable(f"{operation.value}: the answer was lost")
+            raise Unavailable(f"{name}: the answer was lost")
         return answer
 
 
@@ -177,7 +203,11 @@ def _through_the_network(operation: Operation) -> Callable[..., Awaitable[Any]]:
     carried_out: Callable[..., Awaitable[Any]] = getattr(FaultyCluster, operation.value)
 
     async def call(self: View, *args: Any) -> Any:
-        return await self.network.carry(self, operation, lambda: carried_out(self, *args), _target(args))
+        change = args[1] if len(args) > 1 and isinstance(args[1], LedgerChange) else LedgerChange()
+        effect = functools.partial(carried_out, self, *args)
+        return await self.network.carry(
+            self, _Call(self.process, operation, effect, _target(args), change.releases)
+        )
 
     return call
 

@@ -6,7 +6,7 @@ Only what a step has changed is looked at again. Numbers are those of the design
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from kvplace.controller.claim_action import has_ended
@@ -76,6 +76,12 @@ class Promises:
         """VMIs and plain pods whose owner has asked for something else, by UID."""
         self.robbed: dict[PodUid, NodeName] = {}
         """Pods whose claim a foreign client took away there: nothing is promised until they have it all."""
+        self.may_be_given_up: Callable[[PodUid], bool] = lambda _uid: False
+        """Whether a bind under way, or a call that is, may still release the pod's claim.
+
+        An attempt to bind releases a claim that it made. Where a foreign client has taken one away, another
+        attempt may bind with what was taken, and is covered by the claim of the first.
+        """
         self.disturbed: set[NodeName] = set()
         """Nodes where that has happened: others may have been given the CPUs to share meanwhile."""
         self.replaced: set[NodeName] = set()
@@ -171,10 +177,10 @@ class Promises:
         return node
 
     def _end_robberies(self, node: NodeName) -> None:
-        """Promise something again about pods of a node that have all that a foreign client took from them."""
+        """Promise something again about pods of a node that have for good what a foreign client took."""
         claims = self.ledger(node).claims
         for uid in [uid for uid, where in self.robbed.items() if where == node]:
-            if uid in claims and self._holds_all(node, claims[uid]):
+            if uid in claims and self._holds_all(node, claims[uid]) and not self.may_be_given_up(uid):
                 del self.robbed[uid]
 
     def _check_reservations(self, node: NodeName, old: Ledger, new: Ledger) -> None:

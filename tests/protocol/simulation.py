@@ -20,7 +20,7 @@ from kvplace.controller.controller import ControllerSettings
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.label_terms import LabelTerm, Operator
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
-from kvplace.core.scalars import NodeName
+from kvplace.core.scalars import NodeName, PodUid
 from kvplace.scheduler.extender import ExtenderSettings, Mode
 from kvplace.scheduler.room_maker import MakeRoom
 from tests.controller.replicas import EPOCH, replica
@@ -92,6 +92,7 @@ class Story:
             self._nodes.append(node)
         self._promises = Promises(self._cluster, self._nodes, containers, diary)
         self._promises.all_know_reservations = not self._older
+        self._promises.may_be_given_up = self._may_be_given_up
         self._evictions: Evictions | None = None
         if kind is Kind.PREEMPTION:
             kept = DisruptionBudget("default", KEPT, (LabelTerm(KEPT, Operator.EXISTS),), allowed=0)
@@ -209,6 +210,11 @@ class Story:
     def _view(self, process: str) -> View:
         kind = OlderView if process == self._older else View
         return kind(self._cluster, process, self._network, self._generator())
+
+    def _may_be_given_up(self, uid: PodUid) -> bool:
+        replicas = (server.replica for server in self._servers.values())
+        binds = any(one is not None and uid in one.extender.binder.under_way for one in replicas)
+        return binds or self._network.is_releasing(uid)
 
     # The replicas.
 
