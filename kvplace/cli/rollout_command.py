@@ -98,7 +98,6 @@ def create(
     if not files:
         raise click.UsageError("give a template or a rollout document with -f")
     _check_namespace(flags)
-    _check_confirmation(yes or dry_run)
     from kvplace.cli.live_cluster import run_with_cluster
     from kvplace.cli.rollout_input import RolloutFlags, read_given
 
@@ -108,6 +107,7 @@ def create(
         from kvplace.rollout.connect import rollouts_on
 
         rollout = read_given(files, given, flags.namespace, live.namespace)
+        _check_confirmation(yes or dry_run)
         rollouts = rollouts_on(live.session, rollout.namespace)
         prepared = await rollouts.prepare(rollout, plan=not no_plan)
         if dry_run:
@@ -132,14 +132,15 @@ def resume(
     Templates and counts are those that it was created with. VMs that exist are left as they are.
     """
     _check_namespace(flags)
-    _check_confirmation(yes)
     from kvplace.cli.live_cluster import run_with_cluster
 
     async def body(live: LiveCluster) -> int:
         from kvplace.rollout.connect import rollouts_on
 
         rollouts = rollouts_on(live.session, live.namespace)
-        prepared = await rollouts.prepare(await rollouts.stored(name), plan=not no_plan)
+        stored = await rollouts.stored(name)
+        _check_confirmation(yes)
+        prepared = await rollouts.prepare(stored, plan=not no_plan)
         return await _carry_out(rollouts, prepared, yes=yes, everything=wait_for_room, output=output)
 
     return run_with_cluster(flags, body)

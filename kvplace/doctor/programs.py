@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from kvplace.core.errors import BadBody
 from kvplace.core.marks import MARKER_RESOURCE
 from kvplace.core.quantity import counted
 from kvplace.doctor.finding import Finding, some, warning, wrong
@@ -198,12 +199,12 @@ def _lease(found: Installation) -> Iterator[Finding]:
 
 
 def _configuration(document: Document) -> Mapping[str, Any] | None:
-    import yaml
+    from kvplace.documents.reading import read_value
 
     for text in (at(document, "data") or {}).values():
         try:
-            read = yaml.safe_load(text)
-        except yaml.YAMLError:
+            read = read_value(text, "configuration")
+        except BadBody:
             continue
         if isinstance(read, Mapping) and read.get("kind") == "KubeSchedulerConfiguration":
             return read

@@ -1,7 +1,8 @@
 """Texts in YAML or JSON, read within limits.
 
-A text must mean one thing: duplicate keys, references, tags and numbers that cannot be read are errors. Keys
-are strings and so are dates, as in JSON. Every error is one sentence that names the document.
+A text must mean one thing: duplicate keys, tags and numbers that cannot be read are errors. Keys are strings
+and so are dates, as in JSON. Anchors, aliases and merge keys are taken as kubectl takes them; the limits are
+those of the text in which they are written out. Every error is one sentence that names the document.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import codecs
 import re
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +21,8 @@ from kvplace.core.strict_json import Json, json_value, kind_of, shown
 
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_DEPTH = 100
+_STRING = "tag:yaml.org,2002:str"
+_MERGES = "tag:yaml.org,2002:merge"
 
 
 def load_document(path: Path) -> Json:
@@ -89,7 +93,7 @@ def read_value(text: str, what: str) -> object:
         _check_events(yaml.parse(text, Loader=loader), what)
         reader = loader(text)
         node = reader.get_single_node()
-        _check_keys(node)
+        _prepare_keys(node)
         return None if node is None else reader.construct_document(node)
     except yaml.YAMLError as error:
         raise BadBody(f"{what} is not valid YAML: {_one_line(error)}") from None
@@ -99,7 +103,7 @@ def read_value(text: str, what: str) -> object:
 
 @cache
 def _json_loader() -> Any:
-    """Make the loader whose values are those of JSON: keys and dates are strings."""
+    """Make the loader in which dates are strings, as in JSON."""
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -108,48 +112,91 @@ def _json_loader() -> Any:
             for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            for key, _ in node.value:
-                if isinstance(key, yaml.ScalarNode):
-                    key.tag = "tag:yaml.org,2002:str"
-            return super().construct_mapping(node, deep)
-
     return Loader
 
 
+@dataclass(slots=True)
+class _Anchored:
+    """What an anchor stands for: where it began, and how large and deep it is."""
+
+    began: int
+    depth: int
+    deepest: int
+    size: int | None = None
+    """None until its end."""
+
+
 def _check_events(events: Iterable[Any], what: str) -> None:
-    """Raise BadBody for what exhausts the stack, or expands a small text to a huge document."""
+    """Raise BadBody for what exhausts the stack, or is huge once its aliases are written out.
+
+    Nothing is written out for that: each alias adds the size of what its anchor stands for.
+    """
     import yaml
 
-    depth = 0
+    size = 0
+    anchors: dict[str, _Anchored] = {}
+    inside: list[_Anchored] = []
     for event in events:
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MOST_DEPTH:
-            raise BadBody(f"{what} is nested more than {_MOST_DEPTH} levels deep")
-        if isinstance(event, yaml.AliasEvent):
-            raise BadBody(f"{what} contains the alias *{event.anchor}; write the value out")
+        deepest = depth = len(inside)
         if getattr(event, "tag", None):
             raise BadBody(f"{what} contains the tag {shown(event.tag)}; remove it")
+        if isinstance(event, yaml.AliasEvent) and (meant := anchors.get(event.anchor)):
+            if meant.size is None:
+                raise BadBody(f"{what} contains the alias *{event.anchor} inside of what it stands for")
+            size += meant.size
+            deepest += meant.deepest - meant.depth
+        elif isinstance(event, yaml.CollectionEndEvent):
+            ended = inside.pop()
+            ended.size = size - ended.began
+            deepest = ended.deepest
+        elif isinstance(event, yaml.NodeEvent):
+            found = _Anchored(size, depth, depth)
+            size += 1
+            if event.anchor is not None:
+                anchors[event.anchor] = found
+            if isinstance(event, yaml.CollectionStartEvent):
+                inside.append(found)
+                deepest = depth + 1
+            else:
+                size += len(getattr(event, "value", ""))
+                found.size = size - found.began
+        if inside:
+            inside[-1].deepest = max(inside[-1].deepest, deepest)
+        if deepest > _MOST_DEPTH:
+            raise BadBody(f"{what} is nested more than {_MOST_DEPTH} levels deep")
+        if size > _MOST_BYTES:
+            raise BadBody(f"{what} is larger than {_MOST_BYTES} bytes once its aliases are written out")
 
 
-def _check_keys(node: Any) -> None:
-    """Raise a YAML error for a duplicate key."""
+def _prepare_keys(root: Any) -> None:
+    """Make every key a string, as in JSON, but `<<` that merges; raises a YAML error for a duplicate key."""
     import yaml
 
-    inside = [node]
+    inside, known = [root], set()
     while inside:
         node = inside.pop()
+        if node in known:
+            continue
+        known.add(node)
         if isinstance(node, yaml.SequenceNode):
             inside += node.value
         elif isinstance(node, yaml.MappingNode):
             seen = set()
-            for key, value in node.value:
+            for number, (key, value) in enumerate(node.value):
                 inside.append(value)
-                if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
+                if key.value in seen:
                     raise yaml.MarkedYAMLError(
                         problem=f"duplicate key {shown(key.value)}", problem_mark=key.start_mark
                     )
-                seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+                seen.add(key.value)
+                if key.tag != _MERGES:
+                    # An alias as key is the very node that is a value elsewhere.
+                    node.value[number] = (
+                        yaml.ScalarNode(_STRING, key.value, key.start_mark, key.end_mark),
+                        value,
+                    )
 
 
 def _one_line(error: Exception) -> str:

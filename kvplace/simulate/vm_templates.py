@@ -17,11 +17,10 @@ def read_templates() -> dict[str, dict[str, Any]]:
 
     Raises Misconfigured when this installation has none.
     """
-    import yaml
+    from kvplace.documents.reading import read_document
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return {
-        entry.name.removesuffix(".yaml"): yaml.load(entry.read_text(encoding="utf-8"), Loader=loader)
+        entry.name.removesuffix(".yaml"): read_document(entry.read_text(encoding="utf-8"), entry.name)
         for entry in sorted(_folder().iterdir(), key=lambda entry: entry.name)
         if entry.name.endswith(".yaml")
     }

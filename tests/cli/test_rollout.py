@@ -68,7 +68,6 @@ def test_flags_that_contradict_a_document_are_refused(template: str, tmp_path: P
     [
         (["create", "--yes"], "give a template or a rollout document with -f"),
         (["create", "-f", "x", "--yes", "-A"], "a rollout is in one namespace"),
-        (["create", "-f", "x"], "there is no terminal to ask on; give --yes"),
         (["delete", "web"], "there is no terminal to ask on; give --yes"),
         (["delete", "web", "--yes", "--timeout", "soon"], "--timeout: 'soon' is no duration"),
         (["create", "-f", "x", "--until", "runing", "--yes"], "did you mean 'running'"),
@@ -80,6 +79,30 @@ def test_a_wrong_call_is_one_sentence(kvplace: Caller, arguments: list[str], sen
     assert answer.code == 2
     assert sentence in answer.err
     assert len(answer.err.splitlines()) == 1
+
+
+def test_what_is_wrong_with_the_input_is_said_before_a_missing_yes(
+    kvplace: Caller, template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(
+        "current-context: here\n"
+        "clusters: [{name: here, cluster: {server: 'http://127.0.0.1:1'}}]\n"
+        "users: [{name: me, user: {}}]\n"
+        "contexts: [{name: here, context: {cluster: here, user: me}}]\n"
+    )
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("kind: Pod\n")
+    for file, sentence in (
+        (str(tmp_path / "none.yaml"), "none.yaml cannot be read: No such file or directory"),
+        (str(wrong), "kind is 'Pod'; it must be VirtualMachine or VirtualMachineInstance"),
+        (template, "there is no terminal to ask on; give --yes"),
+    ):
+        answer = kvplace("rollout", "create", "-f", file, "--name", "web")
+        (line,) = answer.err.splitlines()
+        assert (answer.code, answer.out) == (2, "")
+        assert sentence in line
 
 
 def test_a_list_that_names_a_vm_twice_is_refused_with_both_lines(template: str, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,9 @@ from tests.core.junk import DEEP_OR_LONG, answer_or_sentence, texts
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nodes: &a [*a]", r"contains the alias \*a"),
+        ("nodes: &a [*a]", r"contains the alias \*a inside of what it stands for"),
+        ("a: *b", "is not valid YAML: found undefined alias at line 1, column 4"),
+        ("a: {<<: e}", "expected a mapping or list of mappings for merging"),
         ("a: 1\na: 2\n", "duplicate key 'a'"),
         ('{"a": 1, "a": 2}', "'a'"),
         ("- a\n", "contains a list; it must be a mapping"),
@@ -32,11 +36,52 @@ def test_a_text_that_cannot_mean_one_thing_is_refused(text: str, said: str) -> N
 
 
 def test_keys_and_dates_are_texts_as_in_json() -> None:
-    text = "2026-01-01: 2026-01-02T03:04:05Z\nin: [{1.50: a, 07: b, null: c, yes: d, <<: e}]"
+    text = "2026-01-01: 2026-01-02T03:04:05Z\nin: [{1.50: a, 07: b, null: c, yes: d, '<<': e}]"
     assert read_document(text, "c.yaml") == {
         "2026-01-01": "2026-01-02T03:04:05Z",
         "in": [{"1.50": "a", "07": "b", "null": "c", "yes": "d", "<<": "e"}],
     }
+
+
+def test_aliases_and_merge_keys_mean_what_they_mean_to_kubectl() -> None:
+    text = "base: &base {1: a, cpu: {cores: 2}}\nin: [*base, {<<: *base, 1: b}, {<<: [{x: 1}, {x: 2, y: 3}]}]"
+    base = {"1": "a", "cpu": {"cores": 2}}
+    assert read_document(text, "c.yaml") == {"base": base, "in": [base, {**base, "1": "b"}, {"x": 1, "y": 3}]}
+    assert read_document("a: &five 5\n*five : b\n", "c.yaml") == {"a": 5, "5": "b"}
+
+
+def multiplied(first: str, next_one: str, times: int) -> str:
+    """Write lines each of which says the one before ten times; `next_one` takes the aliases."""
+    aliases = [", ".join([f"*a{number}"] * 10) for number in range(times)]
+    lines = [f"a{number}: &a{number} {next_one % alias}" for number, alias in enumerate(aliases, 1)]
+    return "\n".join([f"a0: &a0 {first}", *lines])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        multiplied("lol", "[%s]", 9),
+        multiplied("lol", "[%s]", 60),
+        multiplied("{a: 1}", "{<<: [%s]}", 60),
+        f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 200)}]",
+    ],
+)
+def test_a_text_that_is_huge_once_its_aliases_are_written_out_is_refused_and_never_written_out(
+    text: str,
+) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadBody, match=r"^c.yaml is larger than 16777216 bytes once its aliases are"):
+            read_document(text, "c.yaml")
+        assert tracemalloc.get_traced_memory()[1] < 4 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+def test_aliases_cannot_hide_how_deep_a_text_is() -> None:
+    text = "a0: &a0 [1]\n" + "".join(f"a{number}: &a{number} [*a{number - 1}]\n" for number in range(1, 120))
+    with pytest.raises(BadBody, match="is nested more than 100 levels deep"):
+        read_document(text, "c.yaml")
 
 
 @given(texts | st.sampled_from(DEEP_OR_LONG))

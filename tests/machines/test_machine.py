@@ -110,7 +110,7 @@ def test_the_only_machine_of_a_list_is_that_machine(tmp_path: Path) -> None:
         (b'{"cores": [', "is not valid JSON"),
         (b'{"a": 1, "a": 1}', "'a'"),
         (b"a: [", "is not valid YAML"),
-        (b"a: &x [1]\nb: *x", "contains the alias *x"),
+        (b"a: &x [*x]", "contains the alias *x inside of what it stands for"),
         (b"cores: x", "packages is missing; it must be a list"),
         (b'{"kind": "Node", "spec": {}}', "it is a 'Node', not a NodeTopology; give a folder or tar"),
         (b'{"kind": "List", "items": [{}, {}]}', "it lists 2 objects; give the NodeTopology of one machine"),
