@@ -134,7 +134,7 @@ def _check_events(events: Iterable[Any], what: str) -> None:
     import yaml
 
     size = 0
-    anchors: dict[str, _Anchored] = {}
+    anchors: dict[str | None, _Anchored] = {}
     inside: list[_Anchored] = []
     for event in events:
         deepest = depth = len(inside)
