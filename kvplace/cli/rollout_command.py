@@ -17,7 +17,7 @@ from kvplace.core.vm_stage import VmStage
 
 if TYPE_CHECKING:
     from kvplace.cli.live_cluster import LiveCluster
-    from kvplace.rollout.report import Report
+    from kvplace.rollout.report import Failure, Report
     from kvplace.rollout.rollouts import Prepared, Rollouts
 
 _MOST_NODES = 20
@@ -308,12 +308,14 @@ def _print_report(report: Report, output: Output, *, unfinished: bool = False) -
 def _print_table(report: Report, *, wide: bool) -> None:
     print_table([("STAGE", "VMS", "P50", "P95", "MAX"), *_rows(report)])
     for title, vms in (("failed", report.failed), ("not there", report.unfinished)):
-        by_reason: dict[str, list[str]] = {}
+        by_reason: dict[str, list[Failure]] = {}
         for one in vms:
-            by_reason.setdefault(one.reason, []).append(one.name)
-        for reason, names in by_reason.items():
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            click.echo(f"{title}: {', '.join(names) if wide else names[0] + more}: {reason}")
+            # A reason in others' words may name the VM.
+            by_reason.setdefault(one.reason.replace(one.name, ""), []).append(one)
+        for alike in by_reason.values():
+            more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+            names = ", ".join(one.name for one in alike) if wide else alike[0].name + more
+            click.echo(f"{title}: {names}: {alike[0].reason}")
 
 
 def _rows(report: Report) -> list[tuple[str, str, str, str, str]]:

@@ -21,6 +21,7 @@ from kvplace.kube.session import path_of
 from kvplace.kube.watches import NAME_FIELD, NAMESPACE_FIELD, Kind
 
 VMS_PATH = ("apis", "kubevirt.io", "v1")
+_NOT_MADE = "FailedCreate"
 _REASONS_OF_WAITING = ("Unschedulable", "SchedulerError")
 
 
@@ -54,6 +55,8 @@ class VmiObjectPhase:
     running_since: float | None = None
     failure: str = ""
     """Why it is not ready, in KubeVirt's words."""
+    unmade: str = ""
+    """Why virt-controller cannot make its pod, in virt-controller's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ def _vm(vm: _Object) -> VmObject:
 
 def _vmi(vmi: _Object) -> VmiObjectPhase:
     meta, status = vmi.metadata, vmi.status or _NO_STATUS
-    ready = status.condition("Ready")
+    ready, made = status.condition("Ready"), status.condition("Synchronized")
     ran = (one for one in status.phase_transition_timestamps or () if one.phase == "Running")
     return VmiObjectPhase(
         meta.namespace,
@@ -167,6 +170,7 @@ def _vmi(vmi: _Object) -> VmiObjectPhase:
         status.phase,
         _seconds(next((one.phase_transition_timestamp for one in ran), None)),
         (ready.message or ready.reason) if ready.status == "False" else "",
+        made.message if made.status == "False" and made.reason == _NOT_MADE else "",
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from kvplace.core.scalars import NodeName
 from kvplace.core.vm_stage import VmStage
 from kvplace.kube.records import NO_NODE
+from kvplace.kube.unanswered import passes
 from kvplace.kube.vm_progress import LauncherPod, VmiObjectPhase, VmObject
 
 _OVER = ("Succeeded", "Failed")
@@ -24,6 +25,8 @@ class Observed:
     node: NodeName = NO_NODE
     failure: str = ""
     """Why it will come no further by itself."""
+    hindrance: str = ""
+    """Why it comes no further now; it may pass by itself, and KubeVirt tries again."""
     waiting: str = ""
     """What its next stage waits for, where somebody says it."""
     has_ended: bool = False
@@ -43,6 +46,8 @@ def observe(
     if made is None:
         return NOT_THERE
     pod = _pod(pods)
+    unmade = _unmade(vm, vmi, pod)
+    is_passing = passes(unmade)
     phase = "" if vmi is None else vmi.phase
     reached: dict[VmStage, float | None] = {VmStage.CREATED: made.created}
     if pod is not None and pod.node:
@@ -56,7 +61,8 @@ def observe(
         max(reached, key=lambda stage: stage.rank),
         {stage: max(0.0, at - made.created) for stage, at in reached.items() if at is not None},
         NO_NODE if pod is None else pod.node,
-        _failure(made, vm, vmi),
+        _failure(made, vmi) or ("" if is_passing else unmade),
+        unmade if is_passing else "",
         _waiting(vmi, pod),
         phase == "Succeeded",
         _measured(pod),
@@ -75,14 +81,19 @@ def _measured(pod: LauncherPod | None) -> tuple[float | None, str] | None:
     return pod.pinned_since, pod.unpinned
 
 
-def _failure(made: VmObject | VmiObjectPhase, vm: VmObject | None, vmi: VmiObjectPhase | None) -> str:
+def _failure(made: VmObject | VmiObjectPhase, vmi: VmiObjectPhase | None) -> str:
     if made.deleting:
         return "it is being deleted"
     if vmi is not None and vmi.phase == "Failed":
         return f"KubeVirt reports that it failed: {vmi.failure or 'no reason given'}"
-    if vm is not None and vmi is None and vm.failure:
-        return vm.failure
     return ""
+
+
+def _unmade(vm: VmObject | None, vmi: VmiObjectPhase | None, pod: LauncherPod | None) -> str:
+    """Say why KubeVirt cannot make the next object; empty where it can."""
+    if vmi is None:
+        return "" if vm is None else vm.failure
+    return vmi.unmade if pod is None else ""
 
 
 def _waiting(vmi: VmiObjectPhase | None, pod: LauncherPod | None) -> str:

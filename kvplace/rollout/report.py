@@ -158,7 +158,7 @@ def report_of(
 
 
 def _unfinished(vm: TrackedVm, late: str) -> str:
+    waiting = f": {vm.waiting}" if vm.waiting else ""
     if vm.stage is None:
-        return f"not made{late}"
-    waiting = f": {vm.observed.waiting}" if vm.observed.waiting else ""
+        return f"not made{late}{waiting}"
     return f"{vm.stage.value}, not {vm.goal.value}{late}{waiting}"

@@ -11,13 +11,15 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kvplace.core.errors import Conflict, Forbidden, KvplaceError, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.quantity import counted
-from kvplace.kube.retry import retrying
+from kvplace.kube.retry import Backoff, retrying
 from kvplace.kube.store import Store
+from kvplace.kube.unanswered import unanswered
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
 from kvplace.kube.watches import Selector
 from kvplace.rollout.measuring import Measuring
@@ -29,7 +31,10 @@ from kvplace.rollout.waves import Status, due, wave_ends
 
 _AT_ONCE = 16
 """Applications that the API server has to answer at the same time."""
-_ATTEMPTS = 6
+_PATIENCE_S = 120.0
+"""How long a VM is tried that the API server or KubeVirt cannot make: an upgrade of kvplace or of the API
+server takes less, and a webhook that never answers costs no more."""
+_BACKOFF = Backoff(longest_s=5.0)
 _GATHERING_S = 0.1
 """Changes that come so shortly after another are looked at together: each look is at all VMs."""
 
@@ -53,6 +58,7 @@ class RolloutRun:
         self._clock = clock
         self._changed = asyncio.Event()
         self._stopped = False
+        self._halted = asyncio.Event()
         self._tracker = Tracker(rollout, clock=clock, on_change=self._changed.set)
         self._measuring = Measuring(self._tracker, reported_on, self._changed.set)
         self._order = [vm for vm in rollout.vms if vm.name not in self._left_out]
@@ -76,12 +82,13 @@ class RolloutRun:
             for stage, number in stages.items()
         ]
         reasons = Counter(why for vm in waiting if (why := vm.waiting)).most_common(1)
-        why = f" ({reasons[0][0]})" if reasons else ""
+        why = f" ({unanswered(reasons[0][0]) or reasons[0][0]})" if reasons else ""
         return f"{', '.join(parts)} and not further{why}" if parts else ""
 
     def stop(self) -> None:
         """Make nothing more; `run` returns as soon as the API server has answered what was sent."""
         self._stopped = True
+        self._halted.set()
         self._changed.set()
 
     async def run(self) -> Report:
@@ -95,7 +102,11 @@ class RolloutRun:
             stores = await watching.enter_async_context(self._watching())
             timed_out = False
             try:
-                while not self._is_complete(statuses := [vm.status for vm in self._tracked]):
+                while True:
+                    patience_ends = self._tracker.lose_patience(_PATIENCE_S)
+                    statuses = [vm.status for vm in self._tracked]
+                    if self._is_complete(statuses):
+                        break
                     if self._clock() >= deadline:
                         timed_out = True
                         break
@@ -103,8 +114,9 @@ class RolloutRun:
                     if all(store.has_synced for store in stores):
                         self._make_more(statuses)
                         self._measuring.look()
-                    await self._wait(deadline)
+                    await self._wait(min(deadline, patience_ends))
             finally:
+                self._halted.set()
                 await asyncio.gather(*self._applications, return_exceptions=True)
                 await self._measuring.close()
             return report_of(
@@ -139,23 +151,42 @@ class RolloutRun:
 
     async def _make(self, vm: WantedVm) -> None:
         async with self._at_once:
-            if self._stopped:
+            if self._halted.is_set():
                 self._tracker.takes_back(vm.name)
                 return
             self._tracker.sends(vm.name)
-            policy = retrying(attempts=_ATTEMPTS, retried=lambda error: isinstance(error, Unavailable))
+            policy = retrying(
+                deadline=asyncio.get_running_loop().time() + _PATIENCE_S,
+                backoff=_BACKOFF,
+                retried=partial(self._is_tried_again, vm.name),
+                sleep=self._pause,
+            )
             try:
                 await policy(self._cluster.apply_vm, self._rollout.manifest(vm))
                 self._tracker.stored(vm.name)
             except Conflict as error:
                 self._tracker.refused(vm.name, f"somebody else has written it: {error}")
             except KvplaceError as error:
-                self._tracker.refused(vm.name, str(error))
+                if isinstance(error, Unavailable) and self._halted.is_set():
+                    self._tracker.takes_back(vm.name)
+                else:
+                    self._tracker.refused(vm.name, str(error))
 
-    async def _wait(self, deadline: float) -> None:
-        """Wait until something has changed, or the deadline has come."""
+    def _is_tried_again(self, name: str, error: KvplaceError) -> bool:
+        if not isinstance(error, Unavailable):
+            return False
+        self._tracker.not_taken(name, str(error))
+        return not self._halted.is_set()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt, or until there is to be none."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), max(0.0, deadline - self._clock()))
+            await asyncio.wait_for(self._halted.wait(), seconds)
+
+    async def _wait(self, moment: float) -> None:
+        """Wait until something has changed, or the moment has come."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), max(_GATHERING_S, moment - self._clock()))
             await asyncio.sleep(_GATHERING_S)
         self._changed.clear()
 

@@ -6,6 +6,7 @@ are the cluster's, whose clocks tell whole seconds.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -38,6 +39,12 @@ class TrackedVm:
     """Whether the API server has answered that it is stored; the watch tells it a moment later."""
     refusal: str = ""
     """Why it could not be made."""
+    obstacle: str = ""
+    """Why the API server did not take it when it was sent last."""
+    hindered_since: float | None = None
+    """Since when KubeVirt cannot make its next object, which may pass."""
+    is_given_up: bool = False
+    """Whether that has lasted too long."""
     was_there: bool = False
     seconds: dict[VmStage, float] = field(default_factory=dict)
     """How long it took to reach each stage."""
@@ -59,6 +66,10 @@ class TrackedVm:
     @property
     def waiting(self) -> str:
         """What its next stage waits for; empty where nobody says it."""
+        if self.stage is None:
+            return self.obstacle
+        if self.observed.hindrance:
+            return self.observed.hindrance
         if self.observed.waiting or self.stage is not VmStage.RUNNING or self.goal is not VmStage.PINNED:
             return self.observed.waiting
         return f"the agent of node {self.observed.node} has not said yet whether it is pinned"
@@ -70,7 +81,7 @@ class TrackedVm:
             return _DELETED if self.was_there else self.refusal
         if self.observed.has_ended and not self.is_there:
             return f"its guest shut down before it was {self.goal.value}"
-        return self.observed.failure
+        return self.observed.failure or (self.observed.hindrance if self.is_given_up else "")
 
     @property
     def is_there(self) -> bool:
@@ -115,6 +126,20 @@ class Tracker:
     def takes_back(self, name: str) -> None:
         """Note that a VM was not sent after all."""
         self.vms[name].sent_at = None
+
+    def not_taken(self, name: str, why: str) -> None:
+        """Note why the API server could not take a VM; it is sent again."""
+        self.vms[name].obstacle = why
+
+    def lose_patience(self, patience_s: float) -> float:
+        """Give up the VMs that have been hindered for so long; returns when the next one will be."""
+        now, ends = self._clock(), math.inf
+        for vm in self.vms.values():
+            if vm.hindered_since is not None and not vm.is_given_up:
+                end = vm.hindered_since + patience_s
+                vm.is_given_up = end <= now
+                ends = ends if vm.is_given_up else min(ends, end)
+        return ends
 
     def refused(self, name: str, why: str) -> None:
         """Note that a VM could not be made."""
@@ -169,6 +194,10 @@ class Tracker:
         if observed.measured is not None and observed.measured != tracked.observed.measured:
             self._unmeasured.discard(observed.node)
         tracked.observed = observed
+        if not observed.hindrance:
+            tracked.hindered_since, tracked.is_given_up = None, False
+        elif tracked.hindered_since is None:
+            tracked.hindered_since = self._clock()
         if observed.stage is not None:
             tracked.was_there = True
             for stage in VmStage:

@@ -153,6 +153,19 @@ class MemoryRollouts:
     def fail(self, name: str, why: str) -> None:
         self._change_vmi(name, phase="Failed", failure=why)
 
+    def keep_unmade(self, name: str, why: str) -> None:
+        """Let virt-controller fail to make the pod of a VM."""
+        self._pods.remove(name)
+        self._change_vmi(name, unmade=why)
+
+    def make_pod(self, name: str) -> None:
+        """Let virt-controller make the pod after all."""
+        vmi = self._vmis.get(name)
+        assert vmi is not None, name
+        self._vmis.put(name, replace(vmi, unmade=""))
+        pod = LauncherPod(NAMESPACE, f"virt-launcher-{name}", self._uid(), name, vmi.rollout)
+        self._pods.put(name, pod, {ROLLOUT_LABEL: vmi.rollout})
+
     def forget_the_past(self) -> None:
         """Make every watch list again."""
         for log in self._logs.values():
