@@ -23,6 +23,7 @@ from kvplace.kube.api_cluster import ApiCluster
 from kvplace.kube.api_errors import ApiUnavailable, Denied, Missing, Unauthenticated
 from kvplace.kube.credentials import CredentialOptions
 from kvplace.kube.session import Call, Limits, Session, open_session
+from kvplace.kube.unanswered import unanswered
 from kvplace.kube.watches import PLACED_PODS, Selector
 
 T = TypeVar("T")
@@ -109,6 +110,8 @@ async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:
             return Forbidden(missing_right(error))
         case Missing() if error.resource in OUR_RESOURCES:
             return await _not_installed(error, session) or error
+        case ApiUnavailable() if sentence := unanswered(str(error)):
+            return Unavailable(sentence)
         case ApiUnavailable(status=0):
             return Unavailable(f"{session.server} does not answer ({error}); check the network and --context")
         case _:

@@ -150,3 +150,17 @@ async def test_watches_of_an_open_cluster_say_once_that_it_is_away(
         for resource in ("nodes", "pods"):
             list_watch._report(resource, Unavailable("no connection"), 0.1)
     assert capsys.readouterr().err.count("cannot be watched at the moment") == 1
+
+
+async def test_a_webhook_that_does_not_answer_is_named_with_where_to_look(
+    stub: ApiStub, flags: ClusterFlags
+) -> None:
+    said = 'failed calling webhook "vm.kvplace.io": failed to call webhook: context deadline exceeded'
+    stub.script = [status(500, f"Internal error occurred: {said}")] * 20
+    with pytest.raises(Unavailable) as refused:
+        async with open_cluster(flags) as cluster:
+            await cluster.api.read_all(PODS)
+    assert str(refused.value) == (
+        "`kvplace serve` does not answer the API server (webhook vm.kvplace.io): context deadline exceeded; "
+        "`kubectl -n kvplace-system get pods` shows whether it runs"
+    )
