@@ -92,7 +92,8 @@ def seat_lines(seat: Seat) -> Iterator[str]:
             "", "the API server has no such node any more; Kubernetes deletes the pod in a minute or two"
         )
     elif not seat.is_ready:
-        yield _titled("", "the node is not Ready: what is said below is what was known before")
+        yield _titled("", "the node is not Ready: what is said below is what was known before;")
+        yield _titled("", f"`kubectl describe node {vm.node}` says since when, and what its kubelet said")
     if vm.placement is None:
         yield _titled("cores", "the pod has no placement of kvplace's; another scheduler may have bound it")
     elif vm.placement.placement.floats:

@@ -8,8 +8,10 @@ from typing import Any
 from kvplace.core.annotations import ASKING, meant_keys
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.ledger import Claim, Reserved
+from kvplace.core.quantity import counted
 from kvplace.core.scalars import NodeName
 from kvplace.kube.object_reader import Document
+from kvplace.kube.unanswered import unanswered
 from kvplace.nodes.cluster_view import VmState
 
 _STARTING = ("ContainerCreating", "PodInitializing")
@@ -85,7 +87,7 @@ def notes_on_waiting(pod: Document) -> Iterator[str]:
         name = (pod.get("spec") or {}).get("schedulerName", "")
         yield f"no scheduler has looked at it yet: does one run under the name {name}?"
     elif scheduled.get("message"):
-        yield f"kube-scheduler says: {scheduled['message']}"
+        yield from _said("kube-scheduler says", scheduled["message"])
 
 
 def notes_on_containers(pod: Document) -> Iterator[str]:
@@ -105,6 +107,7 @@ def notes_on_containers(pod: Document) -> Iterator[str]:
         elif waiting is not None:
             message = " ".join((waiting.get("message") or "").split())
             yield f"container {name} waits: {': '.join(filter(None, (waiting.get('reason'), message)))}"
+            yield from _next_step(container, metadata, is_ours=name in sidecars)
         elif "running" in state and not container.get("ready") and name in sidecars:
             yield (
                 f"container {name} runs and is not ready; `kubectl -n {metadata.get('namespace')} exec "
@@ -114,6 +117,21 @@ def notes_on_containers(pod: Document) -> Iterator[str]:
         yield "the kubelet prepares its volumes, network and images; the events say what is missing"
 
 
+def _next_step(container: Document, pod: Document, *, is_ours: bool) -> Iterator[str]:
+    """Say where a person looks next about a container that does not start, or does not stay."""
+    name, reason = container.get("name"), container["state"]["waiting"].get("reason") or ""
+    if "Image" in reason:
+        by = ", which the flag --sidecar-image of `kvplace serve` names" if is_ours else ""
+        yield f"its image is {container.get('image')}{by}: can the node pull it?"
+    ended = (container.get("lastState") or {}).get("terminated")
+    if ended is not None:
+        times = counted(container.get("restartCount") or 1, "time")
+        yield (
+            f"it has been started again {times}, the last time after exit code {ended.get('exitCode')}; "
+            f"`kubectl -n {pod.get('namespace')} logs {pod.get('name')} -c {name} --previous` shows what it said"
+        )
+
+
 def condition(document: Document, kind: str) -> Document | None:
     """Return a condition of an object; None where it has none."""
     conditions = (document.get("status") or {}).get("conditions") or ()
@@ -121,7 +139,10 @@ def condition(document: Document, kind: str) -> Document | None:
 
 
 def _unmet(status: Document, known: Container[str] = ()) -> Iterator[str]:
-    """Repeat the conditions that are not met, each sentence once, but for whether it could migrate."""
+    """Repeat what failed and the conditions that are not met, each sentence once, but for migratability."""
+    failed = condition({"status": status}, "Failure")
+    if failed is not None and failed.get("status") == "True" and failed.get("message"):
+        yield from _said("KubeVirt says", failed["message"])
     said = set()
     for one in status.get("conditions") or ():
         kind, message = str(one.get("type")), one.get("message")
@@ -129,7 +150,14 @@ def _unmet(status: Document, known: Container[str] = ()) -> Iterator[str]:
             continue
         if message not in said:
             said.add(message)
-            yield f"KubeVirt says {kind} is false: {message}"
+            yield from _said(f"KubeVirt says {kind} is false", message)
+
+
+def _said(who: str, message: str) -> Iterator[str]:
+    """Repeat what somebody says; where it is that a program does not answer, say first which one."""
+    if sentence := unanswered(message):
+        yield sentence
+    yield f"{who}: {message}"
 
 
 def _statuses(status: Document, key: str) -> Iterable[dict[str, Any]]:

@@ -1,0 +1,72 @@
+"""What others say about a VM that does not come up leads to the cause and to the next command."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplace.explain.notes import notes_on_containers, notes_on_document, notes_on_waiting
+
+AWAY = (
+    'failed calling webhook "vmi.kvplace.io": failed to call webhook: Post "https://x.svc:443/admit/vmi": '
+    "connect: connection refused"
+)
+SERVE = "`kvplace serve` does not answer"
+LOOK = "`kubectl -n kvplace-system get pods` shows whether it runs"
+Json = dict[str, Any]
+
+
+def condition(kind: str, status: str, message: str, reason: str = "") -> Json:
+    return {"type": kind, "status": status, "message": message, "reason": reason}
+
+
+def pod(state: Json, **container: Json | int) -> Json:
+    name = "hook-sidecar-0"
+    return {
+        "metadata": {"namespace": "shop", "name": "virt-launcher-db"},
+        "spec": {"containers": [{"name": name, "command": ["kvplace-hook"]}]},
+        "status": {"containerStatuses": [{"name": name, "image": "hook:1", "state": state, **container}]},
+    }
+
+
+def test_a_vm_whose_instance_cannot_be_made_says_why_and_who_does_not_answer() -> None:
+    status = {"conditions": [condition("Ready", "False", "none"), condition("Failure", "True", AWAY)]}
+    notes = list(notes_on_document({"status": status}, asks=True))
+    assert notes == [
+        f"{SERVE} the API server (webhook vmi.kvplace.io): connect: connection refused; {LOOK}",
+        f"KubeVirt says: {AWAY}",
+        "KubeVirt says Ready is false: none",
+    ]
+
+
+def test_a_refusal_of_the_instance_is_repeated_as_it_is() -> None:
+    refused = 'admission webhook "v.example.org" denied the request: not on Mondays'
+    status = {"conditions": [condition("Failure", "True", refused)]}
+    assert list(notes_on_document({"status": status}, asks=True)) == [f"KubeVirt says: {refused}"]
+
+
+def test_a_pod_that_waits_because_serve_is_away_says_so_first() -> None:
+    message = 'Post "https://kvplace-extender:9443/v1/filter": EOF'
+    waiting = {"status": {"conditions": [condition("PodScheduled", "False", message)]}}
+    assert list(notes_on_waiting(waiting)) == [
+        f"{SERVE} kube-scheduler: EOF; {LOOK}", f"kube-scheduler says: {message}"
+    ]  # fmt: skip
+
+
+def test_a_sidecar_whose_image_cannot_be_pulled_is_named_with_who_chose_it() -> None:
+    stuck = pod({"waiting": {"reason": "ImagePullBackOff", "message": "not found"}})
+    assert list(notes_on_containers(stuck)) == [
+        "container hook-sidecar-0 waits: ImagePullBackOff: not found",
+        "its image is hook:1, which the flag --sidecar-image of `kvplace serve` names: can the node pull it?",
+    ]
+
+
+def test_a_sidecar_that_crashes_leads_to_its_log() -> None:
+    ended: Json = {"terminated": {"exitCode": 2}}
+    stuck = pod({"waiting": {"reason": "CrashLoopBackOff"}}, lastState=ended, restartCount=4)
+    assert list(notes_on_containers(stuck)) == [
+        "container hook-sidecar-0 waits: CrashLoopBackOff",
+        (
+            "it has been started again 4 times, the last time after exit code 2; `kubectl -n shop logs "
+            "virt-launcher-db -c hook-sidecar-0 --previous` shows what it said"
+        ),
+    ]
