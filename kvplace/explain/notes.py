@@ -120,16 +120,15 @@ def notes_on_containers(pod: Document) -> Iterator[str]:
 def _next_step(container: Document, pod: Document, *, is_ours: bool) -> Iterator[str]:
     """Say where a person looks next about a container that does not start, or does not stay."""
     name, reason = container.get("name"), container["state"]["waiting"].get("reason") or ""
-    if "Image" in reason:
+    image = container.get("image")
+    if "Image" in reason and image:
         by = ", which the flag --sidecar-image of `kvplace serve` names" if is_ours else ""
-        yield f"its image is {container.get('image')}{by}: can the node pull it?"
+        yield f"its image is {image}{by}: can the node pull it?"
     ended = (container.get("lastState") or {}).get("terminated")
     if ended is not None:
-        times = counted(container.get("restartCount") or 1, "time")
-        yield (
-            f"it has been started again {times}, the last time after exit code {ended.get('exitCode')}; "
-            f"`kubectl -n {pod.get('namespace')} logs {pod.get('name')} -c {name} --previous` shows what it said"
-        )
+        times, code = counted(container.get("restartCount") or 1, "time"), ended.get("exitCode")
+        log = f"kubectl -n {pod.get('namespace')} logs {pod.get('name')} -c {name} --previous"
+        yield f"it was started again {times}, the last time after exit code {code}; `{log}` shows why"
 
 
 def condition(document: Document, kind: str) -> Document | None:

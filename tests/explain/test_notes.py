@@ -66,7 +66,7 @@ def test_a_sidecar_that_crashes_leads_to_its_log() -> None:
     assert list(notes_on_containers(stuck)) == [
         "container hook-sidecar-0 waits: CrashLoopBackOff",
         (
-            "it has been started again 4 times, the last time after exit code 2; `kubectl -n shop logs "
-            "virt-launcher-db -c hook-sidecar-0 --previous` shows what it said"
+            "it was started again 4 times, the last time after exit code 2; `kubectl -n shop logs "
+            "virt-launcher-db -c hook-sidecar-0 --previous` shows why"
         ),
     ]
