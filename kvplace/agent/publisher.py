@@ -34,6 +34,7 @@ from kvplace.core.errors import Conflict, KvplaceError, Refused
 from kvplace.core.scalars import NodeName
 from kvplace.core.topology import Topology
 from kvplace.kube.records import NodeRecord, PodReport, ResourceTopologyRecord, TopologyRecord
+from kvplace.kube.resource_versions import is_newer
 from kvplace.kube.retry import Backoff
 from kvplace.kube.topology_status import TopologyStatus, transition_times
 
@@ -52,12 +53,18 @@ class PublisherClient(Protocol):
 
     async def write_topology(
         self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
-    ) -> None:
-        """Create or replace the spec of a NodeTopology; raises Conflict when it is not as `before` says."""
+    ) -> str:
+        """Create or replace the spec of a NodeTopology; returns its new resource version.
+
+        Raises Conflict when it is not as `before` says.
+        """
         ...
 
-    async def write_topology_status(self, node: NodeName, status: TopologyStatus) -> None:
-        """Replace the status of a NodeTopology; raises Refused when it is gone."""
+    async def write_topology_status(self, node: NodeName, status: TopologyStatus, version: str) -> str:
+        """Replace the status of a NodeTopology that still has this resource version; returns the new one.
+
+        Raises Conflict when it has changed, and Refused when it is gone.
+        """
         ...
 
     async def read_resource_topology(self, node: NodeName) -> ResourceTopologyRecord | None:
@@ -84,6 +91,8 @@ class _Written:
 
     topology: Topology | None = None
     status: TopologyStatus | None = None
+    version: str = ""
+    """The resource version of the NodeTopology with that status; empty while the outcome is unknown."""
     cpu_map: str | None = None
 
 
@@ -162,14 +171,14 @@ class Publisher:
             stored.by_agent or stored.topology == self._written.topology is not None
         )
         description = describe(machine, stored if by_hand else None)
-        generation = await self._write_topology(node, description, stored)
+        generation, version = await self._write_topology(node, description, stored)
         cpu_map_by = await self._write_cpu_map(node, cpu_map_text(machine, description))
         trouble: KvplaceError | None = None
         try:
             await self._write_resources(node, machine, description)
         except KvplaceError as error:
             trouble = error  # the status, which kvplace itself needs, does not wait for it
-        await self._write_status(node, machine, description, stored, cpu_map_by, generation)
+        await self._write_status(node, machine, description, stored, cpu_map_by, generation, version)
         if trouble is not None:
             raise trouble
 
@@ -181,8 +190,14 @@ class Publisher:
         stored: TopologyRecord | None,
         cpu_map_by: WrittenBy,
         generation: int,
+        version: str,
     ) -> None:
-        """Write the status unless it is as this process has written it."""
+        """Write the status unless it is as this process has written it.
+
+        A write may take effect after this process has given it up, or after its end. It must not replace a
+        newer status: a pod that is missing there has ended, and one that is there still uses its CPUs. So a
+        status is written to the version that is known, and again where another write has come between.
+        """
         enforcement, pods = self._enforcement_and_pods(stored)
         conditions = (
             *own_conditions(machine, description, cpu_map_by, self._resources.by),
@@ -205,8 +220,10 @@ class Publisher:
             conditions=conditions,
             changed=transition_times(before, conditions, self._now()),
         )
-        if status != before and not self._waits_for_more(status, before):
-            await self._cluster.write_topology_status(node.name, status)
+        is_overtaken = version != self._written.version
+        if is_overtaken or (status != before and not self._waits_for_more(status, before)):
+            self._written.version = ""
+            self._written.version = await self._cluster.write_topology_status(node.name, status, version)
             metrics.WRITES.labels("status").inc()
             self._written.status = status
 
@@ -238,16 +255,20 @@ class Publisher:
 
     async def _write_topology(
         self, node: NodeRecord, description: Description, stored: TopologyRecord | None
-    ) -> int:
-        """Write the spec unless it is there already, or a person has written it; returns its generation."""
+    ) -> tuple[int, str]:
+        """Write the spec unless it is there already, or a person has written it.
+
+        Returns its generation, and the newest known version of the NodeTopology.
+        """
         topology = description.topology
         if stored is not None and (description.by_hand or stored.topology == topology):
-            return stored.generation
-        await self._cluster.write_topology(node, topology, stored)
+            is_seen = is_newer(stored.resource_version, self._written.version)
+            return stored.generation, stored.resource_version if is_seen else self._written.version
+        version = await self._cluster.write_topology(node, topology, stored)
         metrics.WRITES.labels("topology").inc()
         self._written.topology = topology
         log.info("published the machine: %d CPUs, %s", topology.cpus.bit_count(), topology.fingerprint)
-        return 1 if stored is None else stored.generation + 1
+        return (1 if stored is None else stored.generation + 1), version
 
     async def _write_cpu_map(self, node: NodeRecord, text: str | None) -> WrittenBy:
         """Write the node's cpu-map unless a person has written it; returns who has."""

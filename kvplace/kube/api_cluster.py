@@ -262,17 +262,16 @@ class ApiCluster:
 
     async def write_topology(
         self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
-    ) -> None:
+    ) -> str:
         """Create a node's NodeTopology, or replace the spec of the one that is still as `before` says.
 
-        Raises Conflict when there is another one by now. The object is deleted together with the node.
+        Returns its new resource version; raises Conflict when there is another one by now. The object is
+        deleted together with the node.
         """
         spec = topology_document(topology)
         if before is not None:
-            metadata = {"resourceVersion": before.resource_version}
-            await self._patch_topology(node.name, {"metadata": metadata, "spec": spec})
-            return
-        await self._session.request(
+            return await self._patch_topology(node.name, before.resource_version, {"spec": spec})
+        body = await self._session.request(
             Call(
                 "create",
                 "nodetopologies",
@@ -290,10 +289,14 @@ class ApiCluster:
                 accept=METADATA_ONLY,
             )
         )
+        return decoded(_VERSION, body, "nodetopologies").metadata.resource_version
 
-    async def write_topology_status(self, node: NodeName, status: TopologyStatus) -> None:
-        """Replace the status of a NodeTopology; raises Refused when it is gone."""
-        await self._patch_topology(node, {"status": status.document()}, "status")
+    async def write_topology_status(self, node: NodeName, status: TopologyStatus, version: str) -> str:
+        """Replace the status of a NodeTopology that still has this resource version; returns the new one.
+
+        Raises Conflict when it has changed, and Refused when it is gone.
+        """
+        return await self._patch_topology(node, version, {"status": status.document()}, "status")
 
     async def read_resource_topology(self, node: NodeName) -> ResourceTopologyRecord | None:
         """Read who wrote a NodeResourceTopology; None where there is none, or no such kind."""
@@ -439,18 +442,21 @@ class ApiCluster:
         written = self._written.pop((metadata.uid, metadata.resource_version), None)
         return written or ledger_record(document)
 
-    async def _patch_topology(self, node: NodeName, body: Mapping[str, Any], *subresource: str) -> None:
-        await self._session.request(
+    async def _patch_topology(
+        self, node: NodeName, version: str, change: Mapping[str, Any], *subresource: str
+    ) -> str:
+        body = await self._session.request(
             Call(
                 "patch",
                 "/".join(("nodetopologies", *subresource)),
                 _topology_path(node, *subresource),
                 name=node,
                 query=self._field_manager,
-                body=_encode(body),
+                body=_encode({"metadata": {"resourceVersion": version}, **change}),
                 accept=METADATA_ONLY,
             )
         )
+        return decoded(_VERSION, body, "nodetopologies").metadata.resource_version
 
     async def _get(self, resource: str, path: str, name: str, accept: str = JSON) -> bytes | None:
         try:

@@ -24,6 +24,7 @@ from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.ledger_metrics import LEDGER_CHANGES, LEDGER_CONFLICTS, LEDGER_LAST_WRITE, LEDGER_WRITES
 from kvplace.kube.pending_changes import Decision, PendingChange, decide_together, no_change
 from kvplace.kube.records import LedgerRecord
+from kvplace.kube.resource_versions import is_newer
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.kube.store import Store
 
@@ -277,7 +278,7 @@ class Ledgers:
 
     def _keep(self, record: LedgerRecord) -> None:
         known = self._records.get(record.node)
-        if known is not None and not _is_newer(record, known):
+        if known is not None and not is_newer(record.resource_version, known.resource_version):
             return
         self._records[record.node] = record
         self._changed(record.node, known.ledger.claims if known else {}, record.ledger.claims)
@@ -319,13 +320,3 @@ def _fail_all(pending: Iterable[PendingChange[Any]], error: KvplaceError) -> Non
 
 def _stopping(node: NodeName) -> Unavailable:
     return Unavailable(f"the ledger of node {node} is not written any more: this process is stopping")
-
-
-def _is_newer(record: LedgerRecord, known: LedgerRecord) -> bool:
-    """Whether a record is newer than another one, even of an object that is gone.
-
-    Resource versions are numbers that grow over all objects of a kind (KEP-5504).
-    """
-    if record.resource_version.isdigit() and known.resource_version.isdigit():
-        return int(record.resource_version) > int(known.resource_version)
-    return record.resource_version != known.resource_version

@@ -183,24 +183,26 @@ class MemoryCluster:
 
     async def write_topology(
         self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
-    ) -> None:
+    ) -> str:
         await asyncio.sleep(0)
         stored = self._topologies.get(node.name)
         if (stored and stored.resource_version) != (before and before.resource_version):
             raise Conflict(f"the NodeTopology of node {node.name} has changed since it was read")
         stored = stored or TopologyRecord(node.name, None)
         generation = stored.generation + (topology != stored.topology)
-        self._put_topology(
+        return self._put_topology(
             replace(stored, topology=topology, problem="", generation=generation, by_agent=True)
         )
 
-    async def write_topology_status(self, node: NodeName, status: TopologyStatus) -> None:
+    async def write_topology_status(self, node: NodeName, status: TopologyStatus, version: str) -> str:
         await asyncio.sleep(0)
         stored = self._topologies.get(node)
         if stored is None:
             raise Refused(f"the NodeTopology of node {node} is gone")
+        if stored.resource_version != version:
+            raise Conflict(f"the NodeTopology of node {node} has changed since it was read")
         self.topology_statuses[node] = status
-        self._put_topology(
+        return self._put_topology(
             replace(
                 stored,
                 kubelet_cpus=status.kubelet_cpus,
@@ -428,8 +430,10 @@ class MemoryCluster:
         self._pods.put((record.namespace, record.name), record, labels)
         return record
 
-    def _put_topology(self, record: TopologyRecord) -> None:
-        self._topologies.put(record.node, replace(record, resource_version=self._next_version()))
+    def _put_topology(self, record: TopologyRecord) -> str:
+        version = self._next_version()
+        self._topologies.put(record.node, replace(record, resource_version=version))
+        return version
 
     def _store_ledger(self, stored: LedgerRecord, after: Ledger) -> LedgerRecord:
         for cpu, owner in after.owners.items():

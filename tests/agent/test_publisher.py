@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -19,7 +19,7 @@ from kvplace.agent.own_node import OwnNode
 from kvplace.agent.publisher import Publisher
 from kvplace.core.cpuset import cpus_of, parse_cpu_list
 from kvplace.core.enforcement import Enforcement
-from kvplace.core.errors import Misconfigured, Unavailable
+from kvplace.core.errors import Conflict, Misconfigured, Unavailable
 from kvplace.core.ledger import LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import Policy
@@ -382,6 +382,41 @@ async def test_what_fails_is_tried_again(host: Host, cluster: FaultyCluster, ope
         assert cluster.node_annotations(NODE)["cpu-map"] == CPU_MAP
 
 
+async def test_a_status_that_arrives_late_does_not_replace_a_newer_one(
+    host: Host, cluster: FaultyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = cluster.write_topology_status
+    late: list[Callable[[], Awaitable[str]]] = []
+
+    async def without_an_answer(node: NodeName, status: TopologyStatus, version: str) -> str:
+        monkeypatch.undo()
+        late.append(partial(write, node, status, version))
+        raise Unavailable("no answer yet")
+
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.status)
+        monkeypatch.setattr(cluster, "write_topology_status", without_an_answer)
+        agent.report.put_pod(PodReport(PodUid("ends"), running=True))
+        await agent.until(lambda: late)
+        agent.report.drop_pod(PodUid("ends"))
+        agent.report.put_pod(PodReport(PodUid("begins"), running=True))
+        await agent.until(lambda: agent.topology.pods.keys() == {"begins"})
+        with pytest.raises(Conflict):
+            await late[0]()
+
+
+async def test_a_status_of_an_earlier_agent_that_arrives_late_is_replaced(
+    host: Host, cluster: FaultyCluster
+) -> None:
+    async with publishing(host, cluster) as agent:
+        await agent.until(lambda: agent.topology.conditions)
+        earlier, present = TopologyStatus(pods=(PodReport(PodUid("ended")),)), agent.topology
+        await cluster.write_topology_status(NODE, earlier, present.resource_version)
+        await agent.until(lambda: agent.topology.pods)
+        await agent.until(lambda: not agent.topology.pods)
+        assert agent.topology.conditions == present.conditions
+
+
 async def test_the_status_does_not_wait_for_a_resource_topology_that_is_refused(
     host: Host, cluster: FaultyCluster
 ) -> None:
@@ -432,9 +467,9 @@ async def test_how_many_cpus_are_used_goes_with_the_next_write_of_the_status(
     written: list[TopologyStatus] = []
     write = cluster.write_topology_status
 
-    async def noting(node: NodeName, status: TopologyStatus) -> None:
+    async def noting(node: NodeName, status: TopologyStatus, version: str) -> str:
         written.append(status)
-        await write(node, status)
+        return await write(node, status, version)
 
     monkeypatch.setattr(cluster, "write_topology_status", noting)
     async with publishing(host, cluster) as agent:

@@ -97,13 +97,13 @@ class FaultyCluster(MemoryCluster):
 
     async def write_topology(
         self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
-    ) -> None:
+    ) -> str:
         async with self.faults.around(Operation.WRITE_TOPOLOGY):
-            await super().write_topology(node, topology, before)
+            return await super().write_topology(node, topology, before)
 
-    async def write_topology_status(self, node: NodeName, status: TopologyStatus) -> None:
+    async def write_topology_status(self, node: NodeName, status: TopologyStatus, version: str) -> str:
         async with self.faults.around(Operation.WRITE_TOPOLOGY_STATUS):
-            await super().write_topology_status(node, status)
+            return await super().write_topology_status(node, status, version)
 
     async def read_resource_topology(self, node: NodeName) -> ResourceTopologyRecord | None:
         async with self.faults.around(Operation.READ_RESOURCE_TOPOLOGY):

@@ -111,7 +111,7 @@ class Contract:
             await seen.until(lambda event: event.record.by_agent)
             world.put_topology(node.name, {**MACHINE, "reserved": "0,2"})
             by_hand = (await seen.until(lambda event: not event.record.by_agent)).record
-            await agent.write_topology_status(node.name, STATUS)
+            await agent.write_topology_status(node.name, STATUS, by_hand.resource_version)
             observed = (await seen.until(lambda event: event.record.pods)).record
         assert by_hand.topology.reserved == parse_cpu_list("0,2")
         assert (observed.by_agent, observed.topology) == (False, by_hand.topology)
@@ -119,11 +119,12 @@ class Contract:
     async def test_a_status_replaces_all_of_the_one_before(self, world: World) -> None:
         node = await a_node(world)
         agent = await world.agent()
-        await agent.write_topology(node, read_topology(MACHINE), None)
+        version = await agent.write_topology(node, read_topology(MACHINE), None)
         async with watching(world.cluster, TOPOLOGIES, Selector(fields={NAME_FIELD: node.name})) as seen:
-            await agent.write_topology_status(node.name, STATUS)
+            version = await agent.write_topology_status(node.name, STATUS, version)
             full = (await seen.until(lambda event: event.record.pods)).record
-            await agent.write_topology_status(node.name, TopologyStatus())
+            assert full.resource_version == version
+            await agent.write_topology_status(node.name, TopologyStatus(), version)
             empty = (await seen.until(lambda event: not event.record.kubelet_cpus)).record
         assert (full.enforcement, full.kubelet_cpus, full.pods) == (
             Enforcement.NRI,
@@ -133,9 +134,18 @@ class Contract:
         assert (empty.enforcement, empty.pods) == (Enforcement.NONE, {})
         assert empty.generation == full.generation
 
+    async def test_a_status_replaces_no_newer_one(self, world: World) -> None:
+        node = await a_node(world)
+        agent = await world.agent()
+        first = await agent.write_topology(node, read_topology(MACHINE), None)
+        second = await agent.write_topology_status(node.name, STATUS, first)
+        with pytest.raises(Conflict):
+            await agent.write_topology_status(node.name, TopologyStatus(), first)
+        assert await agent.write_topology_status(node.name, TopologyStatus(), second) != second
+
     async def test_a_status_needs_its_topology(self, world: World) -> None:
         with pytest.raises(Refused):
-            await world.cluster.write_topology_status(world.named("nobody"), TopologyStatus())
+            await world.cluster.write_topology_status(world.named("nobody"), TopologyStatus(), "1")
 
     async def test_a_cpu_map_tells_whether_the_agent_has_written_it(self, world: World) -> None:
         node = await a_node(world)

@@ -36,7 +36,16 @@ from kvplace.kube.list_watch import Empty, InitListed, step
 from kvplace.kube.reviews import Person, Right
 from kvplace.kube.session import open_session
 from kvplace.kube.topology_status import TopologyStatus
-from kvplace.kube.watches import LEDGERS, NODES, Init, InitApply, InitDone
+from kvplace.kube.watches import (
+    LEDGERS,
+    NAME_FIELD,
+    NODES,
+    TOPOLOGIES,
+    Init,
+    InitApply,
+    InitDone,
+    Selector,
+)
 from tests.core.machines import topologies
 from tests.kube.api_stub import ApiStub, answer, api_stub
 from tests.kube.claims import claim, taking
@@ -125,8 +134,10 @@ async def test_kubectl_shows_how_the_cpus_of_a_node_are_used(api_world: ApiWorld
     ledger = await cluster.write_ledger(await cluster.create_ledger(name), taking(claim("db", 0, 2)))
     shared = claim("web", 1, policy=Policy.SHARE, owned=NO_CPUS)
     await cluster.write_ledger(ledger, taking(shared))
-    await cluster.write_topology_status(name, TopologyStatus(usage=CpuUsage(4, 2, 1, 1, 1, 2)))
-    await cluster.write_topology_status(name, TopologyStatus(usage=CpuUsage(4, 1, 2, 0, 0, 2)))
+    (topology,) = await cluster.read_all(TOPOLOGIES, Selector(fields={NAME_FIELD: name}))
+    version = topology.resource_version
+    for usage in (CpuUsage(4, 2, 1, 1, 1, 2), CpuUsage(4, 1, 2, 0, 0, 2)):
+        version = await cluster.write_topology_status(name, TopologyStatus(usage=usage), version)
 
     def columns(resource: str) -> list[list[str]]:
         return [line.split() for line in api_world.plane.kubectl("get", resource, name).splitlines()]

@@ -185,7 +185,7 @@ def calls_of(cluster: ApiCluster, process: str) -> list[Callable[[], Awaitable[o
         "set_pod_condition": lambda: cluster.set_pod_condition(record, Condition("a", True, "B", "c")),
         "nominate_node": lambda: cluster.nominate_node(record, NodeName("worker")),
         "write_topology": lambda: cluster.write_topology(node, EIGHT, None),
-        "write_topology_status": lambda: cluster.write_topology_status(node.name, TopologyStatus()),
+        "write_topology_status": lambda: cluster.write_topology_status(node.name, TopologyStatus(), "1"),
         "read_resource_topology": lambda: cluster.read_resource_topology(node.name),
         "write_resource_topology": lambda: cluster.write_resource_topology(node, resources, None),
         "review_token": lambda: cluster.review_token("t"),

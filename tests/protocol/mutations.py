@@ -24,9 +24,11 @@ from kvplace.core import relocation
 from kvplace.core.errors import Conflict, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
-from kvplace.core.scalars import NO_CPUS, PodUid
+from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
+from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import PodRecord
+from kvplace.kube.topology_status import TopologyStatus
 from kvplace.scheduler import binder, preemptor, room_maker
 from kvplace.scheduler.binder import Binder
 from kvplace.scheduler.holds import Holds
@@ -224,6 +226,18 @@ def ignore_the_containers_that_the_agent_reports() -> None:
 def take_the_agents_silence_for_an_end() -> None:
     for name in ("REPORT_S", "SILENCE_S"):
         _put(reconciler, name, 0.0)
+
+
+@_mutation
+def let_a_late_report_replace_a_newer_one() -> None:
+    real = _real(MemoryCluster, "write_topology_status")
+
+    async def write(self: MemoryCluster, node: NodeName, status: TopologyStatus, _version: str) -> str:
+        stored = self._topologies.get(node)
+        version: str = await real(self, node, status, stored.resource_version if stored is not None else "")
+        return version
+
+    _put(MemoryCluster, "write_topology_status", write)
 
 
 @_mutation

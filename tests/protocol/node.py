@@ -9,12 +9,15 @@ from functools import lru_cache
 from random import Random
 
 from kvplace.core.enforcement import Enforcement
+from kvplace.core.errors import KvplaceError
 from kvplace.core.placement import PodPlacement
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
-from kvplace.kube.records import PodRecord, PodReport
+from kvplace.kube.records import PodRecord, PodReport, TopologyRecord
+from kvplace.kube.resource_versions import is_newer
 from kvplace.kube.store import Store
-from kvplace.kube.watches import NODE_FIELD, PODS, Selector
+from kvplace.kube.topology_status import TopologyStatus
+from kvplace.kube.watches import NAME_FIELD, NODE_FIELD, PODS, TOPOLOGIES, Selector
 from tests.protocol.network import View
 
 
@@ -73,8 +76,10 @@ class SimulatedNode:
     is_forgotten: bool = False
     """Whether its Node and its NodeTopology are deleted, so that nobody can know what runs here."""
     containers: dict[PodUid, Running] = field(default_factory=dict)
-    reported: object = None
+    _reported: TopologyStatus | None = None
     """What the agent has written last."""
+    _version: str = ""
+    """The version of the NodeTopology with that; empty while the outcome of the last write is unknown."""
     _agent_wakes: asyncio.Event = field(default_factory=asyncio.Event)
     _kubelet_wakes: asyncio.Event = field(default_factory=asyncio.Event)
     _restarts: asyncio.Event = field(default_factory=asyncio.Event)
@@ -94,12 +99,16 @@ class SimulatedNode:
     async def _live(self) -> None:
         pods = Store(PODS, Selector(fields={NODE_FIELD: self.name}))
         pods.subscribe(lambda _before, _after: self.wake())
+        topologies = Store(TOPOLOGIES, Selector(fields={NAME_FIELD: self.name}))
+        topologies.subscribe(lambda _before, _after: self._agent_wakes.set())
         async with asyncio.TaskGroup() as group:
             group.create_task(pods.run(self.view))
+            group.create_task(topologies.run(self.view))
             await pods.wait_until_synced()
+            await topologies.wait_until_synced()
             self.wake()
             group.create_task(self._kubelet(pods))
-            group.create_task(self._agent(pods))
+            group.create_task(self._agent(pods, topologies))
 
     def wake(self) -> None:
         """Make kubelet and agent look again."""
@@ -109,7 +118,7 @@ class SimulatedNode:
     def replace_machine(self, topology: Topology) -> None:
         """End everything that runs, and be another machine of the same name."""
         self.containers.clear()
-        self.topology, self.kubelet_cpus, self.reported = topology, NO_CPUS, None
+        self.topology, self.kubelet_cpus = topology, NO_CPUS
         self._changed()
 
     def register(self, pods: Iterable[PodUid]) -> None:
@@ -125,7 +134,6 @@ class SimulatedNode:
                 self._kill(uid)
         self.is_forgotten = False
         self.view.create_node(self.name)
-        self.reported = None
         self.wake()
 
     def _changed(self) -> None:
@@ -179,7 +187,9 @@ class SimulatedNode:
 
     # The agent.
 
-    async def _agent(self, pods: Store[PodUid, PodRecord]) -> None:
+    async def _agent(
+        self, pods: Store[PodUid, PodRecord], topologies: Store[NodeName, TopologyRecord]
+    ) -> None:
         network = self.view.network
         while True:
             await self._agent_wakes.wait()
@@ -191,7 +201,7 @@ class SimulatedNode:
                 pod = pods.get(uid)
                 if pod is not None and pod.placement:
                     await self._carry_out(running, read_placement(pod.placement))
-            await self._report()
+            await self._report(topologies)
 
     async def _carry_out(self, running: Running, bound: PodPlacement) -> None:
         network = self.view.network
@@ -210,7 +220,7 @@ class SimulatedNode:
         running.moving_to = None
         self._changed()
 
-    async def _report(self) -> None:
+    async def _report(self, topologies: Store[NodeName, TopologyRecord]) -> None:
         reports = [
             PodReport(
                 uid,
@@ -225,17 +235,31 @@ class SimulatedNode:
             )
             for uid, running in self.containers.items()
         ]
-        seen = (self.topology, self.kubelet_cpus, reports)
-        if seen == self.reported:
+        await self._describe()
+        status = TopologyStatus(
+            enforcement=Enforcement.NRI, kubelet_cpus=self.kubelet_cpus, pods=tuple(reports)
+        )
+        stored = topologies.get(self.name)
+        version = stored.resource_version if stored is not None else ""
+        if is_newer(self._version, version):
+            version = self._version
+        if status == self._reported and self._version:
+            return
+        self._version = ""
+        try:
+            self._version = await self.view.write_topology_status(self.name, status, version)
+            self._reported = status
+        except KvplaceError:
+            self._agent_wakes.set()
+            await asyncio.sleep(1.0)  # as the agent does, which then writes what is so by then
+
+    async def _describe(self) -> None:
+        """Publish the machine unless that has been done; the status stays."""
+        stored = self.view._topologies.get(self.name)
+        if stored is not None and stored.topology == self.topology:
             return
         await self.view.network.take_time()
-        if self.is_forgotten:
-            return  # what an agent writes is collected again
-        self.reported = seen
-        self.view.put_topology(
-            self.name,
-            self.topology,
-            kubelet_cpus=self.kubelet_cpus,
-            enforcement=Enforcement.NRI,
-            pods=reports,
-        )
+        if not self.is_forgotten:  # what an agent writes then is collected again
+            pods = stored.pods.values() if stored is not None else ()
+            self.view.put_topology(self.name, self.topology, enforcement=Enforcement.NRI, pods=pods)
+            self._version = ""
