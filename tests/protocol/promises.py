@@ -148,6 +148,10 @@ class Promises:
         """Return a node's ledger, empty if it has none."""
         return self._ledgers.get(node) or Ledger()
 
+    def has_changed(self, node: NodeName, seconds: float) -> bool:
+        """Whether a node's ledger was written within the last seconds."""
+        return self._changed_at.get(node, float("-inf")) > self._diary.clock() - seconds
+
     # Promise 1: one owner per CPU.
 
     def _ledger_changed(self, before: LedgerRecord | None, after: LedgerRecord | None) -> NodeName:
@@ -326,13 +330,12 @@ class Promises:
         self._check_waiting(RETRIED_S)
 
     def _check_waiting(self, retried_s: float) -> None:
-        just_now = self._diary.clock() - retried_s
         for pod in self._pods.values():
             if pod.node or pod.deleting:
                 continue
             request = read_pod_request(pod.request).request
             for name, node in self._cluster._nodes.records.items():
-                if self._changed_at.get(node.name, 0.0) > just_now:
+                if self.has_changed(node.name, retried_s):
                     continue
                 machine = describe_node(node, self._cluster._topologies.get(name))
                 if isinstance(machine, Unusable):
@@ -365,7 +368,6 @@ class Promises:
 
     def _check_agreement(self, moves_s: float) -> None:
         self.agreeing = 0
-        just_now = self._diary.clock() - moves_s
         for node in self._nodes.values():
             ledger = self.ledger(node.name)
             for uid, running in node.containers.items():
@@ -376,7 +378,7 @@ class Promises:
                     continue
                 claim = ledger.claims.get(uid)
                 moves = claim is not None and claim.relocation is not None
-                if moves and self._changed_at.get(node.name, 0.0) > just_now:
+                if moves and self.has_changed(node.name, moves_s):
                     continue
                 bound = read_placement(pod.placement)
                 if running.in_force != bound:

@@ -146,7 +146,7 @@ class Story:
                 evicted_again: Checks = ()
                 if self._evictions is not None:
                     evicted = (self._evictions.check_use, self._evictions.check_waiting)
-                    evicted_again = (evicted[0], self._evictions.check_waiting_without_a_reservation)
+                    evicted_again = (evicted[0], self._evictions.check_waiting_since_the_last_try)
                 await self._until(
                     (promises.check_claims, promises.check_agreement, promises.check_waiting, *evicted),
                     (
