@@ -1,17 +1,18 @@
 """What is looked at before a rollout makes its first VM: names that are taken, quotas, rights, templates.
 
 Every mistake that can be known beforehand is one sentence then, with nothing made. Templates are checked by
-the API server itself, by a dry run of the first VM of each.
+the API server itself, by a dry run of one VM of each, unless some VM of it has been made already.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from kvplace.core.errors import Forbidden, Misconfigured, Refused
+from kvplace.core.errors import Forbidden, KvplaceError, Misconfigured, Refused
 from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.quantity import counted, format_bytes
 from kvplace.core.strict_json import shown
@@ -65,9 +66,14 @@ async def check(cluster: RolloutCluster, rollout: Rollout, missing: Sequence[Wan
 
     Returns sentences about what could not be checked.
     """
-    first = {id(vm.template): vm for vm in reversed(missing)}
-    for vm in reversed(first.values()):
-        await _dry_run(cluster, rollout, vm)
+    unmade = {vm.name for vm in missing}
+    proved = {id(vm.template) for vm in rollout.vms if vm.name not in unmade}
+    by_template: dict[int, list[WantedVm]] = {}
+    for vm in missing:
+        if id(vm.template) not in proved:
+            by_template.setdefault(id(vm.template), []).append(vm)
+    for vms in by_template.values():
+        await _dry_run(cluster, rollout, vms[0], vms[-1])
     try:
         quotas = await cluster.read_quotas(rollout.namespace)
     except Forbidden:
@@ -107,7 +113,8 @@ def _wanted(vms: Sequence[WantedVm]) -> dict[str, Fraction]:
     return {resource: Fraction(amount) for resource, amount in amounts.items() if amount}
 
 
-async def _dry_run(cluster: RolloutCluster, rollout: Rollout, vm: WantedVm) -> None:
+async def _dry_run(cluster: RolloutCluster, rollout: Rollout, vm: WantedVm, other: WantedVm) -> None:
+    """Try one VM of a template; where it is refused also the `other`: a policy may refuse single names."""
     try:
         await cluster.apply_vm(rollout.manifest(vm), dry_run=True)
     except Missing as error:
@@ -118,7 +125,12 @@ async def _dry_run(cluster: RolloutCluster, rollout: Rollout, vm: WantedVm) -> N
         raise Misconfigured(
             f"the cluster serves no {vm.template.kind} ({error}); install KubeVirt, or choose another cluster"
         ) from error
-    except Rejected as error:
+    except (Rejected, Forbidden) as error:
+        if other is not vm:
+            with contextlib.suppress(KvplaceError):
+                return await cluster.apply_vm(rollout.manifest(other), dry_run=True)
+        if isinstance(error, Forbidden):
+            raise
         raise Misconfigured(f"the template of {vm.name} is refused: {error}") from error
 
 

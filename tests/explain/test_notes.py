@@ -16,7 +16,8 @@ Json = dict[str, Any]
 
 
 def condition(kind: str, status: str, message: str, reason: str = "") -> Json:
-    return {"type": kind, "status": status, "message": message, "reason": reason}
+    found = {"type": kind, "status": status, "message": message, "reason": reason}
+    return {**found, "lastTransitionTime": "2026-11-23T02:00:00Z"}
 
 
 def pod(state: Json, **container: Json | int) -> Json:
@@ -33,7 +34,7 @@ def test_a_vm_whose_instance_cannot_be_made_says_why_and_who_does_not_answer() -
     notes = list(notes_on_document({"status": status}, asks=True))
     assert notes == [
         f"{SERVE} the API server (webhook vmi.kvplace.io): connect: connection refused; {LOOK}",
-        f"KubeVirt says: {AWAY}",
+        f"KubeVirt says since 2026-11-23T02:00:00Z: {AWAY}",
         "KubeVirt says Ready is false: none",
     ]
 
@@ -41,7 +42,8 @@ def test_a_vm_whose_instance_cannot_be_made_says_why_and_who_does_not_answer() -
 def test_a_refusal_of_the_instance_is_repeated_as_it_is() -> None:
     refused = 'admission webhook "v.example.org" denied the request: not on Mondays'
     status = {"conditions": [condition("Failure", "True", refused)]}
-    assert list(notes_on_document({"status": status}, asks=True)) == [f"KubeVirt says: {refused}"]
+    (note,) = notes_on_document({"status": status}, asks=True)
+    assert note == f"KubeVirt says since 2026-11-23T02:00:00Z: {refused}"
 
 
 def test_a_pod_that_waits_because_serve_is_away_says_so_first() -> None:

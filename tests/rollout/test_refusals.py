@@ -1,0 +1,60 @@
+"""VMs that a policy refuses by their names fail alone; a refused template is said before anything is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from kvplace.core.errors import ExitCode, Forbidden, KvplaceError, Misconfigured
+from kvplace.kube.api_errors import Denied, Rejected
+from tests.rollout.examples import moving, rollout, rollouts_of
+from tests.rollout.memory_rollouts import MemoryRollouts
+
+NAMES = [f"web-{number:02}" for number in range(1, 7)]
+BY_POLICY = Rejected("ValidatingAdmissionPolicy 'no-three' denied request")
+BY_WEBHOOK = Denied("patch", "virtualmachines", 'admission webhook "v.example.org" denied the request')
+
+
+class Strict(MemoryRollouts):
+    """An API server whose policy refuses some names."""
+
+    def __init__(self, refuses: Callable[[str], bool], error: KvplaceError) -> None:
+        super().__init__()
+        self.refuses = refuses
+        self._error = error
+
+    async def apply_vm(self, vm: Mapping[str, Any], *, dry_run: bool = False) -> None:
+        if self.refuses(vm["metadata"]["name"]):
+            raise self._error
+        await super().apply_vm(vm, dry_run=dry_run)
+
+
+@pytest.mark.parametrize("error", [BY_POLICY, BY_WEBHOOK])
+@pytest.mark.parametrize("refused", ["web-01", "web-03", "web-06"])
+async def test_single_names_that_are_refused_fail_and_a_resumed_run_says_the_same(
+    error: KvplaceError, refused: str
+) -> None:
+    cluster = Strict(lambda name: name == refused, error)
+    rollouts = rollouts_of(cluster)
+    async with moving(cluster):
+        first = await rollouts.create(await rollouts.prepare(rollout()))
+        again = await rollouts.create(await rollouts.prepare(await rollouts.stored("web")))
+        for report in (first, again):
+            assert [(one.name, one.reason) for one in report.failed] == [(refused, str(error))]
+            assert report.exit_code is ExitCode.PARTLY_DONE
+        assert cluster.applied == [name for name in NAMES if name != refused]
+        cluster.refuses = lambda name: False
+        last = await rollouts.create(await rollouts.prepare(await rollouts.stored("web")))
+    assert last.exit_code is ExitCode.DONE
+
+
+@pytest.mark.parametrize(("error", "raised"), [(BY_POLICY, Misconfigured), (BY_WEBHOOK, Forbidden)])
+async def test_a_template_that_is_refused_under_any_name_is_said_before_anything_is_made(
+    error: KvplaceError, raised: type[KvplaceError]
+) -> None:
+    cluster = Strict(lambda name: True, error)
+    with pytest.raises(raised, match="denied"):
+        await rollouts_of(cluster).prepare(rollout())
+    assert cluster.documents == {}
