@@ -17,7 +17,7 @@ from kvplace.core.vm_stage import VmStage
 
 if TYPE_CHECKING:
     from kvplace.cli.live_cluster import LiveCluster
-    from kvplace.rollout.report import Failure, Report
+    from kvplace.rollout.report import Report
     from kvplace.rollout.rollouts import Prepared, Rollouts
 
 _MOST_NODES = 20
@@ -306,13 +306,11 @@ def _print_report(report: Report, output: Output, *, unfinished: bool = False) -
 
 
 def _print_table(report: Report, *, wide: bool) -> None:
+    from kvplace.rollout.report import by_reason
+
     print_table([("STAGE", "VMS", "P50", "P95", "MAX"), *_rows(report)])
     for title, vms in (("failed", report.failed), ("not there", report.unfinished)):
-        by_reason: dict[str, list[Failure]] = {}
-        for one in vms:
-            # A reason in others' words may name the VM.
-            by_reason.setdefault(one.reason.replace(one.name, ""), []).append(one)
-        for alike in by_reason.values():
+        for alike in by_reason(vms):
             more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
             names = ", ".join(one.name for one in alike) if wide else alike[0].name + more
             click.echo(f"{title}: {names}: {alike[0].reason}")

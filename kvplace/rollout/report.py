@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +106,15 @@ class Report:
             },
             **({"notMeasured": sorted(self.unmeasured)} if self.unmeasured else {}),
         }
+
+
+def by_reason(failures: Iterable[Failure]) -> Iterable[Sequence[Failure]]:
+    """Group failures whose reasons differ in nothing but the name of the VM, or of its pod."""
+    groups: dict[str, list[Failure]] = {}
+    for one in failures:
+        own = re.escape(one.name) + r"(-[a-z0-9]{5}\b)?"
+        groups.setdefault(re.sub(own, "", one.reason), []).append(one)
+    return groups.values()
 
 
 def count(vms: Iterable[TrackedVm], left_out: int = 0) -> Counts:

@@ -9,6 +9,7 @@ import pytest
 
 from kvplace.core.errors import ExitCode, Forbidden, KvplaceError, Misconfigured
 from kvplace.kube.api_errors import Denied, Rejected
+from kvplace.rollout.report import Failure, by_reason
 from tests.rollout.examples import moving, rollout, rollouts_of
 from tests.rollout.memory_rollouts import MemoryRollouts
 
@@ -58,3 +59,12 @@ async def test_a_template_that_is_refused_under_any_name_is_said_before_anything
     with pytest.raises(raised, match="denied"):
         await rollouts_of(cluster).prepare(rollout())
     assert cluster.documents == {}
+
+
+def test_reasons_that_differ_only_in_names_are_told_once() -> None:
+    refused = 'pods "virt-launcher-%s" is forbidden: not on Mondays'
+    alike = [
+        Failure(name, refused % f"{name}-{end}") for name, end in (("web-03", "mt29r"), ("web-13", "cmvhl"))
+    ]
+    other = Failure("web-04", "no such image")
+    assert [list(group) for group in by_reason([alike[0], other, alike[1]])] == [alike, [other]]
