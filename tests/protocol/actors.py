@@ -379,10 +379,18 @@ class Disturber:
         node.register(pod.uid for pod in self._promises.pods())
 
     async def _write_ledger(self) -> None:
-        """Write as a foreign client does that may: nothing new, a claim of nobody, a claim taken away."""
+        """Write as a foreign client does that may: nothing new, a claim of nobody, a claim taken away.
+
+        And delete a ledger, as anybody may in which no CPU has an owner.
+        """
         node, random = self._random.choice(self._nodes), self._random
         ledger = self._promises.ledger(node.name)
         match random.random():
+            case share if share < 0.3 and not ledger.owners and self._cluster._ledgers.get(node.name):
+                self._promises.robbed |= dict.fromkeys(ledger.claims, node.name)
+                self._promises.disturbed.add(node.name)
+                self._cluster._ledgers.remove(node.name)
+                self._diary.note("ledger deleted", f"{node.name} {' '.join(ledger.claims)}")
             case share if share < 0.4:
                 self._cluster.put_ledger(node.name, ledger)
             case share if share < 0.6:
