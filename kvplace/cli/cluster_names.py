@@ -68,10 +68,17 @@ def complete_vm(context: click.Context, _argument: click.Parameter, begun: str) 
 
 
 def complete_target(context: click.Context, _argument: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Complete vmi/NAME and pod/NAME; vm/NAME where somebody began so."""
+    """Complete vmi/NAME and pod/NAME; vm/NAME or the NAME of a VM where somebody began so, and `vm NAME`."""
+    words = context.params.get("words") or ("",)
+    if "/" in words[0] or len(words) > 1:
+        return []
     found = _names(context, _vms, _vm_name)
+    if words[0]:
+        is_pod = words[0].startswith("po")
+        return _items([name for kind, name in found if (kind != _VMI) == is_pod], begun)
     vm = "vm" if begun.startswith("vm/") else "vmi"
-    return _items([f"{vm if kind == _VMI else 'pod'}/{name}" for kind, name in found], begun)
+    bare = [name for kind, name in found if kind == _VMI] if begun else []
+    return _items([*bare, *(f"{vm if kind == _VMI else 'pod'}/{name}" for kind, name in found)], begun)
 
 
 def _items(names: list[str], begun: str) -> list[CompletionItem]:

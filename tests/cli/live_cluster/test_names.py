@@ -38,6 +38,10 @@ def test_names_of_nodes_and_vms_are_offered(cluster: SmallCluster) -> None:
     assert offered("map", *flags[:2], cluster.first)[-1] == cluster.first
     assert offered("explain", *flags, "") == ["pod/cache", "pod/late", "vmi/db"]
     assert offered("explain", *flags, "vm/") == ["vm/db"]
+    assert offered("explain", *flags, "d") == ["db"]
+    assert offered("explain", *flags, "vm", "") == offered("explain", "vmi", *flags, "d") == ["db"]
+    assert offered("explain", *flags, "pod", "") == ["cache", "late"]
+    assert offered("explain", "vm/db", *flags, "") == []
 
 
 def test_contexts_namespaces_and_rollouts_are_offered(cluster: SmallCluster) -> None:
