@@ -235,12 +235,12 @@ class Promises:
         A pod that waits may still be bound with what was taken, by a bind that is under way.
         """
         running, pod = self._nodes[node].containers.get(claim.uid), self._pods.get(claim.uid)
-        alone_on = running.alone_on if running is not None else NO_CPUS
         if pod is not None and not pod.node:
             return False
-        if pod is None or not pod.placement:
-            return not alone_on & ~claim.owned
-        return not alone_on & ~claim.owned and _covers(claim, read_placement(pod.placement).placement)
+        used = [read_placement(pod.placement)] if pod is not None and pod.placement else []
+        if running is not None:
+            used += [bound for bound in (running.in_force, running.moving_to) if bound is not None]
+        return all(_keeps(claim, bound.placement) for bound in used)
 
     def _check_node(self, node: SimulatedNode) -> None:
         ledger = self.ledger(node.name)
@@ -402,6 +402,12 @@ def _covers(claim: Claim, placement: Placement) -> bool:
     """Whether a claim has what a placement gives; a pool may have shrunk."""
     named = placement.cpus if placement.policy is not Policy.NUMA else NO_CPUS
     return not (placement.owned & ~claim.owned or named & ~claim.cpus)
+
+
+def _keeps(claim: Claim, placement: Placement) -> bool:
+    """Whether nobody else can be given what a placement names: of a pool, others may take CPUs."""
+    names = placement.policy is not Policy.NUMA and bool(placement.cpus & ~placement.owned)
+    return _covers(claim, placement) and not (names and claim.policy is Policy.NUMA)
 
 
 def _owned(claim: Claim | None) -> str:
