@@ -40,6 +40,8 @@ REPORT_S = 10.0
 """How long an agent may take to report a container; a pod that is gone keeps its cores so long."""
 SILENCE_S = 30.0
 """The same where the agent has written nothing since then: it may be starting again."""
+_TRIES = 4
+"""How often a pod is read to restore its claim, while others write into the ledger."""
 _SOON_S = 0.1
 """A reservation that is just about to end is looked at again after this."""
 
@@ -261,17 +263,34 @@ class Reconciler:
     # Step 2.
 
     async def _restore(self, node: NodeName, pod: PodRecord) -> None:
-        """Claim the cores that a bound pod uses; if another pod owns them, report it and change nothing."""
+        """Claim the cores that a bound pod uses; if another pod owns them, report it and change nothing.
+
+        The pod is read again whenever the ledger has changed since: it may have ended meanwhile, or got other
+        cores, and a claim that was released for that must not come back.
+        """
         if claim_of_bound_pod(pod) is None:
             return
-        live = await self._cluster.read_pod(pod.namespace, pod.name)
-        claim = claim_of_bound_pod(live) if live is not None and live.uid == pod.uid else None
-        if claim is None:
-            return  # it has ended, and the cache does not know yet
+        for _ in range(_TRIES):
+            version = self._version(node)
+            live = await self._cluster.read_pod(pod.namespace, pod.name)
+            claim = claim_of_bound_pod(live) if live is not None and live.uid == pod.uid else None
+            if claim is None or await self._is_restored(node, claim, version):
+                return
+        raise Conflict(f"the ledger of node {node} has changed each time pod {pod.name} was read")
 
-        def decide(ledger: Ledger) -> tuple[LedgerChange, None]:
+    def _version(self, node: NodeName) -> str:
+        """Return the version of a node's ledger as it is known now."""
+        record = self._ledgers.current(node)
+        return record.resource_version if record is not None else ""
+
+    async def _is_restored(self, node: NodeName, claim: Claim, version: str) -> bool:
+        """Restore a claim, unless the ledger is no longer of this version; returns whether all is done."""
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, bool]:
             if not replaces(claim, ledger.claims.get(claim.uid)):
-                return LedgerChange(), None
+                return LedgerChange(), True
+            if self._version(node) != version:
+                return LedgerChange(), False
             others = {
                 cpu: owner
                 for cpu, owner in ledger.owners.items()
@@ -282,14 +301,16 @@ class Reconciler:
                     f"pod {claim.namespace}/{claim.pod} runs on CPUs {format_cpu_list(mask_of(others))} of "
                     f"{node}, which belong to {', '.join(sorted(set(others.values())))} in the ledger"
                 )
-            return LedgerChange(claims=(claim,)), None
+            return LedgerChange(claims=(claim,)), True
 
         try:
-            await self._ledgers.change(node, decide)
+            is_done = await self._ledgers.change(node, decide)
         except OwnershipConflict as error:
             self._report_overlap(node, claim, str(error))
-        else:
+            return True
+        if is_done:
             self._overlaps.pop(claim.uid, None)
+        return is_done
 
     def _report_overlap(self, node: NodeName, claim: Claim, conflict: str) -> None:
         """Report that two pods run on one core; count and log it only if something about it has changed."""

@@ -171,6 +171,26 @@ async def test_a_pod_that_ended_meanwhile_is_not_claimed_back_from_a_stale_cache
         cluster.resume_watches(PODS)
 
 
+async def test_a_claim_that_was_released_after_its_pod_was_read_is_not_restored(
+    cluster: FaultyCluster,
+) -> None:
+    async with replica(cluster, controller=False) as one, replica(cluster, controller=False) as late:
+        cluster.pause_watches(LEDGERS)
+        pod = asking_pod(cluster, "vm")
+        assert await one.bind(pod, "n1") == ""
+        await late.until(lambda: late.cache.pods.records[pod.uid].node)
+        reading = cluster.faults.hold(Operation.READ_POD, moment=Moment.AFTER)
+        mending = asyncio.create_task(late.controller.reconciler.reconcile(NodeName("n1")))
+        await reading.reached.wait()  # it knows no claim of the pod, and has read that it runs
+        cluster.change_pod("default", "vm", phase="Succeeded")
+        await one.until(lambda: one.cache.pods.records[pod.uid].phase == "Succeeded")
+        await one.controller.reconciler.reconcile(NodeName("n1"))
+        assert one.claims() == {}
+        reading.release()
+        await mending
+        assert one.claims() == {}
+
+
 async def test_a_pod_of_the_same_name_on_another_node_is_not_claimed_for_on_the_old_one(
     cluster: FaultyCluster,
 ) -> None:
