@@ -7,10 +7,11 @@ etcd and kube-apiserver are real, with the CRD of the manifests and the policy f
 full: each claim owns four CPUs and has memory of one NUMA node. A write is the request that kvplace sends: in
 turn one that releases a claim and one that claims the same CPUs, one after the other over one connection. The
 floor is the same for a custom resource that has a single short text and no rules. The CPU is that of the
-kube-apiserver process, garbage collection included. The ledgers of different sizes and the floor take turns;
-each figure is the median of the rounds. `--against` names the manifests of another version of kvplace, whose
-ledgers are then measured in the same turns; `--patched` also measures ledgers that are patched, as those are
-which hold more than kvplace reads.
+kube-apiserver process, garbage collection included. The same ledgers *without rules*, as a kind that the API
+server stores as it comes, show what the size alone costs. The ledgers of different sizes and the floor take
+turns; each figure is the median of the rounds. `--against` names the manifests of another version of kvplace,
+whose ledgers are then measured in the same turns; `--patched` also measures ledgers that are patched, as
+those are which hold more than kvplace reads.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
+
+import yaml
 
 from benchmarks._processes import cpu_seconds
 from benchmarks._tables import table
@@ -42,6 +45,7 @@ MANIFESTS = Path(__file__).resolve().parents[1] / "manifests"
 CRD = Path("crd", "nodeledgers.yaml")
 POLICY = Path("policy", "ledger-claims.yaml")
 OTHER_GROUP = f"other.{GROUP}"
+UNRULED_GROUP = f"unruled.{GROUP}"
 NOTES = "/apis/benchmark.kvplace.io/v1/notes"
 CPUS_OF_A_CLAIM = 4
 
@@ -119,7 +123,21 @@ class Server:
 
 def serve_notes(plane: ControlPlane) -> None:
     """Install the kind of the floor."""
-    crd = note_crd()
+    _serve(plane, note_crd())
+
+
+def serve_unruled_ledgers(plane: ControlPlane) -> None:
+    """Install NodeLedger without its schema, its rules and its policy, in a group of its own."""
+    crd = yaml.safe_load((MANIFESTS / CRD).read_text().replace(GROUP, UNRULED_GROUP))
+    for version in crd["spec"]["versions"]:
+        version["schema"]["openAPIV3Schema"] = {
+            "type": "object",
+            "x-kubernetes-preserve-unknown-fields": True,
+        }
+    _serve(plane, crd)
+
+
+def _serve(plane: ControlPlane, crd: Json) -> None:
     plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(crd))
     plane.wait_for_crds(crd["metadata"]["name"])
 
@@ -226,13 +244,16 @@ def main() -> None:
     with ControlPlane() as plane:
         serve_notes(plane)
         serve_ledgers(plane, MANIFESTS, GROUP)
+        serve_unruled_ledgers(plane)
         if given.against:
             serve_ledgers(plane, given.against, OTHER_GROUP)
         address = plane.url.removeprefix("https://")
         with closing(HTTPSConnection(address, context=plane.tls, timeout=60)) as connection:
             server = Server(plane, connection)
             kinds = {"the floor: a small custom resource": small_object(plane, server)}
-            versions = {GROUP: "", OTHER_GROUP: " in the other version"} if given.against else {GROUP: ""}
+            versions = {GROUP: "", UNRULED_GROUP: " without rules"}
+            if given.against:
+                versions[OTHER_GROUP] = " in the other version"
             for cpus in given.cpus:
                 for group, version in versions.items():
                     for patched in (False, True) if given.patched else (False,):
