@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -103,16 +104,18 @@ def test_a_newcomer_gets_from_a_checkout_to_a_pinned_vm_that_outlives_upgrade_an
 def _qemu(groups: list[Path]) -> int:
     """Find the one QEMU in the node's control groups."""
     lists = {path for group in groups for path in group.rglob("cgroup.procs")}
-    pids = {int(pid) for found in lists for pid in found.read_text().split()}
-    (qemu,) = (pid for pid in pids if _name_of(pid).startswith("qemu-system"))
+    pids = {int(pid) for found in lists for pid in _text_of(found).split()}
+    (qemu,) = (pid for pid in pids if _text_of(Path(f"/proc/{pid}/comm")).startswith("qemu-system"))
     return qemu
 
 
-def _name_of(pid: int) -> str:
+def _text_of(path: Path) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # processes of kvplace's pods come and go
-        return ""
+        return path.read_text()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESRCH, errno.ENODEV):
+            raise
+        return ""  # control groups and processes of kvplace's pods come and go
 
 
 @contextlib.contextmanager
