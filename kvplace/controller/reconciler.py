@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from kvplace.controller.claim_action import (
@@ -126,7 +126,7 @@ class Reconciler:
         # All at once, so that the changes go together in few writes.
         await asyncio.gather(
             *(self._reconcile_claim(node, claim, action) for claim, action in due),
-            *(self._restore(node, pod) for pod in lacking),
+            self._restore(node, lacking),
             *([self._ledgers.change(node, no_change)] if record and any(grown(record.ledger)) else ()),
         )
         for claim in claims.values():
@@ -207,7 +207,7 @@ class Reconciler:
         if action is ClaimAction.RELEASE:
             await self._release(node, claim, only_if_unchanged=only_if_unchanged)
         elif action is ClaimAction.COMPARE and pod is not None:
-            await self._restore(node, pod)
+            await self._restore(node, [pod])
 
     def _runs(self, node: NodeName, uid: PodUid) -> bool:
         """Whether a pod that is gone may still use its CPUs, by what the agent of its node reports.
@@ -262,21 +262,28 @@ class Reconciler:
 
     # Step 2.
 
-    async def _restore(self, node: NodeName, pod: PodRecord) -> None:
-        """Claim the cores that a bound pod uses; if another pod owns them, report it and change nothing.
+    async def _restore(self, node: NodeName, pods: Sequence[PodRecord]) -> None:
+        """Claim the cores that bound pods use; if another pod owns them, report it and change nothing.
 
-        The pod is read again whenever the ledger has changed since: it may have ended meanwhile, or got other
-        cores, and a claim that was released for that must not come back.
+        A pod is read again if the ledger has changed since: it may have ended meanwhile, or got other cores,
+        and a claim that was released for that must not come back. So all are read before any is claimed.
         """
-        if claim_of_bound_pod(pod) is None:
-            return
+        left = [pod for pod in pods if claim_of_bound_pod(pod) is not None]
         for _ in range(_TRIES):
-            version = self._version(node)
-            live = await self._cluster.read_pod(pod.namespace, pod.name)
-            claim = claim_of_bound_pod(live) if live is not None and live.uid == pod.uid else None
-            if claim is None or await self._is_restored(node, claim, version):
+            if not left:
                 return
-        raise Conflict(f"the ledger of node {node} has changed each time pod {pod.name} was read")
+            version = self._version(node)
+            live = await asyncio.gather(*(self._live_claim(pod) for pod in left))
+            found = [(pod, claim) for pod, claim in zip(left, live, strict=True) if claim is not None]
+            done = await asyncio.gather(*(self._is_restored(node, claim, version) for _, claim in found))
+            left = [pod for (pod, _), is_done in zip(found, done, strict=True) if not is_done]
+        if left:
+            raise Conflict(f"the ledger of node {node} has changed each time pod {left[0].name} was read")
+
+    async def _live_claim(self, pod: PodRecord) -> Claim | None:
+        """Read a pod, and return what it claims; None if it has ended, which the cache may not know yet."""
+        live = await self._cluster.read_pod(pod.namespace, pod.name)
+        return claim_of_bound_pod(live) if live is not None and live.uid == pod.uid else None
 
     def _version(self, node: NodeName) -> str:
         """Return the version of a node's ledger as it is known now."""

@@ -141,7 +141,8 @@ def _unmet(status: Document, known: Container[str] = ()) -> Iterator[str]:
     """Repeat what failed and the conditions that are not met, each sentence once, but for migratability."""
     failed = condition({"status": status}, "Failure")
     if failed is not None and failed.get("status") == "True" and failed.get("message"):
-        yield from _said(f"KubeVirt says since {failed.get('lastTransitionTime')}", failed["message"])
+        since = failed.get("lastTransitionTime")
+        yield from _said(f"KubeVirt says since {since}" if since else "KubeVirt says", failed["message"])
     said = set()
     for one in status.get("conditions") or ():
         kind, message = str(one.get("type")), one.get("message")

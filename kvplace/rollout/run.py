@@ -59,6 +59,7 @@ class RolloutRun:
         self._changed = asyncio.Event()
         self._stopped = False
         self._halted = asyncio.Event()
+        """Nothing more is sent: the run was stopped, is complete, or its time is over."""
         self._tracker = Tracker(rollout, clock=clock, on_change=self._changed.set)
         self._measuring = Measuring(self._tracker, reported_on, self._changed.set)
         self._order = [vm for vm in rollout.vms if vm.name not in self._left_out]

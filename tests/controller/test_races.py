@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta
+from random import Random
 
 import pytest
 
@@ -19,6 +21,7 @@ from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import LEDGERS, PODS
+from kvplace.machines.shipped import read_machine
 from tests.controller.replicas import EPOCH, Replica, asking_pod, replica
 from tests.kube.faults import FaultScript, Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
@@ -189,6 +192,31 @@ async def test_a_claim_that_was_released_after_its_pod_was_read_is_not_restored(
         reading.release()
         await mending
         assert one.claims() == {}
+
+
+async def test_all_claims_of_a_ledger_that_was_deleted_come_back_in_one_round(
+    cluster: FaultyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, reads, read = Random(1), Counter[str](), cluster.read_pod
+
+    async def read_slowly(namespace: str, name: str) -> PodRecord | None:
+        reads[name] += 1
+        await asyncio.sleep(chance.uniform(0.001, 0.02))
+        return await read(namespace, name)
+
+    node = NodeName("large")
+    cluster.create_node(node, topology=read_machine("2x-xeon-6338"))
+    async with replica(cluster, controller=False) as one:
+        pods = [asking_pod(cluster, f"vm-{number}", 2) for number in range(30)]
+        for pod in pods:
+            assert await one.bind(pod, node) == ""
+        await one.until(lambda: all(one.cache.pods.records[pod.uid].node for pod in pods))
+        cluster._ledgers.remove(node)
+        await one.until(lambda: one.cache.ledgers.current(node) is None)
+        monkeypatch.setattr(cluster, "read_pod", read_slowly)
+        await one.controller.reconciler.reconcile(node)
+        assert set(one.claims(node)) == {pod.uid for pod in pods}
+        assert max(reads.values()) <= 2
 
 
 async def test_a_pod_of_the_same_name_on_another_node_is_not_claimed_for_on_the_old_one(

@@ -85,7 +85,7 @@ async def test_a_claim_under_relocation_is_not_restored_from_its_pod(
         edit(cluster, pod, SHARE)
         await until_written(one, agent, pod, 2)
         before = agent.ledger.claims[pod.uid]
-        await one.controller.reconciler._restore(NodeName("n1"), agent.live(pod))
+        await one.controller.reconciler._restore(NodeName("n1"), [agent.live(pod)])
         assert agent.ledger.claims[pod.uid] == before
         assert before.relocation is not None
 
