@@ -4,8 +4,8 @@
 
 Not here, since it takes stories by the thousand until they meet: a claim that is released although a bind has
 taken it over (tests/controller/test_races.py notices it), claims that are not restored
-(tests/controller/test_controller.py), and reservations that nobody ends
-(tests/scheduler/test_reserved_room.py).
+(tests/controller/test_controller.py), and reservations that nobody ends, or that their VM is not bound to
+when other cores have come free (tests/scheduler/test_reserved_room.py).
 """
 
 from __future__ import annotations
@@ -273,16 +273,6 @@ def reserve_only_what_is_free_already() -> None:
     _put(Claim, "awaited", property(lambda _self: NO_CPUS))
 
 
-@_mutation
-def bind_elsewhere_than_on_what_is_reserved() -> None:
-    real = _real(binder, "placement_of_claim")
-
-    def placement(topology: Any, request: Any, claim: Claim) -> Any:
-        return None if claim.reserved is not None else real(topology, request, claim)
-
-    _put(binder, "placement_of_claim", placement)
-
-
 # Relocating.
 
 
@@ -388,7 +378,6 @@ ROOM_MUTATIONS = frozenset(
         "move-vms-without-their-owners-consent",
         "move-a-vm-to-cores-without-keeping-its-present-ones",
         "reserve-only-what-is-free-already",
-        "bind-elsewhere-than-on-what-is-reserved",
     )
 )
 """Those that only stories notice in which VMs make room for others."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.cpuset import parse_cpu_list
-from kvplace.core.ledger import Claim, LedgerChange, Reserved
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, Reserved
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.reservation import RESERVED_S
 from kvplace.core.scalars import CpuMask, NodeName
@@ -86,6 +86,25 @@ async def test_another_replica_binds_the_vm_there_when_the_one_that_made_room_ha
         assert reserved is not None
         assert reserved.reserved is not None
         assert agent.stored(big).placement.owned == reserved.reserved.owned
+        assert agent.ledger.claims[big.uid].reserved is None
+
+
+@pytest.mark.parametrize("left", ["first", "second"])
+async def test_a_vm_gets_what_is_reserved_for_it_though_other_cores_have_come_free(
+    cluster: FaultyCluster, agent: NodeAgent, left: str
+) -> None:
+    async with replica(cluster, controller=False) as one:
+        others = {name: asking_pod(cluster, name, 8) for name in ("first", "second")}
+        for pod in others.values():
+            assert await one.bind(pod, "n1") == ""
+        big = asking_pod(cluster, "big", 8)
+        claim = replace(agent.ledger.claims[others[left].uid], uid=big.uid, pod=big.name)
+        reserved = replace(claim, reserved=Reserved(claim.owned, "2026-01-02T00:00:00Z"))
+        cluster.put_ledger("n1", Ledger())
+        cluster.put_ledger("n1", Ledger().after(LedgerChange(claims=(reserved,))))
+        await one.until(lambda: one.cache.ledgers.nodes_claimed_by(big.uid))
+        assert await one.bind(big, "n1") == ""
+        assert agent.stored(big).placement.owned == agent.ledger.claims[big.uid].owned == claim.owned
         assert agent.ledger.claims[big.uid].reserved is None
 
 
