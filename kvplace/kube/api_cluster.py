@@ -257,6 +257,7 @@ class ApiCluster:
                     }
                 ),
                 accept=METADATA_ONLY,
+                patch_type=STRATEGIC_MERGE_PATCH,
             )
         )
 

@@ -105,10 +105,10 @@ class LaggingView(FaultyCluster):
         """Hold the events of a kind back from now on."""
         self._flows[kind] = asyncio.Event()
 
-    def catch_up(self) -> None:
-        """Let all through again."""
-        for flow in self._flows.values():
-            flow.set()
+    def catch_up(self, *kinds: str) -> None:
+        """Let the events of these kinds through again, or all."""
+        for kind in kinds or self._flows:
+            self._flows[kind].set()
 
     def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
         return self._held_back(super().watch(kind, selector), kind.name)

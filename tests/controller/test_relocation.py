@@ -338,6 +338,31 @@ async def test_a_replica_that_lags_behind_does_not_relocate_again_what_another_o
     assert (claim.cpus, claim.policy, claim.relocation) == (after.placement.cpus, Policy.SHARE, None)
 
 
+async def test_a_replica_that_lags_behind_does_not_end_a_relocation_that_has_begun_since(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    lagging = LaggingView(cluster)
+    async with replica(cluster) as one, replica(lagging) as late:
+        pod = await bound(one, agent, "vm")
+        edit(cluster, pod, SHARE)
+        await until_written(one, agent, pod, 2)
+        await late.until(lambda: "revision" in late.cache.pods.records[pod.uid].placement)
+        for kind in ("pods", "nodeledgers", "nodetopologies"):
+            lagging.lag(kind)
+        agent.carry_out(pod)
+        await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
+        edit(cluster, pod, EXCLUSIVE)
+        await until_written(one, agent, pod, 3)
+        under_way = agent.ledger.claims[pod.uid]
+        lagging.catch_up("nodetopologies")
+        await late.until(lambda: late.cache.topologies.records[NODE].pods[pod.uid].revision == 2)
+        await asyncio.sleep(120)
+        assert agent.ledger.claims[pod.uid] == under_way
+        lagging.catch_up()
+        agent.carry_out(pod)
+        await one.until(lambda: agent.ledger.claims[pod.uid].relocation is None)
+
+
 async def test_a_replica_that_lags_behind_does_not_begin_what_failed_again_from_a_pod_older_than_its_claim(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:

@@ -4,7 +4,8 @@
 
 Not here, since it takes stories by the thousand until they meet: a claim that is released although a bind has
 taken it over (tests/controller/test_races.py notices it), claims that are not restored
-(tests/controller/test_controller.py), and reservations that nobody ends, or that their VM is not bound to
+(tests/controller/test_controller.py), relocations that a replica ends which has not seen the next one begin
+(tests/controller/test_relocation.py), and reservations that nobody ends, or that their VM is not bound to
 when other cores have come free (tests/scheduler/test_reserved_room.py).
 """
 
@@ -19,7 +20,6 @@ from kvplace.controller import claim_action, reconciler, relocator
 from kvplace.controller.claim_action import ClaimAction
 from kvplace.controller.reconciler import Reconciler
 from kvplace.controller.relocation_step import Finish, Wait
-from kvplace.controller.relocator import Relocator
 from kvplace.core import relocation
 from kvplace.core.errors import Conflict, Unavailable
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, claim_of
@@ -319,20 +319,6 @@ def let_others_take_cpus_of_a_pool_that_becomes_shared_ones() -> None:
         "claim_while_relocating",
         lambda claim, moving: replace(real(claim, moving), policy=claim.policy),
     )
-
-
-@_mutation
-def finish_on_what_the_cache_says_of_another_revision() -> None:
-    real = _real(Relocator, "_finish")
-
-    def after(claim: Claim, in_force: PodPlacement) -> Claim | None:
-        return relocation.claim_after_relocation(claim, replace(in_force, revision=in_force.revision - 5))
-
-    async def finish(self: Relocator, node: Any, pod: PodRecord, in_force: PodPlacement) -> None:
-        await real(self, node, pod, replace(in_force, revision=in_force.revision + 5))
-
-    _put(relocator, "claim_after_relocation", after)
-    _put(Relocator, "_finish", finish)
 
 
 # Preempting, in stories where VMs are evicted.
