@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvplace.core.cpuset import cpus_of, union
-from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.ledger import Claim, Ledger
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NO_CPUS, Bytes, CpuId, CpuMask, NumaId
@@ -96,8 +95,7 @@ def free_of(
         pool=pool,
         uses=tuple(sorted((cpu, count) for cpu, count in uses.items() if pool >> cpu & 1)),
         memory=tuple(
-            (node.id, node.memory - bytes_in_pages(node.huge_pages) - memory.get(node.id, 0))
-            for node in topology.numa_nodes
+            (node, Bytes(outside - memory.get(node, 0))) for node, outside in topology.plain_memory.items()
         )
         if any(node.memory for node in topology.numa_nodes)
         else (),

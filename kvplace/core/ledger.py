@@ -82,6 +82,8 @@ class Claim:
     @property
     def plain_memory(self) -> dict[NumaId, Bytes]:
         """Bytes outside huge pages by NUMA node; `memory` holds both."""
+        if not self.huge_pages:
+            return dict(self.memory)
         return {
             node: plain_bytes(count, self.huge_pages.get(node, {})) for node, count in self.memory.items()
         }

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvplace.core.free import Free
-from kvplace.core.huge_pages import bytes_in_pages
 from kvplace.core.pod_fingerprint import pod_fingerprint
 from kvplace.core.quantity import format_bytes
 from kvplace.core.scalars import NumaId
@@ -77,7 +76,7 @@ def _resources(topology: Topology, node: NumaNode, free: Free) -> Iterator[Mappi
         sets = (node.cpus, node.cpus & topology.allocatable, node.cpus & free.pool)
         yield _resource("cpu", *(str(cpus.bit_count()) for cpus in sets))
     if node.memory:
-        outside = max(0, node.memory - bytes_in_pages(node.huge_pages))
+        outside = topology.plain_memory[node.id]
         left = max(0, dict(free.memory).get(node.id, 0))
         yield _resource("memory", *map(format_bytes, (node.memory, outside, min(outside, left))))
     pages = free.pages_by_node

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, place_of_each
 from kvplace.core.errors import BadTopology
+from kvplace.core.huge_pages import plain_bytes
 from kvplace.core.scalars import NO_BYTES, NO_CPUS, Bytes, CpuId, CpuMask, NumaId, PackageId
 
 
@@ -94,6 +95,14 @@ class Topology:
     def allocatable(self) -> CpuMask:
         """The CPUs that may be given out: all but the reserved ones."""
         return self.cpus & ~self.reserved
+
+    @cached_property
+    def plain_memory(self) -> Mapping[NumaId, Bytes]:
+        """Bytes outside huge pages by NUMA node; 0 where a node reports none."""
+        return {
+            node.id: plain_bytes(node.memory, node.huge_pages) if node.memory else NO_BYTES
+            for node in self.numa_nodes
+        }
 
     @cached_property
     def core_of(self) -> Mapping[CpuId, CpuMask]:

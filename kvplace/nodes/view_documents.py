@@ -8,7 +8,7 @@ from typing import Any
 from kvplace.core.cpuset import format_cpu_list
 from kvplace.core.free import Free
 from kvplace.core.holes import Holes
-from kvplace.core.huge_pages import bytes_in_pages, write_page_counts
+from kvplace.core.huge_pages import write_page_counts
 from kvplace.core.ledger import Claim, Reserved
 from kvplace.core.node_topology import API_VERSION
 from kvplace.core.quantity import format_bytes
@@ -132,7 +132,7 @@ def _memory(topology: Topology, free: Free) -> Iterable[dict[str, Any]]:
             continue
         yield {
             "numaNode": node.id,
-            "total": node.memory - bytes_in_pages(node.huge_pages),
+            "total": topology.plain_memory[node.id],
             "free": left.get(node.id, 0),
             "hugePages": {
                 format_bytes(size): {"total": count, "free": pages.get((node.id, size), 0)}

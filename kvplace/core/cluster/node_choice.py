@@ -246,7 +246,7 @@ def has_pages(free: Free) -> bool:
 @lru_cache(maxsize=4096)
 def plain_memory_of(topology: Topology) -> int:
     """The bytes outside huge pages that a machine has."""
-    return sum(node.memory - bytes_in_pages(node.huge_pages) for node in topology.numa_nodes)
+    return sum(topology.plain_memory.values())
 
 
 def quality(topology: Topology, placement: Placement) -> tuple[int, int, int, int]:
