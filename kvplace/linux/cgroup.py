@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from kvplace.core.scalars import NO_CPUS, CpuMask
-from kvplace.linux.kernel_files import Gone, read_cpu_list, read_text
+from kvplace.linux.kernel_files import Gone, Unreadable, read_cpu_list, read_text
 
 MOUNT_POINT = "fs/cgroup"
 """Where cgroup file systems are mounted below /sys."""
@@ -44,8 +46,20 @@ def folders_of(process: Path, mounted: Path) -> dict[str, Path]:
 
 
 def processes_of(folder: Path) -> tuple[int, ...]:
-    """List the processes of a cgroup; raises as `read_text` does."""
-    return tuple(int(line) for line in read_text(folder / "cgroup.procs").split() if line.isdigit())
+    """List the processes of a cgroup and of those inside it; raises as `read_text` does.
+
+    With version 2 and systemd, crun puts all processes of a container into a cgroup `container` inside it.
+    """
+    found = _own_processes(folder)
+    for above, names, _ in os.walk(folder):
+        for name in names:
+            with suppress(Gone, Unreadable):  # ended, or threaded: its processes are listed above it
+                found += _own_processes(Path(above, name))
+    return tuple(found)
+
+
+def _own_processes(folder: Path) -> list[int]:
+    return [int(line) for line in read_text(folder / "cgroup.procs").split() if line.isdigit()]
 
 
 def _cpuset_files(process: Path, mounted: Path) -> Iterator[Path]:

@@ -253,6 +253,15 @@ def test_a_container_that_has_not_started_or_has_ended_does_not_hide_the_other_o
     pods.make(cgroup)
 
 
+def test_a_qemu_in_a_cgroup_inside_that_of_its_container_is_found(
+    sweep: PinningSweep, target: Target, pods: PodCgroups, cgroup: Path
+) -> None:
+    """So crun makes them with version 2 and systemd."""
+    with played_qemus(1, vcpus=1) as made:
+        enter(pods.make(cgroup / "container"), made.pids[0])
+        assert look(sweep, target).pid == made.pids[0]
+
+
 def test_threads_that_may_not_be_set_are_a_problem_that_names_the_right(
     qemus: PlayedQemus, cgroup: Path
 ) -> None:
