@@ -241,6 +241,8 @@ class NriEnforcement:
         match event:
             case nri.Event.START | nri.Event.POST_START | nri.Event.POST_UPDATE:
                 if container.id not in self._known:
+                    if container.state is nri.ContainerState.STOPPED:
+                        return  # it has stopped already, and nobody will say so again
                     self._take(pod, container)
                     self._apply()
                 known = self._known[container.id]

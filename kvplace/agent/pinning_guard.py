@@ -261,6 +261,8 @@ class PinningGuard:
         pod = self._own.pods.get(claim.uid)
         if pod is not None and pod.condition(PINNED) != condition:
             self._conditions.put(claim.uid, condition)
+        else:
+            self._conditions.drop(claim.uid)  # what could not be written yet holds no more
 
     def _take_back(self, claim: ClaimHere) -> None:
         """Do not go on to say of a VM that has ended that it is pinned."""

@@ -21,7 +21,7 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger
 from kvplace.core.scalars import ContainerId, NumaId, PodUid
 from kvplace.linux.kernel_files import Gone, Unreadable
-from kvplace.nri.values import Cpuset, Event
+from kvplace.nri.values import ContainerState, Cpuset, Event
 from tests.agent.nodes_in_use import OTHER_VM, PLAIN, VM, machine_of, node_with, placed
 from tests.agent.played_runtime import PlayedContainer, PlayedObjects, PlayedRuntime, now
 
@@ -311,6 +311,15 @@ class TestChangesOfTheNode:
         compute, other = node.started(VM, "compute"), node.started(VM, "other")
         now(node.agent.observe(Event.REMOVE, compute.pod, compute.value()))
         assert [found.id for found in node.agent.containers()] == [other.id]
+
+    def test_a_container_that_had_ended_before_its_start_was_reported_stays_forgotten(self) -> None:
+        """Nobody says a second time that it has stopped, and the CPUs of its pod would stay in use."""
+        node = Node(ONE_VM)
+        compute = node.started(VM, "compute")
+        ended = replace(compute.value(), state=ContainerState.STOPPED)
+        now(node.agent.stop(compute.pod, ended))
+        now(node.agent.observe(Event.POST_START, compute.pod, ended))
+        assert list(node.agent.containers()) == []
 
     def test_containers_of_a_removed_pod_are_forgotten(self) -> None:
         node = Node(ONE_VM)

@@ -356,6 +356,32 @@ async def test_a_vm_that_has_ended_is_not_said_to_be_pinned_any_more(
         vm.domain.handle.create()
 
 
+async def test_a_condition_that_could_not_be_written_in_time_is_not_written_when_it_holds_no_more(
+    libvirt_session: LibvirtSession,
+) -> None:
+    async with guarded_vm(libvirt_session) as vm:
+        await vm.looks()
+        cpus = f"{FIRST}-{SECOND}" if SECOND == FIRST + 1 else f"{FIRST},{SECOND}"
+        message = f"revision 1: all threads run on CPU {cpus} as placed"
+        said = vm.condition(status=True, reason="AsPlaced", message=message)
+        record = vm.own.pods.records[UID]
+        vm.own.pods.apply(Apply(replace(record, conditions=(said,))))
+        decided = vm.containers.cpusets()
+        narrower = {id_: replace(setting, cpus=ON_FIRST) for id_, setting in decided.settings.items()}
+        vm.containers.decided = replace(decided, settings=narrower)
+        await vm.looks()
+        assert not vm.report.pods[UID].pinned
+        vm.containers.decided = None
+        await vm.looks()
+        assert vm.report.pods[UID].pinned
+        vm.domain.handle.destroy()
+        over = vm.condition(status=False, reason="NotRunning", message="revision 1: its threads have ended")
+        async with at_work(vm):
+            await vm.says(over)
+        assert vm.written.conditions == [over]
+        vm.domain.handle.create()
+
+
 async def test_a_pod_whose_containers_are_gone_is_not_reported(libvirt_session: LibvirtSession) -> None:
     async with guarded_vm(libvirt_session) as vm:
         await vm.looks()
