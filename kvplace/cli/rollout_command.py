@@ -209,14 +209,14 @@ def delete(*, flags: ClusterFlags, name: str, timeout: str, yes: bool) -> int:
     seconds = _duration(read_duration, timeout)
 
     async def body(live: LiveCluster) -> int:
-        from kvplace.cli.rollout_progress import told_what_is_left
+        from kvplace.cli.rollout_progress import ask, told_what_is_left
         from kvplace.core.quantity import counted
         from kvplace.rollout.connect import rollouts_on
 
         rollouts = rollouts_on(live.session, live.namespace)
         if not yes:
             vms = await rollouts.count_vms(name)
-            click.confirm(f"Delete {counted(vms, 'VM')} of rollout {name}?", abort=True, err=True)
+            ask(f"Delete {counted(vms, 'VM')} of rollout {name}?")
         deleted = await rollouts.delete(name, timeout_s=seconds, on_change=told_what_is_left())
         say(f"{counted(deleted, 'VM')} of rollout {name} deleted")
         return ExitCode.DONE
@@ -227,19 +227,19 @@ def delete(*, flags: ClusterFlags, name: str, timeout: str, yes: bool) -> int:
 async def _carry_out(
     rollouts: Rollouts, prepared: Prepared, *, yes: bool, everything: bool, output: Output
 ) -> int:
-    from kvplace.cli.rollout_progress import shown_run
+    from kvplace.cli.rollout_progress import ask, shown_run
     from kvplace.core.quantity import counted
 
     to_make = len(prepared.missing) - (0 if everything else len(prepared.forecast.left_out))
     for line in _plan_lines(prepared):
         click.echo(line, err=True)
     name = prepared.rollout.name
-    if prepared.is_new and not to_make:
+    if prepared.fits_nowhere and not everything:
         say("none of the VMs fits; nothing was made")
         _print_report(rollouts.left_out(prepared), output)
         return ExitCode.DOES_NOT_FIT
     if to_make and not yes:
-        click.confirm(f"Make {counted(to_make, 'VM')}?", abort=True, err=True)
+        ask(f"Make {counted(to_make, 'VM')}?")
     report = await shown_run(await rollouts.begin(prepared, everything=everything))
     _print_report(report, output)
     if report.interrupted:

@@ -1,4 +1,4 @@
-"""Shows a run of a rollout while it lasts: bars on a terminal, else a line a second, both on stderr.
+"""Asks before a rollout, and shows its run: bars on a terminal, else a line a second, both on stderr.
 
 Ctrl-C stops the run cleanly: what was sent is answered, and its report says how far it came.
 """
@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 
+import click
+
 from kvplace.cli.output import say
 from kvplace.core.quantity import counted
 from kvplace.core.vm_stage import VmStage
@@ -21,6 +23,18 @@ from kvplace.rollout.run import RolloutRun
 _LINE_S = 1.0
 _BARS_S = 0.1
 _STALL_S = 30.0
+
+
+def ask(question: str) -> None:
+    """Ask for a yes; raises Abort without one, and on Ctrl-C.
+
+    While a loop runs asyncio takes Ctrl-C, and would act on it only after an answer.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        click.confirm(question, abort=True, err=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 async def shown_run(run: RolloutRun) -> Report:

@@ -92,6 +92,12 @@ def read_duration(value: object) -> float:
     return float(int(value[:-1]) * _SECONDS[value[-1]])
 
 
+def _duration_text(seconds: float) -> str:
+    """Write a duration as `read_duration` reads it: in seconds, unless these have too many digits."""
+    texts = (f"{seconds / unit:.0f}{letter}" for letter, unit in _SECONDS.items() if not seconds % unit)
+    return next(text for text in texts if re.fullmatch(_DURATION, text))
+
+
 def _wave(value: object) -> int | str:
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_VMS:
         return value
@@ -116,7 +122,7 @@ Name: TypeAlias = Annotated[
 Duration: TypeAlias = Annotated[
     float,
     PlainValidator(read_duration),
-    PlainSerializer(lambda seconds: f"{seconds:.0f}s"),
+    PlainSerializer(_duration_text),
     WithJsonSchema({"type": "string", "pattern": _DURATION, "examples": ["90s", "15m"]}),
 ]
 Wave: TypeAlias = Annotated[

@@ -113,10 +113,13 @@ def read_target(text: str, namespace: str) -> Target:
 def choose_document(documents: Sequence[object], text: str, what: str) -> Document:
     """Choose the VM, VMI or pod of a file: its only one, or the one that `text` names; raises BadBody."""
     found: dict[str, Document] = {}
-    for document in documents:
-        kind = document.get("kind") if isinstance(document, dict) else None
-        if isinstance(document, dict) and kind in _SHORT:
-            found[f"{_SHORT[kind]}/{(document.get('metadata') or {}).get('name')}"] = document
+    for document in _single(documents):
+        kind = document.get("kind")
+        if isinstance(kind, str) and kind in _SHORT:
+            metadata = document.get("metadata") or {}
+            if not isinstance(metadata, dict):
+                raise BadBody(f"{what}: metadata is {shown(metadata)}; it must be a mapping")
+            found[f"{_SHORT[kind]}/{metadata.get('name')}"] = document
     if text:
         target = read_target(text, "")
         name = f"{_SHORT[target.kind.value]}/{target.name}"
@@ -128,6 +131,17 @@ def choose_document(documents: Sequence[object], text: str, what: str) -> Docume
     if not found:
         raise BadBody(f"{what} contains no VirtualMachine, VirtualMachineInstance or Pod")
     return next(iter(found.values()))
+
+
+def _single(documents: Iterable[object]) -> Iterator[Document]:
+    """Yield the objects of a file, also those inside a List, as `kubectl get -o yaml` writes it."""
+    for document in documents:
+        if isinstance(document, dict):
+            items = document.get("items")
+            if document.get("kind") == "List" and isinstance(items, list):
+                yield from _single(items)
+            else:
+                yield document
 
 
 async def explain_target(

@@ -41,6 +41,11 @@ class Prepared:
     is_new: bool
     """Whether the cluster does not know the rollout yet."""
 
+    @property
+    def fits_nowhere(self) -> bool:
+        """Whether it is new, and none of its VMs exists or fits."""
+        return self.is_new and len(self.forecast.left_out) == len(self.rollout.vms)
+
 
 class Rollouts:
     """What can be done with rollouts in one namespace."""

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
 from kvplace.cli.rollout_progress import shown_run, told_what_is_left
 from kvplace.rollout.report import Report
 from kvplace.rollout.run import RolloutRun
+from tests.cli.terminal import Terminal
 from tests.rollout.examples import everywhere, moving, rollout
 from tests.rollout.memory_rollouts import MemoryRollouts
 from tests.virtual_time import JumpingLoop
+
+ASKING = """
+import asyncio
+import click
+from kvplace.cli.rollout_progress import ask
+
+async def main():
+    ask("Make 3 VMs?")
+
+try:
+    asyncio.run(main())
+except click.Abort:
+    print("nothing was made")
+"""
 
 
 def bind(cluster: MemoryRollouts, name: str) -> None:
@@ -47,3 +63,10 @@ def test_a_deletion_tells_what_is_left_at_most_once_a_second(capsys: pytest.Capt
         "kvplace: 1 of 9 VMs left",
         "kvplace: the VMs are gone; their pods end",
     ]
+
+
+def test_ctrl_c_at_the_question_is_a_no_at_once() -> None:
+    with Terminal([sys.executable, "-c", ASKING], {}) as terminal:
+        terminal.read_until("Make 3 VMs? [y/N]")
+        terminal.interrupt()
+        terminal.read_until("nothing was made")

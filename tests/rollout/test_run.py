@@ -282,6 +282,21 @@ async def test_the_same_rollout_again_goes_on_and_another_one_of_its_name_is_ref
         await created(cluster, count=7)
 
 
+async def test_vms_whose_document_was_deleted_are_taken_up_again_and_not_called_too_many() -> None:
+    cluster = MemoryRollouts()
+    rollouts = rollouts_of(cluster)
+    async with moving(cluster):
+        await created(cluster)
+        cluster.documents.clear()
+        prepared = await rollouts.prepare(rollout())
+        assert prepared.is_new
+        assert not prepared.fits_nowhere
+        again = await rollouts.create(prepared)
+    assert again.exit_code is ExitCode.DONE
+    assert await rollouts.names() == ("web",)
+    assert (await rollouts_of(MemoryRollouts()).prepare(rollout(template=vm(cores=500)))).fits_nowhere
+
+
 async def test_a_name_that_somebody_takes_in_the_same_moment_is_refused() -> None:
     cluster = MemoryRollouts()
     rollouts = rollouts_of(cluster)

@@ -39,6 +39,13 @@ def test_what_the_cluster_keeps_is_the_same_rollout_again(tmp_path: Path) -> Non
     assert {one.goal for one in again.vms} == {VmStage.RUNNING}
 
 
+@pytest.mark.parametrize("timeout", ["5000h", "9999999h", "9999999m", "9999999s", "90s", "30m"])
+def test_a_timeout_of_any_length_can_be_read_again(timeout: str) -> None:
+    first = rollout(timeout=timeout)
+    again = stored_rollout(first.text, NAMESPACE, "web")
+    assert (again.text, again.document.timeout) == (first.text, first.document.timeout)
+
+
 def test_the_document_of_the_page_is_one() -> None:
     document = yaml.safe_load(block("docs/rollout.md", "name: shop"))
     shop = read_rollout(document, NAMESPACE, folder=PROJECT)
