@@ -159,9 +159,16 @@ class WebMap:
             async for message in messages:
                 await response.write(message)
                 if time.monotonic() - asked_at >= self._feed.heartbeat_s:
-                    if not await self._visitors.still_may(viewer):
+                    if not await self._still_may(viewer):
                         break
                     asked_at = time.monotonic()
+
+    async def _still_may(self, viewer: Viewer) -> bool:
+        """Whether a stream goes on; it ends where nobody can say: its page is told why when it returns."""
+        try:
+            return await self._visitors.still_may(viewer)
+        except KvplaceError:
+            return False
 
     async def _login_page(self, request: web.Request) -> web.StreamResponse:
         return _login(200, "") if self._visitors.sign_in else _to("./")

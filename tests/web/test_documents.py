@@ -10,6 +10,7 @@ import pytest
 
 from harness.certificates import Certificates
 from kvplace.core.cpuset import cpus_of, format_cpu_list
+from kvplace.core.errors import Unavailable
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.reservation import reserve
 from kvplace.core.scalars import NO_CPUS, NodeName
@@ -218,6 +219,28 @@ async def test_a_stream_ends_when_its_reader_loses_the_right(
             stage.cluster.allowed.clear()
             async with asyncio.timeout(60):
                 assert {event async for event, _, _ in events} <= {None}
+
+
+async def test_a_stream_ends_when_nobody_can_say_whether_its_reader_still_has_the_right(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> bool:
+        raise Unavailable("the API server does not answer")
+
+    stage = Stage()
+    async with (
+        mapped(stage, certificates, heartbeat_s=0.01, holds_s=0.0) as (address, _),
+        visitor(address, certificates) as anna,
+    ):
+        _, cluster = await anna.json("/api/cluster")
+        path = f"/api/events?since={cluster['position']}"
+        async with anna.events(cluster["position"]) as events:
+            assert await anext(events) == (None, "", {})
+            monkeypatch.setattr(stage.cluster, "review_access", away)
+            async with asyncio.timeout(60):
+                assert {event async for event, _, _ in events} <= {None}
+        status, answer = await anna.json(path)
+    assert (status, answer["error"]) == (503, "the API server does not answer")
 
 
 async def test_a_reader_who_goes_away_gives_his_place_back_and_leaves_nothing_in_the_log(
