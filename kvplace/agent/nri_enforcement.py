@@ -126,6 +126,7 @@ class NriEnforcement:
     ) -> None:
         self._own = own
         self._objects_known = False
+        self._observes_only = False
         self._report = report
         self._hierarchy = hierarchy
         self._runtime = runtime
@@ -313,7 +314,7 @@ class NriEnforcement:
     def _apply(self) -> None:
         """Decide, and set the cgroups of all containers whose CPUs are others now."""
         state = self._own.state
-        self._objects_known = self._own.is_known
+        self._objects_known, self._observes_only = self._own.is_known, state.observes_only
         self._online = state.topology.cpus
         decided = decide_cpusets(state, self.containers())
         if decided != self._decided:
@@ -331,7 +332,7 @@ class NriEnforcement:
     def _wanted(self, known: _Known) -> nri.Cpuset:
         """Return what a container shall have; empty for one that has all CPUs anyway."""
         if not self._objects_known:
-            return known.spec
+            return nri.NO_CPUSET if self._observes_only else known.spec
         setting = self._decided.settings.get(known.container.id)
         if setting is None:
             return nri.NO_CPUSET

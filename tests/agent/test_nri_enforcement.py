@@ -395,6 +395,19 @@ class TestRestarts:
         found = [_spec(container) for container in (compute, other, later, second_compute)]
         assert found == ["2-3", "0-1,5-7", "0-1,5-7", "4"]
 
+    def test_before_the_objects_are_known_the_kubelets_static_policy_is_not_hindered_either(self) -> None:
+        """The kubelet believes that an update took effect, and does not repeat it."""
+        node = Node(replace(ONE_VM, observes_only=True))
+        other = node.runtime.create(node.runtime.run_pod(PLAIN, vm=False), "app", _cpuset("0-7"))
+        node.runtime.start(other)
+        node.objects.state, node.objects.is_known = replace(EMPTY, observes_only=True), False
+        node.restart_agent()
+        node.runtime.update(other, _cpuset("0-3"))
+        node.runtime.write_cgroup(other, parse_cpu_list("0-2"))
+        node.agent.check(other.id)
+        assert (node.cgroup(other), _spec(other)) == ("0-2", "0-3")
+        assert node.runtime.cgroups.writes == []
+
     def test_a_runtime_that_is_away_is_reported_and_enforcement_stays(self) -> None:
         node = Node(ONE_VM)
         node.started(VM, "compute")
