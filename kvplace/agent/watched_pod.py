@@ -15,7 +15,7 @@ from kvplace.agent.verification import Measurement, Thread
 from kvplace.core.cpuset import bits_of
 from kvplace.core.scalars import Bytes, CpuMask, NumaId
 from kvplace.linux.affinity import Tid, affinity_of
-from kvplace.linux.cgroup import folders_of, processes_of
+from kvplace.linux.cgroup import UNIFIED, folders_of, processes_of
 from kvplace.linux.kernel_files import Gone, explained, to_cpu_list
 from kvplace.linux.numa_memory import memory_of_cgroup
 from kvplace.linux.qemu import PROC, QemuProcess, find_qemu
@@ -137,7 +137,12 @@ class WatchedPod:
     def _memory(self) -> dict[NumaId, Bytes]:
         if self.qemu is None:
             return {}
-        return memory_of_cgroup(folders_of(self._proc / str(self.qemu.pid), self._mounted))
+        folders = folders_of(self._proc / str(self.qemu.pid), self._mounted)
+        container = self.containers[0].cgroup
+        if (container / "cgroup.controllers").exists():
+            # /proc shows paths as seen from our own cgroup namespace, which runtimes make with version 2.
+            folders[UNIFIED] = container
+        return memory_of_cgroup(folders)
 
 
 class _CpusetFile:
