@@ -175,7 +175,8 @@ class ApiCluster:
                         "target": {"apiVersion": "v1", "kind": "Node", "name": node},
                     }
                 ),
-            )
+            ),
+            attempts=1,  # only the caller knows until when the claim behind it stays
         )
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:

@@ -86,7 +86,7 @@ def _claim_of_text(uid: PodUid, text: bytes) -> tuple[Claim, bool]:
     """Read a claim, and whether it says all that its text says."""
     document = _JSON.decode(text)
     claim = read_claim(uid, document)
-    is_plain = document.keys() <= _PLAIN and len(document.get("memory", ())) == len(claim.memory)
+    is_plain = document.keys() <= _PLAIN and len(document.get("memory") or ()) == len(claim.memory)
     return claim, is_plain or claim_document(claim) == document
 
 

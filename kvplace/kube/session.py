@@ -163,14 +163,20 @@ class Session:
             return
 
     async def request(
-        self, call: Call, *, limit: int = ANSWER_LIMIT, timeout_s: float | None = None
+        self,
+        call: Call,
+        *,
+        limit: int = ANSWER_LIMIT,
+        timeout_s: float | None = None,
+        attempts: int | None = None,
     ) -> bytes:
         """Send one request and read its whole answer.
 
-        A request that the server rejected for load is tried again, nothing else is. Raises the errors of
-        `api_errors`.
+        A request that the server rejected for load is tried again, nothing else is; the server may ask for
+        pauses of a minute. `attempts` replaces the number of the limits. Raises the errors of `api_errors`.
         """
-        policy = retrying(attempts=self._limits.attempts, retried=_is_untouched, sleep=self.pause)
+        attempts = attempts or self._limits.attempts
+        policy = retrying(attempts=attempts, retried=_is_untouched, sleep=self.pause)
         return await policy(self._request, call, limit, timeout_s or self._limits.answer_s)
 
     async def open_stream(self, call: Call) -> LineStream:

@@ -26,6 +26,7 @@ from kvplace.core.request_document import PodRequest
 from kvplace.core.result_annotations import floating_annotations, result_annotations
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
+from kvplace.kube.api_errors import ApiUnavailable
 from kvplace.kube.events import EventRecorder, floating, pod_reference
 from kvplace.kube.retry import Backoff, retrying
 from kvplace.nodes.node_cache import NodeCache
@@ -333,8 +334,8 @@ class Binder:
             nonlocal may_be_bound
             try:
                 await self._cluster.bind(args.namespace, args.name, args.uid, args.node, annotations)
-            except Unavailable:
-                may_be_bound = True
+            except Unavailable as error:
+                may_be_bound |= not (isinstance(error, ApiUnavailable) and error.untouched)
                 raise
 
         claim = decision.claim if decision is not None else None

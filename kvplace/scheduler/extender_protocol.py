@@ -16,6 +16,7 @@ import msgspec
 from kvplace.core.errors import BadBody
 from kvplace.core.log_fields import about_pod
 from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.api_errors import NOT_JSON
 from kvplace.kube.objects import NodeObject, PodObject, pod_record
 from kvplace.kube.records import PodRecord
 
@@ -181,7 +182,7 @@ def read_extender_args(body: bytes) -> ExtenderArgs:
     sent = _get(keys, "pod", PodObject | None)
     if sent is None:
         raise BadBody("Pod is missing or null; an extender request carries the pod")
-    pod = pod_record(sent)
+    pod = _pod(sent)
     if not pod.uid:
         raise BadBody("Pod.metadata.uid is missing or empty")
     names = _get(keys, "nodenames", list[NodeName] | None)
@@ -229,12 +230,19 @@ def read_preemption_args(body: bytes) -> PreemptionArgs:
             victims.setdefault(node, _sent_victims(raw, f"{form}.{node}"))
     _check_count(victims)
     return PreemptionArgs(
-        pod_record(sent),
+        _pod(sent),
         sent.spec.resources,
         sent.spec.depends_on_pods,
         sent.spec.preemption_policy == "Never",
         victims,
     )
+
+
+def _pod(sent: PodObject) -> PodRecord:
+    try:
+        return pod_record(sent)
+    except NOT_JSON as error:  # labels are read only now
+        raise BadBody(f"pod.metadata.labels is malformed: {error}") from None
 
 
 def _sent_victims(raw: msgspec.Raw, where: str) -> SentVictims:

@@ -200,8 +200,9 @@ class Preemptor:
         if args.never:
             PREEMPTIONS.labels("none").inc()
             return PreemptionResult()
+        ends = self._clock() + MOST_SECONDS
         for _ in range(_SEARCHES):
-            offer = await self._best_offer(args, asking.pod_request.request)
+            offer = await self._best_offer(args, asking.pod_request.request, ends)
             if offer is None:
                 break
             if not offer.victims.tenants:
@@ -211,6 +212,8 @@ class Preemptor:
             gone = {one.uid for one in offer.victims.tenants} | self._leaving(offer.node)
             if await self._reserve(args.pod, offer.node, offer.victims.placement, gone):
                 return self._evict(args, offer)
+            if self._clock() > ends:
+                break
         PREEMPTIONS.labels("none").inc()
         return PreemptionResult()
 
@@ -229,10 +232,9 @@ class Preemptor:
         )
         return PreemptionResult.evicting(node, uids, violations)
 
-    async def _best_offer(self, args: PreemptionArgs, request: Request) -> _Offer | None:
-        """Search the nodes, those first that may be cheapest, until no other can be better."""
+    async def _best_offer(self, args: PreemptionArgs, request: Request, ends: float) -> _Offer | None:
+        """Search the nodes, those first that may be cheapest, until no other can be better or time ends."""
         budgets = await self._cluster.read_disruption_budgets()
-        started = self._clock()
         candidates = self._candidates(args)
         ranked = []
         for node, sent in candidates.items():
@@ -255,7 +257,7 @@ class Preemptor:
                 offer = _Offer(node, found) if found is not None else None
                 if offer is not None and (best is None or offer.rank < best.rank):
                     best = offer
-            if self._clock() - started > MOST_SECONDS:
+            if self._clock() > ends:
                 break
         return best
 

@@ -23,7 +23,7 @@ from kvplace.core.scalars import NO_CPUS, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import topology_document
 from kvplace.kube.api_cluster import ApiCluster
-from kvplace.kube.api_errors import Expired, Unreadable
+from kvplace.kube.api_errors import ApiUnavailable, Expired, Unreadable
 from kvplace.kube.events import (
     EventReason,
     ObjectReference,
@@ -47,7 +47,7 @@ from kvplace.kube.watches import (
     Selector,
 )
 from tests.core.machines import topologies
-from tests.kube.api_stub import ApiStub, answer, api_stub
+from tests.kube.api_stub import ApiStub, answer, api_stub, status
 from tests.kube.claims import claim, taking
 from tests.kube.conftest import ledger_json
 from tests.kube.ledger_strategies import claims
@@ -263,6 +263,18 @@ async def test_a_bind_is_one_request_with_everything_in_it(stub: ApiStub, tmp_pa
         "metadata": {"name": "vm", "namespace": "space", "uid": "uid-1", "annotations": {"cpu-map": "{}"}},
         "target": {"apiVersion": "v1", "kind": "Node", "name": "worker"},
     }
+
+
+async def test_a_bind_that_is_turned_away_is_not_sent_later_than_its_caller_knows(
+    stub: ApiStub, tmp_path: Path
+) -> None:
+    """After the pause that the server asks for, the claim behind it may belong to somebody else."""
+    stub.script = [status(429, retry_after=0), answer({"kind": "Status", "status": "Success"})]
+    async with await open_session(stub.kubeconfig(tmp_path, token="t")) as session:
+        with pytest.raises(ApiUnavailable) as turned_away:
+            await ApiCluster(session).bind("space", "vm", PodUid("uid-1"), NodeName("worker"), {})
+    assert turned_away.value.untouched
+    assert len(stub.asked) == 1
 
 
 async def test_a_vmi_is_given_as_it_is(stub: ApiStub, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -40,6 +41,13 @@ def test_a_claim_that_has_changed_is_read_again() -> None:
     record({"owners": {"2": "u2"}, "claims": {"u2": SECOND}})
     changed = record({"owners": {"3": "u2"}, "claims": {"u2": {**SECOND, "cpus": "3", "owned": "3"}}}).ledger
     assert changed.claims[PodUid("u2")].owned == 1 << 3
+
+
+@pytest.mark.parametrize("key", ["memory", "hugePages", "next", "reserved"])
+def test_null_stands_for_nothing(key: str) -> None:
+    assert record({"owners": {}, "claims": {"u1": {**FIRST, key: None}}}) == replace(
+        record({"owners": {}, "claims": {"u1": FIRST}}), is_whole=key == "memory"
+    )
 
 
 def test_equal_claims_of_two_pods_are_told_apart() -> None:

@@ -16,6 +16,7 @@ from kvplace.core.ledger import Claim, LedgerChange
 from kvplace.core.placement import PLACEMENT
 from kvplace.core.request import OnFailure
 from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.kube.api_errors import ApiUnavailable
 from kvplace.kube.events import EventReason, EventRecorder, vmi_reference
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
@@ -303,6 +304,18 @@ async def test_a_claim_stays_after_a_conflict_while_an_unanswered_binding_may_st
         with pytest.raises(Conflict):
             await bench.begin(pod)
         assert bench.claim(pod) is not None
+
+
+async def test_a_binding_that_was_turned_away_for_load_keeps_no_claim_after_a_conflict(
+    cluster: Counting,
+) -> None:
+    async with binding(cluster) as bench:
+        pod = asking_pod(cluster, "vm")
+        cluster.faults.fail(Operation.BIND, ApiUnavailable("busy", status=429, untouched=True))
+        cluster.faults.fail(Operation.BIND, Conflict("gated"), nth=2)
+        with pytest.raises(Conflict):
+            await bench.begin(pod)
+        assert bench.claim(pod) is None
 
 
 async def test_attempts_within_one_second_make_claims_of_different_dates(cluster: Counting) -> None:

@@ -114,6 +114,10 @@ def test_a_pod_without_annotations_or_owner_asks_for_nothing() -> None:
         (ARGS | {"Pod": {"metadata": {"name": 7}}}, "pod is malformed: "),
         (ARGS | {"Pod": {"metadata": None}}, "pod is malformed: "),
         (
+            ARGS | {"Pod": {"metadata": {"uid": "u", "labels": ["placed"]}}},
+            "pod.metadata.labels is malformed: ",
+        ),
+        (
             ARGS | {"Pod": {"metadata": {"name": "p", "namespace": "d"}}},
             "Pod.metadata.uid is missing or empty",
         ),
@@ -198,6 +202,7 @@ def test_bodies_that_are_deep_long_or_no_text_are_no_crash(sent: bytes) -> None:
         {},
         {"Pod": None},
         {"Pod": {"metadata": {"name": "without a UID"}}},
+        {"Pod": {"metadata": {"uid": "u", "labels": {"kvplace.io/placed": True}}}},
         {"NodeNameToMetaVictims": {"n": {"Pods": [{}]}}},
         {"NodeNameToMetaVictims": {"n": {"Pods": [{"UID": ""}]}}},
         {"NodeNameToMetaVictims": {"n": {"Pods": [{"UID": 7}]}}},

@@ -21,10 +21,13 @@ from kvplace.scheduler.extender_protocol import (
     read_preemption_args,
 )
 from tests.controller.replicas import Replica, asking_pod, replica
+from tests.kube.claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
 
 HIGH = 1000
+HTTP_TIMEOUT_S = 10.0
+"""Of the extender in our configuration of kube-scheduler."""
 
 
 @pytest.fixture
@@ -289,6 +292,24 @@ async def test_a_hundred_nodes_are_answered_without_holding_up_others(cluster: F
         assert await answer(one, args) == {"n000": ["n000-0"]}
         beside.cancel()
         assert turns >= 100
+
+
+async def test_searching_again_ends_before_kube_scheduler_gives_up(one: Replica) -> None:
+    """What another attempt at the pod has claimed on the node meanwhile keeps it from being reserved."""
+    read = one.cluster.read_disruption_budgets
+
+    async def read_slowly() -> tuple[DisruptionBudget, ...]:
+        await asyncio.sleep(4.5)
+        return await read()
+
+    one.cluster.read_disruption_budgets = read_slowly  # type: ignore[method-assign]
+    vms = [await running(one, f"vm-{number}", 6) for number in range(2)]
+    pod = important(one.cluster)
+    left = next(cpu for cpu in range(16) if cpu not in one.cache.ledger(NodeName("two")).owners)
+    await one.cache.ledgers.change(NodeName("two"), lambda _: (taking(claim(pod.uid, left)), None))
+    began = asyncio.get_running_loop().time()
+    assert await answer(one, sent(pod, two=vms)) == {}
+    assert asyncio.get_running_loop().time() - began < HTTP_TIMEOUT_S
 
 
 def test_an_answer_has_the_shape_that_kube_scheduler_reads() -> None:
