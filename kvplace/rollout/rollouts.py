@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from kvplace.core.errors import Absent, Conflict, Refused, Unavailable
+from kvplace.core.errors import Absent, BadBody, Conflict, Refused, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.near_words import did_you_mean
 from kvplace.core.quantity import counted
-from kvplace.core.strict_json import shown
+from kvplace.core.strict_json import json_object, shown
 from kvplace.kube.retry import retrying
 from kvplace.kube.store import Store
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
@@ -65,11 +64,14 @@ class Rollouts:
         Misconfigured; nothing has been written then.
         """
         known = (await self._cluster.read_documents(rollout.namespace, rollout.name)).get(rollout.name)
-        if known is not None and not _is_same(known, rollout.text):
+        if known is not None and (different := _differences(known, rollout.text)):
+            what = (
+                "of other VMs" if "vms" in different else f"of these VMs with another {', '.join(different)}"
+            )
             raise Refused(
-                f"there is a rollout {shown(rollout.name)} of other VMs in namespace {rollout.namespace}: "
-                f"`kvplace rollout resume {rollout.name}` goes on with it, `kvplace rollout delete "
-                f"{rollout.name}` removes it; or choose another name"
+                f"there is a rollout {shown(rollout.name)} {what} in namespace {rollout.namespace}: "
+                f"`kvplace rollout resume {rollout.name}` goes on with it as it was created, "
+                f"`kvplace rollout delete {rollout.name}` removes it; or choose another name"
             )
         missing = _missing(rollout, await look(self._cluster, rollout))
         unchecked = await check(self._cluster, rollout, missing) if missing else ()
@@ -206,20 +208,29 @@ class Rollouts:
                     changed.clear()
                     await changed.wait()
         except TimeoutError:
+            after = f"after {timeout_s:.0f} s"
+            for store in (vms, vmis, pods):
+                if store.failure is not None:
+                    raise Unavailable(
+                        f"{after} nobody knows what is left of rollout {shown(name)}: {store.failure}"
+                    ) from None
+            still = {**vms.records, **vmis.records}
+            what = counted(len(still), "VM") if still else f"{counted(len(pods.records), 'pod')} of its VMs"
             raise Unavailable(
-                f"after {timeout_s:.0f} s rollout {shown(name)} still has "
-                f"{counted(len({**vms.records, **vmis.records}), 'VM')}; delete it again to go on waiting"
+                f"{after} rollout {shown(name)} still has {what}; delete it again to go on waiting"
             ) from None
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
 
-def _is_same(stored: str, text: str) -> bool:
+def _differences(stored: str, text: str) -> list[str]:
+    """Name the keys in which two documents differ; `vms` where one of them cannot be read."""
     try:
-        return bool(json.loads(stored) == json.loads(text))
-    except ValueError:
-        return False
+        one, other = json_object(stored, what="stored"), json_object(text, what="given")
+    except BadBody:
+        return ["vms"]
+    return sorted(key for key in {**one, **other} if one.get(key) != other.get(key))
 
 
 def _missing(rollout: Rollout, found: Found) -> tuple[WantedVm, ...]:

@@ -280,6 +280,11 @@ async def test_the_same_rollout_again_goes_on_and_another_one_of_its_name_is_ref
     assert again.exit_code is ExitCode.DONE
     with pytest.raises(Refused, match=r"there is a rollout 'web' of other VMs .* resume web"):
         await created(cluster, count=7)
+    with pytest.raises(Refused, match=r"there is a rollout 'web' of these VMs with another timeout in"):
+        await created(cluster, timeout="2h")
+    cluster.documents["web"] = "{"
+    with pytest.raises(Refused, match=r"there is a rollout 'web' of other VMs"):
+        await created(cluster)
 
 
 async def test_vms_whose_document_was_deleted_are_taken_up_again_and_not_called_too_many() -> None:
