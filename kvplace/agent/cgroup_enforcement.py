@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from kvplace.agent.containers import COMPUTE, Container
 from kvplace.agent.cpusets import Cpusets, CpuSetting, decide_cpusets
 from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
 from kvplace.agent.node_report import NodeReport
+from kvplace.agent.own_container import set_own_threads
 from kvplace.agent.own_node import OwnNode
 from kvplace.agent.repair_history import RepairHistory
 from kvplace.core.cpuset import format_cpu_list, mask_of
@@ -35,10 +37,11 @@ from kvplace.core.errors import Misconfigured, Unavailable
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask, PodUid
 from kvplace.kube.conditions import Condition
 from kvplace.kube.records import PodRecord
+from kvplace.linux.affinity import Tid, affinity_of
 from kvplace.linux.container_cgroups import ContainerCgroup
 from kvplace.linux.container_watch import Changes, ContainerWatch
 from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetFile, CpusetHierarchy
-from kvplace.linux.kernel_files import Gone
+from kvplace.linux.kernel_files import Gone, NotPermitted
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,8 @@ class _Known:
     """Why it has not what was decided."""
     limit: str = ""
     """Why it may not use what it is set to."""
+    by_threads: bool = False
+    """Whether it is our own, and its threads are set because its cgroup may not be written."""
 
 
 class CgroupEnforcement:
@@ -78,14 +83,16 @@ class CgroupEnforcement:
         observes_only: bool = False,
         sweep_s: float = SWEEP_S,
         starting_s: float = STARTING_S,
+        own_pid: int | None = None,
     ) -> None:
-        """With `observes_only` it knows the containers and writes nothing."""
+        """With `observes_only` it knows the containers and writes nothing; `own_pid` is this process."""
         self._own = own
         self._report = report
         self._hierarchy = hierarchy
         self._observes_only = observes_only
         self._sweep_s = sweep_s
         self._starting_s = starting_s
+        self._own_pid = os.getpid() if own_pid is None else own_pid
         self._next_sweep = 0.0
         self._wake = asyncio.Event()
         self._known: dict[ContainerId, _Known] = {}
@@ -257,7 +264,12 @@ class CgroupEnforcement:
         if known.container.cpus == cpus:
             return
         with self._noting_problems(known):
-            self._hierarchy.set(known.cgroup.folder, cpus)
+            try:
+                self._hierarchy.set(known.cgroup.folder, cpus)
+            except NotPermitted:
+                if not set_own_threads(known.cgroup.folder, cpus, self._own_pid):
+                    raise
+                known.by_threads = True
             known.container = replace(known.container, cpus=cpus)
             self._compare(known)
 
@@ -270,6 +282,8 @@ class CgroupEnforcement:
         with self._noting_problems(known):
             folder = known.cgroup.folder
             cpus = self._hierarchy.configured(folder) or self._hierarchy.effective(folder)
+            if known.by_threads:
+                cpus = affinity_of(Tid(self._own_pid))
             known.container = replace(known.container, cpus=cpus)
             self._compare(known)
 
@@ -284,7 +298,7 @@ class CgroupEnforcement:
 
     def _compare(self, known: _Known) -> None:
         """Note a cgroup that may not use what it is set to: with version 2 those above it can forbid it."""
-        if self._hierarchy.version is CgroupVersion.V1:
+        if self._hierarchy.version is CgroupVersion.V1 or known.by_threads:
             return
         cpus = known.container.cpus & self._online
         found = self._hierarchy.effective(known.cgroup.folder)

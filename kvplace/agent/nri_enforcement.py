@@ -48,7 +48,7 @@ from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask
 from kvplace.kube.conditions import Condition
 from kvplace.linux.cpuset_hierarchy import CpusetFile
 from kvplace.linux.inotify import Change, Inotify
-from kvplace.linux.kernel_files import Gone
+from kvplace.linux.kernel_files import Gone, NotPermitted
 from kvplace.linux.oci_cgroup import cgroup_folder
 from kvplace.nri import values as nri
 from kvplace.nri.courier import MAX_UPDATES
@@ -362,6 +362,9 @@ class NriEnforcement:
                     self._hierarchy.set(known.folder, wanted.memory_nodes, CpusetFile.MEMORY_NODES)
             except Gone:
                 pass  # it has not been started, or it has ended
+            except NotPermitted as error:  # our own, from a cgroup namespace of ours (`own_container`)
+                log.info("container %s gets its CPUs from the runtime alone: %s", known.container.id, error)
+                return
             except (Unavailable, Misconfigured) as error:
                 log.error("container %s does not get its CPUs: %s", known.container.id, error)
                 return
@@ -377,6 +380,7 @@ class NriEnforcement:
         try:
             if self._is_set(known.folder, wanted):
                 known.history = known.history.intact(now)
+                known.container = replace(known.container, cpus=wanted.cpus or known.container.cpus)
             else:
                 self._repair(known, wanted, now)
         except Gone:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from kvplace.kube.records import LedgerRecord, PodRecord
 from kvplace.kube.watches import Apply, Delete, Init, InitApply, InitDone
 from kvplace.linux.container_watch import Changes, ContainerWatch
 from kvplace.linux.cpuset_hierarchy import CgroupVersion, CpusetFile, CpusetHierarchy
-from kvplace.linux.kernel_files import Gone
+from kvplace.linux.kernel_files import Gone, NotPermitted
 from tests.agent.nodes_in_use import NODE, machine_of, placed
 
 VM, PLAIN, LATER = pod_uid(1), pod_uid(2), pod_uid(3)
@@ -354,3 +355,45 @@ async def test_a_container_that_may_not_use_its_cpus_is_reported(
         monkeypatch.setattr(CpusetHierarchy, "effective", CpusetHierarchy.configured)
         node.own.machine_changed(machine_of([0]), NO_CPUS, observes_only=False)
         await becomes(node.problem, "")
+
+
+class Delegated(CpusetHierarchy):
+    """Version 2 as systemd mounts it, seen from the cgroup namespace of the container APP."""
+
+    def set(self, folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS) -> None:
+        if APP in folder.name:
+            raise NotPermitted(f"{folder} may not be set: Operation not permitted")
+        super().set(folder, wanted, file)
+
+
+async def test_an_agent_that_may_not_write_its_own_cgroup_sets_its_own_threads(pods: PodCgroups) -> None:
+    node = Node(pods)
+    agent = pods.process(pods.container(PLAIN, APP))
+    node.enforcement = CgroupEnforcement(
+        node.own,
+        node.report,
+        Delegated(pods.own.root, pods.own.version),
+        sweep_s=0.05,
+        starting_s=0.0,
+        own_pid=agent.pid,
+    )
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        await becomes(lambda: allowed(agent.pid), "0")
+        os.sched_setaffinity(agent.pid, {0, 1})
+        await becomes(lambda: allowed(agent.pid), "0")
+        assert (node.problem(), node.enforcement.repairs) == ("", 1)
+        node.release()
+        node.own.pods.apply(Delete(VM_POD))
+        await becomes(lambda: allowed(agent.pid), "0-1")
+
+
+async def test_another_container_that_may_not_be_set_is_a_problem(pods: PodCgroups) -> None:
+    node = Node(pods)
+    pods.process(pods.container(PLAIN, APP))
+    node.enforcement = CgroupEnforcement(
+        node.own, node.report, Delegated(pods.own.root, pods.own.version), sweep_s=600.0, starting_s=0.0
+    )
+    node.read_objects(VM_POD, PLAIN_POD)
+    async with node.enforced():
+        await becomes(lambda: "Operation not permitted" in node.problem(), True)

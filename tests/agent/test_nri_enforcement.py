@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from kvplace.core.cpuset import format_cpu_list, parse_cpu_list
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Unavailable
 from kvplace.core.ledger import Ledger
-from kvplace.core.scalars import ContainerId, NumaId, PodUid
-from kvplace.linux.kernel_files import Gone, Unreadable
+from kvplace.core.scalars import ContainerId, CpuMask, NumaId, PodUid
+from kvplace.linux.cpuset_hierarchy import CpusetFile
+from kvplace.linux.kernel_files import Gone, NotPermitted, Unreadable
 from kvplace.nri.values import ContainerState, Cpuset, Event
 from tests.agent.nodes_in_use import OTHER_VM, PLAIN, VM, machine_of, node_with, placed
 from tests.agent.played_runtime import PlayedContainer, PlayedObjects, PlayedRuntime, now
@@ -305,6 +307,24 @@ class TestChangesOfTheNode:
         node.runtime.couriers_fail = False
         now(node.agent.carry_out())
         assert _spec(other) == "0-1,4-7"
+
+    def test_a_cgroup_that_only_the_runtime_may_write_is_not_tried_again_when_it_is_right(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """That of the agent itself, where it has a cgroup namespace of its own."""
+        node = Node(EMPTY)
+        own, tried = node.started(PLAIN, "agent"), []
+
+        def refused(folder: Path, wanted: CpuMask, file: CpusetFile = CpusetFile.CPUS, /) -> None:
+            tried.append(folder.name)
+            raise NotPermitted(f"{folder} may not be set: Operation not permitted")
+
+        monkeypatch.setattr(node.runtime.cgroups, "set", refused)
+        node.change(ONE_VM)
+        assert (node.cgroup(own), tried) == ("0-1,4-7", [own.id])
+        node.agent.check(own.id)
+        node.change(ONE_VM)
+        assert tried == [own.id]
 
     def test_a_container_that_is_removed_without_having_stopped_is_forgotten(self) -> None:
         node = Node(ONE_VM)
