@@ -218,7 +218,7 @@ class Binder:
                 is_new = (is_new or self._is_young(stored)) and not is_older
             else:
                 placement = self._place(args, pod_request.request, machine, ledger)
-                is_new = True
+                is_new = stored is None
                 claim = claim_of(
                     args.uid,
                     placement,

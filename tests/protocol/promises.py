@@ -103,6 +103,8 @@ class Promises:
         self._in_force: dict[PodUid, PodPlacement | None] = {}
         self._pods: dict[PodUid, PodRecord] = {}
         self._gone_at: dict[PodUid, float] = {}
+        self._priorities: dict[PodUid, int] = {}
+        """Also of pods that are gone."""
         self._ledgers: dict[NodeName, Ledger] = {}
         self._changed_at: dict[NodeName, float] = {}
         """When each ledger was written last."""
@@ -203,7 +205,8 @@ class Promises:
             if after is not None and after.reserved is None:
                 self._diary.happened["bound on what was reserved"] += before.owned == after.owned
                 is_whole = before.owned.bit_count() == after.owned.bit_count()
-                if is_whole and before.owned != after.owned and node not in self.replaced:
+                may_differ = node in self.replaced or self._is_outranked(uid, old, new)
+                if is_whole and before.owned != after.owned and not may_differ:
                     raise BrokenPromise(f"1: {uid} got {_owned(after)} instead of {_owned(before)} of {node}")
             if after is None and self._is_outranked(uid, old, new):
                 self.outranked.add(uid)
@@ -215,9 +218,12 @@ class Promises:
                 self._reserved[node, uid] = (now, self._diary.clock())
 
     def _is_outranked(self, uid: PodUid, old: Ledger, new: Ledger) -> bool:
-        """Whether a write gives what was reserved for a pod to another one of higher priority."""
-        pod, others = self._pods.get(uid), [self._pods.get(other) for other in new.claims.keys() - old.claims]
-        return pod is not None and any(other and other.priority > pod.priority for other in others)
+        """Whether a write gives what was reserved for a pod to another one of higher priority.
+
+        That one may be gone since: who writes has then not seen it.
+        """
+        pod, others = self._pods.get(uid), new.claims.keys() - old.claims
+        return pod is not None and any(self._priorities.get(other, 0) > pod.priority for other in others)
 
     def _is_reserved(self, node: NodeName, claim: Claim, pod: PodRecord | None) -> bool:
         """Whether a claim is a reservation for a pod that waits, and has not outlived its end for long."""
@@ -278,6 +284,7 @@ class Promises:
             self._gone_at[pod.uid] = self._diary.clock()
             return pod.node
         self._pods[pod.uid] = after
+        self._priorities[pod.uid] = after.priority
         if after.placement:
             bound = read_placement(after.placement)
             if (bound.pod_uid, bound.node) != (after.uid, after.node):

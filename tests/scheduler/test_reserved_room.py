@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.cpuset import parse_cpu_list
+from kvplace.core.errors import Conflict
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, Reserved
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.reservation import RESERVED_S
@@ -17,6 +18,7 @@ from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.room_maker import PATIENCE_S, MakeRoom
 from tests.controller.relocations import NodeAgent, node_with_agent
 from tests.controller.replicas import Replica, asking_pod, replica
+from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
 from tests.scheduler.crowded_node import N1, halved, moved, victims
@@ -106,6 +108,23 @@ async def test_a_vm_gets_what_is_reserved_for_it_though_other_cores_have_come_fr
         assert await one.bind(big, "n1") == ""
         assert agent.stored(big).placement.owned == agent.ledger.claims[big.uid].owned == claim.owned
         assert agent.ledger.claims[big.uid].reserved is None
+
+
+async def test_what_was_reserved_stays_with_its_vm_when_its_bind_is_refused(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    """An earlier version leaves what is reserved in a claim with which it binds: it may be bound with it."""
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        big, mover = await begun(one, agent)
+        agent.carry_out(mover)
+        await one.until(lambda: agent.ledger.claims[mover.uid].relocation is None)
+        reserved = reservation(agent, big)
+        cluster.faults.fail(Operation.BIND, Conflict("gated"))
+        assert "gated" in await one.bind(big, "n1")
+        assert reserved is not None
+        assert reserved.reserved is not None
+        assert agent.ledger.claims[big.uid].owned == reserved.reserved.owned
+        assert await one.bind(big, "n1") == ""
 
 
 async def test_nobody_else_is_bound_to_what_is_reserved_by_any_replica(
