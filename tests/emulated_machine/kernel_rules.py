@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvplace.core.cpuset import parse_cpu_list
-from tests.emulated_machine.cgroups import Group, affinity, group, pages_by_node, process_in, wait_for
+from tests.emulated_machine.cgroups import ROOT, Group, affinity, group, pages_by_node, process_in, wait_for
 from tests.emulated_machine.observation import set_online
 
 MEGABYTES = 8
+_NEW_CGROUP_NAMESPACE = 0x02000000
+_REMOUNT = 32
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,46 @@ def effective_cpus_of_containers() -> dict[str, str]:
                 "emptying it": _error(lambda: container.write("cpuset.cpus", "")),
                 "is then": container.read("cpuset.cpus"),
             }
+
+
+def seen_from_a_cgroup_namespace() -> dict[str, str]:
+    """Write cpusets, and read where processes are, from a namespace whose root is the group `agent`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with group("kubepods") as pods:
+        agent, other = pods.child("agent"), pods.child("other")
+        for container in (agent, other):
+            container.write("cpuset.cpus", "0-3")
+
+        def look() -> dict[str, str]:
+            agent.take(os.getpid())
+            if libc.unshare(_NEW_CGROUP_NAMESPACE):
+                raise OSError(ctypes.get_errno(), "unshare")
+            with process_in(other) as pid:
+                return {
+                    "own": _error(lambda: agent.write("cpuset.cpus", "0-2")),
+                    "other": _error(lambda: other.write("cpuset.cpus", "0-2")),
+                    "path of other": Path(f"/proc/{pid}/cgroup").read_text().strip(),
+                }
+
+        seen = _in_a_child(look)
+        if libc.mount(None, str(ROOT).encode(), None, _REMOUNT, b"nsdelegate"):
+            raise OSError(ctypes.get_errno(), "mount")
+        return seen | {"own with nsdelegate": _in_a_child(look)["own"]}
+
+
+def _in_a_child(look: Callable[[], dict[str, str]]) -> dict[str, str]:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writing, json.dumps(look()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        found: dict[str, str] = json.loads(answer.read())
+    os.waitpid(pid, 0)
+    return found
 
 
 @dataclass(frozen=True)

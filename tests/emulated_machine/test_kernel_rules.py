@@ -76,3 +76,15 @@ def test_memory_follows_a_cpuset_to_other_nodes_and_stays_where_more_are_named(
     assert moved.after[1] >= inside.MEGABYTES * PAGES_PER_MEGABYTE
     stayed = machine.call(inside.memory_of_a_cpuset_that_grows, 1, f"0-{len(machine.shape.nodes) - 1}")
     assert stayed.before.keys() == stayed.after.keys() == {1}
+
+
+@on_machines(*KERNELS)
+def test_a_container_with_a_cgroup_namespace_sees_others_beside_it_and_may_not_write_its_own_cpuset(
+    machine: EmulatedMachine,
+) -> None:
+    assert machine.call(inside.seen_from_a_cgroup_namespace) == {
+        "own": "none",
+        "other": "none",
+        "path of other": "0::/../other",
+        "own with nsdelegate": "EPERM",
+    }
