@@ -72,6 +72,9 @@ class Controller:
         settings = settings or ControllerSettings()
         self._settings = settings
         self._ledgers = cache.ledgers
+        self._watched_ledgers = cache.ledger_store
+        self._outages = cache.ledger_store.outages
+        """Outages of that watch, up to the last one after which waiting pods were woken."""
         self._queue = WorkQueue(replica=settings.replica or socket.gethostname(), spread_s=settings.spread_s)
         self._index = PodIndex(cache)
         self._waker = Waker(
@@ -140,6 +143,7 @@ class Controller:
         """Make every node due that has a ledger or pods: at once, then each in its turn within a round."""
         spread_s = 0.0
         while True:
+            self._wake_after_outage()
             self._index.forget_released()
             self.reconciler.forget_gone()
             nodes = {*(record.node for record in self._ledgers.all()), *self._index.nodes}
@@ -149,6 +153,13 @@ class Controller:
                     await asyncio.sleep(0)
             await asyncio.sleep(self._settings.round_s)
             spread_s = self._settings.round_s
+
+    def _wake_after_outage(self) -> None:
+        """Have waiting pods retried: they may have been refused while others' releases were not seen here."""
+        outages = self._watched_ledgers.outages
+        if self._watched_ledgers.failure is None and outages != self._outages:
+            self._outages = outages
+            self._waker.all_freed()
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         """Make the nodes due that a pod is bound to or has claims on; later if all is as it should be."""

@@ -2,7 +2,8 @@
 
 It does so when a node changes; otherwise it would take five minutes. So an annotation of a node is changed
 after a release, and when the description of a machine changes or is known before its node is; also at the
-start, since the process that ended may have released cores and not come to it.
+start, since the process that ended may have released cores and not come to it, and after this process could
+not follow the ledgers, since it may have refused pods for which another one had released cores.
 """
 
 from __future__ import annotations
@@ -60,12 +61,16 @@ class Waker:
         self._freed.clear()  # topologies that were known before are no reason
         self._changed.clear()
         if any_waits():  # since before we came: cores may have been released for them
-            self._freed.update(cache.nodes.records)
-            self._changed.set()
+            self.all_freed()
 
     def node_freed(self, node: NodeName) -> None:
         """Note that a pod may now fit on a node."""
         self._freed.add(node)
+        self._changed.set()
+
+    def all_freed(self) -> None:
+        """Note that a pod may now fit on some node, nobody knows on which."""
+        self._freed.update(self._nodes.records)
         self._changed.set()
 
     async def run(self) -> None:

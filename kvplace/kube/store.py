@@ -52,6 +52,8 @@ class Store(Generic[K, R]):
         self._clock = clock
         self._heard_at = clock()
         self._failed_at: float | None = None
+        self.outages = 0
+        """How often the watch or its list has begun to fail."""
         self.selector = selector
         self._records: dict[K, R] = {}
         self._incoming: dict[K, R] | None = None
@@ -105,6 +107,7 @@ class Store(Generic[K, R]):
             self.failure = event.failure
             if self._failed_at is None:
                 self._failed_at = self._clock()
+                self.outages += 1
             return
         self._heard_at, self._failed_at, self.failure = self._clock(), None, None
         match event:

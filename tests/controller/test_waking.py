@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from kvplace.controller.controller import ControllerSettings
+from kvplace.core.errors import Unavailable
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.scalars import NodeName
+from kvplace.kube.watches import Alive, Interrupted
 from tests.controller.replicas import asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
@@ -79,3 +81,19 @@ async def test_a_node_that_is_known_later_than_its_description_wakes_the_waiting
         cluster.create_node("late")
         await one.until(lambda: RELEASED_AT in cluster.node_annotations("late"))
         assert (await one.filter(waiting, "late")).names == ["late"]
+
+
+async def test_who_could_not_follow_the_ledgers_wakes_those_that_it_may_have_refused_wrongly(
+    cluster: FaultyCluster,
+) -> None:
+    """Another replica has released the cores and woken the pods while this one still took them for owned."""
+    async with replica(cluster) as one:
+        asking_pod(cluster, "waiting", vcpus=6)
+        one.cache.ledger_store.apply(Interrupted(Unavailable("the connection broke")))
+        await asyncio.sleep(100.0)
+        assert RELEASED_AT not in cluster.node_annotations("n1")
+        one.cache.ledger_store.apply(Alive())
+        await one.until(lambda: RELEASED_AT in cluster.node_annotations("n1"))
+        woken = cluster.node_annotations("n1")
+        await asyncio.sleep(100.0)
+        assert cluster.node_annotations("n1") == woken
