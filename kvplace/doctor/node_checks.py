@@ -11,6 +11,7 @@ from kvplace.doctor.finding import Finding, some, warning, wrong
 from kvplace.doctor.installation import AGENT, Installation, at, items_at, title
 from kvplace.doctor.programs import pods_of
 from kvplace.kube.node_filters import NodeObject
+from kvplace.kube.object_reader import Document
 from kvplace.kube.records import TopologyRecord
 
 _SHOWN = 5
@@ -67,7 +68,7 @@ def check_agents(found: Installation) -> Iterator[Finding]:
             down = [
                 node.metadata.name
                 for node in found.nodes
-                if node.is_ready and node.metadata.name not in alive
+                if node.is_ready and node.metadata.name not in alive and _is_chosen(node, one)
             ]
             where = f": {some(down, _SHOWN)}" if down else ""
             yield wrong(
@@ -161,6 +162,13 @@ def _vm_nodes(found: Installation) -> Iterator[NodeObject]:
 
 def _tainted(node: NodeObject) -> bool:
     return any(taint.effect in ("NoSchedule", "NoExecute") for taint in node.spec.taints or ())
+
+
+def _is_chosen(node: NodeObject, daemonset: Document) -> bool:
+    """Whether a DaemonSet is meant for a node: people narrow that of the agent by its node selector."""
+    labels = node.metadata.labels or {}
+    wanted = at(daemonset, "spec", "template", "spec", "nodeSelector") or {}
+    return all(labels.get(key) == value for key, value in wanted.items())
 
 
 def _is_ready(pod: object) -> bool:

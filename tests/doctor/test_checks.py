@@ -36,7 +36,7 @@ from kvplace.doctor.node_checks import check_agents, check_conditions, check_des
 from kvplace.doctor.parts import check_parts
 from kvplace.doctor.programs import check_images, check_scheduler, check_serve, check_versions, release_of
 from kvplace.kube.conditions import Condition
-from kvplace.kube.node_filters import NodeMetadata, NodeObject
+from kvplace.kube.node_filters import NodeCondition, NodeMetadata, NodeObject, NodeStatus
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import cluster_view
 from tests.kube.claims import claim, taking
@@ -369,6 +369,27 @@ def test_nodes_need_a_description_an_agent_and_its_enforcement() -> None:
     missing, orphan = problems(check_agents, **view())
     assert "it is missing" in missing
     assert "an agent that is gone" in orphan
+
+
+def test_of_nodes_without_a_ready_agent_those_are_named_for_which_one_is_meant() -> None:
+    ready = NodeStatus((NodeCondition("Ready", "True"),))
+    nodes = tuple(
+        NodeObject(NodeMetadata(name, {"vms": runs_vms}), status=ready)
+        for name, runs_vms in (("control", "no"), ("worker-1", "yes"), ("worker-2", "yes"))
+    )
+    agents = named(
+        "kvplace-agent",
+        component="agent",
+        spec={"template": {"spec": {"nodeSelector": {"vms": "yes"}}}},
+        status={"desiredNumberScheduled": 2, "numberReady": 1},
+    )
+    conditions = [{"type": "Ready", "status": "True"}]
+    running = named(
+        "agent-1", component="agent", spec={"nodeName": "worker-1"}, status={"conditions": conditions}
+    )
+    objects = {"daemonsets": (agents,), "pods": (running,)}
+    (found,) = problems(check_agents, **{**view(), "nodes": nodes, "objects": objects})
+    assert "1 of 2 agents ready: worker-2; VMs" in found
 
 
 def test_what_the_agent_says_about_its_node_is_passed_on() -> None:
