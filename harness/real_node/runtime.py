@@ -109,8 +109,8 @@ class ContainerRuntime:
         return self._client(self.programs.ctr, f"--namespace={_NAMESPACE}", *arguments)
 
     def crictl(self, *arguments: str | Path) -> str:
-        """Run a command of the container runtime interface."""
-        return self._client(self.programs.crictl, *arguments)
+        """Run a command of the container runtime interface; it may take longer than the usual 2 s."""
+        return self._client(self.programs.crictl, "--timeout=60s", *arguments)
 
     # Pods without a kubelet
 

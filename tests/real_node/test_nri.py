@@ -22,7 +22,7 @@ from tests.real_node.nri_agent import ALL, OWNED, POOL, SAY_CPUS_AND_STAY, RealN
 @pytest.fixture
 def node(container_runtime: ContainerRuntime) -> Iterator[RealNode]:
     yield RealNode(container_runtime)
-    container_runtime.crictl("--timeout=60s", "rmp", "--all", "--force")
+    container_runtime.crictl("rmp", "--all", "--force")
 
 
 def _has(target: Container, cpus: str) -> bool:
