@@ -79,15 +79,15 @@ class Fields:
             raise self.bad(key, "true or false")
         return value
 
-    def ids(self, key: str) -> tuple[int, ...]:
-        """Read a list of ids; a missing one is empty."""
+    def ids(self, key: str, most: int = MAX_CPU) -> tuple[int, ...]:
+        """Read a list of ids, of CPUs if not up to another number; a missing one is empty."""
         value = self.raw.get(key, [])
         if not isinstance(value, list):
             raise self.bad(key, "a list of ids")
         for index, entry in enumerate(value):
-            if type(entry) is not int or not 0 <= entry <= MAX_CPU:
+            if type(entry) is not int or not 0 <= entry <= most:
                 raise ValueError(
-                    f"{self.at(key)}[{index}] is {shown(entry)}; it must be an id from 0 to {MAX_CPU}"
+                    f"{self.at(key)}[{index}] is {shown(entry)}; it must be an id from 0 to {most}"
                 )
         return tuple(value)
 

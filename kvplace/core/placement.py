@@ -31,6 +31,8 @@ PLACEMENT = "kvplace.io/placement"
 VERSION = 1
 _MAX_TEXT = 256 * 1024
 MAX_REVISION = 2**31 - 1
+_MAX_SOCKET = 2**31 - 1
+"""Firmware numbers sockets as it likes: 65537 occurs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,7 @@ def _read(fields: Fields) -> PodPlacement:
             numa_memory=fields.word("numaMemory", NumaMemory, NumaMemory.OFF),
             memory=fields.bytes_by_node("memory"),
             huge_pages=fields.pages_by_node("hugePages"),
-            packages=tuple(map(PackageId, fields.ids("sockets"))),
+            packages=tuple(map(PackageId, fields.ids("sockets", _MAX_SOCKET))),
             l3_groups=fields.ids("l3"),
             guest_cells=read_guest_cells(fields, vcpus=len(fields.ids("vcpus"))),
         ),

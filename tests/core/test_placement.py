@@ -44,7 +44,7 @@ def pod_placements(draw: st.DrawFn) -> PodPlacement:
             numa_memory=draw(st.sampled_from(NumaMemory)),
             memory=draw(st.dictionaries(numa_ids, st.integers(0, 1 << 50).map(Bytes), max_size=3)),
             owned=draw(cpu_sets),
-            packages=tuple(draw(st.lists(st.integers(0, 7).map(PackageId), max_size=3))),
+            packages=tuple(draw(st.lists(st.integers(0, 2**31 - 1).map(PackageId), max_size=3))),
             l3_groups=tuple(draw(st.lists(st.integers(0, 63), max_size=3))),
             huge_pages=draw(
                 st.dictionaries(
@@ -147,6 +147,14 @@ def test_a_placement_of_only_what_the_hook_needs_is_enough() -> None:
     assert bound.placement == Placement(
         Policy.EXCLUSIVE, (CpuId(2), CpuId(34), CpuId(3), CpuId(35)), mask_of([2, 3, 34, 35])
     )
+
+
+@pytest.mark.parametrize("socket", [16384, 65537, 999_999])
+def test_a_socket_may_have_any_id_that_firmware_gives_it(socket: int) -> None:
+    cpus = CpuMask(0b1100)
+    placement = Placement(Policy.EXCLUSIVE, (CpuId(2), CpuId(3)), cpus, packages=(PackageId(socket),))
+    written = PodPlacement(PodUid("u"), NodeName("n"), "", OnFailure.WAIT, placement)
+    assert PodPlacement.from_json(written.to_json()).placement.packages == (socket,)
 
 
 def test_a_vm_that_floats_has_no_cpus_and_says_so_when_read_again() -> None:
