@@ -2,7 +2,8 @@
 
 A CPU that goes offline, and CPUs that the kubelet gives to a container, are noticed within milliseconds. Huge
 pages, and everything where the kernel's events cannot be received, are compared every few seconds: some
-twenty small files, 1 ms. While the kubelet's state cannot be read, the last one that could be read counts.
+twenty small files, 1 ms. While the kubelet's settings or state cannot be read, those that could be read last
+count.
 """
 
 from __future__ import annotations
@@ -66,11 +67,12 @@ class MachineWatch:
         if stamp == self._stamp:
             return
         try:
-            machine = self._completed(await asyncio.to_thread(read_this_machine, self._settings))
+            found = await asyncio.to_thread(read_this_machine, self._settings, self.machine.kubelet)
         except BadTopology as error:
             log.warning("the machine cannot be read: %s", error)
             return  # the stamp is still the old one, so it is read again
         self._stamp = stamp
+        machine = self._completed(found)
         if machine != self.machine:
             self.machine = machine
             for listener in self._listeners:

@@ -43,14 +43,15 @@ class ThisMachine:
     """What is missing or contradicts itself, a sentence each."""
 
 
-def read_this_machine(settings: AgentSettings) -> ThisMachine:
+def read_this_machine(settings: AgentSettings, before: KubeletSettings | None = None) -> ThisMachine:
     """Read sysfs and the kubelet's files; raises BadTopology when the CPUs cannot be determined.
 
-    Takes about 1 ms for each CPU.
+    Takes about 1 ms for each CPU. `before` are the kubelet's settings when they were last read: they count
+    while its file cannot be read, as they do for the kubelet, which runs with them.
     """
     found = discover(FolderTree(settings.host))
     notes = list(found.notes)
-    kubelet = _kubelet_settings(settings, notes)
+    kubelet = _kubelet_settings(settings, notes, before)
     reserved, reserved_by = _reserved(found.topology, settings.reserved, kubelet.reserved_cpus, notes)
     topology = replace(found.topology, reserved=reserved)
     state = settings.on_host(settings.kubelet_folder / "cpu_manager_state")
@@ -74,15 +75,17 @@ def _reserved(
     return topology.cores[0], ReservedBy.DEFAULT
 
 
-def _kubelet_settings(settings: AgentSettings, notes: list[str]) -> KubeletSettings:
+def _kubelet_settings(
+    settings: AgentSettings, notes: list[str], before: KubeletSettings | None
+) -> KubeletSettings:
     path = settings.on_host(settings.kubelet_config)
     try:
         return read_kubelet_settings(read_text(path), str(path))
     except Gone:
         return KubeletSettings()
     except (BadBody, NotPermitted, Unreadable) as error:
-        notes.append(str(error))
-        return KubeletSettings()
+        notes.append(str(error) if before is None else f"{error}; what was known before counts")
+        return before or KubeletSettings()
 
 
 def _kubelet_cpus(state: Path, allocatable: CpuMask) -> KubeletCpus:

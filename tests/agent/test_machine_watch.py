@@ -14,7 +14,7 @@ import pytest
 
 from kvplace.agent import machine_watch
 from kvplace.agent.machine_watch import MachineWatch
-from kvplace.agent.this_machine import ThisMachine
+from kvplace.agent.this_machine import ReservedBy, ThisMachine
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.service.process import in_background
 from tests.agent.hosts import CONFIG, STATE, STATIC_STATE, Host
@@ -108,6 +108,23 @@ async def test_the_kubelets_state_is_noticed_without_comparing_files(host: Host)
         written.rename(host.root / STATE)
         found = (await changes.next()).kubelet_cpus
         assert (found.observes_only, found.held) == (True, parse_cpu_list("2-3,6-7"))
+
+
+@pytest.mark.parametrize("edited", ["", "reservedSystemCPUs: 5-2", "a: ["])
+async def test_while_the_kubelets_configuration_is_edited_its_reserved_cpus_stay(
+    host: Host, edited: str
+) -> None:
+    host.write(CONFIG, "reservedSystemCPUs: '2,6'")
+    async with watching(host) as changes:
+        host.write(CONFIG, edited)
+        found = await changes.next()
+        assert found.topology.reserved == parse_cpu_list("2,6")
+        assert found.reserved_by is ReservedBy.KUBELET
+        (note,) = found.notes
+        assert CONFIG in note
+        assert note.endswith("; what was known before counts")
+        host.write(CONFIG, "reservedSystemCPUs: '3,7'")
+        assert (await changes.next()).topology.reserved == parse_cpu_list("3,7")
 
 
 async def test_while_the_kubelets_state_is_damaged_the_last_good_one_counts(host: Host) -> None:
