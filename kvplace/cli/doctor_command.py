@@ -44,6 +44,7 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     """
     from kvplace import __version__
     from kvplace.cli.live_cluster import LiveCluster, run_with_cluster
+    from kvplace.doctor.admission import LEFT_ALONE
     from kvplace.doctor.examination import examine
     from kvplace.doctor.finding import Level
     from kvplace.doctor.installation import Installation
@@ -51,16 +52,17 @@ def command(*, flags: ClusterFlags, trial: str, output: Output) -> int:
     from kvplace.kube.object_reader import ObjectReader
     from kvplace.kube.object_writer import ObjectWriter
 
-    async def body(cluster: LiveCluster) -> Installation:
-        from datetime import UTC, datetime
+    if trial in LEFT_ALONE:
+        raise click.UsageError(f"the webhooks do not see pods of {trial}: name another namespace with -n")
 
+    async def body(cluster: LiveCluster) -> Installation:
         return await read_installation(
             ObjectReader(cluster.session),
             ObjectWriter(cluster.session),
             cluster.api,
             namespace=trial,
             client_version=__version__,
-            now=lambda: datetime.now(UTC),
+            now=lambda: cluster.session.server_time,
         )
 
     found = examine(run_with_cluster(flags, body))

@@ -49,10 +49,11 @@ def check_scheduler(found: Installation) -> Iterator[Finding]:
             )
         return  # the configuration of the cluster's own scheduler is not in the API
     yield from _deployment(found, SCHEDULER, "pods of VMs stay Pending")
+    mounted = _mounted_by_scheduler(found)  # kustomize leaves those of earlier settings behind
     configurations = [
         (title(one, "ConfigMap"), configuration)
         for one in found.component("configmaps", SCHEDULER)
-        if (configuration := _configuration(one)) is not None
+        if one["metadata"]["name"] in mounted and (configuration := _configuration(one)) is not None
     ]
     if not configurations:
         yield wrong("ConfigMap of kvplace-scheduler", "no scheduler configuration can be read", _APPLY)
@@ -196,6 +197,14 @@ def _lease(found: Installation) -> Iterator[Finding]:
             f"its holder renewed it {age.total_seconds():.0f} seconds ago: no scheduler is at work",
             "see the pods and the log of kvplace-scheduler",
         )
+
+
+def _mounted_by_scheduler(found: Installation) -> set[object]:
+    return {
+        at(volume, "configMap", "name")
+        for one in found.component("deployments", SCHEDULER)
+        for volume in items_at(one, "spec", "template", "spec", "volumes")
+    }
 
 
 def _configuration(document: Document) -> Mapping[str, Any] | None:

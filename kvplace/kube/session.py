@@ -12,6 +12,8 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Self
 from urllib.parse import quote, urlencode
@@ -110,6 +112,8 @@ class Session:
         self._closed = asyncio.Event()
         self._streams: set[LineStream] = set()
         self._sockets = Sockets()
+        self._dated: tuple[str, float] = ("", 0.0)
+        """When the newest answer was made, by the API server's clock and by the loop's."""
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=limits.connections,
@@ -133,6 +137,17 @@ class Session:
     def namespace(self) -> str:
         """The namespace of calls that name none."""
         return self._credentials.namespace
+
+    @property
+    def server_time(self) -> datetime:
+        """The API server's present time, as its answers say it; our own clock's where they do not."""
+        said, then = self._dated
+        try:
+            moment = parsedate_to_datetime(said)
+        except ValueError:
+            return datetime.now(UTC)
+        since = timedelta(seconds=asyncio.get_running_loop().time() - then)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) + since
 
     @property
     def closed(self) -> bool:
@@ -199,6 +214,7 @@ class Session:
         patience = aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._limits.connect_s)
         try:
             async with await self._send(call, patience) as response:
+                self._dated = (response.headers.get("Date", ""), asyncio.get_running_loop().time())
                 if response.status >= 300:
                     raise await _failure(response, call)
                 body = await _read_bounded(response, limit)

@@ -18,6 +18,7 @@ from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import OnFailure, Policy
 from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.doctor.admission import (
+    LEFT_ALONE,
     POLICIES,
     WEBHOOKS,
     check_admission_answers,
@@ -77,6 +78,9 @@ def test_the_policies_and_webhooks_that_are_looked_for_are_those_of_the_manifest
     for resource, names in WEBHOOKS.items():
         found = [one for one in documents if f"{one['kind'].lower()}s" == resource]
         assert {webhook["name"] for one in found for webhook in one["webhooks"]} == set(names)
+        for webhook in (webhook for one in found for webhook in one["webhooks"]):
+            (left_out,) = webhook["namespaceSelector"]["matchExpressions"]
+            assert (left_out["operator"], set(left_out["values"])) == ("NotIn", set(LEFT_ALONE))
     crds = {one["metadata"]["name"] for one in documents if one["kind"] == "CustomResourceDefinition"}
     assert crds >= set(KINDS)
 
@@ -200,10 +204,15 @@ def lease(renewed: str) -> dict[str, Any]:
     return named("kvplace-scheduler", spec={"renewTime": renewed})
 
 
-def scheduler(configuration: dict[str, Any], *, renewed: str = "2026-06-01T00:00:00.000000Z") -> list[str]:
+def scheduler(*configurations: dict[str, Any], renewed: str = "2026-06-01T00:00:00.000000Z") -> list[str]:
+    program = deployment("scheduler", readyReplicas=2)
+    program["spec"]["template"]["spec"]["volumes"] = [
+        {"name": "client", "secret": {"secretName": "client"}},
+        {"name": "configuration", "configMap": {"name": "configuration"}},
+    ]
     objects = {
-        "deployments": (deployment("scheduler", readyReplicas=2),),
-        "configmaps": (configuration,),
+        "deployments": (program,),
+        "configmaps": configurations,
         "leases": (lease(renewed),),
     }
     return problems(check_scheduler, objects=objects)
@@ -217,7 +226,15 @@ def test_the_scheduler_asks_our_extender_rightly_and_is_at_work() -> None:
     assert "does not ask kvplace" in scheduler(scheduling(managedResources=[]))[0]
     assert "no profile has the schedulerName kvplace-scheduler" in scheduler(scheduling("other"))[0]
     assert "seconds ago" in scheduler(scheduling(), renewed="2026-05-31T23:00:00.000000Z")[0]
-    assert "no scheduler configuration" in scheduler(named("c", component="scheduler", data={"a": "{"}))[0]
+    broken = named("configuration", component="scheduler", data={"a": "{"})
+    assert "no scheduler configuration" in scheduler(broken)[0]
+
+
+def test_a_configuration_of_the_scheduler_that_it_no_longer_uses_is_not_looked_at() -> None:
+    before = {**scheduling("other", ignorable=True), "metadata": {"name": "configuration-before"}}
+    before["metadata"]["labels"] = {"app.kubernetes.io/component": "scheduler"}
+    assert scheduler(scheduling(), before) == []
+    assert "no scheduler configuration" in scheduler(before)[0]
 
 
 def test_without_a_scheduler_of_its_own_pods_must_go_to_the_main_one() -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from kvplace.cli.doctor_command import report_lines
+import pytest
+from click.testing import CliRunner
+
+from kvplace.cli.doctor_command import command, report_lines
+from kvplace.core.errors import ExitCode
+from kvplace.doctor.admission import LEFT_ALONE
 from kvplace.doctor.examination import Examination, Examined
 from kvplace.doctor.finding import Check, Finding, Level, wrong
 
@@ -31,3 +36,10 @@ def test_what_may_not_be_read_is_said_once_and_last() -> None:
         "2 unchecked, 1 wrong",
     ]
     assert len([line for line in report_lines(found, wide=True) if "unchecked: " in line]) == 2
+
+
+@pytest.mark.parametrize("namespace", LEFT_ALONE)
+def test_a_trial_pod_where_the_webhooks_see_none_would_say_nothing(namespace: str) -> None:
+    answer = CliRunner().invoke(command, ["-n", namespace])
+    assert answer.exit_code == ExitCode.USAGE
+    assert f"the webhooks do not see pods of {namespace}: name another namespace with -n" in answer.output

@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,31 @@ def test_the_pause_that_is_asked_for_comes_from_header_or_body() -> None:
     assert isinstance(by_header, ApiUnavailable)
     assert (by_body.retry_after, by_header.retry_after) == (4, 9)
     assert not by_body.untouched
+
+
+# What its clock says
+
+
+def dated(date: str) -> Any:
+    async def answered(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="{}", headers={"Date": date})
+
+    return answered
+
+
+async def test_the_time_is_that_of_the_api_server(stub: ApiStub, tmp_path: Path) -> None:
+    stub.script = [dated("Mon, 01 Jun 2026 12:00:00 GMT"), status(403), dated("soon")]
+    async with await hurried(stub, tmp_path) as session:
+        ours = datetime.now(UTC)
+        assert session.server_time >= ours
+        await session.request(GET)
+        theirs = datetime(2026, 6, 1, 12, tzinfo=UTC)
+        assert theirs <= session.server_time < theirs + timedelta(minutes=1)
+        with suppress(Forbidden):
+            await session.request(GET)
+        assert session.server_time >= ours - timedelta(seconds=1)
+        await session.request(GET)
+        assert session.server_time >= ours
 
 
 # Trying again
