@@ -44,7 +44,6 @@ def test_every_object_says_that_it_is_part_of_kvplace(objects: list[Json]) -> No
         f"{entry['kind']} {entry['metadata']['name']}"
         for entry in objects
         if entry["metadata"].get("labels", {}).get("app.kubernetes.io/part-of") != "kvplace"
-        and entry["apiVersion"] != CERT_MANAGER
         and entry["kind"] != "Secret"
     ]
     assert unlabelled == []
@@ -63,6 +62,14 @@ def test_a_restricted_namespace_lets_both_replicas_in(cluster: ControlPlane, dep
             or any(condition["type"] == "ReplicaFailure" for condition in status.get("conditions", []))
         )
     assert status.get("replicas") == 2, status
+
+
+def test_a_single_replica_does_not_block_the_drain_of_its_node(objects: list[Json]) -> None:
+    budgets = of_kind(objects, "PodDisruptionBudget")
+    assert budgets.keys() == {"kvplace-serve", "kvplace-scheduler"}
+    for budget in budgets.values():
+        assert budget["spec"]["maxUnavailable"] == 1
+        assert "minAvailable" not in budget["spec"]
 
 
 def test_services_lead_to_ports_that_pods_have(objects: list[Json]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from kvplace.kube.secrets import ApiSecrets
 from kvplace.kube.session import open_session
 from kvplace.service.health import Readiness
 from tests.docs.blocks import block
+from tests.docs.reading import page
 from tests.docs.shell import Shell
 from tests.manifests.conftest import STRICTLY, Render
 from tests.manifests.objects import NAMESPACE, Json
@@ -49,18 +51,25 @@ COMPONENTS = {
 """What the objects of an installation differ in, the most telling of it."""
 
 
-def overlay(manifests: Path, component: str) -> Path:
-    """Write an operator's folder that uses a component."""
-    folder = manifests.parent / f"with-{component}"
+def overlay(manifests: Path, *components: str) -> Path:
+    """Write an operator's folder that uses components."""
+    folder = manifests.parent / f"with-{'-'.join(components)}"
     folder.mkdir(exist_ok=True)
     content = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": ["../manifests/default"],
-        "components": [f"../manifests/{component}"],
+        "components": [f"../manifests/{component}" for component in components],
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
     return folder
+
+
+def in_the_order_of_the_page() -> tuple[str, ...]:
+    found = re.findall(r"^\|.*\| `\.\./manifests/([a-z-]+)` \|$", page("install.md"), re.MULTILINE)
+    assert sorted(found) == sorted(COMPONENTS)
+    assert found[-1] == "without-agent"
+    return tuple(found)
 
 
 def named(objects: list[Json]) -> dict[str, Json]:
@@ -193,8 +202,11 @@ def test_the_folder_of_the_page_is_applied_by_its_command(installed: ControlPlan
     assert container["image"].startswith("registry.example/")
 
 
-def test_without_the_agent_nothing_of_it_is_left(render: Render, manifests: Path) -> None:
-    objects = render(f"../{overlay(manifests, 'without-agent').name}")
+@pytest.mark.parametrize("others", [(), in_the_order_of_the_page()[:-1]], ids=["alone", "behind all others"])
+def test_without_the_agent_nothing_of_it_is_left(
+    render: Render, manifests: Path, others: tuple[str, ...]
+) -> None:
+    objects = render(f"../{overlay(manifests, *others, 'without-agent').name}")
     left = {
         key for key, entry in named(objects).items() if entry["metadata"].get("namespace") == "kvplace-agent"
     }
