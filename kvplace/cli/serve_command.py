@@ -106,7 +106,7 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
 @click.option(
     "--nominate-from-nodes",
     type=click.IntRange(min=0),
-    default=2000,
+    default=1000,
     show_default=True,
     metavar="NUMBER",
     help="Nodes that a cluster must have for the nodes of planned pods to be nominated; 0: never.",

@@ -97,7 +97,7 @@ def test_every_flag_of_a_process_is_listed_with_its_default(command: Command) ->
         default = listed.pop(flag)
         if getattr(option, "required", False):
             assert default == "required"
-        elif isinstance(option.default, str):
+        elif isinstance(option.default, str | int) and not isinstance(option.default, bool):
             assert default == f"`{option.default}`"
     assert listed == {}
 
