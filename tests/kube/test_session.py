@@ -286,6 +286,36 @@ async def test_a_ca_that_was_replaced_in_its_file_is_trusted_without_a_restart(t
             assert await session.request(GET) == b'{"ok": 2}'
 
 
+async def test_a_ca_with_as_little_in_it_as_older_clusters_have_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python demands more of a CA since 3.13 than kubectl does; EKS, for one, made CAs without key ids."""
+    authority, create = Authority(tmp_path, "kubernetes"), ssl.create_default_context
+
+    def as_since_3_13(*arguments: Any, **given: Any) -> ssl.SSLContext:
+        context = create(*arguments, **given)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", as_since_3_13)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*authority.issue("server"))
+    (tmp_path / "ca.crt").write_bytes(authority.file.read_bytes())
+    (tmp_path / "token").write_text("token-of-the-pod")
+    async with api_stub(tls) as stub:
+        stub.script = [answer({"by": "kubeconfig"}), answer({"by": "pod"})]
+        async with await open_session(stub.kubeconfig(tmp_path, ca_file=authority.file)) as session:
+            assert await session.request(GET) == b'{"by": "kubeconfig"}'
+        address = URL(stub.url)
+        monkeypatch.delenv("KUBECONFIG", raising=False)
+        monkeypatch.setenv("HOME", str(tmp_path / "nothing"))
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(address.host))
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(address.port))
+        monkeypatch.setattr(credentials, "SERVICE_ACCOUNT", tmp_path)
+        async with await open_session() as session:
+            assert await session.request(GET) == b'{"by": "pod"}'
+
+
 async def test_a_token_given_by_hand_wins_and_is_not_looked_for_elsewhere(
     stub: ApiStub, tmp_path: Path
 ) -> None:
