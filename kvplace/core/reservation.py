@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free
 from kvplace.core.ledger import Claim, Ledger, Reserved
 from kvplace.core.request import Policy
@@ -51,13 +52,21 @@ def kept_for(whole: Claim, ledger: Ledger, free: Free) -> Claim:
 def grown(ledger: Ledger) -> Iterator[Claim]:
     """Return the reservations that may own more by now, each with what has come free for it.
 
-    Somebody may have reserved a CPU twice: the first one gets it, and the ledger can still be written.
+    Somebody may have reserved a CPU twice: the first one gets it, and the ledger can still be written. So it
+    can where somebody has written a reservation that says to own what another pod owns: it gets nothing.
     """
     given = NO_CPUS
     for claim in ledger.claims.values():
-        if claim.awaited and (more := grown_claim(ledger, claim, but=given)) != claim:
+        if not claim.awaited or _is_contested(ledger, claim):
+            continue
+        if (more := grown_claim(ledger, claim, but=given)) != claim:
             given = CpuMask(given | more.owned)
             yield more
+
+
+def _is_contested(ledger: Ledger, claim: Claim) -> bool:
+    """Whether a claim says to own a CPU that another pod owns."""
+    return any(ledger.owners.get(cpu, claim.uid) != claim.uid for cpu in cpus_of(claim.owned))
 
 
 def grown_claim(ledger: Ledger, claim: Claim, *, but: CpuMask = NO_CPUS) -> Claim:

@@ -413,13 +413,17 @@ class TopologyReader:
         try:
             if topology is None:
                 topology = self._machines[spec] = read_topology(_JSON.decode(spec))
+        except (BadTopology, ValueError, *NOT_JSON) as error:
+            problem = str(error)
+        # Each on its own: what runs on a machine runs there whatever a person has made of its description.
+        try:
             status = _STATUS.decode(document.status)
             if status is not None:
                 kubelet_cpus = parse_cpu_list(status.kubelet_cpus, what="status.kubeletCpus")
                 enforcement = status.enforcement
                 pods = {PodUid(pod.uid): _pod_report(pod) for pod in status.pods}
-        except (BadTopology, ValueError, *NOT_JSON) as error:
-            topology, problem = None, str(error)
+        except (ValueError, *NOT_JSON) as error:
+            topology, problem = None, problem or str(error)
         return TopologyRecord(
             NodeName(metadata.name),
             topology,

@@ -108,7 +108,7 @@ class Http2Connection(asyncio.Protocol):
     async def finish(self) -> None:
         """Refuse further calls, answer those under way, and close the connection."""
         self._finishing = True
-        if self._answering:
+        while self._answering:  # the bodies of others may become complete meanwhile
             await asyncio.wait(self._answering)
         if self._transport is not None:
             self._http.close_connection()

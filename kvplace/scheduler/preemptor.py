@@ -206,7 +206,8 @@ class Preemptor:
             if offer is None:
                 break
             if not offer.victims.tenants:
-                self._waiting.setdefault(args.pod.uid, self._clock())
+                if args.pod.uid in self._cache.pods.records:  # else nobody would forget it
+                    self._waiting.setdefault(args.pod.uid, self._clock())
                 PREEMPTIONS.labels("waiting").inc()
                 return PreemptionResult()
             gone = {one.uid for one in offer.victims.tenants} | self._leaving(offer.node)

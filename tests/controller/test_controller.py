@@ -111,6 +111,21 @@ async def test_the_cores_of_a_pod_deleted_by_force_come_free_when_the_agent_no_l
             await one.until(lambda: not one.claims())
 
 
+async def test_the_cores_of_a_pod_deleted_by_force_stay_while_it_runs_on_a_machine_that_cannot_be_read(
+    cluster: FaultyCluster,
+) -> None:
+    """A person has written its NodeTopology; after it is mended its cores must not be another VM's."""
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm")
+        await one.bind(pod, "n1")
+        running = PodReport(pod.uid, revision=1, pinned=True, running=True)
+        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI, pods=[running])
+        cluster.put_topology_document("n1", {"cores": "x"})
+        cluster.delete_pod("default", "vm", force=True)
+        await asyncio.sleep(120)
+        assert pod.uid in one.claims()
+
+
 @pytest.mark.parametrize(("is_heard", "seconds"), [(True, 10), (False, 30)])
 async def test_a_pod_that_is_gone_before_its_agent_reported_it_keeps_its_cores_longer_if_the_agent_is_silent(
     cluster: FaultyCluster, is_heard: bool, seconds: float

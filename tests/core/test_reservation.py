@@ -118,3 +118,13 @@ def test_of_two_reservations_of_one_cpu_the_first_one_gets_it_and_the_ledger_can
     twice = [replace(claim(uid, 0), reserved=Reserved(CpuMask(0b11), UNTIL)) for uid in "bc"]
     batch = decide_together(ledger_of(*twice), [])
     assert [(one.uid, one.owned) for one in batch.change.claims] == [(B, 0b11)]
+
+
+def test_a_reservation_that_says_to_own_anothers_cpu_gets_nothing_and_the_ledger_can_be_written() -> None:
+    """Written by hand: the API server compares owners only with the owners before."""
+    odd = replace(claim("c", 0b01), reserved=Reserved(CpuMask(0b11), UNTIL))
+    owned_by_a = ledger_of(claim("a", 0b01))
+    ledger = Ledger(owned_by_a.owners, {**owned_by_a.claims, C: odd})
+    assert not decide_together(ledger, []).change
+    left = ledger.after(LedgerChange(releases=(C,)))
+    assert (left.owners, list(left.claims)) == (owned_by_a.owners, [A])

@@ -186,13 +186,20 @@ class FaultyCluster(MemoryCluster):
         self._node_annotations.pop(name, None)
 
     def put_topology_document(self, node: str, document: object) -> None:
-        """Publish a machine as JSON, readable or not."""
+        """Publish a machine as JSON, readable or not, as a person does: the status stays."""
         try:
             topology, problem = read_topology(document), ""
         except BadTopology as error:
             topology, problem = None, str(error)
-        self._topologies.put(
-            node, TopologyRecord(NodeName(node), topology, problem, resource_version=self._next_version())
+        stored = self._topologies.get(node) or TopologyRecord(NodeName(node), None)
+        self._put_topology(
+            replace(
+                stored,
+                topology=topology,
+                problem=problem,
+                generation=stored.generation + 1,
+                by_agent=False,
+            )
         )
 
     def delete_topology(self, node: str) -> None:

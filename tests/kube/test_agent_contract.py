@@ -116,6 +116,24 @@ class Contract:
         assert by_hand.topology.reserved == parse_cpu_list("0,2")
         assert (observed.by_agent, observed.topology) == (False, by_hand.topology)
 
+    async def test_what_an_agent_measures_stays_known_where_a_person_writes_a_machine_that_makes_no_sense(
+        self, world: World
+    ) -> None:
+        node = await a_node(world)
+        agent = await world.agent()
+        version = await agent.write_topology(node, MACHINE_READ, None)
+        async with watching(world.cluster, TOPOLOGIES, Selector(fields={NAME_FIELD: node.name})) as seen:
+            await agent.write_topology_status(node.name, STATUS, version)
+            before = (await seen.until(lambda event: event.record.pods)).record
+            world.put_topology(node.name, {**MACHINE, "cores": ["0,2", "1,2,3"]})
+            found = (await seen.until(lambda event: event.record.problem)).record
+            await agent.write_topology_status(node.name, TopologyStatus(), found.resource_version)
+            after = (await seen.until(lambda event: event.record.problem and not event.record.pods)).record
+        assert (found.topology, after.topology) == (None, None)
+        assert (found.enforcement, found.kubelet_cpus) == (STATUS.enforcement, STATUS.kubelet_cpus)
+        assert (found.pods, found.conditions) == (before.pods, STATUS.conditions)
+        assert after.problem == found.problem
+
     async def test_a_status_replaces_all_of_the_one_before(self, world: World) -> None:
         node = await a_node(world)
         agent = await world.agent()

@@ -20,6 +20,7 @@ from cryptography.x509.oid import NameOID
 from h2.errors import ErrorCodes
 
 from kvplace.scheduler.extender_protocol import MAX_BODY
+from kvplace.scheduler.http import Reply
 from kvplace.scheduler.http2 import Http2Connection
 from kvplace.scheduler.listener import ALPN_PROTOCOLS, ExtenderListener, extender_listening
 from kvplace.service.connections import ConnectionLimits
@@ -157,6 +158,38 @@ async def test_the_end_waits_for_answers_that_have_been_begun() -> None:
     client.exchange()
     assert client.bodies[stream] == b"yes"
     assert client.wire.closed
+
+
+async def test_the_end_waits_for_calls_whose_bodies_become_complete_meanwhile() -> None:
+    class LateIsSlow(Calls):
+        late_may_answer = asyncio.Event()
+
+        async def __call__(self, method: str, path: str, body: bytes) -> Reply:
+            reply = await super().__call__(method, path, body)
+            if body == b"late":
+                await self.late_may_answer.wait()
+            return reply
+
+    calls = LateIsSlow()
+    client = Client(calls)
+    calls.may_answer.clear()
+    late = client.http.get_next_available_stream_id()
+    client.http.send_headers(late, [*PSEUDO_HEADERS, (":path", "/v1/bind")])
+    first = client.ask(b"first")
+    await calls.were_asked.wait()
+    finishing = asyncio.create_task(client.connection.finish())
+    await asyncio.sleep(0)
+    client.http.send_data(late, b"late", end_stream=True)
+    client.exchange()
+    calls.may_answer.set()
+    await client.until_complete(first)
+    for _ in range(5):  # rounds of the loop in which the end could come
+        await asyncio.sleep(0)
+    assert not finishing.done()
+    calls.late_may_answer.set()
+    await finishing
+    client.exchange()
+    assert client.bodies == {first: b"yes", late: b"yes"}
 
 
 async def test_a_call_that_comes_at_the_end_is_refused_as_not_begun() -> None:

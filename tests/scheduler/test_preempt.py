@@ -139,6 +139,19 @@ async def test_a_pod_that_waits_in_vain_may_evict_others_after_a_while(one: Repl
     assert await answer(one, sent(pod, two=[vms[1]])) == {"two": ["vm-1"]}
 
 
+async def test_a_pod_whose_end_was_seen_before_the_question_is_not_remembered_as_one_that_waits(
+    one: Replica,
+) -> None:
+    vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
+    one.cluster.delete_pod("default", "vm-0")
+    pod = important(one.cluster)
+    one.cluster.delete_pod("default", pod.name)
+    await one.until(lambda: one.cache.pods.records[vms[0].uid].deleting)
+    await one.until(lambda: pod.uid not in one.cache.pods.records)
+    assert await answer(one, sent(pod, two=[vms[1]])) == {}
+    assert not one.extender._preemptor._waiting
+
+
 async def test_what_victims_leave_is_kept_for_whom_they_were_evicted(one: Replica) -> None:
     vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
     pod = important(one.cluster)
