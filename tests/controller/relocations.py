@@ -24,6 +24,9 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 NODE = NodeName("n1")
+SHARE = {"cpu-set": "one-socket", "kvplace.io/cpu-policy": "share"}
+EXCLUSIVE = {"cpu-set": "one-socket"}
+NONE = {"kvplace.io/cpu-policy": "none"}
 
 
 @dataclass

@@ -9,7 +9,10 @@ import pytest
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import Policy
 from tests.controller.relocations import (
+    EXCLUSIVE,
     NODE,
+    NONE,
+    SHARE,
     LaggingView,
     NodeAgent,
     bound,
@@ -20,10 +23,6 @@ from tests.controller.relocations import (
 from tests.controller.replicas import replica
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import TWO
-
-SHARE = {"cpu-set": "one-socket", "kvplace.io/cpu-policy": "share"}
-EXCLUSIVE = {"cpu-set": "one-socket"}
-NONE = {"kvplace.io/cpu-policy": "none"}
 
 
 @pytest.fixture

@@ -20,6 +20,9 @@ from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodRecord
 from tests.controller.relocations import (
+    EXCLUSIVE,
+    NONE,
+    SHARE,
     NodeAgent,
     bound,
     condition,
@@ -33,10 +36,6 @@ from tests.core.requests import request_with
 from tests.kube.faults import Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
-
-SHARE = {"cpu-set": "one-socket", "kvplace.io/cpu-policy": "share"}
-EXCLUSIVE = {"cpu-set": "one-socket"}
-NONE = {"kvplace.io/cpu-policy": "none"}
 
 
 @pytest.fixture
