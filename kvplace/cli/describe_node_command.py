@@ -67,9 +67,6 @@ def command(
 
     A node with an agent is described by that, and not by this command.
     """
-    import asyncio
-    import signal
-
     from kvplace.cli.live_cluster import run_with_cluster
     from kvplace.core.cpuset import parse_cpu_list
     from kvplace.core.errors import BadBody
@@ -81,15 +78,9 @@ def command(
         raise BadBody(str(error)) from None
 
     async def body(cluster: LiveCluster) -> dict[str, Any]:
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         return await _described(cluster, NodeName(node), mask, image, pod_namespace, timeout, applied=applied)
 
-    try:
-        document = run_with_cluster(flags, body)
-    except asyncio.CancelledError:
-        raise click.Abort from None  # SIGTERM; the pod is gone
+    document = run_with_cluster(flags, body)
     if applied:
         say(f"node {node} is described; it stays so until you describe it again")
     if output is Output.NAME:

@@ -6,7 +6,6 @@ version of its objects, is told from one that does not answer.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import msgspec
 
 from kvplace import __version__
 from kvplace.cli.cluster_flags import ClusterFlags
+from kvplace.cli.interrupts import run_until_interrupt
 from kvplace.cli.outage import outages_in_one_sentence
 from kvplace.core.errors import Forbidden, KvplaceError, Misconfigured, Unavailable
 from kvplace.core.node_topology import GROUP, VERSION
@@ -90,13 +90,13 @@ async def open_cluster(flags: ClusterFlags) -> AsyncIterator[LiveCluster]:
 
 
 def run_with_cluster(flags: ClusterFlags, body: Callable[[LiveCluster], Awaitable[T]]) -> T:
-    """Open the cluster, await the body with it and close it again."""
+    """Open the cluster, await the body with it and close it again, also after SIGINT and SIGTERM."""
 
     async def run() -> T:
         async with open_cluster(flags) as cluster:
             return await body(cluster)
 
-    return asyncio.run(run())
+    return run_until_interrupt(run())
 
 
 async def _for_people(error: KvplaceError, session: Session) -> KvplaceError:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 
 import click
 
+from kvplace.cli.interrupts import on_interrupt
 from kvplace.cli.output import say
 from kvplace.core.quantity import counted
 from kvplace.core.vm_stage import VmStage
@@ -26,30 +26,19 @@ _STALL_S = 30.0
 
 
 def ask(question: str) -> None:
-    """Ask for a yes; raises Abort without one, and on Ctrl-C.
-
-    While a loop runs asyncio takes Ctrl-C, and would act on it only after an answer.
-    """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    """Ask for a yes; raises Abort without one, and on Ctrl-C."""
+    with on_interrupt(None):
         click.confirm(question, abort=True, err=True)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 async def shown_run(run: RolloutRun) -> Report:
     """Carry out a run and show how far it is; the first Ctrl-C stops it, the second one ends the program."""
-    with contextlib.ExitStack() as signals:
-        loop = asyncio.get_running_loop()
 
-        def stop(number: int) -> None:
-            say("stopping; what has been made stays")
-            run.stop()
-            loop.remove_signal_handler(number)
+    def stop() -> None:
+        say("stopping; what has been made stays")
+        run.stop()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop, number)
-            signals.callback(loop.remove_signal_handler, number)
+    with on_interrupt(stop):
         async with _bars(run) if sys.stderr.isatty() else _lines(run), _stalls(run):
             return await run.run()
 

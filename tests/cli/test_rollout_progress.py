@@ -18,13 +18,19 @@ from tests.virtual_time import JumpingLoop
 ASKING = """
 import asyncio
 import click
+from kvplace.cli.interrupts import run_until_interrupt
 from kvplace.cli.rollout_progress import ask
 
 async def main():
-    ask("Make 3 VMs?")
+    try:
+        ask("Make 3 VMs?")
+    finally:
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+        print("closed")
 
 try:
-    asyncio.run(main())
+    run_until_interrupt(main())
 except click.Abort:
     print("nothing was made")
 """
@@ -65,8 +71,8 @@ def test_a_deletion_tells_what_is_left_at_most_once_a_second(capsys: pytest.Capt
     ]
 
 
-def test_ctrl_c_at_the_question_is_a_no_at_once() -> None:
+def test_ctrl_c_at_the_question_is_a_no_at_once_and_is_not_taken_twice() -> None:
     with Terminal([sys.executable, "-c", ASKING], {}) as terminal:
         terminal.read_until("Make 3 VMs? [y/N]")
         terminal.interrupt()
-        terminal.read_until("nothing was made")
+        assert "closed" in terminal.read_until("nothing was made")
