@@ -26,30 +26,28 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 from kvplace.agent import metrics
-from kvplace.agent.containers import COMPUTE, Container
+from kvplace.agent.containers import Container
 from kvplace.agent.cpusets import Cpusets, decide_cpusets, placement_of
 from kvplace.agent.enforced_containers import CPUSETS_ENFORCED
 from kvplace.agent.node_report import NodeReport
 from kvplace.agent.node_state import NodeState
+from kvplace.agent.nri_container import KnownContainer, merged, reported
 from kvplace.agent.nri_runtime import PluginHost
-from kvplace.agent.repair_history import PERIOD_S, RepairHistory
+from kvplace.agent.repair_history import PERIOD_S
 from kvplace.core.cpuset import format_cpu_list, mask_of
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import KvplaceError, Misconfigured, Unavailable
-from kvplace.core.marks import PLACED_LABEL
-from kvplace.core.placement import PLACEMENT
 from kvplace.core.scalars import NO_CPUS, ContainerId, CpuMask
 from kvplace.kube.conditions import Condition
 from kvplace.linux.cpuset_hierarchy import CpusetFile
 from kvplace.linux.inotify import Change, Inotify
 from kvplace.linux.kernel_files import Gone, NotPermitted
-from kvplace.linux.oci_cgroup import cgroup_folder
 from kvplace.nri import values as nri
 from kvplace.nri.courier import MAX_UPDATES
 
@@ -58,11 +56,6 @@ log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 """Pause before updates are carried again that did not arrive."""
 _FILES = frozenset(file.value for file in CpusetFile)
-_VIRT_LAUNCHER = ("kubevirt.io", "virt-launcher")
-_MIGRATION = "kubevirt.io/migrationJobUID"
-"""Label of the pod that a VM migrates to."""
-_QEMU_HOOKS = "/etc/libvirt/hooks/qemu.d"
-"""Where the hook that gives an incoming QEMU the CPU numbers of this node is mounted."""
 
 
 class CgroupCpusets(Protocol):
@@ -92,19 +85,6 @@ class NodeObjects(Protocol):
     async def wait_until_known(self) -> None: ...
 
 
-@dataclass(slots=True)
-class _Known:
-    """A container that is created or running, with what its cgroup and its spec say."""
-
-    container: Container
-    """`cpus` is what its cgroup was last seen or set to."""
-    sandbox: nri.SandboxId
-    folder: Path | None
-    spec: nri.Cpuset
-    history: RepairHistory = field(default_factory=RepairHistory)
-    retry: asyncio.TimerHandle | None = None
-
-
 class NriEnforcement:
     """The plugin's handler; keeps what the runtime has reported, and the last decision."""
 
@@ -130,7 +110,7 @@ class NriEnforcement:
         self._report = report
         self._hierarchy = hierarchy
         self._runtime = runtime
-        self._known: dict[ContainerId, _Known] = {}
+        self._known: dict[ContainerId, KnownContainer] = {}
         self._connected = False
         self._runtime_name = ""
         self._online = NO_CPUS
@@ -205,7 +185,7 @@ class NriEnforcement:
         with metrics.NRI_ANSWERS.labels("create").time():
             return self._creation(self._take(pod, container))
 
-    def _creation(self, known: _Known) -> nri.Creation:
+    def _creation(self, known: KnownContainer) -> nri.Creation:
         try:
             self._apply()
         except Exception:
@@ -215,7 +195,7 @@ class NriEnforcement:
             )
             return nri.Creation(nri.Cpuset(self._decided.pool))
         cpuset = self._wanted(known) if self._objects_known else self._first_cpuset(known)
-        known.spec = _merged(known.spec, cpuset)
+        known.spec = merged(known.spec, cpuset)
         return nri.Creation(cpuset, tuple(self._spec_updates()))
 
     async def update(
@@ -224,13 +204,13 @@ class NriEnforcement:
         known = self._known.get(container.id) or self._take(pod, container)
         self._apply()
         kept = self._wanted(known)
-        known.spec = _merged(known.spec, asked)
+        known.spec = merged(known.spec, asked)
         wanted = self._wanted(known) if self._objects_known else kept
         others = self._spec_updates(without=container.id)
         if not wanted.cpus:
             return others
         # Even where nothing else was asked for: the runtime applies the whole spec again.
-        known.spec = _merged(known.spec, wanted)
+        known.spec = merged(known.spec, wanted)
         return [nri.ContainerUpdate(container.id, wanted), *others]
 
     async def stop(self, pod: nri.PodSandbox, container: nri.Container) -> Sequence[nri.ContainerUpdate]:
@@ -273,29 +253,8 @@ class NriEnforcement:
 
     # How decisions are carried out
 
-    def _take(self, pod: nri.PodSandbox, container: nri.Container) -> _Known:
-        key, value = _VIRT_LAUNCHER
-        known = self._known[container.id] = _Known(
-            Container(
-                id=container.id,
-                name=container.name,
-                pod_uid=pod.uid,
-                namespace=pod.namespace,
-                pod=pod.name,
-                in_vm_pod=pod.labels.get(key) == value,
-                placement=_placement(pod),
-                pid=container.pid,
-                cpus=container.cpuset.cpus,
-                incoming=(
-                    container.name == COMPUTE
-                    and _MIGRATION in pod.labels
-                    and _QEMU_HOOKS not in container.mounts
-                ),
-            ),
-            sandbox=container.sandbox,
-            folder=cgroup_folder(self._hierarchy.root, container.cgroup_path),
-            spec=container.cpuset,
-        )
+    def _take(self, pod: nri.PodSandbox, container: nri.Container) -> KnownContainer:
+        known = self._known[container.id] = reported(pod, container, self._hierarchy.root)
         if known.folder is not None:
             try:
                 cpus = self._hierarchy.configured(known.folder)
@@ -329,7 +288,7 @@ class NriEnforcement:
         for known, wanted in changed:
             self._set(known, wanted)
 
-    def _wanted(self, known: _Known) -> nri.Cpuset:
+    def _wanted(self, known: KnownContainer) -> nri.Cpuset:
         """Return what a container shall have; empty for one that has all CPUs anyway."""
         if not self._objects_known:
             return nri.NO_CPUSET if self._observes_only else known.spec
@@ -342,7 +301,7 @@ class NriEnforcement:
             return nri.NO_CPUSET
         return nri.Cpuset(setting.cpus, mask_of(setting.mems or ()))
 
-    def _first_cpuset(self, known: _Known) -> nri.Cpuset:
+    def _first_cpuset(self, known: KnownContainer) -> nri.Cpuset:
         """Return what a new container gets while nothing but its own sandbox says what it may have."""
         setting = self._decided.settings.get(known.container.id)
         if setting is None:
@@ -354,7 +313,7 @@ class NriEnforcement:
                 used |= other.spec.cpus
         return nri.Cpuset(setting.cpus & ~used or setting.cpus, mask_of(setting.mems or ()))
 
-    def _set(self, known: _Known, wanted: nri.Cpuset) -> None:
+    def _set(self, known: KnownContainer, wanted: nri.Cpuset) -> None:
         if known.folder is not None:
             try:
                 self._hierarchy.set(known.folder, wanted.cpus)
@@ -370,7 +329,7 @@ class NriEnforcement:
                 return
         known.container = replace(known.container, cpus=wanted.cpus)
 
-    def _check(self, known: _Known) -> None:
+    def _check(self, known: KnownContainer) -> None:
         if known.folder is None:
             return
         self._watch(known.folder)
@@ -395,7 +354,7 @@ class NriEnforcement:
         nodes = wanted.memory_nodes
         return cpus and (not nodes or self._hierarchy.is_set(folder, nodes, CpusetFile.MEMORY_NODES))
 
-    def _repair(self, known: _Known, wanted: nri.Cpuset, now: float) -> None:
+    def _repair(self, known: KnownContainer, wanted: nri.Cpuset, now: float) -> None:
         who, cpus = f"{known.container.pod}/{known.container.name}", format_cpu_list(wanted.cpus)
         if known.history.may_repair(now):
             known.history = known.history.repaired(now)
@@ -407,7 +366,7 @@ class NriEnforcement:
             # Perhaps nobody writes it any more, and so nobody would look at it.
             known.retry = asyncio.get_running_loop().call_later(PERIOD_S, self._try_again, known)
 
-    def _try_again(self, known: _Known) -> None:
+    def _try_again(self, known: KnownContainer) -> None:
         known.retry = None
         if self._known.get(known.container.id) is known:
             self._check(known)
@@ -432,10 +391,10 @@ class NriEnforcement:
 
     # How the runtime's specs follow
 
-    def _with_old_specs(self) -> Iterator[_Known]:
+    def _with_old_specs(self) -> Iterator[KnownContainer]:
         """Yield the containers whose spec says something else than what was decided."""
         for known in self._known.values():
-            if _merged(known.spec, self._wanted(known)) != known.spec:
+            if merged(known.spec, self._wanted(known)) != known.spec:
                 yield known
 
     def _has_old_specs(self) -> bool:
@@ -448,7 +407,7 @@ class NriEnforcement:
         )
         updates = [nri.ContainerUpdate(known.container.id, self._wanted(known)) for known in chosen]
         for known in chosen:
-            known.spec = _merged(known.spec, self._wanted(known))
+            known.spec = merged(known.spec, self._wanted(known))
         if len(chosen) == MAX_UPDATES:
             self._changed.set()
         return updates
@@ -487,13 +446,3 @@ class NriEnforcement:
             if known := self._known.get(container.id):
                 known.spec = container.cpuset
         return self._spec_updates()
-
-
-def _placement(pod: nri.PodSandbox) -> str:
-    """Return the placement that a sandbox was made with; without the label anybody may have written it."""
-    return pod.annotations.get(PLACEMENT, "") if pod.labels.get(PLACED_LABEL) == "true" else ""
-
-
-def _merged(spec: nri.Cpuset, change: nri.Cpuset) -> nri.Cpuset:
-    """Return what a spec says after an update; what an update leaves out stays."""
-    return nri.Cpuset(change.cpus or spec.cpus, change.memory_nodes or spec.memory_nodes)

@@ -25,13 +25,12 @@ import msgspec
 
 from kvplace.core.errors import Conflict, Refused
 from kvplace.core.ledger import LedgerChange
-from kvplace.core.node_topology import API_VERSION, GROUP, VERSION
+from kvplace.core.node_topology import GROUP, VERSION
 from kvplace.core.preemption.disruption_budgets import DisruptionBudget
-from kvplace.core.resource_topology import API_VERSION as RESOURCE_TOPOLOGIES
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.core.topology_document import topology_document
-from kvplace.kube import ledger_calls
+from kvplace.kube import ledger_calls, pod_calls, topology_calls
 from kvplace.kube.agent_pods import AGENT_POD_RESOURCE
 from kvplace.kube.api_errors import Missing, Rejected, decoded
 from kvplace.kube.api_list_watch import ApiListWatch, Form, Resource
@@ -65,7 +64,7 @@ from kvplace.kube.reviews import (
     read_token_review,
     token_review,
 )
-from kvplace.kube.session import JSON, METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call, Session, path_of
+from kvplace.kube.session import METADATA_ONLY, Call, Session, path_of
 from kvplace.kube.topology_status import TopologyStatus
 from kvplace.kube.vm_statuses import STATUS_RESOURCES
 from kvplace.kube.watches import (
@@ -85,7 +84,7 @@ from kvplace.kube.watches import (
 K = TypeVar("K")
 R = TypeVar("R")
 
-FIELD_MANAGER = "kvplace"
+_WRITTEN_BY = {"fieldManager": "kvplace"}
 
 _IMMUTABLE_UID = "metadata.uid: Invalid value"
 """In the refusal of a patch of pods/status that names another UID."""
@@ -111,7 +110,7 @@ class ApiCluster:
         self._session = session
         self._page_size = page_size
         self._controller = f"{GROUP}/{component}"
-        self._field_manager = {"fieldManager": AGENT if component == "agent" else FIELD_MANAGER}
+        self._written_by = {"fieldManager": AGENT} if component == "agent" else _WRITTEN_BY
         self._instance = (os.environ.get("POD_NAME") or socket.gethostname())[:128]
         self._now = now
         self._resources: Mapping[Kind[Any, Any], Resource[Any]] = {
@@ -122,7 +121,7 @@ class ApiCluster:
             NODE_STATUSES: Resource.of(
                 "nodes", path_of("api", "v1", "nodes"), _NODE_ROW, node_of_row, form=Form.TABLE
             ),
-            TOPOLOGIES: _custom("nodetopologies", TopologyReader().record),
+            TOPOLOGIES: _custom(topology_calls.RESOURCE, TopologyReader().record),
             LEDGERS: _custom(ledger_calls.RESOURCE, self._ledger_record),
             VMIS: Resource.of(
                 "virtualmachineinstances",
@@ -157,31 +156,13 @@ class ApiCluster:
         is gone, and Unavailable when the outcome is unknown. Does not check that the node exists.
         """
         await self._session.request(
-            Call(
-                "create",
-                "pods/binding",
-                path_of("api", "v1", "namespaces", namespace, "pods", pod, "binding"),
-                name=f"{namespace}/{pod}",
-                body=_encode(
-                    {
-                        "apiVersion": "v1",
-                        "kind": "Binding",
-                        "metadata": {
-                            "name": pod,
-                            "namespace": namespace,
-                            "uid": uid,
-                            "annotations": dict(annotations),
-                        },
-                        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
-                    }
-                ),
-            ),
+            pod_calls.bind_call(namespace, pod, uid, node, annotations),
             attempts=1,  # only the caller knows until when the claim behind it stays
         )
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
         """Read a pod as the API server has it now; None when there is none."""
-        body = await self._get("pods", path_of("api", "v1", "namespaces", namespace, "pods", name), name)
+        body = await self._get("pods", pod_calls.pod_path(namespace, name), name)
         return None if body is None else pod_record(decoded(_POD, body, "pods"))
 
     async def read_disruption_budgets(self) -> tuple[DisruptionBudget, ...]:
@@ -198,15 +179,7 @@ class ApiCluster:
         """
         try:
             await self._session.request(
-                Call(
-                    "patch",
-                    "pods",
-                    path_of("api", "v1", "namespaces", namespace, "pods", pod),
-                    name=f"{namespace}/{pod}",
-                    query={"fieldManager": FIELD_MANAGER},
-                    body=_encode({"metadata": {"uid": uid, "annotations": dict(annotations)}}),
-                    accept=METADATA_ONLY,
-                )
+                pod_calls.annotate_call(namespace, pod, uid, annotations, _WRITTEN_BY)
             )
         except Rejected as error:
             if _IMMUTABLE_UID in str(error):
@@ -222,18 +195,7 @@ class ApiCluster:
         changed = known is None or known.status != condition.status
         document = condition.document(self._now() if changed else None)
         try:
-            await self._session.request(
-                Call(
-                    "patch",
-                    "pods/status",
-                    path_of("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "status"),
-                    name=f"{pod.namespace}/{pod.name}",
-                    query=self._field_manager,
-                    body=_encode({"metadata": {"uid": pod.uid}, "status": {"conditions": [document]}}),
-                    accept=METADATA_ONLY,
-                    patch_type=STRATEGIC_MERGE_PATCH,
-                )
-            )
+            await self._session.request(pod_calls.condition_call(pod, document, self._written_by))
         except Rejected as error:
             if _IMMUTABLE_UID in str(error):
                 raise Refused(f"pod {pod.namespace}/{pod.name} with UID {pod.uid} is gone") from error
@@ -244,23 +206,7 @@ class ApiCluster:
 
         The resource version also keeps a nomination by somebody else.
         """
-        await self._session.request(
-            Call(
-                "patch",
-                "pods/status",
-                path_of("api", "v1", "namespaces", pod.namespace, "pods", pod.name, "status"),
-                name=f"{pod.namespace}/{pod.name}",
-                query=self._field_manager,
-                body=_encode(
-                    {
-                        "metadata": {"uid": pod.uid, "resourceVersion": pod.resource_version},
-                        "status": {"nominatedNodeName": node},
-                    }
-                ),
-                accept=METADATA_ONLY,
-                patch_type=STRATEGIC_MERGE_PATCH,
-            )
-        )
+        await self._session.request(pod_calls.nominate_call(pod, node, self._written_by))
 
     async def write_topology(
         self, node: NodeRecord, topology: Topology, before: TopologyRecord | None
@@ -273,25 +219,8 @@ class ApiCluster:
         spec = topology_document(topology)
         if before is not None:
             return await self._patch_topology(node.name, before.resource_version, {"spec": spec})
-        body = await self._session.request(
-            Call(
-                "create",
-                "nodetopologies",
-                _topology_path(),
-                name=node.name,
-                query=self._field_manager,
-                body=_encode(
-                    {
-                        "apiVersion": API_VERSION,
-                        "kind": "NodeTopology",
-                        "metadata": _metadata_of_new(node),
-                        "spec": spec,
-                    }
-                ),
-                accept=METADATA_ONLY,
-            )
-        )
-        return decoded(_VERSION, body, "nodetopologies").metadata.resource_version
+        body = await self._session.request(topology_calls.create_call(node, spec, self._written_by))
+        return decoded(_VERSION, body, topology_calls.RESOURCE).metadata.resource_version
 
     async def write_topology_status(self, node: NodeName, status: TopologyStatus, version: str) -> str:
         """Replace the status of a NodeTopology that still has this resource version; returns the new one.
@@ -302,11 +231,11 @@ class ApiCluster:
 
     async def read_resource_topology(self, node: NodeName) -> ResourceTopologyRecord | None:
         """Read who wrote a NodeResourceTopology; None where there is none, or no such kind."""
-        path = _resource_topology_path(node)
-        body = await self._get("noderesourcetopologies", path, node, METADATA_ONLY)
-        if body is None:
+        try:
+            body = await self._session.request(topology_calls.read_resource_topology_call(node))
+        except Missing:
             return None
-        return resource_topology_record(decoded(_VERSION, body, "noderesourcetopologies"))
+        return resource_topology_record(decoded(_VERSION, body, topology_calls.RESOURCE_TOPOLOGY))
 
     async def write_resource_topology(
         self, node: NodeRecord, document: Mapping[str, Any], before: ResourceTopologyRecord | None
@@ -315,22 +244,10 @@ class ApiCluster:
 
         Raises Conflict when there is another one by now, and Refused when the cluster has no such kind.
         """
-        if before is None:
-            metadata, name = _metadata_of_new(node), []
-        else:
-            metadata, name = {"resourceVersion": before.resource_version}, [node.name]
         body = await self._session.request(
-            Call(
-                "create" if before is None else "patch",
-                "noderesourcetopologies",
-                _resource_topology_path(*name),
-                name=node.name,
-                query=self._field_manager,
-                body=_encode({**document, "metadata": {**document["metadata"], **metadata}}),
-                accept=METADATA_ONLY,
-            )
+            topology_calls.write_resource_topology_call(node, document, before, self._written_by)
         )
-        return resource_topology_record(decoded(_VERSION, body, "noderesourcetopologies"))
+        return resource_topology_record(decoded(_VERSION, body, topology_calls.RESOURCE_TOPOLOGY))
 
     async def read_vmi(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """Read a VirtualMachineInstance as JSON; None when there is none."""
@@ -412,7 +329,7 @@ class ApiCluster:
                 "nodes",
                 path_of("api", "v1", "nodes", node),
                 name=node,
-                query=self._field_manager,
+                query=self._written_by,
                 body=_encode({"metadata": {"annotations": dict(annotations)}}),
                 accept=METADATA_ONLY,
             )
@@ -447,22 +364,13 @@ class ApiCluster:
     async def _patch_topology(
         self, node: NodeName, version: str, change: Mapping[str, Any], *subresource: str
     ) -> str:
-        body = await self._session.request(
-            Call(
-                "patch",
-                "/".join(("nodetopologies", *subresource)),
-                _topology_path(node, *subresource),
-                name=node,
-                query=self._field_manager,
-                body=_encode({"metadata": {"resourceVersion": version}, **change}),
-                accept=METADATA_ONLY,
-            )
-        )
-        return decoded(_VERSION, body, "nodetopologies").metadata.resource_version
+        call = topology_calls.change_call(node, version, change, self._written_by, *subresource)
+        body = await self._session.request(call)
+        return decoded(_VERSION, body, topology_calls.RESOURCE).metadata.resource_version
 
-    async def _get(self, resource: str, path: str, name: str, accept: str = JSON) -> bytes | None:
+    async def _get(self, resource: str, path: str, name: str) -> bytes | None:
         try:
-            return await self._session.request(Call("get", resource, path, name=name, accept=accept))
+            return await self._session.request(Call("get", resource, path, name=name))
         except Missing:
             return None
 
@@ -482,18 +390,3 @@ _encode = msgspec.json.encode
 
 def _custom(resource: str, record: Callable[[CustomObject], R]) -> Resource[R]:
     return Resource.of(resource, path_of("apis", GROUP, VERSION, resource), _CUSTOM, record)
-
-
-def _metadata_of_new(node: NodeRecord) -> dict[str, Any]:
-    """Name a new object after a node, with which the API server deletes it."""
-    owner = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid}
-    return {"name": node.name, "ownerReferences": [owner]}
-
-
-def _topology_path(*segments: str) -> str:
-    return path_of("apis", GROUP, VERSION, "nodetopologies", *segments)
-
-
-def _resource_topology_path(*segments: str) -> str:
-    group, _, version = RESOURCE_TOPOLOGIES.partition("/")
-    return path_of("apis", group, version, "noderesourcetopologies", *segments)

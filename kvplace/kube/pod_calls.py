@@ -1,0 +1,90 @@
+"""The calls that change pods, as values; `ApiCluster` makes them.
+
+Every one says which pod it means by its UID: a pod that was created again under the same name is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from kvplace.core.scalars import NodeName, PodUid
+from kvplace.kube.records import PodRecord
+from kvplace.kube.session import METADATA_ONLY, STRATEGIC_MERGE_PATCH, Call, path_of
+
+_encode = msgspec.json.encode
+
+
+def bind_call(namespace: str, pod: str, uid: PodUid, node: NodeName, annotations: Mapping[str, str]) -> Call:
+    """Bind a pod and put annotations on it."""
+    return Call(
+        "create",
+        "pods/binding",
+        pod_path(namespace, pod, "binding"),
+        name=f"{namespace}/{pod}",
+        body=_encode(
+            {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {
+                    "name": pod,
+                    "namespace": namespace,
+                    "uid": uid,
+                    "annotations": dict(annotations),
+                },
+                "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+            }
+        ),
+    )
+
+
+def annotate_call(
+    namespace: str,
+    pod: str,
+    uid: PodUid,
+    annotations: Mapping[str, str | None],
+    written_by: Mapping[str, str],
+) -> Call:
+    """Set annotations of a pod, None removes one; others stay."""
+    return Call(
+        "patch",
+        "pods",
+        pod_path(namespace, pod),
+        name=f"{namespace}/{pod}",
+        query=written_by,
+        body=_encode({"metadata": {"uid": uid, "annotations": dict(annotations)}}),
+        accept=METADATA_ONLY,
+    )
+
+
+def condition_call(pod: PodRecord, condition: Mapping[str, Any], written_by: Mapping[str, str]) -> Call:
+    """Set a condition in a pod's status; conditions of other types stay."""
+    return _status_call(pod, {"uid": pod.uid}, {"conditions": [condition]}, written_by)
+
+
+def nominate_call(pod: PodRecord, node: NodeName, written_by: Mapping[str, str]) -> Call:
+    """Nominate a node for a pod that is still as `pod` says."""
+    still = {"uid": pod.uid, "resourceVersion": pod.resource_version}
+    return _status_call(pod, still, {"nominatedNodeName": node}, written_by)
+
+
+def pod_path(namespace: str, pod: str, *subresource: str) -> str:
+    """Say where a pod, or a subresource of it, is."""
+    return path_of("api", "v1", "namespaces", namespace, "pods", pod, *subresource)
+
+
+def _status_call(
+    pod: PodRecord, metadata: Mapping[str, str], status: Mapping[str, Any], written_by: Mapping[str, str]
+) -> Call:
+    return Call(
+        "patch",
+        "pods/status",
+        pod_path(pod.namespace, pod.name, "status"),
+        name=f"{pod.namespace}/{pod.name}",
+        query=written_by,
+        body=_encode({"metadata": metadata, "status": status}),
+        accept=METADATA_ONLY,
+        patch_type=STRATEGIC_MERGE_PATCH,
+    )
