@@ -30,16 +30,16 @@ from kvplace.core.reservation import LONGEST_S, RESERVED_S, grown
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
 from kvplace.kube.pending_changes import no_change
-from kvplace.kube.records import LedgerRecord, PodRecord
+from kvplace.kube.records import LedgerRecord, PodRecord, TopologyRecord
 from kvplace.nodes.node_cache import NodeCache
 
 log = logging.getLogger(__name__)
 
 
 REPORT_S = 10.0
-"""How long an agent may take to report a container; a pod that is gone keeps its cores so long."""
+"""How long an agent that has written something may take to report a container, too."""
 SILENCE_S = 30.0
-"""The same where the agent has written nothing since then: it may be starting again."""
+"""How long an agent may write nothing, since it may be starting again; a pod that is gone keeps its cores."""
 _TRIES = 4
 """How often a pod is read to restore its claim, while others write into the ledger."""
 _SOON_S = 0.1
@@ -90,18 +90,22 @@ class Reconciler:
         self._released = released
         self._look_again = look_again
         self._missing: dict[PodUid, tuple[float, str]] = {}
-        """Since when pods with a claim were found to be gone, on nodes whose agent has not reported them.
+        """When pods with a claim were found to be gone, on nodes whose agent has not reported them.
 
-        With the version of what the agent had written last by then.
+        With the version of what the agent had written last by then. When it has written since, the time of
+        that, and no version: what it wrote may be older than the container.
         """
         self._reported: set[PodUid] = set()
         """Pods that were found to be gone, and that an agent has reported since."""
+        self._unreported_since: dict[NodeName, float] = {}
+        """Since when nodes lack the report of an agent that was there."""
         self._overlaps: dict[PodUid, str] = {}
         self._taken: set[PodUid] = set()
         """Pods of whose CPUs the kubelet has allocated some."""
         self._agreeing: dict[PodUid, tuple[str, CpuMask, CpuMask]] = {}
         """Placements of pods, and what the claims had that were found to agree with them."""
         cache.pods.subscribe(self._pod_seen)
+        cache.topologies.subscribe(self._topology_seen)
 
     async def reconcile(self, node: NodeName) -> None:
         """Bring a node's ledger in step with its pods; raises what a write raises.
@@ -143,6 +147,10 @@ class Reconciler:
         self._missing = {uid: since for uid, since in self._missing.items() if has_claim(uid)}
         self._reported = {uid for uid in self._reported if has_claim(uid)}
         self._overlaps = {uid: text for uid, text in self._overlaps.items() if self._pods.get(uid)}
+        silent_since = self._clock() - SILENCE_S
+        self._unreported_since = {
+            node: since for node, since in self._unreported_since.items() if since > silent_since
+        }
 
     # Step 1.
 
@@ -212,11 +220,15 @@ class Reconciler:
     def _runs(self, node: NodeName, uid: PodUid) -> bool:
         """Whether a pod that is gone may still use its CPUs, by what the agent of its node reports.
 
-        The agent may not have seen its container yet: its silence counts after a while only.
+        The agent may not have seen its container yet, or its report may have been deleted and be about to be
+        written again: its silence counts after a while only.
         """
         described = self._topologies.get(node)
         if described is None or described.enforcement is Enforcement.NONE:
-            return False
+            lost_s = self._clock() - self._unreported_since.get(node, float("-inf"))
+            if lost_s < SILENCE_S:
+                self._look_again(node, SILENCE_S - lost_s)
+            return lost_s < SILENCE_S
         report = described.pods.get(uid)
         if report is not None:
             self._reported.add(uid)
@@ -224,7 +236,9 @@ class Reconciler:
         if uid in self._reported:
             return False
         since, version = self._missing.setdefault(uid, (self._clock(), described.resource_version))
-        patience_s = SILENCE_S if version == described.resource_version else REPORT_S
+        if version not in ("", described.resource_version):
+            since, version = self._missing[uid] = (self._clock(), "")
+        patience_s = SILENCE_S if version else REPORT_S
         waits_s = patience_s - (self._clock() - since)
         if waits_s > 0:
             self._look_again(node, min(waits_s, REPORT_S))
@@ -259,6 +273,16 @@ class Reconciler:
                 extra=_about(node, claim),
             )
             self._released(node)
+
+    def _topology_seen(self, before: TopologyRecord | None, after: TopologyRecord | None) -> None:
+        """Note when the report of an agent is lost: it writes the machine first, and the report after it."""
+        described = after or before
+        if described is None:
+            return
+        if after is not None and after.enforcement is not Enforcement.NONE:
+            self._unreported_since.pop(described.node, None)
+        elif before is not None and before.enforcement is not Enforcement.NONE:
+            self._unreported_since[described.node] = self._clock()
 
     # Step 2.
 

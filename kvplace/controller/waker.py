@@ -4,6 +4,10 @@ It does so when a node changes; otherwise it would take five minutes. So an anno
 after a release, and when the description of a machine changes or is known before its node is; also at the
 start, since the process that ended may have released cores and not come to it, and after this process could
 not follow the ledgers, since it may have refused pods for which another one had released cores.
+
+While nobody waits, nobody is woken. But kube-scheduler may have tried a pod in vain that the watch has not
+shown yet. So what came free for nobody is remembered, and causes one wake when the watch shows the next pod
+that was tried in vain.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from kvplace.controller.metrics import WAKES
 from kvplace.core.errors import Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.scalars import NodeName
-from kvplace.kube.records import NodeRecord, TopologyRecord
+from kvplace.kube.records import NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.node_cache import NodeCache
 
 log = logging.getLogger(__name__)
@@ -53,11 +57,13 @@ class Waker:
         self._any_waits = any_waits
         self._pause_s = pause_s
         self._now = now
-        self._freed: set[NodeName] = set()
+        self._freed: dict[NodeName, None] = {}
+        """Where a pod may fit since the last wake; where it came free last stands last."""
         self._changed = asyncio.Event()
         self._topologies = cache.topologies
         cache.topologies.subscribe(self._topology_seen)
         cache.nodes.subscribe(self._node_seen)
+        cache.pods.subscribe(self._pod_seen)
         self._freed.clear()  # topologies that were known before are no reason
         self._changed.clear()
         if any_waits():  # since before we came: cores may have been released for them
@@ -65,12 +71,13 @@ class Waker:
 
     def node_freed(self, node: NodeName) -> None:
         """Note that a pod may now fit on a node."""
-        self._freed.add(node)
+        self._freed.pop(node, None)
+        self._freed[node] = None
         self._changed.set()
 
     def all_freed(self) -> None:
         """Note that a pod may now fit on some node, nobody knows on which."""
-        self._freed.update(self._nodes.records)
+        self._freed |= dict.fromkeys(self._nodes.records)
         self._changed.set()
 
     async def run(self) -> None:
@@ -78,13 +85,14 @@ class Waker:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            freed, self._freed = self._freed, set()
-            node = min(freed & self._nodes.records.keys(), default=None)
             pause = self._pause_s
-            if node is not None and self._any_waits() and not await self._annotate(node):
-                self._freed |= freed
-                self._changed.set()
-                pause = max(pause, _RETRY_S)
+            node = next((node for node in reversed(self._freed) if node in self._nodes.records), None)
+            if node is not None and self._any_waits():
+                freed, self._freed = self._freed, {}
+                if not await self._annotate(node):
+                    self._freed = freed | self._freed
+                    self._changed.set()
+                    pause = max(pause, _RETRY_S)
             await asyncio.sleep(pause)
 
     async def _annotate(self, node: NodeName) -> bool:
@@ -108,3 +116,12 @@ class Waker:
         # kube-scheduler may have tried it before our watch told of it, and got a no.
         if before is None and after is not None and after.name in self._topologies.records:
             self.node_freed(after.name)
+
+    def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        if self._freed and _is_refused(after) and not _is_refused(before):
+            self._changed.set()
+
+
+def _is_refused(pod: PodRecord | None) -> bool:
+    """Whether kube-scheduler has tried a pod and found no node."""
+    return pod is not None and pod.was_tried and not pod.node

@@ -11,13 +11,14 @@ from typing import Any
 
 from kvplace.controller.controller import Controller, ControllerSettings
 from kvplace.core.cluster.room_on_nodes import CrowdedNode, RoomOnNode, find_room
+from kvplace.core.enforcement import Enforcement
 from kvplace.core.ledger import Claim
 from kvplace.core.request import Request
 from kvplace.core.request_document import PodRequest, write_request
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.kube.events import EventRecorder
-from kvplace.kube.records import NO_SHAPE, PodRecord
+from kvplace.kube.records import NO_SHAPE, PodRecord, PodReport
 from kvplace.kube.watches import PLACED_PODS
 from kvplace.nodes.node_cache import NodeCache
 from kvplace.nodes.node_machine import NodeMachine
@@ -29,6 +30,7 @@ from kvplace.scheduler.extender_protocol import (
 )
 from tests.core.requests import request_with
 from tests.kube.faulty_cluster import FaultyCluster
+from tests.nodes.machines import EIGHT
 
 EPOCH = datetime(2026, 1, 2, tzinfo=UTC)
 """The wall clock at time 0 of the event loop."""
@@ -119,6 +121,23 @@ async def replica(
             await cache.ledgers.stop()
             for task in watching:
                 task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def bound_vm(
+    cluster: FaultyCluster, *, settings: ControllerSettings | None = None, controller: bool = True
+) -> AsyncIterator[tuple[Replica, PodRecord]]:
+    """Run a replica that has bound pod `default/vm` to node n1."""
+    async with replica(cluster, settings=settings, controller=controller) as one:
+        pod = asking_pod(cluster, "vm")
+        assert await one.bind(pod, "n1") == ""
+        yield one, pod
+
+
+def report_running(cluster: FaultyCluster, pod: PodRecord) -> None:
+    """Report on node n1, as its agent does, that the container of a pod runs."""
+    running = PodReport(pod.uid, revision=1, pinned=True, running=True)
+    cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI, pods=[running])
 
 
 async def search_at_once(nodes: Sequence[CrowdedNode], request: Request) -> RoomOnNode | None:

@@ -18,9 +18,9 @@ from kvplace.core.placement import PLACEMENT, Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import NO_CPUS, NodeName, NumaId, PodUid
 from kvplace.kube.events import EventReason, pod_reference
-from kvplace.kube.records import PodRecord, PodReport
+from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
-from tests.controller.replicas import asking_pod, replica
+from tests.controller.replicas import asking_pod, bound_vm, replica, report_running
 from tests.kube.faults import FaultScript, Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
@@ -38,9 +38,7 @@ async def test_a_pod_that_is_bound_as_claimed_costs_one_ledger_write(cluster: Fa
 async def test_the_cores_of_a_pod_that_has_ended_come_free(
     cluster: FaultyCluster, phase: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with replica(cluster) as one:
-        pod = asking_pod(cluster, "vm")
-        await one.bind(pod, "n1")
+    async with bound_vm(cluster) as (one, _pod):
         cluster.change_pod("default", "vm", phase=phase)
         await one.until(lambda: not one.claims())
         assert "the claim of a pod that was never bound is released" not in caplog.messages
@@ -61,9 +59,7 @@ async def test_a_pod_that_ends_before_its_claim_is_compared_is_released_at_once(
     cluster: FaultyCluster,
 ) -> None:
     patient = ControllerSettings(compare_s=3600.0, round_s=3600.0)
-    async with replica(cluster, settings=patient) as one:
-        pod = asking_pod(cluster, "vm")
-        assert await one.bind(pod, "n1") == ""
+    async with bound_vm(cluster, settings=patient) as (one, pod):
         await one.until(lambda: one.cache.pods.records[pod.uid].node)
         await one.controller.reconciler.reconcile(NodeName("n1"))
         cluster.delete_pod("default", "vm", force=True)
@@ -74,9 +70,7 @@ async def test_a_pod_that_ends_before_its_claim_is_compared_is_released_at_once(
 async def test_cores_stay_while_a_deleted_pods_qemu_still_runs_and_come_free_when_it_ends(
     cluster: FaultyCluster,
 ) -> None:
-    async with replica(cluster) as one:
-        pod = asking_pod(cluster, "vm")
-        await one.bind(pod, "n1")
+    async with bound_vm(cluster) as (one, pod):
         cluster.change_pod("default", "vm", phase="Running")
         cluster.delete_pod("default", "vm")
         await one.until(lambda: one.cache.pods.records[pod.uid].deleting)
@@ -88,9 +82,7 @@ async def test_cores_stay_while_a_deleted_pods_qemu_still_runs_and_come_free_whe
 
 
 async def test_the_cores_of_a_pod_that_is_gone_come_free_at_once(cluster: FaultyCluster) -> None:
-    async with replica(cluster) as one:
-        pod = asking_pod(cluster, "vm")
-        await one.bind(pod, "n1")
+    async with bound_vm(cluster) as (one, _pod):
         cluster.delete_pod("default", "vm", force=True)
         await one.until(lambda: not one.claims())
 
@@ -98,11 +90,8 @@ async def test_the_cores_of_a_pod_that_is_gone_come_free_at_once(cluster: Faulty
 async def test_the_cores_of_a_pod_deleted_by_force_come_free_when_the_agent_no_longer_sees_its_container(
     cluster: FaultyCluster,
 ) -> None:
-    async with replica(cluster) as one:
-        pod = asking_pod(cluster, "vm")
-        await one.bind(pod, "n1")
-        running = PodReport(pod.uid, revision=1, pinned=True, running=True)
-        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI, pods=[running])
+    async with bound_vm(cluster) as (one, pod):
+        report_running(cluster, pod)
         cluster.delete_pod("default", "vm", force=True)
         await asyncio.sleep(120)
         assert pod.uid in one.claims()
@@ -115,18 +104,15 @@ async def test_the_cores_of_a_pod_deleted_by_force_stay_while_it_runs_on_a_machi
     cluster: FaultyCluster,
 ) -> None:
     """A person has written its NodeTopology; after it is mended its cores must not be another VM's."""
-    async with replica(cluster) as one:
-        pod = asking_pod(cluster, "vm")
-        await one.bind(pod, "n1")
-        running = PodReport(pod.uid, revision=1, pinned=True, running=True)
-        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI, pods=[running])
+    async with bound_vm(cluster) as (one, pod):
+        report_running(cluster, pod)
         cluster.put_topology_document("n1", {"cores": "x"})
         cluster.delete_pod("default", "vm", force=True)
         await asyncio.sleep(120)
         assert pod.uid in one.claims()
 
 
-@pytest.mark.parametrize(("is_heard", "seconds"), [(True, 10), (False, 30)])
+@pytest.mark.parametrize(("is_heard", "seconds"), [(True, 20), (False, 30)])
 async def test_a_pod_that_is_gone_before_its_agent_reported_it_keeps_its_cores_longer_if_the_agent_is_silent(
     cluster: FaultyCluster, is_heard: bool, seconds: float
 ) -> None:
@@ -148,11 +134,8 @@ async def test_the_cores_of_a_node_that_is_gone_come_free_with_what_its_agent_re
     cluster: FaultyCluster,
 ) -> None:
     """Until its NodeTopology is collected the machine may register again, with its containers."""
-    async with replica(cluster) as one:
-        pod = asking_pod(cluster, "vm")
-        await one.bind(pod, "n1")
-        running = PodReport(pod.uid, revision=1, pinned=True, running=True)
-        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI, pods=[running])
+    async with bound_vm(cluster) as (one, pod):
+        report_running(cluster, pod)
         cluster.delete_pod("default", "vm", force=True)
         cluster.delete_node("n1")
         await asyncio.sleep(40)
@@ -285,9 +268,7 @@ async def test_a_claim_that_somebody_writes_for_a_pod_that_does_not_exist_is_rel
 async def test_a_claim_that_came_back_while_it_was_being_restored_is_left_as_it_is(
     cluster: FaultyCluster,
 ) -> None:
-    async with replica(cluster, controller=False) as one:
-        pod = asking_pod(cluster, "vm")
-        assert await one.bind(pod, "n1") == ""
+    async with bound_vm(cluster, controller=False) as (one, pod):
         claims = dict(one.claims())
         await one.until(lambda: one.cache.pods.records[pod.uid].node)
         cluster._ledgers.remove("n1")
@@ -399,9 +380,7 @@ async def test_the_releases_of_a_node_go_together_in_few_writes(cluster: FaultyC
 
 
 async def test_a_ledger_write_without_an_answer_is_repeated(cluster: FaultyCluster) -> None:
-    async with replica(cluster) as one:
-        pod = asking_pod(cluster, "vm")
-        await one.bind(pod, "n1")
+    async with bound_vm(cluster) as (one, _pod):
         cluster.faults.fail(Operation.WRITE_LEDGER, Unavailable("away"), times=3)
         cluster.delete_pod("default", "vm", force=True)
         await one.until(lambda: not one.claims())
@@ -448,9 +427,7 @@ async def test_a_reconciliation_that_failed_is_tried_again_after_a_second_and_be
     cluster: FaultyCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     denied = Forbidden("the API server denies us update on nodeledgers (no); check the role in manifests/")
-    async with replica(cluster, settings=ControllerSettings(round_s=3600.0)) as one:
-        pod = asking_pod(cluster, "vm")
-        assert await one.bind(pod, "n1") == ""
+    async with bound_vm(cluster, settings=ControllerSettings(round_s=3600.0)) as (one, pod):
         await asyncio.sleep(10.0)
         cluster.faults.fail(Operation.WRITE_LEDGER, denied, times=3)
         cluster.delete_pod("default", "vm", force=True)

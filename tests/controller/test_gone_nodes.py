@@ -7,7 +7,7 @@ import asyncio
 from kvplace.controller.controller import ControllerSettings
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName
-from tests.controller.replicas import asking_pod, replica
+from tests.controller.replicas import asking_pod, bound_vm, replica
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
@@ -16,9 +16,7 @@ from tests.nodes.machines import EIGHT
 async def test_the_ledger_of_a_node_that_is_gone_goes_when_its_last_claim_does(
     cluster: FaultyCluster,
 ) -> None:
-    async with replica(cluster) as one:
-        pod = asking_pod(cluster, "vm")
-        await one.bind(pod, "n1")
+    async with bound_vm(cluster) as (one, pod):
         cluster.delete_node("n1")
         await one.until(lambda: "n1" not in one.cache.nodes.records)
         await one.controller.reconciler.reconcile(NodeName("n1"))

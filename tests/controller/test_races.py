@@ -22,7 +22,7 @@ from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import LEDGERS, PODS
 from kvplace.machines.shipped import read_machine
-from tests.controller.replicas import EPOCH, Replica, asking_pod, replica
+from tests.controller.replicas import EPOCH, Replica, asking_pod, bound_vm, replica
 from tests.kube.faults import FaultScript, Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
@@ -268,9 +268,7 @@ async def test_an_overlap_is_reported_once_and_other_claims_are_restored(
 
 
 async def test_a_release_whose_answer_is_lost_still_wakes_who_waits(cluster: FaultyCluster) -> None:
-    async with replica(cluster, settings=STILL) as one:
-        pod = asking_pod(cluster, "vm")
-        assert await one.bind(pod, "n1") == ""
+    async with bound_vm(cluster, settings=STILL) as (one, _pod):
         asking_pod(cluster, "waiting", 8)
         await one.until(lambda: len(one.cache.pods.records) == 2)
         cluster.faults.fail(Operation.WRITE_LEDGER, Unavailable("timeout"), moment=Moment.AFTER)
@@ -300,9 +298,7 @@ async def test_waking_is_tried_again_when_the_api_server_is_away_and_on_a_node_t
 async def test_a_right_to_wake_that_is_missing_is_logged_and_keeps_nothing_else_from_working(
     cluster: FaultyCluster,
 ) -> None:
-    async with replica(cluster, settings=STILL) as one:
-        pod = asking_pod(cluster, "vm")
-        assert await one.bind(pod, "n1") == ""
+    async with bound_vm(cluster, settings=STILL) as (one, _pod):
         asking_pod(cluster, "waiting", 8)
         await one.until(lambda: len(one.cache.pods.records) == 2)
         cluster.faults.fail(Operation.ANNOTATE_NODE, Forbidden("no right"))

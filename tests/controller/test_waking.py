@@ -9,7 +9,7 @@ from kvplace.core.errors import Unavailable
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.scalars import NodeName
 from kvplace.kube.watches import Alive, Interrupted
-from tests.controller.replicas import asking_pod, replica
+from tests.controller.replicas import asking_pod, bound_vm, replica
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
 
@@ -44,13 +44,34 @@ async def test_many_releases_at_once_wake_the_waiting_pods_once(cluster: FaultyC
 
 
 async def test_nobody_is_woken_when_nobody_waits(cluster: FaultyCluster) -> None:
-    async with replica(cluster) as one:
-        pod = asking_pod(cluster, "vm")
-        await one.bind(pod, "n1")
+    async with bound_vm(cluster) as (one, pod):
         await one.until(lambda: one.cache.pods.records[pod.uid].node == "n1")
         cluster.delete_pod("default", "vm", force=True)
         await one.until(lambda: not one.claims())
         assert RELEASED_AT not in cluster.node_annotations("n1")
+
+
+async def test_a_pod_that_was_refused_before_anybody_here_knew_of_it_is_woken_once_for_an_earlier_release(
+    cluster: FaultyCluster,
+) -> None:
+    async with replica(cluster) as one:
+        for name in ("first", "second"):
+            pod = asking_pod(cluster, name)
+            await one.bind(pod, "n1")
+            await one.until(lambda pod=pod: one.cache.pods.records[pod.uid].node)
+            cluster.delete_pod("default", name, force=True)
+            await one.until(lambda: not one.claims())
+        await asyncio.sleep(10.0)
+        asking_pod(cluster, "waiting")
+        await asyncio.sleep(10.0)
+        assert RELEASED_AT not in cluster.node_annotations("n1")  # it has not been refused
+        cluster.change_pod("default", "waiting", was_tried=True)
+        await one.until(lambda: RELEASED_AT in cluster.node_annotations("n1"))
+        woken = cluster.node_annotations("n1")
+        asking_pod(cluster, "another")
+        cluster.change_pod("default", "another", was_tried=True)
+        await asyncio.sleep(10.0)
+        assert cluster.node_annotations("n1") == woken
 
 
 async def test_a_machine_that_is_described_late_or_anew_wakes_the_waiting_pods(

@@ -184,9 +184,12 @@ class Promises:
 
     def _end_robberies(self, node: NodeName) -> None:
         """Promise something again about pods of a node that have for good what a foreign client took."""
-        claims = self.ledger(node).claims
+        ledger = self.ledger(node)
         for uid in [uid for uid, where in self.robbed.items() if where == node]:
-            if uid in claims and self._holds_all(node, claims[uid]) and not self.may_be_given_up(uid):
+            claim = ledger.claims.get(uid)
+            if claim is None or held_by_others(ledger, claim):  # which only a person can mend
+                continue
+            if self._holds_all(node, claim) and not self.may_be_given_up(uid):
                 del self.robbed[uid]
 
     def _check_reservations(self, node: NodeName, old: Ledger, new: Ledger) -> None:
