@@ -1,7 +1,8 @@
 """kube-scheduler's attempts at pods that are not bound yet, as this replica has been asked.
 
 For metrics and the log: since when a pod is being placed, which attempt this is, and whether the reason of a
-refusal is news. UID and attempt together name one decision.
+refusal is news. UID and attempt together name one decision. And whether kube-scheduler will still ask about
+more nodes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from kvplace.kube.records import PodRecord
 from kvplace.kube.store import Store
 from kvplace.scheduler.remembered_pods import forget_gone
 
+_SAME_ATTEMPT_S = 1.0
+"""Between two questions of one attempt; the next attempt comes a second later, or after a change."""
 _REMEMBERED = 10_000
 """Pods that are remembered at most; the one whose first attempt is longest ago is forgotten first."""
 
@@ -24,6 +27,7 @@ class _Attempts:
     since: float
     count: int = 0
     refusal: str = ""
+    nominated_refused_at: float = float("-inf")
 
 
 class Attempts:
@@ -58,6 +62,20 @@ class Attempts:
             return found is None
         found.refusal = refusal
         return True
+
+    def nominated_refused_twice(self, uid: PodUid) -> bool:
+        """Note that a pod's nominated node alone is refused; returns whether it was a moment ago, too.
+
+        kube-scheduler asks about this node first, and then at once about all that it accepts. The second
+        question is the same as the first where it accepts no other.
+        """
+        found = self._pods.get(uid)
+        if found is None:
+            return False
+        now = self._clock()
+        is_second = now - found.nominated_refused_at < _SAME_ATTEMPT_S
+        found.nominated_refused_at = float("-inf") if is_second else now
+        return is_second
 
     def seconds(self, uid: PodUid) -> float | None:
         """Return how long ago the first attempt began; None if there was none here."""

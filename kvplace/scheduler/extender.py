@@ -236,7 +236,8 @@ class Extender:
         groups = grouped(refusals)
         if asking.vmi is not None:  # on the pod, kube-scheduler itself writes FailedScheduling
             self._events.record(does_not_fit(asking.vmi, groups.summary))
-        if not is_about_nominated_node(args.pod, args.names):
+        may_be_offered_more = is_about_nominated_node(args.pod, args.names)
+        if not may_be_offered_more or self._attempts.nominated_refused_twice(args.pod.uid):
             self.room.fits_nowhere(args.pod, asking, groups.curable)
         if self._preemptor.may_help(args.pod):
             self._preemptor.refused(args.pod, groups.curable)

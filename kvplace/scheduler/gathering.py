@@ -24,12 +24,17 @@ class Gathering:
     def __init__(self, waiting: WaitingPods) -> None:
         self._waiting = waiting
         self._last = float("-inf")
+        self._arrived = 0
 
     async def gather(self, shape: bytes, enough: int) -> None:
-        """Wait until `enough` pods of a shape wait, if pods come in a stream, but not for long."""
+        """Wait until `enough` pods of a shape wait, if pods come in a stream, but not for long.
+
+        Where none has come since the last time, all pods of a rollout are there already.
+        """
         loop = asyncio.get_running_loop()
-        if loop.time() - self._last < STREAM_S:
+        if self._waiting.arrived > self._arrived and loop.time() - self._last < STREAM_S:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GATHER_S):
                     await self._waiting.until(shape, enough)
         self._last = loop.time()
+        self._arrived = self._waiting.arrived

@@ -368,5 +368,8 @@ class JointPlan:
 
 
 def is_about_nominated_node(pod: PodRecord, names: Collection[NodeName]) -> bool:
-    """Whether kube-scheduler asks about the pod's nominated node alone, before it looks at any other."""
+    """Whether kube-scheduler asks about the pod's nominated node alone.
+
+    So it does before it looks at any other, and again where it accepts no other.
+    """
     return len(names) == 1 and pod.nominated in names

@@ -20,7 +20,9 @@ class WaitingPods:
     def __init__(self, pods: Store[PodUid, PodRecord]) -> None:
         self._by_shape: dict[bytes, dict[int, dict[PodUid, PodRecord]]] = {}
         """Pods by shape and priority, in the order of their arrival."""
-        self._arrived = asyncio.Event()
+        self._added = asyncio.Event()
+        self.arrived = 0
+        """How many pods have begun to wait, ever."""
         pods.subscribe(self._pod_seen)
 
     def of_shape(self, shape: bytes) -> Iterator[PodRecord]:
@@ -32,13 +34,15 @@ class WaitingPods:
     async def until(self, shape: bytes, count: int) -> None:
         """Wait until so many pods of a shape wait."""
         while sum(map(len, self._by_shape.get(shape, {}).values())) < count:
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._added.clear()
+            await self._added.wait()
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         if after is not None and waits(after):
             self._by_shape.setdefault(after.shape, {}).setdefault(after.priority, {})[after.uid] = after
-            self._arrived.set()
+            self._added.set()
+            if before is None or not waits(before):
+                self.arrived += 1
         if before is not None and (after is None or not waits(after) or _place(before) != _place(after)):
             self._remove(before)
 

@@ -13,7 +13,7 @@ from kvplace.core.request import Policy
 from kvplace.kube.events import EventReason
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.room_maker import AT_ONCE, PATIENCE_S, PAUSE_S, MakeRoom
-from tests.controller.relocations import NodeAgent, node_with_agent
+from tests.controller.relocations import NodeAgent
 from tests.controller.replicas import asking_pod, replica
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
@@ -22,17 +22,6 @@ from tests.scheduler.crowded_node import N1, halved, moved, notes, victims
 
 AUTOMATIC = ExtenderSettings(make_room=MakeRoom.AUTOMATIC)
 ON_REQUEST = ExtenderSettings(make_room=MakeRoom.ON_REQUEST)
-
-
-@pytest.fixture
-def cluster() -> FaultyCluster:
-    """A cluster of one node with two sockets of eight CPUs and an agent."""
-    return node_with_agent(TWO)
-
-
-@pytest.fixture
-def agent(cluster: FaultyCluster) -> NodeAgent:
-    return NodeAgent(cluster, TWO)
 
 
 async def test_a_vm_that_may_move_moves_and_the_one_that_waited_gets_its_socket(
@@ -63,6 +52,38 @@ async def test_a_vm_that_may_move_moves_and_the_one_that_waited_gets_its_socket(
             f"default/{mover.vmi} moves {way}"
         )
         assert "make room for default/big" in notes(cluster, mover.vmi, EventReason.MAKING_ROOM)[0]
+
+
+async def test_room_is_made_for_a_vm_whose_nominated_node_is_the_only_one_that_kube_scheduler_accepts(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    """kube-scheduler asks about the nominated node, then about all nodes that it accepts: the same one."""
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        await halved(one, agent, movable=True)
+        asking_pod(cluster, "big", 8)
+        big = cluster.change_pod("default", "big", nominated="n1")
+        for _ in range(2):
+            assert not (await one.filter(big)).names
+            assert not await one.extender.room.is_under_way(big.uid)
+            await asyncio.sleep(1.5)  # another attempt
+        assert not (await one.filter(big)).names
+        assert not (await one.filter(big)).names
+        assert await one.extender.room.is_under_way(big.uid)
+        await one.until(lambda: moved(agent))
+
+
+async def test_no_room_is_made_for_a_vm_that_may_still_go_to_another_than_its_nominated_node(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    async with replica(cluster, extending=AUTOMATIC) as one:
+        await halved(one, agent, movable=True)
+        cluster.create_node("n2", topology=TWO)
+        await one.until(lambda: "n2" in one.cache.nodes.records)
+        asking_pod(cluster, "big", 8)
+        big = cluster.change_pod("default", "big", nominated="n1")
+        assert not (await one.filter(big, "n1")).names
+        assert (await one.filter(big, "n1", "n2")).names == ["n2"]
+        assert not await one.extender.room.is_under_way(big.uid)
 
 
 async def test_nobody_moves_who_has_not_agreed_or_is_asked_for_somebody_who_has_not_asked(

@@ -257,6 +257,27 @@ async def test_a_pod_does_not_wait_when_enough_others_wait_already(cluster: Coun
         assert loop.time() - began < GATHER_S
 
 
+async def test_the_last_pods_of_a_rollout_wait_for_nobody(cluster: Counting) -> None:
+    """Neither the one that is planned with the rest, nor the last of those that are nominated."""
+    loop = asyncio.get_running_loop()
+    pods = several(cluster, TOGETHER + 2, 1)
+    for number in range(TOGETHER // 8):
+        cluster.create_node(f"further-{number}", topology=EIGHT)
+    async with replica(cluster, extending=ALWAYS) as one:
+        await seen(one, TOGETHER + 2)
+        await one.filter(pods[0])
+        began = loop.time()
+        await one.filter(pods[TOGETHER])
+        assert loop.time() - began < GATHER_S
+        nodes = nominated(cluster)
+        assert nodes.keys() == {f"vm-{number}" for number in range(1, TOGETHER + 2)} - {f"vm-{TOGETHER}"}
+        for name, node in list(nodes.items())[:-1]:
+            await one.filter(cluster.pod(name), node)
+        began = loop.time()
+        await one.filter(cluster.pod(f"vm-{TOGETHER + 1}"), nodes[f"vm-{TOGETHER + 1}"])
+        assert loop.time() - began < GATHER_S
+
+
 async def test_while_kube_scheduler_tries_the_last_nominated_pod_the_ones_behind_it_are_nominated(
     cluster: Counting,
 ) -> None:

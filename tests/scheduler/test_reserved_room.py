@@ -16,7 +16,7 @@ from kvplace.core.scalars import CpuMask, NodeName
 from kvplace.kube.records import PodRecord
 from kvplace.scheduler.extender import ExtenderSettings
 from kvplace.scheduler.room_maker import PATIENCE_S, MakeRoom
-from tests.controller.relocations import NodeAgent, node_with_agent
+from tests.controller.relocations import NodeAgent
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
@@ -25,17 +25,6 @@ from tests.scheduler.crowded_node import N1, halved, moved, victims
 
 AUTOMATIC = ExtenderSettings(make_room=MakeRoom.AUTOMATIC)
 SOCKETS = tuple(map(parse_cpu_list, ("0-3,8-11", "4-7,12-15")))
-
-
-@pytest.fixture
-def cluster() -> FaultyCluster:
-    """A cluster of one node with two sockets of eight CPUs and an agent."""
-    return node_with_agent(TWO)
-
-
-@pytest.fixture
-def agent(cluster: FaultyCluster) -> NodeAgent:
-    return NodeAgent(cluster, TWO)
 
 
 async def begun(one: Replica, agent: NodeAgent, vcpus: int = 4) -> tuple[PodRecord, PodRecord]:
