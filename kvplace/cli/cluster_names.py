@@ -94,6 +94,7 @@ def _names(
     import asyncio
 
     from kvplace.cli.cluster_flags import FLAG_NAMES, ClusterFlags
+    from kvplace.cli.interrupts import run_until_interrupt
     from kvplace.cli.live_cluster import open_cluster
     from kvplace.core.errors import KvplaceError
     from kvplace.core.strict_json import json_object
@@ -105,7 +106,7 @@ def _names(
             return await live.session.request(call(live), limit=1 << 24)
 
     try:
-        answer = asyncio.run(asyncio.wait_for(look(), _LONGEST_WAIT_S))
+        answer = run_until_interrupt(asyncio.wait_for(look(), _LONGEST_WAIT_S))
     except (KvplaceError, TimeoutError):
         return []
     return [name_of(each["metadata"]) for each in json_object(answer.decode(), what="names")["items"]]

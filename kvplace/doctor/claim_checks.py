@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from kvplace.core.cpuset import cpus_of, format_cpu_list, mask_of
 from kvplace.core.ledger import Claim
 from kvplace.core.quantity import counted
-from kvplace.core.scalars import NO_CPUS, CpuMask
+from kvplace.core.scalars import NO_CPUS, CpuMask, PodUid
 from kvplace.doctor.finding import Finding, some, warning, wrong
 from kvplace.doctor.installation import Installation, at, title
+from kvplace.kube.object_reader import Document
 from kvplace.nodes.cluster_view import NodeView, VmState, VmView
 from kvplace.nodes.node_machine import Unusable
 
+VMIS = "virtualmachineinstances"
 _SHOWN = 5
 _SETTLING = timedelta(minutes=2)
 """A claim without a pod, or a VM that was not measured, for so short may be under way."""
@@ -21,6 +23,17 @@ _EDIT = (
     "take it out with `kubectl edit nodeledger {}`; "
     "docs/troubleshoot.md, cores do not come free, says what is safe"
 )
+
+
+def suspects(found: Installation) -> frozenset[str]:
+    """Return the UIDs of pods whose claim is elsewhere or nowhere, and of claims and VMs without their pod.
+
+    Each may be under way: lists are not read at the same moment, and a claim outlives its pod a little.
+    """
+    lost = (uid for node in found.view.nodes.values() for uid in _without_pods(found, node))
+    unclaimed = (vm.pod.uid for vm in found.view.vms.values() if _lacks_claim(vm))
+    unseen = (uid for vmi in found.of(VMIS) for uid in _unseen(found, vmi))
+    return frozenset({*lost, *unclaimed, *unseen}) - found.cleared
 
 
 def check_ledgers(found: Installation) -> Iterator[Finding]:
@@ -42,7 +55,14 @@ def check_ledgers(found: Installation) -> Iterator[Finding]:
             )
             continue
         yield from _contradictions(about, node)
-        yield from _without_pods(found, about, node)
+        lost = [_name(claim) for uid, claim in _without_pods(found, node).items() if uid not in found.cleared]
+        if lost:
+            yield wrong(
+                about,
+                f"{some(lost, _SHOWN)} hold CPUs there and have no pod on the node",
+                "serve releases such claims in seconds: is it running? See docs/troubleshoot.md, cores do "
+                "not come free",
+            )
 
 
 def _contradictions(about: str, node: NodeView) -> Iterator[Finding]:
@@ -76,21 +96,16 @@ def _contradictions(about: str, node: NodeView) -> Iterator[Finding]:
                 )
 
 
-def _without_pods(found: Installation, about: str, node: NodeView) -> Iterator[Finding]:
-    lost = []
-    for uid, claim in node.ledger.claims.items():
-        vm = found.view.vms.get(uid)
-        if (vm is None and _is_old(found.now, claim)) or (
-            vm is not None and vm.node and vm.node != node.name
-        ):
-            lost.append(_name(claim))
-    if lost:
-        yield wrong(
-            about,
-            f"{some(lost, _SHOWN)} hold CPUs there and have no pod on the node",
-            "serve releases such claims in seconds: is it running? See docs/troubleshoot.md, cores do not "
-            "come free",
+def _without_pods(found: Installation, node: NodeView) -> Mapping[PodUid, Claim]:
+    return {
+        uid: claim
+        for uid, claim in node.ledger.claims.items()
+        if (
+            _is_old(found.now, claim)
+            if (vm := found.view.vms.get(uid)) is None
+            else vm.node and vm.node != node.name
         )
+    }
 
 
 def check_vms(found: Installation) -> Iterator[Finding]:
@@ -100,11 +115,7 @@ def check_vms(found: Installation) -> Iterator[Finding]:
     for vm in found.view.vms.values():
         name = f"{vm.namespace}/{vm.name}"
         states.setdefault(vm.state, []).append(name)
-        if (
-            vm.state in (VmState.RUNNING, VmState.PINNED, VmState.NOT_PINNED)
-            and vm.claim is None
-            and _has_cores(vm)
-        ):
+        if _lacks_claim(vm) and vm.pod.uid not in found.cleared:
             unclaimed.append(name)
         node = found.view.nodes.get(vm.node)
         agent = node is not None and node.described is not None and node.described.by_agent
@@ -134,19 +145,23 @@ def check_vms(found: Installation) -> Iterator[Finding]:
             f"{some(floating, _SHOWN)}: they run without cores of their own, as on-failure: float allows",
             "restart them when cores are free",
         )
-    yield from _unseen(found)
-
-
-def _unseen(found: Installation) -> Iterator[Finding]:
-    """Find VMs whose pods were created while the webhooks were away."""
-    seen = {str(uid) for uid in found.view.vms}
-    for vmi in found.of("virtualmachineinstances"):
-        if unseen := set(at(vmi, "status", "activePods") or {}) - seen:
+    for vmi in found.of(VMIS):
+        if unseen := _unseen(found, vmi) - found.cleared:
             yield wrong(
                 title(vmi, "VirtualMachineInstance"),
                 f"it asks for cores and its pod (UID {some(unseen)}) does not: admission has not seen it",
                 "restart the VM once the webhooks answer",
             )
+
+
+def _unseen(found: Installation, vmi: Document) -> set[str]:
+    """Return the UIDs of the pods of a VM that were created while the webhooks were away."""
+    return set(at(vmi, "status", "activePods") or {}) - {str(uid) for uid in found.view.vms}
+
+
+def _lacks_claim(vm: VmView) -> bool:
+    runs = vm.state in (VmState.RUNNING, VmState.PINNED, VmState.NOT_PINNED)
+    return runs and vm.claim is None and _has_cores(vm)
 
 
 def _has_cores(vm: VmView) -> bool:

@@ -36,6 +36,8 @@ class Installation:
     """The rights that an identity lacks, `verb resource`, by identity; only those that were asked for."""
     own_denials: tuple[str, ...] = ()
     """Resources of an installation that the caller may not create."""
+    cleared: frozenset[str] = frozenset()
+    """UIDs of pods and claims that did not match and a moment later did: a change came between two lists."""
 
     def of(self, resource: str) -> tuple[Document, ...]:
         """Return the objects of a resource."""

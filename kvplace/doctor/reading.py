@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Protocol, TypeVar
 
@@ -10,6 +12,7 @@ from kvplace.core.errors import Forbidden, KvplaceError
 from kvplace.core.marks import ASKS_LABEL, PLACED_LABEL
 from kvplace.doctor.admission import secrets_of
 from kvplace.doctor.api_server import KINDS
+from kvplace.doctor.claim_checks import VMIS, suspects
 from kvplace.doctor.examination import REVIEWS, TRIAL, VIEW
 from kvplace.doctor.installation import (
     ADMITTED,
@@ -48,11 +51,7 @@ _LISTS: Mapping[str, tuple[ApiKind, str, str]] = {
     "configmaps": (ApiKind("configmaps"), _PART, ""),
     "certificates": (ApiKind("certificates", "cert-manager.io"), _PART, ""),
     "kubevirts": (ApiKind("kubevirts", "kubevirt.io"), "", ""),
-    "virtualmachineinstances": (
-        ApiKind("virtualmachineinstances", "kubevirt.io"),
-        f"{ASKS_LABEL}=true",
-        "",
-    ),
+    VMIS: (ApiKind(VMIS, "kubevirt.io"), f"{ASKS_LABEL}=true", ""),
 }
 _CRDS = ApiKind("customresourcedefinitions", "apiextensions.k8s.io")
 _SERVICES, _NODES = ApiKind("services"), ApiKind("nodes")
@@ -61,6 +60,7 @@ _SECRETS = ApiKind("secrets")
 _OWN_REVIEWS = ApiKind("selfsubjectaccessreviews", "authorization.k8s.io")
 _REVIEWS = ApiKind("subjectaccessreviews", "authorization.k8s.io")
 _WEBHOOK = "pod.kvplace.io"
+_SECOND_LOOK_S = 5.0
 
 
 class Reader(Protocol):
@@ -109,8 +109,11 @@ async def read_installation(
     namespace: str,
     client_version: str,
     now: Callable[[], datetime],
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Installation:
     """Read all that the checks look at; a trial pod is refused in `namespace`.
+
+    Pods and claims that do not match are looked at again some seconds later.
 
     Raises Unauthenticated and Unavailable: then nothing can be said.
     """
@@ -123,9 +126,18 @@ async def read_installation(
         reading.own_denials(),
         reading.parts(),
     )
-    return Installation(
+    found = Installation(
         now(), client_version, reading.objects, nodes, view, version, reading.denied, answer, rights, denials
     )
+    doubtful = suspects(found)
+    if not doubtful or VIEW in reading.denied:
+        return found
+    await pause(_SECOND_LOOK_S)
+    again = _Reading(reader, trier)
+    view, _ = await together(
+        again.guarded(VIEW, read_view(cluster), found.view), again.read_list(VMIS, *_LISTS[VMIS])
+    )
+    return replace(found, cleared=doubtful - suspects(replace(found, view=view, objects=again.objects)))
 
 
 async def read_view(cluster: ListClient) -> ClusterView:

@@ -11,12 +11,8 @@ import pytest
 import yaml
 
 from harness.certificates import Authority
-from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.ledger import Ledger
-from kvplace.core.marks import PINNED
-from kvplace.core.placement import Placement, PodPlacement
-from kvplace.core.request import OnFailure, Policy
-from kvplace.core.scalars import CpuId, NodeName, PodUid
+from kvplace.core.scalars import CpuId, PodUid
 from kvplace.doctor.admission import (
     LEFT_ALONE,
     POLICIES,
@@ -40,12 +36,11 @@ from kvplace.kube.conditions import Condition
 from kvplace.kube.node_filters import NodeCondition, NodeMetadata, NodeObject, NodeStatus
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, TopologyRecord
 from kvplace.nodes.cluster_view import cluster_view
+from tests.doctor.examples import NOW, WORKER, pod
 from tests.kube.claims import claim, taking
 from tests.nodes.machines import TWO
 
 MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
-NOW = datetime(2026, 6, 1, tzinfo=UTC)
-WORKER = NodeName("worker")
 
 
 def installation(**fields: Any) -> Installation:
@@ -317,23 +312,6 @@ def view(*pods: PodRecord, ledger: Ledger | None = None, **topology: Any) -> dic
         ),
         "nodes": (NodeObject(metadata=NodeMetadata("worker")),),
     }
-
-
-def pod(uid: str, *, pinned: bool | None = None, cpus: str = "0,8") -> PodRecord:
-    mask = parse_cpu_list(cpus)
-    placement = Placement(Policy.EXCLUSIVE, (CpuId(0), CpuId(8)), mask, mask)
-    bound = PodPlacement(PodUid(uid), WORKER, TWO.fingerprint, OnFailure.WAIT, placement)
-    condition = () if pinned is None else (Condition(PINNED, pinned, "Said", "so"),)
-    return PodRecord(
-        "default",
-        f"pod-{uid}",
-        PodUid(uid),
-        WORKER,
-        "Running",
-        request='{"version":1,"vcpus":2}',
-        placement=bound.to_json(),
-        conditions=condition,
-    )
 
 
 def test_a_vm_that_is_measured_on_claimed_cores_is_well() -> None:
