@@ -169,8 +169,12 @@ class Rollouts:
         return len(doomed)
 
     async def _doomed(self, name: str) -> list[tuple[str, str, str]]:
-        """Read kind, name and UID of the VMs of a rollout; raises Absent when there is nothing of it."""
+        """Read kind, name and UID of the VMs of a rollout; raises Absent when there is nothing of it.
+
+        Raises Forbidden also where their pods may not be listed: a deletion waits until these are gone.
+        """
         ours = self._selector(name)
+        await self._cluster.read_all(LAUNCHERS, ours)
         vms = {vm.name: vm for vm in await self._cluster.read_all(VMS, ours)}
         vmis = await self._cluster.read_all(VMI_PHASES, ours)
         doomed = [("VirtualMachine", vm.name, vm.uid) for vm in vms.values()]

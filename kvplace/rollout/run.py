@@ -21,7 +21,7 @@ from kvplace.kube.retry import Backoff, retrying
 from kvplace.kube.store import Store
 from kvplace.kube.unanswered import unanswered
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS
-from kvplace.kube.watches import Selector
+from kvplace.kube.watches import Kind, Selector
 from kvplace.rollout.measuring import Measuring
 from kvplace.rollout.port import AgentReader, RolloutCluster
 from kvplace.rollout.report import Counts, Report, count, report_of
@@ -33,7 +33,8 @@ _AT_ONCE = 16
 """Applications that the API server has to answer at the same time."""
 _PATIENCE_S = 120.0
 """How long a VM is tried that the API server or KubeVirt cannot make: an upgrade of kvplace or of the API
-server takes less, and a webhook that never answers costs no more."""
+server takes less, and a webhook that never answers costs no more. So long, too, a watch that worked may be
+denied: an API server that starts denies what it has not read the roles for."""
 _BACKOFF = Backoff(longest_s=5.0)
 _GATHERING_S = 0.1
 """Changes that come so shortly after another are looked at together: each look is at all VMs."""
@@ -67,6 +68,8 @@ class RolloutRun:
         self._ends = wave_ends(rollout.document.waves, len(self._order))
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._applications: set[asyncio.Task[None]] = set()
+        self._denials: dict[Kind[Any, Any], tuple[float, Forbidden]] = {}
+        """The watches that are denied, each with the moment from which on it ends the run."""
 
     @property
     def counts(self) -> Counts:
@@ -95,7 +98,7 @@ class RolloutRun:
     async def run(self) -> Report:
         """Make the VMs and follow them until all are there or have failed, or the time is over.
 
-        Raises Forbidden when a right to watch them is missing.
+        Raises Forbidden when a right to watch them is missing, or lost and not back after two minutes.
         """
         began = self._clock()
         deadline = began + self._rollout.document.timeout
@@ -111,11 +114,13 @@ class RolloutRun:
                     if self._clock() >= deadline:
                         timed_out = True
                         break
-                    _raise_forbidden(stores)
+                    self._raise_forbidden()
                     if all(store.has_synced for store in stores):
                         self._make_more(statuses)
                         self._measuring.look()
-                    await self._wait(min(deadline, patience_ends))
+                    await self._wait(
+                        min(deadline, patience_ends, *(moment for moment, _ in self._denials.values()))
+                    )
             finally:
                 self._halted.set()
                 await asyncio.gather(*self._applications, return_exceptions=True)
@@ -209,14 +214,20 @@ class RolloutRun:
 
     async def _follow(self, store: Store[Any, Any]) -> None:
         """Follow one kind; what says that a watch works or not also wakes the run."""
+        has_watched = False
         async for event in self._cluster.watch(store.kind, store.selector):
             had_synced = store.has_synced
             store.apply(event)
+            if isinstance(store.failure, Forbidden):
+                patience = _PATIENCE_S if has_watched else 0.0
+                self._denials.setdefault(store.kind, (self._clock() + patience, store.failure))
+            else:
+                self._denials.pop(store.kind, None)
+                has_watched = has_watched or (had_synced and store.failure is None)
             if store.failure is not None or store.has_synced != had_synced:
                 self._changed.set()
 
-
-def _raise_forbidden(stores: tuple[Store[Any, Any], ...]) -> None:
-    for store in stores:
-        if isinstance(store.failure, Forbidden):
-            raise store.failure
+    def _raise_forbidden(self) -> None:
+        for moment, failure in self._denials.values():
+            if self._clock() >= moment:
+                raise failure

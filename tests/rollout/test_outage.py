@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import pytest
 
-from kvplace.core.errors import ExitCode
-from kvplace.kube.api_errors import ApiUnavailable
+from kvplace.core.errors import ExitCode, KvplaceError
+from kvplace.kube.api_errors import ApiUnavailable, Denied
+from kvplace.kube.vm_progress import VMI_PHASES
+from kvplace.kube.watches import EVERYTHING, Interrupted, Kind, Selector, WatchEvent
 from kvplace.rollout.report import Report
 from kvplace.rollout.run import RolloutRun
 from tests.rollout.examples import advance, everywhere, moving, rollout
 from tests.rollout.memory_rollouts import MemoryRollouts
 from tests.virtual_time import JumpingLoop
 
+K = TypeVar("K")
+R = TypeVar("R")
 T = TypeVar("T")
 
+DENIED = Denied("watch", "virtualmachineinstances", 'User "ada" cannot watch resource')
 NAMES = [f"web-{number:02}" for number in range(1, 7)]
 NO_SERVE = (
     'Internal error occurred: failed calling webhook "vm.kvplace.io": failed to call webhook: Post '
@@ -39,6 +44,21 @@ class Away(MemoryRollouts):
         if self.about(vm["metadata"]["name"]):
             raise ApiUnavailable(NO_SERVE, status=500)
         await super().apply_vm(vm, dry_run=dry_run)
+
+
+class Deaf(MemoryRollouts):
+    """An API server whose watch of VMIs fails as `why` says of a moment; what it has to say comes later."""
+
+    def __init__(self, why: Callable[[float], KvplaceError | None]) -> None:
+        super().__init__()
+        self.why = why
+
+    async def watch(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> AsyncIterator[WatchEvent[R]]:
+        async for event in super().watch(kind, selector):
+            while kind is VMI_PHASES and (why := self.why(asyncio.get_running_loop().time())) is not None:
+                yield Interrupted(why)
+                await asyncio.sleep(1)
+            yield event
 
 
 def run_of(cluster: MemoryRollouts, **keys: Any) -> RolloutRun:
@@ -103,6 +123,34 @@ def test_the_timeout_ends_an_outage_and_what_was_not_made_is_among_the_failed() 
     report = in_no_time(work())
     assert report.exit_code is ExitCode.TIMED_OUT
     assert report.document()["failed"][0] == {"name": "web-01", "reason": f"not made after 20 s: {NO_SERVE}"}
+
+
+def away_and_then_denied(now: float) -> KvplaceError | None:
+    return ApiUnavailable("connection refused") if 5 < now < 200 else DENIED if 200 < now < 260 else None
+
+
+@pytest.mark.parametrize("why", [lambda now: DENIED if 5 < now < 65 else None, away_and_then_denied])
+def test_a_right_that_lacks_for_a_minute_while_a_rollout_runs_does_not_end_it(
+    why: Callable[[float], KvplaceError | None],
+) -> None:
+    async def work() -> Report:
+        async with moving(cluster := Deaf(why), pause_s=10):
+            return await run_of(cluster, maxInFlight=2).run()
+
+    assert in_no_time(work()).exit_code is ExitCode.DONE
+
+
+@pytest.mark.parametrize(("lost_at", "told_at"), [(-1, 0), (5, 130)])
+def test_a_right_that_lacks_from_the_start_is_told_at_once_and_one_that_was_lost_after_two_minutes(
+    lost_at: float, told_at: float
+) -> None:
+    async def work() -> float:
+        async with moving(cluster := Deaf(lambda now: DENIED if now > lost_at else None), pause_s=10):
+            with pytest.raises(Denied):
+                await run_of(cluster, maxInFlight=2).run()
+        return asyncio.get_running_loop().time()
+
+    assert told_at <= in_no_time(work()) < told_at + 5
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -12,7 +12,10 @@ import pytest
 from kvplace.core.errors import Absent, Conflict, ExitCode, Forbidden, Refused, Unavailable
 from kvplace.core.marks import ROLLOUT_LABEL
 from kvplace.core.vm_stage import VmStage
+from kvplace.kube.api_errors import Denied
 from kvplace.kube.node_filters import NodeObject
+from kvplace.kube.vm_progress import LAUNCHERS
+from kvplace.kube.watches import EVERYTHING, Kind, Selector
 from kvplace.nodes.planning_cluster import PlanningCluster
 from kvplace.rollout.report import Report
 from kvplace.rollout.rollouts import Rollouts
@@ -29,6 +32,8 @@ from tests.rollout.examples import (
 )
 from tests.rollout.memory_rollouts import NAMESPACE, MemoryRollouts
 
+K = TypeVar("K")
+R = TypeVar("R")
 NAMES = [f"web-{number:02}" for number in range(1, 7)]
 
 
@@ -337,6 +342,22 @@ async def test_status_tells_what_the_vms_say_and_delete_leaves_nothing() -> None
         await rollouts.delete("web")
     with pytest.raises(Absent, match="no rollout 'web'"):
         await rollouts.status("web")
+
+
+async def test_who_may_not_list_the_pods_is_told_before_anything_is_deleted() -> None:
+    class Hidden(MemoryRollouts):
+        async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
+            if kind is LAUNCHERS:
+                raise Denied("list", "pods", 'User "ada" cannot list resource "pods"')
+            return await super().read_all(kind, selector)
+
+    cluster = Hidden()
+    rollouts = rollouts_of(cluster)
+    await cluster.apply_vm({**vm(), "metadata": {"name": "web-01", "labels": {ROLLOUT_LABEL: "web"}}})
+    for look in (rollouts.count_vms, rollouts.delete):
+        with pytest.raises(Denied):
+            await look("web")
+    assert [one.name for one in cluster.vms] == ["web-01"]
 
 
 async def test_a_vm_of_somebody_else_is_refused_before_anything_is_made() -> None:
