@@ -155,7 +155,7 @@ def _put_values(entry: Json, put: _Placeholders) -> None:
             "MAKE_ROOM": put.text(_MAKE_ROOM),
             "SIDECAR_IMAGE": put.text(".Values.images.hook"),
             "SCHEDULER_NAME": put.text(_SCHEDULER_NAME),
-            "WEB_ADDRESS": put.json(f'ternary "0.0.0.0:{_WEB_PORT}" "" {_WEB}'),
+            "WEB_ADDRESS": put.json(f'ternary ":{_WEB_PORT}" "" {_WEB}'),
             "LOG_LEVEL": put.text(".Values.serve.logLevel"),
         }
     elif kind == "ConfigMap" and name == "kvplace-agent-settings":

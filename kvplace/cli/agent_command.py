@@ -43,7 +43,7 @@ _PATH = click.Path(path_type=Path)
     help="Configuration file of the kubelet; may be missing.",
 )
 @click.option("--kubeconfig", type=_PATH, help="Default: the pod's service account, else the user's own.")
-@click.option("--health-address", default="0.0.0.0:8082", show_default=True, metavar="HOST:PORT")
+@click.option("--health-address", default=":8082", show_default=True, metavar="HOST:PORT")
 @click.option(
     "--log-level",
     type=Words(["debug", "info", "warning", "error"]),

@@ -33,7 +33,7 @@ from kvplace.cli.words import Words
     type=click.Path(path_type=Path, dir_okay=False),
     help="Default: the pod's service account, else the user's own.",
 )
-@click.option("--health-address", default="0.0.0.0:8081", show_default=True, metavar="HOST:PORT")
+@click.option("--health-address", default=":8081", show_default=True, metavar="HOST:PORT")
 @click.option(
     "--log-level",
     type=Words(["debug", "info", "warning", "error"]),

@@ -119,9 +119,9 @@ def _read_config(context: click.Context, _option: click.Parameter, path: str | N
     help="Whether running VMs with kvplace.io/movable get other cores, so that a VM fits that fits nowhere; "
     "on-request: for VMs with kvplace.io/make-room.",
 )
-@click.option("--extender-address", default="0.0.0.0:8443", show_default=True, metavar="HOST:PORT")
-@click.option("--admission-address", default="0.0.0.0:9443", show_default=True, metavar="HOST:PORT")
-@click.option("--health-address", default="0.0.0.0:8081", show_default=True, metavar="HOST:PORT")
+@click.option("--extender-address", default=":8443", show_default=True, metavar="HOST:PORT")
+@click.option("--admission-address", default=":9443", show_default=True, metavar="HOST:PORT")
+@click.option("--health-address", default=":8081", show_default=True, metavar="HOST:PORT")
 @click.option("--web-address", metavar="HOST:PORT", help="Serve the web map here; default: nowhere.")
 @click.option("--web-tls-cert", type=_FILE, help="Certificate of the web map, if another than --tls-cert.")
 @click.option("--web-tls-key", type=_FILE, help="Its key.")

@@ -23,7 +23,7 @@ makeRoom: "off"              # or on-request, automatic: movable VMs make room f
 otherSchedulers: [batch-scheduler]
 logLevel: info
 """
-_Address = Annotated[Text, Field(pattern=r":\d+$", examples=["0.0.0.0:8443"])]
+_Address = Annotated[Text, Field(pattern=r":\d+$", examples=[":8443"])]
 
 
 def _off(value: object) -> object:

@@ -19,13 +19,12 @@ from typing import Protocol, cast, runtime_checkable
 from aiohttp import StreamReader
 from aiohttp.web_protocol import RequestHandler
 
-from kvplace.core.errors import Misconfigured
+from kvplace.service.listening_socket import listening_socket
 from kvplace.service.metrics import CUT_CONNECTIONS
 from kvplace.service.settings import Address
 
 _log = logging.getLogger(__name__)
 
-_BACKLOG = 128
 _PAUSE_S = 0.1
 """Pause before accepting again when the process has no file descriptors left."""
 
@@ -282,7 +281,7 @@ async def accepting(
 
     Raises Misconfigured when the address cannot be used. Open connections are left to whoever serves them.
     """
-    listening = await _open(address)
+    listening = await listening_socket(address)
     with listening:
         tasks = [
             asyncio.create_task(connections.accept(listening, tls)),
@@ -295,22 +294,3 @@ async def accepting(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await connections.end_handshakes()
-
-
-async def _open(address: Address) -> socket.socket:
-    try:
-        (family, kind, protocol, _, where), *_ = await asyncio.get_running_loop().getaddrinfo(
-            address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        made = socket.socket(family, kind, protocol)
-        try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(where)
-            made.listen(_BACKLOG)
-            made.setblocking(False)
-        except OSError:
-            made.close()
-            raise
-    except OSError as error:
-        raise Misconfigured(f"cannot listen on {address}: {error.strerror or error}") from None
-    return made

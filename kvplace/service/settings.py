@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvplace.core.errors import Misconfigured
 
+_HOST_AND_PORT = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*:[^\[\]]*)\]|(?P<host>[^\[\]:]*)):(?P<port>[0-9]{1,5})")
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a listener listens; port 0 takes a free one."""
+    """Where a listener listens: no host means all addresses of both families; port 0 takes a free one."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read `HOST:PORT` or `[IPV6]:PORT`; raises Misconfigured that names the text."""
-        host, colon, port = text.rpartition(":")
-        if not (colon and port.isascii() and port.isdigit() and int(port) <= 65535):
-            raise Misconfigured(f"{text!r} is not an address; write HOST:PORT, for example 0.0.0.0:8443")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+        """Read `HOST:PORT`, `[IPV6]:PORT` or `:PORT`; raises Misconfigured that names the text."""
+        found = _HOST_AND_PORT.fullmatch(text)
+        if found is None or int(found["port"]) > 65535:
+            raise Misconfigured(
+                f"{text!r} is not an address; write HOST:PORT, for example 127.0.0.1:8443 or [::1]:8443, "
+                "or :8443 for all addresses"
+            )
+        return cls(found["ipv6"] or found["host"] or "", int(found["port"]))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -96,19 +96,6 @@ def test_the_policy_freezes_exactly_the_results_and_the_label() -> None:
     assert set(KEY.findall(text)) - conditions == {*FORGEABLE, CPU_MAP, PLACED_LABEL}
 
 
-def test_a_nomination_that_needs_no_validation_leaves_every_field_that_the_validations_name() -> None:
-    spec = documents("policy/pod-results.yaml")[0]["spec"]
-    (shortcut,) = [
-        one["expression"] for one in spec["matchConditions"] if one["name"] == "is-more-than-a-nomination"
-    ]
-    (validated,) = [one["expression"] for one in spec["variables"] if one["name"] == "statusStays"]
-    unchanged = set(re.findall(r"object\.\?status\.\?(\w+) != oldObject\.\?status\.\?\1\b", shortcut))
-    assert unchanged | {"nominatedNodeName"} == set(re.findall(r"\.\?status\.\?(\w+)", validated))
-    for field in ("labels", "annotations", "finalizers", "ownerReferences"):
-        assert f"object.metadata.?{field} != oldObject.metadata.?{field}" in shortcut
-    assert "object.spec != oldObject.spec" in shortcut
-
-
 def test_the_scheduler_calls_the_extender_for_the_marker_that_pods_get() -> None:
     (configuration,) = documents("scheduler/configuration.yaml")
     (extender,) = configuration["extenders"]

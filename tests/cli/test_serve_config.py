@@ -52,7 +52,7 @@ def test_settings_come_from_the_file_and_others_keep_their_defaults(
     assert settings.extender.strategy.value == "spread"
     assert settings.extender.mode.value == "advise"
     assert str(settings.extender_address) == "[::1]:1234"
-    assert str(settings.health_address) == "0.0.0.0:8081"
+    assert str(settings.health_address) == ":8081"
     assert settings.admission.scheduler_name == "kvplace-scheduler"
 
 

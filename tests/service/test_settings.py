@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kvplace.core.errors import Misconfigured
@@ -17,7 +19,10 @@ def test_an_address_is_read_and_written_alike(text: str, address: Address) -> No
     assert str(address) == text
 
 
-@pytest.mark.parametrize("text", ["8443", "host:", "host:99999", "host:x", "host:²", ""])
+@pytest.mark.parametrize(
+    "text",
+    ["8443", "host:", "host:99999", "host:x", "host:²", "", "fd00::1", ":::80", "[::1:80", "[host]:80"],
+)
 def test_an_invalid_address_is_named_with_an_example(text: str) -> None:
-    with pytest.raises(Misconfigured, match=f"'{text}' is not an address; write HOST:PORT"):
+    with pytest.raises(Misconfigured, match=re.escape(f"'{text}' is not an address; write HOST:PORT")):
         Address.parse(text)
