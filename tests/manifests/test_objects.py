@@ -104,6 +104,13 @@ def test_network_policies_open_only_ports_that_pods_have(objects: list[Json]) ->
     assert opened == known
 
 
+def test_names_are_resolved_wherever_the_dns_of_the_cluster_answers(objects: list[Json]) -> None:
+    names, _ = of_kind(objects, "NetworkPolicy")["names-and-api-server"]["spec"]["egress"]
+    assert "to" not in names, "NodeLocal DNSCache is no pod, and OpenShift's DNS is not in kube-system"
+    ports = {(port["port"], port["protocol"]) for port in names["ports"]}
+    assert ports == {(number, protocol) for number in (53, 5353) for protocol in ("UDP", "TCP")}
+
+
 def test_everything_that_pods_mount_is_made(objects: list[Json]) -> None:
     made = {("configMap", name) for name in of_kind(objects, "ConfigMap")}
     made |= {("secret", name) for name in of_kind(objects, "Secret")}

@@ -330,7 +330,11 @@ def test_of_a_pods_status_serve_may_set_its_own_condition_alone(
         {"status": {"podIP": "10.0.0.1"}},
         {"status": {"message": "m"}},
         {"status": {"observedGeneration": 99}},
+        {"status": {"reason": None}},
     ]
+    stored = cluster.request("GET", placed_pod[0])["status"]
+    reported = {"status": {"reason": stored.get("reason", "Reported")}}
+    cluster.request("PATCH", path, reported, content_type=strategic)
     for change in changes:
         with pytest.raises(RequestRefused, match=r"only the condition kvplace.io/Relocated"):
             cluster.request("PATCH", path, change, content_type=strategic, token=serve)
@@ -371,16 +375,44 @@ def test_serve_may_nominate_a_node_once_for_a_pod_that_waits_for_cores(
             _nominate(cluster, pod, node, serve)
 
 
-@pytest.mark.parametrize("whose", ["of somebody else", "with more than a node", "that is bound"])
+@pytest.mark.parametrize("whose", ["of somebody else", "that is bound"])
 def test_serve_nominates_no_node_for_a_pod(
     cluster: ControlPlane, serve: str, placed_pod: tuple[str, str], whose: str
 ) -> None:
-    labels, more = {"kvplace.io/placed": "true"}, {}
-    if whose == "of somebody else":
-        labels = {}
-    if whose == "with more than a node":
-        more = {"message": "m"}
-    pod = placed_pod[0] if whose == "that is bound" else _waiting_pod(cluster, "waits-", labels)
+    waiting = _waiting_pod(cluster, "waits-", {})
+    pod = placed_pod[0] if whose == "that is bound" else waiting
     with pytest.raises(RequestRefused):
-        _nominate(cluster, pod, "worker", serve, **more)
+        _nominate(cluster, pod, "worker", serve)
     assert "nominatedNodeName" not in cluster.request("GET", pod)["status"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"status": {"message": "m"}},
+        {"status": {"reason": None}},
+        {"status": {"phase": "Failed"}},
+        {"status": {"hostIP": "10.0.0.1"}},
+        {"status": {"podIPs": [{"ip": "10.0.0.1"}]}},
+        {"status": {"startTime": "2026-01-01T00:00:00Z"}},
+        {"status": {"conditions": None}},
+        {"status": {"conditions": [_condition("Ready")]}},
+        {"metadata": {"labels": {"new": "label"}}},
+        {"metadata": {"annotations": {"new": "annotation"}}},
+        {"metadata": {"finalizers": ["new.test/finalizer"]}},
+    ],
+    ids=str,
+)
+def test_serve_changes_nothing_else_of_a_pod_for_which_it_nominates_a_node(
+    cluster: ControlPlane, serve: str, more: Json
+) -> None:
+    pod = _waiting_pod(cluster, "waits-", {"kvplace.io/placed": "true"})
+    reported = {"conditions": [_condition("PodScheduled")], "reason": "Waits"}
+    cluster.request("PATCH", f"{pod}/status", {"status": reported}, content_type=MERGE_PATCH)
+    change = {"metadata": more.get("metadata", {})}
+    change["status"] = {"nominatedNodeName": "worker", **more.get("status", {})}
+    with pytest.raises(RequestRefused) as refusal:
+        cluster.request("PATCH", f"{pod}/status", change, content_type=MERGE_PATCH, token=serve)
+    assert refusal.value.status == 403
+    assert "nominatedNodeName" not in cluster.request("GET", pod)["status"]
+    assert _nominate(cluster, pod, "worker", serve)["status"]["reason"] == "Waits"
