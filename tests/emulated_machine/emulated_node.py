@@ -41,6 +41,8 @@ ASKED = {
     "kvplace.io/numa-memory": "strict",
 }
 DOCUMENT = "09-amd64-iothreads-shared.domain.xml"
+_KILLED_S = 180.0
+"""How long a killed agent may take to be gone, while the kernel moves memory for it on a busy host."""
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -85,6 +87,10 @@ class Node:
         server = inside.ApiServer(HOST_ADDRESS, port, self.plane.admin.token, self.plane.ca_file.read_text())
         self.agent = self.machine.call(inside.start_agent, NODE, server, format_cpu_list(RESERVED))
 
+    def kill_agent(self, after_s: float = 0.0) -> None:
+        """End the agent as a crash does, some time from now."""
+        self.machine.call_within(_KILLED_S + 60, inside.kill_agent, self.agent, after_s, _KILLED_S)
+
     def register(self) -> None:
         """Create the node's objects, as the kubelet and `serve` do."""
         self.plane.request(
@@ -100,7 +106,7 @@ class Node:
 
     def leave(self) -> None:
         """End the agent and remove the node's objects."""
-        self.machine.call(inside.kill_agent, self.agent)
+        self.kill_agent()
         self.machine.call(inside.end_pods, self.keepers)
         self.plane.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods?gracePeriodSeconds=0")
         for path in (LEDGER, TOPOLOGY, f"/api/v1/nodes/{NODE}"):

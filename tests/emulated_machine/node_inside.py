@@ -62,11 +62,17 @@ def start_agent(node: str, server: ApiServer, reserved: str) -> int:
         os._exit(1)
 
 
-def kill_agent(pid: int, after_s: float = 0.0) -> None:
-    """End the agent as a crash does, some time from now."""
+def kill_agent(pid: int, after_s: float, within_s: float) -> None:
+    """End the agent as a crash does, some time from now; raises TimeoutError that says what it waits for.
+
+    A write into `cpuset.mems` ends when the memory has moved, and no signal ends it earlier.
+    """
     time.sleep(after_s)
     os.kill(pid, signal.SIGKILL)
-    while Path(f"/proc/{pid}").exists():
+    ends = time.monotonic() + within_s
+    while (process := Path(f"/proc/{pid}")).exists():
+        if time.monotonic() > ends:
+            raise TimeoutError("".join(each.read_text() for each in process.glob("task/*/stack")))
         time.sleep(0.01)
 
 

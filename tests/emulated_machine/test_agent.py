@@ -125,7 +125,7 @@ def test_an_agent_that_is_killed_at_any_moment_of_a_move_ends_it_when_it_is_back
         present = guest.placement.placement
         here = CpuMask(sum(node.topology.node_by_id[each].cpus for each in present.numa_nodes))
         node.relocate(guest, node.choose(away_from=here))
-        node.machine.call(inside.kill_agent, node.agent, moments.uniform(0, 2))
+        node.kill_agent(moments.uniform(0, 2))
         assert set(cpus_of(guest.placement.placement.owned)) <= set(node.ledger.owners)
         node.start_agent()
         node.await_pinned(guest)
