@@ -15,17 +15,19 @@ Call = tuple[str, str, Json | None]
 """Method, path, body."""
 
 _AT_ONCE = 16
+_JSON = "application/json"
+_CONTENT_TYPES = {"PATCH": "application/merge-patch+json"}
 
 
 async def ask_all(plane: ControlPlane, calls: Iterable[Call]) -> None:
-    """Send requests, sixteen at a time; a DELETE of what is gone succeeds."""
+    """Send requests, sixteen at a time; a PATCH is a merge patch, and a DELETE of what is gone succeeds."""
     at_once = asyncio.Semaphore(_AT_ONCE)
     async with KubeClient(plane.url, plane.ca_file, plane.admin.token) as client:
 
         async def ask(method: str, path: str, body: Json | None) -> None:
             async with at_once:
                 try:
-                    await client.request(method, path, body)
+                    await client.request(method, path, body, content_type=_CONTENT_TYPES.get(method, _JSON))
                 except ApiRefused as refused:
                     if method != "DELETE" or refused.status != 404:
                         raise
