@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gzip
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from aiohttp import web
@@ -171,7 +171,9 @@ async def test_a_handshake_that_does_not_end_is_given_up_and_counts_as_a_connect
     certificates: Certificates,
 ) -> None:
     before = cuts("handshake")
-    async with served(SHORT, RenewedTls(TlsFiles(*certificates.serve))) as listener:
+    # All have called before the first one is given up.
+    limits = replace(SHORT, handshake_s=3.0)
+    async with served(limits, RenewedTls(TlsFiles(*certificates.serve))) as listener:
         callers = [await listener.call() for _ in range(SHORT.connections + 1)]
         assert await callers[-1].is_cut()
         for caller in callers:
