@@ -86,7 +86,9 @@ class Waker:
             await self._changed.wait()
             self._changed.clear()
             pause = self._pause_s
-            node = next((node for node in reversed(self._freed) if node in self._nodes.records), None)
+            # One that is gone, or not there yet, is freed when it comes.
+            self._freed = {node: None for node in self._freed if node in self._nodes.records}
+            node = next(reversed(self._freed), None)
             if node is not None and self._any_waits():
                 freed, self._freed = self._freed, {}
                 if not await self._annotate(node):

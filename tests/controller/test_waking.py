@@ -51,6 +51,18 @@ async def test_nobody_is_woken_when_nobody_waits(cluster: FaultyCluster) -> None
         assert RELEASED_AT not in cluster.node_annotations("n1")
 
 
+async def test_nodes_that_are_gone_are_forgotten_although_nobody_was_woken_for_them(
+    cluster: FaultyCluster,
+) -> None:
+    cluster.create_node("n2", topology=EIGHT)
+    async with bound_vm(cluster) as (one, _pod):
+        cluster.delete_node("n1")
+        cluster.delete_pod("default", "vm", force=True)
+        await one.until(lambda: not one.claims())
+        await asyncio.sleep(1.0)
+        assert set(one.controller._waker._freed) <= {"n2"}
+
+
 async def test_a_pod_that_was_refused_before_anybody_here_knew_of_it_is_woken_once_for_an_earlier_release(
     cluster: FaultyCluster,
 ) -> None:
