@@ -26,6 +26,7 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Conflict
 from kvplace.core.ledger import Claim, Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.log_fields import about_pod
+from kvplace.core.request import Policy
 from kvplace.core.reservation import LONGEST_S, RESERVED_S, grown
 from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
@@ -100,8 +101,8 @@ class Reconciler:
         self._unreported_since: dict[NodeName, float] = {}
         """Since when nodes lack the report of an agent that was there."""
         self._overlaps: dict[PodUid, str] = {}
-        self._taken: set[PodUid] = set()
-        """Pods of whose CPUs the kubelet has allocated some."""
+        self._lasting: set[PodUid] = set()
+        """Pods with a claim of whose CPUs the kubelet has allocated some, or another pod owns some."""
         self._agreeing: dict[PodUid, tuple[str, CpuMask, CpuMask]] = {}
         """Placements of pods, and what the claims had that were found to agree with them."""
         cache.pods.subscribe(self._pod_seen)
@@ -112,7 +113,7 @@ class Reconciler:
 
         1. Release or keep each claim, and give what has come free to those for whom it is reserved.
         2. Restore the claims that bound pods lack, and those that say something else than their placements.
-        3. Report what the kubelet has taken.
+        3. Report CPUs of running VMs that somebody else has, too.
         4. Delete the empty ledger of a node that is gone.
         """
         record = self._ledgers.current(node)
@@ -133,8 +134,10 @@ class Reconciler:
             self._restore(node, lacking),
             *([self._ledgers.change(node, no_change)] if record and any(grown(record.ledger)) else ()),
         )
-        for claim in claims.values():
-            self._report_if_taken_by_kubelet(node, claim)
+        ledger = self._cache.ledger(node)
+        for claim in ledger.claims.values():
+            conflict = self._taken_by_kubelet(node, claim) or self._shared_with_owner(node, claim, ledger)
+            self._report_lasting_overlap(node, claim, conflict)
         await self._delete_ledger_of_gone_node(node)
 
     def forget_gone(self) -> None:
@@ -328,10 +331,8 @@ class Reconciler:
                 if claim.owned >> cpu & 1 and owner != claim.uid
             }
             if others:
-                raise OwnershipConflict(
-                    f"pod {claim.namespace}/{claim.pod} runs on CPUs {format_cpu_list(mask_of(others))} of "
-                    f"{node}, which belong to {', '.join(sorted(set(others.values())))} in the ledger"
-                )
+                owners = sorted(set(others.values()))
+                raise OwnershipConflict(_runs_on_cores_of(node, claim, mask_of(others), owners))
             return LedgerChange(claims=(claim,)), True
 
         try:
@@ -354,29 +355,48 @@ class Reconciler:
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         if before is not None and after is None:
             self._overlaps.pop(before.uid, None)
-            self._taken.discard(before.uid)
+            self._lasting.discard(before.uid)
             self._agreeing.pop(before.uid, None)
 
     # Step 3.
 
-    def _report_if_taken_by_kubelet(self, node: NodeName, claim: Claim) -> None:
-        """Report that the kubelet's static policy has given CPUs of a claim to a container.
+    def _report_lasting_overlap(self, node: NodeName, claim: Claim, conflict: str) -> None:
+        """Report an overlap that each round finds again until it ends; `conflict` is empty when there is none.
 
-        It does not know the ledger. Nothing can be mended from here: the pod, or the container that the
-        kubelet has started, must be started again.
+        Nothing can be mended from here: one of the two must be started again.
         """
+        if conflict and self._pods.get(claim.uid) is not None:
+            self._lasting.add(claim.uid)
+            self._report_overlap(node, claim, conflict)
+        elif claim.uid in self._lasting:
+            self._lasting.discard(claim.uid)
+            self._overlaps.pop(claim.uid, None)
+
+    def _taken_by_kubelet(self, node: NodeName, claim: Claim) -> str:
+        """Say which owned CPUs the kubelet's static policy, which knows no ledger, has given to a container."""
         described = self._topologies.get(node)
         taken = claim.owned & described.kubelet_cpus if described is not None else NO_CPUS
-        if taken and self._pods.get(claim.uid) is not None:
-            self._taken.add(claim.uid)
-            conflict = (
-                f"the kubelet of {node} has allocated CPUs {format_cpu_list(CpuMask(taken))}, "
-                f"which pod {claim.namespace}/{claim.pod} owns"
-            )
-            self._report_overlap(node, claim, conflict)
-        elif claim.uid in self._taken:
-            self._taken.discard(claim.uid)
-            self._overlaps.pop(claim.uid, None)
+        if not taken:
+            return ""
+        return (
+            f"the kubelet of {node} has allocated CPUs {format_cpu_list(CpuMask(taken))}, "
+            f"which pod {claim.namespace}/{claim.pod} owns"
+        )
+
+    @staticmethod
+    def _shared_with_owner(node: NodeName, claim: Claim, ledger: Ledger) -> str:
+        """Say on which CPUs a VM runs as one of those that share them, although another pod owns them.
+
+        The rules of the ledger concern owners only. So it can become like this when a claim was deleted by
+        hand and comes back.
+        """
+        if claim.policy is Policy.NUMA or claim.relocation is not None or claim.reserved is not None:
+            return ""
+        shared = CpuMask(claim.cpus & ~claim.owned & ledger.owned)
+        if not shared:
+            return ""
+        owners = sorted({owner for cpu, owner in ledger.owners.items() if shared >> cpu & 1})
+        return _runs_on_cores_of(node, claim, shared, owners)
 
     # Step 4.
 
@@ -386,6 +406,13 @@ class Reconciler:
             return
         with contextlib.suppress(Conflict):  # another replica claims there: the next round looks again
             await self._cluster.delete_ledger(record)
+
+
+def _runs_on_cores_of(node: NodeName, claim: Claim, cpus: CpuMask, owners: Sequence[PodUid]) -> str:
+    return (
+        f"pod {claim.namespace}/{claim.pod} runs on CPUs {format_cpu_list(cpus)} of {node}, "
+        f"which belong to {', '.join(owners)} in the ledger"
+    )
 
 
 def _about(node: NodeName, claim: Claim) -> dict[str, object]:

@@ -347,7 +347,7 @@ async def test_cpus_that_the_kubelet_takes_although_a_pod_owns_them_are_reported
         assert OVERLAPS._value.get() == counted + 1
 
         cluster.put_topology("n1", EIGHT)
-        await one.until(lambda: owner.uid not in one.controller.reconciler._taken)
+        await one.until(lambda: owner.uid not in one.controller.reconciler._lasting)
         cluster.put_topology("n1", EIGHT, kubelet_cpus=0b10)
         await one.until(lambda: OVERLAPS._value.get() == counted + 2)
 
