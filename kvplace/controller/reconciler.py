@@ -361,7 +361,7 @@ class Reconciler:
     # Step 3.
 
     def _report_lasting_overlap(self, node: NodeName, claim: Claim, conflict: str) -> None:
-        """Report an overlap that each round finds again until it ends; `conflict` is empty when there is none.
+        """Report an overlap, which each round finds again until it ends; `conflict` is empty without one.
 
         Nothing can be mended from here: one of the two must be started again.
         """
@@ -373,7 +373,7 @@ class Reconciler:
             self._overlaps.pop(claim.uid, None)
 
     def _taken_by_kubelet(self, node: NodeName, claim: Claim) -> str:
-        """Say which owned CPUs the kubelet's static policy, which knows no ledger, has given to a container."""
+        """Say which owned CPUs the kubelet's static policy, which reads no ledger, has given away, too."""
         described = self._topologies.get(node)
         taken = claim.owned & described.kubelet_cpus if described is not None else NO_CPUS
         if not taken:
