@@ -6,7 +6,7 @@ All reasons are listed here. `never` marks requests that would not fit an empty 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 THE_MACHINE = "the machine"
@@ -36,3 +36,14 @@ class Refusal:
     shortfall: Mapping[str, int | str]
     never: bool
     """Whether it would not fit either if the machine were empty."""
+    missing: int = field(init=False, repr=False, compare=False)
+    """How much is missing, in the unit of the reason; 0 where that is not known."""
+    group: tuple[str, bool, str] = field(init=False, repr=False, compare=False)
+    """Equal for refusals for one reason, whatever their numbers."""
+
+    def __post_init__(self) -> None:
+        missing = self.shortfall.get("missing", 0)
+        object.__setattr__(self, "missing", missing if isinstance(missing, int) else 0)
+        message = "" if "where" in self.shortfall else self.message
+        # The name of a reason is hashed in a tenth of the time that the reason takes.
+        object.__setattr__(self, "group", (self.reason._name_, self.never, message))

@@ -16,6 +16,7 @@ from kvplace.core.cluster.node_choice import Candidate, Fit, Standing, Strategy
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
+from kvplace.nodes.node_answer import answer_of
 from kvplace.scheduler.node_states import NodeState, NodeStates
 from kvplace.scheduler.remembered_answers import RememberedAnswers
 from kvplace.scheduler.slices import Slice
@@ -49,6 +50,8 @@ class Ranking:
         """The number of the newest state that has been counted."""
         self._answered = 0
         """The number up to which every state has been answered for."""
+        self._unanswered: list[NodeState] = []
+        """States that are newer, the oldest last: those that a slice has left to the next one."""
         self._order: list[_Entry] = []
         self._answers: dict[NodeState, Fit | Refusal] = {}
 
@@ -105,9 +108,13 @@ class Ranking:
 
     def answer_all(self, states: NodeStates, piece: Slice) -> Mapping[NodeState, Fit | Refusal]:
         """Return what every state gives to the VM, or why it does not fit."""
-        for state in states.since(self._answered):
-            self._answer(state, piece)
+        while unanswered := self._unanswered or states.since(self._answered)[::-1]:
+            self._unanswered = unanswered
+            state = unanswered[-1]
+            if state.nodes:
+                self._answer(state, piece)
             self._answered = state.number
+            unanswered.pop()
         return self._answers
 
     def _answer(self, state: NodeState, piece: Slice) -> Fit | Refusal:
@@ -115,7 +122,9 @@ class Ranking:
         if answer is None:
             fits = self._bound.coarse(state.counts) is not None
             piece.spend(_PLACE_STEPS if fits else _REFUSE_STEPS)
-            answer = self._answers[state] = self._remembered.of(state.snapshot, self._request)
+            # A refusal by counting alone is found as fast as remembered.
+            find = self._remembered.of if fits else answer_of
+            answer = self._answers[state] = find(state.snapshot, self._request)
             if isinstance(answer, Fit):
                 answer.standing(self._strategy)  # computed here, where its steps are counted
         return answer

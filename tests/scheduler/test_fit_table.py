@@ -21,6 +21,7 @@ from kvplace.nodes import node_answer
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine, NodeSnapshot, Unusable
 from kvplace.scheduler import fit_table, remembered_answers, slices
 from kvplace.scheduler.fit_table import FitTable
+from kvplace.scheduler.node_states import NodeState, NodeStates
 from tests.core.allocator.random_cases import random_case, random_free, random_request
 from tests.core.machines import make_numa_node, make_package, make_topology
 from tests.nodes.machines import EIGHT
@@ -227,6 +228,45 @@ def test_others_have_their_turn_while_many_nodes_are_looked_at() -> None:
         return turns
 
     assert result(turns_of_others()) > 10
+
+
+def test_states_that_a_slice_leaves_are_not_listed_again_by_each_that_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed = 0
+    since = NodeStates.since
+
+    def since_and_count(states: NodeStates, number: int) -> list[NodeState]:
+        nonlocal listed
+        found = since(states, number)
+        listed += len(found)
+        return found
+
+    nodes = {NodeName(f"node-{number}"): snapshot(EIGHT, CpuMask(number)) for number in range(256)}
+    table = table_of(nodes.__getitem__)
+    result(table.best(nodes, SIX))
+    monkeypatch.setattr(NodeStates, "since", since_and_count)
+    result(table.answers(nodes, SIX))
+    assert 256 <= listed < 2 * 256
+
+
+def test_answers_are_those_of_the_moment_of_the_return() -> None:
+    nodes = {NodeName(f"node-{number}"): snapshot(EIGHT, CpuMask(number)) for number in range(256)}
+    table = table_of(nodes.__getitem__)
+
+    async def answer() -> dict[NodeName, Candidate | Refusal]:
+        answers = asyncio.create_task(table.answers(nodes, SIX))
+        for number in range(255, 0, -1):
+            await asyncio.sleep(0)
+            if answers.done():
+                break
+            name = NodeName(f"node-{number}")
+            nodes[name] = nodes[NodeName(f"node-{255 - number}")]
+            table.node_changed(name)
+        assert number < 250
+        return await answers
+
+    assert result(answer()) == result(table_of(nodes.__getitem__).answers(nodes, SIX))
 
 
 def test_only_what_a_narrowed_machine_could_not_hold_when_empty_never_fits() -> None:

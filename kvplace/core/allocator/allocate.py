@@ -52,11 +52,12 @@ _BOUND_STEPS = 30_000
 
 def place(topology: Topology, free: Free, request: Request) -> Placement | Refusal:
     """Choose CPUs and memory for one VM, or say what is missing."""
-    placement = try_place(topology, free, request)
-    if placement is not None:
-        return placement
+    supply = Supply(topology, free, request)
+    chosen = _best_cores(supply)
+    if chosen is not None:
+        return placement_of(supply, chosen)
     return refuse(
-        Supply(topology, free, request),
+        supply,
         never=_fits_empty(topology, request) is False,
         fits=lambda other: fits(Supply(topology, free, other), search=other is request),
     )
@@ -75,6 +76,9 @@ def _fits_empty(topology: Topology, request: Request) -> bool | None:
 
 
 def _best_cores(supply: Supply) -> ChosenCores | None:
+    domains = supply.layout.domains[supply.request.options.scope]
+    if all(supply.units_in(domain) < supply.need for domain in domains):
+        return None
     numa_sets = _unlike(supply, _numa_sets(supply))
     serving = Serving(supply)
     if len(numa_sets) > 1:

@@ -6,6 +6,7 @@ numa 1"), so all nodes that refuse for one reason get one text, which names the 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -61,24 +62,11 @@ class GroupedRefusals:
 
 def grouped(refusals: Mapping[NodeName, Refusal]) -> GroupedRefusals:
     """Group nodes by what they refuse for."""
-    by_key: dict[tuple[str, bool, str], list[tuple[int, NodeName]]] = {}
+    by_reason: defaultdict[tuple[str, bool, str], list[tuple[int, NodeName]]] = defaultdict(list)
     for node, refusal in refusals.items():
-        shortfall = refusal.shortfall
-        message = "" if "where" in shortfall else refusal.message
-        # The name of a reason is hashed in a tenth of the time that the reason takes.
-        key = (refusal.reason._name_, refusal.never, message)
-        entry = (_missing(shortfall), node)
-        if key in by_key:
-            by_key[key].append(entry)
-        else:
-            by_key[key] = [entry]
+        by_reason[refusal.group].append((refusal.missing, node))
     groups = []
-    for entries in by_key.values():
+    for entries in by_reason.values():
         _, best = min(entries)
         groups.append(RefusalGroup(tuple([node for _, node in entries]), best, refusals[best]))
     return GroupedRefusals(tuple(sorted(groups, key=lambda group: (-len(group.nodes), group.text))))
-
-
-def _missing(shortfall: Mapping[str, int | str]) -> int:
-    missing = shortfall.get("missing", 0)
-    return missing if isinstance(missing, int) else 0
