@@ -16,7 +16,6 @@ the 99th of 100.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import random
 import statistics
@@ -27,12 +26,10 @@ import msgspec
 
 from benchmarks._tables import table
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.grouped_refusals import grouped
 from kvplace.core.cluster.node_choice import Strategy
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
-from kvplace.core.refusal import Refusal
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
 from kvplace.core.scalars import Bytes, NodeName, PodUid
 from kvplace.core.topology import Topology
@@ -80,10 +77,8 @@ class Nodes:
         if best is not None:
             encode(FilterResult.passing(args, [best.node]))
             return
-        answers = await self.table.answers(args.names, request)
-        refusals = {node: answer for node, answer in answers.items() if isinstance(answer, Refusal)}
-        await asyncio.sleep(0)
-        groups = grouped(refusals)
+        groups = await self.table.refusals(args.names, request)
+        assert groups is not None
         assert groups.summary
         encode(FilterResult.rejecting(args, groups.texts))
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Protocol
 
 from kvplace.core.allocator.allocate import try_place
-from kvplace.core.cluster.grouped_refusals import grouped
+from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate, scores
 from kvplace.core.errors import BadAnnotation, Conflict, KvplaceError, Refused, Unavailable
 from kvplace.core.free import Free
@@ -203,6 +203,9 @@ class Extender:
             chosen = await self._plan.place(args.pod, asking, args.names)
             if chosen is not None:
                 return FilterResult.passing(args, [chosen])
+            groups = await self._fits.refusals(args.names, request)
+            if groups is not None:
+                return await self._none_fits(args, asking, groups)
 
         answers = await self._fits.answers(args.names, request) | claimed
         candidates = [answer for answer in answers.values() if isinstance(answer, Candidate)]
@@ -210,7 +213,7 @@ class Extender:
         best = best_candidate(candidates, self._settings.strategy)
         if best is None:
             await asyncio.sleep(0)  # grouping thousands of refusals is a turn of its own
-            return await self._none_fits(args, asking, refusals)
+            return await self._none_fits(args, asking, grouped(refusals))
 
         if asking.pod_request.explain:
             explanation = explain_choice(best, candidates, refusals, self._settings.strategy)
@@ -222,18 +225,17 @@ class Extender:
         return FilterResult.passing(args, [best.node])
 
     async def _none_fits(
-        self, args: ExtenderArgs, asking: AskingPod, refusals: Mapping[NodeName, Refusal]
+        self, args: ExtenderArgs, asking: AskingPod, groups: GroupedRefusals
     ) -> FilterResult:
         request = asking.pod_request.request
         if await self._preemptor.outranks(args.pod, args.names, request):
             claimed = self._claimed(args.pod.uid, args.names, request)
             if claimed:
                 return FilterResult.passing(args, [min(claimed)])
-        for reason in {refusal.reason for refusal in refusals.values()}:
+        for reason in {group.refusal.reason for group in groups.groups}:
             REFUSALS.labels(reason.value).inc()
         if request.options.on_failure is OnFailure.FLOAT:
             return FilterResult.passing(args, [*args.names])
-        groups = grouped(refusals)
         if asking.vmi is not None:  # on the pod, kube-scheduler itself writes FailedScheduling
             self._events.record(does_not_fit(asking.vmi, groups.summary))
         may_be_offered_more = is_about_nominated_node(args.pod, args.names)

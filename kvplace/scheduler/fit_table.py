@@ -7,16 +7,18 @@ over thousands of nodes does not hold up anything else.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 
+from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.node_states import NodeStates
-from kvplace.scheduler.ranking import Ranking
+from kvplace.scheduler.ranking import Ranking, Refused
 from kvplace.scheduler.remembered_answers import RememberedAnswers
 from kvplace.scheduler.slices import ENDLESS, Slice, in_slices
 
@@ -34,6 +36,7 @@ class FitTable:
         self._strategy = strategy
         self._rankings: OrderedDict[tuple[object, ...], Ranking] = OrderedDict()
         self._remembered = RememberedAnswers()
+        self._asked = frozenset[NodeName]()
 
     @property
     def kept(self) -> int:
@@ -49,21 +52,49 @@ class FitTable:
 
         It is the best at the moment of the return: nothing else runs between the choice and the caller.
         """
-        asked = frozenset(names)
+        asked = self._set_of(names)
         return await in_slices(lambda piece: self._ranking(asked, request, piece).best(asked, piece))
+
+    async def refusals(self, names: Collection[NodeName], request: Request) -> GroupedRefusals | None:
+        """Return why none of the nodes can hold the VM, as of one moment; None if one can."""
+        asked = self._set_of(names)
+
+        def answer(piece: Slice) -> tuple[Ranking, Refused | dict[NodeName, Candidate | Refusal], int]:
+            ranking = self._ranking(asked, request, piece)
+            refused, version = ranking.refused, self._states.version
+            if refused is not None and refused.version == version and refused.asked is asked:
+                return ranking, refused, version
+            return ranking, self._answers(names, asked, request, piece), version
+
+        ranking, found, version = await in_slices(answer)
+        if isinstance(found, Refused):
+            return found.groups
+        await asyncio.sleep(0)  # grouping thousands of refusals is a turn of its own
+        refusals = {node: answer for node, answer in found.items() if isinstance(answer, Refusal)}
+        if len(refusals) < len(found):
+            return None
+        ranking.refused = Refused(version, asked, grouped(refusals))
+        return ranking.refused.groups
 
     async def answers(
         self, names: Collection[NodeName], request: Request
     ) -> dict[NodeName, Candidate | Refusal]:
         """Return for each node the VM's placement there, or why it does not fit, as of one moment."""
-        asked = frozenset(names)
+        asked = self._set_of(names)
         return await in_slices(lambda piece: self._answers(names, asked, request, piece))
 
     def answers_at_once(
         self, names: Collection[NodeName], request: Request
     ) -> dict[NodeName, Candidate | Refusal]:
         """Return the same without giving others their turn."""
-        return self._answers(names, frozenset(names), request, ENDLESS)
+        return self._answers(names, self._set_of(names), request, ENDLESS)
+
+    def _set_of(self, names: Collection[NodeName]) -> frozenset[NodeName]:
+        """Return the names as a set, the same object as the last time if they are equal."""
+        asked = frozenset(names)
+        if asked != self._asked:
+            self._asked = asked
+        return self._asked
 
     def _answers(
         self, names: Collection[NodeName], asked: frozenset[NodeName], request: Request, piece: Slice

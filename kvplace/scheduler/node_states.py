@@ -48,6 +48,8 @@ class NodeStates:
         """Nodes that were asked about although there is no such node."""
         self._states: dict[tuple[object, ...], NodeState] = {}
         """Those with nodes, by what they are made of; the newest last."""
+        self.version = 0
+        """Higher after each change of what is known of the nodes."""
         self._newest = 0
         self._complete: frozenset[NodeName] | None = None
         """Asked nodes that all have a state: planning asks about the same ones again and again."""
@@ -95,6 +97,7 @@ class NodeStates:
         return found[::-1]
 
     def _describe(self, node: NodeName) -> None:
+        self.version += 1
         snapshot = self._snapshot_of(node)
         if isinstance(snapshot, Unusable):
             self._leave(node)
@@ -114,6 +117,7 @@ class NodeStates:
             self._of_node[node] = state
 
     def _leave(self, node: NodeName) -> None:
+        self.version += 1
         self._gone.discard(node)
         state = self._of_node.pop(node, None)
         if isinstance(state, NodeState):

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 
+from kvplace.core.cluster.grouped_refusals import GroupedRefusals
 from kvplace.core.cluster.node_bound import StandingBound
 from kvplace.core.cluster.node_choice import Candidate, Fit, Standing, Strategy
 from kvplace.core.refusal import Refusal
@@ -37,6 +39,15 @@ _Entry = tuple[Standing, NodeName, int, _Bound | Fit, NodeState]
 """Standing, first node when it was entered, number of the state (no two are equal), what is known."""
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why no node can hold the VM, as of one version of the states."""
+
+    version: int
+    asked: frozenset[NodeName]
+    groups: GroupedRefusals
+
+
 class Ranking:
     """What is known about every state for one request."""
 
@@ -54,6 +65,8 @@ class Ranking:
         """States that are newer, the oldest last: those that a slice has left to the next one."""
         self._order: list[_Entry] = []
         self._answers: dict[NodeState, Fit | Refusal] = {}
+        self.refused: Refused | None = None
+        """The last such answer: many VMs of one size wait together."""
 
     def __len__(self) -> int:
         return len(self._order) + len(self._answers)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from random import Random
 from typing import Any, TypeVar
 
 import pytest
 
 from kvplace.core.allocator.allocate import place
+from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
@@ -267,6 +268,50 @@ def test_answers_are_those_of_the_moment_of_the_return() -> None:
         return await answers
 
     assert result(answer()) == result(table_of(nodes.__getitem__).answers(nodes, SIX))
+
+
+def test_why_no_node_can_hold_a_vm_is_computed_once_until_a_node_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    computed = 0
+
+    def group_and_count(refusals: Mapping[NodeName, Refusal]) -> GroupedRefusals:
+        nonlocal computed
+        computed += 1
+        return grouped(refusals)
+
+    monkeypatch.setattr(fit_table, "grouped", group_and_count)
+    nodes: dict[NodeName, NodeSnapshot | Unusable] = {
+        A: snapshot(EIGHT, CpuMask(0x1F)),
+        B: snapshot(EIGHT, CpuMask(0x0F)),
+        C: NOT_KNOWN,
+    }
+    table = table_of(nodes.__getitem__)
+
+    def summary(*names: NodeName) -> str:
+        found = result(table.refusals(list(names), SIX))
+        answers = result(table_of(nodes.__getitem__).answers(names, SIX))
+        refusals = {node: answer for node, answer in answers.items() if isinstance(answer, Refusal)}
+        assert (found is None) == (len(refusals) < len(answers))
+        assert found is None or found == grouped({node: refusals[node] for node in names})
+        return found.summary if found is not None else ""
+
+    for _ in range(3):
+        assert "best 5 on a" in summary(A, B)
+    assert computed == 1
+    assert "best 4 on b" in summary(B)
+    assert summary(A, C).count("1 node:") == 2
+    before = computed
+    nodes[A] = snapshot(EIGHT, CpuMask(0x3))
+    table.node_changed(A)
+    assert "best 4 on b" in summary(A, B)
+    nodes[A] = snapshot(EIGHT)
+    table.node_changed(A)
+    assert summary(A, B) == ""
+    nodes[A] = snapshot(EIGHT, CpuMask(0x1F))
+    table.node_changed(A)
+    assert "best 5 on a" in summary(A, B)
+    assert computed == before + 2
 
 
 def test_only_what_a_narrowed_machine_could_not_hold_when_empty_never_fits() -> None:
