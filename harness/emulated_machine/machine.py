@@ -82,11 +82,11 @@ class EmulatedMachine:
         self._connection.close()
 
     def call(self, function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
-        """Call a module's function inside, as root, in a process of its own; at most a minute.
+        """Call a module's function inside, as root, in a process of its own; at most three minutes.
 
         Arguments and answer are pickled. Raises CallFailed with the traceback and all output.
         """
-        return self.call_within(60.0, function, *arguments, **named)
+        return self.call_within(180.0, function, *arguments, **named)
 
     def call_within(
         self, timeout_s: float, function: Callable[P, R], *arguments: P.args, **named: P.kwargs
@@ -102,8 +102,8 @@ class EmulatedMachine:
         return value
 
     def run(self, *command: str | Path) -> Finished:
-        """Run a command inside, whatever its exit code; at most a minute."""
-        return self.run_within(60.0, *command)
+        """Run a command inside, whatever its exit code; at most three minutes."""
+        return self.run_within(180.0, *command)
 
     def run_within(self, timeout_s: float, *command: str | Path, folder: Path = Path("/")) -> Finished:
         """Run a command with another limit, and in a folder."""

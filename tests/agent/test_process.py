@@ -21,14 +21,14 @@ async def test_it_is_ready_when_the_objects_of_its_node_have_been_read(host: Hos
         for store in agent.own.stores:
             await store.wait_until_synced()
         assert [pod.name for pod in agent.own.pods.records.values()] == ["here"]
-        async with asyncio.timeout(5), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(30), aiohttp.ClientSession() as session:
             while await readiness_of(agent, session) != "ok\n":
                 pass
 
 
 async def test_the_report_is_complete_when_every_pod_has_been_looked_at(host: Host) -> None:
     complete = asyncio.Event()
-    async with running_agent(host.settings(), MemoryCluster()) as agent, asyncio.timeout(5):
+    async with running_agent(host.settings(), MemoryCluster()) as agent, asyncio.timeout(30):
         assert not agent.report.is_complete
         agent.report.subscribe(lambda: complete.set() if agent.report.is_complete else None)
         await complete.wait()
@@ -58,6 +58,6 @@ async def test_a_second_agent_on_the_node_begins_when_the_first_has_ended(host: 
         done, _ = await asyncio.wait([waiting], timeout=0.2)
         assert not done
         assert not begun.is_set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await waiting
     assert begun.is_set()

@@ -127,7 +127,7 @@ def pages_by_node(pid: int, smallest: int = 1000) -> dict[int, int]:
     return dict(pages)
 
 
-def wait_for(read: Callable[[], T], wanted: Callable[[T], bool], seconds: float = 20.0) -> T:
+def wait_for(read: Callable[[], T], wanted: Callable[[T], bool], seconds: float = 60.0) -> T:
     """Read until the value is as wanted, and give it; the kernel tells no one when it has followed."""
     deadline = time.monotonic() + seconds
     while True:

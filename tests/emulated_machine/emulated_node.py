@@ -247,7 +247,7 @@ class Node:
     def look(self, guest: Guest) -> inside.Seen:
         return self.machine.call(inside.look_at_vm, guest.running.pid, guest.cgroup, MEGABYTES)
 
-    def await_vm(self, guest: Guest, seconds: float = 40.0) -> tuple[inside.Seen, float]:
+    def await_vm(self, guest: Guest, seconds: float = 120.0) -> tuple[inside.Seen, float]:
         """Wait until a VM is where its placement says, and see that it is."""
         wanted = wanted_of(guest)
         seen, took = self.machine.call_within(
@@ -297,7 +297,7 @@ def pod_path(name: str) -> str:
 
 
 def await_truth(
-    read: Callable[[], T], holds: Callable[[T], bool], node: Node, what: str = "", seconds: float = 60.0
+    read: Callable[[], T], holds: Callable[[T], bool], node: Node, what: str = "", seconds: float = 180.0
 ) -> T:
     """Ask until the answer is as wanted."""
     deadline = time.monotonic() + seconds

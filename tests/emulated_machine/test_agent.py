@@ -30,7 +30,7 @@ MACHINES = (TWO_SOCKETS, (FOUR_NODES, Kernel.V6_12))
 KILLS = int(os.environ.get("KVPLACE_KILLS", "2"))
 """How often the agent is killed while it moves a VM; more than the default is a sweep to run by hand."""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
