@@ -215,24 +215,28 @@ class Ledgers:
     async def _write(self, node: NodeName, batch: list[PendingChange[Any]]) -> list[PendingChange[Any]]:
         """Store what the batch decides; returns the changes that are to be decided again after it.
 
-        After a lost or unanswered write the ledger is read, which shows whose write counts.
+        After a lost or unanswered write the ledger is read, which shows whose write counts. So it is for a
+        conflict that a decision finds in the ledger as the watch has told it, which may be late.
         """
         record = self.current(node)
 
         async def attempt() -> list[PendingChange[Any]]:
             nonlocal record
-            decided_on, record = record or await self._read(node), None
+            told, record = record, None
             # Those that have their answer are not decided again: a refused pod must not get a claim.
-            return await self._store(decided_on, [one for one in batch if not one.answer.done()])
+            pending = [one for one in batch if not one.answer.done()]
+            return await self._store(told or await self._read(node), pending, may_be_old=told is not None)
 
         return await retrying(attempts=self._attempts, backoff=_BACKOFF, sleep=self._sleep)(attempt)
 
     async def _store(
-        self, record: LedgerRecord, pending: list[PendingChange[Any]]
+        self, record: LedgerRecord, pending: list[PendingChange[Any]], *, may_be_old: bool
     ) -> list[PendingChange[Any]]:
         if record.problem:
             raise Corrupt(f"the ledger of node {record.node} cannot be read: {record.problem}")
         batch = decide_together(record.ledger, pending)
+        if may_be_old and (found := [one for _, one in batch.failed if isinstance(one, Conflict)]):
+            raise found[0]
         for one, error in batch.failed:
             one.fail(error)
         if batch.change:

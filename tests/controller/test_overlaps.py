@@ -9,8 +9,10 @@ from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName
 from kvplace.kube.events import EventReason, pod_reference
+from tests.controller.relocations import LaggingView
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster
+from tests.nodes.machines import EIGHT
 
 N1 = NodeName("n1")
 
@@ -81,3 +83,29 @@ async def test_vms_that_share_cpus_and_vms_that_own_others_do_not_overlap(cluste
         assert len(one.claims()) == len(kinds)
         await reconcile(one)
         assert overlaps(cluster) == []
+
+
+async def test_a_replica_that_lags_behind_does_not_report_cores_that_have_changed_hands_since(
+    cluster: FaultyCluster,
+) -> None:
+    lagging = LaggingView(cluster)
+    async with replica(cluster, controller=False) as one, replica(lagging, controller=False) as late:
+        first = asking_pod(cluster, "first", 8)
+        assert await one.bind(first, "n1") == ""
+        await late.until(lambda: first.uid in late.cache.ledger(N1).claims)
+        lagging.lag("nodeledgers")
+        cluster.delete_pod("default", "first", force=True)
+        await one.until(lambda: first.uid not in one.cache.pods.records)
+        await reconcile(one)
+        second = asking_pod(cluster, "second", 8)
+        assert await one.bind(second, "n1") == ""
+        await late.until(lambda: late.cache.pods.records[second.uid].node)
+        cluster.create_node("n2", topology=EIGHT)
+        await late.until(lambda: "n2" in late.cache.nodes.records)
+        # After a write the next changes gather: release and restoration are then decided together.
+        assert await late.bind(asking_pod(cluster, "other"), "n2") == ""
+        counted = OVERLAPS._value.get()
+        await reconcile(late)
+        assert OVERLAPS._value.get() == counted
+        assert overlaps(cluster) == []
+        lagging.catch_up()

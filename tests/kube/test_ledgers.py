@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.errors import Conflict, Corrupt, Refused, Unavailable
-from kvplace.core.ledger import Ledger, LedgerChange
-from kvplace.core.scalars import NodeName, PodUid
+from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
+from kvplace.core.scalars import CpuId, NodeName, PodUid
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.store import Store
@@ -237,3 +237,26 @@ async def test_a_change_that_changes_nothing_costs_no_write(cluster: Recording) 
         assert await ledgers.change(N, taking("a")) == 1
         assert await ledgers.change(N, releasing("b")) is False
         assert ledgers.writes == 1
+
+
+async def test_a_conflict_that_is_found_in_an_old_ledger_is_looked_at_in_the_new_one(
+    cluster: Recording,
+) -> None:
+    def owning(ledger: Ledger) -> tuple[LedgerChange, str]:
+        if 0 in ledger.owners:
+            raise OwnershipConflict(f"CPU 0 belongs to {ledger.owners[CpuId(0)]}")
+        return claiming(claim("b", 0)), "owns it"
+
+    async with process(cluster) as one, process(cluster) as late:
+        await one.change(N, taking("a"))
+        await settled(lambda: late.nodes_claimed_by(PodUid("a")) == {"n"})
+        cluster.pause_watches(LEDGERS)
+        await one.change(N, releasing("a"))
+        assert await late.change(N, owning) == "owns it"
+        await one.change(N, taking("c", 7))
+        assert await one.change(N, releasing("b"))
+        assert await one.change(N, taking("d")) == 1
+        with pytest.raises(OwnershipConflict, match="CPU 0 belongs to d"):
+            await late.change(N, owning)
+        assert cluster.stored().owners[CpuId(0)] == "d"
+        cluster.resume_watches(LEDGERS)
