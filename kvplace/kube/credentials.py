@@ -22,12 +22,17 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from kvplace.core.errors import Misconfigured
 from kvplace.kube.kubeconfig import KubeContext, kubeconfig_files, read_context
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet mounts a pod's token and the CA of the API server."""
+_AS = ("as", "as-uid", "as-groups", "as-user-extra")
+"""Keys of a user of a kubeconfig that acts as somebody else."""
+_IN_HEADERS = "!#$&'*+^`|"
+"""What the name of a header may hold besides letters, digits and what `quote` never changes."""
 _AS_BYTES = re.compile(r"""b(['"])(.*)\1$""")
 """How that client quotes what a program has said on stderr."""
 TOKEN_AGE_S = 60.0
@@ -154,19 +159,15 @@ async def _of_plugin(context: KubeContext) -> Credentials:
     configuration = client.Configuration()
     try:
         with _said_by(config.kube_config.logger) as said:
-            await config.load_kube_config(
-                config_file=context.files,
-                context=context.name,
-                client_configuration=configuration,
-                persist_config=False,
+            await config.load_kube_config_from_dict(
+                _document(context), context=context.name, client_configuration=configuration
             )
         if said and not configuration.api_key and not configuration.cert_file:
             raise ValueError(f"{_program(context.user)} gives no credentials: {said[-1]}")
         issued = {
             "client-certificate": configuration.cert_file,
             "client-key": configuration.key_file,
-            "as": context.user.get("as"),
-            "as-groups": context.user.get("as-groups"),
+            **{key: value for key, value in context.user.items() if key in _AS},
         }
 
         async def authorization() -> str | None:
@@ -176,6 +177,16 @@ async def _of_plugin(context: KubeContext) -> Credentials:
         return _credentials(context, authorization, issued)
     except (config.ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise _unusable(context, error) from error
+
+
+def _document(context: KubeContext) -> dict[str, Any]:
+    """Write a context as a kubeconfig of its own: its files were merged and its paths made absolute here."""
+    return {
+        "clusters": [{"name": "cluster", "cluster": {"server": context.cluster["server"]}}],
+        "users": [{"name": "user", "user": dict(context.user)}],
+        "contexts": [{"name": context.name, "context": {"cluster": "cluster", "user": "user"}}],
+        "current-context": context.name,
+    }
 
 
 @contextlib.contextmanager
@@ -220,10 +231,44 @@ def _credentials(
         authorization,
         context.namespace or "default",
         _tls(cluster, user) if server.startswith("https:") else None,
-        cluster.get("proxy-url"),
+        _proxy(cluster),
         cluster.get("tls-server-name"),
-        _impersonation(user["as"], user.get("as-groups") or ()) if user.get("as") else (),
+        _impersonation_by(user),
     )
+
+
+def _proxy(cluster: Mapping[str, Any]) -> str | None:
+    proxy = cluster.get("proxy-url") or None
+    if proxy is None:
+        return None
+    parts = urlsplit(proxy) if isinstance(proxy, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"its proxy-url is {proxy!r}; it must be a URL such as http://proxy.example:3128")
+    return str(proxy)
+
+
+def _impersonation_by(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Read whom a user of a kubeconfig acts as; raises ValueError rather than act as somebody else."""
+    name, groups, extra = user.get("as"), user.get("as-groups") or [], user.get("as-user-extra") or {}
+    if not name:
+        if given := [key for key in _AS if user.get(key)]:
+            raise ValueError(f"its {given[0]} needs as: it is impersonated together with a user")
+        return ()
+    if not _are_strings(groups):
+        raise ValueError("its as-groups must be a list of strings")
+    if not isinstance(extra, Mapping) or not all(map(_are_strings, extra.values())):
+        raise ValueError("its as-user-extra must be lists of strings by name")
+    uid = (("Impersonate-Uid", str(user["as-uid"])),) if user.get("as-uid") else ()
+    of_extra = (
+        (f"Impersonate-Extra-{quote(key, safe=_IN_HEADERS)}", value)
+        for key, values in extra.items()
+        for value in values
+    )
+    return (*_impersonation(str(name), groups), *uid, *of_extra)
+
+
+def _are_strings(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def _impersonation(user: str, groups: Iterable[str]) -> tuple[tuple[str, str], ...]:
@@ -270,7 +315,11 @@ def _as_kubectl_does(context: ssl.SSLContext) -> ssl.SSLContext:
 
 def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> ssl.SSLContext:
     ca = _bytes(cluster, "certificate-authority")
-    context = _as_kubectl_does(ssl.create_default_context(cadata=None if ca is None else ca.decode()))
+    # Comments between certificates may be in any language; OpenSSL skips them, Python takes ASCII only.
+    pem = None if ca is None else ca.decode("ascii", "ignore")
+    if pem is not None and "-----BEGIN" not in pem:
+        raise ValueError("its certificate-authority holds no certificate")
+    context = _as_kubectl_does(ssl.create_default_context(cadata=pem))
     certificate, key = _bytes(user, "client-certificate"), _bytes(user, "client-key")
     if certificate is not None:
         # OpenSSL reads them from a file only; the key is in it for no longer than that takes.

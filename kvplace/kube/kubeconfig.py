@@ -1,8 +1,8 @@
 """kubeconfig files as kubectl reads them: which files count, how they are merged, and what a context names.
 
 Of several files (KUBECONFIG may list them, as PATH does) the first that has an entry wins, and files that do
-not exist are skipped. Relative paths are relative to the file that they are in. Every error names the file
-and what to change.
+not exist are skipped. Relative paths are relative to the file that they are in. What is null is not given.
+Every error names the file and what to change.
 """
 
 from __future__ import annotations
@@ -118,12 +118,18 @@ def _merged(files: str) -> tuple[dict[str, dict[str, Mapping[str, Any]]], str]:
     current = ""
     for path in existing:
         what = f"kubeconfig {path}"
-        document = read_document(read_text(str(path), what), what)
+        text = read_text(str(path), what)
+        document = {} if _is_empty(text) else read_document(text, what)
         for kind in _LISTS:
             for name, content in _entries(document, kind, what):
                 entries[kind].setdefault(name, _absolute(content, path.absolute().parent))
         current = current or str(document.get("current-context") or "")
     return entries, current
+
+
+def _is_empty(text: str) -> bool:
+    """Whether a file holds nothing but comments; a file without content is a kubeconfig without entries."""
+    return all(line.lstrip()[:1] in ("", "#") for line in text.splitlines())
 
 
 def _entries(document: Mapping[str, Any], kind: str, what: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -145,12 +151,15 @@ def _entries(document: Mapping[str, Any], kind: str, what: str) -> list[tuple[st
 
 
 def _absolute(content: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Make the paths of an entry absolute; a program's name without a folder is looked for in PATH."""
+    given = {key: value for key, value in content.items() if value is not None}
     paths = {
-        key: str(folder / content[key])
-        for key in _PATHS
-        if isinstance(content.get(key), str) and content[key]
+        key: str(folder / given[key]) for key in _PATHS if isinstance(given.get(key), str) and given[key]
     }
-    return {**content, **paths}
+    plugin = given.get("exec")
+    if isinstance(plugin, Mapping) and os.sep in (command := str(plugin.get("command", ""))):
+        given["exec"] = {**plugin, "command": str(folder / command)}
+    return given | paths
 
 
 def _listed(contexts: Mapping[str, object]) -> str:

@@ -227,3 +227,99 @@ async def test_a_login_program_that_gives_no_credentials_is_named_with_what_it_s
     with pytest.raises(Misconfigured, match=said):
         await load_credentials(CredentialOptions(str(path)))
     assert not caplog.records
+
+
+def with_user(path: Path, user: dict[str, Any], **cluster: Any) -> str:
+    """Give the kubeconfig's user other credentials, and its clusters more settings."""
+    document = json.loads(path.read_text())
+    document["users"][0]["user"] = user
+    for one in document["clusters"]:
+        one["cluster"] |= cluster
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+async def test_a_login_program_is_looked_for_beside_the_kubeconfig_as_kubectl_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "sub"
+    path = config(tmp_path, "sub/config", current="there")
+    credential = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "issued"},
+    }
+    (folder / "login").write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
+    (folder / "login").chmod(0o755)
+    (tmp_path / "empty").write_text("")
+    plugin = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "./login"}}
+    files = os.pathsep.join((str(tmp_path / "empty"), with_user(path, plugin)))
+    monkeypatch.chdir(tmp_path)
+    found = await load_credentials(CredentialOptions(files))
+    assert await found.authorization() == "Bearer issued"
+
+
+async def test_what_is_null_is_not_given(tmp_path: Path) -> None:
+    path = config(tmp_path, current="there")
+    files = with_user(path, {"exec": None, "token": None, "username": "me", "password": None, "as": None})
+    found = await load_credentials(CredentialOptions(files))
+    assert (await found.authorization(), found.impersonation) == ("Basic bWU6", ())
+    path = config(tmp_path, user=None)
+    assert read_context(str(path), None).user == {}
+
+
+def test_an_empty_file_adds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("# nothing\n")
+    files = os.pathsep.join((str(tmp_path / "empty"), str(config(tmp_path))))
+    assert read_context(files, None).name == "here"
+
+
+async def test_a_ca_may_come_with_comments_in_any_language(tmp_path: Path) -> None:
+    ca = Certificates.issue(tmp_path).ours.file.read_bytes()
+    (tmp_path / "ca.crt").write_bytes("# Főtanúsítvány\n".encode() + b"# \xe9\n" + ca)
+    found = await load_credentials(CredentialOptions(str(config(tmp_path))))
+    assert found.tls is not None
+    assert len(found.tls.get_ca_certs()) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"junk"])
+async def test_a_ca_without_a_certificate_does_not_stand_for_those_of_the_system(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "ca.crt").write_bytes(content)
+    with pytest.raises(Misconfigured, match="its certificate-authority holds no certificate"):
+        await load_credentials(CredentialOptions(str(config(tmp_path))))
+
+
+async def test_a_kubeconfig_says_all_about_whom_it_acts_as(tmp_path: Path) -> None:
+    user = {"token": "t", "as": "eve", "as-uid": "7", "as-user-extra": {"acme.com/scope": ["a", "b"]}}
+    found = await load_credentials(CredentialOptions(with_user(config(tmp_path, current="there"), user)))
+    assert found.impersonation == (
+        ("Impersonate-User", "eve"),
+        ("Impersonate-Uid", "7"),
+        ("Impersonate-Extra-acme.com%2Fscope", "a"),
+        ("Impersonate-Extra-acme.com%2Fscope", "b"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("user", "said"),
+    [
+        ({"as-groups": ["a"]}, "as-groups needs as: .* together with a user"),
+        ({"as": "eve", "as-groups": "admins"}, "as-groups must be a list of strings"),
+        ({"as": "eve", "as-user-extra": {"scopes": "a"}}, "as-user-extra must be lists of strings by name"),
+    ],
+)
+async def test_whom_a_kubeconfig_acts_as_is_never_half_understood(
+    tmp_path: Path, user: dict[str, Any], said: str
+) -> None:
+    files = with_user(config(tmp_path, current="there"), {"token": "t", **user})
+    with pytest.raises(Misconfigured, match=said):
+        await load_credentials(CredentialOptions(files))
+
+
+@pytest.mark.parametrize("proxy", ["socks5://proxy:1080", "proxy:3128", "http://", 7])
+async def test_a_proxy_that_cannot_be_used_is_named(tmp_path: Path, proxy: object) -> None:
+    files = with_user(config(tmp_path, current="there"), {}, **{"proxy-url": proxy})
+    with pytest.raises(Misconfigured, match=f"proxy-url is {proxy!r}; it must be a URL such as http://"):
+        await load_credentials(CredentialOptions(files))
