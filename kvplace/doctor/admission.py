@@ -20,7 +20,7 @@ from kvplace.doctor.installation import (
     title,
 )
 from kvplace.kube.object_reader import Document
-from kvplace.service.certificate_end import certificate_end
+from kvplace.service.certificate_end import certificate_ends
 
 WEBHOOKS = {
     "mutatingwebhookconfigurations": (
@@ -103,7 +103,7 @@ def _of_bundle(about: str, bundle: object, now: datetime) -> Iterator[Finding]:
         pem = base64.b64decode(bundle if isinstance(bundle, str) else "", validate=True)
     except binascii.Error:
         pem = b""
-    end = certificate_end(pem)
+    end = max(certificate_ends(pem), default=None)  # an old CA may stay beside the present one
     if end is None:
         yield wrong(about, "its caBundle holds no certificate: the API server cannot call it", _CERTIFICATES)
     elif end <= now:

@@ -27,8 +27,11 @@ from kvplace.kube.object_reader import Document
 _APPLY = "apply the folder of your installation again: kubectl apply --server-side -k FOLDER"
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _CRASH = ("CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_LEASE = "kvplace-scheduler"
 _LEASE_S = 60
 """A scheduler that has not renewed its lease for so long is gone; it renews every few seconds."""
+_SAMPLE = "percentageOfNodesToScore"
+"""Set for a profile, else for all of them."""
 _DEFAULT_SCHEDULER = "default-scheduler"
 
 
@@ -59,7 +62,8 @@ def check_scheduler(found: Installation) -> Iterator[Finding]:
         yield wrong("ConfigMap of kvplace-scheduler", "no scheduler configuration can be read", _APPLY)
     for about, configuration in configurations:
         yield from _of_configuration(about, configuration, named)
-    yield from _lease(found)
+    if all(_elects(configuration) for _, configuration in configurations):
+        yield from _lease(found)
 
 
 def check_images(found: Installation) -> Iterator[Finding]:
@@ -173,19 +177,25 @@ def _of_configuration(about: str, configuration: Mapping[str, Any], named: str) 
     if named not in {one.get("schedulerName") for one in profiles}:
         yield wrong(about, f"no profile has the schedulerName {named}, which pods of VMs get", _APPLY)
     elif any(
-        one.get("percentageOfNodesToScore") != 100 for one in profiles if one.get("schedulerName") == named
+        one.get(_SAMPLE, configuration.get(_SAMPLE)) != 100
+        for one in profiles
+        if one.get("schedulerName") == named
     ):
-        yield warning(
-            about, "percentageOfNodesToScore is not 100: a VM may wait although a node has room", _APPLY
-        )
+        yield warning(about, f"{_SAMPLE} is not 100: a VM may wait although a node has room", _APPLY)
+
+
+def _elects(configuration: Mapping[str, Any]) -> bool:
+    """Whether a scheduler takes our Lease: it may have been told to take another one, or none."""
+    election = at(configuration, "leaderElection") or {}
+    return election.get("leaderElect") is not False and election.get("resourceName", _LEASE) == _LEASE
 
 
 def _lease(found: Installation) -> Iterator[Finding]:
-    lease = found.named("leases", "kvplace-scheduler")
+    lease = found.named("leases", _LEASE)
     renewed = None if lease is None else at(lease, "spec", "renewTime")
     if renewed is None:
         yield wrong(
-            "Lease kvplace-scheduler",
+            f"Lease {_LEASE}",
             "no scheduler has taken it: nobody schedules the pods of VMs",
             "see its log",
         )
@@ -193,7 +203,7 @@ def _lease(found: Installation) -> Iterator[Finding]:
     age = found.now - datetime.fromisoformat(str(renewed))
     if age.total_seconds() > _LEASE_S:
         yield wrong(
-            "Lease kvplace-scheduler",
+            f"Lease {_LEASE}",
             f"its holder renewed it {age.total_seconds():.0f} seconds ago: no scheduler is at work",
             "see the pods and the log of kvplace-scheduler",
         )

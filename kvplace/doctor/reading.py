@@ -60,6 +60,8 @@ _SECRETS = ApiKind("secrets")
 _OWN_REVIEWS = ApiKind("selfsubjectaccessreviews", "authorization.k8s.io")
 _REVIEWS = ApiKind("subjectaccessreviews", "authorization.k8s.io")
 _WEBHOOK = "pod.kvplace.io"
+_LACKS_RIGHT = "cannot create resource"
+"""In the refusal of somebody without the right; admission, such as PodSecurity, answers HTTP 403, too."""
 _SECOND_LOOK_S = 5.0
 
 
@@ -213,10 +215,11 @@ class _Reading:
         except KvplaceError as error:
             if _WEBHOOK in str(error):
                 return str(error)
-            if not isinstance(error, Denied):
-                self.denied[TRIAL] = f"the API server refuses a pod in namespace {namespace}: {error}"
-                return ""
-            raise
+            if isinstance(error, Denied) and _LACKS_RIGHT in error.said:
+                raise
+            said = error.said if isinstance(error, Denied) else error
+            self.denied[TRIAL] = f"the API server refuses a pod in namespace {namespace}: {said}"
+            return ""
         return ADMITTED
 
     async def missing_rights(self) -> Mapping[str, tuple[str, ...]]:

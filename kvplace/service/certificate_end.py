@@ -16,8 +16,12 @@ _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18
 
 def certificate_end(pem: bytes) -> datetime | None:
     """Return when the first of the certificates in a file ends; None if none can be read."""
-    ends = [end for found in _PEM.findall(pem) if (end := _end_of(found)) is not None]
-    return min(ends, default=None)
+    return min(certificate_ends(pem), default=None)
+
+
+def certificate_ends(pem: bytes) -> tuple[datetime, ...]:
+    """Return when each of the certificates in a file ends that can be read."""
+    return tuple(end for found in _PEM.findall(pem) if (end := _end_of(found)) is not None)
 
 
 def _end_of(text: bytes) -> datetime | None:

@@ -158,6 +158,14 @@ def test_a_webhook_needs_its_service_a_valid_ca_and_failure_policy_fail(tmp_path
     assert sum("failurePolicy is not Fail" in text for text in other) == count
 
 
+def test_a_bundle_may_hold_an_old_ca_beside_the_present_one(tmp_path: Path) -> None:
+    ca = Authority(tmp_path, "ca")
+    lives = (timedelta(seconds=-1), timedelta(days=60))
+    both = b"".join(ca.issue("either", lasts=lasts)[0].read_bytes() for lasts in lives)
+    objects = {**webhooks(base64.b64encode(both).decode()), "services": (named("kvplace"),)}
+    assert problems(check_webhooks, objects=objects, now=datetime.now(UTC)) == []
+
+
 def test_a_refusal_by_the_webhook_is_what_is_wanted() -> None:
     refused = 'admission webhook "pod.kvplace.io" denied the request: annotation kvplace.io/doctor'
     assert problems(check_admission_answers, admission_answer=refused) == []
@@ -223,6 +231,37 @@ def test_the_scheduler_asks_our_extender_rightly_and_is_at_work() -> None:
     assert "seconds ago" in scheduler(scheduling(), renewed="2026-05-31T23:00:00.000000Z")[0]
     broken = named("configuration", component="scheduler", data={"a": "{"})
     assert "no scheduler configuration" in scheduler(broken)[0]
+
+
+def configured(**change: Any) -> dict[str, Any]:
+    """Change the top of the scheduler's configuration."""
+    full = scheduling()
+    text = yaml.safe_dump({**yaml.safe_load(full["data"]["configuration.yaml"]), **change})
+    return {**full, "data": {"configuration.yaml": text}}
+
+
+def test_settings_of_the_scheduler_count_where_kube_scheduler_reads_them() -> None:
+    profiles = [{"schedulerName": "kvplace-scheduler"}]
+    assert "not 100" in scheduler(configured(profiles=profiles))[0]
+    assert scheduler(configured(profiles=profiles, percentageOfNodesToScore=100)) == []
+    profiles[0]["percentageOfNodesToScore"] = 50  # type: ignore[assignment]
+    assert "not 100" in scheduler(configured(profiles=profiles, percentageOfNodesToScore=100))[0]
+
+
+@pytest.mark.parametrize(
+    ("election", "findings"),
+    [
+        ({"leaderElect": True, "resourceName": "kvplace-scheduler"}, 1),
+        ({"leaderElect": False}, 0),
+        ({"resourceName": "other"}, 0),
+        (None, 1),
+    ],
+)
+def test_the_lease_counts_only_where_the_scheduler_takes_it(
+    election: dict[str, Any] | None, findings: int
+) -> None:
+    found = scheduler(configured(leaderElection=election), renewed="2026-05-31T23:00:00.000000Z")
+    assert len(found) == findings
 
 
 def test_a_configuration_of_the_scheduler_that_it_no_longer_uses_is_not_looked_at() -> None:
