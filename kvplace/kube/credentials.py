@@ -22,10 +22,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from kvplace.core.errors import Misconfigured
 from kvplace.kube.kubeconfig import KubeContext, kubeconfig_files, read_context
+from kvplace.kube.proxies import proxy_of
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet mounts a pod's token and the CA of the API server."""
@@ -231,20 +232,10 @@ def _credentials(
         authorization,
         context.namespace or "default",
         _tls(cluster, user) if server.startswith("https:") else None,
-        _proxy(cluster),
+        proxy_of(cluster),
         cluster.get("tls-server-name"),
         _impersonation_by(user),
     )
-
-
-def _proxy(cluster: Mapping[str, Any]) -> str | None:
-    proxy = cluster.get("proxy-url") or None
-    if proxy is None:
-        return None
-    parts = urlsplit(proxy) if isinstance(proxy, str) else None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"its proxy-url is {proxy!r}; it must be a URL such as http://proxy.example:3128")
-    return str(proxy)
 
 
 def _impersonation_by(user: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

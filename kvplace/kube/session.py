@@ -380,6 +380,17 @@ def _error_of_transport(error: Exception, call: Call) -> KvplaceError:
             )
         case TimeoutError():
             return ApiUnavailable(f"{what}: no answer from the API server in time")
+        case aiohttp.ClientProxyConnectionError():
+            return ApiUnavailable(
+                f"{what}: no connection to the proxy before the API server ({_reason(error.os_error)})",
+                untouched=True,
+            )
+        case aiohttp.ClientHttpProxyError():
+            return ApiUnavailable(
+                f"{what}: the proxy refuses a connection to the API server, HTTP {error.status} "
+                f"({error.message})",
+                untouched=True,
+            )
         case aiohttp.ClientConnectorError():
             where, reason = f"{error.host}:{error.port}", _reason(error.os_error)
             return ApiUnavailable(
