@@ -12,8 +12,8 @@ from kvplace.doctor.installation import ADMITTED
 from kvplace.doctor.reading import read_installation
 from kvplace.kube.api_errors import Denied, Rejected
 from kvplace.kube.object_reader import ApiKind, Document
+from tests.doctor.changing import GONE, UNCLAIMED, Changing
 from tests.doctor.examples import NOW
-from tests.doctor.test_second_look import GONE, UNCLAIMED, Changing
 
 NO_RIGHT = 'pods is forbidden: User "eve" cannot create resource "pods" in API group "" in the namespace "a"'
 RESTRICTED = 'pods "kvplace-doctor-x" is forbidden: violates PodSecurity "restricted:latest"'
