@@ -9,7 +9,7 @@ from kvplace.core.cpuset import mask_of
 from kvplace.core.neighbours import Neighbour, neighbours_of
 from kvplace.core.occupant import Occupant
 from kvplace.core.request_document import PodRequest
-from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName
+from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.explain.fitting import AskedNode, Fitting
 from kvplace.kube.node_filters import NodeObject, PodDemands, obstacle
 from kvplace.kube.records import PodReport
@@ -95,12 +95,15 @@ def asked_nodes(
     nodes: Mapping[NodeName, NodeObject],
     demands: PodDemands,
     leaving: Container[NodeName] = (),
+    pod: PodUid | None = None,
 ) -> Iterable[AskedNode]:
     """Combine what kvplace and kube-scheduler know of every node of the cluster.
 
-    `leaving` are the nodes on which the VM runs, of one that is to migrate.
+    `leaving` are the nodes on which the VM runs, of one that is to migrate. What is claimed or reserved for
+    its `pod` already does not keep it away.
     """
-    for name, node in view.nodes.items():
+    for name, stored in view.nodes.items():
+        node = stored if pod is None else stored.without(pod)
         scheduled = nodes.get(name)
         if scheduled is not None:  # of a deleted node its ledger may be left
             hindered = _RUNS_THERE if name in leaving else obstacle(scheduled, demands)

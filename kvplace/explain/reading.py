@@ -224,7 +224,7 @@ class _Explaining:
             spec = raw.get(waiting[0].pod.uid, {}).get("spec") or {}
             demands = demands_of(spec, f"Pod {waiting[0].pod.name}: spec")
             leaving = frozenset(vm.node for vm in staying)
-            asked = asked_nodes(self._view, self._nodes, demands, leaving)
+            asked = asked_nodes(self._view, self._nodes, demands, leaving, waiting[0].pod.uid)
             fitting = fit(asked, request.request, self._strategy)
         first = (staying or waiting or seated)[0]
         return self._explanation(

@@ -8,13 +8,13 @@ is one, too, and during a live migration there are two of a name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
 from kvplace.core.errors import BadAnnotation
 from kvplace.core.holes import Holes, holes_of
-from kvplace.core.ledger import Claim, Ledger
+from kvplace.core.ledger import Claim, Ledger, LedgerChange
 from kvplace.core.marks import PINNED
 from kvplace.core.placement import PodPlacement
 from kvplace.core.request import PinningOptions
@@ -50,6 +50,14 @@ class NodeView:
     def snapshot(self) -> NodeSnapshot | Unusable:
         """Its machine and what is free there, as the scheduler sees it."""
         return snapshot_of(self.machine, self.ledger_record)
+
+    def without(self, pod: PodUid) -> NodeView:
+        """The node as if a pod held nothing there."""
+        record = self.ledger_record
+        if record is None or pod not in record.ledger.claims:
+            return self
+        ledger = record.ledger.after(LedgerChange(releases=(pod,)))
+        return replace(self, ledger_record=replace(record, ledger=ledger))
 
     @property
     def problem(self) -> str:
