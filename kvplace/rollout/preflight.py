@@ -24,6 +24,8 @@ from kvplace.rollout.port import RolloutCluster
 from kvplace.rollout.wanted import Rollout, WantedVm
 
 _SHOWN_NAMES = 3
+_MEMORY = ("requests.memory", "memory")
+"""Two names of one resource of quotas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def quota_problem(quotas: Iterable[Quota], vms: Sequence[WantedVm]) -> str | Non
         for resource, amount in wanted.items():
             left = quota.left(resource)
             if left is not None and amount > left:
-                is_bytes = resource == "requests.memory"
+                is_bytes = resource in _MEMORY
                 need = format_bytes(int(amount)) if is_bytes else str(amount)
                 rest = format_bytes(max(0, int(left))) if is_bytes else str(left)
                 return f"quota {quota.name} has {rest} of {resource} left, and the VMs need {need}"
@@ -101,14 +103,13 @@ def quota_problem(quotas: Iterable[Quota], vms: Sequence[WantedVm]) -> str | Non
 def _wanted(vms: Sequence[WantedVm]) -> dict[str, Fraction]:
     """Count what the VMs take at least; QEMU's overhead comes on top."""
     kinds = Counter(vm.template.kind for vm in vms)
-    memory = sum(vm.template.request.memory for vm in vms if vm.template.request is not None)
+    started = [vm.template for vm in vms if not vm.template.stays_off]
     amounts = {
         "count/virtualmachines.kubevirt.io": kinds["VirtualMachine"],
-        "count/virtualmachineinstances.kubevirt.io": len(vms),
-        "count/pods": len(vms),
-        "pods": len(vms),
-        "requests.memory": memory,
-        "memory": memory,
+        "count/virtualmachineinstances.kubevirt.io": len(started),
+        "count/pods": len(started),
+        "pods": len(started),
+        **dict.fromkeys(_MEMORY, sum(template.pod_memory for template in started)),
     }
     return {resource: Fraction(amount) for resource, amount in amounts.items() if amount}
 

@@ -15,7 +15,9 @@ from kvplace.admission.stated_request import stated_request
 from kvplace.core.annotations import ASKING, meant_keys, read_options
 from kvplace.core.errors import BadBody, KvplaceError, Misconfigured
 from kvplace.core.marks import ROLLOUT_LABEL
+from kvplace.core.quantity import parse_bytes
 from kvplace.core.request import OnFailure, Policy, Request
+from kvplace.core.scalars import NO_BYTES, Bytes
 from kvplace.core.strict_json import Json, shown
 from kvplace.core.vm_stage import VmStage
 from kvplace.documents.reading import read_text, read_values, source_name
@@ -39,6 +41,10 @@ class Template:
     """The last stage that its VMs reach."""
     demands: PodDemands
     """What its VMs demand of a node, cores apart."""
+    stays_off: bool = False
+    """Whether its VMs are only stored, and somebody else starts them."""
+    pod_memory: Bytes = NO_BYTES
+    """What the pod of each VM requests at least, as far as it is known; QEMU's overhead comes on top."""
     meant: Mapping[str, str] = field(default_factory=dict)
     """Annotations that nothing reads though one of kvplace's was surely meant, each with that one."""
 
@@ -120,14 +126,33 @@ def _template(content: Mapping[str, Any], kind: str, until: VmStage) -> Template
     stated = stated_request(content) if sized else None
     asks = options is not None and options.policy is not Policy.NONE
     goals = [until]
-    if kind == "VirtualMachine" and (spec.get("runStrategy") in _STAYS_OFF or spec.get("running") is False):
+    stays_off = kind == "VirtualMachine" and (
+        spec.get("runStrategy") in _STAYS_OFF or spec.get("running") is False
+    )
+    if stays_off:
         goals.append(VmStage.CREATED)
     if not asks or options is None or options.on_failure is OnFailure.FLOAT:
         goals.append(VmStage.RUNNING)
     goal = min(goals, key=lambda stage: stage.rank)
-    demands = demands_of(of_vmi["spec"], "spec" if of_vmi is content else "spec.template.spec", is_vm=True)
+    at = "spec" if of_vmi is content else "spec.template.spec"
+    demands = demands_of(of_vmi["spec"], at, is_vm=True)
     request = None if stated is None else stated.request
-    return Template(content, kind, request, goal, demands, meant_keys(annotations))
+    domain = of_vmi["spec"].get("domain") or {}
+    memory = NO_BYTES if request is None else _pod_memory(request, domain, f"{at}.domain")
+    return Template(content, kind, request, goal, demands, stays_off, memory, meant_keys(annotations))
+
+
+def _pod_memory(request: Request, domain: Mapping[str, Any], at: str) -> Bytes:
+    """Read what the pod requests of `memory`: huge pages are another resource, and a request counts first."""
+    if request.huge_pages:
+        return NO_BYTES
+    requested = ((domain.get("resources") or {}).get("requests") or {}).get("memory")
+    if requested is None:
+        return request.memory
+    try:
+        return parse_bytes(requested)
+    except ValueError as error:
+        raise Misconfigured(f"{at}.resources.requests.memory: {error}") from None
 
 
 def _check_shape(content: Mapping[str, Any], kind: str, what: str) -> None:

@@ -84,6 +84,15 @@ def test_the_size_of_an_instancetype_is_not_known_before_it_is_made() -> None:
     assert made.vms[0].goal is VmStage.PINNED
 
 
+@pytest.mark.parametrize("domain", [None, {}])
+def test_a_vm_without_any_size_is_a_template_as_for_admission(domain: Json | None) -> None:
+    template = vm()
+    template["spec"]["template"]["spec"] = {"domain": domain} if domain is not None else {}
+    (one,) = rollout(1, template=template).vms
+    assert one.template.request is not None
+    assert (one.template.request.vcpus, one.template.pod_memory) == (1, 0)
+
+
 def test_a_file_may_hold_several_templates_in_several_forms(tmp_path: Path) -> None:
     path = tmp_path / "two.yaml"
     path.write_text(f"# two\n---\n{json.dumps(vm())}\n---\n\n--- # nothing\n---\n{json.dumps(vmi())}\n")
@@ -122,9 +131,14 @@ def another_namespace(template: Json) -> None:
     template["metadata"]["namespace"] = "elsewhere"
 
 
+def memory_of_words(template: Json) -> None:
+    template["spec"]["template"]["spec"]["domain"]["resources"] = {"requests": {"memory": "much"}}
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
+        (memory_of_words, "spec.template.spec.domain.resources.requests.memory: 'much'"),
         (without_spec, "spec is missing"),
         (another_kind, "kind is 'Deployment'; it must be VirtualMachine or VirtualMachineInstance"),
         (misspelt_word, "did you mean 'one-socket'"),
