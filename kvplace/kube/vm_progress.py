@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from kvplace.core.marks import PINNED
+from kvplace.core.marks import NO_LONGER_RUNNING, PINNED
 from kvplace.core.scalars import NodeName
 from kvplace.kube.api_list_watch import Resource
 from kvplace.kube.objects import VMI, OwnerReference
@@ -78,6 +78,8 @@ class LauncherPod:
     pinned_since: float | None = None
     unpinned: str = ""
     """Why it is not pinned, in the agent's words."""
+    was_pinned: bool = False
+    """Whether it was pinned until its threads ended."""
 
 
 class _Labels(msgspec.Struct, frozen=True, gc=False):
@@ -192,6 +194,7 @@ def _pod(pod: _Object) -> LauncherPod:
         scheduled.message if scheduled.reason in _REASONS_OF_WAITING else "",
         _seconds(pinned.last_transition_time) or 0.0 if is_pinned else None,
         "" if is_pinned else pinned.message,
+        not is_pinned and pinned.reason == NO_LONGER_RUNNING,
     )
 
 

@@ -100,7 +100,8 @@ def waiting_pods(tracker: Tracker, node: NodeName, running_before: float = math.
 
 
 def _waits(vm: TrackedVm) -> bool:
-    return vm.stage is VmStage.RUNNING and vm.goal is VmStage.PINNED and bool(vm.observed.node)
+    is_on_its_way = vm.stage is VmStage.RUNNING and vm.goal is VmStage.PINNED
+    return is_on_its_way and bool(vm.observed.node) and not vm.observed.has_ended
 
 
 async def agent_of(node: NodeName, pods: set[str], reported_on: AgentReader) -> tuple[Agent, str]:

@@ -45,17 +45,18 @@ def observe(
     made = vm if kind == "VirtualMachine" else vmi
     if made is None:
         return NOT_THERE
-    pod = _pod(pods)
+    phase = "" if vmi is None else vmi.phase
+    has_ended = phase == "Succeeded"
+    pod = _pod(pods, has_ended=has_ended)
     unmade = _unmade(vm, vmi, pod)
     is_passing = passes(unmade)
-    phase = "" if vmi is None else vmi.phase
     reached: dict[VmStage, float | None] = {VmStage.CREATED: made.created}
     if pod is not None and pod.node:
         reached[VmStage.BOUND] = pod.bound_since
     if vmi is not None and phase in ("Running", "Succeeded"):
         reached.setdefault(VmStage.BOUND, vmi.running_since)
         reached[VmStage.RUNNING] = vmi.running_since
-        if pod is not None and pod.pinned_since is not None:
+        if pod is not None and (pod.pinned_since is not None or (has_ended and pod.was_pinned)):
             reached[VmStage.PINNED] = pod.pinned_since
     return Observed(
         max(reached, key=lambda stage: stage.rank),
@@ -64,15 +65,24 @@ def observe(
         _failure(made, vmi) or ("" if is_passing else unmade),
         unmade if is_passing else "",
         _waiting(vmi, pod),
-        phase == "Succeeded",
+        has_ended,
         _measured(pod),
     )
 
 
-def _pod(pods: Iterable[LauncherPod]) -> LauncherPod | None:
-    """Return the pod that counts: while a VM migrates there are two."""
-    alive = [pod for pod in pods if not pod.deleting and pod.phase not in _OVER]
-    return max(alive, key=lambda pod: (pod.pinned_since is not None, bool(pod.node), pod.name), default=None)
+def _pod(pods: Iterable[LauncherPod], *, has_ended: bool) -> LauncherPod | None:
+    """Return the pod that counts: while a VM migrates there are two. With the guest its pod ends, too."""
+    found = [pod for pod in pods if not pod.deleting and (has_ended or pod.phase not in _OVER)]
+    return max(
+        found,
+        key=lambda pod: (
+            pod.pinned_since is not None,
+            has_ended and pod.was_pinned,
+            bool(pod.node),
+            pod.name,
+        ),
+        default=None,
+    )
 
 
 def _measured(pod: LauncherPod | None) -> tuple[float | None, str] | None:

@@ -123,7 +123,7 @@ def count(vms: Iterable[TrackedVm], left_out: int = 0) -> Counts:
     stages = [vm.stage for vm in found]
     return Counts(
         len(found) + left_out,
-        sum(vm.is_there for vm in found),
+        sum(vm.status is Status.THERE for vm in found),
         sum(vm.status is Status.FAILED for vm in found) + left_out,
         {stage: sum(known is not None and known.includes(stage) for known in stages) for stage in VmStage},
     )

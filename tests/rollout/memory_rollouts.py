@@ -147,6 +147,15 @@ class MemoryRollouts:
     def strays(self, name: str, why: str) -> None:
         self._change_pod(name, unpinned=why)
 
+    def end(self, name: str, *, told: bool = True) -> None:
+        """Let the guest of a VM shut down by itself; the agent says so, or has no time to."""
+        pod = self._pods.get(name)
+        assert pod is not None, name
+        if told and pod.pinned_since is not None:
+            self._change_pod(name, pinned_since=None, was_pinned=True, unpinned="its threads have ended")
+        self._change_pod(name, phase="Succeeded")
+        self._change_vmi(name, phase="Succeeded")
+
     def keep_waiting(self, name: str, why: str) -> None:
         self._change_pod(name, waiting=why)
 

@@ -177,6 +177,46 @@ async def test_a_vm_that_somebody_deletes_is_not_made_again() -> None:
     assert cluster.applied == NAMES
 
 
+@pytest.mark.parametrize("told", [False, True])
+async def test_a_guest_that_shuts_down_after_it_was_pinned_has_not_failed(*, told: bool) -> None:
+    cluster = MemoryRollouts()
+    rollouts = rollouts_of(cluster)
+
+    def step(cluster: MemoryRollouts, name: str) -> None:
+        if name != "web-05":
+            advance(cluster, name)
+        if name == "web-06":
+            cluster.end("web-01", told=told)
+            advance(cluster, "web-05")
+            cluster.end("web-05", told=told)
+
+    async with moving(cluster, step):
+        report = await rollouts.create(await rollouts.prepare(rollout(template=vm(run="Once"))))
+    for one in (report, await rollouts.status("web")):
+        assert (one.failed, one.unfinished) == ((), ())
+        assert one.counts.reached[VmStage.PINNED] == 6
+        assert one.exit_code is ExitCode.DONE
+
+
+async def test_a_guest_that_shuts_down_before_it_was_pinned_has_failed() -> None:
+    cluster = MemoryRollouts()
+
+    def step(cluster: MemoryRollouts, name: str) -> None:
+        cluster.bind(name)
+        cluster.run(name)
+        if name == "web-03":
+            cluster.end(name)
+        else:
+            cluster.pin(name)
+
+    async with moving(cluster, step):
+        report = await created(cluster, template=vm(run="Once"))
+    assert [(one.name, one.reason) for one in report.failed] == [
+        ("web-03", "its guest shut down before it was pinned")
+    ]
+    assert (report.counts.there, report.counts.failed) == (5, 1)
+
+
 async def test_watches_that_list_again_change_nothing() -> None:
     cluster = MemoryRollouts()
 

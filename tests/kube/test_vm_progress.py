@@ -1,0 +1,31 @@
+"""Pods of VMs as the API server writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvplace.core.marks import PINNED
+from kvplace.kube.vm_progress import LAUNCHER_RESOURCE, LauncherPod
+
+
+@pytest.mark.parametrize(
+    ("condition", "pinned_since", "unpinned", "was_pinned"),
+    [
+        ({"status": "True", "reason": "AsPlaced", "message": "good"}, 1.0, "", False),
+        ({"status": "False", "reason": "ThreadsElsewhere", "message": "bad"}, None, "bad", False),
+        ({"status": "False", "reason": "NotRunning", "message": "over"}, None, "over", True),
+    ],
+)
+def test_what_the_agent_says_of_a_pod(
+    condition: dict[str, Any], pinned_since: float | None, unpinned: str, *, was_pinned: bool
+) -> None:
+    pod = read({"type": PINNED, "lastTransitionTime": "1970-01-01T00:00:01Z", **condition})
+    assert (pod.pinned_since, pod.unpinned, pod.was_pinned) == (pinned_since, unpinned, was_pinned)
+
+
+def read(condition: dict[str, Any]) -> LauncherPod:
+    document = {"metadata": {"name": "pod", "uid": "1"}, "spec": {}, "status": {"conditions": [condition]}}
+    return LAUNCHER_RESOURCE.record(msgspec.Raw(msgspec.json.encode(document)))
