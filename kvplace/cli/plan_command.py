@@ -87,7 +87,7 @@ def command(
     Exit code 0 when every VM was placed, 3 when none was, 4 when some were; 130 after Ctrl-C, with the best
     plan so far.
     """  # noqa: D301 - click needs the literal backslash
-    from kvplace.core.cluster.planning import plan
+    from kvplace.core.cluster.planning import PlanProgress, Stage, plan
     from kvplace.plan.mip_bound import mip_bound
     from kvplace.plan.plan_cluster import read_plan_cluster
     from kvplace.plan.vm_requests import read_vm_requests
@@ -105,13 +105,20 @@ def command(
         solving = partial(progress.show, 0, "solver")
         bound = mip_bound(nodes, vms, seconds=seconds, goes_on=solving) if optimal else None
         hint = bound.hint if bound is not None else ()
+        solver_ended = progress.interrupted
+
+        def watch(at: PlanProgress) -> bool:
+            # Who has ended the solver has no plan yet: the quickest one is made all the same.
+            goes_on = progress.show(at.assigned, at.stage.value)
+            return goes_on or (solver_ended and at.stage is Stage.ONE_BY_ONE)
+
         found = plan(
             nodes,
             vms,
             Strategy(strategy),
             make_room=make_room,
             hint=hint,
-            watch=lambda at: progress.show(at.assigned, at.stage.value),
+            watch=watch,
         )
     to_agree = () if there is None else there.to_agree(one.move.id for one in found.moves)
     if output.is_document:

@@ -144,6 +144,17 @@ def test_running_vms_move_only_with_make_room_and_each_move_is_listed(
     assert f"worker: {move['id']} from {move['from']} to {move['to']}" in called.out
 
 
+def test_a_plan_with_moves_may_pass_the_bound_for_plans_without_them(kvplace: Caller, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(STREWN)
+    asked = '{"id":"new","vcpus":8,"cpuSet":"one-l3","count":3}'
+    flags = ("--cluster", str(cluster), "--make-room", "--optimal")
+    called = kvplace("plan", "--requests", "-", *flags, stdin=asked)
+    placed = called.out.split("by the MIP, placed ")[1].split("\n")[0]
+    assert placed == "2: no plan without moves places more"
+    assert planned(kvplace, asked, *flags)["summary"]["bound"]["reached"]
+
+
 def test_a_plan_whose_search_for_moves_stopped_at_its_bound_says_so(
     kvplace: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
