@@ -20,6 +20,7 @@ from kvplace.kube.api_errors import Missing, Rejected
 from kvplace.kube.quotas import Quota
 from kvplace.kube.vm_progress import LAUNCHERS, VMI_PHASES, VMS, LauncherPod, VmiObjectPhase, VmObject
 from kvplace.kube.watches import Selector
+from kvplace.rollout.common_parts import common_parts, data_volumes
 from kvplace.rollout.port import RolloutCluster
 from kvplace.rollout.wanted import Rollout, WantedVm
 
@@ -66,8 +67,9 @@ async def look(cluster: RolloutCluster, rollout: Rollout) -> Found:
 async def check(cluster: RolloutCluster, rollout: Rollout, missing: Sequence[WantedVm]) -> tuple[str, ...]:
     """Check that the `missing` VMs of a rollout can be made; raises Misconfigured or Refused.
 
-    Returns sentences about what could not be checked.
+    Returns sentences about what looks wrong and what could not be checked.
     """
+    doubts = _in_common(rollout, missing)
     unmade = {vm.name for vm in missing}
     proved = {id(vm.template) for vm in rollout.vms if vm.name not in unmade}
     by_template: dict[int, list[WantedVm]] = {}
@@ -79,11 +81,30 @@ async def check(cluster: RolloutCluster, rollout: Rollout, missing: Sequence[Wan
     try:
         quotas = await cluster.read_quotas(rollout.namespace)
     except Forbidden:
-        return (f"you may not list the resourcequotas of namespace {rollout.namespace}: none is checked",)
+        return (
+            *doubts,
+            f"you may not list the resourcequotas of namespace {rollout.namespace}: none is checked",
+        )
     problem = quota_problem(quotas, missing)
     if problem is not None:
         raise Refused(f"namespace {rollout.namespace}: {problem}; raise the quota, or roll out fewer")
-    return ()
+    return doubts
+
+
+def _in_common(rollout: Rollout, missing: Sequence[WantedVm]) -> tuple[str, ...]:
+    """Say what several VMs would have in common though each needs its own; raises Misconfigured for disks."""
+    number = Counter(id(vm.template) for vm in rollout.vms)
+    several = {id(vm.template): vm for vm in reversed(missing) if number[id(vm.template)] > 1}
+    doubts = []
+    for key, vm in several.items():
+        vms = f"all {number[key]} VMs of the template of {vm.name}"
+        if names := data_volumes(vm.template.content):
+            raise Misconfigured(
+                f"{vms} would use the disk of one, DataVolume {names[0]} of spec.dataVolumeTemplates; "
+                "write one template for each VM, or use disks that KubeVirt makes anew, such as containerDisk"
+            )
+        doubts += [f"{vms} have the same {part}" for part in common_parts(vm.template.content)]
+    return tuple(doubts)
 
 
 def quota_problem(quotas: Iterable[Quota], vms: Sequence[WantedVm]) -> str | None:
