@@ -25,6 +25,8 @@ from kvplace.rollout.port import RolloutCluster
 from kvplace.rollout.wanted import Rollout, WantedVm
 
 _SHOWN_NAMES = 3
+_NO_DRY_RUN = "does not support dry run"
+"""In what the API server says of a webhook with side effects, which it then does not ask."""
 _MEMORY = ("requests.memory", "memory")
 """Two names of one resource of quotas."""
 
@@ -76,8 +78,8 @@ async def check(cluster: RolloutCluster, rollout: Rollout, missing: Sequence[Wan
     for vm in missing:
         if id(vm.template) not in proved:
             by_template.setdefault(id(vm.template), []).append(vm)
-    for vms in by_template.values():
-        await _dry_run(cluster, rollout, vms[0], vms[-1])
+    tried = [await _dry_run(cluster, rollout, vms[0], vms[-1]) for vms in by_template.values()]
+    doubts += tuple(filter(None, tried))
     try:
         quotas = await cluster.read_quotas(rollout.namespace)
     except Forbidden:
@@ -135,8 +137,11 @@ def _wanted(vms: Sequence[WantedVm]) -> dict[str, Fraction]:
     return {resource: Fraction(amount) for resource, amount in amounts.items() if amount}
 
 
-async def _dry_run(cluster: RolloutCluster, rollout: Rollout, vm: WantedVm, other: WantedVm) -> None:
-    """Try one VM of a template; where it is refused also the `other`: a policy may refuse single names."""
+async def _dry_run(cluster: RolloutCluster, rollout: Rollout, vm: WantedVm, other: WantedVm) -> str:
+    """Try one VM of a template; where it is refused also the `other`: a policy may refuse single names.
+
+    Returns why it could not be tried, empty where it could.
+    """
     try:
         await cluster.apply_vm(rollout.manifest(vm), dry_run=True)
     except Missing as error:
@@ -148,12 +153,16 @@ async def _dry_run(cluster: RolloutCluster, rollout: Rollout, vm: WantedVm, othe
             f"the cluster serves no {vm.template.kind} ({error}); install KubeVirt, or choose another cluster"
         ) from error
     except (Rejected, Forbidden) as error:
+        if _NO_DRY_RUN in str(error):
+            return f"the template of {vm.name} could not be tried: {error}"
         if other is not vm:
             with contextlib.suppress(KvplaceError):
-                return await cluster.apply_vm(rollout.manifest(other), dry_run=True)
+                await cluster.apply_vm(rollout.manifest(other), dry_run=True)
+                return ""
         if isinstance(error, Forbidden):
             raise
         raise Misconfigured(f"the template of {vm.name} is refused: {error}") from error
+    return ""
 
 
 def _taken(rollout: Rollout, foreign: dict[str, str]) -> str:

@@ -36,6 +36,10 @@ _PATIENCE_S = 120.0
 server takes less, and a webhook that never answers costs no more. So long, too, a watch that worked may be
 denied: an API server that starts denies what it has not read the roles for."""
 _BACKOFF = Backoff(longest_s=5.0)
+_OUTDATED = "the object has been modified"
+"""In conflicts of the API server with itself, for example when several of it count VMs in one quota."""
+_AFTER_CONFLICT_S = 0.5
+"""Conflicts are otherwise tried again at once."""
 _GATHERING_S = 0.1
 """Changes that come so shortly after another are looked at together: each look is at all VMs."""
 
@@ -170,16 +174,16 @@ class RolloutRun:
             try:
                 await policy(self._cluster.apply_vm, self._rollout.manifest(vm))
                 self._tracker.stored(vm.name)
-            except Conflict as error:
-                self._tracker.refused(vm.name, f"somebody else has written it: {error}")
             except KvplaceError as error:
-                if isinstance(error, Unavailable) and self._halted.is_set():
+                if _may_pass(error) and self._halted.is_set():
                     self._tracker.takes_back(vm.name)
+                elif isinstance(error, Conflict) and not _may_pass(error):
+                    self._tracker.refused(vm.name, f"somebody else has written it: {error}")
                 else:
                     self._tracker.refused(vm.name, str(error))
 
     def _is_tried_again(self, name: str, error: KvplaceError) -> bool:
-        if not isinstance(error, Unavailable):
+        if not _may_pass(error):
             return False
         self._tracker.not_taken(name, str(error))
         return not self._halted.is_set()
@@ -187,7 +191,7 @@ class RolloutRun:
     async def _pause(self, seconds: float) -> None:
         """Wait before the next attempt, or until there is to be none."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._halted.wait(), seconds)
+            await asyncio.wait_for(self._halted.wait(), seconds or _AFTER_CONFLICT_S)
 
     async def _wait(self, moment: float) -> None:
         """Wait until something has changed, or the moment has come."""
@@ -231,3 +235,8 @@ class RolloutRun:
         for moment, failure in self._denials.values():
             if self._clock() >= moment:
                 raise failure
+
+
+def _may_pass(error: KvplaceError) -> bool:
+    """Say whether the same application may be accepted a moment later."""
+    return isinstance(error, Unavailable) or (isinstance(error, Conflict) and _OUTDATED in str(error))

@@ -63,6 +63,23 @@ async def test_a_template_that_is_refused_under_any_name_is_said_before_anything
     assert cluster.documents == {}
 
 
+async def test_a_template_that_a_webhook_does_not_let_try_is_made_all_the_same() -> None:
+    class Real(MemoryRollouts):
+        async def apply_vm(self, vm: Mapping[str, Any], *, dry_run: bool = False) -> None:
+            if dry_run:
+                raise Rejected('admission webhook "v.example.org" does not support dry run')
+            await super().apply_vm(vm)
+
+    cluster = Real()
+    rollouts = rollouts_of(cluster)
+    prepared = await rollouts.prepare(rollout(), plan=False)
+    said = 'admission webhook "v.example.org" does not support dry run'
+    assert prepared.forecast.summary[0] == f"the template of web-01 could not be tried: {said}"
+    async with moving(cluster):
+        report = await rollouts.create(prepared)
+    assert report.exit_code is ExitCode.DONE
+
+
 def test_reasons_that_differ_only_in_names_are_told_once() -> None:
     refused = 'pods "virt-launcher-%s" is forbidden: not on Mondays'
     alike = [

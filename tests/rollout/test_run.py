@@ -309,6 +309,18 @@ async def test_a_vm_that_is_stored_counts_before_its_watch_tells_so() -> None:
     assert (await running).document()["created"] == len(cluster.applied) == 2
 
 
+async def test_a_conflict_over_a_quota_is_nobody_elses_vm_and_passes() -> None:
+    said = (
+        'patch virtualmachines default/web-02: Operation cannot be fulfilled on resourcequotas "small": the '
+        "object has been modified; please apply your changes to the latest version and try again"
+    )
+    cluster = Breaking(2, done=False, error=Conflict(said))
+    async with moving(cluster):
+        report = await created(cluster)
+    assert (report.failed, report.exit_code) == ((), ExitCode.DONE)
+    assert sorted(cluster.applied) == NAMES
+
+
 async def test_a_right_that_is_missing_for_single_vms_is_the_reason_of_their_failure() -> None:
     cluster = Breaking(2, done=False, error=Forbidden("exceeded quota: small"))
     async with moving(cluster):
