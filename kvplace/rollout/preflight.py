@@ -50,7 +50,8 @@ async def look(cluster: RolloutCluster, rollout: Rollout) -> Found:
         raise Misconfigured(
             "the cluster serves no VirtualMachines: install KubeVirt, or choose another cluster"
         ) from error
-    rollouts = {one.name: one.rollout for one in vms} | {one.name: one.rollout for one in vmis}
+    # The instance of a VirtualMachine belongs to whom that belongs to, whatever labels it has.
+    rollouts = {one.name: one.rollout for one in vmis} | {one.name: one.rollout for one in vms}
     foreign = {
         name: owner for name, owner in rollouts.items() if name in rollout.by_name and owner != rollout.name
     }

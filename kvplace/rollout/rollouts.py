@@ -238,5 +238,6 @@ def _differences(stored: str, text: str) -> list[str]:
 
 
 def _missing(rollout: Rollout, found: Found) -> tuple[WantedVm, ...]:
-    there = {vm.name for vm in found.vms} | {vmi.name for vmi in found.vmis}
-    return tuple(vm for vm in rollout.vms if vm.name not in there)
+    there = {("VirtualMachine", vm.name) for vm in found.vms}
+    there |= {("VirtualMachineInstance", vmi.name) for vmi in found.vmis}
+    return tuple(vm for vm in rollout.vms if (vm.template.kind, vm.name) not in there)

@@ -96,8 +96,9 @@ def rollout_of(
         raise BadBody(f"{what} has {len(vms)} VMs; one rollout makes at most {MOST_VMS}")
     whole = document.model_copy(update={"vms": tuple(entries), "namespace": namespace})
     rollout = Rollout(whole, namespace, tuple(vms.values()))
-    if len(rollout.text) > _MOST_BYTES:
-        raise BadBody(f"{what} takes {len(rollout.text)} bytes with its templates; divide it in two")
+    size = len(rollout.text.encode())
+    if size > _MOST_BYTES:
+        raise BadBody(f"{what} takes {size} bytes with its templates; divide it in two")
     return rollout
 
 

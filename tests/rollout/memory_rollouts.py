@@ -93,6 +93,14 @@ class MemoryRollouts:
             if each is not self._pods or not self.pods_linger:
                 each.remove(name)
 
+    def orphan(self, name: str) -> None:
+        """Delete a VirtualMachine whose instance and pod are still there."""
+        self._vms.remove(name)
+
+    def relabel_instance(self, name: str) -> None:
+        """Take the label of the rollout off an instance, as after an edit of the VM's template."""
+        self._change_vmi(name, rollout="")
+
     def end_pods(self) -> None:
         """Let the pods of deleted VMs end."""
         for name in [str(name) for name in self._pods.records]:

@@ -217,6 +217,25 @@ async def test_a_guest_that_shuts_down_before_it_was_pinned_has_failed() -> None
     assert (report.counts.there, report.counts.failed) == (5, 1)
 
 
+async def test_a_vm_of_which_only_the_instance_is_left_is_missing() -> None:
+    cluster = MemoryRollouts()
+    rollouts = rollouts_of(cluster)
+    async with moving(cluster):
+        await created(cluster)
+    cluster.orphan("web-03")
+    prepared = await rollouts.prepare(await rollouts.stored("web"))
+    assert [vm.name for vm in prepared.missing] == list(prepared.forecast.nodes) == ["web-03"]
+
+
+async def test_a_vm_whose_instance_lost_its_label_is_still_of_its_rollout() -> None:
+    cluster = MemoryRollouts()
+    rollouts = rollouts_of(cluster)
+    async with moving(cluster):
+        await created(cluster)
+    cluster.relabel_instance("web-03")
+    assert (await rollouts.prepare(await rollouts.stored("web"))).missing == ()
+
+
 async def test_watches_that_list_again_change_nothing() -> None:
     cluster = MemoryRollouts()
 

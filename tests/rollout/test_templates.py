@@ -184,6 +184,12 @@ def test_a_document_with_a_mistake_is_one_sentence(document: Json, sentence: str
     assert sentence in str(refused.value)
 
 
+def test_a_document_that_no_config_map_holds_is_refused_by_its_bytes() -> None:
+    document = {"name": "web", "vms": [{"template": vm(annotations={"motto": "é" * 600_000})}]}
+    with pytest.raises(Misconfigured, match=r"rollout takes 1200\d\d\d bytes with its templates; divide it"):
+        read_rollout(document, NAMESPACE)
+
+
 @pytest.mark.parametrize("content", [None, 1, [], {"spec": {}}, {"kind": ["VirtualMachine"]}])
 def test_whatever_a_file_holds_is_refused_in_words(content: Any, tmp_path: Path) -> None:
     path = tmp_path / "template.json"
