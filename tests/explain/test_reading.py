@@ -295,24 +295,6 @@ async def test_a_waiting_pod_whose_cores_are_claimed_or_reserved_says_where(
     )
 
 
-async def test_what_is_claimed_or_reserved_for_a_waiting_pod_does_not_keep_it_away(
-    objects: Objects, cluster: FaultyCluster
-) -> None:
-    pod = cluster.create_pod("solver", request=write_request(PodRequest(request_with(4))))
-    objects.put("pods", pod_document("solver", pod.uid))
-    own = claim(pod.uid, 0, 1, 8, 9)
-    full = taking(own, claim("db", *(cpu for cpu in range(16) if cpu not in (0, 1, 8, 9)), memory={}))
-    stored = await cluster.write_ledger(await cluster.create_ledger(WORKER), full)
-    for reserved in (False, True):
-        if reserved:
-            kept = reserve(stored.ledger, own, but=NO_CPUS, until="2026-01-02T03:05:00Z")
-            stored = await cluster.write_ledger(stored, taking(kept))
-        found = await explained(objects, cluster, "pod/solver")
-        assert not found.fits_nowhere
-        assert found.fitting is not None
-        assert [one.node for one in found.fitting.candidates] == ["worker"]
-
-
 async def test_a_running_vm_says_where_it_sits_whether_that_is_measured_and_who_is_beside_it(
     objects: Objects, cluster: FaultyCluster
 ) -> None:
