@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kvplace.controller.claim_action import (
     SETTLE_S,
@@ -32,7 +32,11 @@ from kvplace.core.scalars import NO_CPUS, CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventRecorder, cores_overlap, pod_reference
 from kvplace.kube.pending_changes import no_change
 from kvplace.kube.records import LedgerRecord, PodRecord, TopologyRecord
+from kvplace.kube.watches import NAME_FIELD, TOPOLOGIES, Kind, Selector
 from kvplace.nodes.node_cache import NodeCache
+
+K = TypeVar("K")
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +56,10 @@ class ReconcilerClient(Protocol):
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
         """Read a pod as the API server has it now; None if there is none."""
+        ...
+
+    async def read_all(self, kind: Kind[K, R], selector: Selector) -> tuple[R, ...]:
+        """Read the selected objects of a kind as the API server has them now."""
         ...
 
     async def delete_ledger(self, before: LedgerRecord) -> None:
@@ -209,7 +217,7 @@ class Reconciler:
                 claim,
                 node,
                 pod,
-                runs=is_gone and claim.reserved is None and self._runs(node, claim.uid),
+                runs=is_gone and claim.reserved is None and await self._runs(node, claim.uid),
                 age_s=self._ages.age_s(node, claim),
                 patience_s=self._patience_s,
                 reserved_s=self._reserved_s(node, claim),
@@ -220,32 +228,46 @@ class Reconciler:
         elif action is ClaimAction.COMPARE and pod is not None:
             await self._restore(node, [pod])
 
-    def _runs(self, node: NodeName, uid: PodUid) -> bool:
+    async def _runs(self, node: NodeName, uid: PodUid) -> bool:
         """Whether a pod that is gone may still use its CPUs, by what the agent of its node reports.
 
         The agent may not have seen its container yet, or its report may have been deleted and be about to be
-        written again: its silence counts after a while only.
+        written again: its silence counts after a while only. And before it counts the report is read, which
+        a late watch may not have told of.
         """
-        described = self._topologies.get(node)
-        if described is None or described.enforcement is Enforcement.NONE:
+        told = self._topologies.get(node)
+        if told is None or told.enforcement is Enforcement.NONE:
             lost_s = self._clock() - self._unreported_since.get(node, float("-inf"))
             if lost_s < SILENCE_S:
                 self._look_again(node, SILENCE_S - lost_s)
-            return lost_s < SILENCE_S
-        report = described.pods.get(uid)
-        if report is not None:
+                return True
+        elif uid in told.pods:
             self._reported.add(uid)
-            return report.running
-        if uid in self._reported:
+            return told.pods[uid].running
+        elif uid in self._reported:
             return False
+        elif self._may_be_unreported(told, uid):
+            return True
+        stored = await self._read_topology(node)
+        if stored is None or stored.enforcement is Enforcement.NONE:
+            return False
+        report = stored.pods.get(uid)
+        return report.running if report is not None else self._may_be_unreported(stored, uid)
+
+    def _may_be_unreported(self, described: TopologyRecord, uid: PodUid) -> bool:
+        """Whether an agent may not have come to report a container since its pod was found to be gone."""
         since, version = self._missing.setdefault(uid, (self._clock(), described.resource_version))
         if version not in ("", described.resource_version):
             since, version = self._missing[uid] = (self._clock(), "")
         patience_s = SILENCE_S if version else REPORT_S
         waits_s = patience_s - (self._clock() - since)
         if waits_s > 0:
-            self._look_again(node, min(waits_s, REPORT_S))
+            self._look_again(described.node, min(waits_s, REPORT_S))
         return waits_s > 0
+
+    async def _read_topology(self, node: NodeName) -> TopologyRecord | None:
+        found = await self._cluster.read_all(TOPOLOGIES, Selector(fields={NAME_FIELD: node}))
+        return found[0] if found else None
 
     async def _release(self, node: NodeName, claim: Claim, *, only_if_unchanged: bool) -> None:
         """Release a claim; if its bind may still come, only while it is unchanged in the ledger.

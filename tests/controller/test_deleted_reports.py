@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+import pytest
+
 from kvplace.controller.controller import ControllerSettings
+from kvplace.controller.reconciler import SILENCE_S
 from kvplace.core.enforcement import Enforcement
+from kvplace.core.errors import Unavailable
 from kvplace.core.scalars import NodeName
-from tests.controller.replicas import bound_vm, report_running
+from tests.controller.relocations import LaggingView
+from tests.controller.replicas import asking_pod, bound_vm, replica, report_running
+from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
 
@@ -49,3 +55,54 @@ async def test_the_cores_of_a_pod_deleted_by_force_come_free_where_a_deleted_rep
         assert pod.uid in one.claims()
         await asyncio.sleep(2)
         assert not one.claims()
+
+
+async def test_a_replica_that_has_not_been_told_of_a_report_reads_it_before_it_gives_cores_away(
+    cluster: FaultyCluster,
+) -> None:
+    cluster.delete_topology("n1")
+    lagging = LaggingView(cluster)
+    async with replica(cluster, controller=False) as one, replica(lagging, controller=False) as late:
+        lagging.lag("nodetopologies")
+        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI)
+        await one.until(lambda: one.topology("n1") is not None)
+        pod = asking_pod(cluster, "vm")
+        assert await one.bind(pod, "n1") == ""
+        report_running(cluster, pod)
+        cluster.delete_pod("default", "vm", force=True)
+        await asyncio.sleep(120)
+        assert late.topology("n1") is None
+        cluster.faults.fail(Operation.READ_ALL, Unavailable("busy"))
+        with pytest.raises(Unavailable):
+            await late.controller.reconciler.reconcile(NodeName("n1"))
+        await late.controller.reconciler.reconcile(NodeName("n1"))
+        assert pod.uid in one.claims()
+        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI)
+        for _ in range(2):
+            await late.controller.reconciler.reconcile(NodeName("n1"))
+            await asyncio.sleep(SILENCE_S + 1)
+        assert not one.claims()
+        lagging.catch_up()
+
+
+async def test_a_report_that_a_late_watch_has_not_told_counts_when_silence_would(
+    cluster: FaultyCluster,
+) -> None:
+    cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI)
+    lagging = LaggingView(cluster)
+    async with replica(cluster, controller=False) as one, replica(lagging, controller=False) as late:
+        pod = asking_pod(cluster, "vm")
+        assert await one.bind(pod, "n1") == ""
+        lagging.lag("nodetopologies")
+        report_running(cluster, pod)
+        cluster.delete_pod("default", "vm", force=True)
+        for _ in range(20):
+            await asyncio.sleep(10)
+            await late.controller.reconciler.reconcile(NodeName("n1"))
+        assert pod.uid in one.claims()
+        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI)
+        for _ in range(2):
+            await late.controller.reconciler.reconcile(NodeName("n1"))
+            await asyncio.sleep(SILENCE_S + 1)
+        assert not one.claims()
+        lagging.catch_up()

@@ -19,6 +19,7 @@ class Operation(Enum):
     """The calls that a fault can hit."""
 
     BIND = "bind"
+    READ_ALL = "read_all"
     READ_POD = "read_pod"
     READ_VMI = "read_vmi"
     READ_LEDGER = "read_ledger"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from kvplace.core.errors import BadTopology, Conflict
 from kvplace.core.ledger import Ledger, LedgerChange
@@ -20,8 +20,11 @@ from kvplace.kube.events import EventRecord
 from kvplace.kube.memory_cluster import MemoryCluster
 from kvplace.kube.records import LedgerRecord, NodeRecord, PodRecord, ResourceTopologyRecord, TopologyRecord
 from kvplace.kube.topology_status import TopologyStatus
-from kvplace.kube.watches import Kind
+from kvplace.kube.watches import EVERYTHING, Kind, Selector
 from tests.kube.faults import FaultScript, Operation
+
+K = TypeVar("K")
+R = TypeVar("R")
 
 
 class FaultyCluster(MemoryCluster):
@@ -40,6 +43,10 @@ class FaultyCluster(MemoryCluster):
                 await asyncio.sleep(0)
                 raise Conflict(f"pod {namespace}/{pod} has non-empty .spec.schedulingGates")
             await super().bind(namespace, pod, uid, node, annotations)
+
+    async def read_all(self, kind: Kind[K, R], selector: Selector = EVERYTHING) -> tuple[R, ...]:
+        async with self.faults.around(Operation.READ_ALL):
+            return await super().read_all(kind, selector)
 
     async def read_pod(self, namespace: str, name: str) -> PodRecord | None:
         async with self.faults.around(Operation.READ_POD):

@@ -24,7 +24,7 @@ from tests.protocol.faults import LATE_S, PAUSES_S, SLOW_S, FaultMix
 K = TypeVar("K")
 R = TypeVar("R")
 
-_READS = {Operation.READ_POD, Operation.READ_VMI, Operation.READ_LEDGER}
+_READS = {Operation.READ_ALL, Operation.READ_POD, Operation.READ_VMI, Operation.READ_LEDGER}
 _UNDISTURBED = {Operation.RECORD_EVENT, Operation.ANNOTATE_NODE, Operation.SET_POD_CONDITION}
 """Writes that no promise is about."""
 
