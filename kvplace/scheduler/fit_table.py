@@ -64,7 +64,7 @@ class FitTable:
             refused, version = ranking.refused, self._states.version
             if refused is not None and refused.version == version and refused.asked is asked:
                 return ranking, refused, version
-            return ranking, self._answers(names, asked, request, piece), version
+            return ranking, self._answers(names, ranking, piece), version
 
         ranking, found, version = await in_slices(answer)
         if isinstance(found, Refused):
@@ -81,13 +81,15 @@ class FitTable:
     ) -> dict[NodeName, Candidate | Refusal]:
         """Return for each node the VM's placement there, or why it does not fit, as of one moment."""
         asked = self._set_of(names)
-        return await in_slices(lambda piece: self._answers(names, asked, request, piece))
+        return await in_slices(
+            lambda piece: self._answers(names, self._ranking(asked, request, piece), piece)
+        )
 
     def answers_at_once(
         self, names: Collection[NodeName], request: Request
     ) -> dict[NodeName, Candidate | Refusal]:
         """Return the same without giving others their turn."""
-        return self._answers(names, self._set_of(names), request, ENDLESS)
+        return self._answers(names, self._ranking(self._set_of(names), request, ENDLESS), ENDLESS)
 
     def _set_of(self, names: Collection[NodeName]) -> frozenset[NodeName]:
         """Return the names as a set, the same object as the last time if they are equal."""
@@ -97,9 +99,9 @@ class FitTable:
         return self._asked
 
     def _answers(
-        self, names: Collection[NodeName], asked: frozenset[NodeName], request: Request, piece: Slice
+        self, names: Collection[NodeName], ranking: Ranking, piece: Slice
     ) -> dict[NodeName, Candidate | Refusal]:
-        answers = self._ranking(asked, request, piece).answer_all(self._states, piece)
+        answers = ranking.answer_all(self._states, piece)
         found: dict[NodeName, Candidate | Refusal] = {}
         of_node = self._states.of_node
         for node in names:

@@ -13,7 +13,7 @@ from kvplace.core.enforcement import Enforcement
 from kvplace.core.errors import Unavailable
 from kvplace.core.scalars import NodeName
 from tests.controller.relocations import LaggingView
-from tests.controller.replicas import asking_pod, bound_vm, replica, report_running
+from tests.controller.replicas import Replica, asking_pod, bound_vm, replica, report_running
 from tests.kube.faults import Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT
@@ -57,6 +57,15 @@ async def test_the_cores_of_a_pod_deleted_by_force_come_free_where_a_deleted_rep
         assert not one.claims()
 
 
+async def comes_free_when_nothing_is_reported(late: Replica) -> None:
+    """See that a replica releases the claim some time after the agent has reported without the pod."""
+    late.cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI)
+    for _ in range(2):
+        await late.controller.reconciler.reconcile(NodeName("n1"))
+        await asyncio.sleep(SILENCE_S + 1)
+    assert not late.claims()
+
+
 async def test_a_replica_that_has_not_been_told_of_a_report_reads_it_before_it_gives_cores_away(
     cluster: FaultyCluster,
 ) -> None:
@@ -77,11 +86,7 @@ async def test_a_replica_that_has_not_been_told_of_a_report_reads_it_before_it_g
             await late.controller.reconciler.reconcile(NodeName("n1"))
         await late.controller.reconciler.reconcile(NodeName("n1"))
         assert pod.uid in one.claims()
-        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI)
-        for _ in range(2):
-            await late.controller.reconciler.reconcile(NodeName("n1"))
-            await asyncio.sleep(SILENCE_S + 1)
-        assert not one.claims()
+        await comes_free_when_nothing_is_reported(late)
         lagging.catch_up()
 
 
@@ -100,9 +105,5 @@ async def test_a_report_that_a_late_watch_has_not_told_counts_when_silence_would
             await asyncio.sleep(10)
             await late.controller.reconciler.reconcile(NodeName("n1"))
         assert pod.uid in one.claims()
-        cluster.put_topology("n1", EIGHT, enforcement=Enforcement.NRI)
-        for _ in range(2):
-            await late.controller.reconciler.reconcile(NodeName("n1"))
-            await asyncio.sleep(SILENCE_S + 1)
-        assert not one.claims()
+        await comes_free_when_nothing_is_reported(late)
         lagging.catch_up()

@@ -9,6 +9,7 @@ from kvplace.core.ledger import Ledger, LedgerChange
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName
 from kvplace.kube.events import EventReason, pod_reference
+from kvplace.kube.records import PodRecord
 from tests.controller.relocations import LaggingView
 from tests.controller.replicas import Replica, asking_pod, replica
 from tests.kube.faulty_cluster import FaultyCluster
@@ -28,6 +29,16 @@ async def put_ledger(one: Replica, ledger: Ledger) -> None:
     await one.until(lambda: one.cache.ledger(N1) == ledger)
 
 
+async def overlapping(one: Replica) -> tuple[PodRecord, PodRecord]:
+    """Bind a VM that shares CPUs, delete its claim by hand, and bind one that owns them all."""
+    sharing = asking_pod(one.cluster, "sharing", policy=Policy.SHARE)
+    assert await one.bind(sharing, "n1") == ""
+    await put_ledger(one, Ledger())
+    owner = asking_pod(one.cluster, "owner", 8)
+    assert await one.bind(owner, "n1") == ""
+    return sharing, owner
+
+
 def overlaps(cluster: FaultyCluster) -> list[str]:
     return [event.note for event in cluster.events if event.reason is EventReason.CORES_OVERLAP]
 
@@ -36,11 +47,7 @@ async def test_a_sharing_vm_whose_claim_was_lost_is_reported_when_another_vm_has
     cluster: FaultyCluster,
 ) -> None:
     async with replica(cluster, controller=False) as one:
-        sharing = asking_pod(cluster, "sharing", policy=Policy.SHARE)
-        assert await one.bind(sharing, "n1") == ""
-        await put_ledger(one, Ledger())
-        owner = asking_pod(cluster, "owner", 8)
-        assert await one.bind(owner, "n1") == ""
+        sharing, owner = await overlapping(one)
         counted = OVERLAPS._value.get()
         for _ in range(3):
             await reconcile(one)
@@ -55,11 +62,7 @@ async def test_a_sharing_vm_whose_claim_was_lost_is_reported_when_another_vm_has
 
 async def test_an_overlap_with_a_sharing_vm_counts_again_after_it_had_ended(cluster: FaultyCluster) -> None:
     async with replica(cluster, controller=False) as one:
-        sharing = asking_pod(cluster, "sharing", policy=Policy.SHARE)
-        assert await one.bind(sharing, "n1") == ""
-        await put_ledger(one, Ledger())
-        owner = asking_pod(cluster, "owner", 8)
-        assert await one.bind(owner, "n1") == ""
+        sharing, owner = await overlapping(one)
         counted = OVERLAPS._value.get()
         await reconcile(one)
         owned = one.claims()[owner.uid]
