@@ -125,7 +125,7 @@ class Reconciler:
         4. Delete the empty ledger of a node that is gone.
         """
         record = self._ledgers.current(node)
-        if record is not None and record.problem and node in self._nodes.records:
+        if record is not None and record.problem:
             log.error("the ledger cannot be read: %s", record.problem, extra={"node": node})
             return  # until a person mends it, or the next round says so again
         claims: Mapping[PodUid, Claim] = record.ledger.claims if record is not None else {}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from kvplace.controller.controller import ControllerSettings
+from kvplace.core.ledger import Ledger
 from kvplace.core.request import Policy
 from kvplace.core.scalars import NodeName
 from tests.controller.replicas import asking_pod, bound_vm, replica
@@ -69,3 +71,18 @@ async def test_a_ledger_in_which_somebody_claims_while_it_is_deleted_stays(clust
         deleting.release()
         await reconciling
         assert set(one.claims()) == {again.uid}
+
+
+async def test_a_ledger_that_cannot_be_read_stays_when_its_node_is_gone(cluster: FaultyCluster) -> None:
+    async with replica(cluster) as one:
+        pod = asking_pod(cluster, "vm", policy=Policy.SHARE)
+        assert await one.bind(pod, "n1") == ""
+        stored = cluster._ledgers.records[NodeName("n1")]
+        cluster._ledgers.put(
+            NodeName("n1"),
+            replace(stored, ledger=Ledger(), problem="nonsense", resource_version=cluster._next_version()),
+        )
+        cluster.delete_node("n1")
+        cluster.delete_pod("default", "vm", force=True)
+        await asyncio.sleep(60.0)
+        assert cluster._ledgers.records[NodeName("n1")].problem == "nonsense"

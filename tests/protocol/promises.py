@@ -201,6 +201,7 @@ class Promises:
             for cpu in cpus_of(CpuMask(before.reserved.owned & ~before.owned)):
                 owner = new.owners.get(cpu, uid)
                 may_have = owner in (uid, old.owners.get(cpu)) or owner in self.robbed
+                may_have |= after is None and self._outranks(owner, uid)
                 if not may_have and not owner.startswith("stranger") and not self.all_know_reservations:
                     self._diary.happened["given away by an earlier version"] += 1
                 elif not may_have and not owner.startswith("stranger"):
@@ -225,8 +226,11 @@ class Promises:
 
         That one may be gone since: who writes has then not seen it.
         """
-        pod, others = self._pods.get(uid), new.claims.keys() - old.claims
-        return pod is not None and any(self._priorities.get(other, 0) > pod.priority for other in others)
+        others = new.claims.keys() - old.claims
+        return uid in self._pods and any(self._outranks(other, uid) for other in others)
+
+    def _outranks(self, one: PodUid, other: PodUid) -> bool:
+        return self._priorities.get(one, 0) > self._priorities.get(other, 0)
 
     def _is_reserved(self, node: NodeName, claim: Claim, pod: PodRecord | None) -> bool:
         """Whether a claim is a reservation for a pod that waits, and has not outlived its end for long."""
