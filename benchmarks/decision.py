@@ -1,9 +1,9 @@
 """How long one decision over all nodes takes, from the pod's request to its node.
 
-The call is read, the best of all nodes is chosen (or the reason why none can hold the VM), and the answer is
-written. TLS and HTTP are not part of it. Nodes are of mixed machine types and were filled with VMs of 2 to
-16 CPUs: each to another degree (*different*), until hardly another one fits (*nearly full*), or all equally
-(*alike*). The strategy is pack.
+The call is read, the best of all nodes is chosen (or the reason why none can hold the VM, as with the last
+four requests), and the answer is written. TLS and HTTP are not part of it. Nodes are of mixed machine types
+and were filled with VMs of 2 to 16 CPUs: each to another degree (*different*), until hardly another one fits
+(*nearly full*), or all equally (*alike*). The strategy is pack.
 
 * *new*: the first VM of its kind; the nodes are known.
 * *stretch*: the longest time for which nothing else could run.
@@ -20,7 +20,7 @@ import gc
 import random
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -31,7 +31,7 @@ from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger, LedgerChange, claim_of
 from kvplace.core.placement import Placement
 from kvplace.core.request import PinningOptions, Policy, Request, Scope, Smt
-from kvplace.core.scalars import Bytes, NodeName, PodUid
+from kvplace.core.scalars import Bytes, CpuMask, NodeName, PodUid
 from kvplace.core.topology import Topology
 from kvplace.machines.shipped import machine_names, read_machine
 from kvplace.nodes.node_machine import NodeMachine, NodeSnapshot
@@ -49,6 +49,9 @@ ASKED = {
     ),
     "8 shared CPUs": Request(8, PinningOptions(policy=Policy.SHARE), memory=16 * GIB),
     "600 CPUs on one NUMA node": Request(600, PinningOptions(scope=Scope.ONE_NUMA), memory=16 * GIB),
+    "300 whole cores": Request(300, PinningOptions(scope=Scope.ANY, smt=Smt.ISOLATE), memory=16 * GIB),
+    "8 CPUs with 1 PiB": Request(8, memory=Bytes(1 << 50)),
+    "8 CPUs with 500 huge pages": Request(8, memory=Bytes(500 * GIB), huge_pages={GIB: 500}),
 }
 OTHER = Request(1, PinningOptions(scope=Scope.ANY))
 """Asked before, so that the states of the nodes are known."""
@@ -175,7 +178,8 @@ def measured(nodes: Nodes, request: Request) -> list[str]:
         if source.machine.topology is state.machine.topology:
             nodes.change(name, source.free)
         else:
-            nodes.change(name, Free(state.free.cpus & ~(1 << chance.randrange(64)), state.free.pool))
+            left = CpuMask(state.free.cpus & ~(1 << chance.randrange(64)))
+            nodes.change(name, replace(state.free, cpus=left))
         changed.append(nodes.decide(request).whole)
     return [
         f"{statistics.median(times.whole for times in new) * 1e3:.1f}",

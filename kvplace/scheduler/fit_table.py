@@ -11,14 +11,15 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 
-from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped
+from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped_by
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy
 from kvplace.core.refusal import Reason, Refusal
 from kvplace.core.request import Request
 from kvplace.core.scalars import NodeName
+from kvplace.nodes.node_answer import answer_of
 from kvplace.nodes.node_machine import NodeSnapshot, Unusable
 from kvplace.scheduler.node_states import NodeStates
-from kvplace.scheduler.ranking import Ranking, Refused
+from kvplace.scheduler.ranking import Ranking, Refused, Shortfall
 from kvplace.scheduler.remembered_answers import RememberedAnswers
 from kvplace.scheduler.slices import ENDLESS, Slice, in_slices
 
@@ -59,21 +60,22 @@ class FitTable:
         """Return why none of the nodes can hold the VM, as of one moment; None if one can."""
         asked = self._set_of(names)
 
-        def answer(piece: Slice) -> tuple[Ranking, Refused | dict[NodeName, Candidate | Refusal], int]:
+        def examine(
+            piece: Slice,
+        ) -> tuple[Ranking, Refused | dict[NodeName, Refusal | Shortfall] | None, int]:
             ranking = self._ranking(asked, request, piece)
             refused, version = ranking.refused, self._states.version
             if refused is not None and refused.version == version and refused.asked is asked:
                 return ranking, refused, version
-            return ranking, self._answers(names, ranking, piece), version
+            return ranking, self._examined(names, ranking, piece), version
 
-        ranking, found, version = await in_slices(answer)
+        ranking, found, version = await in_slices(examine)
+        if found is None:
+            return None
         if isinstance(found, Refused):
             return found.groups
         await asyncio.sleep(0)  # grouping thousands of refusals is a turn of its own
-        refusals = {node: answer for node, answer in found.items() if isinstance(answer, Refusal)}
-        if len(refusals) < len(found):
-            return None
-        ranking.refused = Refused(version, asked, grouped(refusals))
+        ranking.refused = Refused(version, asked, grouped_by(found, lambda one: _in_full(one, request)))
         return ranking.refused.groups
 
     async def answers(
@@ -107,10 +109,25 @@ class FitTable:
         for node in names:
             state = of_node[node]
             if isinstance(state, Unusable):
-                found[node] = Refusal(Reason.NO_TOPOLOGY, state.problem, {}, never=True)
+                found[node] = _unusable(state)
                 continue
             answer = answers[state]
             found[node] = Candidate(node, answer) if isinstance(answer, Fit) else answer
+        return found
+
+    def _examined(
+        self, names: Collection[NodeName], ranking: Ranking, piece: Slice
+    ) -> dict[NodeName, Refusal | Shortfall] | None:
+        """Return what none of the nodes has; None if the VM fits one of them."""
+        known = ranking.examine_all(self._states, piece)
+        found: dict[NodeName, Refusal | Shortfall] = {}
+        of_node = self._states.of_node
+        for node in names:
+            state = of_node[node]
+            answer = _unusable(state) if isinstance(state, Unusable) else known[state]
+            if isinstance(answer, Fit):
+                return None
+            found[node] = answer
         return found
 
     def _ranking(self, asked: frozenset[NodeName], request: Request, piece: Slice) -> Ranking:
@@ -124,3 +141,16 @@ class FitTable:
             self._rankings.popitem(last=False)
         ranking.count(self._states, piece)
         return ranking
+
+
+def _unusable(node: Unusable) -> Refusal:
+    return Refusal(Reason.NO_TOPOLOGY, node.problem, {}, never=True)
+
+
+def _in_full(found: Refusal | Shortfall, request: Request) -> Refusal:
+    """Say it in words."""
+    if isinstance(found, Refusal):
+        return found
+    answer = answer_of(found.node, request)
+    assert isinstance(answer, Refusal), "something is missing"
+    return answer

@@ -8,7 +8,7 @@ at the next question that does not name it, a state with its last node.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from kvplace.core.cluster.node_bound import NodeCounts
 from kvplace.core.scalars import NodeName
@@ -34,6 +34,29 @@ class NodeState:
     def first_of(self, asked: Collection[NodeName]) -> NodeName | None:
         """Return the first by name of the asked nodes that is in this state."""
         return next((node for node in self.nodes if node in asked), None)
+
+
+class Unseen:
+    """The states that somebody has not looked at yet.
+
+    Those that a slice leaves are not listed again by the next one.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+        """The number up to which every state has been looked at."""
+        self._left: list[NodeState] = []
+        """States that are newer, the oldest last."""
+
+    def of(self, states: NodeStates) -> Iterator[NodeState]:
+        """Yield them, the oldest first; one during which the caller leaves is yielded again."""
+        while left := self._left or states.since(self._last)[::-1]:
+            self._left = left
+            state = left[-1]
+            if state.nodes:
+                yield state
+            self._last = state.number
+            left.pop()
 
 
 class NodeStates:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from random import Random
 from typing import Any, TypeVar
 
 import pytest
 
 from kvplace.core.allocator.allocate import place
-from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped
+from kvplace.core.cluster.grouped_refusals import GroupedRefusals, grouped, grouped_by
 from kvplace.core.cluster.node_choice import Candidate, Fit, Strategy, best_candidate
 from kvplace.core.free import Free
 from kvplace.core.placement import Placement
 from kvplace.core.refusal import Refusal
 from kvplace.core.request import Request
-from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.scalars import Bytes, CpuMask, NodeName, NumaId
 from kvplace.core.topology import Topology
 from kvplace.nodes import node_answer
 from kvplace.nodes.node_machine import NOT_KNOWN, NodeMachine, NodeSnapshot, Unusable
@@ -275,12 +276,12 @@ def test_why_no_node_can_hold_a_vm_is_computed_once_until_a_node_changes(
 ) -> None:
     computed = 0
 
-    def group_and_count(refusals: Mapping[NodeName, Refusal]) -> GroupedRefusals:
+    def group_and_count(*asked: Any) -> GroupedRefusals:
         nonlocal computed
         computed += 1
-        return grouped(refusals)
+        return grouped_by(*asked)
 
-    monkeypatch.setattr(fit_table, "grouped", group_and_count)
+    monkeypatch.setattr(fit_table, "grouped_by", group_and_count)
     nodes: dict[NodeName, NodeSnapshot | Unusable] = {
         A: snapshot(EIGHT, CpuMask(0x1F)),
         B: snapshot(EIGHT, CpuMask(0x0F)),
@@ -312,6 +313,59 @@ def test_why_no_node_can_hold_a_vm_is_computed_once_until_a_node_changes(
     table.node_changed(A)
     assert "best 5 on a" in summary(A, B)
     assert computed == before + 2
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_reasons_of_many_nodes_are_those_that_each_gives_alone(seed: int) -> None:
+    chance = Random(seed)
+    machines = [random_case(seed * 10 + number, 16)[0] for number in range(3)]
+    nodes: dict[NodeName, NodeSnapshot] = {}
+    for number in range(24):
+        topology = chance.choice(machines)
+        given = topology.allocatable
+        if chance.random() < 0.3:
+            given = CpuMask(given & chance.getrandbits(16))
+        left = random_free(chance, topology)
+        free = replace(left, cpus=CpuMask(left.cpus & given), pool=CpuMask(left.pool & given))
+        nodes[NodeName(f"node-{number}")] = NodeSnapshot(NodeMachine(topology, given), free)
+    table = table_of(nodes.__getitem__)
+    state = chance.choice(list(nodes.values()))
+    for _ in range(20):
+        request = random_request(chance, state.machine.topology, state.free)
+        for vcpus in (request.vcpus, 2 * request.vcpus, 64):
+            asked = replace(request, vcpus=vcpus)
+            answers = result(table_of(nodes.__getitem__).answers(nodes, asked))
+            refusals = {node: answer for node, answer in answers.items() if isinstance(answer, Refusal)}
+            together = grouped(refusals) if len(refusals) == len(nodes) else None
+            assert result(table.refusals(nodes, asked)) == together
+
+
+@pytest.mark.parametrize(
+    "asked", [Request(8), Request(6, memory=Bytes(1 << 40)), Request(6, huge_pages={Bytes(1 << 30): 1})]
+)
+def test_slices_of_one_step_come_to_an_end_where_nothing_fits(
+    monkeypatch: pytest.MonkeyPatch, asked: Request
+) -> None:
+    nodes = {NodeName(f"node-{number}"): snapshot(EIGHT, CpuMask(number)) for number in range(128)}
+    for name, state in nodes.items():
+        nodes[name] = replace(state, free=replace(state.free, memory=((NumaId(0), Bytes(1 << 30)),)))
+    at_once = result(table_of(nodes.__getitem__).refusals(nodes, asked))
+    monkeypatch.setattr(slices.Slice.__init__, "__defaults__", (1,))
+    table = table_of(nodes.__getitem__)
+    assert result(table.best(nodes, asked)) is None
+    assert result(table.refusals(nodes, asked)) == at_once
+    assert at_once is not None
+
+
+def test_thousands_of_refusals_by_count_are_put_into_words_once_for_each_kind_of_machine(
+    placed: list[int],
+) -> None:
+    nodes = {NodeName(f"node-{number}"): snapshot(EIGHT, CpuMask(number)) for number in range(63)}
+    table = table_of(nodes.__getitem__)
+    groups = result(table.refusals(nodes, SIX))
+    assert groups is not None
+    assert "best 5 on node-31" in groups.summary
+    assert len(placed) <= 2
 
 
 def test_only_what_a_narrowed_machine_could_not_hold_when_empty_never_fits() -> None:

@@ -27,6 +27,17 @@ _UNITS = {smt: number for number, smt in enumerate(Smt)}
 """Numbers for the kinds of units: much cheaper as keys than the enum values."""
 
 
+def units_needed(request: Request) -> int:
+    """How many units a request takes: its vCPUs, and one for an emulator that has its own."""
+    isolated_emulator = request.options.emulator_threads is EmulatorThreads.ISOLATE
+    return request.vcpus + (isolated_emulator and request.options.policy is not Policy.NUMA)
+
+
+def counted_unit(request: Request) -> Smt:
+    """What one unit of a request is; CPUs of a pool of NUMA nodes are counted one by one."""
+    return request.options.smt if request.options.policy is not Policy.NUMA else Smt.PREFER
+
+
 class Supply:
     """One machine, what is free on it, and the request that it is counted for."""
 
@@ -35,10 +46,9 @@ class Supply:
         self.layout = layout_of(topology)
         self.free = free
         self.request = request
-        isolated_emulator = request.options.emulator_threads is EmulatorThreads.ISOLATE
-        self.need = request.vcpus + (isolated_emulator and request.options.policy is not Policy.NUMA)
+        self.need = units_needed(request)
         self.cpus = free.cpus if request.owns_cpus else free.pool
-        self.smt = request.options.smt if request.options.policy is not Policy.NUMA else Smt.PREFER
+        self.smt = counted_unit(request)
         self._unit = _UNITS[self.smt]
         self.spreads = request.options.scope in (Scope.SPREAD_SOCKETS, Scope.SPREAD_NUMA)
         self.uses = dict(free.uses) if not request.owns_cpus else {}

@@ -7,12 +7,30 @@ numa 1"), so all nodes that refuse for one reason get one text, which names the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from kvplace.core.quantity import counted
 from kvplace.core.refusal import THE_MACHINE, Refusal
 from kvplace.core.scalars import NodeName
+
+
+class Grouped(Protocol):
+    """What a refusal is grouped by."""
+
+    @property
+    def group(self) -> tuple[str, bool, str]:
+        """Equal for refusals for one reason."""
+        ...
+
+    @property
+    def missing(self) -> int:
+        """How much is missing; the best node is the one with the least."""
+        ...
+
+
+R = TypeVar("R", bound=Grouped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +80,16 @@ class GroupedRefusals:
 
 def grouped(refusals: Mapping[NodeName, Refusal]) -> GroupedRefusals:
     """Group nodes by what they refuse for."""
+    return grouped_by(refusals, lambda refusal: refusal)
+
+
+def grouped_by(refusals: Mapping[NodeName, R], in_full: Callable[[R], Refusal]) -> GroupedRefusals:
+    """Group nodes by what they refuse for, of which only the best of each group is needed in full."""
     by_reason: defaultdict[tuple[str, bool, str], list[tuple[int, NodeName]]] = defaultdict(list)
     for node, refusal in refusals.items():
         by_reason[refusal.group].append((refusal.missing, node))
     groups = []
     for entries in by_reason.values():
         _, best = min(entries)
-        groups.append(RefusalGroup(tuple([node for _, node in entries]), best, refusals[best]))
+        groups.append(RefusalGroup(tuple([node for _, node in entries]), best, in_full(refusals[best])))
     return GroupedRefusals(tuple(sorted(groups, key=lambda group: (-len(group.nodes), group.text))))

@@ -17,7 +17,7 @@ from itertools import accumulate, combinations
 from kvplace.core.allocator.fragmentation import slots_lost
 from kvplace.core.allocator.layout import NodePart, ScopeDomain
 from kvplace.core.allocator.set_cover import fewest
-from kvplace.core.allocator.supply import Supply
+from kvplace.core.allocator.supply import Supply, units_needed
 from kvplace.core.cluster.node_choice import (
     Balance,
     Standing,
@@ -30,7 +30,8 @@ from kvplace.core.cluster.node_choice import (
 from kvplace.core.cpuset import cpus_of
 from kvplace.core.free import Free, crowd
 from kvplace.core.huge_pages import plain_bytes
-from kvplace.core.request import EmulatorThreads, NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.request import NumaMemory, Policy, Request, Scope, Smt
+from kvplace.core.scalars import Bytes
 from kvplace.core.topology import Topology
 
 Locality = tuple[int, int, int]
@@ -52,6 +53,7 @@ class NodeCounts:
         "left",
         "memory",
         "nearest",
+        "pages",
         "pool",
         "thread_counts",
         "topology",
@@ -69,6 +71,10 @@ class NodeCounts:
         self.memory = sum([count for _, count in free.memory if count > 0]) if free.memory else None
         """Bytes outside huge pages; None where memory is not counted."""
         self.has_pages = has_pages(free)
+        self.pages: dict[Bytes, int] = {}
+        """Free huge pages by size."""
+        for _, size, count in free.huge_pages:
+            self.pages[size] = self.pages.get(size, 0) + max(0, count)
         self.every, self.whole, self.nearest, self.thread_counts = _machine(topology)
         self.before = 0.0
         if self.memory is not None and self.whole:
@@ -98,19 +104,20 @@ class StandingBound:
         self._strategy = strategy
         self._pools = options.policy is Policy.NUMA
         self._by_cpu = options.smt is Smt.PREFER or self._pools
-        isolated_emulator = options.emulator_threads is EmulatorThreads.ISOLATE
-        self._need = request.vcpus + (isolated_emulator and not self._pools)
+        self._need = units_needed(request)
         self._owns = request.owns_cpus
         self._one_numa = options.scope is Scope.ONE_NUMA
         self._counts_memory = bool(request.memory) and options.numa_memory is not NumaMemory.OFF
         self._memory = plain_bytes(request.memory, request.huge_pages) if self._counts_memory else 0
-        self._wants_pages = any(request.huge_pages.values())
+        self._pages = [(size, count) for size, count in request.huge_pages.items() if count]
 
     def coarse(self, counts: NodeCounts) -> Standing | None:
         """The bound from sums over the machine."""
         if (counts.left if self._owns else counts.pool) < self._need:
             return None
         if counts.memory is not None and counts.memory < self._memory:
+            return None
+        if self._pages and any(counts.pages.get(size, 0) < count for size, count in self._pages):
             return None
         locality = _ALONE
         if self._owns and counts.largest < self._need:
@@ -228,7 +235,7 @@ class StandingBound:
             locality,
             effective(self._strategy, contention, names_cpus=not self._pools),
             balance,
-            not self._wants_pages and counts.has_pages,
+            not self._pages and counts.has_pages,
             cost[0],
             counts.left,
             cost[1],

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvplace.core.allocator.allocate import place
+from kvplace.core.allocator.shortage import Shortage
 from kvplace.core.cpuset import parse_cpu_list
 from kvplace.core.free import Free, free_of
 from kvplace.core.ledger import Ledger
@@ -224,3 +225,19 @@ def test_the_largest_vm_that_could_be_spread_is_named_when_the_shares_do_not_com
             ]
             assert answer.shortfall["best"] == max(sizes, default=0)
     assert seen > 10
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_what_is_missing_by_count_is_what_the_refusal_names(seed: int) -> None:
+    machine, free, request = random_case(seed, 16)
+    more = replace(request, vcpus=3 * request.vcpus), replace(request, memory=Bytes(64 * GIB))
+    for asked in (request, *more, replace(request, huge_pages={GIB: 3})):
+        missing = Shortage(machine, asked).missing(free)
+        answer = place(machine, free, asked)
+        if missing is not None:
+            assert isinstance(answer, Refusal)
+            assert (answer.missing, "where" in answer.shortfall) == (missing.amount, True)
+            by_reason = {Reason.NOT_ENOUGH_MEMORY: "memory", Reason.NOT_ENOUGH_HUGE_PAGES: "pages"}
+            assert missing.what == by_reason.get(answer.reason, "cpus")
+        elif isinstance(answer, Refusal):
+            assert "equal shares" in answer.message
