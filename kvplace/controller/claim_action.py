@@ -49,7 +49,7 @@ def action_from_cache(
     if pod is None:
         is_settled = was_deleted or age_s > SETTLE_S
         return ClaimAction.READ_POD if is_settled else ClaimAction.KEEP
-    if claim.reserved is not None:
+    if _is_reservation(claim):
         return _action_on_reservation(node, pod, age_s, reserved_s)
     if has_ended(pod):
         return ClaimAction.RELEASE
@@ -79,7 +79,7 @@ def action_from_live_pod(
     """
     if pod is None or pod.uid != claim.uid:
         return ClaimAction.KEEP if runs else ClaimAction.RELEASE
-    if claim.reserved is not None:
+    if _is_reservation(claim):
         return _action_on_reservation(node, pod, age_s, reserved_s)
     if has_ended(pod):
         return ClaimAction.RELEASE
@@ -88,6 +88,14 @@ def action_from_live_pod(
     if pod.node:
         return ClaimAction.KEEP if pod.node == node else ClaimAction.RELEASE
     return ClaimAction.RELEASE if age_s > patience_s else ClaimAction.KEEP
+
+
+def _is_reservation(claim: Claim) -> bool:
+    """Whether a claim is of a pod that waits, as far as it shows.
+
+    A pod that somebody has bound who knows no reservations may get other cores before it is seen to be bound.
+    """
+    return claim.reserved is not None and claim.relocation is None
 
 
 def _action_on_reservation(node: NodeName, pod: PodRecord, age_s: float, reserved_s: float) -> ClaimAction:
@@ -147,7 +155,7 @@ def replaces(restored: Claim, stored: Claim | None) -> bool:
     They differ when a binding that nobody waited for any more came after all. While other cores are being
     given to the pod, and when they were given since the pod was read, the ledger knows better.
     """
-    if stored is None or stored.reserved is not None:
+    if stored is None or _is_reservation(stored):
         return True
     if stored.relocation is not None or stored.revision > restored.revision:
         return False

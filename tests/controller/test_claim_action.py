@@ -14,7 +14,7 @@ from kvplace.controller.claim_action import (
     has_ended,
     replaces,
 )
-from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation
+from kvplace.core.ledger import Claim, Ledger, LedgerChange, Relocation, Reserved
 from kvplace.core.placement import Placement, PodPlacement
 from kvplace.core.request import NumaMemory, OnFailure, Policy
 from kvplace.core.scalars import Bytes, CpuId, CpuMask, NodeName, NumaId, PodUid
@@ -169,6 +169,27 @@ def test_what_a_bound_pod_says_replaces_a_claim_of_the_same_revision_that_says_s
     )
     assert replaces(restored, stored) is expected
     assert replaces(restored, None)
+
+
+@pytest.mark.parametrize("policy", [Policy.EXCLUSIVE, Policy.NONE])
+def test_a_vm_that_was_bound_without_regard_to_its_reservation_keeps_its_claim_while_it_gets_other_cores(
+    policy: Policy,
+) -> None:
+    moving = replace(
+        claim(),
+        reserved=Reserved(CpuMask(12), "2026-01-02T03:19:05Z"),
+        relocation=Relocation(PLACED),
+    )
+    placement = PLACED.placement
+    if policy is Policy.NONE:
+        placement = replace(placement, policy=policy, vcpus=(), cpus=CpuMask(0), owned=CpuMask(0))
+    pod = replace(BOUND, placement=replace(PLACED, revision=2, placement=placement).to_json())
+    node = NodeName("n")
+    now = action_from_cache(moving, node, pod, was_deleted=False, age_s=0.0, patience_s=PATIENCE)
+    assert now is ClaimAction.COMPARE
+    live = action_from_live_pod(moving, node, pod, runs=True, age_s=0.0, patience_s=PATIENCE)
+    assert live is ClaimAction.KEEP
+    assert not replaces(replace(claim(), cpus=CpuMask(4), owned=CpuMask(4), revision=2), moving)
 
 
 def test_a_restored_claim_says_for_which_revision_it_is() -> None:

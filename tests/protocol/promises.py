@@ -214,6 +214,9 @@ class Promises:
                     raise BrokenPromise(f"1: {uid} got {_owned(after)} instead of {_owned(before)} of {node}")
             if after is None and self._is_outranked(uid, old, new):
                 self.outranked.add(uid)
+                if not self.all_know_reservations:  # who does not may be binding the pod at this moment
+                    self.robbed[uid] = node
+                    self.disturbed.add(node)
         for uid, claim in new.claims.items():
             if claim.reserved is None:
                 self._reserved.pop((node, uid), None)
