@@ -37,8 +37,8 @@ class _Call:
     operation: Operation
     effect: Callable[[], Awaitable[Any]]
     target: str
-    releases: Collection[PodUid] = ()
-    """The pods whose claims it releases."""
+    pods: Collection[PodUid] = ()
+    """The pods whose claims it releases, or that it gives another placement."""
 
 
 class Network:
@@ -51,12 +51,15 @@ class Network:
         self._diary = diary
         self._random = random
         self._under_way: set[asyncio.Task[None]] = set()
-        self._releases: Counter[PodUid] = Counter()
-        """How many calls that may still take effect release a pod's claim."""
+        self._parting: Counter[PodUid] = Counter()
+        """How many calls that may still take effect release a pod's claim or replace its placement."""
 
-    def is_releasing(self, uid: PodUid) -> bool:
-        """Whether a call that releases the pod's claim may still take effect, be its process alive or not."""
-        return self._releases[uid] > 0
+    def may_part(self, uid: PodUid) -> bool:
+        """Whether a call may still take effect after which the pod's claim and its placement differ.
+
+        Its process may be dead. A call that replaces the placement follows one that has stored the claim.
+        """
+        return self._parting[uid] > 0
 
     def pause(self) -> float:
         """Return how long something takes: mostly moments, sometimes seconds."""
@@ -82,9 +85,9 @@ class Network:
 
         def arrived(task: asyncio.Task[None]) -> None:
             self._under_way.discard(task)
-            self._releases.subtract(call.releases)
+            self._parting.subtract(call.pods)
 
-        self._releases.update(call.releases)
+        self._parting.update(call.pods)
         task = asyncio.get_running_loop().create_task(arrive())
         self._under_way.add(task)
         task.add_done_callback(arrived)
@@ -105,11 +108,11 @@ class Network:
             raise Unavailable(f"{call.operation.value}: no route to host")
         if self.calm or call.operation in _UNDISTURBED:
             return await call.effect()
-        self._releases.update(call.releases)
+        self._parting.update(call.pods)
         try:
             return await self._carry_disturbed(view, call)
         finally:
-            self._releases.subtract(call.releases)
+            self._parting.subtract(call.pods)
 
     async def _carry_disturbed(self, view: View, call: _Call) -> Any:
         name, is_read = call.operation.value, call.operation in _READS
@@ -199,15 +202,24 @@ def _target(args: tuple[Any, ...]) -> str:
     return str(getattr(args[0], "node", args[0]))
 
 
+def _pods(operation: Operation, args: tuple[Any, ...]) -> Collection[PodUid]:
+    """Return the pods whose claims a call releases, or that it gives another placement."""
+    match operation, args:
+        case Operation.WRITE_LEDGER, (_, LedgerChange() as change, *_):
+            return change.releases
+        case Operation.REPLACE_PLACEMENT, (_, _, uid, *_):
+            return (uid,)
+        case _:
+            return ()
+
+
 def _through_the_network(operation: Operation) -> Callable[..., Awaitable[Any]]:
     carried_out: Callable[..., Awaitable[Any]] = getattr(FaultyCluster, operation.value)
 
     async def call(self: View, *args: Any) -> Any:
-        change = args[1] if len(args) > 1 and isinstance(args[1], LedgerChange) else LedgerChange()
         effect = functools.partial(carried_out, self, *args)
-        return await self.network.carry(
-            self, _Call(self.process, operation, effect, _target(args), change.releases)
-        )
+        one = _Call(self.process, operation, effect, _target(args), _pods(operation, args))
+        return await self.network.carry(self, one)
 
     return call
 

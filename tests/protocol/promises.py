@@ -76,11 +76,12 @@ class Promises:
         """VMIs and plain pods whose owner has asked for something else, by UID."""
         self.robbed: dict[PodUid, NodeName] = {}
         """Pods whose claim a foreign client took away there: nothing is promised until they have it all."""
-        self.may_be_given_up: Callable[[PodUid], bool] = lambda _uid: False
-        """Whether a bind under way, or a call that is, may still release the pod's claim.
+        self.may_part: Callable[[PodUid], bool] = lambda _uid: False
+        """Whether a bind under way, or a call that is, may still part the pod's claim and its placement.
 
         An attempt to bind releases a claim that it made. Where a foreign client has taken one away, another
-        attempt may bind with what was taken, and is covered by the claim of the first.
+        attempt may bind with what was taken, and is covered by the claim of the first; and a placement for
+        which a claim was stored may arrive when that claim has been taken away.
         """
         self.disturbed: set[NodeName] = set()
         """Nodes where that has happened: others may have been given the CPUs to share meanwhile."""
@@ -189,7 +190,7 @@ class Promises:
             claim = ledger.claims.get(uid)
             if claim is None or held_by_others(ledger, claim):  # which only a person can mend
                 continue
-            if self._holds_all(node, claim) and not self.may_be_given_up(uid):
+            if self._holds_all(node, claim) and not self.may_part(uid):
                 del self.robbed[uid]
 
     def _check_reservations(self, node: NodeName, old: Ledger, new: Ledger) -> None:

@@ -92,7 +92,7 @@ class Story:
             self._nodes.append(node)
         self._promises = Promises(self._cluster, self._nodes, containers, diary)
         self._promises.all_know_reservations = not self._older
-        self._promises.may_be_given_up = self._may_be_given_up
+        self._promises.may_part = self._may_part
         self._evictions: Evictions | None = None
         if kind is Kind.PREEMPTION:
             kept = DisruptionBudget("default", KEPT, (LabelTerm(KEPT, Operator.EXISTS),), allowed=0)
@@ -211,10 +211,10 @@ class Story:
         kind = OlderView if process == self._older else View
         return kind(self._cluster, process, self._network, self._generator())
 
-    def _may_be_given_up(self, uid: PodUid) -> bool:
+    def _may_part(self, uid: PodUid) -> bool:
         replicas = (server.replica for server in self._servers.values())
         binds = any(one is not None and uid in one.extender.binder.under_way for one in replicas)
-        return binds or self._network.is_releasing(uid)
+        return binds or self._network.may_part(uid)
 
     # The replicas.
 
