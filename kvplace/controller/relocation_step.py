@@ -19,8 +19,9 @@ from typing import TypeAlias
 from kvplace.controller.claim_action import has_ended
 from kvplace.core.contradictions import contradiction_in
 from kvplace.core.errors import BadAnnotation
-from kvplace.core.ledger import Claim, Relocation
+from kvplace.core.ledger import Claim, Ledger, Relocation, claim_of
 from kvplace.core.placement import PodPlacement
+from kvplace.core.relocation import held_by_others
 from kvplace.core.request import GuestNuma, PinningOptions, Policy
 from kvplace.core.request_document import PodRequest, read_pod_request
 from kvplace.kube.records import PodRecord, PodReport
@@ -93,14 +94,14 @@ Step: TypeAlias = Nothing | Cannot | Begin | Write | Wait | Finish | GoBack | Re
 
 def next_step(
     pod: PodRecord,
-    claim: Claim | None,
+    ledger: Ledger,
     asked: PinningOptions | None,
     report: PodReport | None,
     *,
     enforces: bool,
     migrates: bool,
 ) -> Step:
-    """Return the next step for a pod that is bound to a node.
+    """Return the next step for a pod that is bound to the node with this ledger.
 
     `asked`: the options that its owner asks for now, None where nobody has edited them. `enforces`: whether
     the node has an agent that sets cpusets. `migrates`: whether the VM has another pod.
@@ -111,13 +112,15 @@ def next_step(
         placed = PodPlacement.from_json(pod.placement) if pod.placement else None
     except BadAnnotation:
         return Nothing()  # the reconciler and the agent report it
+    claim = ledger.claims.get(pod.uid)
     if claim is not None and placed is not None and claim.revision > placed.revision:
         return Wait()  # the cache has the pod as it was before the relocation that has just ended
     if claim is not None and claim.relocation is not None:
         return _go_on(claim, placed, report)
     undone_to = _undone_to(placed, report)
     if placed is not None and undone_to is not None:
-        return Resume(Relocation(placed, undone_to)) if _holds(claim, placed) else Wait()
+        is_settled = _holds(claim, placed) or _is_taken(ledger, placed)
+        return Resume(Relocation(placed, undone_to)) if is_settled else Wait()
     if asked is None:
         return Nothing()
     try:
@@ -166,6 +169,11 @@ def _holds(claim: Claim | None, placed: PodPlacement) -> bool:
         return placed.placement.floats
     is_pool = placed.placement.policy is Policy.NUMA  # others may take CPUs out of it
     return not (owned & ~claim.owned or (cpus & ~claim.cpus and not is_pool))
+
+
+def _is_taken(ledger: Ledger, placed: PodPlacement) -> bool:
+    """Whether others have CPUs that a pod was to use, so that its claim cannot be restored."""
+    return bool(held_by_others(ledger, claim_of(placed.pod_uid, placed.placement)))
 
 
 def _go_on(claim: Claim, placed: PodPlacement | None, report: PodReport | None) -> Step:

@@ -39,6 +39,7 @@ from kvplace.core.relocation import (
     claim_after_relocation,
     claim_while_relocating,
     claim_with_lost_relocation,
+    claim_without_lost_relocation,
     held_by_others,
     way_back,
 )
@@ -135,10 +136,11 @@ class Relocator:
             await self._cannot(pod, str(error))
             return False
         described = self._cache.topologies.get(node)
-        claim = self._cache.ledger(node).claims.get(pod.uid)
+        ledger = self._cache.ledger(node)
+        claim = ledger.claims.get(pod.uid)
         step = next_step(
             pod,
-            claim,
+            ledger,
             asked,
             described.pods.get(pod.uid) if described is not None else None,
             enforces=self._cache.enforces(node),
@@ -177,15 +179,18 @@ class Relocator:
             for other in self._cache.pods.records.values()
         )
 
+    async def _is_as_stored(self, pod: PodRecord) -> bool:
+        """Read whether a pod runs by the placement that the cache knows: a relocation may have just ended."""
+        live = await self._cluster.read_pod(pod.namespace, pod.name)
+        if live is None or live.uid != pod.uid or has_ended(live):
+            return False
+        return live.placement == pod.placement
+
     # Begin.
 
     async def _begin(self, node: NodeName, pod: PodRecord, seen: Claim | None, step: Begin) -> bool:
-        """Claim a new placement beside the present one; returns whether that was done.
-
-        The pod is read first: the cache may be older than a relocation that has just ended.
-        """
-        live = await self._cluster.read_pod(pod.namespace, pod.name)
-        if live is None or live.uid != pod.uid or live.placement != pod.placement:
+        """Claim a new placement beside the present one; returns whether that was done."""
+        if not await self._is_as_stored(pod):
             return False
 
         def decide(ledger: Ledger) -> tuple[LedgerChange, str]:
@@ -280,24 +285,35 @@ class Relocator:
     # Resume.
 
     async def _resume(self, node: NodeName, pod: PodRecord, seen: Claim | None, lost: Relocation) -> bool:
-        """Claim again what the pod runs by, beside its newest placement; returns whether that was done."""
+        """Claim again what the pod runs by, beside its newest placement; returns whether that was done.
 
-        def decide(ledger: Ledger) -> tuple[LedgerChange, str]:
+        Where others have CPUs of the newest placement by now, the pod goes back to what it ran by.
+        """
+        if not await self._is_as_stored(pod):
+            return False
+
+        def decide(ledger: Ledger) -> tuple[LedgerChange, tuple[bool, str]]:
             stored = ledger.claims.get(pod.uid)
             if stored != seen:
-                return LedgerChange(), ""  # somebody was faster
-            claim = claim_with_lost_relocation(ledger, stored or _empty_claim(pod), lost)
-            if taken := held_by_others(ledger, claim):
-                return LedgerChange(), (
-                    f"revision {lost.next.revision} failed on {node} and was undone, but CPUs "
-                    f"{format_cpu_list(taken)}, on which it runs, belong to others by now; restart it"
-                )
-            return LedgerChange(claims=(claim,)), ""
+                return LedgerChange(), (True, "")  # somebody was faster
+            empty = _empty_claim(pod)
+            claim = claim_with_lost_relocation(ledger, stored or empty, lost)
+            taken = held_by_others(ledger, claim)
+            if not taken:
+                return LedgerChange(claims=(claim,)), (True, "")
+            why = (
+                f"revision {lost.next.revision} cannot be in force on {node}: "
+                f"CPUs {format_cpu_list(taken)} belong to others by now"
+            )
+            claim = claim_without_lost_relocation(ledger, stored or empty, lost)
+            if held_by_others(ledger, claim):
+                return LedgerChange(), (False, f"{why}, and also those on which it runs; restart it")
+            return LedgerChange(claims=(claim,)), (True, why)
 
-        why = await self._cache.ledgers.change(node, decide)
+        is_resumed, why = await self._cache.ledgers.change(node, decide)
         if why:
             await self._cannot(pod, why)
-        return not why
+        return is_resumed
 
     # Answers.
 

@@ -72,23 +72,48 @@ def claim_with_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -
 
     What it holds for a relocation that was begun since stays its own. A pool is what others have left of it.
     """
-    before = lost.previous.placement if lost.previous is not None else Placement(Policy.NONE, (), NO_CPUS)
-    held = claim
-    if claim.relocation is None:
-        held = claim_of(
-            claim.uid,
-            before,
-            namespace=claim.namespace,
-            pod=claim.pod,
-            vmi=claim.vmi,
-            since=claim.since,
-            revision=claim.revision,
-        )
-    named = NO_CPUS if claim.relocation is None else claim.cpus
-    for placement in (before, lost.next.placement):
-        named |= placement.cpus if placement.policy is not Policy.NUMA else NO_CPUS
-    moving = claim_while_relocating(held, lost)
-    return replace(moving, cpus=CpuMask(moving.cpus & ~(_without(ledger, claim.uid).owned & ~named)))
+    moving = claim_while_relocating(_claim_before(claim, lost), lost)
+    named = _named_before(claim, lost) | _named(lost.next.placement)
+    return _but_for_pools_of_others(ledger, moving, named)
+
+
+def claim_without_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -> Claim:
+    """Return the claim with which a pod goes back at once, where others have its next cores by now."""
+    back = way_back(replace(_claim_before(claim, lost), relocation=lost), lost.next)
+    return _but_for_pools_of_others(ledger, back, _named_before(claim, lost))
+
+
+def _claim_before(claim: Claim, lost: Relocation) -> Claim:
+    if claim.relocation is not None:
+        return claim
+    return claim_of(
+        claim.uid,
+        _before(lost),
+        namespace=claim.namespace,
+        pod=claim.pod,
+        vmi=claim.vmi,
+        since=claim.since,
+        revision=claim.revision,
+    )
+
+
+def _before(lost: Relocation) -> Placement:
+    return lost.previous.placement if lost.previous is not None else Placement(Policy.NONE, (), NO_CPUS)
+
+
+def _named(placement: Placement) -> CpuMask:
+    return placement.cpus if placement.policy is not Policy.NUMA else NO_CPUS
+
+
+def _named_before(claim: Claim, lost: Relocation) -> CpuMask:
+    held = claim.cpus if claim.relocation is not None else NO_CPUS
+    return CpuMask(held | _named(_before(lost)))
+
+
+def _but_for_pools_of_others(ledger: Ledger, claim: Claim, named: int) -> Claim:
+    """Leave out what others own of a claim, but for what it names."""
+    owned_by_others = _without(ledger, claim.uid).owned
+    return replace(claim, cpus=CpuMask(claim.cpus & ~(owned_by_others & ~named)))
 
 
 def held_by_others(ledger: Ledger, claim: Claim) -> CpuMask:

@@ -289,8 +289,8 @@ def give_up_the_old_cores_at_once() -> None:
 def give_up_the_old_cores_before_the_agent_has_confirmed() -> None:
     real = _real(relocator, "next_step")
 
-    def step(pod: PodRecord, claim: Claim | None, *args: Any, **options: Any) -> Any:
-        found = real(pod, claim, *args, **options)
+    def step(pod: PodRecord, ledger: Ledger, *args: Any, **options: Any) -> Any:
+        found, claim = real(pod, ledger, *args, **options), ledger.claims.get(pod.uid)
         if isinstance(found, Wait) and claim is not None and claim.relocation is not None:
             return Finish(claim.relocation.next)
         return found
