@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from contextlib import closing
@@ -13,6 +14,7 @@ from aiohttp import web
 
 from kvplace.core.errors import Misconfigured
 from kvplace.service.listening import listening
+from kvplace.service.listening_socket import listening_socket
 from kvplace.service.settings import Address
 
 OF_BOTH_FAMILIES = ["127.0.0.1", "::1"]
@@ -76,3 +78,17 @@ async def test_a_port_that_one_family_uses_already_is_not_taken_for_the_other_al
         address = Address("", taken.getsockname()[1])
         with pytest.raises(Misconfigured, match=f"cannot listen on {address}: Address already in use"):
             await reached_at(address, [])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", ""])
+async def test_an_answer_does_not_wait_until_the_one_before_it_is_acknowledged(host: str) -> None:
+    """Nagle's algorithm would hold it back: kube-scheduler gets many small ones over one connection."""
+    loop = asyncio.get_running_loop()
+    with closing(await listening_socket(Address(host, 0))) as listener:
+        _, caller = await asyncio.open_connection("127.0.0.1", listener.getsockname()[1])
+        accepted, _ = await loop.sock_accept(listener)
+        transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, accepted)
+        assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        transport.close()
+        caller.close()
+        await caller.wait_closed()
