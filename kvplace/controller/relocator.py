@@ -306,7 +306,7 @@ class Relocator:
                 f"CPUs {format_cpu_list(taken)} belong to others by now"
             )
             claim = claim_without_lost_relocation(ledger, stored or empty, lost)
-            if held_by_others(ledger, claim):
+            if held_by_others(ledger, claim) & ~(stored or empty).cpus:
                 return LedgerChange(), (False, f"{why}, and also those on which it runs; restart it")
             return LedgerChange(claims=(claim,)), (True, why)
 

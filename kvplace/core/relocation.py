@@ -58,13 +58,21 @@ def claim_after_relocation(claim: Claim, in_force: PodPlacement) -> Claim | None
 def way_back(claim: Claim, failed: PodPlacement) -> Claim:
     """Make the previous placement the next one, after the agent could not carry `failed` out.
 
-    The claim goes on to hold everything: only the agent knows what its node uses meanwhile. The new revision
-    counts as the answer to the same options, so that they are not tried again until somebody edits them.
+    The claim goes on to hold everything: only the agent knows what its node uses meanwhile.
     """
     before = claim.relocation.previous if claim.relocation is not None else None
+    return replace(claim, relocation=_back_to(before, failed))
+
+
+def _back_to(before: PodPlacement | None, failed: PodPlacement) -> Relocation:
+    """Return a relocation to the placement before a failed one.
+
+    The new revision counts as the answer to the same options, so that they are not tried again until somebody
+    edits them.
+    """
     back = before or PodPlacement.floating(pod_uid=failed.pod_uid, node=failed.node)
     again = replace(back, revision=failed.revision + 1, options=failed.options)
-    return replace(claim, relocation=Relocation(again, again))
+    return Relocation(again, again)
 
 
 def claim_with_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -> Claim:
@@ -72,29 +80,30 @@ def claim_with_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -
 
     What it holds for a relocation that was begun since stays its own. A pool is what others have left of it.
     """
-    moving = claim_while_relocating(_claim_before(claim, lost), lost)
-    named = _named_before(claim, lost) | _named(lost.next.placement)
-    return _but_for_pools_of_others(ledger, moving, named)
+    held, named = claim, claim.cpus
+    if claim.relocation is None:
+        named = NO_CPUS
+        held = claim_of(
+            claim.uid,
+            _before(lost),
+            namespace=claim.namespace,
+            pod=claim.pod,
+            vmi=claim.vmi,
+            since=claim.since,
+            revision=claim.revision,
+        )
+    moving = claim_while_relocating(held, lost)
+    return _but_for_pools(ledger, moving, named | _named(_before(lost)) | _named(lost.next.placement))
 
 
 def claim_without_lost_relocation(ledger: Ledger, claim: Claim, lost: Relocation) -> Claim:
-    """Return the claim with which a pod goes back at once, where others have its next cores by now."""
-    back = way_back(replace(_claim_before(claim, lost), relocation=lost), lost.next)
-    return _but_for_pools_of_others(ledger, back, _named_before(claim, lost))
+    """Return the claim with which a pod goes back at once, where others have its next cores by now.
 
-
-def _claim_before(claim: Claim, lost: Relocation) -> Claim:
-    if claim.relocation is not None:
-        return claim
-    return claim_of(
-        claim.uid,
-        _before(lost),
-        namespace=claim.namespace,
-        pod=claim.pod,
-        vmi=claim.vmi,
-        since=claim.since,
-        revision=claim.revision,
-    )
+    What it holds stays its own until the agent has confirmed that.
+    """
+    moving = claim_while_relocating(claim, _back_to(lost.previous, lost.next))
+    is_pool = claim.policy is Policy.NUMA and claim.relocation is None
+    return _but_for_pools(ledger, moving, (NO_CPUS if is_pool else claim.cpus) | _named(_before(lost)))
 
 
 def _before(lost: Relocation) -> Placement:
@@ -105,13 +114,8 @@ def _named(placement: Placement) -> CpuMask:
     return placement.cpus if placement.policy is not Policy.NUMA else NO_CPUS
 
 
-def _named_before(claim: Claim, lost: Relocation) -> CpuMask:
-    held = claim.cpus if claim.relocation is not None else NO_CPUS
-    return CpuMask(held | _named(_before(lost)))
-
-
-def _but_for_pools_of_others(ledger: Ledger, claim: Claim, named: int) -> Claim:
-    """Leave out what others own of a claim, but for what it names."""
+def _but_for_pools(ledger: Ledger, claim: Claim, named: int) -> Claim:
+    """Leave out CPUs that others own and that the claim does not name: they went out of its pool."""
     owned_by_others = _without(ledger, claim.uid).owned
     return replace(claim, cpus=CpuMask(claim.cpus & ~(owned_by_others & ~named)))
 

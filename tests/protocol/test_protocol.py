@@ -20,7 +20,7 @@ FOUND = (
     *("124", "91", "105", "1000171", "1001669"),
     *("3001192", "3013892", "3004999", "3012445", "3015450"),
     *("4000359", "4003992", "6000277", "8001974", "1001743", "8038039"),
-    *("8610002", "1001999", "8849819", "40000814", "41002691"),
+    *("8610002", "1001999", "8849819", "40000814", "41002691", "42092099"),
 )
 """Stories that broke a promise once: a claim that a fast clock found old, a failed bind that released what
 another replica had taken over, a claim restored for what a pod had been before, a container on a node that
@@ -31,9 +31,9 @@ had taken away (docs/limits.md): its binding arrived after that, or another plac
 had claimed its cores anew gave them up; and the claim came back as that of a pool, from which others took
 the CPUs that the pod's agent had gone back to. In 8849819 the watch of a replica had not told of an agent
 yet that reported a pod which was deleted by force. In 41002691 others had the next cores of such a VM by
-then, and it waited for them for ever. In 8610002 a write of an agent that was under way counted as its
-report. Another mistake of the simulation, in 1001999: a VM counted as mended although others own CPUs that
-its claim names, too."""
+then, and it waited for them for ever; in 42092099 it gave up what it had before it had gone back. In
+8610002 a write of an agent that was under way counted as its report. Another mistake of the simulation, in
+1001999: a VM counted as mended although others own CPUs that its claim names, too."""
 
 FOUND_EVICTING = (
     "1009", "1098", "3589", "3058", "3189", "21000264", "8400298", "8402768", "8405869", "8406897",
