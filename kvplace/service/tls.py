@@ -88,7 +88,12 @@ class RenewedTls:
 
     def _report_ends(self) -> None:
         for use, path in (("server", self._files.certificate), ("client-ca", self._files.client_ca)):
-            end = certificate_end(path.read_bytes()) if path is not None else None
+            if path is None:
+                continue
+            try:
+                end = certificate_end(path.read_bytes())
+            except OSError as error:  # it was there when OpenSSL read it
+                raise Misconfigured(f"{path} cannot be read: {error.strerror or error}") from None
             if end is not None:
                 CERTIFICATE_END.labels(use).set(end.timestamp())
 

@@ -92,6 +92,26 @@ async def test_a_missing_file_leaves_the_old_certificate_in_use(certificates: Ce
         assert await serial_shown(port, client) == before is not None
 
 
+async def test_a_file_that_goes_while_it_is_loaded_leaves_the_old_certificate_in_use(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = certificates.as_client(None)
+    tls = RenewedTls(TlsFiles(*certificates.serve))
+
+    def is_gone(path: Path) -> bytes:
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    async with listening(tls) as port:
+        before = await serial_shown(port, client)
+        certificates.ours.issue("serve")
+        with monkeypatch.context() as gone:
+            gone.setattr(Path, "read_bytes", is_gone)
+            assert not tls.renew()
+        assert await serial_shown(port, client) == before
+        assert tls.renew()
+        assert await serial_shown(port, client) not in (None, before)
+
+
 async def test_changed_files_are_noticed_while_we_run(certificates: Certificates) -> None:
     client = certificates.as_client(None)
     tls = RenewedTls(TlsFiles(*certificates.serve, check_every_s=0.01))
