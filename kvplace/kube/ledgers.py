@@ -92,7 +92,7 @@ class Ledgers:
         """`gather_seconds` is how long changes gather that follow a write, to any node, as quickly as that.
 
         A write costs the API server more than a binding, however many claims go with it. kube-scheduler binds
-        in the background, so what gathers delays nobody else.
+        in the background, so a bind that gathers delays nobody else. It waits for the answer of a preemption.
         """
         self._cluster = cluster
         self._records: dict[NodeName, LedgerRecord] = {}
@@ -134,9 +134,10 @@ class Ledgers:
 
     # Changing.
 
-    async def change(self, node: NodeName, decide: Decision[T]) -> T:
+    async def change(self, node: NodeName, decide: Decision[T], *, at_once: bool = False) -> T:
         """Decide on the node's ledger and store the decision; returns the answer of the decision.
 
+        `at_once` is for a caller for whom others wait: what has gathered goes along, and nothing more gathers.
         Raises what the decision raises, Conflict when others keep winning, Unavailable when the outcome
         stays unknown, and Corrupt when the stored ledger cannot be read.
         """
@@ -145,6 +146,8 @@ class Ledgers:
         change = PendingChange(decide)
         queue = self._queue(node)
         queue.add(change)
+        if at_once:
+            queue.enough.set()
         self._start(node, queue)
         return await asyncio.shield(change.answer)
 

@@ -147,7 +147,7 @@ class Preemptor:
             free = machine.free(_without(ledger, lower), self._holds.on_node(node, but=pod.uid))
             placement = try_place(machine.topology, free, request)
             if placement is not None and await self._reserve(pod, node, placement, ()):
-                await self._cache.ledgers.change(node, no_change)  # its own by this write
+                await self._cache.ledgers.change(node, no_change, at_once=True)  # its own by this write
                 return True
         return False
 
@@ -185,7 +185,7 @@ class Preemptor:
                     return LedgerChange(claims=(reserved,), releases=tuple(sorted(lower))), True
             return LedgerChange(), False
 
-        return await self._cache.ledgers.change(node, decide)
+        return await self._cache.ledgers.change(node, decide, at_once=True)
 
     # The verb.
 

@@ -74,6 +74,18 @@ async def test_changes_soon_after_a_write_gather_a_moment_and_then_go_together(c
         assert ledgers.writes == 2
 
 
+async def test_a_change_for_which_others_wait_is_written_at_once_and_takes_along_what_has_gathered(
+    cluster: Recording,
+) -> None:
+    async with process(cluster, gather_seconds=3600.0) as ledgers, asyncio.timeout(10):
+        await ledgers.change(N, taking("before"))
+        gathering = asyncio.create_task(ledgers.change(N, taking("gathering")))
+        await asyncio.sleep(0)
+        assert await ledgers.change(N, taking("urgent"), at_once=True) == 0b100
+        assert await gathering == 0b10
+        assert ledgers.writes == 2
+
+
 async def test_changes_that_are_enough_for_a_write_gather_no_longer(cluster: Recording) -> None:
     async with process(cluster, gather_seconds=3600.0) as ledgers, asyncio.timeout(10):
         await ledgers.change(N, taking("before"))

@@ -325,6 +325,15 @@ async def test_searching_again_ends_before_kube_scheduler_gives_up(one: Replica)
     assert asyncio.get_running_loop().time() - began < HTTP_TIMEOUT_S
 
 
+async def test_the_answer_does_not_wait_for_claims_that_gather(one: Replica) -> None:
+    """kube-scheduler tries no other pod before it has it."""
+    vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await answer(one, sent(important(one.cluster), two=vms)) == {"two": ["vm-0"]}
+    assert loop.time() == began
+
+
 def test_an_answer_has_the_shape_that_kube_scheduler_reads() -> None:
     result = PreemptionResult.evicting(NodeName("n"), [PodUid("a")], 1)
     assert json.loads(msgspec.json.encode(result)) == {
