@@ -137,7 +137,7 @@ class Ledgers:
     async def change(self, node: NodeName, decide: Decision[T], *, at_once: bool = False) -> T:
         """Decide on the node's ledger and store the decision; returns the answer of the decision.
 
-        `at_once` is for a caller for whom others wait: what has gathered goes along, and nothing more gathers.
+        `at_once` is for a caller for whom others wait: what has gathered goes along, and no more gathers.
         Raises what the decision raises, Conflict when others keep winning, Unavailable when the outcome
         stays unknown, and Corrupt when the stored ledger cannot be read.
         """
