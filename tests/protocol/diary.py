@@ -20,8 +20,12 @@ class Diary:
 
     def note(self, what: str, which: str = "") -> None:
         """Note what somebody did who is not part of kvplace."""
-        self.happened[what] += 1
+        self.count(what)
         self.step("", f"{what} {which}")
+
+    def count(self, what: str) -> None:
+        """Count what is no step: a fault changes nothing by itself."""
+        self.happened[what] += 1
 
     def step(self, process: str, what: str) -> None:
         """Note what a process did."""

@@ -69,6 +69,11 @@ class Network:
             return self._random.choice(SLOW_S)
         return self._random.choice(PAUSES_S)
 
+    async def lag(self) -> None:
+        """Hold up an event of a watch."""
+        self._diary.count("event late")
+        await self.take_time()
+
     async def take_time(self) -> None:
         """Wait for such a pause."""
         seconds = self.pause()
@@ -124,26 +129,32 @@ class Network:
             raise
         mix, fate = self.mix, self._random.random()
         if fate < mix.refused:
+            self._diary.count("429")
             raise ApiUnavailable(f"{name}: refused", status=429, retry_after=1.0, untouched=True)
         fate -= mix.refused
         if not is_read:
             if fate < mix.conflicts:
+                self._diary.count("409")
                 raise Conflict(f"{name}: 409")
             fate -= mix.conflicts
             if fate < mix.forbidden:
+                self._diary.count("403")
                 raise Forbidden(f"{name}: 403")
             fate -= mix.forbidden
             if fate < mix.late:
+                self._diary.count("write late")
                 self._send_late(call)
                 raise Unavailable(f"{name}: no answer yet")
             fate -= mix.late
             if fate < mix.doubled:
+                self._diary.count("write doubled")
                 with contextlib.suppress(KvplaceError):
                     await self._take_effect(call)
             fate -= mix.doubled
         answer = await self._take_effect(call)
         await self.take_time()
         if fate < mix.lost:
+            self._diary.count("answer lost")
             raise Unavailable(f"{name}: the answer was lost")
         return answer
 
@@ -187,7 +198,7 @@ class View(FaultyCluster):
             while (stalled := self._stalled.get(kind)) is not None:
                 await stalled.wait()
             if self._random.random() < self.network.mix.stale:
-                await self.network.take_time()
+                await self.network.lag()
             yield event
 
 

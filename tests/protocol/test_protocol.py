@@ -74,8 +74,9 @@ def test_no_story_breaks_a_promise(chunk: int) -> None:
     happened = told("--first", str(1_000_000 + chunk * stories), "--count", str(stories))
     assert happened["schedules"] == stories
     for event in (
-        "agrees", "bind refused", "bound", "break watches", "created again", "cut off", "deleted by force",
-        "edited", "migrated", "replace node", "replica killed", "set clock", "stall watches", "take cpus",
+        "403", "409", "429", "agrees", "answer lost", "bind refused", "bound", "break watches",
+        "created again", "cut off", "deleted by force", "edited", "event late", "migrated", "replace node",
+        "replica killed", "set clock", "stall watches", "take cpus", "write doubled", "write late",
         "write ledger",
     ):  # fmt: skip
         assert happened[event] >= stories / 20, happened
