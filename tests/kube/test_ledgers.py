@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from kvplace.core.errors import Conflict, Corrupt, Refused, Unavailable
 from kvplace.core.ledger import Ledger, LedgerChange, OwnershipConflict
 from kvplace.core.scalars import CpuId, NodeName, PodUid
+from kvplace.kube.ledger_metrics import LEDGER_CONFLICTS, LEDGER_LAST_WRITE
 from kvplace.kube.ledgers import Ledgers
 from kvplace.kube.records import LedgerRecord
 from kvplace.kube.store import Store
@@ -260,3 +262,29 @@ async def test_a_conflict_that_is_found_in_an_old_ledger_is_looked_at_in_the_new
             await late.change(N, owning)
         assert cluster.stored().owners[CpuId(0)] == "d"
         cluster.resume_watches(LEDGERS)
+
+
+async def test_a_write_that_is_lost_is_counted_by_what_it_was_lost_to(cluster: Recording) -> None:
+    def counted() -> list[float]:
+        return [LEDGER_CONFLICTS.labels(kind)._value.get() for kind in ("version", "owner")]
+
+    async with process(cluster) as ledgers:
+        version, owner = counted()
+        cluster.faults.fail(Operation.WRITE_LEDGER, Conflict("somebody was faster"))
+        assert await ledgers.change(N, taking("a")) == 1
+        assert counted() == [version + 1, owner]
+        cluster.faults.fail(Operation.WRITE_LEDGER, OwnershipConflict("CPU 1 belongs to b"))
+        assert await ledgers.change(N, taking("c")) == 2
+        assert counted() == [version + 1, owner + 1]
+
+
+async def test_the_time_of_the_last_write_is_that_of_one_which_was_stored(cluster: Recording) -> None:
+    async with process(cluster, attempts=1) as ledgers:
+        began = time.time()
+        await ledgers.change(N, taking("a"))
+        written = LEDGER_LAST_WRITE._value.get()
+        assert began <= written <= time.time()
+        cluster.faults.fail(Operation.WRITE_LEDGER, Conflict("somebody was faster"))
+        with pytest.raises(Conflict):
+            await ledgers.change(N, taking("b"))
+        assert LEDGER_LAST_WRITE._value.get() == written

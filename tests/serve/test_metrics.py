@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import aiohttp
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.certificates import Certificates
 from kvplace.core.annotations import REQUEST
 from kvplace.core.enforcement import Enforcement
+from kvplace.core.holes import Domain
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.scalars import NodeName
+from kvplace.kube.store import Store
 from kvplace.serve.process import serving
 from kvplace.service.settings import Address
 from tests.controller.replicas import asking_pod
@@ -88,13 +92,14 @@ async def test_a_bind_is_seen_in_holes_claims_ledger_writes_and_placement_time(
     assert gauge(after, "cluster_free_cpus") == 12
     assert gauge(after, "cluster_pods", state="bound") == 1
     assert gauge(after, "cluster_largest_hole_cpus", scope="numa") == 8
-    assert gauge(after, "watch_age_seconds", kind="pods") >= 0
     assert (
         gauge(after, "process_certificate_end_timestamp_seconds", use="server")
         > datetime.now(UTC).timestamp()
     )
     for counted in ("extender_placement_seconds_count", "ledger_write_seconds_count", "ledger_changes_total"):
         assert gauge(after, counted) == gauge(before, counted) + 1
+    told = {value for _, labels in after for _, value in labels}
+    assert not told & {"vm", "default", "default/vm", pod.uid, waiting.uid, "a", "without-description"}
     assert waiting.uid in {one.uid for one in cluster._pods.records.values()}
 
 
@@ -120,3 +125,35 @@ async def test_nodes_on_which_an_agent_enforces_are_counted_while_they_are_there
     cluster.put_topology("gone", TWO, enforcement=Enforcement.NRI)
     async with serving(settings_for(certificates), cluster) as addresses:
         assert gauge(await scraped(addresses["health"]), "cluster_enforced_nodes") == 2
+
+
+async def test_free_cpus_that_lie_apart_are_small_holes_and_fragmentation(certificates: Certificates) -> None:
+    cluster = FaultyCluster()
+    cluster.create_node("a", topology=TWO)
+    pod = asking_pod(cluster, "vm")
+    async with serving(settings_for(certificates), cluster) as addresses:
+        whole = await scraped(addresses["health"])
+        empty = await cluster.create_ledger(NodeName("a"))
+        one_thread_of_each_core = claim(pod.uid, *range(8), pod="vm")
+        await cluster.write_ledger(empty, taking(one_thread_of_each_core))
+        async with asyncio.timeout(30):
+            while gauge(apart := await scraped(addresses["health"]), "cluster_claims") == 0:
+                pass
+    for domain in Domain:
+        scope = domain.value
+        assert gauge(whole, "cluster_fragmentation_ratio", scope=scope) == 0
+        assert gauge(whole, "cluster_largest_hole_cpus", scope=scope) == 8
+        assert gauge(whole, "cluster_largest_hole_cores", scope=scope) == 4
+        assert gauge(apart, "cluster_fragmentation_ratio", scope=scope) == 0.5
+        assert gauge(apart, "cluster_largest_hole_cpus", scope=scope) == 4
+        assert gauge(apart, "cluster_largest_hole_cores", scope=scope) == 0
+
+
+async def test_each_kind_says_for_how_long_its_watch_has_been_silent(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "silent_s", property(lambda store: len(store.kind.name)))
+    async with serving(settings_for(certificates), FaultyCluster()) as addresses:
+        found = await scraped(addresses["health"])
+    for kind in ("pods", "nodes", "nodetopologies", "nodeledgers"):
+        assert gauge(found, "watch_age_seconds", kind=kind) == len(kind)
