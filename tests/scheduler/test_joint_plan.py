@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -101,6 +102,21 @@ async def test_no_more_than_a_bounded_number_is_planned_together(cluster: Counti
         await seen(one, len(pods))
         await one.filter(pods[0])
         assert one.held() == TOGETHER
+
+
+async def test_others_have_their_turn_after_every_few_pods_that_are_planned(cluster: Counting) -> None:
+    pods = several(cluster, TOGETHER, 1)
+    for number in range(10):
+        cluster.create_node(f"n{number}", topology=EIGHT)
+    async with replica(cluster) as one:
+        await seen(one, len(pods))
+        planning = asyncio.create_task(one.filter(pods[0]))
+        held = [one.held()]
+        while not planning.done():
+            await asyncio.sleep(0)
+            held.append(one.held())
+    assert held[-1] == TOGETHER
+    assert max(after - before for before, after in pairwise(held)) <= 3
 
 
 @pytest.mark.parametrize(
