@@ -5,6 +5,7 @@ The proof of "no core" is the node itself: after an attempt a pod that asks for 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from harness.control_plane.cluster import ControlPlane, Json, RequestRefused
 from harness.control_plane.watching import wait_for
 from tests.security.conftest import (
+    CPUS,
     LABEL,
     NODE,
     PLACEMENT,
@@ -21,6 +23,7 @@ from tests.security.conftest import (
     everything_is_free,
     pod,
     tried,
+    wait_for_no_owners,
 )
 
 CHANGES: dict[str, tuple[Json, str]] = {
@@ -76,6 +79,9 @@ NOT_HIS: dict[str, tuple[str, str, Json | None]] = {
     "describe a node": ("POST", "/apis/kvplace.io/v1alpha1/nodetopologies", {"metadata": {"name": NODE}}),
     "read topologies": ("GET", "/apis/kvplace.io/v1alpha1/nodetopologies", None),
     "annotate a node": ("PATCH", "/api/v1/nodes/worker", {"metadata": {"annotations": {"cpu-map": "{}"}}}),
+    "read the pods of all": ("GET", "/api/v1/pods", None),
+    "read the VMIs of all": ("GET", "/apis/kubevirt.io/v1/virtualmachineinstances", None),
+    "read the events of all": ("GET", "/apis/events.k8s.io/v1/events", None),
     "read other pods": ("GET", "/api/v1/namespaces/kvplace-system/pods", None),
     "read certificates": ("GET", "/api/v1/namespaces/kvplace-system/secrets", None),
     "be kvplace": ("POST", "/api/v1/namespaces/kvplace-system/serviceaccounts/kvplace-serve/token", {}),
@@ -126,3 +132,24 @@ def test_a_refused_pod_with_a_strange_name_is_named_in_the_events_as_it_is(
     )
     tenant.delete_pod(strange)
     assert not waiting["spec"].get("nodeName")
+
+
+def test_who_is_refused_is_not_told_who_has_the_cores(
+    cluster: ControlPlane, tenant: Tenant, name: str
+) -> None:
+    others = cluster.create_namespace("neighbours")
+    pods = f"/api/v1/namespaces/{others}/pods"
+    cluster.request("POST", pods, pod("rival", {"annotations": {"cpu-set": "one-socket"}}, cpus=str(CPUS)))
+    rival = wait_for(cluster, pods, "rival", lambda found: bool(found["spec"].get("nodeName")))
+    tenant.create_pod(name, {"annotations": {"cpu-set": "one-socket", "kvplace.io/explain": "true"}})
+    wait_for(
+        cluster,
+        tenant.pods,
+        name,
+        lambda found: any("CPUs" in one.get("message", "") for one in found["status"].get("conditions", ())),
+    )
+    events = tenant.ask("GET", tenant.pods.replace("/pods", "/events"))
+    told = json.dumps([tenant.ask("GET", f"{tenant.pods}/{name}"), events])
+    cluster.remove_namespace(others)
+    wait_for_no_owners(cluster)
+    assert not [word for word in ("rival", others, rival["metadata"]["uid"]) if word in told]
