@@ -79,6 +79,61 @@ def _of_release() -> list[Scenario]:
     return found
 
 
+def _a_claim_given_back(moment: Moment) -> Callable[[Scene], list[Rule]]:
+    """A bind that is refused releases its claim: with one pod, the second write of a ledger."""
+    return lambda on: [
+        Rule("create", BINDING, Answer(409, "Conflict")),
+        Rule("update", LEDGER, moment(on.stage.kill_serve), 2),
+    ]
+
+
+def _of_giving_back() -> list[Scenario]:
+    return [
+        Scenario(
+            f"kill-{word}-giving-back",
+            f"serve killed {word} it gives back the claim of a refused bind",
+            pods=1,
+            binding=_a_claim_given_back(moment),
+        )
+        for word, moment in (("before", Before), ("after", After))
+    ]
+
+
+def _of_gone_nodes() -> list[OwnStory]:
+    """The last pod of a node that is gone ends, and the ledger of the node goes."""
+
+    def story(moment: Moment) -> Callable[[Scene, Outcome], None]:
+        def tell(on: Scene, outcome: Outcome) -> None:
+            outcome.pods = 40
+            with on.burst(outcome.pods):
+                pass
+            on.observer.wait_until_bound(outcome.pods)
+            on.wait_until_agreed()
+            gone = on.observer.bound[0]["spec"]["nodeName"]
+            on.stage.proxy.script.play([Rule("delete", LEDGER, moment(on.stage.kill_serve))])
+            on.plane.request("DELETE", f"/api/v1/nodes/{gone}")
+            on.delete([pod for pod in on.observer.bound if pod["spec"]["nodeName"] == gone])
+            on.stage.proxy.script.wait_until_played(PLAYED_S)
+            deleted = on.observer.wait_until(
+                lambda: gone not in on.observer.ledgers, "that the ledger of the node is gone"
+            )
+            on.plane.request("DELETE", f"/apis/kvplace.io/v1alpha1/nodetopologies/{gone}")
+            del on.nodes[gone]
+            outcome.agree_s = on.after_fault(deleted)
+            on.wait_until_agreed()
+
+        return tell
+
+    return [
+        OwnStory(
+            f"kill-{word}-ledger-deletion",
+            f"serve killed {word} it deletes the ledger of a gone node",
+            story(moment),
+        )
+        for word, moment in (("before", Before), ("after", After))
+    ]
+
+
 def _of_waking() -> list[OwnStory]:
     """More pods than fit: those that wait are tried again because a node was annotated."""
 
@@ -183,4 +238,11 @@ _OTHERS = [
 ]
 
 
-KILLS: tuple[Scenario | OwnStory, ...] = (*_of_binding(), *_of_release(), *_of_waking(), *_OTHERS)
+KILLS: tuple[Scenario | OwnStory, ...] = (
+    *_of_binding(),
+    *_of_giving_back(),
+    *_of_release(),
+    *_of_gone_nodes(),
+    *_of_waking(),
+    *_OTHERS,
+)
