@@ -15,12 +15,16 @@ from harness.certificates import Certificates
 from kvplace.core.annotations import REQUEST
 from kvplace.core.enforcement import Enforcement
 from kvplace.core.holes import Domain
+from kvplace.core.ledger import Ledger
 from kvplace.core.marks import PLACED_LABEL
 from kvplace.core.scalars import NodeName
 from kvplace.kube.store import Store
+from kvplace.nodes.cluster_holes import ClusterHoles
+from kvplace.serve import metrics
+from kvplace.serve.metrics import ClusterGauges
 from kvplace.serve.process import serving
 from kvplace.service.settings import Address
-from tests.controller.replicas import asking_pod
+from tests.controller.replicas import asking_pod, replica
 from tests.kube.claims import claim, taking
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
@@ -157,3 +161,26 @@ async def test_each_kind_says_for_how_long_its_watch_has_been_silent(
         found = await scraped(addresses["health"])
     for kind in ("pods", "nodes", "nodetopologies", "nodeledgers"):
         assert gauge(found, "watch_age_seconds", kind=kind) == len(kind)
+
+
+async def test_others_have_their_turn_while_the_claims_of_many_ledgers_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics, "SLICE_S", 0.0)
+    cluster = FaultyCluster()
+    for number in range(50):
+        cluster.put_ledger(f"n{number}", Ledger())
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with replica(cluster, controller=False) as one:
+        gauges = ClusterGauges(one.cache, ClusterHoles(one.cache), one.extender, one.controller, one.events)
+        task = asyncio.create_task(other())
+        await gauges.refresh()
+        task.cancel()
+    assert turns >= 49
