@@ -243,7 +243,7 @@ class RoomMaker:
             since=making.since,
         )
         making.found.set()
-        log.info("%s make room", counted(len(moves), "move"), extra=_about(pod, node))
+        log.info("room is made by %s", counted(len(moves), "move"), extra=_about(pod, node))
         ends = self._clock() + PATIENCE_S
         try:
             for number, move in enumerate(moves, 1):

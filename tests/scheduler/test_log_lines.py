@@ -1,0 +1,54 @@
+"""Lines of the log about VMs that move or are evicted for others are found by the UID of a pod, too."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplace.kube.records import PodRecord
+from kvplace.scheduler.extender import ExtenderSettings
+from kvplace.scheduler.room_maker import MakeRoom
+from tests.controller.relocations import NodeAgent
+from tests.controller.replicas import asking_pod, replica
+from tests.kube.faulty_cluster import FaultyCluster
+from tests.scheduler.crowded_node import N1, halved, moved, victims
+
+
+def lines_about(log: pytest.LogCaptureFixture, pod: PodRecord) -> list[str]:
+    """The texts that carry the UID of a pod, in their order."""
+    return [record.getMessage() for record in log.records if getattr(record, "uid", "") == pod.uid]
+
+
+async def test_making_room_is_told_of_the_vm_that_waits_and_of_the_one_that_moves(
+    cluster: FaultyCluster, agent: NodeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with replica(cluster, extending=ExtenderSettings(make_room=MakeRoom.AUTOMATIC)) as one:
+        await halved(one, agent, movable=True)
+        caplog.set_level("INFO", "kvplace")
+        big = asking_pod(cluster, "big", 8)
+        assert not (await one.filter(big)).names
+        await one.until(lambda: moved(agent))
+        (mover,) = moved(agent)
+        agent.carry_out(mover)
+        await one.until(lambda: agent.ledger.claims[mover.uid].relocation is None)
+        assert (await one.filter(big)).names == [N1]
+        assert await one.bind(big, "n1") == ""
+        await one.until(lambda: lines_about(caplog, mover))
+    told = lines_about(caplog, big)
+    assert told[0].startswith("does not fit: ")
+    assert told[1] == "room is made by 1 move"
+    assert f"default/{mover.vmi} moves from CPUs" in told[2]
+    assert told[-1].startswith("bound to CPUs ")
+    assert lines_about(caplog, mover)[-1].startswith("relocated to CPUs ")
+
+
+async def test_an_eviction_is_told_of_the_vm_for_which_it_is_done(
+    cluster: FaultyCluster, agent: NodeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with replica(cluster) as one:
+        left = await halved(one, agent, movable=False)
+        caplog.set_level("INFO", "kvplace")
+        big = asking_pod(cluster, "big", 8, priority=10)
+        assert not (await one.filter(big)).names
+        (victim,) = await victims(one, big, left[0].uid)
+    (line,) = [record for record in caplog.records if record.getMessage().startswith("preempts 1 pods")]
+    assert (line.uid, line.victims) == (big.uid, [victim])  # type: ignore[attr-defined]
