@@ -232,15 +232,16 @@ class Extender:
             claimed = self._claimed(args.pod.uid, args.names, request)
             if claimed:
                 return FilterResult.passing(args, [min(claimed)])
+        may_be_offered_more = is_about_nominated_node(args.pod, args.names)
+        if may_be_offered_more and not self._attempts.nominated_refused_twice(args.pod.uid):
+            return FilterResult.rejecting(args, groups.texts)
         for reason in {group.refusal.reason for group in groups.groups}:
             REFUSALS.labels(reason.value).inc()
         if request.options.on_failure is OnFailure.FLOAT:
             return FilterResult.passing(args, [*args.names])
         if asking.vmi is not None:  # on the pod, kube-scheduler itself writes FailedScheduling
             self._events.record(does_not_fit(asking.vmi, groups.summary))
-        may_be_offered_more = is_about_nominated_node(args.pod, args.names)
-        if not may_be_offered_more or self._attempts.nominated_refused_twice(args.pod.uid):
-            self.room.fits_nowhere(args.pod, asking, groups.curable)
+        self.room.fits_nowhere(args.pod, asking, groups.curable)
         if self._preemptor.may_help(args.pod):
             self._preemptor.refused(args.pod, groups.curable)
         return FilterResult.rejecting(args, groups.texts)

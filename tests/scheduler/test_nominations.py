@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from kvplace.core.errors import Unavailable
+from kvplace.core.request import OnFailure
 from kvplace.core.scalars import NodeName
+from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodRecord
 from kvplace.kube.watches import PODS
 from kvplace.scheduler.extender import ExtenderSettings
@@ -150,6 +152,41 @@ async def test_a_nominated_pod_whose_cores_are_gone_is_refused_there_and_placed_
         await one.until(lambda: one.claims("a"))
         assert (await one.filter(cluster.pod("vm-1"), "a")).names == []
         assert (await one.filter(cluster.pod("vm-1"))).names == ["b"]
+
+
+async def test_a_vm_that_may_float_does_not_float_on_its_nominated_node_while_another_has_room(
+    cluster: Counting,
+) -> None:
+    asking_pod(cluster, "vm", 8, on_failure=OnFailure.FLOAT)
+    floating = cluster.change_pod("default", "vm", nominated="a")
+    async with replica(cluster) as one:
+        assert await one.bind(asking_pod(cluster, "foreign", 8), "a") == ""
+        assert (await one.filter(floating, "a")).names == []
+        assert (await one.filter(floating)).names == ["b"]
+
+
+async def test_no_event_says_that_a_vm_fits_nowhere_of_which_only_the_nominated_node_was_asked_about(
+    cluster: Counting,
+) -> None:
+    asking_pod(cluster, "vm", 8)
+    waiting = cluster.change_pod("default", "vm", nominated="a")
+    async with replica(cluster) as one:
+        assert await one.bind(asking_pod(cluster, "foreign", 8), "a") == ""
+        assert (await one.filter(waiting, "a")).names == []
+        assert (await one.filter(waiting)).names == ["b"]
+        await one.events.finish()
+        assert not [event for event in cluster.events if event.reason is EventReason.DOES_NOT_FIT]
+
+
+async def test_a_vm_that_may_float_does_so_where_kube_scheduler_accepts_only_its_nominated_node(
+    cluster: Counting,
+) -> None:
+    asking_pod(cluster, "vm", 8, on_failure=OnFailure.FLOAT)
+    floating = cluster.change_pod("default", "vm", nominated="a")
+    async with replica(cluster) as one:
+        assert await one.bind(asking_pod(cluster, "foreign", 8), "a") == ""
+        assert (await one.filter(floating, "a")).names == []
+        assert (await one.filter(floating, "a")).names == ["a"]
 
 
 async def test_pods_are_not_planned_over_the_nominated_node_alone(cluster: Counting) -> None:
