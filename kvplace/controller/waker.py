@@ -116,7 +116,9 @@ class Waker:
 
     def _node_seen(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
         # kube-scheduler may have tried it before our watch told of it, and got a no.
-        if before is None and after is not None and after.name in self._topologies.records:
+        is_new = before is None and after is not None and after.name in self._topologies.records
+        cpu_map = before.cpu_map if before is not None else ""
+        if after is not None and (is_new or after.cpu_map != cpu_map):
             self.node_freed(after.name)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 from kvplace.controller.controller import ControllerSettings
+from kvplace.core.cpu_map import CPU_MAP
 from kvplace.core.errors import Unavailable
 from kvplace.core.marks import RELEASED_AT
 from kvplace.core.scalars import NodeName
@@ -114,6 +116,23 @@ async def test_a_node_that_is_known_later_than_its_description_wakes_the_waiting
         cluster.create_node("late")
         await one.until(lambda: RELEASED_AT in cluster.node_annotations("late"))
         assert (await one.filter(waiting, "late")).names == ["late"]
+
+
+async def test_a_cpu_map_that_is_written_or_widened_wakes_the_waiting_pods(cluster: FaultyCluster) -> None:
+    """kube-scheduler retries them by itself then, and may ask before our watch has told of the cpu-map."""
+    cluster.create_node("late")
+    async with replica(cluster) as one:
+        waiting = asking_pod(cluster, "waiting", vcpus=6)
+        assert (await one.filter(waiting, "late")).names == []
+        woken = cluster.node_annotations("late").get(RELEASED_AT)
+        for count, names in ((4, []), (8, ["late"])):
+            cpus = [str(cpu) for cpu in range(count)]
+            await cluster.annotate_node(NodeName("late"), {CPU_MAP: json.dumps({"socket0": cpus})})
+            await one.until(lambda woken=woken: cluster.node_annotations("late").get(RELEASED_AT) != woken)
+            woken = cluster.node_annotations("late")[RELEASED_AT]
+            assert (await one.filter(waiting, "late")).names == names
+        await asyncio.sleep(10.0)
+        assert cluster.node_annotations("late")[RELEASED_AT] == woken
 
 
 async def test_who_could_not_follow_the_ledgers_wakes_those_that_it_may_have_refused_wrongly(
