@@ -137,7 +137,8 @@ class Binder:
 
         1. Return if it is bound there already; refuse if it is bound elsewhere.
         2. Read what it asks for.
-        3. Store a claim in the node's ledger. If nothing fits and the pod may float, bind it unpinned.
+        3. Store a claim in the node's ledger. If the pod may float and Filter has found nothing that fits,
+           bind it unpinned.
         4. Bind it with the claimed cores.
         """
         deadline = asyncio.get_running_loop().time() + self._seconds
@@ -148,8 +149,9 @@ class Binder:
         try:
             decision = await self._claim_cores(args, pod_request)
         except Refused:
-            if pod_request.request.options.on_failure is not OnFailure.FLOAT:
-                raise
+            may_float = pod_request.request.options.on_failure is OnFailure.FLOAT
+            if not may_float or self._holds.of_pod(args.uid, args.node) is not None:
+                raise  # one that holds cores here fitted a moment ago; another node may have some for it
             await self._bind_unpinned(args, asking, deadline)
             return
         placement = decision.placement

@@ -380,6 +380,23 @@ async def test_a_vm_that_may_float_runs_unpinned_where_nothing_fits_and_says_so(
         assert {event.reason for event in cluster.events} == {EventReason.FLOATING}
 
 
+async def test_a_vm_that_may_float_is_refused_where_filter_had_found_cores_that_are_gone_by_now(
+    cluster: Counting,
+) -> None:
+    """Another node may have cores for it; it floats when Filter has found none."""
+    async with replica(cluster, controller=False) as one, replica(cluster, controller=False) as other:
+        pod = asking_pod(cluster, "vm", 8, on_failure=OnFailure.FLOAT)
+        assert (await one.filter(pod)).names == ["a"]
+        assert await other.bind(asking_pod(cluster, "foreign", 8), "a") == ""
+        assert "no socket with 8 free CPUs" in await one.bind(pod, "a")
+        assert (await one.filter(pod)).names == ["b"]
+        assert await other.bind(asking_pod(cluster, "also-foreign", 8), "b") == ""
+        assert "no socket with 8 free CPUs" in await one.bind(pod, "b")
+        assert (await one.filter(pod, "a", "b")).names == ["a", "b"]
+        assert await one.bind(pod, "b") == ""
+        assert cluster.placement("vm").placement.floats
+
+
 async def test_a_vm_that_may_float_runs_unpinned_on_a_node_that_nothing_describes(cluster: Counting) -> None:
     cluster.create_node("bare")
     cluster.create_node("torn", topology=EIGHT)
