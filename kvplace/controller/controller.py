@@ -183,8 +183,8 @@ class Controller:
     def _vmi_seen(self, _before: VmiRecord | None, after: VmiRecord | None) -> None:
         """Make the nodes of an edited VMI's pods due."""
         if after is not None:
-            for pod in self._pods.records.values():
-                if pod.vmi_uid == after.uid and pod.node:
+            for pod in self._index.of_vmi(after.uid):
+                if pod.node:
                     self._queue.add(pod.node)
 
     def _ledger_seen(self, node: NodeName) -> None:

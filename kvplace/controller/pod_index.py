@@ -1,10 +1,14 @@
-"""The pods that ask for cores by their node, and which of them were deleted while they had a claim."""
+"""The pods that ask for cores by their node and VM, and which were deleted while they had a claim."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 from kvplace.core.scalars import NodeName, PodUid
 from kvplace.kube.records import NO_NODE, PodRecord
 from kvplace.nodes.node_cache import NodeCache
+
+K = TypeVar("K")
 
 
 class PodIndex:
@@ -14,6 +18,7 @@ class PodIndex:
         self._pods = cache.pods
         self._ledgers = cache.ledgers
         self._by_node: dict[NodeName, set[PodUid]] = {}
+        self._by_vmi: dict[str, set[PodUid]] = {}
         self._deleted: set[PodUid] = set()
         cache.pods.subscribe(self._pod_seen)
 
@@ -37,6 +42,11 @@ class PodIndex:
         found = (self._pods.get(uid) for uid in self._by_node.get(node, ()))
         return [pod for pod in found if pod is not None]
 
+    def of_vmi(self, uid: str) -> list[PodRecord]:
+        """Return the pods of a VM: more than one while it live-migrates."""
+        found = (self._pods.get(pod) for pod in self._by_vmi.get(uid, ()))
+        return [pod for pod in found if pod is not None]
+
     def was_deleted(self, uid: PodUid) -> bool:
         """Whether a pod was deleted that had a claim."""
         return uid in self._deleted
@@ -47,11 +57,18 @@ class PodIndex:
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         if before is not None:
-            here = self._by_node.get(before.node, set())
-            here.discard(before.uid)
-            if not here:
-                self._by_node.pop(before.node, None)
+            _discard(self._by_node, before.node, before.uid)
+            _discard(self._by_vmi, before.vmi_uid, before.uid)
             if after is None and self._ledgers.nodes_claimed_by(before.uid):
                 self._deleted.add(before.uid)
         if after is not None:
             self._by_node.setdefault(after.node, set()).add(after.uid)
+            if after.vmi_uid:
+                self._by_vmi.setdefault(after.vmi_uid, set()).add(after.uid)
+
+
+def _discard(index: dict[K, set[PodUid]], key: K, uid: PodUid) -> None:
+    here = index.get(key, set())
+    here.discard(uid)
+    if not here:
+        index.pop(key, None)

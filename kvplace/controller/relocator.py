@@ -174,10 +174,8 @@ class Relocator:
         return None if vmi is None else read_options(vmi.asking)
 
     def _migrates(self, pod: PodRecord) -> bool:
-        return bool(pod.vmi_uid) and any(
-            other.vmi_uid == pod.vmi_uid and other.uid != pod.uid and not has_ended(other)
-            for other in self._cache.pods.records.values()
-        )
+        others = self._index.of_vmi(pod.vmi_uid)
+        return any(other.uid != pod.uid and not has_ended(other) for other in others)
 
     async def _is_as_stored(self, pod: PodRecord) -> bool:
         """Read whether a pod runs by the placement that the cache knows: a relocation may have just ended."""

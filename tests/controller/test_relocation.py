@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ from kvplace.core.ledger import LedgerChange, Relocation, claim_of
 from kvplace.core.relocation import claim_while_relocating
 from kvplace.core.request import Policy, Scope
 from kvplace.core.request_document import PodRequest, write_request
-from kvplace.core.scalars import CpuMask, NodeName
+from kvplace.core.scalars import CpuMask, NodeName, PodUid
 from kvplace.kube.events import EventReason
 from kvplace.kube.records import PodRecord
 from tests.controller.relocations import (
@@ -36,6 +36,9 @@ from tests.core.requests import request_with
 from tests.kube.faults import Moment, Operation
 from tests.kube.faulty_cluster import FaultyCluster
 from tests.nodes.machines import EIGHT, TWO
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_values
 
 
 @pytest.fixture
@@ -403,6 +406,30 @@ async def test_without_an_agent_and_while_it_live_migrates_a_vm_keeps_its_cores(
 
         cluster.delete_pod("default", target.name, force=True)
         await until_written(one, agent, pod, 2)
+
+
+class Counted(dict[PodUid, PodRecord]):
+    """Pods by UID; counts how often all are gone through."""
+
+    passes = 0
+
+    def values(self) -> dict_values[PodUid, PodRecord]:
+        self.passes += 1
+        return super().values()
+
+
+async def test_an_edit_costs_no_look_at_the_pods_of_other_vms(
+    cluster: FaultyCluster, agent: NodeAgent
+) -> None:
+    """Otherwise an edit of every VM of a large cluster takes a time that grows with their square."""
+    async with replica(cluster) as one:
+        pod = await bound(one, agent, "vm")
+        pods = one.cache.pods._records = Counted(one.cache.pods.records)
+        edit(cluster, pod, SHARE)
+        await until_written(one, agent, pod, 2)
+        agent.carry_out(pod)
+        await one.until(lambda: not agent.ledger.owned)
+        assert pods.passes == 0
 
 
 Strike = tuple[Operation, Moment, int]
