@@ -249,56 +249,6 @@ async def test_when_its_former_cores_were_given_away_meanwhile_its_owner_is_told
         assert (agent.ledger, agent.stored(pod).revision) == (before, 2)
 
 
-async def test_when_its_next_cores_were_given_away_meanwhile_it_goes_back_to_what_it_runs_by(
-    cluster: FaultyCluster, agent: NodeAgent
-) -> None:
-    async with replica(cluster) as one:
-        pod = await bound(one, agent, "vm")
-        edit(cluster, pod, NONE)
-        unpinned = await until_written(one, agent, pod, 2)
-        agent.carry_out(pod)
-        await one.until(lambda: pod.uid not in agent.ledger.claims)
-        edit(cluster, pod, EXCLUSIVE)
-        following = await until_written(one, agent, pod, 3)
-        other = asking_pod(cluster, "other", 2)
-        taken = claim_of(other.uid, following.placement, namespace="default", pod="other", vmi=other.vmi)
-        cluster.put_ledger("n1", agent.ledger.after(LedgerChange((), (pod.uid,))))
-        cluster.put_ledger("n1", agent.ledger.after(LedgerChange((taken,))))
-        agent.fail(pod)
-        back = await until_written(one, agent, pod, 4)
-        assert back.placement == unpinned.placement
-        agent.carry_out(pod)
-        await one.until(lambda: agent.ledger.claims.keys() == {other.uid})
-        assert "belong to others by now" in str(condition(cluster, pod))
-        await asyncio.sleep(120)
-        assert agent.stored(pod).revision == 4
-
-
-async def test_when_others_share_its_next_cores_it_keeps_them_until_it_has_gone_back(
-    cluster: FaultyCluster, agent: NodeAgent
-) -> None:
-    async with replica(cluster) as one:
-        pod = asking_pod(cluster, "vm", 2, policy=Policy.SHARE)
-        assert await one.bind(pod, "n1") == ""
-        first = agent.stored(pod)
-        agent.in_force[pod.uid] = first
-        agent.report()
-        edit(cluster, pod, EXCLUSIVE)
-        following = await until_written(one, agent, pod, 2)
-        other = asking_pod(cluster, "other", 2, policy=Policy.SHARE)
-        sharing = claim_of(other.uid, first.placement, namespace="default", pod="other", vmi=other.vmi)
-        cluster.put_ledger("n1", agent.ledger.after(LedgerChange((), (pod.uid,))))
-        cluster.put_ledger("n1", agent.ledger.after(LedgerChange((sharing,))))
-        await one.until(lambda: pod.uid in agent.ledger.claims)
-        agent.fail(pod)
-        back = await until_written(one, agent, pod, 3)
-        assert back.placement == first.placement
-        assert agent.ledger.claims[pod.uid].owned == following.placement.owned
-        agent.in_force[pod.uid] = back
-        agent.report()
-        await one.until(lambda: not agent.ledger.owned)
-
-
 async def test_a_placement_that_was_written_late_is_claimed_before_it_is_put_in_force(
     cluster: FaultyCluster, agent: NodeAgent
 ) -> None:
