@@ -153,7 +153,7 @@ class Network:
             fate -= mix.doubled
         answer = await self._take_effect(call)
         await self.take_time()
-        if fate < mix.lost:
+        if 0.0 <= fate < mix.lost:
             self._diary.count("answer lost")
             raise Unavailable(f"{name}: the answer was lost")
         return answer
