@@ -87,10 +87,12 @@ class Ledgers:
         *,
         attempts: int = 8,
         gather_seconds: float = 0.3,
+        quiet_seconds: float = 0.1,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`gather_seconds` is how long changes gather that follow a write, to any node, as quickly as that.
 
+        They gather no longer once no change to any node has come for `quiet_seconds`: nothing more will join.
         A write costs the API server more than a binding, however many claims go with it. kube-scheduler binds
         in the background, so a bind that gathers delays nobody else. It waits for the answer of a preemption.
         """
@@ -102,6 +104,8 @@ class Ledgers:
         self._listeners: list[Callable[[NodeName], None]] = []
         self._attempts = attempts
         self._gather_seconds = gather_seconds
+        self._quiet_seconds = quiet_seconds
+        self._changed_at = float("-inf")
         self._sleep = sleep
         self._written_at = float("-inf")
         self._stopped = False
@@ -143,6 +147,7 @@ class Ledgers:
         """
         if self._stopped:
             raise _stopping(node)
+        self._changed_at = asyncio.get_running_loop().time()
         change = PendingChange(decide)
         queue = self._queue(node)
         queue.add(change)
@@ -198,9 +203,13 @@ class Ledgers:
                 del self._queues[node]
 
     async def _gather(self, queue: _NodeQueue) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._gather_seconds):
-                await queue.enough.wait()
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + self._gather_seconds
+        while (end := min(latest, self._changed_at + self._quiet_seconds)) > loop.time():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(end):
+                    await queue.enough.wait()
+                return
 
     async def _write_or_fail(
         self, node: NodeName, batch: list[PendingChange[Any]]

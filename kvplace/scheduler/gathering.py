@@ -16,6 +16,8 @@ STREAM_S = 1.0
 """A pod that comes so long after the one before comes alone, and does not wait for others."""
 GATHER_S = 0.25
 """How long a pod waits for others at most: at thirty pods a second for seven of them."""
+QUIET_S = 0.1
+"""When no pod has come for so long, the stream has ended."""
 
 
 class Gathering:
@@ -27,7 +29,7 @@ class Gathering:
         self._arrived = 0
 
     async def gather(self, shape: bytes, enough: int) -> None:
-        """Wait until `enough` pods of a shape wait, if pods come in a stream, but not for long.
+        """Wait until `enough` pods of a shape wait, if and while pods come in a stream, not for long.
 
         Where none has come since the last time, all pods of a rollout are there already.
         """
@@ -35,6 +37,6 @@ class Gathering:
         if self._waiting.arrived > self._arrived and loop.time() - self._last < STREAM_S:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GATHER_S):
-                    await self._waiting.until(shape, enough)
+                    await self._waiting.until(shape, enough, quiet_s=QUIET_S)
         self._last = loop.time()
         self._arrived = self._waiting.arrived

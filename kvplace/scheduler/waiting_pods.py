@@ -7,6 +7,7 @@ comes again when something changes, nobody knows when, and one with a nominated 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 
 from kvplace.core.scalars import PodUid
@@ -31,11 +32,13 @@ class WaitingPods:
         for priority in sorted(by_priority, reverse=True):
             yield from by_priority[priority].values()
 
-    async def until(self, shape: bytes, count: int) -> None:
-        """Wait until so many pods of a shape wait."""
-        while sum(map(len, self._by_shape.get(shape, {}).values())) < count:
-            self._added.clear()
-            await self._added.wait()
+    async def until(self, shape: bytes, count: int, *, quiet_s: float) -> None:
+        """Wait until so many pods of a shape wait, or no pod has come for `quiet_s`."""
+        with contextlib.suppress(TimeoutError):
+            while sum(map(len, self._by_shape.get(shape, {}).values())) < count:
+                self._added.clear()
+                async with asyncio.timeout(quiet_s):
+                    await self._added.wait()
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         if after is not None and waits(after):

@@ -47,6 +47,7 @@ async def process(
     *,
     attempts: int = 8,
     gather_seconds: float = 0.0,
+    quiet_seconds: float = 3600.0,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[Ledgers]:
     """The ledgers of one process, following the cluster."""
@@ -56,6 +57,7 @@ async def process(
         store,
         attempts=attempts,
         gather_seconds=gather_seconds,
+        quiet_seconds=quiet_seconds,
         sleep=sleep,
     )
     following = asyncio.create_task(store.run(cluster))

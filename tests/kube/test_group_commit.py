@@ -86,6 +86,24 @@ async def test_a_change_for_which_others_wait_is_written_at_once_and_takes_along
         assert ledgers.writes == 2
 
 
+async def test_changes_gather_no_longer_once_no_other_one_comes(cluster: Recording) -> None:
+    async with process(cluster, gather_seconds=3600.0, quiet_seconds=0.05) as ledgers, asyncio.timeout(10):
+        await ledgers.change(N, taking("before"))
+        await asyncio.gather(ledgers.change(N, taking("a")), ledgers.change(N, taking("b")))
+        assert ledgers.writes == 2
+
+
+async def test_changes_of_a_node_gather_while_changes_of_others_come(cluster: Recording) -> None:
+    async with process(cluster, gather_seconds=3600.0, quiet_seconds=1.0) as ledgers, asyncio.timeout(10):
+        await ledgers.change(N, taking("before"))
+        changing = [asyncio.create_task(ledgers.change(N, taking("gathering")))]
+        for number in range(6):
+            await asyncio.sleep(0.25)
+            changing.append(asyncio.create_task(ledgers.change(NodeName(f"n-{number}"), taking("other"))))
+        assert not any(change.done() for change in changing)
+        await asyncio.gather(*changing)
+
+
 async def test_changes_that_are_enough_for_a_write_gather_no_longer(cluster: Recording) -> None:
     async with process(cluster, gather_seconds=3600.0) as ledgers, asyncio.timeout(10):
         await ledgers.change(N, taking("before"))

@@ -269,6 +269,19 @@ async def test_a_pod_of_a_stream_waits_for_those_that_come_behind_it(cluster: Co
         assert nominated(cluster) == {"behind": one.extender.holds.node_of(behind.uid)}
 
 
+async def test_the_last_pod_of_a_stream_waits_only_until_no_other_one_comes(cluster: Counting) -> None:
+    loop = asyncio.get_running_loop()
+    async with replica(cluster, extending=ALWAYS) as one:
+        first = asking_pod(cluster, "first", 2, shape=b"of one kind")
+        await seen(one, 1)
+        await one.filter(first)
+        last = asking_pod(cluster, "last", 2, shape=b"of one kind")
+        await seen(one, 2)
+        began = loop.time()
+        await one.filter(last)
+        assert loop.time() - began < GATHER_S
+
+
 async def test_a_pod_that_comes_alone_waits_for_nobody(cluster: Counting) -> None:
     loop = asyncio.get_running_loop()
     async with replica(cluster, extending=ALWAYS) as one:
