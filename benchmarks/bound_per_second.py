@@ -11,6 +11,8 @@ to the last, as one watch sees them. The schedulers take turns, and the tables h
 
 * *with kvplace*: kvplace is installed from its manifests (one replica, TLS both ways, rights and policies in
   force), with the configuration of its own scheduler.
+* *one by one*: the same, but each pod has a toleration of its own, which no node asks for. So no two pods are
+  alike, and `serve` plans and claims each of them alone.
 * *kube-scheduler*: the same pods without the resource that calls kvplace, in a cluster of its own in which
   nothing of kvplace is installed.
 * *unbatched*: the same with the feature gate OpportunisticBatching off. kube-scheduler itself switches
@@ -190,6 +192,14 @@ def _pod(name: str, vcpus: int) -> Json:
     return made
 
 
+def unlike_others(pod: Json) -> Json:
+    """Make the same pod one of its own kind, which is not planned with others."""
+    copy: Json = json.loads(json.dumps(pod))
+    own = {"key": f"example.test/{pod['metadata']['name']}", "operator": "Exists"}
+    copy["spec"].setdefault("tolerations", []).append(own)
+    return copy
+
+
 def without_kvplace(pod: Json) -> Json:
     """Make the same pod one for a kube-scheduler that knows nothing of kvplace."""
     copy: Json = json.loads(json.dumps(pod))
@@ -218,25 +228,34 @@ def measure(
     bare, side = sides
     asking = pods(count)
     plain = [without_kvplace(pod) for pod in asking]
+    unlike = [unlike_others(pod) for pod in asking]
     installation = side.installation
     assert installation is not None
-    schedulers: dict[str, Callable[[], Scheduler]] = {
-        "kube-scheduler": bare.plane.add_scheduler,
-        "unbatched": lambda: bare.plane.add_scheduler(flags=UNBATCHED),
-        "unbatched, all nodes": lambda: bare.plane.add_scheduler(ALL_NODES, flags=UNBATCHED),
-        "with kvplace": lambda: installation.add_scheduler(installation.replicas[0]),
+
+    def own_scheduler() -> Scheduler:
+        return installation.add_scheduler(installation.replicas[0])
+
+    schedulers: dict[str, tuple[Side, Sequence[Json], Callable[[], Scheduler]]] = {
+        "kube-scheduler": (bare, plain, bare.plane.add_scheduler),
+        "unbatched": (bare, plain, lambda: bare.plane.add_scheduler(flags=UNBATCHED)),
+        "unbatched, all nodes": (
+            bare,
+            plain,
+            lambda: bare.plane.add_scheduler(ALL_NODES, flags=UNBATCHED),
+        ),
+        "with kvplace": (side, asking, own_scheduler),
+        "one by one": (side, unlike, own_scheduler),
     }
     if nodes <= SAMPLED_ABOVE:
         del schedulers["unbatched, all nodes"]
     if wanted:
-        schedulers = {name: start for name, start in schedulers.items() if name in wanted}
+        schedulers = {name: how for name, how in schedulers.items() if name in wanted}
     found: dict[str, list[Round]] = {name: [] for name in schedulers}
     for number in range(rounds):
         first = number % len(schedulers)
         for name in [*list(schedulers)[first:], *list(schedulers)[:first]]:
-            with_kvplace = name == "with kvplace"
-            cluster, made = (side, asking) if with_kvplace else (bare, plain)
-            found[name].append(cluster.measure(schedulers[name], made))
+            cluster, made, start = schedulers[name]
+            found[name].append(cluster.measure(start, made))
             print(
                 f"{nodes} nodes, round {number + 1}, {name}: {found[name][-1].pods_per_second:.0f} pods/s",
                 file=sys.stderr,
@@ -284,9 +303,12 @@ def report(results: dict[str, dict[str, list[Round]]], count: int) -> None:
         kinds = sorted({kind for counted in writes.values() for kind in counted})
         rows = [[kind, *(f"{writes[name].get(kind, 0.0):.2f}" for name in found)] for kind in kinds]
         print(table(["writes per pod", *found], rows))
-        if "with kvplace" in found:
-            claims = statistics.median(r.pods_per_ledger_write for r in found["with kvplace"])
-            print(f"\npods claimed by one write to a ledger: {claims:.1f}\n")
+        for name in ("with kvplace", "one by one"):
+            if name not in found:
+                continue
+            claims = statistics.median(r.pods_per_ledger_write for r in found[name])
+            print(f"\npods claimed by one write to a ledger, {name}: {claims:.1f}")
+        print()
 
 
 def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
