@@ -115,6 +115,10 @@ class Controller:
         """How many nodes are to be looked at, now or soon."""
         return len(self._queue)
 
+    def hold_ended(self, node: NodeName) -> None:
+        """Have pods that were refused retried: cores of a node are no longer held for another one."""
+        self._waker.hold_ended(node)
+
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:

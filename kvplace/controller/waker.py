@@ -1,9 +1,10 @@
 """Making kube-scheduler retry waiting pods.
 
 It does so when a node changes; otherwise it would take five minutes. So an annotation of a node is changed
-after a release, and when the description of a machine changes or is known before its node is; also at the
-start, since the process that ended may have released cores and not come to it, and after this process could
-not follow the ledgers, since it may have refused pods for which another one had released cores.
+after a release, when Filter no longer holds cores for a pod that has not taken them, and when the description
+of a machine changes or is known before its node is; also at the start, since the process that ended may have
+released cores and not come to it, and after this process could not follow the ledgers, since it may have
+refused pods for which another one had released cores.
 
 While nobody waits, nobody is woken. But kube-scheduler may have tried a pod in vain that the watch has not
 shown yet. So what came free for nobody is remembered, and causes one wake when the watch shows the next pod
@@ -59,6 +60,8 @@ class Waker:
         self._now = now
         self._freed: dict[NodeName, None] = {}
         """Where a pod may fit since the last wake; where it came free last stands last."""
+        self._refused = 0
+        """How many pods wait that kube-scheduler has tried in vain."""
         self._changed = asyncio.Event()
         self._topologies = cache.topologies
         cache.topologies.subscribe(self._topology_seen)
@@ -71,9 +74,17 @@ class Waker:
 
     def node_freed(self, node: NodeName) -> None:
         """Note that a pod may now fit on a node."""
-        self._freed.pop(node, None)
-        self._freed[node] = None
+        self._note(node)
         self._changed.set()
+
+    def hold_ended(self, node: NodeName) -> None:
+        """Note that a pod may now fit on a node that was refused while cores there were held for another one.
+
+        Until one was refused nobody is woken: the other one may wait itself, for its disk for example.
+        """
+        self._note(node)
+        if self._refused:
+            self._changed.set()
 
     def all_freed(self) -> None:
         """Note that a pod may now fit on some node, nobody knows on which."""
@@ -96,6 +107,10 @@ class Waker:
                     self._changed.set()
                     pause = max(pause, _RETRY_S)
             await asyncio.sleep(pause)
+
+    def _note(self, node: NodeName) -> None:
+        self._freed.pop(node, None)
+        self._freed[node] = None
 
     async def _annotate(self, node: NodeName) -> bool:
         """Annotate a node; returns False if it is worth another try."""
@@ -122,6 +137,7 @@ class Waker:
             self.node_freed(after.name)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        self._refused += _is_refused(after) - _is_refused(before)
         if self._freed and _is_refused(after) and not _is_refused(before):
             self._changed.set()
 

@@ -151,12 +151,21 @@ class Extender:
         """Answer which of the given nodes can hold the pod, or why none can."""
         started = time.perf_counter()
         attempt = self._attempts.begin(args.pod.uid)
+        held_on = self.holds.node_of(args.pod.uid)
         try:
             result = await self._filter(args)
         finally:
             FILTERS.observe(time.perf_counter() - started)
+            self._leave_unless_needed(args.pod.uid, held_on)
         self._log_refusal(args.pod, attempt, result)
         return result
+
+    def _leave_unless_needed(self, uid: PodUid, node: NodeName | None) -> None:
+        """Tell that a pod leaves the cores that were held for it on a node, if it goes elsewhere."""
+        if node is None or node == self.holds.node_of(uid):
+            return
+        if node not in self._cache.ledgers.nodes_claimed_by(uid):
+            self.holds.left(node)
 
     def _log_refusal(self, pod: PodRecord, attempt: int, result: FilterResult) -> None:
         """Log why a pod has no node, once for each reason: kube-scheduler asks again and again."""
@@ -329,7 +338,10 @@ class Extender:
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         pod = after or before
         if pod is not None and (after is None or after.node):
-            self.holds.drop(pod.uid)
+            if after is not None and after.node == self.holds.node_of(pod.uid):
+                self.holds.drop(pod.uid)
+            else:
+                self.holds.leave(pod.uid)
             if pod.uid not in self.binder.under_way:  # else its bind counts it when it has its answer
                 self._attempts.forget(pod.uid)
 

@@ -1,7 +1,8 @@
 """Tentative holds: cores that filter has chosen for pods whose bind has not come yet.
 
 They exist in this process only: they keep pods that are being scheduled from choosing the same cores. What
-counts is the claim in the ledger. A hold ends with its pod's bind, with the pod, or after a while.
+counts is the claim in the ledger. A hold ends with its pod's bind, with the pod, or after a while. Where that
+leaves its cores to nobody, subscribers hear of it: somebody may have been refused because of them.
 
 Some pods are planned: they got their hold together with another pod, before kube-scheduler asked about them.
 A planned hold becomes an ordinary one when kube-scheduler asks.
@@ -9,6 +10,7 @@ A planned hold becomes an ordinary one when kube-scheduler asks.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -35,10 +37,23 @@ class Holds:
         self._holds: dict[PodUid, _Hold] = {}
         self._on_node: dict[NodeName, dict[PodUid, Claim]] = {}
         self._planned: set[PodUid] = set()
+        self._subscribers: list[Callable[[NodeName], None]] = []
 
     def __len__(self) -> int:
         """Count the pods that hold something, expired holds included."""
         return len(self._holds)
+
+    def subscribe(self, left: Callable[[NodeName], None]) -> None:
+        """Call `left` with the node whenever cores are no longer held for a pod, and are nobody else's."""
+        self._subscribers.append(left)
+
+    async def run(self) -> None:
+        """End holds as soon as their time is over, until cancelled."""
+        while True:
+            oldest = next(iter(self._holds.values()), None)
+            # A hold that begins during the pause ends after it.
+            await asyncio.sleep(self._seconds if oldest is None else oldest.until - self._clock())
+            self.drop_expired()
 
     def hold(self, node: NodeName, claim: Claim, *, planned: bool = False) -> None:
         """Hold what a pod would claim on a node; replaces its earlier hold."""
@@ -51,7 +66,7 @@ class Holds:
         self._changed(node)
 
     def drop(self, uid: PodUid) -> None:
-        """End the hold of a pod, if it has one."""
+        """End the hold of a pod, if it has one, since its cores are taken: by its claim, or other holds."""
         hold = self._holds.pop(uid, None)
         if hold is not None:
             held = self._on_node[hold.node]
@@ -61,13 +76,25 @@ class Holds:
             self._planned.discard(uid)
             self._changed(hold.node)
 
+    def leave(self, uid: PodUid) -> None:
+        """End the hold of a pod, if it has one, and leave its cores to whoever wants them."""
+        node = self.node_of(uid)
+        self.drop(uid)
+        if node is not None:
+            self.left(node)
+
+    def left(self, node: NodeName) -> None:
+        """Tell subscribers that cores of a node are held for nobody any more."""
+        for left in self._subscribers:
+            left(node)
+
     def drop_expired(self) -> None:
         """End the holds whose time is over; the oldest come first."""
         now = self._clock()
         for uid, hold in list(self._holds.items()):
             if hold.until > now:
                 break
-            self.drop(uid)
+            self.leave(uid)
 
     def of_pod(self, uid: PodUid, node: NodeName) -> Claim | None:
         """Return what a pod holds on a node."""

@@ -99,7 +99,7 @@ class JointPlan:
         if node not in names:
             if not is_about_nominated_node(pod, names):
                 for planned in self._holds.planned_on(node):
-                    self._holds.drop(planned)
+                    self._holds.leave(planned)
             return None
         snapshot = self._cache.snapshot(node, self._holds.on_node(node, but=pod.uid))
         if claim is None or isinstance(snapshot, Unusable) or not snapshot.free.can_give(claim):

@@ -88,6 +88,7 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
         events = EventRecorder(cluster)
         extender = Extender(cluster, cache, events, settings.extender)
         controller = Controller(cluster, cache, events, settings.controller)
+        extender.holds.subscribe(controller.hold_ended)
         holes = ClusterHoles(cache)
         gauges = ClusterGauges(cache, holes, extender, controller, events)
         extender_address, schedulers = await enter(
@@ -109,6 +110,7 @@ async def serving(settings: ServeSettings, cluster: ServeClient) -> AsyncIterato
         await enter(
             in_background(
                 controller.run(),
+                extender.holds.run(),
                 extender.nominations.run(),
                 extender.room.run(),
                 extender_tls.keep_renewed(),

@@ -107,8 +107,10 @@ async def replica(
             cluster, cache, events, extending, now=wall, clock=clock, search_room=search_at_once
         )
         keeper = Controller(cluster, cache, events, settings, now=wall)
+        extender.holds.subscribe(keeper.hold_ended)
         if controller:
             watching.append(group.create_task(keeper.run()))
+        watching.append(group.create_task(extender.holds.run()))
         watching.append(group.create_task(extender.nominations.run()))
         watching.append(group.create_task(extender.room.run()))
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,3 +54,34 @@ def test_a_new_hold_of_a_pod_replaces_its_old_one_and_both_nodes_hear_of_it() ->
     assert list(holds.on_node(NodeName("m"))) == [claim("a", 1)]
     holds.drop(PodUid("a"))
     assert (holds._holds, holds._on_node) == ({}, {})
+
+
+def test_that_cores_are_left_is_told_only_where_nobody_takes_them() -> None:
+    moment, left = [0.0], list[str]()
+    holds = Holds(seconds=3.0, clock=lambda: moment[0], changed=lambda _node: None)
+    holds.subscribe(left.append)
+    for number, uid in enumerate("abc"):
+        holds.hold(NodeName(f"n{number}"), claim(uid, number))
+    holds.drop(PodUid("a"))
+    assert left == []
+    holds.leave(PodUid("b"))
+    holds.leave(PodUid("b"))
+    assert left == ["n1"]
+    moment[0] = 3.0
+    holds.drop_expired()
+    assert left == ["n1", "n2"]
+
+
+async def test_holds_end_on_time_although_nobody_asks() -> None:
+    loop = asyncio.get_running_loop()
+    ended: list[tuple[str, float]] = []
+    holds = Holds(seconds=3.0, clock=loop.time, changed=lambda _node: None)
+    holds.subscribe(lambda node: ended.append((node, loop.time())))
+    running = loop.create_task(holds.run())
+    await asyncio.sleep(1.0)
+    holds.hold(NodeName("n"), claim("a", 0))
+    await asyncio.sleep(1.0)
+    holds.hold(NodeName("m"), claim("b", 0))
+    await asyncio.sleep(10.0)
+    running.cancel()
+    assert ended == [("n", 4.0), ("m", 5.0)]
