@@ -5,9 +5,10 @@ gives the VM enough CPUs in number. Which cores they have it does not know. The 
 it the victims of least cost in kube-scheduler's own order whose cores make the VM fit. They may be others
 than those that were sent, and the node one that was not sent: where Filter has just found only cores missing.
 
-Nobody is evicted in vain: where a VM fits once those have ended that end anyway, it waits for them. What the
-victims leave is reserved for it in the node's ledger (`core/reservation.py`) before they are named, so no
-replica gives it to anybody else. Only a pod of higher priority may take it.
+Nobody is evicted in vain: where a VM fits once those have ended that end anyway, it waits for them, but not
+for ever for one that does not come to its end. What the victims leave is reserved for it in the node's ledger
+(`core/reservation.py`) before they are named, so no replica gives it to anybody else. Only a pod of higher
+priority may take it.
 
 What kube-scheduler counts besides cores is not known here. So other victims than its own must request as much
 of each resource, and where more than amounts decides (affinity, host ports), its own victims stay.
@@ -20,7 +21,7 @@ import json
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
@@ -56,7 +57,7 @@ MOST_SECONDS = 4.0
 MOST_EQUALS = 16
 """Nodes with equally cheap victims among which the one with the best placement is chosen."""
 PATIENCE_SECONDS = 120.0
-"""How long a pod waits for cores that come free anyway, before others are evicted for it."""
+"""How long a pod waits for another one that ends anyway, before others are evicted for it."""
 _REFUSED = 64
 """Pods whose refused nodes are remembered."""
 _REFUSED_SECONDS = 2.0
@@ -115,8 +116,8 @@ class Preemptor:
         self._now = now
         self._clock = clock
         self._refused: OrderedDict[PodUid, _Refused] = OrderedDict()
-        self._waiting: dict[PodUid, float] = {}
-        """Since when pods wait for cores that come free anyway."""
+        self._waiting: dict[PodUid, dict[PodUid, float]] = {}
+        """For whom pods wait that end anyway, and since when."""
         self._priorities: Counter[int] = Counter()
         """How many bound pods have each priority."""
         cache.pods.subscribe(self._pod_seen)
@@ -201,13 +202,13 @@ class Preemptor:
             PREEMPTIONS.labels("none").inc()
             return PreemptionResult()
         ends = self._clock() + MOST_SECONDS
+        candidates = self._candidates(args)
         for _ in range(_SEARCHES):
-            offer = await self._best_offer(args, asking.pod_request.request, ends)
+            offer = await self._best_offer(args, candidates, asking.pod_request.request, ends)
             if offer is None:
                 break
             if not offer.victims.tenants:
-                if args.pod.uid in self._cache.pods.records:  # else nobody would forget it
-                    self._waiting.setdefault(args.pod.uid, self._clock())
+                await self._wait(args.pod.uid, candidates)
                 PREEMPTIONS.labels("waiting").inc()
                 return PreemptionResult()
             gone = {one.uid for one in offer.victims.tenants} | self._leaving(offer.node)
@@ -219,11 +220,10 @@ class Preemptor:
         return PreemptionResult()
 
     def _evict(self, args: PreemptionArgs, offer: _Offer) -> PreemptionResult:
-        pod, node, victims = args.pod, offer.node, offer.victims
+        node, victims = offer.node, offer.victims
         uids = [one.uid for one in victims.tenants]
         sent = args.victims.get(node)
         violations = sent.violations if sent and set(sent.uids) == set(uids) else victims.violations
-        self._waiting.pop(pod.uid, None)
         PREEMPTIONS.labels("victims").inc()
         log.info(
             "preempts %d pods, violating %d disruption budgets",
@@ -233,10 +233,15 @@ class Preemptor:
         )
         return PreemptionResult.evicting(node, uids, violations)
 
-    async def _best_offer(self, args: PreemptionArgs, request: Request, ends: float) -> _Offer | None:
+    async def _best_offer(
+        self,
+        args: PreemptionArgs,
+        candidates: Mapping[NodeName, SentVictims],
+        request: Request,
+        ends: float,
+    ) -> _Offer | None:
         """Search the nodes, those first that may be cheapest, until no other can be better or time ends."""
         budgets = await self._cluster.read_disruption_budgets()
-        candidates = self._candidates(args)
         ranked = []
         for node, sent in candidates.items():
             questions = self._questions(node, args, sent, request, budgets)
@@ -295,9 +300,8 @@ class Preemptor:
             machine.pools_shrink,
         )
         leaving = self._leaving(node)
-        staying: frozenset[PodUid] = frozenset()
-        if self._is_impatient(pod.uid):
-            leaving, staying = staying, leaving
+        staying = self._awaited_in_vain(pod.uid, leaving)
+        leaving -= staying
         if not staying.isdisjoint(sent.uids):
             return
         uids = [uid for uid in sent.uids if uid not in leaving]
@@ -333,9 +337,23 @@ class Preemptor:
             uid for uid, claim in claims.items() if claim.reserved is None and self._cache.is_leaving(uid)
         )
 
-    def _is_impatient(self, uid: PodUid) -> bool:
-        since = self._waiting.get(uid)
-        return since is not None and self._clock() - since > PATIENCE_SECONDS
+    async def _wait(self, uid: PodUid, nodes: Iterable[NodeName]) -> None:
+        """Note that a pod waits for those that end anyway on any of the nodes: from now on, or still."""
+        leaving: set[PodUid] = set()
+        for node in nodes:
+            leaving |= self._leaving(node)
+            await asyncio.sleep(0)
+        if uid not in self._cache.pods.records:
+            return  # nobody would forget it
+        known, now = self._waiting.get(uid, {}), self._clock()
+        has_claim = self._cache.ledgers.nodes_claimed_by
+        still = {other: since for other, since in known.items() if has_claim(other)}
+        self._waiting[uid] = dict.fromkeys(leaving, now) | still
+
+    def _awaited_in_vain(self, uid: PodUid, leaving: frozenset[PodUid]) -> frozenset[PodUid]:
+        """Return those for whom a pod has waited for so long that they count as staying."""
+        waiting, oldest = self._waiting.get(uid, {}), self._clock() - PATIENCE_SECONDS
+        return frozenset(other for other in leaving if waiting.get(other, oldest) < oldest)
 
     def _pod_seen(self, before: PodRecord | None, after: PodRecord | None) -> None:
         if before is not None and before.node:

@@ -139,6 +139,72 @@ async def test_a_pod_that_waits_in_vain_may_evict_others_after_a_while(one: Repl
     assert await answer(one, sent(pod, two=[vms[1]])) == {"two": ["vm-1"]}
 
 
+async def leaving(one: Replica, vm: PodRecord) -> None:
+    """Delete a VM, which takes its time to end."""
+    one.cluster.delete_pod("default", vm.name)
+    await one.until(lambda: one.cache.pods.records[vm.uid].deleting)
+
+
+async def test_after_a_wait_that_came_to_its_end_the_next_one_begins_anew(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
+    pod = important(one.cluster)
+    await leaving(one, vms[0])
+    assert await answer(one, sent(pod, two=[vms[1]])) == {}
+    one.cluster.delete_pod("default", "vm-0", force=True)
+    await one.until(lambda: vms[0].uid not in one.claims("two"))
+    faster = await running(one, "faster", 8)
+    await asyncio.sleep(121)
+    await leaving(one, vms[1])
+    assert await answer(one, sent(pod, two=[faster])) == {}
+    await asyncio.sleep(121)
+    assert await answer(one, sent(pod, two=[faster])) == {"two": ["faster"]}
+
+
+async def test_a_vm_that_does_not_end_makes_nobody_impatient_with_another_one(one: Replica) -> None:
+    one.cluster.create_node("eight", topology=EIGHT)
+    await one.until(lambda: one.topology("eight"))
+    stuck, vm = [await running(one, f"vm-{number}", 8) for number in range(2)]
+    other = await running(one, "other", 8, "eight", scope=Scope.ONE_SOCKET)
+    pod = important(one.cluster)
+    await leaving(one, stuck)
+    assert await answer(one, sent(pod, two=[vm], eight=[other])) == {}
+    await asyncio.sleep(121)
+    await leaving(one, vm)
+    assert await answer(one, sent(pod, eight=[other], two=[vm])) == {}
+    await asyncio.sleep(121)
+    assert await answer(one, sent(pod, eight=[other])) == {"eight": ["other"]}
+
+
+async def test_vms_that_do_not_end_on_several_nodes_are_waited_for_at_the_same_time(one: Replica) -> None:
+    one.cluster.create_node("eight", topology=EIGHT)
+    await one.until(lambda: one.topology("eight"))
+    vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
+    small = [await running(one, f"small-{number}", 4, "eight", scope=Scope.ONE_SOCKET) for number in range(2)]
+    pod = important(one.cluster, vcpus=4)
+    for vm in (vms[0], small[0]):
+        await leaving(one, vm)
+    asked = sent(pod, two=[vms[1]], eight=[small[1]])
+    assert await answer(one, asked) == {}
+    await asyncio.sleep(121)
+    assert len(await answer(one, asked)) == 1
+
+
+async def test_whom_a_pod_waits_for_is_forgotten_with_their_claims_and_with_the_pod(one: Replica) -> None:
+    vms = [await running(one, f"vm-{number}", 8) for number in range(2)]
+    pod = important(one.cluster)
+    for vm, other in (vms, reversed(vms)):
+        await leaving(one, vm)
+        assert await answer(one, sent(pod, two=[other])) == {}
+        assert one.extender._preemptor._waiting[pod.uid].keys() == {vm.uid}
+        one.cluster.delete_pod("default", vm.name, force=True)
+        await one.until(lambda vm=vm: vm.uid not in one.claims("two"))
+        if vm is vms[0]:
+            await running(one, "next", 8)
+    one.cluster.delete_pod("default", pod.name, force=True)
+    await one.until(lambda: pod.uid not in one.cache.pods.records)
+    assert not one.extender._preemptor._waiting
+
+
 async def test_a_pod_whose_end_was_seen_before_the_question_is_not_remembered_as_one_that_waits(
     one: Replica,
 ) -> None:
